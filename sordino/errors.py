@@ -1,17 +1,17 @@
 """Everything a user can do wrong, and what to do about it.
 
-    SordinoError                 a ValueError that says what, why and what to do; `code` names the refusal
-    |- ConfigError      exit 2   unknown key, wrong type, value out of range, module that does not import
-    |- DataError        exit 3   missing, corrupt or unfitting data
-    |  `- PartitionError         a split that cannot be made; the message names the bound that fails
-    |- PrivacyError     exit 4   budgets and guarantees
-    |  |- UnsoundGuarantee       a set-up whose promise would be false: refused, with the fix
-    |  |- InvalidBudget          an epsilon, delta or cost that is no budget
-    |  |- BudgetExhausted        the ledger cannot grant it any more
-    |  `- UnsupportedEvent       an accountant was asked about a mechanism it does not know
-    |- LedgerError      exit 5   foreign, damaged or misplaced ledger; an operation replayed with other content
-    |- RunError         exit 6   run folder, checkpoint, a model that is no longer finite
-    `- WireError        exit 7   a message that is not what the receiver expects
+SordinoError                 a ValueError that says what, why and what to do; `code` names the refusal
+|- ConfigError      exit 2   unknown key, wrong type, value out of range, module that does not import
+|- DataError        exit 3   missing, corrupt or unfitting data
+|  `- PartitionError         a split that cannot be made; the message names the bound that fails
+|- PrivacyError     exit 4   budgets and guarantees
+|  |- UnsoundGuarantee       a set-up whose promise would be false: refused, with the fix
+|  |- InvalidBudget          an epsilon, delta or cost that is no budget
+|  |- BudgetExhausted        the ledger cannot grant it any more
+|  `- UnsupportedEvent       an accountant was asked about a mechanism it does not know
+|- LedgerError      exit 5   foreign, damaged or misplaced ledger; an operation replayed with other content
+|- RunError         exit 6   run folder, checkpoint, a model that is no longer finite
+`- WireError        exit 7   a message that is not what the receiver expects
 """
 
 from __future__ import annotations

@@ -1,0 +1,8 @@
+"""Who holds what: schemes that divide a data set among clients, and descriptions of the result."""
+
+from __future__ import annotations
+
+from sordino.partition.describe import summary, table
+from sordino.partition.schemes import SCHEMES, Scheme, match_test
+
+__all__ = ["SCHEMES", "Scheme", "match_test", "summary", "table"]

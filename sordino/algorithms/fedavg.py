@@ -1,0 +1,64 @@
+"""FedAvg. McMahan et al., AISTATS 2017, Algorithm 1.
+
+Deviations: the server averages updates (new minus old) instead of weights, which is the same; `lr_decay` may count rounds or a client's own
+participations; `server_lr` scales the mean update (1 in the paper).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from sordino import tree
+from sordino.algorithms.local_sgd import LocalSgd
+from sordino.keys import Key
+from sordino.types import Params, Received, Shard, Task
+
+
+class Server(NamedTuple):
+    x: Params
+    round: Tensor
+
+
+class Client(NamedTuple):
+    participations: Tensor
+
+
+class Up(NamedTuple):
+    delta: Params
+
+
+@dataclass(frozen=True)
+class FedAvg(LocalSgd):
+    def init(self, task: Task, key: Key) -> Server:
+        return Server(task.init(key), torch.tensor(0))
+
+    def init_client(self, task: Task) -> Client:
+        return Client(torch.tensor(0))
+
+    def broadcast(self, s: Server) -> Server:
+        return s
+
+    def zero(self, down: Server) -> Up:
+        return Up(tree.zeros_like(down.x))
+
+    def local(self, task: Task, down: Server, c: Client, shard: Shard, key: Key) -> tuple[Up, Client]:
+        eta = self.rate(down.round, c.participations)
+        y = down.x
+        for batch in shard.batches(self.work, key):
+            g = batch.grad(task.losses, y)
+            y = tree.axpy(-eta, self.direction(g, y, down.x), y)  # w <- w - eta g
+        return Up(tree.sub(y, down.x)), Client(c.participations + 1)
+
+    def update(self, s: Server, r: Received[Up]) -> Server:
+        return Server(tree.axpy(self.server_lr, r.mean.delta, s.x), s.round + 1)
+
+    def personal(self, task: Task, down: Server, c: Client) -> Params:
+        return down.x
+
+    def direction(self, g: Params, y: Params, x: Params) -> Params:
+        """What the local step follows: the gradient itself."""
+        return g

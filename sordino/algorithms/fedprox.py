@@ -1,0 +1,30 @@
+"""FedProx. Li et al., MLSys 2020, Algorithm 2, with the inexact solver being `local_epochs` of SGD.
+
+Deviations: none. The proximal gradient mu (w - w^t) reads no data, so it is added outside the reader and costs no privacy.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sordino import tree
+from sordino.algorithms.fedavg import FedAvg
+from sordino.errors import ConfigError
+from sordino.types import Params
+
+
+@dataclass(frozen=True)
+class FedProx(FedAvg):
+    mu: float = 0.01
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 <= self.mu < float("inf"):
+            raise ConfigError(
+                f"mu is {self.mu}",
+                why="the proximal weight must be finite and at least 0",
+                code="not-positive",
+            )
+
+    def direction(self, g: Params, y: Params, x: Params) -> Params:
+        return tree.axpy(self.mu, tree.sub(y, x), g) if self.mu else g  # grad F_k(w) + mu (w - w^t)

@@ -1,0 +1,53 @@
+"""The hyper-parameters every method with local SGD shares, in the users' words. No algorithm by itself."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from torch import Tensor
+
+from sordino.errors import ConfigError
+from sordino.privacy.readers import Open
+from sordino.types import Reader, Work
+from sordino.uplink import Uplink
+
+
+@dataclass(frozen=True)
+class LocalSgd:
+    lr: float = 0.1  # eta
+    local_epochs: int | None = None  # E; 1 where neither epochs nor steps are given
+    local_steps: int | None = None  # instead of epochs
+    batch_size: int | Literal["full"] = 10  # B
+    lr_decay: float = 1.0
+    lr_decay_per: Literal["round", "participation"] = "round"
+    server_lr: float = 1.0
+    read: Reader = Open()
+    uplink: Uplink = Uplink()
+
+    def __post_init__(self) -> None:
+        if self.local_steps is not None and self.local_epochs is not None:
+            raise ConfigError(
+                "local_steps and local_epochs are both set", fix="give one of them", code="steps-and-epochs"
+            )
+        for name in ("lr", "server_lr", "lr_decay"):
+            if not 0 < getattr(self, name) < float("inf"):
+                raise ConfigError(
+                    f"{name} is {getattr(self, name)}",
+                    why="it must be finite and above 0",
+                    code="not-positive",
+                )
+        for name in ("local_epochs", "local_steps", "batch_size"):
+            value = getattr(self, name)
+            if isinstance(value, int) and value < 1:
+                raise ConfigError(f"{name} is {value}", why="it must be at least 1", code="not-positive")
+
+    @property
+    def work(self) -> Work:
+        batch = None if self.batch_size == "full" else self.batch_size
+        epochs = None if self.local_steps is not None else self.local_epochs or 1
+        return Work(epochs, self.local_steps, batch)
+
+    def rate(self, round: Tensor, participations: Tensor) -> float:
+        times = round if self.lr_decay_per == "round" else participations
+        return self.lr * self.lr_decay ** int(times)

@@ -1,0 +1,76 @@
+"""SCAFFOLD. Karimireddy et al., ICML 2020, Algorithm 1, option II.
+
+Deviations: uniform weights, as printed; K is the number of steps a client really took, eta the step size it really used.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from sordino import tree
+from sordino.algorithms.local_sgd import LocalSgd
+from sordino.keys import Key
+from sordino.types import Params, Received, Shard, Task
+from sordino.uplink import Uplink
+
+
+class Server(NamedTuple):
+    x: Params
+    c: Params
+    round: Tensor
+
+
+class Client(NamedTuple):
+    c_i: Params
+    participations: Tensor
+
+
+class Up(NamedTuple):
+    delta_y: Params
+    delta_c: Params
+
+
+@dataclass(frozen=True)
+class Scaffold(LocalSgd):
+    uplink: Uplink = Uplink(client=())  # uniform weights
+
+    def init(self, task: Task, key: Key) -> Server:
+        x = task.init(key)
+        return Server(x, tree.zeros_like(x), torch.tensor(0))
+
+    def init_client(self, task: Task) -> Client:
+        return Client(tree.zeros_like(task.init(0)), torch.tensor(0))
+
+    def broadcast(self, s: Server) -> Server:
+        return s
+
+    def zero(self, down: Server) -> Up:
+        return Up(tree.zeros_like(down.x), tree.zeros_like(down.x))
+
+    def local(self, task: Task, down: Server, client: Client, shard: Shard, key: Key) -> tuple[Up, Client]:
+        x, c, c_i = down.x, down.c, client.c_i
+        eta, steps, y = self.rate(down.round, client.participations), 0, x
+        for batch in shard.batches(self.work, key):
+            g = batch.grad(task.losses, y)
+            y = tree.map(lambda y, g, ci, c: y - eta * (g - ci + c), y, g, c_i, c)  # line 10
+            steps += 1
+        c_plus = tree.map(
+            lambda ci, c, x, y: ci - c + (x - y) / (steps * eta), c_i, c, x, y
+        )  # line 12, option II
+        return Up(tree.sub(y, x), tree.sub(c_plus, c_i)), Client(
+            c_plus, client.participations + 1
+        )  # lines 13, 14
+
+    def update(self, s: Server, r: Received[Up]) -> Server:
+        return Server(
+            x=tree.axpy(self.server_lr, r.mean.delta_y, s.x),  # line 16
+            c=tree.axpy(r.participation, r.mean.delta_c, s.c),  # line 17: |S|/N
+            round=s.round + 1,
+        )
+
+    def personal(self, task: Task, down: Server, client: Client) -> Params:
+        return down.x

@@ -1,0 +1,96 @@
+"""What a loader hands over: a train and a test split in memory, named, measured and fingerprinted.
+
+Images are uint8, channels last, decoded once; tables are raw float32. Nothing is normalised here: `mean` and
+`std` travel with the data and the task applies them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sordino.errors import DataError
+
+Array = NDArray[Any]
+Stats = tuple[tuple[float, ...], tuple[float, ...]]
+
+
+class Split(NamedTuple):
+    x: Array  # images: uint8 [n, h, w, c]; tables: float32 [n, features]
+    y: Array  # int64 [n]
+    group: Array | None = None  # natural client key per row as int64 codes, None if the data has none
+
+
+@dataclass(frozen=True, eq=False)
+class Dataset:
+    name: str
+    kind: Literal["image", "table"]
+    classes: int  # 0 for regression
+    train: Split
+    test: Split
+    mean: tuple[float, ...]  # per channel on the 0..1 scale for images, per feature for tables
+    std: tuple[float, ...]  # never 0: a constant channel or feature has 1
+    note: str = ""  # said beside every result, for instance that the images are a JPEG copy
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of one example."""
+        return tuple(self.train.x.shape[1:])
+
+    def fingerprint(self) -> str:
+        """sha256 over shapes, dtypes and bytes of both splits; name and path do not enter."""
+        return self._fingerprint
+
+    @cached_property
+    def _fingerprint(self) -> str:
+        digest = hashlib.sha256()
+        for array in (*self.train, *self.test):
+            if array is None:
+                digest.update(b"none;")
+                continue
+            little = np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("<"))
+            digest.update(f"{little.dtype.str}{little.shape};".encode())
+            digest.update(little.reshape(-1).view(np.uint8).data)
+        return digest.hexdigest()
+
+
+def pixel_stats(pixels: Array) -> Stats:
+    """Mean and standard deviation per channel on the 0..1 scale, from histograms, without a wide copy."""
+    channels = pixels.shape[-1]
+    counts = np.zeros((channels, 256))
+    for start in range(0, len(pixels), 1024):
+        block = pixels[start : start + 1024]
+        counts += [np.bincount(block[..., c].ravel(), minlength=256) for c in range(channels)]
+    share = counts / counts.sum(1, keepdims=True)
+    level = np.arange(256) / 255
+    mean = share @ level
+    std = np.sqrt((share * (level - mean[:, None]) ** 2).sum(1))
+    return tuple(mean.tolist()), tuple(np.where(std > 0, std, 1.0).tolist())
+
+
+def stratified(labels: Array, test_fraction: float, seed: int) -> tuple[Array, Array]:
+    """Row numbers of train and test, each class divided in the same proportion, both in file order."""
+    if not 0 < test_fraction < 1:
+        raise DataError(
+            f"test_fraction = {test_fraction} is not between 0 and 1",
+            fix="use for instance 0.2",
+            code="bad-test-fraction",
+        )
+    rng = np.random.default_rng(seed)
+    in_test = np.zeros(len(labels), dtype=bool)
+    for label in np.unique(labels):
+        rows = rng.permutation(np.flatnonzero(labels == label))
+        in_test[rows[: round(len(rows) * test_fraction)]] = True
+    if in_test.all() or not in_test.any():
+        raise DataError(
+            f"test_fraction = {test_fraction} leaves the train or the test split of {len(labels)} rows empty",
+            why="each class is divided on its own, rounded to whole rows",
+            fix="use another test_fraction or more data",
+            code="empty-split",
+        )
+    return np.flatnonzero(~in_test), np.flatnonzero(in_test)

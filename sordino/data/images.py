@@ -1,0 +1,253 @@
+"""Image data sets in the Hugging Face hub's parquet format, decoded once and kept as a raw memory map.
+
+Columns: one image column (a struct {bytes, path}, or raw bytes) and one integer label column. `layout` says
+where the files are, `pixels` how the decoded images are kept. Alpha channels are dropped; grey images among
+colour ones become colour.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from PIL import Image
+
+from sordino.data import layout, pixels
+from sordino.data.dataset import Array, Dataset, Split, Stats, pixel_stats
+from sordino.errors import DataError
+
+LABEL_NAMES = ("label", "labels", "fine_label", "y")
+FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF", "TIFF")  # no format whose decoder starts another program
+MODES = {
+    "1": "L",
+    "L": "L",
+    "LA": "L",
+    "P": "RGB",
+    "RGB": "RGB",
+    "RGBA": "RGB",
+    "CMYK": "RGB",
+    "YCbCr": "RGB",
+}
+WELL_KNOWN: dict[str, Stats] = {
+    "mnist": ((0.1307,), (0.3081,)),
+    "cifar10": ((0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)),
+    "cifar100": ((0.5071, 0.4867, 0.4408), (0.2675, 0.2565, 0.2761)),
+}
+_BATCH = 512
+_JPEG = b"\xff\xd8\xff"
+
+
+def load(
+    path: str | Path,
+    cache: Path | None = None,
+    allow_download: bool = False,
+    label: str | None = None,
+    verify: bool = False,
+) -> Dataset:
+    """`path` is a directory or, with allow_download, a hub id.
+
+    `label` names the label column where it is not obvious; `verify` hashes the cached pixels before use.
+    """
+    name = Path(path).expanduser().resolve().name
+    folder = layout.folder(path, allow_download)
+    cache = cache or Path(os.environ.get("SORDINO_CACHE") or Path.home() / ".cache" / "sordino")
+    sources = {
+        split: layout.shards(folder, split) for split in ("train", "test")
+    }  # both, before any decoding
+    train, test = (_open(name, split, files, label, cache, verify) for split, files in sources.items())
+
+    shape = train.pixels.shape[1:]
+    if test.pixels.shape[1:] != shape:
+        raise DataError(
+            f"train images of {folder} are {shape}, test images are {test.pixels.shape[1:]}",
+            fix="resize them to one size before writing the parquet files",
+            code="split-shapes-differ",
+        )
+    classes = int(max(train.labels.max(), test.labels.max())) + 1
+    if classes > len(train.labels):
+        raise DataError(
+            f"the largest label of {folder} is {classes - 1}, with {len(train.labels)} training images",
+            why="labels must be codes 0..C-1",
+            fix="name the label column with label=..., or renumber the labels",
+            code="label-not-a-code",
+        )
+    stats = WELL_KNOWN.get(re.sub(r"[-_]", "", name.lower()))
+    if stats is None or len(stats[0]) != shape[-1]:
+        stats = pixel_stats(train.pixels)
+    note = "images are a JPEG copy of the original" if train.jpegs or test.jpegs else ""
+    return Dataset(name, "image", classes, Split(*train[:2]), Split(*test[:2]), *stats, note)
+
+
+def _open(
+    name: str, split: str, files: list[Path], label: str | None, cache: Path, verify: bool
+) -> pixels.Decoded:
+    source = [(str(f.resolve()), f.stat().st_size, f.stat().st_mtime_ns) for f in files]
+    key = hashlib.sha256(repr((source, label)).encode()).hexdigest()[:16]
+    stored = cache / f"{name}-{split}-{key}.u8"
+    found = pixels.read(stored, verify)
+    if found is None:
+        pixels.write(stored, _labels(files, label), _decoded(files))
+        found = pixels.read(stored, verify=True)
+    if found is None:
+        raise DataError(
+            f"the image cache {stored} does not read back as written",
+            why="the disk is failing, or another program changes the file",
+            fix="set SORDINO_CACHE to another disk",
+            code="cache-unreliable",
+        )
+    return found
+
+
+def _labels(files: list[Path], label: str | None) -> Array:
+    parts = []
+    for file in files:
+        column = _label_column(file, _parquet(file).schema_arrow, label)
+        for batch in _batches(file, column):
+            if batch.null_count:
+                raise DataError(f"{file}: column {column} has missing labels", code="missing-labels")
+            parts.append(batch.to_numpy(zero_copy_only=False).astype(np.int64))
+    labels = np.concatenate(parts) if parts else np.zeros(0, np.int64)
+    if not len(labels):
+        raise DataError(f"{files[0]} holds no rows", fix="check how it was written", code="empty-split")
+    if labels.min() < 0:
+        raise DataError(
+            f"{files[0].parent}: {(labels < 0).sum()} labels of {files[0].name} are negative",
+            why="labels must be codes 0..C-1; the hub marks withheld labels with -1",
+            fix="use a split whose labels are published",
+            code="negative-labels",
+        )
+    return labels
+
+
+def _decoded(files: list[Path]) -> Iterator[pixels.Batch]:
+    first: tuple[tuple[int, int], str] | None = None  # the size and mode that every image must have
+    for file in files:
+        row = 0
+        for column in _batches(file, _image_column(file, _parquet(file).schema_arrow)):
+            encoded = (
+                pc.struct_field(column, "bytes") if pa.types.is_struct(column.type) else column
+            ).to_pylist()
+            images = []
+            for data in encoded:
+                image, size_and_mode = _decode(data, f"{file}, row {row}", first)
+                first = first or size_and_mode
+                images.append(image)
+                row += 1
+            yield pixels.Batch(np.stack(images), sum(data.startswith(_JPEG) for data in encoded))
+
+
+def _decode(
+    data: bytes | None, where: str, first: tuple[tuple[int, int], str] | None
+) -> tuple[Array, tuple[tuple[int, int], str]]:
+    if data is None:
+        raise DataError(
+            f"{where}: no image bytes",
+            why="the row has a path only, or nothing",
+            fix="write the image files into the parquet file",
+            code="missing-image-bytes",
+        )
+    try:
+        with Image.open(io.BytesIO(data), formats=FORMATS) as image:
+            mode = MODES.get(image.mode)
+            if mode is None:
+                raise DataError(
+                    f"{where}: pixel format {image.mode} is not 8 bits per channel",
+                    fix="convert the images to 8-bit grey or RGB",
+                    code="unsupported-pixel-format",
+                )
+            if first is None:
+                first = image.size, mode
+            if image.size != first[0]:  # before decoding: a size is cheap to claim
+                raise DataError(
+                    f"{where}: the image is {_by(image.size)}, those before are {_by(first[0])}",
+                    fix="resize all images to one size before writing the parquet files",
+                    code="mixed-image-sizes",
+                )
+            if (mode, first[1]) == ("RGB", "L"):
+                raise DataError(
+                    f"{where}: a colour image after grey ones",
+                    fix="convert all images to one pixel format",
+                    code="mixed-pixel-formats",
+                )
+            array = np.asarray(image if image.mode == first[1] else image.convert(first[1]))
+    except DataError:
+        raise
+    except Exception as error:  # a decoder fed with garbage raises almost anything
+        raise DataError(
+            f"{where}: the image cannot be decoded",
+            why=f"{type(error).__name__}: {error}",
+            fix="fetch or write the file again",
+            code="corrupt-image",
+        ) from error
+    return array.reshape(*array.shape[:2], -1), first
+
+
+def _by(size: tuple[int, int]) -> str:
+    return f"{size[0]}x{size[1]}"
+
+
+# ---- parquet
+
+
+def _parquet(file: Path) -> pq.ParquetFile:
+    try:
+        return pq.ParquetFile(file)
+    except (pa.ArrowException, OSError) as error:
+        raise _corrupt(file, error) from error
+
+
+def _batches(file: Path, column: str) -> Iterator[pa.Array]:
+    batches = _parquet(file).iter_batches(_BATCH, columns=[column])
+    while True:
+        try:
+            batch = next(batches, None)
+        except (pa.ArrowException, OSError) as error:
+            raise _corrupt(file, error) from error
+        if batch is None:
+            return
+        yield batch.column(0)
+
+
+def _corrupt(file: Path, error: Exception) -> DataError:
+    return DataError(
+        f"{file} is not a readable parquet file", why=str(error), fix="fetch it again", code="corrupt-parquet"
+    )
+
+
+def _label_column(file: Path, schema: pa.Schema, label: str | None) -> str:
+    integers = [field.name for field in schema if pa.types.is_integer(field.type)]
+    named: list[str] = [name for name in integers if name in ((label,) if label else LABEL_NAMES)]
+    wanted = named if named or label else integers
+    if len(wanted) != 1:
+        raise DataError(
+            f"{file}: {'several' if wanted else 'no'} label columns{f' named {label}' if label else ''}",
+            why=f"its integer columns are: {', '.join(integers) or 'none'}",
+            fix="name the label column with label=...",
+            code="several-label-columns" if wanted else "no-label-column",
+        )
+    return wanted[0]
+
+
+def _image_column(file: Path, schema: pa.Schema) -> str:
+    def is_image(kind: pa.DataType) -> bool:
+        if pa.types.is_struct(kind):
+            return any(kind.field(i).name == "bytes" for i in range(kind.num_fields))
+        return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind))
+
+    images: list[str] = [field.name for field in schema if is_image(field.type)]
+    if len(images) != 1:
+        raise DataError(
+            f"{file}: {len(images)} image columns: {', '.join(images) or 'none'}",
+            why=f"its columns are: {', '.join(schema.names)}; one must be a struct with bytes, or binary",
+            fix="keep exactly one image column",
+            code="no-single-image-column",
+        )
+    return images[0]

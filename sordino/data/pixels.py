@@ -1,0 +1,121 @@
+"""Decoded images on disk: one raw file per split, written once, opened as a memory map.
+
+    magic, version, header length | sha256 of the header | JSON header, padded | labels, int64 LE | pixels
+
+A file that is damaged in any way `read` can see is treated as absent and built again from the source.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import math
+import os
+import struct
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from sordino.data.dataset import Array
+from sordino.errors import DataError
+
+_MAGIC, _VERSION = b"sordino\x00", 1
+_PREFIX = struct.Struct("<8sII32s")
+_START = (
+    1024  # where the payload begins: aligned, and the same for any header, so the header can be written last
+)
+
+
+class Batch(NamedTuple):
+    pixels: Array  # uint8 [b, h, w, c]
+    jpegs: int  # how many of them came from JPEG bytes
+
+
+class Decoded(NamedTuple):
+    pixels: Array
+    labels: Array
+    jpegs: int
+
+
+def _pack(header: dict[str, Any]) -> bytes:
+    text = json.dumps(header).encode().ljust(_START - _PREFIX.size)
+    return _PREFIX.pack(_MAGIC, _VERSION, len(text), hashlib.sha256(text).digest()) + text
+
+
+def write(path: Path, labels: Array, batches: Iterable[Batch]) -> None:
+    """Streams the batches to a temporary file and moves it to `path`: a reader sees all of it or nothing."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor, temporary = tempfile.mkstemp(prefix=path.name, suffix=".tmp", dir=path.parent)
+    except OSError as error:
+        raise _unwritable(path, error) from error
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(_pack({}))
+            digest = hashlib.sha256()
+            rows, jpegs, shape = 0, 0, ()
+
+            def put(array: Array) -> None:
+                data = np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
+                digest.update(data)
+                file.write(data)
+
+            put(labels.astype("<i8"))
+            for batch in batches:
+                put(batch.pixels)
+                rows, jpegs, shape = rows + len(batch.pixels), jpegs + batch.jpegs, batch.pixels.shape[1:]
+            assert rows == len(labels), "one image per label"
+            header = {"shape": [rows, *shape], "dtype": "uint8", "labels": rows, "jpegs": jpegs}
+            file.seek(0)
+            file.write(_pack({**header, "sha256": digest.hexdigest()}))
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except OSError as error:
+        raise _unwritable(path, error) from error
+    finally:
+        with contextlib.suppress(FileNotFoundError):  # after os.replace there is none left
+            os.unlink(temporary)
+
+
+def read(path: Path, verify: bool = False) -> Decoded | None:
+    """The map, or None if the file is absent or not whole; `verify` also hashes the payload.
+
+    Writing to the map changes memory only, never the file.
+    """
+    try:
+        with open(path, "rb") as file:
+            prefix, text = file.read(_PREFIX.size), file.read(_START - _PREFIX.size)
+            size = os.fstat(file.fileno()).st_size
+        if prefix != _PREFIX.pack(_MAGIC, _VERSION, len(text), hashlib.sha256(text).digest()):
+            return None
+        header = json.loads(text)
+        shape = tuple(header["shape"])
+        if size != _START + 8 * header["labels"] + math.prod(shape):
+            return None
+        if verify and _payload_sha256(path) != header["sha256"]:
+            return None
+        labels = np.fromfile(path, "<i8", header["labels"], offset=_START).astype(np.int64, copy=False)
+        pixels = np.memmap(path, np.uint8, "c", offset=_START + 8 * header["labels"], shape=shape)
+    except (OSError, ValueError, KeyError):
+        return None
+    return Decoded(pixels, labels, header["jpegs"])
+
+
+def _payload_sha256(path: Path) -> str:
+    with open(path, "rb") as file:
+        file.seek(_START)
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _unwritable(path: Path, error: OSError) -> DataError:
+    return DataError(
+        f"cannot write the image cache {path}",
+        why=str(error),
+        fix="set SORDINO_CACHE to a directory with space that you may write to",
+        code="cache-not-writable",
+    )

@@ -1,0 +1,256 @@
+"""Checkpoints: the old state or the new one, never half of one.
+
+One checkpoint is one safetensors file, `round-000012.ckpt`. It is written beside its place, synced, renamed
+over it, and the directory is synced: `kill -9` or a power cut at any moment leaves the previous file or the
+whole new one. Its metadata holds the step, the names of the trees, the caller's JSON and a SHA-256 over all
+of it and every tensor; loading verifies that before anything is used, then fits names, dtypes and shapes to
+the caller's templates. The SHA-256 finds damage, not forgery. A directory has one writer.
+
+Trees come and go (client states exist only for clients that took part): store each under its own name,
+"clients/17", and let the template function answer by name.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import re
+import secrets
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple, TypeAlias
+
+import safetensors.torch
+import torch
+from safetensors import SafetensorError
+from torch import Tensor
+
+from sordino import tree
+from sordino.errors import RunError
+from sordino.tree import Tree
+
+JSON: TypeAlias = bool | int | float | str | Sequence["JSON"] | Mapping[str, "JSON"] | None
+
+_FORMAT = 1
+_NAME = re.compile(r"round-([0-9]{6,})\.ckpt")
+_CODES = {errno.ENOSPC: "disk-full", errno.EDQUOT: "disk-full", errno.EFBIG: "disk-full"}
+_FIXES = {
+    "disk-full": "free some space, then resume; the previous checkpoint is intact",
+    "not-writable": "check that the folder is a folder and may be written",
+    "not-readable": "check that the folder is a folder and may be read",
+}
+
+
+class Loaded(NamedTuple):
+    step: int
+    trees: dict[str, Tree]  # tensors on the CPU, in the order they were saved
+    meta: dict[str, Any]
+
+
+def save(
+    directory: Path, step: int, trees: Mapping[str, Tree], meta: Mapping[str, JSON], keep: int = 2
+) -> Path:
+    """Write the state after round `step`; the `keep` checkpoints before it stay, older ones go."""
+    assert step >= 0
+    assert keep >= 0
+    newest = latest(directory)
+    if newest is not None and newest > step:
+        raise RunError(
+            f"{directory} already holds round {newest}, later than round {step}",
+            why="the newest file is the state of the run",
+            fix="use a new run folder, or delete the later checkpoints",
+            code="checkpoint-order",
+        )
+    flat = _flatten(trees)
+    text = json.dumps({"format": _FORMAT, "step": step, "trees": list(trees), "meta": meta})
+    data = safetensors.torch.save(flat, {"state": text, "sha256": _seal(text, flat)})
+    path = _path(directory, step)
+    with _told(path):
+        if not directory.exists():
+            directory.mkdir(parents=True)
+            _sync(directory.parent)
+        for stale in directory.glob(".round-*.ckpt.*.tmp"):
+            stale.unlink()
+    atomic_write(path, data)
+    with _told(path):
+        for old in _steps(directory)[: -(keep + 1)]:
+            _path(directory, old).unlink()
+    return path
+
+
+def load(directory: Path, templates: Callable[[str], Tree], *, fallback: bool = False) -> Loaded | None:
+    """The newest checkpoint; None if none was ever completed.
+
+    `templates` maps a tree's name to a tree of the same structure (`mapping.__getitem__` will do). A damaged
+    newest file is refused; `fallback=True` sets it aside as `*.damaged` and takes the one before.
+    """
+    steps = _steps(directory)
+    while steps:
+        step = steps.pop()
+        path = _path(directory, step)
+        try:
+            state, flat = _read(path, step)
+        except _Damaged as damage:
+            if not fallback:
+                raise _refusal(path, str(damage), steps) from damage
+            with _told(path):
+                path.rename(path.with_name(f"{path.name}.damaged"))
+                _sync(directory)
+        else:
+            return Loaded(step, _rebuild(path, state["trees"], flat, templates), state["meta"])
+    aside = next(directory.glob("round-*.ckpt.damaged"), None)
+    if aside is not None:  # a run that lost its state must not look like a new one
+        raise _refusal(aside, "it was set aside", steps)
+    return None
+
+
+def latest(directory: Path) -> int | None:
+    steps = _steps(directory)
+    return steps[-1] if steps else None
+
+
+def atomic_write(path: Path, data: bytes) -> None:
+    """Replace the file's content durably and at once: readers and crashes see all old or all new."""
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")  # same directory: same file system
+    with _told(path):
+        try:
+            with open(temporary, "xb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary, path)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
+        _sync(path.parent)
+
+
+def digest_trees(trees: Mapping[str, Tree]) -> str:
+    """SHA-256 over names, dtypes, shapes and bytes; the order of names does not count."""
+    return _digest(_flatten(trees))
+
+
+def _flatten(trees: Mapping[str, Tree]) -> dict[str, Tensor]:
+    pairs = [
+        (f"{name}/{leaf_name}", leaf) for name, part in trees.items() for leaf_name, leaf in tree.named(part)
+    ]
+    flat = {
+        # always a copy: safetensors refuses tensors that share memory
+        name: leaf.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
+        for name, leaf in pairs
+    }
+    assert len(flat) == len(pairs), "two tensors of a checkpoint have the same name"
+    return flat
+
+
+def _digest(flat: Mapping[str, Tensor]) -> str:
+    total = hashlib.sha256()
+    for name, leaf in sorted(flat.items()):
+        total.update(json.dumps([name, str(leaf.dtype), leaf.shape]).encode())
+        total.update(leaf.reshape(-1).view(torch.uint8).numpy().data)
+    return total.hexdigest()
+
+
+def _seal(text: str, flat: Mapping[str, Tensor]) -> str:
+    return hashlib.sha256(f"{_digest(flat)} {text}".encode()).hexdigest()
+
+
+class _Damaged(Exception):
+    pass
+
+
+def _read(path: Path, step: int) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """The verified content of the file."""
+    with _told(path, "not-readable"):
+        data = path.read_bytes()
+    try:
+        length = int.from_bytes(data[:8], "little")
+        if len(data) < 8 or length > len(data) - 8:
+            raise _Damaged("it is cut short")
+        metadata = json.loads(data[8 : 8 + length].decode())["__metadata__"]
+        flat = safetensors.torch.load(data)
+        if metadata["sha256"] != _seal(metadata["state"], flat):
+            raise _Damaged("its SHA-256 does not match")
+        state = json.loads(metadata["state"])
+        if (state["format"], state["step"]) != (_FORMAT, step):
+            raise _Damaged(f"it holds round {state['step']} in format {state['format']}")
+    except (ValueError, KeyError, TypeError, RecursionError, SafetensorError) as error:
+        raise _Damaged(f"it is no checkpoint ({type(error).__name__}: {error})"[:200]) from error
+    return state, flat
+
+
+def _refusal(path: Path, why: str, earlier: Sequence[int]) -> RunError:
+    return RunError(
+        f"{path} is damaged",
+        why=why,
+        fix=f"resume with fallback to continue from round {earlier[-1]}"
+        if earlier
+        else "start the run anew in another folder; there is no earlier checkpoint",
+        code="checkpoint-damaged",
+    )
+
+
+def _rebuild(
+    path: Path, names: Sequence[str], flat: dict[str, Tensor], templates: Callable[[str], Tree]
+) -> dict[str, Tree]:
+    built = {}
+    for name in names:
+        try:
+            template = templates(name)
+        except KeyError as error:
+            raise _unfitting(path, f"nothing called {name} is expected") from error
+        values = []
+        for leaf_name, leaf in tree.named(template):
+            found = flat.pop(f"{name}/{leaf_name}", None)
+            if found is None or (found.dtype, found.shape) != (leaf.dtype, leaf.shape):
+                raise _unfitting(path, f"{name}/{leaf_name} is {_kind(found)}, {_kind(leaf)} is expected")
+            values.append(found)
+        built[name] = tree.like(template, values)
+    if flat:
+        raise _unfitting(path, f"it also holds {', '.join(sorted(flat))}"[:200])
+    return built
+
+
+def _kind(leaf: Tensor | None) -> str:
+    return "missing" if leaf is None else f"{leaf.dtype} {list(leaf.shape)}"
+
+
+def _unfitting(path: Path, why: str) -> RunError:
+    return RunError(
+        f"{path} does not fit this experiment",
+        why=why,
+        fix="resume with the experiment and version of sordino that wrote it",
+        code="checkpoint-unfitting",
+    )
+
+
+def _path(directory: Path, step: int) -> Path:
+    return directory / f"round-{step:06d}.ckpt"
+
+
+def _steps(directory: Path) -> list[int]:
+    with _told(directory, "not-readable"):
+        names = os.listdir(directory) if directory.exists() else []
+    return sorted(int(found[1]) for found in map(_NAME.fullmatch, names) if found)
+
+
+def _sync(directory: Path) -> None:
+    descriptor = os.open(directory, os.O_RDONLY)  # a rename is durable only when its directory is
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def _told(path: Path, otherwise: str = "not-writable") -> Iterator[None]:
+    """Failures of the disk in the user's words."""
+    try:
+        yield
+    except OSError as error:
+        code = _CODES.get(error.errno or 0, otherwise)
+        what = f"{path} is not {'readable' if code == 'not-readable' else 'written'}"
+        raise RunError(what, why=str(error), fix=_FIXES[code], code=code) from error

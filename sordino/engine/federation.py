@@ -1,0 +1,219 @@
+"""The server's side of a run: everything `one_round` needs, and nothing of any client's data."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from sordino import keys, tree
+from sordino.engine import wire
+from sordino.engine.cohort import Cohort
+from sordino.engine.stragglers import Stragglers
+from sordino.errors import BudgetExhausted
+from sordino.ledger.ledger import EVERYONE, Ledger
+from sordino.ledger.statement import note
+from sordino.plan import Plan, Price
+from sordino.privacy.sources import Counter, System
+from sordino.types import Claim, Grant, Received, Source
+
+
+@dataclass
+class Federation:
+    algorithm: Any
+    cohort: Cohort
+    stragglers: Stragglers
+    plan: Plan
+    ledger: Ledger
+    sizes: Sequence[int]  # public number of examples of each client
+    key: int
+    noise: str  # "counter" (simulation) or "system"
+    run: str  # id on the wire and in the ledger
+    config: str  # digest of the experiment
+    coordinates: int
+    exposures: dict[int, int] = field(default_factory=dict)  # per client, of rounds already played
+    spent: dict[int, tuple[int, ...]] = field(default_factory=dict)
+
+    @property
+    def population(self) -> int:
+        return len(self.sizes)
+
+    @property
+    def everyone_pays(self) -> bool:
+        return self.plan.offer is not None and self.plan.offer.everyone_pays
+
+    def op(self, t: int) -> str:
+        return f"{self.run}/{t}"
+
+    def round_key(self, t: int) -> keys.Key:
+        return keys.fold(self.key, "round", t)
+
+    # the ledger -----------------------------------------------------------------------------------------------------------------
+
+    def prices(self, active: Sequence[int], stalled: bool) -> dict[int, Price | None]:
+        """What this exposure costs each active client; a client missing from the result abstains."""
+        if self.plan.pricing is None:
+            return dict.fromkeys(active)
+        if self.everyone_pays:
+            return dict.fromkeys(active, self._shared_price(max(self.exposures.values(), default=0)))
+        priced = {k: self.plan.price(k, self.exposures.get(k, 0), self._spent(k), stalled) for k in active}
+        return {k: price for k, price in priced.items() if price is not None}
+
+    def _spent(self, client: int) -> tuple[int, ...]:
+        return self.spent.get(client, self.plan.currency.zero())
+
+    def reserve(self, t: int, prices: Mapping[int, Price | None]) -> list[int]:
+        """Durable before anything is read. Returns the clients that may take part."""
+        if self.everyone_pays:
+            return self._reserve_for_all(t, prices)
+        charges = {str(k): price.charge for k, price in prices.items() if price is not None}
+        granted = self.ledger.reserve(self.op(t), charges, self._digest(t, prices), self._note(prices))
+        clients = sorted(k for k, price in prices.items() if price is None or str(k) in granted)
+        self._remember(clients, prices)
+        return clients
+
+    def _reserve_for_all(self, t: int, prices: Mapping[int, Price | None]) -> list[int]:
+        # hidden participation: who was drawn must not show in who pays, so everyone pays in every round, drawn or not
+        price = self._shared_price(t)
+        claims = note([("*", self._claims(0, price.multiplier))])
+        granted = self.ledger.reserve(self.op(t), {EVERYONE: price.charge}, self._digest(t, {}), claims)
+        if EVERYONE not in granted:
+            raise _exhausted(t)
+        self._remember(range(self.population), dict.fromkeys(range(self.population), price))
+        return sorted(prices)
+
+    def _shared_price(self, t: int) -> Price:
+        price = self.plan.price(0, t, self._spent(0))
+        if price is None:
+            raise _exhausted(t)
+        return price
+
+    def _remember(self, clients: Sequence[int] | range, prices: Mapping[int, Price | None]) -> None:
+        for k in clients:
+            self.exposures[k] = self.exposures.get(k, 0) + 1
+            if price := prices[k]:
+                self.spent[k] = tuple(a + b for a, b in zip(self._spent(k), price.charge, strict=True))
+
+    def replay(self, rounds: int) -> None:
+        """Rebuild exposures and spending of the rounds before `rounds` from the ledger, after a restart."""
+        self.exposures.clear()
+        self.spent.clear()
+        for entry in self.ledger.entries():
+            run, _, t = entry.op.rpartition("/")
+            if run != self.run or int(t) >= rounds:
+                continue
+            if EVERYONE in entry.charges:
+                who: list[int] = list(range(self.population))
+            else:
+                who = [k for group in json.loads(entry.note) for k in group["clients"]]
+            for k in who:
+                charge = entry.charges.get(EVERYONE) or entry.charges.get(str(k))
+                if charge is not None or not entry.charges:
+                    self.exposures[k] = self.exposures.get(k, 0) + 1
+                if charge is not None:
+                    self.spent[k] = tuple(a + b for a, b in zip(self._spent(k), charge, strict=True))
+
+    def store(self, t: int, messages: Mapping[int, bytes], received: Received[Any]) -> None:
+        """Fix the one content this release will ever have."""
+        digest = hashlib.sha256()
+        if (
+            not self.algorithm.uplink.server
+        ):  # single uploads are seen only where the server adds no noise of its own
+            for k in sorted(messages):
+                digest.update(wire.digest(messages[k]))
+        for leaf in tree.leaves(received.mean):
+            digest.update(leaf.contiguous().numpy().tobytes())
+        self.ledger.drawn(self.op(t))
+        self.ledger.stored(self.op(t), digest.digest())
+
+    def publish(self, t: int) -> None:
+        self.ledger.published(self.op(t))
+
+    def _digest(self, t: int, prices: Mapping[int, Price | None]) -> bytes:
+        plan = {
+            str(k): None if price is None else [price.multiplier, list(price.charge)]
+            for k, price in prices.items()
+        }
+        return hashlib.sha256(json.dumps([self.config, t, plan], sort_keys=True).encode()).digest()
+
+    def _note(self, prices: Mapping[int, Price | None]) -> str:
+        groups: dict[tuple[float | None, int], list[int]] = {}
+        for k, price in sorted(prices.items()):
+            multiplier = None if price is None else price.multiplier
+            groups.setdefault(
+                (multiplier, self.algorithm.read.reads(self.algorithm.work, self.sizes[k])), []
+            ).append(k)
+        return note(
+            [(clients, self._claims(clients[0], multiplier)) for (multiplier, _), clients in groups.items()]
+        )
+
+    def _claims(self, client: int, multiplier: float | None) -> list[Claim]:
+        return [
+            *self.algorithm.read.claims(self.algorithm.work, self.sizes[client], multiplier),
+            *self.algorithm.uplink.claims(multiplier, self.cohort.amplify),
+        ]
+
+    # the wire -------------------------------------------------------------------------------------------------------------------
+
+    def header(self, t: int, sender: int) -> wire.Header:
+        return wire.Header(self.run, self.config, t, sender, 0, "down" if sender < 0 else "up")
+
+    def pack_down(self, t: int, down: Any) -> bytes:
+        return wire.encode(self.header(t, -1), down)
+
+    def unpack_up(self, t: int, client: int, message: bytes, down: Any) -> Any:
+        shape = self.algorithm.uplink.shape(self.algorithm.zero(down))
+        return wire.decode(message, self.header(t, client), shape)[1]
+
+    # the sum --------------------------------------------------------------------------------------------------------------------
+
+    def source(self, t: int) -> Source:
+        return Counter(_int(keys.fold(self.key, "noise", t))) if self.noise == "counter" else System()
+
+    def grant(self, t: int, client: int, price: Price | None, epochs: int | None) -> Grant:
+        return Grant(
+            client=client,
+            size=self.sizes[client],
+            largest=max(self.sizes),
+            source=self.source(t).child("client", client),
+            multiplier=None if price is None else price.multiplier,
+            epochs=epochs,
+        )
+
+    def receive(
+        self, t: int, uploads: Mapping[int, Any], down: Any, prices: Mapping[int, Price | None]
+    ) -> Received[Any]:
+        expected = self.cohort.expected(self.population) * math.fsum(self.weights) / self.population
+        price = next((p for p in prices.values() if p is not None), None)
+        if price is None and self.everyone_pays:  # nobody was drawn: the noise is released all the same
+            price = self._shared_price(t)
+        return self.algorithm.uplink.receive(  # type: ignore[no-any-return]
+            uploads,
+            self.algorithm.zero(down),
+            self.weights,
+            expected,
+            None if price is None else price.multiplier,
+            self.source(t).child("server"),
+        )
+
+    @cached_property
+    def weights(self) -> list[float]:
+        """The public weight of every client."""
+        return [self.algorithm.uplink.weight(size, max(self.sizes)) for size in self.sizes]
+
+
+def _exhausted(t: int) -> BudgetExhausted:
+    return BudgetExhausted(
+        f"the budget is spent before round {t}",
+        why="in a hidden cohort everyone pays for every round, so nobody can pay any more",
+        fix="run fewer rounds, or found a new budget with a larger epsilon",
+    )
+
+
+def _int(key: keys.Key) -> int:
+    assert isinstance(key, int)
+    return key

@@ -1,0 +1,275 @@
+"""Messages between server and clients: raw buffers in a shape the receiver already knows.
+
+    "SRDN" | u16 version | u32 header length | header | tensors | SHA-256 of all before it
+
+All numbers are little-endian, the header is canonical JSON, tensors are raw in C order. Nothing about names,
+dtypes, shapes or classes is believed from the wire: the receiver's own template says what must come, so the
+one possible length is known, and compared, before a byte is decoded. The closing SHA-256 finds damage; it is
+no authentication, anyone can recompute it. Who may speak is the transport's business (TLS, registered keys).
+Values are not judged here: NaN and infinity pass, and the clip gives them zero weight, because whether a
+message is accepted must not depend on a client's data.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import struct
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any, Final, Literal, NamedTuple, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sordino import tree
+from sordino.errors import WireError
+from sordino.tree import Tree
+
+T = TypeVar("T")
+
+MAGIC: Final = b"SRDN"
+VERSION: Final = 1
+MAX_ENTRIES: Final = 64 * 1024  # bytes of ledger entries in one message
+MAX_HEADER: Final = 128 * 1024
+
+_PREFIX = struct.Struct("<4sHI")
+_SEAL = hashlib.sha256().digest_size
+_DTYPES = {
+    torch.float32: "<f4",
+    torch.float64: "<f8",
+    torch.int64: "<i8",
+    torch.int32: "<i4",
+    torch.uint8: "|u1",
+}
+
+
+def _whole(value: object, low: int, high: int) -> bool:
+    return type(value) is int and low <= value < high  # `type is`: True is no round
+
+
+def _matches(pattern: str) -> Callable[[Any], bool]:
+    return lambda value: type(value) is str and re.fullmatch(pattern, value) is not None
+
+
+_LEGAL: dict[str, Callable[[Any], bool]] = {
+    "run": _matches(r"[A-Za-z0-9._-]{1,64}"),
+    "config": _matches(r"[0-9a-f]{8,128}"),
+    "round": lambda value: _whole(value, 0, 2**31),
+    "sender": lambda value: _whole(value, -1, 2**63),
+    "attempt": lambda value: _whole(value, 0, 2**31),
+    "kind": lambda value: value in ("down", "up"),
+    "entries": _matches("[^\ud800-\udfff]*"),  # lone surrogates have no UTF-8
+}
+
+
+@dataclass(frozen=True)
+class Header:
+    """What a message is about. A header that exists is legal: the constructor refuses anything else."""
+
+    run: str  # at most 64 of A-Z a-z 0-9 . _ -
+    config: str  # hex digest of the experiment
+    round: int
+    sender: int  # client id, -1 for the server
+    attempt: int
+    kind: Literal["down", "up"]
+    entries: str = ""  # public ledger entries as JSON text; carried, not read here
+
+    def __post_init__(self) -> None:
+        for name, legal in _LEGAL.items():
+            if not legal(getattr(self, name)):
+                raise _malformed(f"{name} is {getattr(self, name)!r:.80}")
+        if len(self.entries.encode()) > MAX_ENTRIES:
+            raise WireError(
+                f"ledger entries of {len(self.entries.encode())} bytes do not fit a message",
+                why=f"at most {MAX_ENTRIES} bytes are allowed",
+                fix="send them in several rounds",
+                code="entries-too-long",
+            )
+
+
+class Field(NamedTuple):
+    name: str
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+
+
+class Schema(NamedTuple):
+    fields: tuple[Field, ...]
+
+
+def schema(template: Tree) -> Schema:
+    """What messages shaped like `template` carry, in the order they carry it."""
+    fields = tuple(Field(name, leaf.dtype, tuple(leaf.shape)) for name, leaf in tree.named(template))
+    for field in fields:
+        if field.dtype not in _DTYPES:
+            raise WireError(
+                f"{field.name} has dtype {field.dtype}, which messages do not carry",
+                fix=f"convert it to one of {', '.join(str(dtype) for dtype in _DTYPES)}",
+                code="unsupported-dtype",
+            )
+    if len({field.name for field in fields}) < len(fields):
+        raise WireError(
+            "two tensors have the same name", fix='use no "/" in dict keys', code="ambiguous-names"
+        )
+    return Schema(fields)
+
+
+def payload_bytes(fields: Schema) -> int:
+    return sum(_bytes(field) for field in fields.fields)
+
+
+def size(header: Header, fields: Schema) -> int:
+    """The length of the encoded message, without building it."""
+    return _PREFIX.size + len(_header_bytes(header, fields)) + payload_bytes(fields) + _SEAL
+
+
+def digest(data: bytes | memoryview) -> bytes:
+    return hashlib.sha256(data).digest()
+
+
+def encode(header: Header, payload: Tree) -> bytes:
+    fields = schema(payload)
+    text = _header_bytes(header, fields)
+    parts = [_PREFIX.pack(MAGIC, VERSION, len(text)), text, *map(_buffer, tree.leaves(payload))]
+    seal = hashlib.sha256()
+    for part in parts:
+        seal.update(part)
+    return b"".join([*parts, seal.digest()])
+
+
+def decode(data: bytes | memoryview, expected: Header, template: T) -> tuple[Header, T]:
+    """The message's header and a tree like `template` with its own memory; `entries` may be any."""
+    view, fields = memoryview(data).cast("B"), schema(template)
+    start = _check_envelope(view, fields)
+    _check_seal(view)
+    header = _parse(bytes(view[_PREFIX.size : start]), fields)
+    _check_addressee(header, expected)
+    values = []
+    for field in fields.fields:
+        found = np.ndarray(field.shape, _DTYPES[field.dtype], view, start)
+        values.append(torch.from_numpy(found.astype(found.dtype.newbyteorder("="))))  # astype copies
+        start += _bytes(field)
+    return header, tree.like(template, values)
+
+
+class Once:
+    """Accepts each sender once per round of a run, and rounds only forwards: one number per sender is kept.
+
+    A new `attempt` at a round needs a new guard, since everything accepted for the old one is void.
+    """
+
+    def __init__(self) -> None:
+        self._latest: dict[tuple[str, int], int] = {}
+
+    def accept(self, header: Header) -> None:
+        sender = (header.run, header.sender)
+        if header.round <= self._latest.get(sender, -1):
+            raise WireError(
+                f"round {header.round} came from sender {header.sender} after round {self._latest[sender]}",
+                why="a repeated or overtaken message would count a client twice",
+                fix="ignore it; the first one counts",
+                code="replayed",
+            )
+        self._latest[sender] = header.round
+
+
+def _check_envelope(view: memoryview, fields: Schema) -> int:
+    """Where the tensors start, after every length has been compared with the only possible one."""
+    rest = payload_bytes(fields) + _SEAL
+    if len(view) < _PREFIX.size + rest:
+        raise _damage("message-cut", f"{len(view)} bytes came, at least {_PREFIX.size + rest} are needed")
+    magic, version, length = _PREFIX.unpack_from(view)
+    if magic != MAGIC:
+        raise WireError("these bytes are no sordino message", fix="check the sender", code="not-a-message")
+    if version != VERSION:
+        raise WireError(
+            f"the message has format {version}, this is format {VERSION}",
+            fix="install the same version of sordino on both sides",
+            code="foreign-version",
+        )
+    if length > MAX_HEADER:
+        raise _damage("header-too-long", f"it claims a header of {length} bytes, {MAX_HEADER} are allowed")
+    if len(view) != _PREFIX.size + length + rest:
+        raise _damage(
+            "wrong-length", f"{len(view)} bytes came, {_PREFIX.size + length + rest} were to be expected"
+        )
+    return _PREFIX.size + int(length)
+
+
+def _check_seal(view: memoryview) -> None:
+    if digest(view[:-_SEAL]) != view[-_SEAL:]:
+        raise _damage("message-damaged", "its SHA-256 does not match")
+
+
+def _check_schema(claimed: object, fields: Schema) -> None:
+    if claimed != _schema_digest(fields):
+        raise WireError(
+            "the message carries other tensors than expected",
+            why="names, dtypes, shapes or their order differ",
+            fix="run the same experiment and version of sordino on both sides",
+            code="foreign-schema",
+        )
+
+
+def _check_addressee(header: Header, expected: Header) -> None:
+    for name in ("run", "config", "round", "sender", "attempt", "kind"):
+        found, wanted = getattr(header, name), getattr(expected, name)
+        if found != wanted:
+            raise WireError(
+                f"the message is for {name} {found}, expected {wanted}",
+                fix="ignore it; it belongs to another run, round or sender",
+                code=f"foreign-{name}",
+            )
+
+
+def _parse(raw: bytes, fields: Schema) -> Header:
+    try:
+        found = json.loads(raw.decode())
+    except (ValueError, RecursionError) as error:  # bad UTF-8, bad JSON, 5,000-digit integers; deep nesting
+        raise _malformed("it is no JSON text") from error
+    if type(found) is not dict or found.keys() != {*_LEGAL, "schema"}:
+        raise _malformed("its keys are not the ones of a header")
+    _check_schema(found.pop("schema"), fields)
+    header = Header(**found)
+    if (
+        _header_bytes(header, fields) != raw
+    ):  # one text per header: no duplicate keys, spaces or other spellings
+        raise _malformed("it is not in canonical form")
+    return header
+
+
+def _header_bytes(header: Header, fields: Schema) -> bytes:
+    content = {**asdict(header), "schema": _schema_digest(fields)}
+    text = json.dumps(content, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
+    if len(text) > MAX_HEADER:
+        raise WireError(
+            f"a header of {len(text)} bytes, {MAX_HEADER} are allowed",
+            why="its ledger entries grow when quoted",
+            fix="send them in several rounds",
+            code="entries-too-long",
+        )
+    return text
+
+
+def _schema_digest(fields: Schema) -> str:
+    rows = [[field.name, _DTYPES[field.dtype], field.shape] for field in fields.fields]
+    return digest(json.dumps(rows).encode()).hex()
+
+
+def _buffer(leaf: Tensor) -> Any:  # a flat array: bytes.join and hashlib read its memory without a copy
+    return np.ascontiguousarray(leaf.detach().cpu().numpy(), dtype=_DTYPES[leaf.dtype]).reshape(-1)
+
+
+def _bytes(field: Field) -> int:
+    return torch.Size(field.shape).numel() * field.dtype.itemsize
+
+
+def _malformed(why: str) -> WireError:
+    return WireError("a message's header is malformed", why=why, fix="ignore it", code="header-malformed")
+
+
+def _damage(code: str, why: str) -> WireError:
+    return WireError("a message is damaged", why=why, fix="ask the sender to send it again", code=code)

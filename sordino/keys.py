@@ -1,0 +1,105 @@
+"""Counter-based keys: the same numbers looped, stacked, and in another process.
+
+A key is a 64-bit integer (or an int64 tensor of them, one per stacked client). `fold` derives a child key, `uniform` and `normal` draw from it: pure functions of
+(key, index), no hidden state, so a draw cannot depend on who drew before. The mixer is SplitMix64 (Steele, Lea and Flood, OOPSLA 2014), applied
+twice. It is NOT cryptographic: keys serve simulation, data order and initial weights; noise that protects real people comes from
+`privacy.sources.System`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from typing import TypeAlias
+
+import torch
+from torch import Tensor
+
+Key: TypeAlias = int | Tensor
+
+_MASK = (1 << 64) - 1
+_GAMMA, _MUL1, _MUL2 = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
+
+
+def _signed(x: int) -> int:
+    return x - (1 << 64) if x >> 63 else x
+
+
+def _mix_int(x: int) -> int:
+    x = ((x ^ (x >> 30)) * _MUL1) & _MASK
+    x = ((x ^ (x >> 27)) * _MUL2) & _MASK
+    return x ^ (x >> 31)
+
+
+def _mix(x: Tensor) -> Tensor:
+    # int64 multiplication wraps like uint64; a logical shift is an arithmetic one with the sign bits cleared
+    x = (x ^ ((x >> 30) & ((1 << 34) - 1))) * _signed(_MUL1)
+    x = (x ^ ((x >> 27) & ((1 << 37) - 1))) * _signed(_MUL2)
+    return x ^ ((x >> 31) & ((1 << 33) - 1))
+
+
+def _word(part: int | str) -> int:
+    if isinstance(part, str):
+        return int.from_bytes(hashlib.blake2b(part.encode(), digest_size=8).digest(), "little")
+    return part & _MASK
+
+
+def root(seed: int) -> int:
+    """The key of a whole run. Seed 0 is a seed like any other."""
+    return _mix_int((seed + _GAMMA) & _MASK)
+
+
+def fold(key: Key, *parts: int | str) -> Key:
+    """A child key: fold(key, "noise", round, client)."""
+    for part in parts:
+        if isinstance(key, Tensor):
+            key = _mix(_mix(key + _signed(_GAMMA)) ^ _signed(_mix_int((_word(part) + _GAMMA) & _MASK)))
+        else:
+            key = _mix_int(_mix_int((key + _GAMMA) & _MASK) ^ _mix_int((_word(part) + _GAMMA) & _MASK))
+    return key
+
+
+def bits(key: Key, count: int) -> Tensor:
+    """`count` independent 64-bit words; a tensor of keys gives one row per key."""
+    counter = torch.arange(1, count + 1, dtype=torch.int64) * _signed(_GAMMA)
+    if isinstance(key, Tensor):
+        return _mix(_mix(key.unsqueeze(-1) + counter.to(key.device)))
+    return _mix(_mix(counter + _signed(key)))
+
+
+def uniform(key: Key, count: int) -> Tensor:
+    """float64 in (0, 1), never 0 and never 1."""
+    return (((bits(key, count) >> 12) & ((1 << 52) - 1)).double() + 0.5) * 2.0**-52
+
+
+def normal(key: Key, count: int) -> Tensor:
+    return torch.special.ndtri(uniform(key, count))
+
+
+def laplace(key: Key, count: int) -> Tensor:
+    """Scale 1 (standard deviation sqrt 2)."""
+    u = uniform(key, count) - 0.5
+    return -torch.sign(u) * torch.log1p(-2 * u.abs())
+
+
+def integers(key: Key, count: int, below: int | Tensor) -> Tensor:
+    """floor(u * below): exact to 2^-52 for the sizes of data sets."""
+    return (uniform(key, count) * below).long()
+
+
+def permutation(key: Key, count: int) -> Tensor:
+    return torch.argsort(bits(key, count), dim=-1, stable=True)
+
+
+def coin(key: Key, count: int, probability: float | Tensor) -> Tensor:
+    return uniform(key, count) < probability
+
+
+def seed32(key: int) -> int:
+    """For libraries that insist on a small seed of their own."""
+    return key % (2**32 - 1)
+
+
+def expected_collisions(draws: int) -> float:
+    """Birthday bound for 64-bit keys, quoted in the docs."""
+    return math.comb(draws, 2) / 2.0**64

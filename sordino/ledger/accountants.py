@@ -1,0 +1,272 @@
+"""How much a list of events costs: every accountant that can say so, side by side.
+
+gdp   exact for unsampled Gaussians: mu^2 adds up (Dong, Roth & Su 2022).
+pure  Laplace only: epsilons add up, a Poisson sample gives ln(1 + q (e^eps - 1)) (Balle, Barthe & Gaboardi 2018).
+rdp   Renyi DP (Mironov 2017; Mironov, Talwar & Zhang 2019; conversion of Canonne, Kamath & Steinke 2020).
+pld   privacy loss distributions, pessimistic (Doroshenko et al. 2022).
+
+rdp and pld are dp-accounting's; what is ours is what is put into them. Each number is an upper bound of its own, so the
+smallest is valid too, and two that disagree by more than their looseness betray a bug.
+
+Neighbours. Noise in an event is already relative to the sensitivity under the neighbours named, so an unsampled
+mechanism is the pair (noise, noise + 1) under every relation, which dp-accounting calls ADD_OR_REMOVE_ONE. A Poisson
+sample is different: replacing a record moves both mixtures at once, so only `add_remove` is accepted there.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+from sordino.errors import UnsupportedEvent
+from sordino.ledger.events import (
+    Event,
+    Gaussian,
+    Laplace,
+    NonPrivate,
+    Poisson,
+    leaves,
+    to_dp_event,
+    valid_delta,
+)
+from sordino.ledger.gaussian_dp import epsilon_of
+
+NEIGHBOURS = ("add_remove", "replace_one", "zero_out")
+
+# small orders decide when epsilon is large, large orders when it is small; fractional ones below 12 are worth up to 1%
+ORDERS: tuple[float, ...] = (*(1 + k / 10 for k in range(1, 110) if k % 10), *range(2, 257))
+
+# outside these the next worse level is charged: no overflow inside an accountant, and never an underestimate
+_LEAST_NOISE, _MOST_NOISE = 1e-6, 1e9
+
+# a loss of ten thousand is no privacy: there e^loss overflows and the exact curve is left to the other accountants
+_WIDEST_LOSS = 1e4
+_FEW_ORDERS = (1.5, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64, 128)
+
+
+@dataclass(frozen=True)
+class Bound:
+    """An (epsilon, delta) guarantee at the delta asked for, and who computed it."""
+
+    accountant: str
+    epsilon: float
+
+
+class Plan(NamedTuple):
+    """Events reduced to what accountants understand; all plain Gaussians are one Gaussian of the same mu."""
+
+    gaussian: Gaussian | None
+    others: tuple[tuple[Laplace | Poisson, int], ...]
+    private: bool
+
+
+def bounds(event: Event, delta: float, neighbours: str, *, orders: Sequence[float] = ORDERS) -> list[Bound]:
+    """One bound from every accountant that supports the event; infinite as soon as anything in it is unprotected.
+
+    `delta = 0` is allowed and asks for a pure guarantee.
+    """
+    delta, plan = valid_delta(delta, zero=True), _plan(event, neighbours)
+    if not plan.private:
+        return [Bound("none", math.inf)]
+    asked = {name: accountant(plan, delta, tuple(orders)) for name, accountant in _ACCOUNTANTS.items()}
+    found = [Bound(name, epsilon) for name, epsilon in asked.items() if epsilon is not None]
+    return found or [Bound("none", math.inf)]
+
+
+def best(event: Event, delta: float, neighbours: str) -> Bound:
+    """The smallest valid bound."""
+    return min(bounds(event, delta, neighbours), key=lambda bound: bound.epsilon)
+
+
+def epsilon_by(
+    accountant: str, event: Event, delta: float, neighbours: str, *, orders: Sequence[float] = ORDERS
+) -> float:
+    """One accountant alone, by name: what calibration asks many times."""
+    delta, plan = valid_delta(delta, zero=True), _plan(event, neighbours)
+    if not plan.private:
+        return math.inf
+    ask = _ACCOUNTANTS.get(accountant)
+    epsilon = ask(plan, delta, tuple(orders)) if ask else None
+    if epsilon is None:
+        raise UnsupportedEvent(
+            f"accountant {accountant!r} has no bound for this event",
+            fix=f"known accountants: {', '.join(_ACCOUNTANTS)}",
+            code="accountant-does-not-apply",
+        )
+    return epsilon
+
+
+def amplified(epsilon: float, rate: float) -> float:
+    """ln(1 + q (e^eps - 1)): what a secret sample of rate q leaves of epsilon, written so that e^eps cannot overflow."""
+    if epsilon < 30:
+        return math.log1p(rate * math.expm1(epsilon))
+    return epsilon + math.log(rate + (1 - rate) * math.exp(-epsilon))
+
+
+def _plan(event: Event, neighbours: str) -> Plan:
+    if neighbours not in NEIGHBOURS:
+        raise UnsupportedEvent(
+            f"neighbours {neighbours!r} are not defined",
+            fix=f"one of {', '.join(NEIGHBOURS)}",
+            code="unknown-neighbours",
+        )
+    mus: list[float] = []
+    others: dict[Laplace | Poisson, int] = {}
+    private = True
+
+    def take(leaf: Event, count: int) -> None:
+        nonlocal private
+        if isinstance(leaf, Poisson) and leaf.rate == 1.0:  # everyone takes part: nothing is sampled
+            for inner, n in leaves(leaf.event).items():
+                take(inner, n * count)
+        elif isinstance(leaf, Poisson):
+            if neighbours != "add_remove":
+                raise UnsupportedEvent(
+                    f"a Poisson-sampled mechanism under {neighbours} neighbours",
+                    why="the accountants prove the sampled pair for adding or removing one unit only",
+                    fix="state the guarantee for add_remove neighbours",
+                    code="poisson-needs-add-remove",
+                )
+            inside = _plan(leaf.event, neighbours)
+            private = private and inside.private
+            if inside.private and (inner_event := _single(inside)) is not None:
+                sampled = Poisson(leaf.rate, inner_event)
+                others[sampled] = others.get(sampled, 0) + count
+        elif isinstance(leaf, Gaussian) and leaf.noise_multiplier >= _LEAST_NOISE:
+            mus.append(math.sqrt(count) / min(leaf.noise_multiplier, _MOST_NOISE))
+        elif isinstance(leaf, Laplace) and leaf.scale >= _LEAST_NOISE:
+            clamped = Laplace(min(leaf.scale, _MOST_NOISE))
+            others[clamped] = others.get(clamped, 0) + count
+        else:
+            assert isinstance(leaf, NonPrivate | Gaussian | Laplace)
+            private = False
+
+    for leaf, count in leaves(event).items():
+        take(leaf, count)
+    return Plan(Gaussian(1 / math.hypot(*mus)) if mus else None, tuple(others.items()), private)
+
+
+def _single(inside: Plan) -> Gaussian | Laplace | None:
+    """The one mechanism that sees a sample: Gaussians on one sample add up to a Gaussian, anything richer is refused."""
+    if not inside.others:
+        return inside.gaussian
+    (event, count), *more = inside.others
+    if more or count > 1 or inside.gaussian or isinstance(event, Poisson):
+        raise UnsupportedEvent(
+            "a Poisson sample read by a mixture of mechanisms",
+            why="no accountant here has a proof for it",
+            fix="give each mechanism its own sample, or use Gaussian noise only",
+            code="sampled-event-not-supported",
+        )
+    return event
+
+
+def _gdp(plan: Plan, delta: float, orders: tuple[float, ...]) -> float | None:
+    if plan.others:
+        return None
+    return epsilon_of(1 / plan.gaussian.noise_multiplier, delta) if plan.gaussian else 0.0
+
+
+def _pure(plan: Plan, delta: float, orders: tuple[float, ...]) -> float | None:
+    if plan.gaussian or not all(isinstance(_core(event), Laplace) for event, _ in plan.others):
+        return None
+    return math.fsum(count * _pure_epsilon(event) for event, count in plan.others)
+
+
+def _rdp(plan: Plan, delta: float, orders: tuple[float, ...]) -> float | None:
+    if delta == 0 or any(isinstance(e, Poisson) and isinstance(e.event, Laplace) for e, _ in plan.others):
+        return None
+    import numpy as np
+    from dp_accounting.rdp import rdp_privacy_accountant
+
+    total = np.zeros(len(orders))
+    for event, count in _counted(plan):
+        total += count * _rdp_curve(event, orders)
+    # an order that lost all its digits comes out negative or nan: leave it out instead of calling it private
+    usable = total >= 0
+    if not usable.any():
+        return math.inf
+    epsilon, _ = rdp_privacy_accountant.compute_epsilon(np.array(orders)[usable], total[usable], delta)
+    return float(epsilon)
+
+
+@lru_cache(maxsize=4096)
+def _rdp_curve(event: Gaussian | Laplace | Poisson, orders: tuple[float, ...]) -> Any:
+    from dp_accounting.rdp import RdpAccountant
+
+    log = logging.getLogger("absl")
+    level = log.level
+    log.setLevel(logging.ERROR)  # fractional orders that do not converge are left out, which needs no warning
+    try:
+        return RdpAccountant(orders).compose(to_dp_event(event)).rdp
+    finally:
+        log.setLevel(level)
+
+
+@lru_cache(maxsize=512)
+def _pld(plan: Plan, delta: float, orders: tuple[float, ...]) -> float | None:
+    spans, typical = zip((0.0, math.inf), *(_loss_scale(event) for event, _ in _counted(plan)), strict=True)
+    if delta == 0 or max(spans) > _WIDEST_LOSS:
+        return None
+    from dp_accounting.pld import PLDAccountant
+
+    rough = min(
+        (e for e in (_pure(plan, delta, orders), _rdp(plan, delta, _FEW_ORDERS)) if e is not None),
+        default=0.0,
+    )
+    accountant = PLDAccountant(
+        value_discretization_interval=_interval(max(*spans, rough), min(typical), len(spans))
+    )
+    for event, count in _counted(plan):
+        accountant.compose(to_dp_event(event), count)
+    return max(0.0, float(accountant.get_epsilon(delta)))
+
+
+_ACCOUNTANTS: dict[str, Callable[[Plan, float, tuple[float, ...]], float | None]] = {
+    "gdp": _gdp,
+    "pure": _pure,
+    "rdp": _rdp,
+    "pld": _pld,
+}
+
+
+def _interval(widest: float, typical: float, events: int) -> float:
+    """Grid step of a loss distribution: every step is pessimistic, this one keeps the work near a second.
+
+    Fine enough to resolve one draw's typical loss (that error is multiplied by the count), but at most 300,000 points
+    across the widest loss or the whole epsilon, and fewer when many different events must be convolved.
+    """
+    if widest == 0.0:
+        return 1e-4
+    return max(min(widest / 5e4, typical / 10), widest / 3e5) * max(1.0, events / 10)
+
+
+def _loss_scale(event: Gaussian | Laplace | Poisson) -> tuple[float, float]:
+    """(span, typical size) of the privacy loss of one draw; a sample thins the typical loss, not the span."""
+    if isinstance(event, Poisson):
+        span, typical = _loss_scale(_core(event))
+        return span, min(event.rate * math.exp(min(typical, 5.0) ** 2 / 2) * typical, typical)
+    if isinstance(event, Laplace):
+        return 2 / event.scale, 1 / event.scale
+    mu = 1 / event.noise_multiplier
+    return mu * mu / 2 + 10 * mu, mu
+
+
+def _counted(plan: Plan) -> list[tuple[Gaussian | Laplace | Poisson, int]]:
+    return [*([(plan.gaussian, 1)] if plan.gaussian else []), *plan.others]
+
+
+def _core(event: Gaussian | Laplace | Poisson) -> Gaussian | Laplace:
+    inner = event.event if isinstance(event, Poisson) else event
+    assert isinstance(inner, Gaussian | Laplace), "plans hold nothing richer"
+    return inner
+
+
+def _pure_epsilon(event: Laplace | Poisson) -> float:
+    inner = _core(event)
+    assert isinstance(inner, Laplace)
+    return amplified(1 / inner.scale, event.rate if isinstance(event, Poisson) else 1.0)

@@ -1,0 +1,164 @@
+"""What a ledger's records add up to: a fold, and the only arithmetic on budgets.
+
+Records are canonical JSON, each hashed together with the hash before it. Nothing derived from them is stored,
+so no total can disagree with its history.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from operator import add
+from typing import Any, NamedTuple
+
+from sordino.errors import LedgerError
+from sordino.ledger.currency import Amount, Currency
+from sordino.ledger.storage import damaged
+
+EVERYONE = "*"
+ORIGIN = bytes(32)
+
+canonical = json.JSONEncoder(sort_keys=True, separators=(",", ":"), allow_nan=False).encode
+_parsed = json.JSONDecoder().decode
+
+
+@dataclass(frozen=True)
+class Charter:
+    """What a ledger is bound to. When any of it changes, the budgets belong in another ledger."""
+
+    dataset: str
+    unit: str
+    neighbours: str
+    adversary: str
+    delta: float | None
+    currency: Currency
+
+
+class State(StrEnum):
+    RESERVED = "reserved"
+    DRAWN = "drawn"
+    STORED = "stored"
+    PUBLISHED = "published"
+
+
+BEFORE = {  # drawn may be implied by stored, nothing else is skipped
+    State.DRAWN: (State.RESERVED,),
+    State.STORED: (State.RESERVED, State.DRAWN),
+    State.PUBLISHED: (State.STORED,),
+}
+
+
+class Standing(NamedTuple):
+    state: State
+    reserved: int
+    stored: int | None
+    last: int
+
+
+class Books:
+    """What the records add up to. Only `fold` changes it, and it only ever adds."""
+
+    def __init__(self, charter: Charter, caps: Mapping[str, Amount]) -> None:
+        self.charter, self.caps = charter, caps
+        self.sequence, self.head = -1, ORIGIN
+        self.own: dict[str, Amount] = {}
+        self.ops: dict[str, Standing] = {}
+
+    def genesis(self) -> dict[str, Any]:
+        # delta as text: the file holds no floating-point number
+        charter = asdict(self.charter) | {"delta": repr(self.charter.delta)}
+        return {"kind": "charter", "charter": charter, "caps": self.caps}
+
+    def spent(self, principal: str) -> Amount:
+        shared = self.own.get(EVERYONE, self.charter.currency.zero())
+        if principal == EVERYONE or principal not in self.own:
+            return shared
+        return tuple(map(add, self.own[principal], shared))
+
+    def fits(self, principal: str, extra: Amount) -> bool:
+        cap = self.caps.get(principal)
+        return cap is None or self.charter.currency.fits(tuple(map(add, self.spent(principal), extra)), cap)
+
+    def granted(self, charges: Mapping[str, Amount]) -> frozenset[str]:
+        """Who can pay. A charge to everyone comes first and needs room under every cap."""
+        names, below = set(), self.charter.currency.zero()
+        if EVERYONE in charges and all(self.fits(name, charges[EVERYONE]) for name in self.caps):
+            names, below = {EVERYONE}, charges[EVERYONE]
+        for name in charges.keys() - {EVERYONE}:
+            if self.fits(name, tuple(map(add, charges[name], below))):
+                names.add(name)
+        return frozenset(names)
+
+    def fold(self, sequence: object, digest: object, body: object) -> None:
+        following = self.sequence + 1
+        if sequence != following or not isinstance(body, bytes) or digest != (head := link(self.head, body)):
+            raise damaged(f"record {following} does not continue the chain")
+        try:
+            record = _parsed(body.decode())
+            _FOLDS[record["kind"]](self, following, record)
+        except (LookupError, TypeError, AttributeError, UnicodeDecodeError, json.JSONDecodeError) as error:
+            raise damaged(f"record {following} is malformed") from error
+        self.sequence, self.head = following, head
+
+    def _open(self, sequence: int, record: dict[str, Any]) -> None:
+        ours = json.loads(canonical(self.genesis()))
+        if sequence:
+            raise damaged(f"record {sequence} is a second charter")
+        if record["charter"] != ours["charter"]:
+            parts = (part for part, value in ours["charter"].items() if record["charter"].get(part) != value)
+            raise LedgerError(
+                f"the ledger has another charter: it differs in {', '.join(parts)}",
+                why="budgets of other data, units, relations or currencies cannot be converted",
+                fix="open the ledger of these data, or found a new one",
+                code="ledger-foreign",
+            )
+        if record["caps"] != ours["caps"]:
+            raise LedgerError(
+                "the ledger was founded with other caps",
+                why="a cap that can be moved is no cap",
+                fix="give the caps it was founded with",
+                code="ledger-caps-changed",
+            )
+
+    def _reserve(self, sequence: int, record: dict[str, Any]) -> None:
+        if record["op"] in self.ops:
+            raise damaged(f"record {sequence} reserves {record['op']!r} again")
+        for name, charge in charged(record):
+            self.own[name] = tuple(map(add, self.own[name], charge)) if name in self.own else charge
+        self.ops[record["op"]] = Standing(State.RESERVED, sequence, None, sequence)
+
+    def _advance(self, sequence: int, record: dict[str, Any]) -> None:
+        to, before = State(record["kind"]), self.ops[record["op"]]
+        if before.state not in BEFORE[to]:
+            raise damaged(f"record {sequence} takes {record['op']!r} to {to.value} out of turn")
+        stored = sequence if to is State.STORED else before.stored
+        self.ops[record["op"]] = Standing(to, before.reserved, stored, sequence)
+
+
+_FOLDS = {
+    "charter": Books._open,
+    State.RESERVED.value: Books._reserve,
+    **{state.value: Books._advance for state in BEFORE},
+}
+
+
+def link(previous: bytes, body: bytes) -> bytes:
+    return hashlib.sha256(previous + body).digest()
+
+
+def grouped(charges: Mapping[str, Amount]) -> list[list[Any]]:
+    """Charges as [[cost, names], ...]: a round charges many clients the same vector."""
+    groups: dict[Amount, list[str]] = {}
+    for name in sorted(charges):
+        groups.setdefault(charges[name], []).append(name)
+    return [[list(charge), groups[charge]] for charge in sorted(groups)]
+
+
+def charged(record: Mapping[str, Any]) -> Iterator[tuple[str, Amount]]:
+    refused = frozenset(record["refused"])
+    for charge, names in record["charges"]:
+        amount = tuple(charge)
+        yield from ((name, amount) for name in names if name not in refused)

@@ -1,0 +1,54 @@
+"""A claim: what one release costs one unit against one adversary, in words that cannot be misread. Public facts only."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from sordino.ledger.events import Event, from_json, to_json
+
+Unit = Literal["example", "client"]
+Neighbours = Literal["add_remove", "replace", "zero_out"]
+Adversary = Literal["server", "participants", "public"]
+Status = Literal["proved", "conditional", "asymptotic", "nominal", "none"]
+
+ADVERSARIES: tuple[Adversary, ...] = ("server", "participants", "public")
+STATUSES: tuple[Status, ...] = (
+    "proved",
+    "conditional",
+    "asymptotic",
+    "nominal",
+    "none",
+)  # from strong to empty
+
+
+@dataclass(frozen=True)
+class Claim:
+    unit: Unit
+    neighbours: Neighbours
+    adversary: Adversary
+    event: Event
+    status: Status
+    because: tuple[str, ...] = ()  # assumptions, or the reason why nothing is promised
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "unit": self.unit,
+            "neighbours": self.neighbours,
+            "adversary": self.adversary,
+            "event": to_json(self.event),
+            "status": self.status,
+            "because": list(self.because),
+        }
+
+    @classmethod
+    def from_json(cls, record: Mapping[str, Any]) -> Claim:
+        return cls(
+            record["unit"],
+            record["neighbours"],
+            record["adversary"],
+            from_json(record["event"]),
+            record["status"],
+            tuple(record["because"]),
+        )

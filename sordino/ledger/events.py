@@ -1,0 +1,258 @@
+"""The common language of the ledger: what happened to the data, and nothing about how it is accounted.
+
+An event says which noise covered which sensitivity, how often, behind which sampler. Accountants read events, the ledger
+stores them as JSON, the report prints them. Noise is always relative to the sensitivity under the neighbours the
+statement names, so the event itself needs no clip bound. The vocabulary is that of Google's dp-accounting
+(`to_dp_event` translates); this module needs neither it, nor torch, nor scipy.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, fields
+from numbers import Integral, Real
+from typing import Any, TypeAlias
+
+from sordino.errors import InvalidBudget, UnsupportedEvent
+
+
+@dataclass(frozen=True)
+class Gaussian:
+    """Normal noise; `noise_multiplier` = standard deviation / L2 sensitivity. Zero is expressible and costs infinity."""
+
+    noise_multiplier: float
+
+    def __post_init__(self) -> None:
+        _settle(self, "noise_multiplier", _noise(self.noise_multiplier))
+
+
+@dataclass(frozen=True)
+class Laplace:
+    """Laplace noise; `scale` = b / L1 sensitivity, so one draw is (1/scale)-DP. Zero costs infinity."""
+
+    scale: float
+
+    def __post_init__(self) -> None:
+        _settle(self, "scale", _noise(self.scale))
+
+
+@dataclass(frozen=True)
+class Poisson:
+    """`event` on a secret sample: every unit takes part independently with probability `rate`."""
+
+    rate: float
+    event: Event
+
+    def __post_init__(self) -> None:
+        rate = _noise(self.rate)
+        if not 0.0 < rate <= 1.0:
+            raise InvalidBudget(
+                f"a sampling rate of {rate} is no probability of taking part",
+                why="the rate is a probability above 0 and at most 1",
+                code="rate-out-of-range",
+            )
+        _settle(self, "rate", rate)
+        _require_event(self.event)
+
+
+@dataclass(frozen=True)
+class Repeat:
+    """`event`, `count` times, each with fresh randomness."""
+
+    event: Event
+    count: int
+
+    def __post_init__(self) -> None:
+        _require_event(self.event)
+        if isinstance(self.count, bool) or not isinstance(self.count, Integral) or self.count < 1:
+            raise InvalidBudget(
+                f"{self.count!r} is no number of repetitions",
+                why="a count is a whole number of at least 1",
+                code="count-not-positive",
+            )
+        _settle(self, "count", int(self.count))
+
+
+@dataclass(frozen=True)
+class Together:
+    """Several events on the same data: their composition."""
+
+    events: tuple[Event, ...]
+
+    def __post_init__(self) -> None:
+        _settle(self, "events", tuple(self.events))
+        for event in self.events:
+            _require_event(event)
+
+
+@dataclass(frozen=True)
+class NonPrivate:
+    """Something left without protection: infinity, and the reason a reader is shown."""
+
+    reason: str
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.reason, str):
+            raise UnsupportedEvent("the reason of a non-private event is not text", code="malformed-event")
+
+
+@dataclass(frozen=True)
+class Nothing:
+    """No access to the data: costs nothing."""
+
+
+Event: TypeAlias = Gaussian | Laplace | Poisson | Repeat | Together | NonPrivate | Nothing
+
+KINDS: dict[str, type[Event]] = {
+    "gaussian": Gaussian,
+    "laplace": Laplace,
+    "poisson": Poisson,
+    "repeat": Repeat,
+    "together": Together,
+    "non_private": NonPrivate,
+    "nothing": Nothing,
+}
+_NAMES = {cls: kind for kind, cls in KINDS.items()}
+
+
+def leaves(event: Event) -> Counter[Event]:
+    """How often each elementary event happens: the one place where counts are multiplied."""
+    found: Counter[Event] = Counter()
+
+    def walk(node: Event, times: int) -> None:
+        if isinstance(node, Repeat):
+            walk(node.event, times * node.count)
+        elif isinstance(node, Together):
+            for part in node.events:
+                walk(part, times)
+        elif not isinstance(node, Nothing):
+            found[node] += times
+
+    walk(event, 1)
+    return found
+
+
+def compact(events: Iterable[Event]) -> Event:
+    """The same events with equal ones grouped: a thousand identical rounds become one `Repeat`."""
+    counted: Counter[Event] = Counter()
+    for event in events:
+        counted.update(leaves(event))
+    grouped = tuple(event if count == 1 else Repeat(event, count) for event, count in counted.items())
+    if not grouped:
+        return Nothing()
+    return grouped[0] if len(grouped) == 1 else Together(grouped)
+
+
+def to_json(event: Event) -> dict[str, Any]:
+    """Plain data with the kind first; `from_json` returns an equal event."""
+
+    def plain(value: Any) -> Any:
+        if isinstance(value, tuple):
+            return [to_json(part) for part in value]
+        return to_json(value) if type(value) in _NAMES else value
+
+    return {"kind": _NAMES[type(event)]} | {f.name: plain(getattr(event, f.name)) for f in fields(event)}
+
+
+def from_json(data: Any) -> Event:
+    """Reads only kinds listed in `KINDS`, with exactly their fields."""
+    if not isinstance(data, Mapping):
+        raise UnsupportedEvent(
+            f"{data!r} is no event", why="an event is an object with a kind", code="malformed-event"
+        )
+    kind = data.get("kind")
+    cls = KINDS.get(kind) if isinstance(kind, str) else None
+    if cls is None:
+        raise UnsupportedEvent(
+            f"no event is called {kind!r}", fix=f"known kinds: {', '.join(KINDS)}", code="unknown-event-kind"
+        )
+    expected = {f.name for f in fields(cls)}
+    if set(data) - {"kind"} != expected:
+        raise UnsupportedEvent(
+            f"a {kind} event with fields {sorted(set(data) - {'kind'})}",
+            why=f"it has exactly {sorted(expected)}",
+            code="malformed-event",
+        )
+    read: dict[str, Callable[[Any], Any]] = {"event": from_json, "events": _each}
+    return cls(**{name: read.get(name, _itself)(data[name]) for name in expected})
+
+
+def to_dp_event(event: Event) -> Any:
+    """The same event for dp-accounting (imported here: it takes a second)."""
+    from dp_accounting import dp_event
+
+    translate: dict[type, Callable[[Any], Any]] = {
+        Gaussian: lambda e: dp_event.GaussianDpEvent(e.noise_multiplier),
+        Laplace: lambda e: dp_event.LaplaceDpEvent(e.scale),
+        Poisson: lambda e: dp_event.PoissonSampledDpEvent(e.rate, to_dp_event(e.event)),
+        Repeat: lambda e: dp_event.SelfComposedDpEvent(to_dp_event(e.event), e.count),
+        Together: lambda e: dp_event.ComposedDpEvent([to_dp_event(part) for part in e.events]),
+        NonPrivate: lambda e: dp_event.NonPrivateDpEvent(),
+        Nothing: lambda e: dp_event.NoOpDpEvent(),
+    }
+    return translate[type(event)](event)
+
+
+def valid_epsilon(epsilon: float) -> float:
+    """A finite epsilon above zero, or a refusal."""
+    if not is_number(epsilon) or math.isnan(epsilon) or epsilon <= 0:
+        raise InvalidBudget(
+            f"epsilon = {epsilon!r} is no budget",
+            why="an epsilon is above 0; at 0 the output may not depend on the data at all",
+            code="epsilon-not-positive",
+        )
+    if not math.isfinite(epsilon):
+        raise InvalidBudget(
+            "epsilon is infinite",
+            why="an infinite budget promises nothing and has no noise level",
+            fix="run without privacy if that is meant",
+            code="epsilon-not-finite",
+        )
+    return float(epsilon)
+
+
+def valid_delta(delta: float, *, zero: bool = False) -> float:
+    """0 < delta < 1 (0 itself only where a pure guarantee is asked for), or a refusal."""
+    if not is_number(delta) or not (0.0 <= delta < 1.0 if zero else 0.0 < delta < 1.0):
+        raise InvalidBudget(
+            f"delta = {delta!r} is no failure probability",
+            why="delta lies strictly between 0 and 1, and well below 1 / (number of units)",
+            code="delta-out-of-range",
+        )
+    return float(delta)
+
+
+def is_number(value: object) -> bool:
+    """A real number that is not a truth value (True would pass for 1)."""
+    return isinstance(value, Real) and not isinstance(value, bool)
+
+
+def _noise(value: float) -> float:
+    if not is_number(value) or not math.isfinite(value) or value < 0:
+        raise InvalidBudget(
+            f"{value!r} is no noise level or rate",
+            why="it must be a finite number, not negative",
+            code="noise-not-a-number",
+        )
+    return float(value) + 0.0  # -0.0 becomes 0.0: equal events must have equal JSON
+
+
+def _settle(event: Event, field: str, value: object) -> None:
+    object.__setattr__(event, field, value)
+
+
+def _require_event(value: object) -> None:
+    if type(value) not in _NAMES:
+        raise UnsupportedEvent(f"{value!r} is no event", code="malformed-event")
+
+
+def _each(parts: Any) -> tuple[Event, ...]:
+    if not isinstance(parts, list | tuple):
+        raise UnsupportedEvent("the parts of a composition are not a list", code="malformed-event")
+    return tuple(from_json(part) for part in parts)
+
+
+def _itself(value: Any) -> Any:
+    return value

@@ -1,0 +1,349 @@
+"""The privacy ledger: what was spent, on whom, for which release. It survives a crash at any instant.
+
+    RESERVED  ->  DRAWN  ->  STORED(digest)  ->  PUBLISHED        each arrow is one durable transaction
+
+Reserve before any data is read, store before publishing, repeat an operation by its name: a crash may lose
+budget but never gives a release for free, and no operation is ever released with two contents. Nothing is
+refunded.
+
+The file holds hash-chained records and no totals: budgets, states and grants are a fold over them (`books`),
+done anew whenever a ledger is opened. A writer takes SQLite's write lock, folds what others appended,
+decides, appends and commits with a full sync. An older copy put back in the file's place cannot be noticed
+from inside: publish `head()` with every release, and let whoever saw it ask `descends_from`.
+
+Where a cost depends on a client's data, that client's grants, `spent` and `remaining` are shown to that
+client only (individual filters, Feldman and Zrnic 2021).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import sqlite3
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from operator import sub
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from sordino.errors import LedgerError
+from sordino.ledger.books import (
+    BEFORE,
+    EVERYONE,
+    ORIGIN,
+    Books,
+    Charter,
+    State,
+    canonical,
+    charged,
+    grouped,
+    link,
+)
+from sordino.ledger.currency import Amount
+from sordino.ledger.storage import damaged, open_database, refusals, turnstile
+
+__all__ = ["EVERYONE", "MEMORY", "Charter", "Entry", "Ledger", "State"]
+
+MEMORY = ":memory:"
+
+_ORDER = list(State)
+_LARGEST_PAYLOAD = 1 << 29  # SQLite stops at 10**9 bytes
+
+
+class Entry(NamedTuple):
+    """One operation as it stands. `charges` are those granted, `hash` that of its latest record."""
+
+    sequence: int
+    op: str
+    state: State
+    charges: dict[str, Amount]
+    plan: str
+    digest: str | None
+    note: str
+    hash: str
+
+
+class Ledger:
+    """One SQLite file, or ":memory:" for a simulation. Threads and processes may race; reopen after a fork."""
+
+    def __init__(self, connection: sqlite3.Connection, place: Path | None, books: Books) -> None:
+        self._connection: sqlite3.Connection | None = connection
+        self._place, self._books = place, books
+        self._mutex, self._process = threading.RLock(), os.getpid()
+
+    @classmethod
+    def open(
+        cls,
+        path: Path | str,
+        charter: Charter,
+        caps: Mapping[str, Amount] | None = None,
+        total: Amount | None = None,
+    ) -> Ledger:
+        """Create the ledger, or reopen it with the charter and caps it was founded with.
+
+        `caps` bind single principals, others are unlimited; `total` caps what is charged to everyone.
+        """
+        limits = {
+            _name(name): charter.currency.amount(cap, what=f"cap of {name}")
+            for name, cap in (caps or {}).items()
+        }
+        if EVERYONE in limits:
+            raise LedgerError(
+                f"{EVERYONE!r} has a cap", why="it is everyone", fix="use total=", code="name-invalid"
+            )
+        if total is not None:
+            limits[EVERYONE] = charter.currency.amount(total, what="total cap")
+        books = Books(charter, limits)
+        place = None if str(path) == MEMORY else Path(path).resolve()
+        body = canonical(books.genesis()).encode()
+        with refusals():
+            connection = open_database(place, (link(ORIGIN, body), body))
+        ledger = cls(connection, place, books)
+        try:
+            ledger.check()
+        except BaseException:
+            ledger.close()
+            raise
+        return ledger
+
+    def reserve(self, op: str, charges: Mapping[str, Amount], plan: bytes, note: str = "") -> frozenset[str]:
+        """Charge those who can pay, durably, and say who they are: the others must abstain.
+
+        The same operation again returns the same answer and charges nothing; its first note stands. `charges`
+        may be empty (a cohort nobody was drawn into). `note` is public text, kept in the chain.
+        """
+        record = {
+            "kind": State.RESERVED.value,
+            "op": _name(op),
+            "charges": grouped(
+                {_name(k): self._books.charter.currency.charge(v, what=k) for k, v in charges.items()}
+            ),
+            "plan": plan.hex(),
+            "note": note,
+        }
+        with self._turn() as books:
+            if op in books.ops:
+                known = self._record(books.ops[op].reserved)
+                if any(known[part] != record[part] for part in ("charges", "plan")):
+                    raise LedgerError(
+                        f"operation {op!r} was reserved with other charges or another plan",
+                        why="one operation is one release",
+                        fix="repeat it unchanged, or name a new operation",
+                        code="op-conflict",
+                    )
+                return frozenset(charges) - frozenset(known["refused"])
+            granted = books.granted(charges)
+            self._append({**record, "refused": sorted(frozenset(charges) - granted)})
+        return granted
+
+    def drawn(self, op: str) -> None:
+        """The noise is drawn: from here on the operation may have touched data."""
+        self._advance(op, State.DRAWN, {})
+
+    def stored(self, op: str, digest: bytes, payload: bytes | None = None) -> None:
+        """Fix the one content this operation may ever publish; a big one stays in a file of its own."""
+        if payload is not None and len(payload) > _LARGEST_PAYLOAD:
+            raise LedgerError(
+                f"a payload of {len(payload)} bytes",
+                fix="keep the release in a file",
+                code="payload-too-large",
+            )
+        content = {
+            "digest": digest.hex(),
+            "payload": None if payload is None else hashlib.sha256(payload).hexdigest(),
+        }
+        self._advance(op, State.STORED, content, payload)
+
+    def published(self, op: str) -> None:
+        self._advance(op, State.PUBLISHED, {})
+
+    def release(self, op: str) -> tuple[bytes, bytes | None] | None:
+        """Digest and payload, once stored: what a retry publishes instead of drawing again."""
+        with self._reading() as books:
+            sequence = books.ops[op].stored if op in books.ops else None
+            if sequence is None:
+                return None
+            record = self._record(sequence)
+            row = self._db.execute("SELECT body FROM payload WHERE sequence = ?", (sequence,)).fetchone()
+        payload = row[0] if row else None
+        if record["payload"] != (None if payload is None else hashlib.sha256(payload).hexdigest()):
+            raise damaged(f"the payload of {op!r} is not the one that was stored")
+        return bytes.fromhex(record["digest"]), payload
+
+    def state(self, op: str) -> State | None:
+        with self._reading() as books:
+            return books.ops[op].state if op in books.ops else None
+
+    def spent(self, principal: str) -> Amount:
+        """What this principal has spent, charges to everyone included. It never falls."""
+        with self._reading() as books:
+            return books.spent(principal)
+
+    def remaining(self, principal: str) -> Amount | None:
+        """Cap minus spent, None without a cap. Under the rule "any" an order used up goes negative."""
+        with self._reading() as books:
+            cap = books.caps.get(principal)
+            return None if cap is None else tuple(map(sub, cap, books.spent(principal)))
+
+    def principals(self) -> tuple[str, ...]:
+        """Everyone with a cap or a charge of their own, sorted."""
+        with self._reading() as books:
+            return tuple(sorted((books.caps.keys() | books.own.keys()) - {EVERYONE}))
+
+    def entries(self) -> Iterator[Entry]:
+        """The operations, in the order of their reservation."""
+        with self._reading() as books:
+            standings = list(books.ops.items())
+        for op, (state, reserved, stored, last) in standings:
+            with self._reading():
+                record = self._record(reserved)
+                digest = None if stored is None else self._record(stored)["digest"]
+                head = self._row(last)[0].hex()
+            yield Entry(
+                reserved, op, state, dict(charged(record)), record["plan"], digest, record["note"], head
+            )
+
+    def head(self) -> str:
+        """The hash of the last record, and through the chain of every record."""
+        with self._reading() as books:
+            return books.head.hex()
+
+    def descends_from(self, head: str) -> bool:
+        """Whether this ledger has been at `head`: False for one restored from an older copy."""
+        with self._reading():
+            query = "SELECT 1 FROM record WHERE lower(hex(hash)) = ?"
+            return self._db.execute(query, (head,)).fetchone() is not None
+
+    def check(self) -> None:
+        """Walk the whole chain anew: every hash, every transition, every total against its cap."""
+        books = Books(self._books.charter, self._books.caps)
+        with self._mutex, refusals():
+            if self._db.execute("PRAGMA quick_check").fetchall() != [("ok",)]:
+                raise damaged("its pages are inconsistent")
+            for row in self._db.execute("SELECT sequence, hash, body FROM record ORDER BY sequence"):
+                books.fold(*row)
+                if books.sequence == self._books.sequence and books.head != self._books.head:
+                    raise damaged("its past has changed")
+            if books.sequence < max(self._books.sequence, 0):
+                raise damaged("its last records are gone")
+            for name in books.caps:
+                # totals only grow, so caps that hold at the end held all along
+                if not books.fits(name, books.charter.currency.zero()):
+                    raise damaged(f"{name} has spent more than the cap")
+            self._books = books
+
+    def close(self) -> None:
+        with self._mutex:
+            if self._connection is not None and os.getpid() == self._process:
+                with refusals(), turnstile(self._place):
+                    self._connection.close()
+            self._connection = None
+
+    def __enter__(self) -> Ledger:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def _db(self) -> sqlite3.Connection:
+        if self._connection is None or os.getpid() != self._process:
+            raise LedgerError(
+                "the ledger is closed in this process",
+                why="SQLite's locks do not survive a fork",
+                fix="open it again here",
+                code="ledger-closed",
+            )
+        return self._connection
+
+    @contextmanager
+    def _reading(self) -> Iterator[Books]:
+        """The books, once what was appended since is folded in."""
+        db = self._db
+        with self._mutex, refusals():
+            books = self._books
+            query = "SELECT sequence, hash, body FROM record WHERE sequence >= ? ORDER BY sequence"
+            rows = db.execute(query, (books.sequence,)).fetchall()
+            if not rows or rows[0][:2] != (books.sequence, books.head):
+                raise damaged("its last known record is gone")
+            for row in rows[1:]:
+                books.fold(*row)
+            yield books
+
+    @contextmanager
+    def _turn(self) -> Iterator[Books]:
+        """One durable transaction: it sees every earlier record, and is kept whole or not at all."""
+        db = self._db
+        with self._mutex, refusals(), turnstile(self._place):
+            db.execute("BEGIN IMMEDIATE")
+            try:
+                with self._reading() as books:
+                    yield books
+                db.execute("COMMIT")
+            except BaseException:
+                if db.in_transaction:
+                    db.execute("ROLLBACK")
+                raise
+
+    def _append(self, record: dict[str, Any], payload: bytes | None = None) -> None:
+        body, sequence = canonical(record).encode(), self._books.sequence + 1
+        # the books stay as they are: they will learn of this record by reading it back
+        self._db.execute(
+            "INSERT INTO record VALUES (?, ?, ?)", (sequence, link(self._books.head, body), body)
+        )
+        if payload is not None:
+            self._db.execute("INSERT INTO payload VALUES (?, ?)", (sequence, payload))
+
+    def _advance(self, op: str, to: State, content: dict[str, Any], payload: bytes | None = None) -> None:
+        with self._turn() as books:
+            if op not in books.ops:
+                raise LedgerError(
+                    f"operation {op!r} was never reserved",
+                    why="no release without an older reservation",
+                    fix="reserve it first",
+                    code="op-unknown",
+                )
+            at = books.ops[op]
+            if _ORDER.index(at.state) >= _ORDER.index(to):
+                if at.stored is not None and any(
+                    self._record(at.stored)[part] != content[part] for part in content
+                ):
+                    raise LedgerError(
+                        f"operation {op!r} has already been stored with another content",
+                        why="one operation is one release: two of them would show their difference",
+                        fix="publish what release() returns",
+                        code="op-two-releases",
+                    )
+                return
+            if at.state not in BEFORE[to]:
+                raise LedgerError(
+                    f"operation {op!r} is {at.state.value}, so it cannot be {to.value}",
+                    why="only what is stored may be published",
+                    fix="store it first",
+                    code="op-skips-state",
+                )
+            self._append({"kind": to.value, "op": op, **content}, payload)
+
+    def _row(self, sequence: int) -> tuple[bytes, bytes]:
+        row: tuple[bytes, bytes] = self._db.execute(
+            "SELECT hash, body FROM record WHERE sequence = ?", (sequence,)
+        ).fetchone()
+        return row
+
+    def _record(self, sequence: int) -> dict[str, Any]:
+        """A record behind the head, proved again: the disk may have changed since it was folded."""
+        (before, _), (digest, body) = self._row(sequence - 1), self._row(sequence)
+        if link(before, body) != digest:
+            raise damaged(f"record {sequence} has changed")
+        record: dict[str, Any] = json.loads(body)
+        return record
+
+
+def _name(name: object) -> str:
+    if not isinstance(name, str) or not name:
+        raise LedgerError(
+            f"{name!r} is no name", why="operations and principals are non-empty text", code="name-invalid"
+        )
+    return name

@@ -1,0 +1,159 @@
+"""From a budget to noise and back: the currencies in which a mechanism's price adds up exactly.
+
+pure             epsilon of Laplace noise, summed
+classic          (epsilon, delta) pairs of the textbook Gaussian, both summed
+exact            mu^2/2 of the Gaussian (Dong, Roth and Su 2022; adaptive composition and its filter: Smith and Thakurta 2022)
+renyi            Renyi loss of the Poisson-sampled Gaussian at one order fixed before the run (filter: Feldman and Zrnic 2021)
+as_published     a nominal share of epsilon; proves nothing
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from sordino.errors import UnsoundGuarantee
+from sordino.ledger.calibrate import classic_multiplier
+from sordino.ledger.currency import APPROX, PURE, ZCDP, Currency, rdp
+from sordino.ledger.gaussian_dp import mu_of
+
+NUDGE = 1 + 1e-12  # noise is rounded up, so that its price never exceeds the integers it was cut from
+ORDERS = (*range(2, 65), *range(72, 257, 8))
+
+
+class Pricing(Protocol):
+    @property
+    def currency(self) -> Currency: ...
+    def total(self, epsilon: float, delta: float) -> tuple[float, ...]: ...
+    def multiplier(self, cost: Sequence[float]) -> float: ...
+    def cost(self, multiplier: float) -> tuple[float, ...]: ...
+
+
+@dataclass(frozen=True)
+class Pure:
+    currency: Currency = PURE
+
+    def total(self, epsilon: float, delta: float) -> tuple[float, ...]:
+        return (epsilon,)
+
+    def multiplier(self, cost: Sequence[float]) -> float:
+        return NUDGE / cost[0]
+
+    def cost(self, multiplier: float) -> tuple[float, ...]:
+        return (1 / multiplier,)
+
+
+@dataclass(frozen=True)
+class Classic:
+    checked: bool = False
+    currency: Currency = APPROX
+
+    def total(self, epsilon: float, delta: float) -> tuple[float, ...]:
+        return (epsilon, delta)
+
+    def multiplier(self, cost: Sequence[float]) -> float:
+        return classic_multiplier(cost[0], cost[1], checked=self.checked) * NUDGE
+
+    def cost(self, multiplier: float) -> tuple[float, ...]:
+        raise UnsoundGuarantee(
+            "the classic Gaussian has no price of its own",
+            why="one multiplier stands for many (epsilon, delta) pairs",
+            fix='give a budget in [privacy], or use calibration = "exact"',
+            code="classic-needs-budget",
+        )
+
+
+@dataclass(frozen=True)
+class Exact:
+    currency: Currency = ZCDP
+
+    def total(self, epsilon: float, delta: float) -> tuple[float, ...]:
+        return (mu_of(epsilon, delta) ** 2 / 2,)
+
+    def multiplier(self, cost: Sequence[float]) -> float:
+        return NUDGE / math.sqrt(2 * cost[0])
+
+    def cost(self, multiplier: float) -> tuple[float, ...]:
+        return (0.5 / multiplier**2,)
+
+
+@dataclass(frozen=True)
+class Renyi:
+    """Poisson-sampled Gaussian at `rate`, priced at one `order`."""
+
+    rate: float
+    order: int
+
+    @property
+    def currency(self) -> Currency:
+        return rdp((self.order,))
+
+    def total(self, epsilon: float, delta: float) -> tuple[float, ...]:
+        return (budget_at(self.order, epsilon, delta),)
+
+    def multiplier(self, cost: Sequence[float]) -> float:
+        low, high = 1e-2, 1e-2
+        while sampled_gaussian(self.rate, high, self.order) > cost[0]:
+            high *= 2
+        for _ in range(80):
+            middle = math.sqrt(low * high)
+            low, high = (
+                (middle, high) if sampled_gaussian(self.rate, middle, self.order) > cost[0] else (low, middle)
+            )
+        return high * NUDGE
+
+    def cost(self, multiplier: float) -> tuple[float, ...]:
+        return (sampled_gaussian(self.rate, multiplier, self.order),)
+
+
+@dataclass(frozen=True)
+class AsPublished:
+    """A fixed multiplier whose epsilon is only a label."""
+
+    published: float
+    currency: Currency = APPROX
+
+    def total(self, epsilon: float, delta: float) -> tuple[float, ...]:
+        return (epsilon, delta)
+
+    def multiplier(self, cost: Sequence[float]) -> float:
+        return self.published
+
+    def cost(self, multiplier: float) -> tuple[float, ...]:
+        return (1.0, 1e-5)
+
+
+def budget_at(order: int, epsilon: float, delta: float) -> float:
+    """The Renyi loss that (epsilon, delta) leaves at one order (Canonne, Kamath and Steinke 2020); 0 where the order is useless."""
+    return max(0.0, epsilon - math.log1p(-1 / order) + math.log(delta * order) / (order - 1))
+
+
+def sampled_gaussian(rate: float, multiplier: float, order: int) -> float:
+    """ln(sum_j binom(a,j) (1-q)^(a-j) q^j e^(j(j-1)/(2z^2))) / (a-1), in log space (Mironov, Talwar and Zhang 2019)."""
+    if rate == 1:
+        return order / (2 * multiplier**2)
+    terms = [
+        math.lgamma(order + 1) - math.lgamma(j + 1) - math.lgamma(order - j + 1)
+        + j * math.log(rate) + (order - j) * math.log1p(-rate) + j * (j - 1) / (2 * multiplier**2)
+        for j in range(order + 1)
+    ]  # fmt: skip
+    top = max(terms)
+    # sum e^t = 1 + small: log1p of the difference keeps tiny losses from vanishing
+    total = math.fsum(math.exp(t - top) for t in terms)
+    return max(0.0, top + math.log(total)) / (order - 1)
+
+
+def best_order(rate: float, epsilon: float, delta: float, exposures: int) -> Renyi:
+    """The order that lets `exposures` equal releases use the least noise."""
+    candidates = [(Renyi(rate, order), budget_at(order, epsilon, delta)) for order in ORDERS]
+    usable = [(pricing, budget / exposures) for pricing, budget in candidates if budget > 0]
+    if not usable:
+        raise UnsoundGuarantee(
+            f"epsilon {epsilon} at delta {delta} is out of reach of the Renyi accountant",
+            why="every order's conversion already costs more",
+            fix="raise epsilon or delta, or use unsampled noise",
+            code="budget-below-conversion",
+        )
+    return min(usable, key=lambda pair: pair[0].multiplier((pair[1],)))[0]

@@ -1,0 +1,123 @@
+"""The statement of guarantees: one row per (unit, neighbours, adversary), never one lonely epsilon.
+
+Each client's releases compose; clients hold disjoint data, so a row shows the client that lost most. The rows are computed from ledger entries
+alone, never from the configuration: what was not recorded was not promised, and what was released raw is infinity.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from sordino.ledger.accountants import bounds
+from sordino.ledger.claims import STATUSES, Adversary, Claim, Neighbours, Status, Unit
+from sordino.ledger.events import Event, compact, to_json
+
+Key = tuple[Unit, Neighbours, Adversary]
+
+
+@dataclass(frozen=True)
+class Row:
+    unit: Unit
+    neighbours: Neighbours
+    adversary: Adversary
+    epsilon: float
+    delta: float
+    accountant: str
+    accountants: Mapping[str, float]
+    status: Status
+    because: tuple[str, ...]
+    releases: int  # of the client that lost most
+
+    def to_json(self) -> dict[str, Any]:
+        shown = {name: _number(value) for name, value in self.accountants.items()}
+        return {
+            **vars(self),
+            "epsilon": _number(self.epsilon),
+            "accountants": shown,
+            "because": list(self.because),
+        }
+
+
+def _number(value: float) -> float | str:
+    return value if math.isfinite(value) else "inf"  # JSON has no infinity
+
+
+def note(claims: Iterable[tuple[list[int] | str, list[Claim]]]) -> str:
+    """What a ledger entry says about its release, as JSON text: who ('*' is every client), and which claims."""
+    groups = [{"clients": clients, "claims": [claim.to_json() for claim in made]} for clients, made in claims]
+    return json.dumps(groups, sort_keys=True, separators=(",", ":"))
+
+
+def read_notes(notes: Iterable[str], population: int) -> dict[Key, dict[int, list[Claim]]]:
+    """Claims by row and client, from the notes of a ledger's entries."""
+    rows: dict[Key, dict[int, list[Claim]]] = defaultdict(lambda: defaultdict(list))
+    parsed: dict[str, list[tuple[Any, list[Claim]]]] = {}
+    for text in notes:
+        if text not in parsed:
+            parsed[text] = [
+                (g["clients"], [Claim.from_json(c) for c in g["claims"]]) for g in json.loads(text)
+            ]
+        for clients, claims in parsed[text]:
+            for client in range(population) if clients == "*" else clients:
+                for claim in claims:
+                    rows[claim.unit, claim.neighbours, claim.adversary][client].append(claim)
+    return rows
+
+
+def statement(notes: Iterable[str], population: int, delta: float) -> list[Row]:
+    rows = [_row(key, clients, delta) for key, clients in read_notes(notes, population).items()]
+    return sorted(_implied(rows, delta), key=_order)
+
+
+def _order(row: Row) -> tuple[int, int]:
+    return ("example", "client").index(row.unit), ("server", "participants", "public").index(row.adversary)
+
+
+def _row(key: Key, clients: Mapping[int, list[Claim]], delta: float) -> Row:
+    unit, neighbours, adversary = key
+    distinct: dict[str, tuple[Event, int]] = {}
+    for claims in clients.values():
+        event = compact([claim.event for claim in claims])
+        distinct.setdefault(json.dumps(to_json(event), sort_keys=True), (event, len(claims)))
+    worst, found, releases = None, {}, 0
+    for event, count in distinct.values():
+        listed = {bound.accountant: bound.epsilon for bound in bounds(event, delta, neighbours)}
+        name = min(listed, key=lambda accountant: listed[accountant])
+        if worst is None or listed[name] > found[worst]:
+            worst, found, releases = name, listed, count
+    assert worst is not None
+    made = [claim for claims in clients.values() for claim in claims]
+    status = max((claim.status for claim in made), key=STATUSES.index)
+    because = tuple(dict.fromkeys(reason for claim in made for reason in claim.because))
+    return Row(unit, neighbours, adversary, found[worst], delta, worst, found, status, because, releases)
+
+
+def _implied(rows: list[Row], delta: float) -> Iterator[Row]:
+    """An example is part of a client: a finite client row also protects examples, where the example gate is open."""
+    by_client = {row.adversary: row for row in rows if row.unit == "client" and math.isfinite(row.epsilon)}
+    for row in rows:
+        covering = by_client.get(row.adversary)
+        if row.unit == "client" or math.isfinite(row.epsilon) or covering is None:
+            yield row
+        elif covering.neighbours == "replace":
+            yield Row(
+                **{
+                    **vars(covering),
+                    "unit": "example",
+                    "because": (*covering.because, "implied by the client row"),
+                }
+            )
+        else:
+            # remove the client, then add it with one example changed: two steps of the client-level promise (group privacy)
+            yield Row(
+                **{
+                    **vars(row),
+                    "because": ("bounded only through the client row: see there",),
+                    "status": "none",
+                }
+            )

@@ -1,0 +1,242 @@
+"""The ledger's file: one SQLite database of its own, in WAL mode, fully synced, on a local disk, or refused.
+
+A file appears under its name only when it is complete, so one that is empty, cut or strange is damage and
+never a reason to start anew. No error of SQLite or the operating system leaves this package untranslated.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import sqlite3
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, closing, contextmanager
+from pathlib import Path
+
+from sordino.errors import LedgerError
+
+PATIENCE = 60.0  # seconds to wait for other writers
+
+_APPLICATION, _VERSION = 0x536F7264, 1
+_SCHEMA = [
+    "CREATE TABLE record (sequence INTEGER PRIMARY KEY, hash BLOB NOT NULL, body BLOB NOT NULL)",
+    "CREATE TABLE payload (sequence INTEGER PRIMARY KEY REFERENCES record, body BLOB NOT NULL)",
+    *(
+        f"CREATE TRIGGER {table}_{event} BEFORE {event} ON {table} BEGIN SELECT RAISE(ABORT, 'fixed'); END"
+        for table in ("record", "payload")
+        for event in ("update", "delete")
+    ),
+]
+_SETTINGS = "foreign_keys=ON", "trusted_schema=OFF", "cell_size_check=ON", "fullfsync=ON", "synchronous=FULL"
+_FULL_SYNC = 2
+_REMOTE = frozenset({"9p", "afs", "beegfs", "ceph", "cifs", "glusterfs", "lustre", "ncpfs", "smb3", "smbfs"})
+_REMOTE_FAMILIES = "nfs", "fuse."
+
+
+def open_database(place: Path | None, first: tuple[bytes, bytes]) -> sqlite3.Connection:
+    """Open the file; where there is none, found it with its first record (hash, body). None: in memory."""
+    with ExitStack() as undo:
+        if place is None:
+            connection = undo.enter_context(closing(_connect(":memory:")))
+            _found(connection, first)
+        else:
+            _check_directory(place)
+            if not place.exists():
+                _create(place, first)
+            if not place.is_file() or place.stat().st_size == 0:
+                # SQLite would take an empty file for a new database, and drop the journal beside it
+                raise damaged(f"{place} is empty or no file")
+            connection = undo.enter_context(closing(_connect(f"{place.as_uri()}?mode=rw")))
+            _check_database(connection)
+        undo.pop_all()
+    return connection
+
+
+def _connect(name: str) -> sqlite3.Connection:
+    # threads are kept apart by the ledger's own mutex; isolation_level=None leaves transactions to the ledger
+    connection = sqlite3.connect(
+        name, timeout=PATIENCE, isolation_level=None, check_same_thread=False, uri=True
+    )
+    for setting in _SETTINGS:
+        connection.execute(f"PRAGMA {setting}")
+    return connection
+
+
+def _found(connection: sqlite3.Connection, first: tuple[bytes, bytes]) -> None:
+    connection.execute(f"PRAGMA application_id={_APPLICATION}")
+    connection.execute(f"PRAGMA user_version={_VERSION}")
+    connection.execute("BEGIN IMMEDIATE")
+    for statement in _SCHEMA:
+        connection.execute(statement)
+    connection.execute("INSERT INTO record VALUES (0, ?, ?)", first)
+    connection.execute("COMMIT")
+
+
+def _create(place: Path, first: tuple[bytes, bytes]) -> None:
+    if Path(f"{place}-wal").exists():
+        raise damaged(f"{place} is gone, its journal is still there")
+    with tempfile.TemporaryDirectory(prefix=f".{place.name}-", dir=place.parent) as workshop:
+        draft = Path(workshop, place.name)
+        with closing(_connect(f"{draft.as_uri()}?mode=rwc")) as connection:
+            connection.execute("PRAGMA journal_mode=WAL")
+            _found(connection, first)
+        draft.chmod(0o600)  # it tells what single clients have spent
+        try:
+            os.link(
+                draft, place
+            )  # unlike a rename, a link never replaces a ledger another process has just founded
+        except FileExistsError:
+            return
+    directory = os.open(place.parent, os.O_RDONLY)
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)
+
+
+def _check_database(connection: sqlite3.Connection) -> None:
+    if _ask(connection, "application_id") != _APPLICATION:
+        raise damaged("it is a database, but not a ledger")
+    version = _ask(connection, "user_version")
+    if version != _VERSION:
+        raise LedgerError(
+            f"the ledger has format {version}",
+            why=f"this program reads format {_VERSION}",
+            fix="open it with the version of sordino that wrote it",
+            code="ledger-version",
+        )
+    if [row[0] for row in connection.execute("SELECT sql FROM sqlite_master ORDER BY rowid")] != _SCHEMA:
+        raise damaged("its tables are not those of a ledger")
+    if _ask(connection, "journal_mode=WAL") != "wal" or _ask(connection, "synchronous") != _FULL_SYNC:
+        raise LedgerError(
+            "SQLite does not sync every commit of this file",
+            why="a reservation that a power cut takes back is none",
+            fix="put the ledger on a local disk",
+            code="ledger-not-durable",
+        )
+
+
+def _ask(connection: sqlite3.Connection, pragma: str) -> object:
+    return connection.execute(f"PRAGMA {pragma}").fetchone()[0]
+
+
+def _check_directory(place: Path) -> None:
+    if not place.parent.is_dir():
+        raise LedgerError(
+            f"there is no directory {place.parent}",
+            fix="create it, or correct the path",
+            code="ledger-no-directory",
+        )
+    mounts = Path("/proc/mounts")
+    kind = file_system(place.parent, mounts.read_text(errors="replace")) if mounts.exists() else ""
+    if kind in _REMOTE or kind.startswith(_REMOTE_FAMILIES):
+        raise LedgerError(
+            f"{place.parent} is on a {kind} file system",
+            why="locks and syncs do not hold reliably over a network",
+            fix="put the ledger on a local disk of the machine that writes it",
+            code="ledger-network-disk",
+        )
+
+
+def file_system(directory: Path, mounts: str) -> str:
+    """The type of the file system a resolved directory is on, from the text of /proc/mounts."""
+    depth, kind = -1, ""
+    for line in mounts.splitlines():
+        _, point, found, *_ = line.split(" ")
+        mount = Path(point.encode().decode("unicode_escape"))  # a space is written \\040
+        if (
+            directory.is_relative_to(mount) and len(mount.parts) >= depth
+        ):  # a later mount hides an earlier one
+            depth, kind = len(mount.parts), found
+    return kind
+
+
+@contextmanager
+def turnstile(place: Path | None) -> Iterator[None]:
+    """Writers pass one at a time, checkpoint included.
+
+    SQLite's own lock already makes transactions exclusive. This one also keeps a checkpoint from racing a
+    commit, which could corrupt the file in SQLite 3.7.0 to 3.51.2 (sqlite.org/wal.html#walresetbug), and
+    starves nobody.
+    """
+    if place is None:
+        yield
+        return
+    import fcntl  # here, so that ledgers in memory work where there is none
+
+    gate = os.open(f"{place}-lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        deadline = time.monotonic() + PATIENCE
+        while True:
+            try:
+                fcntl.flock(gate, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    raise _busy() from None
+                time.sleep(0.001)
+        yield
+    finally:
+        os.close(gate)
+
+
+def damaged(what: str) -> LedgerError:
+    return LedgerError(
+        f"the ledger is damaged: {what}",
+        why="what was spent can no longer be told from it, and it is never started anew",
+        fix="restore it whole from a copy whose head is the last one published",
+        code="ledger-damaged",
+    )
+
+
+def _full() -> LedgerError:
+    return LedgerError(
+        "the ledger cannot grow: the disk is full, or a quota or size limit is reached",
+        why="nothing was recorded, so nothing may be released",
+        fix="free some space and repeat the operation",
+        code="ledger-disk-full",
+    )
+
+
+def _busy() -> LedgerError:
+    return LedgerError(
+        f"another process has held the ledger for {PATIENCE:.0f} s",
+        fix="look for a writer that hangs, then repeat the operation",
+        code="ledger-busy",
+    )
+
+
+def _unwritable() -> LedgerError:
+    return LedgerError(
+        "the ledger cannot be opened for writing",
+        fix="check the owner and the permissions of the file and its directory",
+        code="ledger-unwritable",
+    )
+
+
+_BY_SQLITE = {
+    sqlite3.SQLITE_FULL: _full,
+    sqlite3.SQLITE_IOERR_WRITE: _full,
+    sqlite3.SQLITE_IOERR_SHMSIZE: _full,
+    sqlite3.SQLITE_BUSY: _busy,
+    sqlite3.SQLITE_LOCKED: _busy,
+    sqlite3.SQLITE_CANTOPEN: _unwritable,
+    sqlite3.SQLITE_PERM: _unwritable,
+    sqlite3.SQLITE_READONLY: _unwritable,
+}
+_BY_SYSTEM = {errno.ENOSPC: _full, errno.EDQUOT: _full, errno.EFBIG: _full}
+
+
+@contextmanager
+def refusals() -> Iterator[None]:
+    """Errors of SQLite, of the file system and of malformed records, as the ledger's own."""
+    try:
+        yield
+    except sqlite3.Error as error:
+        code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT)
+        refusal = _BY_SQLITE.get(code) or _BY_SQLITE.get(code & 0xFF)  # extended code, else its primary one
+        raise (refusal() if refusal else damaged(str(error))) from error
+    except OSError as error:
+        raise _BY_SYSTEM.get(error.errno or 0, _unwritable)() from error

@@ -1,0 +1,129 @@
+"""Tables of counts [clients, classes]: how many examples of each class a client gets, whichever they are."""
+
+from __future__ import annotations
+
+import logging
+
+import numpy as np
+from numpy.random import Generator
+
+from sordino.partition.bounds import check_clients, require
+from sordino.partition.describe import Array
+
+MAX_DRAWS = 100
+_log = logging.getLogger(__name__)
+
+
+def largest_remainder(total: int, weights: Array, debt: Array | float = 0.0) -> Array:
+    """Whole numbers that add up to total, each the floor or the ceiling of its share; weight 0 gets 0."""
+    quota = total * (weights / weights.sum())
+    counts: Array = np.floor(quota).astype(np.int64)
+    rank = np.where(weights > 0, quota - counts + debt, -np.inf)
+    counts[np.argsort(-rank, kind="stable")[: total - counts.sum()]] += 1
+    return counts
+
+
+def divide(totals: Array, weights: Array) -> Array:
+    """Largest remainders class by class; what rounding owes a client is carried on, to even out sizes."""
+    counts = np.zeros(weights.shape, np.int64)
+    debt = np.zeros(len(weights))
+    for c in np.flatnonzero((totals > 0) & weights.any(0)):
+        counts[:, c] = largest_remainder(totals[c], weights[:, c], debt)
+        debt += totals[c] * weights[:, c] / weights[:, c].sum() - counts[:, c]
+    return counts
+
+
+def dirichlet(
+    totals: Array,
+    clients: int,
+    name: str,
+    alpha: float,
+    min_size: int,
+    rng: Generator,
+    balanced: bool = False,
+) -> Array:
+    """Draws until every client has min_size, at most MAX_DRAWS times; then the last draw is repaired."""
+    n = int(totals.sum())
+    check_clients(clients, n)
+    require(0 < alpha < np.inf, f"{name} = {alpha} is not a finite number above 0", "concentration")
+    require(min_size * clients <= n, f"clients * min_size = {clients * min_size} > {n} examples", "min-size")
+    for _ in range(MAX_DRAWS):
+        counts = np.zeros((clients, len(totals)), np.int64)
+        for c, logs in enumerate(_log_gamma_variates(alpha, (len(totals), clients), rng)):
+            if balanced and totals[c]:
+                logs[counts.sum(1) >= n / clients] = -np.inf  # never all of them: this class is still to come
+            counts[:, c] = largest_remainder(totals[c], np.exp(logs - logs.max()))
+        if counts.sum(1).min() >= min_size:
+            return counts
+    return _repair(counts, min_size, rng)
+
+
+def _log_gamma_variates(alpha: float, shape: tuple[int, ...], rng: Generator) -> Array:
+    """Logarithms, since for small alpha all variates of a class would underflow to 0: no proportions left.
+
+    Gamma(a) = Gamma(a + 1) * U^(1/a) (Marsaglia and Tsang, 2000). Below 1e-200 every draw is one-hot already.
+    """
+    alpha = max(alpha, 1e-200)
+    return np.log(rng.standard_gamma(alpha + 1, shape)) + np.log1p(-rng.random(shape)) / alpha
+
+
+def _repair(counts: Array, min_size: int, rng: Generator) -> Array:
+    """Moves random examples from the largest client to those below min_size.
+
+    It ends: while one is below and the total suffices, the largest is above, so each move lowers the deficit.
+    """
+    sizes = counts.sum(1)
+    moved = int(np.maximum(min_size - sizes, 0).sum())
+    for poor in np.flatnonzero(sizes < min_size):
+        for _ in range(min_size - sizes[poor]):
+            rich = sizes.argmax()
+            c = np.searchsorted(counts[rich].cumsum(), rng.integers(sizes[rich]), side="right")
+            counts[rich, c], counts[poor, c] = counts[rich, c] - 1, counts[poor, c] + 1
+            sizes[rich], sizes[poor] = sizes[rich] - 1, sizes[poor] + 1
+    _log.info("partition repaired: %d examples moved to reach min_size = %d", moved, min_size)
+    return counts
+
+
+# ---- who holds which class: boolean [clients, classes]
+
+
+def circulant(totals: Array, clients: int, k: int, rng: Generator) -> Array:
+    classes = len(totals)
+    holds = (np.arange(classes) - np.arange(clients)[:, None]) % classes < k
+    holders = holds.sum(0)
+    nobody = np.flatnonzero((holders == 0) & (totals > 0)).tolist()
+    reach = f"clients + k - 1 = {clients + k - 1} < {classes} classes"
+    require(not nobody, f"nobody holds class {', '.join(map(str, nobody))}: {reach}", "unheld-class")
+    thin = int(np.argmax(holders - totals))
+    bound = f"class {thin} has {totals[thin]} examples for {holders[thin]} holders"
+    require(totals[thin] >= holders[thin], bound, "thin-class")
+    return holds
+
+
+def random(totals: Array, clients: int, k: int, rng: Generator) -> Array:
+    """Any k classes for each client, such that every class has a holder and no more holders than examples.
+
+    A class with room for r more holders can serve min(r, m) of the m clients still to come, which need m * k
+    places (Gale and Ryser, 1957). What is beyond that is slack: so many scarce classes may this client take.
+    """
+    places, present = clients * k, int((totals > 0).sum())
+    room = np.minimum(totals, clients)
+    require(
+        places >= present, f"clients * k = {places} < {present} classes: one stays unheld", "unheld-class"
+    )
+    require(places <= room.sum(), f"clients * k = {places} > {room.sum()} places in classes", "thin-class")
+    holds = np.zeros((clients, len(totals)), bool)
+    for client in range(clients):
+        later = clients - client - 1
+        order = rng.permutation(np.flatnonzero(room))
+        plenty_first = order[np.argsort(room[order] <= later, kind="stable")]
+        unheld = plenty_first[~holds[:, plenty_first].any(0)]
+        must = unheld[: max(len(unheld) - later * k, 0)]
+        order = np.concatenate([must, order[~np.isin(order, must)]])
+        scarce = room[order] <= later
+        slack = np.minimum(room, later).sum() - later * k
+        chosen = order[~scarce | (scarce.cumsum() <= slack)][:k]
+        assert len(chosen) == k, "the two bounds above leave k classes to every client"
+        holds[client, chosen] = True
+        room[chosen] -= 1
+    return holds[rng.permutation(clients)]  # the first had the freest choice: nobody should know who that was

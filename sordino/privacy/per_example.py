@@ -1,0 +1,212 @@
+"""Sums of per-example clipped gradients, without one gradient per example where the layer allows it.
+
+For a layer that is linear in its parameters the gradient of one example is an outer product of what went in and what came back; its norm and any
+weighted sum of such gradients follow from those two alone (Goodfellow 2015; Li et al., ICLR 2022). One forward pass and one backward pass to the
+layer outputs serve all examples. Layers outside the table, or modules that share parameters, take the slow exact path (torch.func) in chunks.
+Which path a module takes is decided by comparing both on random input once, not by trust.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from sordino.privacy.stages import clip_factor
+from sordino.types import Examples, Losses, Params
+
+CHUNK_FLOATS = 64_000_000  # per-example gradients of the slow path, and of conv layers in L1, stay below this many floats
+
+
+@dataclass
+class Tape:
+    """What one forward pass leaves behind: (name, module, input, output) per parametrised layer."""
+
+    calls: list[tuple[str, nn.Module, Tensor, Tensor]]
+
+
+class Recorder:
+    """Hooks on the parametrised leaves of one module; silent unless a tape is running."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self._tape: Tape | None = None
+        self.layers = {
+            name: leaf for name, leaf in module.named_modules() if list(leaf.parameters(recurse=False))
+        }
+        self.supported = all(covered(leaf) for leaf in self.layers.values())
+        if self.supported:
+            for name, leaf in self.layers.items():
+                leaf.register_forward_hook(self._hook(name))
+
+    def _hook(self, name: str) -> Callable[[nn.Module, tuple[Tensor, ...], Tensor], Tensor | None]:
+        def record(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor | None:
+            if self._tape is None:
+                return None
+            if not output.requires_grad:
+                output = output.detach().requires_grad_()
+            self._tape.calls.append((name, module, inputs[0].detach(), output))
+            return output
+
+        return record
+
+    @contextmanager
+    def recording(self) -> Iterator[Tape]:
+        self._tape = Tape([])
+        try:
+            yield self._tape
+        finally:
+            self._tape = None
+
+
+def covered(leaf: nn.Module) -> bool:
+    if isinstance(leaf, nn.Conv2d):
+        return leaf.groups == 1 and leaf.padding_mode == "zeros" and not isinstance(leaf.padding, str)
+    return type(leaf) in RULES
+
+
+def fast_sum(
+    recorder: Recorder, losses: Losses, params: Params, batch: Examples, keys: Tensor, clip: float, order: int
+) -> Params | None:
+    """None if the pass does not have the shape the rules need (a layer called twice, or not at all)."""
+    detached = {name: value.detach() for name, value in params.items()}
+    with recorder.recording() as tape:
+        value = losses(detached, batch.x, batch.y, keys).sum()
+    if sorted(name for name, *_ in tape.calls) != sorted(recorder.layers):
+        return None
+    back = torch.autograd.grad(value, [output for *_, output in tape.calls])
+    sides = [
+        RULES[type(module)](module, a, g.detach())
+        for (_, module, a, _), g in zip(tape.calls, back, strict=True)
+    ]
+    names = [name for name, *_ in tape.calls]
+    parts = torch.stack([side.norm(order) for side in sides])
+    norms = torch.linalg.vector_norm(parts.double(), order, dim=0)
+    weights = clip_factor(norms, clip)
+    finite = torch.isfinite(norms)
+    total: Params = {}
+    for name, side in zip(names, sides, strict=True):
+        for leaf, gradient in side.weighted(weights.to(value.dtype), finite).items():
+            total[f"{name}.{leaf}" if name else leaf] = gradient
+    return {name: total[name] for name in params}
+
+
+def slow_sum(
+    losses: Losses, params: Params, batch: Examples, keys: Tensor, clip: float, order: int
+) -> Params:
+    """One gradient per example, in chunks of bounded memory. The definition; the rules above must equal it."""
+    size = sum(value.numel() for value in params.values())
+    step = max(1, CHUNK_FLOATS // max(size, 1))
+    detached = {name: value.detach() for name, value in params.items()}
+
+    def one(p: Params, x: Tensor, y: Tensor, key: Tensor) -> Tensor:
+        return losses(p, x[None], y[None], key[None])[0]
+
+    each = torch.func.vmap(torch.func.grad(one), in_dims=(None, 0, 0, 0))
+    total = {name: torch.zeros_like(value) for name, value in params.items()}
+    for i in range(0, len(batch.y), step):
+        grads = each(detached, batch.x[i : i + step], batch.y[i : i + step], keys[i : i + step])
+        flat = torch.cat([g.reshape(len(g), -1).double() for g in grads.values()], dim=1)
+        norms = torch.linalg.vector_norm(flat, order, dim=1)
+        weights, finite = clip_factor(norms, clip), torch.isfinite(norms)
+        for name, g in grads.items():
+            total[name] = total[name] + torch.tensordot(weights.to(g.dtype), _only(finite, g), dims=1)
+    return total
+
+
+def _only(finite: Tensor, rows: Tensor) -> Tensor:
+    return torch.where(finite.reshape(-1, *[1] * (rows.dim() - 1)), rows, 0.0)
+
+
+@dataclass
+class Outer:
+    """Gradient of example n is sum_t g[n,t,:] a[n,t,:]^T: linear layers (t = 1 or positions) and unfolded convolutions."""
+
+    a: Tensor  # [n, t, in]
+    g: Tensor  # [n, t, out]
+    shape: torch.Size
+    bias: bool
+
+    def norm(self, order: int) -> Tensor:
+        n, t, _ = self.a.shape
+        bias = self.g.sum(1) if self.bias else None
+        if t == 1:
+            weight = torch.linalg.vector_norm(self.a[:, 0], order, dim=1) * torch.linalg.vector_norm(
+                self.g[:, 0], order, dim=1
+            )
+        elif order == 2 and t * t < self.a.shape[2] * self.g.shape[2]:
+            gram = torch.bmm(self.a, self.a.mT) * torch.bmm(self.g, self.g.mT)
+            weight = gram.sum((1, 2)).clamp_min(0).sqrt()
+        else:
+            step = max(1, CHUNK_FLOATS // (self.a.shape[2] * self.g.shape[2]))
+            weight = torch.cat(
+                [
+                    torch.linalg.vector_norm(
+                        torch.bmm(self.g[i : i + step].mT, self.a[i : i + step]).flatten(1), order, dim=1
+                    )
+                    for i in range(0, n, step)
+                ]
+            )
+        if bias is None:
+            return weight
+        return torch.linalg.vector_norm(
+            torch.stack([weight, torch.linalg.vector_norm(bias, order, dim=1)]), order, dim=0
+        )
+
+    def weighted(self, weights: Tensor, finite: Tensor) -> Params:
+        g, a = _only(finite, self.g) * weights[:, None, None], _only(finite, self.a)
+        found = {"weight": (g.flatten(0, 1).mT @ a.flatten(0, 1)).reshape(self.shape)}
+        if self.bias:
+            found["bias"] = g.sum((0, 1))
+        return found
+
+
+@dataclass
+class Elementwise:
+    """Per-example gradients that are small anyway: the scale and shift of GroupNorm."""
+
+    grads: Params  # leaf -> [n, ...]
+
+    def norm(self, order: int) -> Tensor:
+        flat = torch.cat([g.flatten(1) for g in self.grads.values()], dim=1)
+        return torch.linalg.vector_norm(flat, order, dim=1)
+
+    def weighted(self, weights: Tensor, finite: Tensor) -> Params:
+        return {k: torch.tensordot(weights, _only(finite, g), dims=1) for k, g in self.grads.items()}
+
+
+def _linear(module: nn.Module, a: Tensor, g: Tensor) -> Outer:
+    assert isinstance(module, nn.Linear)
+    return Outer(
+        a.reshape(len(a), -1, a.shape[-1]),
+        g.reshape(len(g), -1, g.shape[-1]),
+        module.weight.shape,
+        module.bias is not None,
+    )
+
+
+def _conv2d(module: nn.Module, a: Tensor, g: Tensor) -> Outer:
+    assert isinstance(module, nn.Conv2d)
+    columns = F.unfold(a, module.kernel_size, module.dilation, module.padding, module.stride)  # type: ignore[arg-type]
+    return Outer(columns.mT, g.flatten(2).mT, module.weight.shape, module.bias is not None)
+
+
+def _group_norm(module: nn.Module, a: Tensor, g: Tensor) -> Elementwise:
+    assert isinstance(module, nn.GroupNorm)
+    normal = F.group_norm(a, module.num_groups, eps=module.eps)
+    over = tuple(range(2, a.dim()))
+    return Elementwise(
+        {"weight": (normal * g).sum(over) if over else normal * g, "bias": g.sum(over) if over else g}
+    )
+
+
+Side: TypeAlias = Outer | Elementwise
+RULES: dict[type[nn.Module], Callable[[nn.Module, Tensor, Tensor], Side]] = {
+    nn.Linear: _linear,
+    nn.Conv2d: _conv2d,
+    nn.GroupNorm: _group_norm,
+}

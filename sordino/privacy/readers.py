@@ -1,0 +1,319 @@
+"""Gate 1: the readers. They seal the examples and decide how client code may look at them.
+
+`Open` gives plain mini-batch gradients and says so. `NoisyGradient` clips every example's gradient, sums, adds noise and divides by a public number;
+sampler, clip, sensitivity, noise and event come out of this one object, so they cannot disagree.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from sordino import keys, tree
+from sordino.errors import ConfigError, PrivacyError, UnsoundGuarantee
+from sordino.keys import Key
+from sordino.ledger.events import Event, NonPrivate, Poisson, Repeat
+from sordino.privacy.mechanisms import GaussianNoise, LaplaceNoise
+from sordino.types import (
+    ADVERSARIES,
+    Batch,
+    Claim,
+    Examples,
+    Grant,
+    Losses,
+    Neighbours,
+    Offer,
+    Params,
+    Shard,
+    Task,
+    Work,
+)
+
+Sampling = Literal["full", "poisson", "fixed_batches", "fixed_subset"]
+OPEN = "gradients of single examples are used as they are"
+
+
+def minibatches(size: int, work: Work, key: Key) -> Iterator[Tensor]:
+    """Reshuffled epochs of `batch_size` rows (the last may be shorter), or as many of them as `steps` asks for."""
+    batch, left = work.batch(size), work.count(size)
+    epoch = 0
+    while left > 0:
+        order = keys.permutation(keys.fold(key, "epoch", epoch), size)
+        for rows in torch.split(order, batch)[:left]:
+            yield rows
+            left -= 1
+        epoch += 1
+
+
+def _effort(work: Work, grant: Grant) -> Work:
+    return work if grant.epochs is None else Work(grant.epochs, None, work.batch_size)
+
+
+# Open ---------------------------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Open:
+    """No protection of examples at this gate."""
+
+    def offer(self) -> Offer | None:
+        return None
+
+    def claims(self, work: Work, size: int, multiplier: float | None) -> list[Claim]:
+        return [
+            Claim("example", "replace", adversary, NonPrivate(OPEN), "none", (OPEN,))
+            for adversary in ADVERSARIES
+        ]
+
+    def reads(self, work: Work, size: int) -> int:
+        return 0
+
+    def check(self, work: Work, task: Task) -> None:
+        pass
+
+    def open(self, examples: Examples, grant: Grant, task: Task) -> Shard:
+        return OpenShard(examples, grant)
+
+
+@dataclass(frozen=True)
+class OpenShard:
+    _examples: Examples = field(repr=False)
+    _grant: Grant
+
+    @property
+    def size(self) -> int:
+        return len(self._examples.y)
+
+    def batches(self, work: Work, key: Key) -> Iterator[Batch]:
+        for step, rows in enumerate(minibatches(self.size, _effort(work, self._grant), key)):
+            yield OpenBatch(
+                Examples(self._examples.x[rows], self._examples.y[rows]), keys.fold(key, "draw", step)
+            )
+
+
+@dataclass(frozen=True)
+class OpenBatch:
+    _examples: Examples = field(repr=False)
+    _key: Key
+
+    def grad(self, losses: Losses, params: Params) -> Params:
+        """Mean gradient of the batch."""
+        leaves = {name: value.detach().requires_grad_() for name, value in params.items()}
+        value = losses(
+            leaves, self._examples.x, self._examples.y, keys.bits(self._key, len(self._examples.y))
+        ).mean()
+        return dict(zip(leaves, torch.autograd.grad(value, list(leaves.values())), strict=True))
+
+
+# NoisyGradient --------------------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class NoisyGradient:
+    """(sum of clipped gradients + noise) / public number (Abadi et al., CCS 2016; section numbers of the variants in algorithms/client_noise).
+
+    sampling
+        full            all n rows, n public. Sensitivity of the sum: 2*clip (replace), clip (add_remove with n a constant).
+        poisson         every row with probability `rate`, redrawn at each read and kept secret; divided by rate*n. add_remove only.
+        fixed_batches   rows in public fixed batches: one epoch touches each row once, so it costs one read (parallel composition).
+        fixed_subset    one subset of rate*n rows, drawn once: what a published experiment did. Noise sized for clip, not 2*clip: nominal only.
+
+    Guarantees: the mechanism's event per read, for one example, against everybody who sees what the client sends.
+    Proof: all summands but the changed one are evaluated at the same parameters and cancel; triangle inequality.
+    """
+
+    clip: float
+    mechanism: GaussianNoise | LaplaceNoise = GaussianNoise()
+    clip_order: Literal[1, 2] | None = None  # None: the norm the mechanism needs
+    sampling: Sampling = "full"
+    rate: float = 1.0
+    neighbours: Neighbours = "replace"
+    multiplier: float | None = None  # None: the plan decides from the budget
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.clip) and self.clip > 0):
+            raise ConfigError(
+                f"clip is {self.clip}", why="a clip needs a finite norm above 0", code="clip-not-positive"
+            )
+        if self.clip_order is None:
+            object.__setattr__(self, "clip_order", self.mechanism.order)
+        if self.multiplier is not None and not (math.isfinite(self.multiplier) and self.multiplier > 0):
+            raise UnsoundGuarantee(
+                f"noise multiplier {self.multiplier}",
+                why="noise without a size protects nobody",
+                fix="give a multiplier above 0, or a budget in [privacy]",
+                code="noise-not-positive",
+            )
+        if self.mechanism.order == 1 and self.clip_order == 2:
+            raise UnsoundGuarantee(
+                "Laplace noise after a clip in the 2-norm",
+                why="a vector of 2-norm C can have 1-norm C*sqrt(d): the Laplace scale would be too small by that factor",
+                fix="clip in the 1-norm, or use Gaussian noise",
+                code="laplace-needs-l1-clip",
+            )
+        if self.sampling in ("poisson", "fixed_subset") and not 0 < self.rate <= 1:
+            raise ConfigError(
+                f"sampling rate is {self.rate}", why="a rate lies in (0, 1]", code="rate-out-of-range"
+            )
+        if self.sampling == "poisson" and self.neighbours != "add_remove":
+            raise UnsoundGuarantee(
+                "Poisson sampling with replace neighbours",
+                why="the sampled-Gaussian accountant is proved for adding or removing a record",
+                fix='use neighbours = "add_remove"',
+                code="poisson-needs-add-remove",
+            )
+
+    def offer(self) -> Offer | None:
+        return Offer(
+            unit="example",
+            neighbours=self.neighbours,
+            adversary="server",
+            mechanism=self.mechanism,
+            everyone_pays=False,
+            rate=self.rate if self.sampling == "poisson" else 1.0,
+        )
+
+    def claims(self, work: Work, size: int, multiplier: float | None) -> list[Claim]:
+        used = self.multiplier if self.multiplier is not None else multiplier
+        assert used is not None
+        event: Event = self.mechanism.event(used)
+        because: tuple[str, ...] = ("the number of examples of each client is public",)
+        if self.sampling == "poisson":
+            event = Poisson(self.rate, event)
+        if self.sampling == "fixed_subset":
+            # the noise was sized for clip/|subset|; replacing a record moves the mean by twice that
+            event = self.mechanism.event(used / 2)
+            because += (
+                "G8: a subset drawn once gives no amplification per round; epsilon is for a record known to be in it",
+            )
+        reads = self.reads(work, size)
+        event = Repeat(event, reads) if reads > 1 else event
+        status = "nominal" if self.sampling == "fixed_subset" else "proved"
+        return [
+            Claim("example", self.neighbours, adversary, event, status, because) for adversary in ADVERSARIES
+        ]  # type: ignore[arg-type]
+
+    def reads(self, work: Work, size: int) -> int:
+        return (work.epochs or 1) if self.sampling == "fixed_batches" else work.count(size)
+
+    def check(self, work: Work, task: Task) -> None:
+        if task.mixes_examples:
+            raise UnsoundGuarantee(
+                f"{task.mixes_examples} mixes examples", fix="use nn.GroupNorm", code="batch-norm"
+            )
+        if self.sampling == "full" and work.batch_size is not None:
+            raise UnsoundGuarantee(
+                f"batches of {work.batch_size} with full-batch noise",
+                why="after the first batch the runs with and without a record stand at different weights, so nothing cancels any more",
+                fix='batch_size = "full", or sampling = "fixed_batches" or "poisson", or bound the whole update (whole_update)',
+                code="minibatch-under-full-batch-bound",
+            )
+        if self.sampling == "fixed_batches" and (work.epochs is None or work.batch_size is None):
+            raise UnsoundGuarantee(
+                "fixed batches need local_epochs and batch_size",
+                why="parallel composition inside an epoch needs whole epochs of known batches",
+                fix="set local_epochs and batch_size instead of local_steps",
+                code="fixed-batches-need-epochs",
+            )
+
+    def open(self, examples: Examples, grant: Grant, task: Task) -> Shard:
+        return NoisyShard(self, examples, grant, task)
+
+
+class NoisyShard:
+    """One client's examples during one round: counts its reads against what was reserved."""
+
+    def __init__(self, reader: NoisyGradient, examples: Examples, grant: Grant, task: Task) -> None:
+        self._reader, self._examples, self._grant, self._task = reader, examples, grant, task
+        self._allowed = 0
+        self._drawn = 0
+
+    @property
+    def size(self) -> int:
+        return len(self._examples.y)
+
+    def batches(self, work: Work, key: Key) -> Iterator[Batch]:
+        effort = _effort(work, self._grant)
+        if self._allowed:
+            raise PrivacyError(
+                "a second pass over the examples",
+                why="the ledger reserved one",
+                code="read-beyond-reservation",
+            )
+        self._allowed = sum(1 for _ in self._rows(effort, key))
+        for step, rows in enumerate(self._rows(effort, key)):
+            yield NoisyBatch(self, rows, keys.fold(key, "draw", step), effort.batch(self.size))
+
+    def _rows(self, work: Work, key: Key) -> Iterator[Tensor]:
+        n, reader = self.size, self._reader
+        if reader.sampling == "fixed_batches":
+            for _ in range(work.epochs or 1):
+                yield from torch.split(torch.arange(n), work.batch(n))
+            return
+        fixed = keys.permutation(keys.fold(keys.root(self._grant.client), "subset"), n)[
+            : max(1, int(reader.rate * n))
+        ]
+        for step in range(work.count(n)):
+            if reader.sampling == "poisson":
+                yield torch.nonzero(self._grant.source.child("sample", step).coins(n, reader.rate)).flatten()
+            else:
+                yield fixed if reader.sampling == "fixed_subset" else torch.arange(n)
+
+    def read(self, rows: Tensor, losses: Losses, params: Params, key: Key, work_batch: int) -> Params:
+        if self._drawn >= self._allowed:
+            raise PrivacyError(
+                "a gradient was read that the ledger did not reserve",
+                why="every noisy read is paid for before the round starts",
+                fix="call grad once per batch",
+                code="read-beyond-reservation",
+            )
+        self._drawn += 1
+        reader = self._reader
+        multiplier = reader.multiplier if reader.multiplier is not None else self._grant.multiplier
+        assert multiplier is not None, "the plan prices every private reader before a round"
+        assert reader.clip_order is not None
+        if len(rows):
+            batch = Examples(self._examples.x[rows], self._examples.y[rows])
+            draws = keys.bits(key, len(rows))
+            total = self._task.clipped_sum(losses, params, batch, draws, reader.clip, reader.clip_order)
+        else:
+            total = tree.zeros_like(params)
+        scale = multiplier * self.sensitivity
+        source = self._grant.source.child("read", self._drawn)
+        denominator = work_batch if reader.sampling == "fixed_batches" else self.denominator
+        return {
+            name: (reader.mechanism.add(total[name].double(), scale, source.child(name)) / denominator).to(
+                params[name].dtype
+            )
+            for name in params
+        }
+
+    @property
+    def sensitivity(self) -> float:
+        """Of the sum, to one example."""
+        twice = self._reader.neighbours == "replace" and self._reader.sampling != "fixed_subset"
+        return 2 * self._reader.clip if twice else self._reader.clip
+
+    @property
+    def denominator(self) -> float:
+        reader = self._reader
+        if reader.sampling == "poisson":
+            return reader.rate * self.size
+        return max(1, int(reader.rate * self.size)) if reader.sampling == "fixed_subset" else self.size
+
+
+@dataclass(frozen=True)
+class NoisyBatch:
+    _shard: NoisyShard = field(repr=False)
+    _rows: Tensor = field(repr=False)
+    _key: Key
+    _size: int
+
+    def grad(self, losses: Losses, params: Params) -> Params:
+        """Noisy mean gradient."""
+        return self._shard.read(self._rows, losses, params, self._key, self._size)

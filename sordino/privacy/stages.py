@@ -1,0 +1,143 @@
+"""The stages of an uplink that bound, weigh and protect a client's upload. Each has a client half and a server half.
+
+A stage states the bound it leaves (`bound`) from public numbers alone, and `encode` keeps it; nobody types a sensitivity.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from sordino import tree
+from sordino.errors import ConfigError, UnsoundGuarantee
+from sordino.privacy.mechanisms import GaussianNoise, LaplaceNoise
+from sordino.tree import Tree
+from sordino.types import Bound, Grant, Neighbours, Source
+
+SLACK = 1 + 1e-6  # a clip to C lands at C/SLACK, so that float32 rounding cannot carry it above C
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One link: by default it passes everything through, adds plainly and decodes to itself."""
+
+    def bound(self, bound: Bound, coordinates: int) -> Bound:
+        return bound
+
+    def weight(self, size: int, largest: int) -> float:
+        return 1.0
+
+    def encode(self, x: Tree, bound: Bound, grant: Grant) -> Tree:
+        return x
+
+    def shape(self, x: Tree) -> Tree:
+        return x
+
+    def decode(self, y: Tree) -> Tree:
+        return y
+
+    @property
+    def aggregate_only(self) -> bool:
+        return False
+
+
+@dataclass(frozen=True)
+class Clip(Stage):
+    """Scale the whole upload, all fields as one vector, into the ball of radius `radius`.
+
+    Guarantees: norm <= radius for every input; a non-finite upload becomes exactly zero (data-independently for the rest of the round).
+    Proof: the factor is min(1, radius/(norm*SLACK)); the norm is taken in float64.
+    """
+
+    radius: float
+    order: Literal[1, 2] = 2
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.radius) and self.radius > 0):
+            raise ConfigError(
+                f"clip radius is {self.radius}",
+                why="a clip needs a finite radius above 0",
+                code="clip-not-positive",
+            )
+
+    def bound(self, bound: Bound, coordinates: int) -> Bound:
+        if self.order == 1:
+            return Bound(l1=min(bound.l1, self.radius), l2=min(bound.l2, self.radius))  # ||x||_2 <= ||x||_1
+        return Bound(l1=min(bound.l1, self.radius * math.sqrt(coordinates)), l2=min(bound.l2, self.radius))
+
+    def encode(self, x: Tree, bound: Bound, grant: Grant) -> Tree:
+        factor = clip_factor(tree.norm(x, self.order), self.radius)
+        return tree.map(lambda leaf: torch.where(torch.isfinite(leaf), leaf, 0.0) * factor.to(leaf.dtype), x)
+
+
+def clip_factor(norm: Tensor, radius: float) -> Tensor:
+    """min(1, radius/norm), 0 where the norm is not finite; legal at norm 0."""
+    factor = torch.clamp(radius / (norm * SLACK).clamp_min(torch.finfo(norm.dtype).tiny), max=1.0)
+    return torch.where(torch.isfinite(norm), factor, 0.0)
+
+
+@dataclass(frozen=True)
+class Weigh(Stage):
+    """Multiply by n_k / max n: public, at most 1, so the bound stays."""
+
+    by: Literal["examples"] = "examples"
+
+    def weight(self, size: int, largest: int) -> float:
+        return size / largest
+
+    def encode(self, x: Tree, bound: Bound, grant: Grant) -> Tree:
+        weight = self.weight(grant.size, grant.largest)
+        return x if weight == 1.0 else tree.scale(weight, x)
+
+
+@dataclass(frozen=True)
+class Noise(Stage):
+    """Noise in proportion to the proved bound. In `client` it protects from the server, in `server` from everyone who sees only sums.
+
+    Requires: a finite bound in the mechanism's norm. Guarantees: the mechanism's event at `multiplier` for the stated neighbours.
+    Proof: sensitivity of one client's contribution is 2*bound (replace: any two points of the ball) or bound (add_remove, zero_out).
+    """
+
+    mechanism: GaussianNoise | LaplaceNoise = GaussianNoise()
+    neighbours: Neighbours = "replace"
+    multiplier: float | None = None  # None: the plan decides from the budget
+
+    def __post_init__(self) -> None:
+        if self.multiplier is not None and not (math.isfinite(self.multiplier) and self.multiplier > 0):
+            raise UnsoundGuarantee(
+                f"noise multiplier {self.multiplier}",
+                why="a DP stage with no noise, or noise without a number, protects nobody",
+                fix="leave the stage out, or give a multiplier above 0",
+                code="noise-not-positive",
+            )
+
+    def sensitivity(self, bound: Bound) -> float:
+        limit = bound.of(self.mechanism.order)
+        if not math.isfinite(limit):
+            raise UnsoundGuarantee(
+                f"{type(self.mechanism).__name__} needs a bounded input, got an L{self.mechanism.order} bound of inf",
+                why="without a bound one client can move the sum without limit, and no amount of noise hides it",
+                fix="put Clip(radius) before it in the uplink",
+                code="unbounded-sensitivity",
+            )
+        return 2 * limit if self.neighbours == "replace" else limit
+
+    def release(self, x: Tree, bound: Bound, multiplier: float, source: Source) -> Tree:
+        scale = multiplier * self.sensitivity(bound)
+        names = iter([name for name, _ in tree.named(x)])
+        return tree.map(lambda leaf: self.mechanism.add(leaf.double(), scale, source.child(next(names))), x)
+
+    def encode(self, x: Tree, bound: Bound, grant: Grant) -> Tree:
+        multiplier = self.multiplier if self.multiplier is not None else grant.multiplier
+        assert multiplier is not None, "the plan prices every noise stage before a round"
+        noisy = self.release(x, bound, multiplier, grant.source)
+        return tree.map(lambda y, leaf: y.to(leaf.dtype), noisy, x)
+
+
+def private(stages: Sequence[Stage]) -> list[Noise]:
+    return [stage for stage in stages if isinstance(stage, Noise)]

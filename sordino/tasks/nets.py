@@ -1,0 +1,136 @@
+"""The networks: each takes a float image batch [n, c, h, w] or a table [n, features] and gives logits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from sordino import keys
+from sordino.errors import DataError
+
+
+class Dropout(nn.Module):
+    """Dropout whose mask is a function of one key per example: the same looped, stacked and in another process.
+
+    `whole_channels` drops feature maps. Masks do not depend on the data, so they cost no privacy.
+    """
+
+    def __init__(self, p: float = 0.5, whole_channels: bool = False) -> None:
+        super().__init__()
+        self.p, self.whole_channels = p, whole_channels
+        self.keys: Tensor | None = None
+        self.place = ""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.training or self.keys is None or self.p == 0:
+            return x
+        shape = x.shape[:2] + (1,) * (x.dim() - 2) if self.whole_channels else x.shape
+        kept = keys.coin(keys.fold(self.keys, self.place), shape[1:].numel(), 1 - self.p)
+        return x * kept.reshape(len(x), *shape[1:]).to(x.dtype) / (1 - self.p)
+
+
+def keyed_dropout(module: nn.Module) -> list[Dropout]:
+    """Replace torch's dropouts (global generator) by keyed ones; return all of them."""
+    for name, child in list(module.named_children()):
+        if isinstance(child, nn.Dropout | nn.Dropout2d):
+            setattr(module, name, Dropout(child.p, isinstance(child, nn.Dropout2d)))
+    for child in module.children():
+        keyed_dropout(child)
+    found = [m for m in module.modules() if isinstance(m, Dropout)]
+    for index, dropout in enumerate(found):
+        dropout.place = f"dropout{index}"
+    return found
+
+
+def _features(shape: tuple[int, ...]) -> int:
+    total = 1
+    for side in shape:
+        total *= side
+    return total
+
+
+def logistic(shape: tuple[int, ...], classes: int) -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(_features(shape), classes))
+
+
+def mlp(shape: tuple[int, ...], classes: int, hidden: int = 200) -> nn.Module:
+    return nn.Sequential(
+        nn.Flatten(), nn.Linear(_features(shape), hidden), nn.ReLU(), nn.Linear(hidden, classes)
+    )
+
+
+def _image(shape: tuple[int, ...], name: str, smallest: int) -> tuple[int, int]:
+    if len(shape) != 3 or min(shape[1:]) < smallest or shape[1] != shape[2]:
+        raise DataError(
+            f"the model {name!r} does not fit examples of shape {'x'.join(map(str, shape))}",
+            why=f"it needs square images of at least {smallest}x{smallest}",
+            fix='use model.name = "mlp" or "logistic", or another data set',
+            code="model-does-not-fit",
+        )
+    return shape[0], shape[1]
+
+
+def cnn(shape: tuple[int, ...], classes: int, dropout: float = 0.5) -> nn.Module:
+    """Two 5x5 convolutions, 10 and 20 channels, and 50 hidden units: 21,840 parameters on 28x28 grey images."""
+    channels, side = _image(shape, "cnn", 16)
+    last = ((side - 4) // 2 - 4) // 2
+    return nn.Sequential(
+        nn.Conv2d(channels, 10, 5),
+        nn.MaxPool2d(2),
+        nn.ReLU(),
+        nn.Conv2d(10, 20, 5),
+        Dropout(dropout, whole_channels=True),
+        nn.MaxPool2d(2),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(20 * last * last, 50),
+        nn.ReLU(),
+        Dropout(dropout),
+        nn.Linear(50, classes),
+    )
+
+
+def cnn_wide(shape: tuple[int, ...], classes: int) -> nn.Module:
+    """Two 5x5 convolutions of 64 channels and 384-192 hidden units: 797,962 parameters on 3x32x32 images, 10 classes."""
+    channels, side = _image(shape, "cnn_wide", 16)
+    last = ((side - 4) // 2 - 4) // 2
+    return nn.Sequential(
+        nn.Conv2d(channels, 64, 5),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(64, 64, 5),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(64 * last * last, 384),
+        nn.ReLU(),
+        nn.Linear(384, 192),
+        nn.ReLU(),
+        nn.Linear(192, classes),
+    )
+
+
+class _Pool(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.mean(x, dim=(2, 3))
+
+
+def cnn_norm(shape: tuple[int, ...], classes: int, groups: int = 4) -> nn.Module:
+    """Three strided 3x3 convolutions (16, 32, 64) with GroupNorm, which never mixes examples, and a linear head."""
+    channels, _ = _image(shape, "cnn_norm", 8)
+    layers: list[nn.Module] = []
+    for width in (16, 32, 64):
+        layers += [nn.Conv2d(channels, width, 3, stride=2, padding=1), nn.GroupNorm(groups, width), nn.ReLU()]
+        channels = width
+    return nn.Sequential(*layers, _Pool(), nn.Linear(64, classes))
+
+
+NETS: dict[str, Callable[..., nn.Module]] = {
+    "logistic": logistic,
+    "mlp": mlp,
+    "cnn": cnn,
+    "cnn_wide": cnn_wide,
+    "cnn_norm": cnn_norm,
+}

@@ -1,0 +1,216 @@
+"""What is learned: a network and its cross-entropy on images or tables, or a quadratic whose optimum is known."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from sordino import keys
+from sordino.errors import ConfigError, DataError, UnsoundGuarantee
+from sordino.privacy.per_example import Recorder, fast_sum, slow_sum
+from sordino.tasks.nets import NETS, keyed_dropout
+from sordino.types import Examples, Losses, Params
+
+
+class Classification:
+    """Softmax cross-entropy. Rows stay as they were decoded (uint8, channels last) until a batch is read."""
+
+    def __init__(
+        self,
+        net: nn.Module,
+        *,
+        name: str,
+        shape: tuple[int, ...],
+        mean: tuple[float, ...],
+        std: tuple[float, ...],
+        image: bool,
+    ) -> None:
+        self.name = name
+        self._net, self._image, self._shape = net, image, shape
+        self._mean, self._std = torch.tensor(mean), torch.tensor(std).clamp_min(1e-6)
+        self._dropouts = keyed_dropout(net)
+        self.mixes_examples = next((type(m).__name__ for m in net.modules() if _couples(m)), "")
+        if self.mixes_examples:
+            raise UnsoundGuarantee(
+                f"the model has a {self.mixes_examples} layer",
+                why="its running statistics mix the examples of a batch and of all clients, outside every clip",
+                fix="use nn.GroupNorm",
+                code="batch-norm",
+            )
+        self._names = [name for name, p in net.named_parameters() if p.requires_grad]
+        if not self._names:
+            raise ConfigError(
+                f"the model {name!r} has no trainable parameters", code="model-without-parameters"
+            )
+        self._recorder = Recorder(net)
+        self._fast: bool | None = None if self._recorder.supported else False
+
+    def init(self, key: keys.Key) -> Params:
+        assert isinstance(key, int)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(keys.seed32(key))
+            for module in self._net.modules():
+                reset = getattr(module, "reset_parameters", None)
+                if callable(reset):
+                    reset()
+        return {name: p.detach().clone() for name, p in self._net.named_parameters() if p.requires_grad}
+
+    def losses(self, params: Params, x: Tensor, y: Tensor, keys: Tensor) -> Tensor:
+        self._net.train()
+        for dropout in self._dropouts:
+            dropout.keys = keys
+        logits = torch.func.functional_call(self._net, params, (self._inputs(x, params),))
+        return F.cross_entropy(logits, y, reduction="none")
+
+    def predict(self, params: Params, x: Tensor) -> Tensor:
+        self._net.eval()
+        with torch.no_grad():
+            out: Tensor = torch.func.functional_call(self._net, params, (self._inputs(x, params),))
+        return out
+
+    def score(self, params: Params, examples: Examples) -> Mapping[str, Tensor]:
+        rows = [self.predict(params, examples.x[i : i + 1024]) for i in range(0, len(examples.y), 1024)]
+        logits = torch.cat(rows)
+        return {
+            "accuracy": (logits.argmax(1) == examples.y).double(),
+            "loss": F.cross_entropy(logits, examples.y, reduction="none").double(),
+        }
+
+    def clipped_sum(
+        self, losses: Losses, params: Params, batch: Examples, keys: Tensor, clip: float, order: int
+    ) -> Params:
+        """Sum of the examples' gradients, each clipped to `clip` in the given norm over all parameters jointly."""
+        if self._fast is None:
+            self._fast = self._rules_hold(params)
+        if self._fast:
+            total = fast_sum(self._recorder, losses, params, batch, keys, clip, order)
+            if total is not None:
+                return total
+        return slow_sum(losses, params, batch, keys, clip, order)
+
+    def _inputs(self, x: Tensor, params: Params) -> Tensor:
+        dtype = next(iter(params.values())).dtype
+        if self._image:
+            scaled = (x.to(dtype) / 255 - self._mean.to(dtype)) / self._std.to(dtype)
+            return scaled.movedim(-1, 1)
+        return (x.to(dtype) - self._mean.to(dtype)) / self._std.to(dtype)
+
+    def _rules_hold(self, params: Params) -> bool:
+        # the layer rules assume each layer is used once and owns its parameters: try it on random rows instead of trusting it
+        key = keys.root(1)
+        shape = (3, *self._shape)
+        x = keys.uniform(key, torch.Size(shape).numel()).reshape(shape)
+        x = (255 * x).to(torch.uint8) if self._image else x.float()
+        logits = self.predict(params, x)
+        batch = Examples(x, torch.arange(3) % logits.shape[1])
+        double = {name: value.double() for name, value in params.items()}
+        draws = keys.bits(key, 3)
+        fast = fast_sum(self._recorder, self.losses, double, batch, draws, 0.5, 2)
+        slow = slow_sum(self.losses, double, batch, draws, 0.5, 2)
+        return fast is not None and all(torch.allclose(fast[k], slow[k], rtol=1e-6, atol=1e-9) for k in slow)
+
+
+def _couples(module: nn.Module) -> bool:
+    if isinstance(module, nn.modules.batchnorm._BatchNorm):
+        return True
+    return isinstance(module, nn.modules.instancenorm._InstanceNorm) and module.track_running_stats
+
+
+class Quadratic:
+    """f(w; [a, b]) = 1/2 sum a (w - b)^2: the optimum of any mixture of clients is known in closed form."""
+
+    name = "quadratic"
+    mixes_examples = ""
+
+    def __init__(self, dim: int, dtype: torch.dtype = torch.float64) -> None:
+        self.dim, self.dtype = dim, dtype
+
+    def init(self, key: keys.Key) -> Params:
+        return {"w": torch.zeros(self.dim, dtype=self.dtype)}
+
+    def losses(self, params: Params, x: Tensor, y: Tensor, keys: Tensor) -> Tensor:
+        a, b = x.to(self.dtype).chunk(2, dim=1)
+        return 0.5 * (a * (params["w"] - b) ** 2).sum(1)
+
+    def predict(self, params: Params, x: Tensor) -> Tensor:
+        return params["w"].expand(len(x), -1)
+
+    def score(self, params: Params, examples: Examples) -> Mapping[str, Tensor]:
+        return {"loss": self.losses(params, examples.x, examples.y, torch.zeros(0)).double()}
+
+    def clipped_sum(
+        self, losses: Losses, params: Params, batch: Examples, keys: Tensor, clip: float, order: int
+    ) -> Params:
+        return slow_sum(losses, params, batch, keys, clip, order)
+
+
+def build_net(name: str, shape: tuple[int, ...], classes: int, options: Mapping[str, object]) -> nn.Module:
+    """A built-in network by name, or the user's own class as `module:Class` (no arguments but `options`)."""
+    if ":" in name:
+        return _users_own(name, options)
+    if name not in NETS:
+        raise ConfigError(
+            f"no model called {name!r}",
+            fix=f"one of {', '.join(NETS)}, or your own as module:Class",
+            code="unknown-model",
+        )
+    try:
+        return NETS[name](shape, classes, **options)
+    except TypeError as error:
+        raise ConfigError(
+            f"the model {name!r} does not take these options: {error}", code="model-options"
+        ) from None
+
+
+def _users_own(path: str, options: Mapping[str, object]) -> nn.Module:
+    module_name, _, class_name = path.partition(":")
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.insert(0, here)
+    try:
+        cls = getattr(importlib.import_module(module_name), class_name)
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(
+            f"cannot load the model {path!r}: {error}",
+            why="model.name with a colon is read as python_module:ClassName, looked up from the current directory",
+            fix="check the spelling, and that the file lies in the directory you start sordino from",
+            code="model-import",
+        ) from None
+    if not (isinstance(cls, type) and issubclass(cls, nn.Module)):
+        raise ConfigError(f"{path!r} is not a torch.nn.Module class", code="model-not-a-module")
+    try:
+        built: nn.Module = cls(**options)
+    except TypeError as error:
+        raise ConfigError(
+            f"cannot build {path!r}: {error}",
+            fix="give its arguments in [model.options]",
+            code="model-options",
+        ) from None
+    return built
+
+
+def fits(net: nn.Module, name: str, shape: tuple[int, ...], classes: int) -> None:
+    """Run one blank example through, so that a mismatch is an error before training and not inside it."""
+    blank = torch.zeros(2, *shape)
+    try:
+        net.eval()
+        out = net(blank)
+    except (RuntimeError, ValueError) as error:
+        raise DataError(
+            f"the model {name!r} does not fit examples of shape {'x'.join(map(str, shape))}",
+            why=str(error).splitlines()[0],
+            fix="choose a model for this size, or resize the images",
+            code="model-does-not-fit",
+        ) from None
+    if tuple(out.shape) != (2, classes):
+        raise DataError(
+            f"the model {name!r} gives {tuple(out.shape[1:])} outputs, the data have {classes} classes",
+            fix="set its number of outputs",
+            code="model-outputs",
+        )

@@ -1,0 +1,109 @@
+"""Arithmetic on trees of tensors.
+
+A tree is a tensor, a dict of trees with string keys, a tuple or a NamedTuple of trees. States and payloads are NamedTuples, so every
+leaf has a name ("delta/conv1.weight") that is the same on the wire, in a checkpoint and in an error message.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, TypeAlias, TypeVar
+
+import torch
+from torch import Tensor
+
+Tree: TypeAlias = (
+    Any  # Tensor | dict[str, Tree] | tuple[Tree, ...]; the recursion is checked at run time by `leaves`
+)
+T = TypeVar("T")
+
+
+def map(fn: Callable[..., Tensor], tree: T, *rest: T) -> T:
+    """Apply `fn` leaf by leaf; all trees must have the same structure."""
+    if isinstance(tree, Tensor):
+        return fn(tree, *rest)  # type: ignore[return-value]
+    if isinstance(tree, dict):
+        if any(list(other) != list(tree) for other in rest):  # type: ignore[call-overload]
+            raise ValueError(f"trees differ: {sorted(tree)} against {[sorted(other) for other in rest]}")  # type: ignore[call-overload]
+        return {k: map(fn, v, *(other[k] for other in rest)) for k, v in tree.items()}  # type: ignore[return-value, index]
+    if isinstance(tree, tuple):
+        if any(len(other) != len(tree) for other in rest):  # type: ignore[arg-type]
+            raise ValueError("trees differ in length")
+        parts = [map(fn, v, *(other[i] for other in rest)) for i, v in enumerate(tree)]  # type: ignore[index]
+        return type(tree)(*parts) if hasattr(tree, "_fields") else tuple(parts)  # type: ignore[return-value]
+    raise TypeError(f"not a tree of tensors: {type(tree).__name__}")
+
+
+def named(tree: Tree, prefix: str = "") -> Iterator[tuple[str, Tensor]]:
+    """Leaves with their path, in a fixed order."""
+    if isinstance(tree, Tensor):
+        yield prefix.rstrip("/") or "value", tree
+    elif isinstance(tree, dict):
+        for name, value in tree.items():
+            yield from named(value, f"{prefix}{name}/")
+    elif isinstance(tree, tuple):
+        names = getattr(tree, "_fields", None) or [str(i) for i in range(len(tree))]
+        for name, value in zip(names, tree, strict=True):
+            yield from named(value, f"{prefix}{name}/")
+    else:
+        raise TypeError(f"not a tree of tensors: {type(tree).__name__} at {prefix or 'the root'}")
+
+
+def leaves(tree: Tree) -> list[Tensor]:
+    return [leaf for _, leaf in named(tree)]
+
+
+def like(template: T, values: list[Tensor]) -> T:
+    """The structure of `template` around new leaves, in the order of `leaves`."""
+    remaining = iter(values)
+    built = map(lambda _: next(remaining), template)
+    if next(remaining, None) is not None:
+        raise ValueError("more leaves than the template holds")
+    return built
+
+
+def add(a: T, b: T) -> T:
+    return map(torch.add, a, b)
+
+
+def sub(a: T, b: T) -> T:
+    return map(torch.sub, a, b)
+
+
+def scale(factor: float | Tensor, a: T) -> T:
+    return map(lambda leaf: leaf * factor, a)
+
+
+def axpy(factor: float | Tensor, a: T, b: T) -> T:
+    """factor * a + b"""
+    if isinstance(factor, Tensor):
+        return map(lambda x, y: factor * x + y, a, b)
+    return map(lambda x, y: torch.add(y, x, alpha=factor), a, b)
+
+
+def zeros_like(a: T) -> T:
+    return map(torch.zeros_like, a)
+
+
+def norm(a: Tree, order: float = 2) -> Tensor:
+    """The norm of all leaves taken as one vector, accumulated in float64 so that a bound checked twice is the same bound."""
+    parts = torch.stack([torch.linalg.vector_norm(leaf.double(), order) for leaf in leaves(a)])
+    return torch.linalg.vector_norm(parts, order)
+
+
+def size(a: Tree) -> int:
+    """Number of coordinates."""
+    return sum(leaf.numel() for leaf in leaves(a))
+
+
+def flat(a: Tree) -> Tensor:
+    return torch.cat([leaf.reshape(-1) for leaf in leaves(a)])
+
+
+def unflat(vector: Tensor, template: T) -> T:
+    pieces = iter(torch.split(vector, [leaf.numel() for leaf in leaves(template)]))
+    return map(lambda leaf: next(pieces).reshape(leaf.shape).to(leaf.dtype), template)
+
+
+def finite(a: Tree) -> bool:
+    return all(bool(torch.isfinite(leaf).all()) for leaf in leaves(a))

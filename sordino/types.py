@@ -1,0 +1,183 @@
+"""The five nouns: task, shard, stage, gate, ledger; and the algorithm that speaks them.
+
+An algorithm is a frozen dataclass whose fields are the paper's hyper-parameters and whose methods are pure, cut exactly where the network is:
+`local` runs at the client, `update` at the server, and everything between them passes two gates. The Reader bounds what an EXAMPLE can do to
+client code; the Uplink bounds what a CLIENT can do to the server. Both say what they promise as `Claim`s, before any data is read.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Generic, NamedTuple, Protocol, TypeAlias, TypeVar
+
+from torch import Tensor
+
+from sordino.keys import Key
+from sordino.ledger.claims import ADVERSARIES, Adversary, Claim, Neighbours, Status, Unit
+from sordino.ledger.events import Event
+
+Params: TypeAlias = dict[str, Tensor]
+Losses: TypeAlias = Callable[
+    [Params, Tensor, Tensor, Tensor], Tensor
+]  # (params, x, y, one key per example) -> one loss per example
+
+__all__ = ["ADVERSARIES", "Adversary", "Claim", "Neighbours", "Status", "Unit"]  # re-exported
+
+S = TypeVar("S")  # server state
+C = TypeVar("C")  # client state
+D = TypeVar("D")  # what goes down
+U = TypeVar("U")  # what comes up
+
+
+class Offer(NamedTuple):
+    """A gate that can be private: what it needs to know to be priced."""
+
+    unit: Unit
+    neighbours: Neighbours
+    adversary: Adversary  # the strongest adversary the promise holds against
+    mechanism: Mechanism
+    everyone_pays: bool  # hidden Poisson participation: absent clients pay too
+    rate: float = 1.0  # of the sampler that the price may use, 1 where none may be
+
+
+class Mechanism(Protocol):
+    """A noise law: which norm it needs bounded, which event it is, how it is drawn and priced."""
+
+    @property
+    def order(self) -> int: ...  # 1 or 2: the norm of the sensitivity
+    @property
+    def calibration(self) -> str: ...  # how a budget becomes a multiplier: see ledger.pricing
+    def event(self, multiplier: float) -> Event: ...
+    def add(self, values: Tensor, scale: float, source: Source) -> Tensor: ...
+
+
+class Source(Protocol):
+    """Where noise comes from: a counter key in simulation, the operating system between real sites."""
+
+    @property
+    def name(self) -> str: ...
+    def child(self, *parts: int | str) -> Source: ...
+    def gaussian(self, values: Tensor, std: float) -> Tensor: ...
+    def laplace(self, values: Tensor, scale: float) -> Tensor: ...
+    def coins(self, count: int, probability: float) -> Tensor: ...
+
+
+@dataclass(frozen=True)
+class Grant:
+    """What the engine hands to one client for one round, after the ledger has agreed."""
+
+    client: int
+    size: int  # the client's public number of examples
+    largest: int  # the largest such number in the federation
+    source: Source
+    multiplier: float | None = None  # of the private gate's noise; None where no gate is private
+    epochs: int | None = None  # a straggler's smaller effort
+
+
+@dataclass(frozen=True)
+class Work:
+    """Local effort in the users' words. `batch_size` None is the full batch."""
+
+    epochs: int | None
+    steps: int | None
+    batch_size: int | None
+
+    def batch(self, size: int) -> int:
+        return size if self.batch_size is None else min(self.batch_size, size)
+
+    def count(self, size: int) -> int:
+        if self.steps is not None:
+            return self.steps
+        return (self.epochs or 1) * math.ceil(size / self.batch(size))
+
+
+class Batch(Protocol):
+    """Sealed examples: client code can ask for a gradient or a bounded sum, never for the rows."""
+
+    def grad(self, losses: Losses, params: Params) -> Params: ...
+
+
+class Shard(Protocol):
+    @property
+    def size(self) -> int: ...
+    def batches(self, work: Work, key: Key) -> Iterator[Batch]: ...
+
+
+class Examples(NamedTuple):
+    """Raw rows: only readers and evaluators hold them."""
+
+    x: Tensor
+    y: Tensor
+
+
+class Reader(Protocol):
+    """Gate 1: examples -> client code."""
+
+    def offer(self) -> Offer | None: ...
+    def claims(self, work: Work, size: int, multiplier: float | None) -> list[Claim]: ...
+    def reads(
+        self, work: Work, size: int
+    ) -> int: ...  # noisy reads one round makes: the reservation covers exactly these
+    def check(self, work: Work, task: Task) -> None: ...  # refuse unsound set-ups before anything starts
+    def open(self, examples: Examples, grant: Grant, task: Task) -> Shard: ...
+
+
+class Bound(NamedTuple):
+    """Proved bound on one client's contribution, in each norm."""
+
+    l1: float = math.inf
+    l2: float = math.inf
+
+    def of(self, order: int) -> float:
+        return self.l1 if order == 1 else self.l2
+
+
+class Task(Protocol):
+    """What is learned."""
+
+    @property
+    def name(self) -> str: ...
+    def init(self, key: Key) -> Params: ...
+    def losses(self, params: Params, x: Tensor, y: Tensor, keys: Tensor) -> Tensor: ...
+    def predict(self, params: Params, x: Tensor) -> Tensor: ...
+    def score(
+        self, params: Params, examples: Examples
+    ) -> Mapping[str, Tensor]: ...  # one value per example, by metric
+    def clipped_sum(
+        self, losses: Losses, params: Params, batch: Examples, keys: Tensor, clip: float, order: int
+    ) -> Params: ...
+    @property
+    def mixes_examples(self) -> str: ...  # name of a layer that couples examples, "" if none
+
+
+@dataclass(frozen=True)
+class Received(Generic[U]):
+    """What gate 2 lets the server see. Only `Uplink.receive` makes one."""
+
+    mean: U  # sum / public denominator
+    participation: float  # |cohort| / population
+    count: int
+    _each: Callable[[], list[U]]
+
+    @property
+    def each(self) -> list[U]:
+        """Single uploads, where the uplink shows them; raises AggregateOnly otherwise."""
+        return self._each()
+
+
+class Algorithm(Protocol[S, C, D, U]):
+    @property
+    def read(self) -> Reader: ...
+    @property
+    def uplink(self) -> Any: ...  # sordino.uplink.Uplink; typed there to keep this module a leaf
+    @property
+    def work(self) -> Work: ...
+    def init(self, task: Task, key: Key) -> S: ...
+    def init_client(self, task: Task) -> C: ...
+    def broadcast(self, s: S) -> D: ...
+    def zero(self, down: D) -> U: ...
+    def local(self, task: Task, down: D, c: C, shard: Shard, key: Key) -> tuple[U, C]: ...
+    def update(self, s: S, r: Received[U]) -> S: ...
+    def personal(self, task: Task, down: D, c: C) -> Params: ...

@@ -1,0 +1,199 @@
+"""Gate 2: client -> server. One object owns the bound, the weights, the sum, the noise and the denominator.
+
+Each client stage has a client half (`encode`) and a server half (`decode`, in reverse order, on the sum). Server stages act on the sum. The sum is taken
+in float64 over clients in the order of their ids, so that arrival order cannot change a result.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, TypeVar
+
+from sordino import tree
+from sordino.errors import UnsoundGuarantee
+from sordino.ledger.events import Event, NonPrivate
+from sordino.privacy.stages import Clip, Noise, Stage, Weigh, private
+from sordino.tree import Tree
+from sordino.types import ADVERSARIES, Adversary, Bound, Claim, Grant, Neighbours, Offer, Received, Source
+
+U = TypeVar("U")
+
+RAW = "the raw upload reaches the {adversary}"
+SUM = "the exact sum of the uploads reaches the {adversary}"
+
+
+@dataclass(frozen=True)
+class Uplink:
+    """`client=(Clip(1), Noise())` is local privacy, `client=(Clip(1),), server=(Noise(neighbours="add_remove"),)` is central: one word apart.
+
+    denominator: `received` divides by the weights that arrived (only without central noise), `expected` by a public constant.
+    """
+
+    client: tuple[Stage, ...] = (Weigh(),)
+    server: tuple[Stage, ...] = ()
+    denominator: Literal["received", "expected"] | None = (
+        None  # None: expected where the server adds noise, else received
+    )
+
+    def __post_init__(self) -> None:
+        if self.denominator is None:
+            object.__setattr__(self, "denominator", "expected" if private(self.server) else "received")
+        if private(self.server) and self.denominator == "received":
+            raise UnsoundGuarantee(
+                "central noise with a realised denominator",
+                why="the number of clients that answered depends on who is in the data, so dividing by it changes the sensitivity",
+                fix='use denominator = "expected"',
+                code="realised-denominator",
+            )
+        for stage in private(self.client):
+            if stage.neighbours == "add_remove":
+                raise UnsoundGuarantee(
+                    "client-side noise with add_remove neighbours",
+                    why="the server sees who uploads, so presence is not hidden; two different uploads lie up to 2 * radius apart",
+                    fix='use neighbours = "replace" (or "zero_out")',
+                    code="local-noise-add-remove",
+                )
+        seen_noise = False
+        for stage in self.client:
+            if seen_noise and isinstance(stage, Clip):
+                raise UnsoundGuarantee(
+                    "a clip after the noise",
+                    why="the bound must hold before noise is added; the noise would be sized for the wrong input",
+                    fix="put Clip before Noise",
+                    code="noise-before-clip",
+                )
+            seen_noise = seen_noise or isinstance(stage, Noise)
+        if len(private(self.client)) + len(private(self.server)) > 1:
+            raise UnsoundGuarantee(
+                "two noise stages in one uplink",
+                why="one promise, one noise",
+                fix="keep one",
+                code="two-noises",
+            )
+
+    # what it promises -------------------------------------------------------------------------------------------------------------
+
+    def noise(self) -> Noise | None:
+        stages = private(self.client) + private(self.server)
+        return stages[0] if stages else None
+
+    def offer(self, rate: float, hidden: bool) -> Offer | None:
+        """`rate` and `hidden` describe the cohort: only a hidden Poisson cohort may amplify, and never against the server."""
+        noise = self.noise()
+        if noise is None:
+            return None
+        central = noise in self.server
+        amplified = central and hidden
+        return Offer(
+            unit="client",
+            neighbours=noise.neighbours,
+            adversary="participants" if central else "server",
+            mechanism=noise.mechanism,
+            everyone_pays=amplified,
+            rate=rate if amplified else 1.0,
+        )
+
+    def claims(self, multiplier: float | None, amplify: Callable[[Event, Adversary], Event]) -> list[Claim]:
+        """`amplify` is the cohort's: what its sampler makes of an event against an adversary."""
+        noise = self.noise()
+        if noise is None:
+            return [_nothing("replace", a, RAW if a == "server" else SUM) for a in ADVERSARIES]
+        used = noise.multiplier if noise.multiplier is not None else multiplier
+        assert used is not None
+        event, central = noise.mechanism.event(used), noise in self.server
+        return [
+            _nothing(noise.neighbours, a, RAW)
+            if central and a == "server"
+            else Claim(
+                "client",
+                noise.neighbours,
+                a,
+                amplify(event, a) if central else event,
+                "proved",
+                self._assumed(),
+            )
+            for a in ADVERSARIES
+        ]
+
+    def _assumed(self) -> tuple[str, ...]:
+        weighed = any(isinstance(stage, Weigh) for stage in self.client)
+        return ("the number of examples of each client is public",) if weighed else ()
+
+    # what it does -----------------------------------------------------------------------------------------------------------------
+
+    def bound(self, coordinates: int) -> Bound:
+        bound = Bound()
+        for stage in self.client:
+            if isinstance(stage, Noise):
+                stage.sensitivity(bound)
+            bound = stage.bound(bound, coordinates)
+        return bound
+
+    def encode(self, upload: Tree, grant: Grant) -> Tree:
+        bound, coordinates, x = Bound(), tree.size(upload), upload
+        for stage in self.client:
+            x = stage.encode(x, bound, grant)
+            bound = stage.bound(bound, coordinates)
+        return x
+
+    def shape(self, upload: Tree) -> Tree:
+        for stage in self.client:
+            upload = stage.shape(upload)
+        return upload
+
+    def weight(self, size: int, largest: int) -> float:
+        """The public weight of one client: the product of its stages' weights."""
+        return math.prod(stage.weight(size, largest) for stage in self.client)
+
+    def receive(
+        self,
+        uploads: Mapping[int, U],
+        zero: U,
+        weights: Sequence[float],
+        expected: float,
+        multiplier: float | None,
+        source: Source,
+    ) -> Received[U]:
+        """Sum, noise, decode, divide.
+
+        `zero` is the contribution of nobody: it gives the shape, so that an empty round is legal. `weights` are the
+        public weights of the whole population, `expected` the public denominator of the `expected` rule.
+        """
+        ordered = [uploads[client] for client in sorted(uploads)]
+        total = tree.map(lambda leaf: leaf.double() if leaf.is_floating_point() else leaf, self.shape(zero))
+        for upload in ordered:
+            total = tree.map(lambda t, u: t.add_(u), total, upload)
+        bound = self.bound(tree.size(zero))
+        for stage in private(self.server):
+            used = stage.multiplier if stage.multiplier is not None else multiplier
+            assert used is not None
+            total = stage.release(total, bound, used, source)
+        decoded = self._decode(total)
+        realised = sum(weights[client] for client in uploads)
+        denominator = expected if self.denominator == "expected" else realised
+        mean = tree.map(
+            lambda y, leaf: (y / denominator if denominator > 0 else y).to(leaf.dtype), decoded, zero
+        )
+        return Received(mean, len(uploads) / len(weights), len(uploads), lambda: self._single(ordered))
+
+    def _decode(self, y: Tree) -> Tree:
+        for stage in reversed(self.client):
+            y = stage.decode(y)
+        return y
+
+    def _single(self, uploads: Sequence[U]) -> list[U]:
+        if private(self.server) or any(stage.aggregate_only for stage in self.client):
+            raise UnsoundGuarantee(
+                "this algorithm reads single uploads, but the uplink releases only their sum",
+                why="the promise covers the noised sum, not what one client sent",
+                fix="use an uplink without central noise or encryption, or another algorithm",
+                code="aggregate-only",
+            )
+        return [self._decode(upload) for upload in uploads]
+
+
+def _nothing(neighbours: Neighbours, adversary: Adversary, text: str) -> Claim:
+    reason = text.format(adversary=adversary)
+    return Claim("client", neighbours, adversary, NonPrivate(reason), "none", (reason,))
