@@ -9,7 +9,6 @@ twice. It is NOT cryptographic: keys serve simulation, data order and initial we
 from __future__ import annotations
 
 import hashlib
-import math
 from typing import TypeAlias
 
 import torch
@@ -95,11 +94,7 @@ def coin(key: Key, count: int, probability: float | Tensor) -> Tensor:
     return uniform(key, count) < probability
 
 
-def seed32(key: int) -> int:
-    """For libraries that insist on a small seed of their own."""
-    return key % (2**32 - 1)
-
-
-def expected_collisions(draws: int) -> float:
-    """Birthday bound for 64-bit keys, quoted in the docs."""
-    return math.comb(draws, 2) / 2.0**64
+def word(key: Key) -> int:
+    """A single key as a plain integer, for generators that insist on a seed of their own."""
+    assert isinstance(key, int)
+    return key

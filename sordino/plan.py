@@ -97,10 +97,7 @@ class Plan:
             assert self.cap is not None
             assert self.budget is not None
             assert not isinstance(self.budget.schedule, Adaptive)
-            parts = [
-                integer_shares(self.budget.schedule.shares(times, self.budget.epsilon), part)
-                for part in self.cap
-            ]
+            parts = [integer_shares(self.budget.schedule.shares(times, self.budget.epsilon), part) for part in self.cap]
             self._shares[times] = list(zip(*parts, strict=True))
         return self._shares[times][exposure]
 
@@ -113,9 +110,7 @@ class Plan:
         history = [] if exposure == 0 else [self._last.get(client, used / exposure)]
         share = self.budget.schedule.next_share(history, 1 - used, times - exposure, stalled, times)
         self._last[client] = share
-        return tuple(
-            min(int(share * limit), limit - gone) for limit, gone in zip(self.cap, spent, strict=True)
-        )
+        return tuple(min(int(share * limit), limit - gone) for limit, gone in zip(self.cap, spent, strict=True))
 
 
 def draft(

@@ -20,8 +20,8 @@ from sordino.types import ADVERSARIES, Adversary, Bound, Claim, Grant, Neighbour
 
 U = TypeVar("U")
 
-RAW = "the raw upload reaches the {adversary}"
-SUM = "the exact sum of the uploads reaches the {adversary}"
+RAW = "uploads reach the {adversary} without client-level noise"
+SUM = "sums of uploads reach the {adversary} without client-level noise"
 
 
 @dataclass(frozen=True)
@@ -173,9 +173,7 @@ class Uplink:
         decoded = self._decode(total)
         realised = sum(weights[client] for client in uploads)
         denominator = expected if self.denominator == "expected" else realised
-        mean = tree.map(
-            lambda y, leaf: (y / denominator if denominator > 0 else y).to(leaf.dtype), decoded, zero
-        )
+        mean = tree.map(lambda y, leaf: (y / denominator if denominator > 0 else y).to(leaf.dtype), decoded, zero)
         return Received(mean, len(uploads) / len(weights), len(uploads), lambda: self._single(ordered))
 
     def _decode(self, y: Tree) -> Tree:

@@ -7,6 +7,7 @@ import json
 import os
 import random
 import shutil
+import stat
 import struct
 import subprocess
 import sys
@@ -181,9 +182,7 @@ def test_a_tree_nobody_knows_is_refused(tmp_path: Path) -> None:
 # --- crashes ---
 
 
-def crash(
-    ask: Ask, directory: Path, point: str, saves: int, delay: float = 0, broken: bool = False
-) -> str | None:
+def crash(ask: Ask, directory: Path, point: str, saves: int, delay: float = 0, broken: bool = False) -> str | None:
     """Kill a saving process; what is wrong afterwards, None if nothing is."""
     before = -1 if (newest := latest(directory)) is None else newest
     answer = ask("crash", directory, start=before + 1, point=point, saves=saves, delay=delay, broken=broken)
@@ -242,9 +241,8 @@ def test_data_is_synced_before_its_name_and_the_name_before_the_return(
     fsync, replace = os.fsync, os.replace
 
     def syncing(descriptor: int) -> None:
-        kind = "directory" if os.path.isdir(f"/proc/self/fd/{descriptor}") else "file"
-        size = os.fstat(descriptor).st_size
-        calls.append(f"sync {kind}" if kind == "directory" else f"sync {size} bytes")
+        found = os.fstat(descriptor)
+        calls.append("sync directory" if stat.S_ISDIR(found.st_mode) else f"sync {found.st_size} bytes")
         fsync(descriptor)
 
     def replacing(source: Path, target: Path) -> None:
@@ -313,9 +311,7 @@ def test_cut_files_are_refused(tmp_path: Path) -> None:
     assert {damage(tmp_path, harm) for harm in cuts(256, seed=4)} == {"refused"}
 
 
-def test_a_load_that_does_not_check_its_digest_is_caught(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_load_that_does_not_check_its_digest_is_caught(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checkpoint, "_seal", lambda text, flat: "unchecked")
     saved(tmp_path, 4, 5)
     assert "a wrong state" in {damage(tmp_path, harm) for harm in flips(32, seed=3)}
@@ -328,9 +324,7 @@ def test_hostile_files_are_refused_at_once(tmp_path: Path) -> None:
         return struct.pack("<Q", len(header)) + header + body
 
     def claim(dtype: str, shape: list[int], end: int) -> bytes:
-        return json.dumps(
-            {"server/round": {"dtype": dtype, "shape": shape, "data_offsets": [0, end]}}
-        ).encode()
+        return json.dumps({"server/round": {"dtype": dtype, "shape": shape, "data_offsets": [0, end]}}).encode()
 
     files = [
         b"",
@@ -387,6 +381,15 @@ def test_another_model_is_no_damage_and_never_falls_back(tmp_path: Path) -> None
     saved(tmp_path, 4, 5)
     known = {"server": torch.ones(1)}
     assert refusal(lambda: load(tmp_path, known.__getitem__, fallback=True)).code == "checkpoint-unfitting"
+    assert latest(tmp_path) == 5
+
+
+def test_another_format_is_no_damage_and_never_falls_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    saved(tmp_path, 4)
+    with monkeypatch.context() as later:
+        later.setattr(checkpoint, "_FORMAT", 2)
+        saved(tmp_path, 5)
+    assert refusal(lambda: load(tmp_path, template, fallback=True)).code == "checkpoint-unfitting"
     assert latest(tmp_path) == 5
 
 

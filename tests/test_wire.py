@@ -98,14 +98,10 @@ def test_a_good_message_survives_bit_for_bit() -> None:
 
 @settings(max_examples=200, deadline=None)
 @given(
-    st.lists(
-        st.tuples(st.sampled_from(list(wire._DTYPES)), st.lists(st.integers(0, 4), max_size=3)), max_size=5
-    ),
+    st.lists(st.tuples(st.sampled_from(list(wire._DTYPES)), st.lists(st.integers(0, 4), max_size=3)), max_size=5),
     st.randoms(use_true_random=False),
 )
-def test_any_bits_of_any_schema_survive(
-    leaves: list[tuple[torch.dtype, list[int]]], source: random.Random
-) -> None:
+def test_any_bits_of_any_schema_survive(leaves: list[tuple[torch.dtype, list[int]]], source: random.Random) -> None:
     payload = tuple(
         torch.frombuffer(
             bytearray(source.randbytes(torch.Size(shape).numel() * dtype.itemsize) or bytes(8)), dtype=dtype
@@ -126,9 +122,7 @@ def test_any_bits_of_any_schema_survive(
     st.sampled_from(["down", "up"]),
     st.text(st.characters(exclude_categories=["Cs"]), max_size=300),
 )
-def test_any_legal_header_survives(
-    run: str, config: str, number: int, sender: int, kind: Any, entries: str
-) -> None:
+def test_any_legal_header_survives(run: str, config: str, number: int, sender: int, kind: Any, entries: str) -> None:
     sent = Header(run, config, number, sender, number, kind, entries)
     data = encode(sent, update())
     assert len(data) == size(sent, schema(update()))
@@ -192,9 +186,7 @@ def _magic(source: random.Random) -> bytes:
 
 
 def _version(source: random.Random) -> bytes:
-    return message(
-        *parts(encode(header(), update(source.randrange(1000)))), version=source.randrange(2, 2**16)
-    )
+    return message(*parts(encode(header(), update(source.randrange(1000)))), version=source.randrange(2, 2**16))
 
 
 SIZES = {"message-cut", "wrong-length"}
@@ -288,9 +280,7 @@ def test_malformed_messages_are_refused_each_with_its_code(name: str, seed: int)
 def test_there_are_forty_classes_and_the_good_message_is_none_of_them() -> None:
     assert len(REFUSED) >= 40
     for forge in (_edit(), _text(lambda t: t), _payload(lambda u: u), _bytes(lambda d, s: bytes(d))):
-        assert (
-            decode(forge(random.Random(1)), header(), update())[0] == header()
-        )  # the forgery is otherwise sound
+        assert decode(forge(random.Random(1)), header(), update())[0] == header()  # the forgery is otherwise sound
 
 
 @pytest.mark.parametrize(
@@ -384,10 +374,7 @@ def test_a_new_attempt_or_entry_is_still_the_same_round_and_an_old_round_is_late
 
 
 def bombs() -> list[bytes]:
-    npy = (
-        b"\x93NUMPY\x01\x00v\x00"
-        + b"{'descr': '<f8', 'fortran_order': False, 'shape': (1000000000,), }".ljust(118)
-    )
+    npy = b"\x93NUMPY\x01\x00v\x00" + b"{'descr': '<f8', 'fortran_order': False, 'shape': (1000000000,), }".ljust(118)
     archive = io.BytesIO()
     with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as bomb:
         bomb.writestr("x.npy", bytes(8 << 20))
@@ -418,8 +405,7 @@ def bombs() -> list[bytes]:
     ]
     whole = [message(body, tensors) for body in [*deep, *nested, *values, *odd]]
     lengths = [
-        seal(struct.pack("<4sHI", b"SRDN", 1, n) + text + tensors)
-        for n in (0, 1, 2**17, 2**17 + 1, 2**31, 2**32 - 1)
+        seal(struct.pack("<4sHI", b"SRDN", 1, n) + text + tensors) for n in (0, 1, 2**17, 2**17 + 1, 2**31, 2**32 - 1)
     ]
     return [*foreign, *(seal(f) for f in foreign), *(message(f, tensors) for f in foreign), *whole, *lengths]
 
@@ -438,9 +424,7 @@ def mutate(good: bytes, source: random.Random) -> bytes:
         elif what == 3:
             struct.pack_into("<I", data, 6, source.choice([0, 1, 2**16, 2**31 - 1, 2**31, 2**32 - 1]))
         elif what == 4:
-            data[at : at + 4] = source.choice(
-                [b"NaN}", b"[[[[", b"\xff\xfe\xff\xfe", b'"":"', b"1e99", b"\\ud8"]
-            )
+            data[at : at + 4] = source.choice([b"NaN}", b"[[[[", b"\xff\xfe\xff\xfe", b'"":"', b"1e99", b"\\ud8"])
         else:
             data[at : at + 20] = data[: source.randint(1, 20)]
         if len(data) < PREFIX:

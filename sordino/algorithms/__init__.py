@@ -1,0 +1,30 @@
+"""How: one paper per file. The name here is the name on the command line; the callable's parameters are the paper's hyper-parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from sordino.algorithms.client_noise import (
+    gaussian_gdp,
+    gaussian_sampled,
+    gaussian_simple,
+    laplace,
+    noisy_steps,
+    whole_update,
+)
+from sordino.algorithms.fedavg import FedAvg
+from sordino.algorithms.fedprox import FedProx
+from sordino.algorithms.scaffold import Scaffold
+
+ALGORITHMS: dict[str, Callable[..., Any]] = {
+    "fedavg": FedAvg,
+    "fedprox": FedProx,
+    "scaffold": Scaffold,
+    "laplace": laplace,
+    "gaussian_simple": gaussian_simple,
+    "gaussian_gdp": gaussian_gdp,
+    "gaussian_sampled": gaussian_sampled,
+    "whole_update": whole_update,
+    "noisy_steps": noisy_steps,
+}

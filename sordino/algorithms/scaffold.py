@@ -58,12 +58,8 @@ class Scaffold(LocalSgd):
             g = batch.grad(task.losses, y)
             y = tree.map(lambda y, g, ci, c: y - eta * (g - ci + c), y, g, c_i, c)  # line 10
             steps += 1
-        c_plus = tree.map(
-            lambda ci, c, x, y: ci - c + (x - y) / (steps * eta), c_i, c, x, y
-        )  # line 12, option II
-        return Up(tree.sub(y, x), tree.sub(c_plus, c_i)), Client(
-            c_plus, client.participations + 1
-        )  # lines 13, 14
+        c_plus = tree.map(lambda ci, c, x, y: ci - c + (x - y) / (steps * eta), c_i, c, x, y)  # line 12, option II
+        return Up(tree.sub(y, x), tree.sub(c_plus, c_i)), Client(c_plus, client.participations + 1)  # lines 13, 14
 
     def update(self, s: Server, r: Received[Up]) -> Server:
         return Server(

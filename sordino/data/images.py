@@ -59,9 +59,7 @@ def load(
     name = Path(path).expanduser().resolve().name
     folder = layout.folder(path, allow_download)
     cache = cache or Path(os.environ.get("SORDINO_CACHE") or Path.home() / ".cache" / "sordino")
-    sources = {
-        split: layout.shards(folder, split) for split in ("train", "test")
-    }  # both, before any decoding
+    sources = {split: layout.shards(folder, split) for split in ("train", "test")}  # both, before any decoding
     train, test = (_open(name, split, files, label, cache, verify) for split, files in sources.items())
 
     shape = train.pixels.shape[1:]
@@ -86,9 +84,7 @@ def load(
     return Dataset(name, "image", classes, Split(*train[:2]), Split(*test[:2]), *stats, note)
 
 
-def _open(
-    name: str, split: str, files: list[Path], label: str | None, cache: Path, verify: bool
-) -> pixels.Decoded:
+def _open(name: str, split: str, files: list[Path], label: str | None, cache: Path, verify: bool) -> pixels.Decoded:
     source = [(str(f.resolve()), f.stat().st_size, f.stat().st_mtime_ns) for f in files]
     key = hashlib.sha256(repr((source, label)).encode()).hexdigest()[:16]
     stored = cache / f"{name}-{split}-{key}.u8"
@@ -132,9 +128,7 @@ def _decoded(files: list[Path]) -> Iterator[pixels.Batch]:
     for file in files:
         row = 0
         for column in _batches(file, _image_column(file, _parquet(file).schema_arrow)):
-            encoded = (
-                pc.struct_field(column, "bytes") if pa.types.is_struct(column.type) else column
-            ).to_pylist()
+            encoded = (pc.struct_field(column, "bytes") if pa.types.is_struct(column.type) else column).to_pylist()
             images = []
             for data in encoded:
                 image, size_and_mode = _decode(data, f"{file}, row {row}", first)
@@ -155,6 +149,7 @@ def _decode(
             code="missing-image-bytes",
         )
     try:
+        Image.open(io.BytesIO(data), formats=FORMATS).verify()  # the checksums of PNG, which decoding skips
         with Image.open(io.BytesIO(data), formats=FORMATS) as image:
             mode = MODES.get(image.mode)
             if mode is None:

@@ -25,9 +25,7 @@ from sordino.errors import DataError
 
 _MAGIC, _VERSION = b"sordino\x00", 1
 _PREFIX = struct.Struct("<8sII32s")
-_START = (
-    1024  # where the payload begins: aligned, and the same for any header, so the header can be written last
-)
+_START = 1024  # where the payload begins: aligned, and the same for any header, so the header can be written last
 
 
 class Batch(NamedTuple):

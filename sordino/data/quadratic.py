@@ -18,9 +18,7 @@ from sordino.data.dataset import Array, Dataset, Split
 from sordino.errors import DataError
 
 
-def make(
-    clients: int, dim: int, seed: int = 0, heterogeneity: float = 1.0, examples: int = 1
-) -> tuple[Dataset, Array]:
+def make(clients: int, dim: int, seed: int = 0, heterogeneity: float = 1.0, examples: int = 1) -> tuple[Dataset, Array]:
     """The data set and its optimum; heterogeneity = 0 gives all one minimiser. Test repeats train."""
     if min(clients, dim, examples) < 1 or not 0 <= heterogeneity < np.inf:
         raise DataError(
@@ -34,9 +32,7 @@ def make(
     rows = np.hstack([curvature, minimiser]).astype(np.float32).repeat(examples, axis=0)
     split = Split(rows, np.zeros(len(rows), np.int64), np.arange(clients, dtype=np.int64).repeat(examples))
 
-    a, b = np.hsplit(
-        rows.astype(np.float64), 2
-    )  # from the stored float32, so that the optimum is that of the data
+    a, b = np.hsplit(rows.astype(np.float64), 2)  # from the stored float32, so that the optimum is that of the data
     untouched = (
         (0.0,) * (2 * dim),
         (1.0,) * (2 * dim),
@@ -44,8 +40,6 @@ def make(
     return Dataset("quadratic", "table", 0, split, split, *untouched), (a * b).sum(0) / a.sum(0)
 
 
-def load(
-    clients: int = 10, dim: int = 10, seed: int = 0, heterogeneity: float = 1.0, examples: int = 1
-) -> Dataset:
+def load(clients: int = 10, dim: int = 10, seed: int = 0, heterogeneity: float = 1.0, examples: int = 1) -> Dataset:
     """`make` without the optimum, so that it loads like every other source."""
     return make(clients, dim, seed, heterogeneity, examples)[0]

@@ -36,9 +36,7 @@ class _Feature(NamedTuple):
     one_hot: bool
 
 
-def load(
-    path: str | Path, label: str, group: str | None = None, test_fraction: float = 0.2, seed: int = 0
-) -> Dataset:
+def load(path: str | Path, label: str, group: str | None = None, test_fraction: float = 0.2, seed: int = 0) -> Dataset:
     """The test split takes test_fraction of every class; label and group are not features."""
     file = Path(path).expanduser()
     table = _read(file)
@@ -47,9 +45,7 @@ def load(
     clients = None if group is None else _codes(file, group, _find(file, columns, group), "group")
     if not y.max():
         raise DataError(f"{file}: every row has the same {label}", code="one-class")
-    features = [
-        _feature(file, name, column) for name, column in columns.items() if name not in (label, group)
-    ]
+    features = [_feature(file, name, column) for name, column in columns.items() if name not in (label, group)]
     if not features:
         raise DataError(f"{file}: no column is left as a feature", code="no-features")
     x = np.hstack([feature.values for feature in features])
@@ -62,9 +58,7 @@ def load(
     mean = np.where(one_hot, 0.0, train.x.mean(0, dtype=np.float64))
     std = np.where(one_hot, 1.0, train.x.std(0, dtype=np.float64))
     std[std == 0] = 1.0
-    return Dataset(
-        file.stem, "table", int(y.max()) + 1, train, test, tuple(mean.tolist()), tuple(std.tolist())
-    )
+    return Dataset(file.stem, "table", int(y.max()) + 1, train, test, tuple(mean.tolist()), tuple(std.tolist()))
 
 
 def _read(file: Path) -> pa.Table:
@@ -83,9 +77,7 @@ def _read(file: Path) -> pa.Table:
     if not table.num_rows:
         raise DataError(f"{file} holds no rows", code="empty-table")
     if len(set(table.column_names)) < table.num_columns:
-        raise DataError(
-            f"{file}: two columns have the same name", fix="rename one", code="repeated-column-name"
-        )
+        raise DataError(f"{file}: two columns have the same name", fix="rename one", code="repeated-column-name")
     return table
 
 

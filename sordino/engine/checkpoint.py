@@ -50,9 +50,7 @@ class Loaded(NamedTuple):
     meta: dict[str, Any]
 
 
-def save(
-    directory: Path, step: int, trees: Mapping[str, Tree], meta: Mapping[str, JSON], keep: int = 2
-) -> Path:
+def save(directory: Path, step: int, trees: Mapping[str, Tree], meta: Mapping[str, JSON], keep: int = 2) -> Path:
     """Write the state after round `step`; the `keep` checkpoints before it stay, older ones go."""
     assert step >= 0
     assert keep >= 0
@@ -81,13 +79,23 @@ def save(
     return path
 
 
-def load(directory: Path, templates: Callable[[str], Tree], *, fallback: bool = False) -> Loaded | None:
+def load(
+    directory: Path, templates: Callable[[str], Tree], *, fallback: bool = False, at: int | None = None
+) -> Loaded | None:
     """The newest checkpoint; None if none was ever completed.
 
     `templates` maps a tree's name to a tree of the same structure (`mapping.__getitem__` will do). A damaged
-    newest file is refused; `fallback=True` sets it aside as `*.damaged` and takes the one before.
+    newest file is refused; `fallback=True` sets it aside as `*.damaged` and takes the one before. `at` asks for one step and
+    drops later ones: the state of a part of a run follows the state of the whole.
     """
     steps = _steps(directory)
+    if at is not None:
+        with _told(directory):
+            for later in [step for step in steps if step > at]:
+                _path(directory, later).unlink()
+        steps = [step for step in steps if step == at]
+        if not steps:
+            raise _refusal(_path(directory, at), "it is missing", [])
     while steps:
         step = steps.pop()
         path = _path(directory, step)
@@ -134,9 +142,7 @@ def digest_trees(trees: Mapping[str, Tree]) -> str:
 
 
 def _flatten(trees: Mapping[str, Tree]) -> dict[str, Tensor]:
-    pairs = [
-        (f"{name}/{leaf_name}", leaf) for name, part in trees.items() for leaf_name, leaf in tree.named(part)
-    ]
+    pairs = [(f"{name}/{leaf_name}", leaf) for name, part in trees.items() for leaf_name, leaf in tree.named(part)]
     flat = {
         # always a copy: safetensors refuses tensors that share memory
         name: leaf.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
@@ -175,10 +181,12 @@ def _read(path: Path, step: int) -> tuple[dict[str, Any], dict[str, Tensor]]:
         if metadata["sha256"] != _seal(metadata["state"], flat):
             raise _Damaged("its SHA-256 does not match")
         state = json.loads(metadata["state"])
-        if (state["format"], state["step"]) != (_FORMAT, step):
-            raise _Damaged(f"it holds round {state['step']} in format {state['format']}")
+        if state["step"] != step:
+            raise _Damaged(f"it holds round {state['step']}")
     except (ValueError, KeyError, TypeError, RecursionError, SafetensorError) as error:
         raise _Damaged(f"it is no checkpoint ({type(error).__name__}: {error})"[:200]) from error
+    if state["format"] != _FORMAT:
+        raise _unfitting(path, f"it has format {state['format']}, this is format {_FORMAT}")
     return state, flat
 
 

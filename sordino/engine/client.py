@@ -22,7 +22,7 @@ class Clients:
     header: Callable[[int, int], wire.Header]  # (round, sender; -1 the server) -> what a message must say
     states: dict[int, Any] = field(default_factory=dict)
 
-    def answer(self, t: int, message: bytes, grants: Mapping[int, Grant], key: Key) -> dict[int, bytes]:
+    def __call__(self, t: int, message: bytes, grants: Mapping[int, Grant], key: Key) -> dict[int, bytes]:
         """One round of every client named in `grants`. The executor of one process; several of them make a parallel one."""
         if not grants:
             return {}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -16,10 +16,13 @@ from sordino.engine.cohort import Cohort
 from sordino.engine.stragglers import Stragglers
 from sordino.errors import BudgetExhausted
 from sordino.ledger.ledger import EVERYONE, Ledger
+from sordino.ledger.schedules import Adaptive
 from sordino.ledger.statement import note
 from sordino.plan import Plan, Price
-from sordino.privacy.sources import Counter, System
+from sordino.privacy.sources import for_client, for_round
 from sordino.types import Claim, Grant, Received, Source
+
+STALL = 1.1  # a mean update within a tenth of its expected noise norm carries no visible signal
 
 
 @dataclass
@@ -34,9 +37,10 @@ class Federation:
     noise: str  # "counter" (simulation) or "system"
     run: str  # id on the wire and in the ledger
     config: str  # digest of the experiment
-    coordinates: int
     exposures: dict[int, int] = field(default_factory=dict)  # per client, of rounds already played
     spent: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    _noise_norm: float = 0.0
+    _coordinates: int = 0
 
     @property
     def population(self) -> int:
@@ -120,9 +124,7 @@ class Federation:
     def store(self, t: int, messages: Mapping[int, bytes], received: Received[Any]) -> None:
         """Fix the one content this release will ever have."""
         digest = hashlib.sha256()
-        if (
-            not self.algorithm.uplink.server
-        ):  # single uploads are seen only where the server adds no noise of its own
+        if not self.algorithm.uplink.server:  # single uploads are seen only where the server adds no noise of its own
             for k in sorted(messages):
                 digest.update(wire.digest(messages[k]))
         for leaf in tree.leaves(received.mean):
@@ -135,8 +137,7 @@ class Federation:
 
     def _digest(self, t: int, prices: Mapping[int, Price | None]) -> bytes:
         plan = {
-            str(k): None if price is None else [price.multiplier, list(price.charge)]
-            for k, price in prices.items()
+            str(k): None if price is None else [price.multiplier, list(price.charge)] for k, price in prices.items()
         }
         return hashlib.sha256(json.dumps([self.config, t, plan], sort_keys=True).encode()).digest()
 
@@ -144,12 +145,8 @@ class Federation:
         groups: dict[tuple[float | None, int], list[int]] = {}
         for k, price in sorted(prices.items()):
             multiplier = None if price is None else price.multiplier
-            groups.setdefault(
-                (multiplier, self.algorithm.read.reads(self.algorithm.work, self.sizes[k])), []
-            ).append(k)
-        return note(
-            [(clients, self._claims(clients[0], multiplier)) for (multiplier, _), clients in groups.items()]
-        )
+            groups.setdefault((multiplier, self.algorithm.read.reads(self.algorithm.work, self.sizes[k])), []).append(k)
+        return note([(clients, self._claims(clients[0], multiplier)) for (multiplier, _), clients in groups.items()])
 
     def _claims(self, client: int, multiplier: float | None) -> list[Claim]:
         return [
@@ -172,14 +169,14 @@ class Federation:
     # the sum --------------------------------------------------------------------------------------------------------------------
 
     def source(self, t: int) -> Source:
-        return Counter(_int(keys.fold(self.key, "noise", t))) if self.noise == "counter" else System()
+        return for_round(self.noise, self.key, t)
 
     def grant(self, t: int, client: int, price: Price | None, epochs: int | None) -> Grant:
         return Grant(
             client=client,
             size=self.sizes[client],
             largest=max(self.sizes),
-            source=self.source(t).child("client", client),
+            source=for_client(self.noise, self.key, t, client),
             multiplier=None if price is None else price.multiplier,
             epochs=epochs,
         )
@@ -191,6 +188,9 @@ class Federation:
         price = next((p for p in prices.values() if p is not None), None)
         if price is None and self.everyone_pays:  # nobody was drawn: the noise is released all the same
             price = self._shared_price(t)
+        if self._adaptive:
+            self._coordinates = tree.size(self.algorithm.zero(down))
+            self._noise_norm = self._expected_noise(prices, uploads)
         return self.algorithm.uplink.receive(  # type: ignore[no-any-return]
             uploads,
             self.algorithm.zero(down),
@@ -199,6 +199,32 @@ class Federation:
             None if price is None else price.multiplier,
             self.source(t).child("server"),
         )
+
+    def stalled(self, received: Received[Any]) -> bool:
+        """Has the model stopped moving beyond its noise? Reads released values and public scales only."""
+        return self._adaptive and float(tree.norm(received.mean)) <= STALL * self._noise_norm
+
+    @property
+    def _adaptive(self) -> bool:
+        return self.plan.budget is not None and isinstance(self.plan.budget.schedule, Adaptive)
+
+    def _expected_noise(self, prices: Mapping[int, Price | None], answered: Iterable[int]) -> float:
+        """Norm of the noise in the mean upload, to be expected from the multipliers alone."""
+        variance, weight = 0.0, 0.0
+        for k in answered:
+            price = prices[k]
+            assert price is not None
+            variance += (self.weights[k] * self._noise_std(price.multiplier, self.sizes[k])) ** 2
+            weight += self.weights[k]
+        return math.sqrt(variance * self._coordinates) / weight if weight else 0.0
+
+    def _noise_std(self, multiplier: float, size: int) -> float:
+        """Of one coordinate of one upload."""
+        assert self.plan.offer is not None
+        if self.plan.offer.unit == "example":
+            return float(self.algorithm.lr * self.algorithm.read.noise_std(multiplier, size))
+        stage = self.algorithm.uplink.noise()
+        return float(multiplier * stage.sensitivity(self.algorithm.uplink.bound(self._coordinates)))
 
     @cached_property
     def weights(self) -> list[float]:
@@ -212,8 +238,3 @@ def _exhausted(t: int) -> BudgetExhausted:
         why="in a hidden cohort everyone pays for every round, so nobody can pay any more",
         fix="run fewer rounds, or found a new budget with a larger epsilon",
     )
-
-
-def _int(key: keys.Key) -> int:
-    assert isinstance(key, int)
-    return key

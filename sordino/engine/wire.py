@@ -111,9 +111,7 @@ def schema(template: Tree) -> Schema:
                 code="unsupported-dtype",
             )
     if len({field.name for field in fields}) < len(fields):
-        raise WireError(
-            "two tensors have the same name", fix='use no "/" in dict keys', code="ambiguous-names"
-        )
+        raise WireError("two tensors have the same name", fix='use no "/" in dict keys', code="ambiguous-names")
     return Schema(fields)
 
 
@@ -193,9 +191,7 @@ def _check_envelope(view: memoryview, fields: Schema) -> int:
     if length > MAX_HEADER:
         raise _damage("header-too-long", f"it claims a header of {length} bytes, {MAX_HEADER} are allowed")
     if len(view) != _PREFIX.size + length + rest:
-        raise _damage(
-            "wrong-length", f"{len(view)} bytes came, {_PREFIX.size + length + rest} were to be expected"
-        )
+        raise _damage("wrong-length", f"{len(view)} bytes came, {_PREFIX.size + length + rest} were to be expected")
     return _PREFIX.size + int(length)
 
 
@@ -234,9 +230,7 @@ def _parse(raw: bytes, fields: Schema) -> Header:
         raise _malformed("its keys are not the ones of a header")
     _check_schema(found.pop("schema"), fields)
     header = Header(**found)
-    if (
-        _header_bytes(header, fields) != raw
-    ):  # one text per header: no duplicate keys, spaces or other spellings
+    if _header_bytes(header, fields) != raw:  # one text per header: no duplicate keys, spaces or other spellings
         raise _malformed("it is not in canonical form")
     return header
 

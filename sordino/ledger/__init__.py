@@ -1,1 +1,1 @@
-"""At what price: the events a mechanism leaves behind, their accountants, calibration, schedules and the ledger."""
+"""At what price: events, their accountants, calibration, schedules, and the ledger that adds up."""

@@ -1,16 +1,17 @@
 """How much a list of events costs: every accountant that can say so, side by side.
 
 gdp   exact for unsampled Gaussians: mu^2 adds up (Dong, Roth & Su 2022).
-pure  Laplace only: epsilons add up, a Poisson sample gives ln(1 + q (e^eps - 1)) (Balle, Barthe & Gaboardi 2018).
+pure  Laplace only: epsilons add up; a Poisson sample leaves ln(1 + q (e^eps - 1)) (Balle, Barthe & Gaboardi 2018).
 rdp   Renyi DP (Mironov 2017; Mironov, Talwar & Zhang 2019; conversion of Canonne, Kamath & Steinke 2020).
 pld   privacy loss distributions, pessimistic (Doroshenko et al. 2022).
 
-rdp and pld are dp-accounting's; what is ours is what is put into them. Each number is an upper bound of its own, so the
-smallest is valid too, and two that disagree by more than their looseness betray a bug.
+rdp and pld are dp-accounting's; what is ours is what is put into them. Each number is an upper bound of its
+own, so the smallest is valid too, and two that disagree by more than their looseness betray a bug.
 
-Neighbours. Noise in an event is already relative to the sensitivity under the neighbours named, so an unsampled
-mechanism is the pair (noise, noise + 1) under every relation, which dp-accounting calls ADD_OR_REMOVE_ONE. A Poisson
-sample is different: replacing a record moves both mixtures at once, so only `add_remove` is accepted there.
+Neighbours. Noise in an event is already relative to the sensitivity under the neighbours named, so an
+unsampled mechanism is the pair (noise, noise + 1) under every relation, which dp-accounting calls
+ADD_OR_REMOVE_ONE. A Poisson sample is different: replacing a record moves both mixtures at once, so only
+`add_remove` is accepted there.
 """
 
 from __future__ import annotations
@@ -35,15 +36,15 @@ from sordino.ledger.events import (
 )
 from sordino.ledger.gaussian_dp import epsilon_of
 
-NEIGHBOURS = ("add_remove", "replace_one", "zero_out")
+NEIGHBOURS = ("add_remove", "replace", "zero_out")
 
-# small orders decide when epsilon is large, large orders when it is small; fractional ones below 12 are worth up to 1%
+# small orders decide when epsilon is large, large ones when it is small; fractions below 12 are worth up to 1%
 ORDERS: tuple[float, ...] = (*(1 + k / 10 for k in range(1, 110) if k % 10), *range(2, 257))
 
 # outside these the next worse level is charged: no overflow inside an accountant, and never an underestimate
 _LEAST_NOISE, _MOST_NOISE = 1e-6, 1e9
 
-# a loss of ten thousand is no privacy: there e^loss overflows and the exact curve is left to the other accountants
+# a loss of ten thousand is no privacy: e^loss overflows there, and the other accountants must do
 _WIDEST_LOSS = 1e4
 _FEW_ORDERS = (1.5, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64, 128)
 
@@ -65,7 +66,7 @@ class Plan(NamedTuple):
 
 
 def bounds(event: Event, delta: float, neighbours: str, *, orders: Sequence[float] = ORDERS) -> list[Bound]:
-    """One bound from every accountant that supports the event; infinite as soon as anything in it is unprotected.
+    """One bound from every accountant that supports the event; infinite if anything in it is unprotected.
 
     `delta = 0` is allowed and asks for a pure guarantee.
     """
@@ -101,7 +102,7 @@ def epsilon_by(
 
 
 def amplified(epsilon: float, rate: float) -> float:
-    """ln(1 + q (e^eps - 1)): what a secret sample of rate q leaves of epsilon, written so that e^eps cannot overflow."""
+    """ln(1 + q (e^eps - 1)): what a secret sample of rate q leaves of epsilon; e^eps cannot overflow."""
     if epsilon < 30:
         return math.log1p(rate * math.expm1(epsilon))
     return epsilon + math.log(rate + (1 - rate) * math.exp(-epsilon))
@@ -151,7 +152,7 @@ def _plan(event: Event, neighbours: str) -> Plan:
 
 
 def _single(inside: Plan) -> Gaussian | Laplace | None:
-    """The one mechanism that sees a sample: Gaussians on one sample add up to a Gaussian, anything richer is refused."""
+    """The one mechanism that reads a sample: Gaussians on it add up to a Gaussian, anything richer is refused."""
     if not inside.others:
         return inside.gaussian
     (event, count), *more = inside.others
@@ -218,9 +219,7 @@ def _pld(plan: Plan, delta: float, orders: tuple[float, ...]) -> float | None:
         (e for e in (_pure(plan, delta, orders), _rdp(plan, delta, _FEW_ORDERS)) if e is not None),
         default=0.0,
     )
-    accountant = PLDAccountant(
-        value_discretization_interval=_interval(max(*spans, rough), min(typical), len(spans))
-    )
+    accountant = PLDAccountant(value_discretization_interval=_interval(max(*spans, rough), min(typical), len(spans)))
     for event, count in _counted(plan):
         accountant.compose(to_dp_event(event), count)
     return max(0.0, float(accountant.get_epsilon(delta)))
@@ -237,8 +236,8 @@ _ACCOUNTANTS: dict[str, Callable[[Plan, float, tuple[float, ...]], float | None]
 def _interval(widest: float, typical: float, events: int) -> float:
     """Grid step of a loss distribution: every step is pessimistic, this one keeps the work near a second.
 
-    Fine enough to resolve one draw's typical loss (that error is multiplied by the count), but at most 300,000 points
-    across the widest loss or the whole epsilon, and fewer when many different events must be convolved.
+    Fine enough to resolve one draw's typical loss (that error is multiplied by the count), but at most 300,000
+    points across the widest loss or the whole epsilon, and fewer when many different events are convolved.
     """
     if widest == 0.0:
         return 1e-4

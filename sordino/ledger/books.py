@@ -22,7 +22,7 @@ EVERYONE = "*"
 ORIGIN = bytes(32)
 
 canonical = json.JSONEncoder(sort_keys=True, separators=(",", ":"), allow_nan=False).encode
-_parsed = json.JSONDecoder().decode
+_parse = json.JSONDecoder().raw_decode
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ class Books:
         if sequence != following or not isinstance(body, bytes) or digest != (head := link(self.head, body)):
             raise damaged(f"record {following} does not continue the chain")
         try:
-            record = _parsed(body.decode())
+            record, _ = _parse(body.decode())
             _FOLDS[record["kind"]](self, following, record)
         except (LookupError, TypeError, AttributeError, UnicodeDecodeError, json.JSONDecodeError) as error:
             raise damaged(f"record {following} is malformed") from error

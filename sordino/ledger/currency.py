@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from itertools import pairwise
 from operator import le
 from typing import Literal
@@ -83,15 +84,16 @@ def rdp(orders: Sequence[float]) -> Currency:
 
 def cost(values: Sequence[float]) -> Amount:
     """Pico-units, rounded up: what is charged is never less than what is spent."""
-    return tuple(-(-top * UNIT // bottom) for top, bottom in _ratios(values, "cost"))
+    return tuple(math.ceil(value * UNIT) for value in _exact(values, "cost"))
 
 
 def cap(values: Sequence[float]) -> Amount:
     """Pico-units, rounded down. A Rényi order at which nothing is left to promise has the cap 0."""
-    return tuple(top * UNIT // bottom for top, bottom in _ratios(values, "cap"))
+    return tuple(math.floor(value * UNIT) for value in _exact(values, "cap"))
 
 
-def _ratios(values: Sequence[float], what: str) -> list[tuple[int, int]]:
+def _exact(values: Sequence[float], what: str) -> list[Fraction]:
+    """Each float as the decimal it prints as: 0.1 is 1/10, so that ten of them fill a cap of 1."""
     if isinstance(values, (str, bytes)) or not isinstance(values, Sequence) or not values:
         raise InvalidBudget(
             f"{values!r} is no {what}",
@@ -103,10 +105,8 @@ def _ratios(values: Sequence[float], what: str) -> list[tuple[int, int]]:
             if wrong(value):
                 raise InvalidBudget(f"{what} {value!r} {why}", code=f"{what}-{code}")
     if not any(values):
-        raise InvalidBudget(
-            f"{what} {values!r} is zero everywhere", why="privacy is never free", code=f"{what}-zero"
-        )
-    return [value.as_integer_ratio() for value in values]
+        raise InvalidBudget(f"{what} {values!r} is zero everywhere", why="privacy is never free", code=f"{what}-zero")
+    return [Fraction(value if isinstance(value, int) else float.__repr__(value)) for value in values]
 
 
 # in this order: a later test may rely on the earlier ones

@@ -1,9 +1,9 @@
 """The common language of the ledger: what happened to the data, and nothing about how it is accounted.
 
-An event says which noise covered which sensitivity, how often, behind which sampler. Accountants read events, the ledger
-stores them as JSON, the report prints them. Noise is always relative to the sensitivity under the neighbours the
-statement names, so the event itself needs no clip bound. The vocabulary is that of Google's dp-accounting
-(`to_dp_event` translates); this module needs neither it, nor torch, nor scipy.
+An event says which noise was added, how often, behind which sampler. Accountants read events, the ledger stores
+them as JSON, the report prints them. Noise is always relative to the sensitivity under the neighbours that the
+statement names, so an event needs no clip bound. The vocabulary is that of Google's dp-accounting (`to_dp_event`
+translates); this module needs neither it, nor torch, nor scipy.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from sordino.errors import InvalidBudget, UnsupportedEvent
 
 @dataclass(frozen=True)
 class Gaussian:
-    """Normal noise; `noise_multiplier` = standard deviation / L2 sensitivity. Zero is expressible and costs infinity."""
+    """Normal noise; `noise_multiplier` = standard deviation / L2 sensitivity. Zero costs infinity."""
 
     noise_multiplier: float
 
@@ -159,9 +159,7 @@ def to_json(event: Event) -> dict[str, Any]:
 def from_json(data: Any) -> Event:
     """Reads only kinds listed in `KINDS`, with exactly their fields."""
     if not isinstance(data, Mapping):
-        raise UnsupportedEvent(
-            f"{data!r} is no event", why="an event is an object with a kind", code="malformed-event"
-        )
+        raise UnsupportedEvent(f"{data!r} is no event", why="an event is an object with a kind", code="malformed-event")
     kind = data.get("kind")
     cls = KINDS.get(kind) if isinstance(kind, str) else None
     if cls is None:

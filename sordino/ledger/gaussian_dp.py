@@ -1,15 +1,16 @@
 """Gaussian differential privacy: the exact privacy curve of Gaussian noise.
 
-Dong, Roth & Su, "Gaussian differential privacy", JRSS-B 2022; Balle & Wang, "Improving the Gaussian mechanism for
-differential privacy", ICML 2018, Theorem 8. A mechanism with mu = sensitivity / standard deviation is (epsilon, delta)-DP
-if and only if
+Dong, Roth & Su, "Gaussian differential privacy", JRSS-B 2022; Balle & Wang, "Improving the Gaussian mechanism
+for differential privacy", ICML 2018, Theorem 8. A mechanism with mu = sensitivity / standard deviation is
+(epsilon, delta)-DP if and only if
 
     delta >= Phi(mu/2 - epsilon/mu) - e^epsilon Phi(-mu/2 - epsilon/mu),
 
 and exposures compose exactly: mu^2 adds up. Deviations: none.
 
-With x = epsilon/mu - mu/2 the right side is phi(x) (R(x) - R(x + mu)), where R = (1 - Phi)/phi is the Mills ratio: no
-e^epsilon is left to overflow, no tail to underflow. Both inverses bisect and return the end that keeps the promise.
+With x = epsilon/mu - mu/2 the right side is phi(x) (R(x) - R(x + mu)), where R = (1 - Phi)/phi is the Mills
+ratio: no e^epsilon is left to overflow, no tail to underflow. Both inverses bisect and return the end that keeps
+the promise.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ def epsilon_of(mu: float, delta: float) -> float:
         return 0.0
     # delta <= Phi(-x), so x = -ndtri(delta) already keeps the promise
     top = float(-ndtri(delta)) + 1e-12
-    x = _bisect(lambda x: _log_delta(x, mu) <= log_delta, good=top, bad=-mu / 2)
+    x = bisect(lambda x: _log_delta(x, mu) <= log_delta, good=top, bad=-mu / 2)
     return max(0.0, mu * (mu / 2 + x))
 
 
@@ -67,7 +68,7 @@ def mu_of(epsilon: float, delta: float) -> float:
     bad = 2 * good
     while keeps(bad):
         good, bad = bad, 2 * bad
-    return _bisect(keeps, good=good, bad=bad)
+    return bisect(keeps, good=good, bad=bad)
 
 
 def _log_delta(x: float, mu: float) -> float:
@@ -90,17 +91,19 @@ def _log_phi(x: float) -> float:
     return -x * x / 2 - math.log(2 * math.pi) / 2
 
 
-def _bisect(keeps: Callable[[float], bool], *, good: float, bad: float) -> float:
-    """The boundary between a point that keeps the promise and one that does not, from the good side, to the last bit."""
-    while True:
+def bisect(keeps: Callable[[float], bool], *, good: float, bad: float, tight: float = 0.0) -> float:
+    """The boundary between a point that keeps a promise and one that does not, from the good side.
+
+    Stops at a relative width of `tight`, or when no number lies between; `keeps` was true of what is returned.
+    """
+    while abs(good - bad) > tight * max(abs(good), abs(bad)):
         middle = (good + bad) / 2
         if middle in (good, bad):
-            return good
+            break
         good, bad = (middle, bad) if keeps(middle) else (good, middle)
+    return good
 
 
 def _check_mu(mu: float) -> None:
     if not is_number(mu) or math.isnan(mu) or mu < 0:
-        raise InvalidBudget(
-            f"mu = {mu!r} is no Gaussian-DP parameter", why="mu is at least 0", code="mu-negative"
-        )
+        raise InvalidBudget(f"mu = {mu!r} is no Gaussian-DP parameter", why="mu is at least 0", code="mu-negative")

@@ -86,13 +86,10 @@ class Ledger:
         `caps` bind single principals, others are unlimited; `total` caps what is charged to everyone.
         """
         limits = {
-            _name(name): charter.currency.amount(cap, what=f"cap of {name}")
-            for name, cap in (caps or {}).items()
+            _name(name): charter.currency.amount(cap, what=f"cap of {name}") for name, cap in (caps or {}).items()
         }
         if EVERYONE in limits:
-            raise LedgerError(
-                f"{EVERYONE!r} has a cap", why="it is everyone", fix="use total=", code="name-invalid"
-            )
+            raise LedgerError(f"{EVERYONE!r} has a cap", why="it is everyone", fix="use total=", code="name-invalid")
         if total is not None:
             limits[EVERYONE] = charter.currency.amount(total, what="total cap")
         books = Books(charter, limits)
@@ -117,9 +114,7 @@ class Ledger:
         record = {
             "kind": State.RESERVED.value,
             "op": _name(op),
-            "charges": grouped(
-                {_name(k): self._books.charter.currency.charge(v, what=k) for k, v in charges.items()}
-            ),
+            "charges": grouped({_name(k): self._books.charter.currency.charge(v, what=k) for k, v in charges.items()}),
             "plan": plan.hex(),
             "note": note,
         }
@@ -201,9 +196,7 @@ class Ledger:
                 record = self._record(reserved)
                 digest = None if stored is None else self._record(stored)["digest"]
                 head = self._row(last)[0].hex()
-            yield Entry(
-                reserved, op, state, dict(charged(record)), record["plan"], digest, record["note"], head
-            )
+            yield Entry(reserved, op, state, dict(charged(record)), record["plan"], digest, record["note"], head)
 
     def head(self) -> str:
         """The hash of the last record, and through the chain of every record."""
@@ -212,9 +205,12 @@ class Ledger:
 
     def descends_from(self, head: str) -> bool:
         """Whether this ledger has been at `head`: False for one restored from an older copy."""
+        try:
+            digest = bytes.fromhex(head)
+        except ValueError:
+            return False
         with self._reading():
-            query = "SELECT 1 FROM record WHERE lower(hex(hash)) = ?"
-            return self._db.execute(query, (head,)).fetchone() is not None
+            return self._db.execute("SELECT 1 FROM record WHERE hash = ?", (digest,)).fetchone() is not None
 
     def check(self) -> None:
         """Walk the whole chain anew: every hash, every transition, every total against its cap."""
@@ -290,9 +286,7 @@ class Ledger:
     def _append(self, record: dict[str, Any], payload: bytes | None = None) -> None:
         body, sequence = canonical(record).encode(), self._books.sequence + 1
         # the books stay as they are: they will learn of this record by reading it back
-        self._db.execute(
-            "INSERT INTO record VALUES (?, ?, ?)", (sequence, link(self._books.head, body), body)
-        )
+        self._db.execute("INSERT INTO record VALUES (?, ?, ?)", (sequence, link(self._books.head, body), body))
         if payload is not None:
             self._db.execute("INSERT INTO payload VALUES (?, ?)", (sequence, payload))
 
@@ -307,9 +301,7 @@ class Ledger:
                 )
             at = books.ops[op]
             if _ORDER.index(at.state) >= _ORDER.index(to):
-                if at.stored is not None and any(
-                    self._record(at.stored)[part] != content[part] for part in content
-                ):
+                if at.stored is not None and any(self._record(at.stored)[part] != content[part] for part in content):
                     raise LedgerError(
                         f"operation {op!r} has already been stored with another content",
                         why="one operation is one release: two of them would show their difference",
@@ -327,9 +319,10 @@ class Ledger:
             self._append({"kind": to.value, "op": op, **content}, payload)
 
     def _row(self, sequence: int) -> tuple[bytes, bytes]:
-        row: tuple[bytes, bytes] = self._db.execute(
-            "SELECT hash, body FROM record WHERE sequence = ?", (sequence,)
-        ).fetchone()
+        query = "SELECT hash, body FROM record WHERE sequence = ?"
+        row: tuple[bytes, bytes] | None = self._db.execute(query, (sequence,)).fetchone()
+        if row is None:
+            raise damaged(f"record {sequence} is gone")
         return row
 
     def _record(self, sequence: int) -> dict[str, Any]:

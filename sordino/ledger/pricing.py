@@ -99,9 +99,7 @@ class Renyi:
             high *= 2
         for _ in range(80):
             middle = math.sqrt(low * high)
-            low, high = (
-                (middle, high) if sampled_gaussian(self.rate, middle, self.order) > cost[0] else (low, middle)
-            )
+            low, high = (middle, high) if sampled_gaussian(self.rate, middle, self.order) > cost[0] else (low, middle)
         return high * NUDGE
 
     def cost(self, multiplier: float) -> tuple[float, ...]:

@@ -59,9 +59,7 @@ def read_notes(notes: Iterable[str], population: int) -> dict[Key, dict[int, lis
     parsed: dict[str, list[tuple[Any, list[Claim]]]] = {}
     for text in notes:
         if text not in parsed:
-            parsed[text] = [
-                (g["clients"], [Claim.from_json(c) for c in g["claims"]]) for g in json.loads(text)
-            ]
+            parsed[text] = [(g["clients"], [Claim.from_json(c) for c in g["claims"]]) for g in json.loads(text)]
         for clients, claims in parsed[text]:
             for client in range(population) if clients == "*" else clients:
                 for claim in claims:

@@ -56,11 +56,13 @@ def open_database(place: Path | None, first: tuple[bytes, bytes]) -> sqlite3.Con
 
 def _connect(name: str) -> sqlite3.Connection:
     # threads are kept apart by the ledger's own mutex; isolation_level=None leaves transactions to the ledger
-    connection = sqlite3.connect(
-        name, timeout=PATIENCE, isolation_level=None, check_same_thread=False, uri=True
-    )
-    for setting in _SETTINGS:
-        connection.execute(f"PRAGMA {setting}")
+    connection = sqlite3.connect(name, timeout=PATIENCE, isolation_level=None, check_same_thread=False, uri=True)
+    try:
+        for setting in _SETTINGS:
+            connection.execute(f"PRAGMA {setting}")
+    except BaseException:
+        connection.close()
+        raise
     return connection
 
 
@@ -84,9 +86,7 @@ def _create(place: Path, first: tuple[bytes, bytes]) -> None:
             _found(connection, first)
         draft.chmod(0o600)  # it tells what single clients have spent
         try:
-            os.link(
-                draft, place
-            )  # unlike a rename, a link never replaces a ledger another process has just founded
+            os.link(draft, place)  # unlike a rename, a link never replaces a ledger another process has just founded
         except FileExistsError:
             return
     directory = os.open(place.parent, os.O_RDONLY)
@@ -146,9 +146,7 @@ def file_system(directory: Path, mounts: str) -> str:
     for line in mounts.splitlines():
         _, point, found, *_ = line.split(" ")
         mount = Path(point.encode().decode("unicode_escape"))  # a space is written \\040
-        if (
-            directory.is_relative_to(mount) and len(mount.parts) >= depth
-        ):  # a later mount hides an earlier one
+        if directory.is_relative_to(mount) and len(mount.parts) >= depth:  # a later mount hides an earlier one
             depth, kind = len(mount.parts), found
     return kind
 
@@ -231,12 +229,14 @@ _BY_SYSTEM = {errno.ENOSPC: _full, errno.EDQUOT: _full, errno.EFBIG: _full}
 
 @contextmanager
 def refusals() -> Iterator[None]:
-    """Errors of SQLite, of the file system and of malformed records, as the ledger's own."""
+    """Errors of SQLite and of the file system, as the ledger's own."""
     try:
         yield
     except sqlite3.Error as error:
         code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT)
         refusal = _BY_SQLITE.get(code) or _BY_SQLITE.get(code & 0xFF)  # extended code, else its primary one
         raise (refusal() if refusal else damaged(str(error))) from error
+    except UnicodeDecodeError as error:  # Python reading SQLite's complaint about a file that is no longer text
+        raise damaged("it cannot be read") from error
     except OSError as error:
         raise _BY_SYSTEM.get(error.errno or 0, _unwritable)() from error

@@ -108,9 +108,7 @@ def random(totals: Array, clients: int, k: int, rng: Generator) -> Array:
     """
     places, present = clients * k, int((totals > 0).sum())
     room = np.minimum(totals, clients)
-    require(
-        places >= present, f"clients * k = {places} < {present} classes: one stays unheld", "unheld-class"
-    )
+    require(places >= present, f"clients * k = {places} < {present} classes: one stays unheld", "unheld-class")
     require(places <= room.sum(), f"clients * k = {places} > {room.sum()} places in classes", "thin-class")
     holds = np.zeros((clients, len(totals)), bool)
     for client in range(clients):

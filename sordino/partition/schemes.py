@@ -10,8 +10,8 @@
 
 Most schemes first settle a table of counts and then deal random examples by it, so the table depends on the
 seed and the class counts only, not on the order of the examples. A request that cannot be met is refused
-before anything is drawn, with the bound that fails; every other request ends. The result is one sorted int64 index
-array per client, disjoint; only long_tail leaves examples over.
+before anything is drawn, with the bound that fails; every other request ends. The result is one sorted int64
+index array per client, disjoint; only long_tail leaves examples over.
 """
 
 from __future__ import annotations
@@ -175,9 +175,7 @@ SCHEMES: Mapping[str, type[Scheme]] = {
 }
 
 
-def match_test(
-    train_labels: Array, train_parts: Sequence[Array], test_labels: Array, rng: Generator
-) -> list[Array]:
+def match_test(train_labels: Array, train_parts: Sequence[Array], test_labels: Array, rng: Generator) -> list[Array]:
     """Divides every class of the test examples in proportion to the clients' training examples of that class.
 
     A test example is used once if anybody trains on its class, else not at all.

@@ -20,7 +20,9 @@ from torch import Tensor, nn
 from sordino.privacy.stages import clip_factor
 from sordino.types import Examples, Losses, Params
 
-CHUNK_FLOATS = 64_000_000  # per-example gradients of the slow path, and of conv layers in L1, stay below this many floats
+CHUNK_FLOATS = (
+    64_000_000  # per-example gradients of the slow path, and of conv layers in L1, stay below this many floats
+)
 
 
 @dataclass
@@ -35,9 +37,7 @@ class Recorder:
 
     def __init__(self, module: nn.Module) -> None:
         self._tape: Tape | None = None
-        self.layers = {
-            name: leaf for name, leaf in module.named_modules() if list(leaf.parameters(recurse=False))
-        }
+        self.layers = {name: leaf for name, leaf in module.named_modules() if list(leaf.parameters(recurse=False))}
         self.supported = all(covered(leaf) for leaf in self.layers.values())
         if self.supported:
             for name, leaf in self.layers.items():
@@ -79,10 +79,7 @@ def fast_sum(
     if sorted(name for name, *_ in tape.calls) != sorted(recorder.layers):
         return None
     back = torch.autograd.grad(value, [output for *_, output in tape.calls])
-    sides = [
-        RULES[type(module)](module, a, g.detach())
-        for (_, module, a, _), g in zip(tape.calls, back, strict=True)
-    ]
+    sides = [RULES[type(module)](module, a, g.detach()) for (_, module, a, _), g in zip(tape.calls, back, strict=True)]
     names = [name for name, *_ in tape.calls]
     parts = torch.stack([side.norm(order) for side in sides])
     norms = torch.linalg.vector_norm(parts.double(), order, dim=0)
@@ -95,9 +92,7 @@ def fast_sum(
     return {name: total[name] for name in params}
 
 
-def slow_sum(
-    losses: Losses, params: Params, batch: Examples, keys: Tensor, clip: float, order: int
-) -> Params:
+def slow_sum(losses: Losses, params: Params, batch: Examples, keys: Tensor, clip: float, order: int) -> Params:
     """One gradient per example, in chunks of bounded memory. The definition; the rules above must equal it."""
     size = sum(value.numel() for value in params.values())
     step = max(1, CHUNK_FLOATS // max(size, 1))
@@ -199,9 +194,7 @@ def _group_norm(module: nn.Module, a: Tensor, g: Tensor) -> Elementwise:
     assert isinstance(module, nn.GroupNorm)
     normal = F.group_norm(a, module.num_groups, eps=module.eps)
     over = tuple(range(2, a.dim()))
-    return Elementwise(
-        {"weight": (normal * g).sum(over) if over else normal * g, "bias": g.sum(over) if over else g}
-    )
+    return Elementwise({"weight": (normal * g).sum(over) if over else normal * g, "bias": g.sum(over) if over else g})
 
 
 Side: TypeAlias = Outer | Elementwise

@@ -65,10 +65,7 @@ class Open:
         return None
 
     def claims(self, work: Work, size: int, multiplier: float | None) -> list[Claim]:
-        return [
-            Claim("example", "replace", adversary, NonPrivate(OPEN), "none", (OPEN,))
-            for adversary in ADVERSARIES
-        ]
+        return [Claim("example", "replace", adversary, NonPrivate(OPEN), "none", (OPEN,)) for adversary in ADVERSARIES]
 
     def reads(self, work: Work, size: int) -> int:
         return 0
@@ -91,9 +88,7 @@ class OpenShard:
 
     def batches(self, work: Work, key: Key) -> Iterator[Batch]:
         for step, rows in enumerate(minibatches(self.size, _effort(work, self._grant), key)):
-            yield OpenBatch(
-                Examples(self._examples.x[rows], self._examples.y[rows]), keys.fold(key, "draw", step)
-            )
+            yield OpenBatch(Examples(self._examples.x[rows], self._examples.y[rows]), keys.fold(key, "draw", step))
 
 
 @dataclass(frozen=True)
@@ -104,9 +99,7 @@ class OpenBatch:
     def grad(self, losses: Losses, params: Params) -> Params:
         """Mean gradient of the batch."""
         leaves = {name: value.detach().requires_grad_() for name, value in params.items()}
-        value = losses(
-            leaves, self._examples.x, self._examples.y, keys.bits(self._key, len(self._examples.y))
-        ).mean()
+        value = losses(leaves, self._examples.x, self._examples.y, keys.bits(self._key, len(self._examples.y))).mean()
         return dict(zip(leaves, torch.autograd.grad(value, list(leaves.values())), strict=True))
 
 
@@ -157,9 +150,7 @@ class NoisyGradient:
                 code="laplace-needs-l1-clip",
             )
         if self.sampling in ("poisson", "fixed_subset") and not 0 < self.rate <= 1:
-            raise ConfigError(
-                f"sampling rate is {self.rate}", why="a rate lies in (0, 1]", code="rate-out-of-range"
-            )
+            raise ConfigError(f"sampling rate is {self.rate}", why="a rate lies in (0, 1]", code="rate-out-of-range")
         if self.sampling == "poisson" and self.neighbours != "add_remove":
             raise UnsoundGuarantee(
                 "Poisson sampling with replace neighbours",
@@ -194,18 +185,14 @@ class NoisyGradient:
         reads = self.reads(work, size)
         event = Repeat(event, reads) if reads > 1 else event
         status = "nominal" if self.sampling == "fixed_subset" else "proved"
-        return [
-            Claim("example", self.neighbours, adversary, event, status, because) for adversary in ADVERSARIES
-        ]  # type: ignore[arg-type]
+        return [Claim("example", self.neighbours, adversary, event, status, because) for adversary in ADVERSARIES]  # type: ignore[arg-type]
 
     def reads(self, work: Work, size: int) -> int:
         return (work.epochs or 1) if self.sampling == "fixed_batches" else work.count(size)
 
     def check(self, work: Work, task: Task) -> None:
         if task.mixes_examples:
-            raise UnsoundGuarantee(
-                f"{task.mixes_examples} mixes examples", fix="use nn.GroupNorm", code="batch-norm"
-            )
+            raise UnsoundGuarantee(f"{task.mixes_examples} mixes examples", fix="use nn.GroupNorm", code="batch-norm")
         if self.sampling == "full" and work.batch_size is not None:
             raise UnsoundGuarantee(
                 f"batches of {work.batch_size} with full-batch noise",
@@ -223,6 +210,24 @@ class NoisyGradient:
 
     def open(self, examples: Examples, grant: Grant, task: Task) -> Shard:
         return NoisyShard(self, examples, grant, task)
+
+    @property
+    def sensitivity(self) -> float:
+        """Of the sum, to one example."""
+        twice = self.neighbours == "replace" and self.sampling != "fixed_subset"
+        return 2 * self.clip if twice else self.clip
+
+    def denominator(self, size: int, batch: int) -> float:
+        """The public number that the noisy sum is divided by."""
+        if self.sampling == "poisson":
+            return self.rate * size
+        if self.sampling == "fixed_subset":
+            return max(1, int(self.rate * size))
+        return batch
+
+    def noise_std(self, multiplier: float, size: int) -> float:
+        """Of one coordinate of the noisy mean gradient of a full batch."""
+        return multiplier * self.sensitivity / self.denominator(size, size)
 
 
 class NoisyShard:
@@ -255,9 +260,7 @@ class NoisyShard:
             for _ in range(work.epochs or 1):
                 yield from torch.split(torch.arange(n), work.batch(n))
             return
-        fixed = keys.permutation(keys.fold(keys.root(self._grant.client), "subset"), n)[
-            : max(1, int(reader.rate * n))
-        ]
+        fixed = keys.permutation(keys.fold(keys.root(self._grant.client), "subset"), n)[: max(1, int(reader.rate * n))]
         for step in range(work.count(n)):
             if reader.sampling == "poisson":
                 yield torch.nonzero(self._grant.source.child("sample", step).coins(n, reader.rate)).flatten()
@@ -283,28 +286,15 @@ class NoisyShard:
             total = self._task.clipped_sum(losses, params, batch, draws, reader.clip, reader.clip_order)
         else:
             total = tree.zeros_like(params)
-        scale = multiplier * self.sensitivity
+        scale = multiplier * reader.sensitivity
         source = self._grant.source.child("read", self._drawn)
-        denominator = work_batch if reader.sampling == "fixed_batches" else self.denominator
+        denominator = reader.denominator(self.size, work_batch)
         return {
             name: (reader.mechanism.add(total[name].double(), scale, source.child(name)) / denominator).to(
                 params[name].dtype
             )
             for name in params
         }
-
-    @property
-    def sensitivity(self) -> float:
-        """Of the sum, to one example."""
-        twice = self._reader.neighbours == "replace" and self._reader.sampling != "fixed_subset"
-        return 2 * self._reader.clip if twice else self._reader.clip
-
-    @property
-    def denominator(self) -> float:
-        reader = self._reader
-        if reader.sampling == "poisson":
-            return reader.rate * self.size
-        return max(1, int(reader.rate * self.size)) if reader.sampling == "fixed_subset" else self.size
 
 
 @dataclass(frozen=True)

@@ -40,7 +40,7 @@ class Counter:
     name: str = "counter"
 
     def child(self, *parts: int | str) -> Source:
-        return Counter(_int(keys.fold(self.key, *parts)))
+        return Counter(keys.word(keys.fold(self.key, *parts)))
 
     def gaussian(self, values: Tensor, std: float) -> Tensor:
         return values + std * keys.normal(self.key, values.numel()).reshape(values.shape)
@@ -121,6 +121,10 @@ def _laplace_table(scale: float) -> tuple[NDArray[np.uint64], int]:
     return _cumulative(np.exp(-np.abs(k) / np.longdouble(scale)), half)
 
 
-def _int(key: keys.Key) -> int:
-    assert isinstance(key, int)
-    return key
+def for_round(name: str, key: int, t: int) -> Source:
+    """The noise of one round: `counter` or `system`."""
+    return System() if name == "system" else Counter(keys.word(keys.fold(key, "noise", t)))
+
+
+def for_client(name: str, key: int, t: int, client: int) -> Source:
+    return for_round(name, key, t).child("client", client)

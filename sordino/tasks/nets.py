@@ -56,9 +56,7 @@ def logistic(shape: tuple[int, ...], classes: int) -> nn.Module:
 
 
 def mlp(shape: tuple[int, ...], classes: int, hidden: int = 200) -> nn.Module:
-    return nn.Sequential(
-        nn.Flatten(), nn.Linear(_features(shape), hidden), nn.ReLU(), nn.Linear(hidden, classes)
-    )
+    return nn.Sequential(nn.Flatten(), nn.Linear(_features(shape), hidden), nn.ReLU(), nn.Linear(hidden, classes))
 
 
 def _image(shape: tuple[int, ...], name: str, smallest: int) -> tuple[int, int]:

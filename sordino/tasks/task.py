@@ -45,16 +45,13 @@ class Classification:
             )
         self._names = [name for name, p in net.named_parameters() if p.requires_grad]
         if not self._names:
-            raise ConfigError(
-                f"the model {name!r} has no trainable parameters", code="model-without-parameters"
-            )
+            raise ConfigError(f"the model {name!r} has no trainable parameters", code="model-without-parameters")
         self._recorder = Recorder(net)
         self._fast: bool | None = None if self._recorder.supported else False
 
     def init(self, key: keys.Key) -> Params:
-        assert isinstance(key, int)
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(keys.seed32(key))
+            torch.manual_seed(keys.word(key))
             for module in self._net.modules():
                 reset = getattr(module, "reset_parameters", None)
                 if callable(reset):
@@ -163,9 +160,7 @@ def build_net(name: str, shape: tuple[int, ...], classes: int, options: Mapping[
     try:
         return NETS[name](shape, classes, **options)
     except TypeError as error:
-        raise ConfigError(
-            f"the model {name!r} does not take these options: {error}", code="model-options"
-        ) from None
+        raise ConfigError(f"the model {name!r} does not take these options: {error}", code="model-options") from None
 
 
 def _users_own(path: str, options: Mapping[str, object]) -> nn.Module:

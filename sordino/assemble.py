@@ -1,0 +1,210 @@
+"""From an experiment to its parts. Deterministic, so a client process builds exactly what the server's process built."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from sordino import gates, keys, tree
+from sordino.algorithms import ALGORITHMS
+from sordino.config import Experiment, build
+from sordino.data import SOURCES, Dataset
+from sordino.engine.client import Clients
+from sordino.engine.cohort import COHORTS, Cohort
+from sordino.engine.federation import Federation
+from sordino.engine.stragglers import Stragglers
+from sordino.engine.wire import Header
+from sordino.errors import ConfigError, DataError, InvalidBudget, UnsoundGuarantee
+from sordino.evaluate.accuracy import Evaluator
+from sordino.ledger.ledger import Charter, Ledger
+from sordino.ledger.published import nominal_multiplier
+from sordino.ledger.schedules import SCHEDULES
+from sordino.partition.schemes import SCHEMES, Natural, match_test
+from sordino.plan import Budget, Plan, draft
+from sordino.privacy.readers import NoisyGradient
+from sordino.tasks.task import Classification, Quadratic, build_net, fits
+from sordino.types import Examples, Offer, Task
+
+
+@dataclass(frozen=True)
+class Parts:
+    experiment: Experiment
+
+    @property
+    def key(self) -> int:
+        return keys.root(self.experiment.seed)
+
+    @cached_property
+    def dataset(self) -> Dataset:
+        data = self.experiment.data
+        needed = {"images": ("path",), "tabular": ("path", "label")}.get(data.source, ())
+        for name in needed:
+            if getattr(data, name) is None:
+                raise ConfigError(f"data.source = {data.source!r} needs data.{name}", code="missing-key")
+        takes: Mapping[str, Mapping[str, Any]] = {
+            "digits": {"test_fraction": data.test_fraction},
+            "images": {"path": data.path, "allow_download": data.download, "label": data.label},
+            "tabular": {
+                "path": data.path,
+                "label": data.label,
+                "group": data.group,
+                "test_fraction": data.test_fraction,
+            },
+            "quadratic": {"clients": data.clients, "dim": data.dim, "heterogeneity": data.heterogeneity},
+        }
+        return SOURCES[data.source](**takes[data.source])
+
+    @cached_property
+    def shares(self) -> tuple[list[Any], list[Any]]:
+        """Row numbers of each client, of the training and the test examples."""
+        scheme = build(self.experiment.partition, SCHEMES, "partition", "scheme")
+        train, test = self.dataset.train, self.dataset.test
+        rng = np.random.default_rng(keys.word(keys.fold(self.key, "partition")))
+        rows = scheme.assign(train.y, train.group, rng)
+        if isinstance(scheme, Natural) and test.group is not None and train.group is not None:
+            held = np.unique(train.group)
+            return rows, [np.flatnonzero(test.group == group) for group in held]
+        return rows, match_test(train.y, rows, test.y, rng)
+
+    @property
+    def sizes(self) -> list[int]:
+        return [len(rows) for rows in self.shares[0]]
+
+    @cached_property
+    def task(self) -> Task:
+        if self.dataset.classes == 0:
+            return Quadratic(self.dataset.shape[0] // 2)
+        options = {k: v for k, v in self.experiment.model.items() if k not in ("name", "options")}
+        options |= self.experiment.model.get("options", {})
+        name, shape = str(self.experiment.model.get("name")), self.dataset.shape
+        image = self.dataset.kind == "image"
+        inputs = (shape[-1], *shape[:-1]) if image else shape
+        net = build_net(name, inputs, self.dataset.classes, options)
+        fits(net, name, inputs, self.dataset.classes)
+        return Classification(net, name=name, shape=shape, mean=self.dataset.mean, std=self.dataset.std, image=image)
+
+    @cached_property
+    def algorithm(self) -> Any:
+        algorithm = build(self.experiment.algorithm, ALGORITHMS, "algorithm")
+        if self.experiment.read is not None:
+            algorithm = replace(algorithm, read=gates.reader(self.experiment.read))
+        if self.experiment.uplink is not None:
+            algorithm = replace(algorithm, uplink=gates.uplink(self.experiment.uplink))
+        return algorithm
+
+    @cached_property
+    def cohort(self) -> Cohort:
+        return build(self.experiment.cohort, COHORTS, "cohort")
+
+    @cached_property
+    def coordinates(self) -> int:
+        """Of one upload, before compression."""
+        a = self.algorithm
+        return tree.size(a.zero(a.broadcast(a.init(self.task, 0))))
+
+    # the promise ----------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def plan(self) -> Plan:
+        """Prices every exposure; refuses, before any data is read, what could not keep its promise."""
+        algorithm, privacy, population = self.algorithm, self.experiment.privacy, len(self.sizes)
+        algorithm.read.check(algorithm.work, self.task)
+        algorithm.uplink.bound(self.coordinates)
+        exposures = list(self.cohort.exposures(self.experiment.rounds, population))
+        reader, uplink = (
+            algorithm.read.offer(),
+            algorithm.uplink.offer(getattr(self.cohort, "rate", 1.0), self.cohort.hidden),
+        )
+        offers: list[tuple[Offer, float | None]] = []
+        if reader is not None:
+            offers.append((reader, algorithm.read.multiplier))
+        if uplink is not None:
+            offers.append((uplink, algorithm.uplink.noise().multiplier))
+        for offer, _ in offers:
+            self._check_delta(offer, privacy.delta, population)
+        budget = None
+        if privacy.epsilon is not None:
+            schedule = build(privacy.schedule, SCHEDULES, "privacy.schedule")
+            budget = Budget(privacy.epsilon, privacy.delta, schedule)
+        reads = [algorithm.read.reads(algorithm.work, size) for size in self.sizes]
+        published = None
+        if isinstance(algorithm.read, NoisyGradient) and algorithm.read.sampling == "fixed_subset" and budget:
+            published = nominal_multiplier(budget.epsilon, budget.delta, algorithm.read.rate, max(exposures))
+        return draft(offers, budget, exposures, {"example": reads}, published)
+
+    def _check_delta(self, offer: Offer, delta: float, population: int) -> None:
+        protected = population if offer.unit == "client" else sum(self.sizes)
+        if not 0 < delta < 1:
+            raise InvalidBudget(f"privacy.delta is {delta}", why="delta is a probability", code="delta-out-of-range")
+        if delta >= 1 / protected:
+            raise UnsoundGuarantee(
+                f"privacy.delta {delta} is not below 1/{protected}",
+                why=f"a mechanism may then publish one of the {protected} protected {offer.unit}s outright and still keep its promise",
+                fix=f"set privacy.delta below {1 / protected:.1e}",
+                code="delta-too-large",
+            )
+        sized = offer.neighbours == "replace" and offer.unit == "example"
+        if sized and not self.experiment.privacy.public_sizes:
+            raise UnsoundGuarantee(
+                "the noise scale depends on n, but public_sizes = false",
+                why="a noise scale that follows a secret n tells n; the replace relation keeps n fixed and public",
+                fix="set privacy.public_sizes = true, or use sampling with a fixed public denominator",
+                code="sizes-not-public",
+            )
+
+    def charter(self) -> Charter:
+        offer, delta = self.plan.offer, self.experiment.privacy.delta
+        promise = (offer.unit, offer.neighbours, offer.adversary) if offer else ("none", "none", "none")
+        return Charter(self.dataset.fingerprint(), *promise, delta, self.plan.currency)
+
+    # the two sides --------------------------------------------------------------------------------------------------
+
+    def federation(self, ledger: Path | str, run: str) -> Federation:
+        cap, shared = self.plan.cap, self.plan.offer is not None and self.plan.offer.everyone_pays
+        caps = {str(k): cap for k in range(len(self.sizes))} if cap is not None and not shared else None
+        slow = self.experiment.stragglers
+        return Federation(
+            algorithm=self.algorithm,
+            cohort=self.cohort,
+            stragglers=Stragglers(slow.share, slow.policy, self.algorithm.work.epochs),
+            plan=self.plan,
+            ledger=Ledger.open(ledger, self.charter(), caps, cap if shared else None),
+            sizes=self.sizes,
+            key=self.key,
+            noise=self.experiment.privacy.noise,
+            run=run,
+            config=self.experiment.digest(),
+        )
+
+    def clients(self, run: str, which: range | None = None) -> Clients:
+        train, rows = self.dataset.train, self.shares[0]
+        shards = {
+            k: Examples(torch.from_numpy(train.x[rows[k]]), torch.from_numpy(train.y[rows[k]]))
+            for k in (which if which is not None else range(len(rows)))
+        }
+        config = self.experiment.digest()
+
+        def header(t: int, sender: int) -> Header:
+            return Header(run, config, t, sender, 0, "down" if sender < 0 else "up")
+
+        return Clients(self.algorithm, self.task, shards, header)
+
+    def evaluator(self) -> Evaluator:
+        test = self.dataset.test
+        examples = Examples(torch.from_numpy(np.asarray(test.x)), torch.from_numpy(np.asarray(test.y)))
+        return Evaluator(self.task, examples, [torch.from_numpy(rows) for rows in self.shares[1]])
+
+    def state(self, name: str) -> Any:
+        """The shape of a tree in a checkpoint, by name."""
+        kind = name.partition("/")[0]
+        if kind == "server":
+            return self.algorithm.init(self.task, self.key)
+        if kind == "clients":
+            return self.algorithm.init_client(self.task)
+        raise DataError(f"a checkpoint holds {name!r}, which this version does not know", code="unknown-state")

@@ -1,0 +1,234 @@
+"""One experiment, one TOML file. Command line over file over default; an unknown key is an error with the nearest name.
+
+Tables that choose something (`[algorithm] name = "fedprox"`) take exactly the parameters of what they choose: the callable's signature is the
+schema, so an algorithm file is all there is to write.
+"""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import inspect
+import json
+import tomllib
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any, Literal, TypeVar, get_type_hints
+
+import tomli_w
+from pydantic import BaseModel, ConfigDict, ValidationError, create_model
+
+from sordino.errors import ConfigError
+
+T = TypeVar("T")
+Table = dict[str, Any]
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
+
+
+class Data(Section):
+    source: Literal["digits", "images", "tabular", "quadratic"] = "digits"
+    path: str | None = None  # a directory or file; for images also a hub id
+    label: str | None = None  # of a table: the column to predict
+    group: str | None = None  # of a table: the column that names the client
+    download: bool = False  # allow the hub (needs the `hub` extra)
+    test_fraction: float = 0.2
+    clients: int = 10  # of the quadratics
+    dim: int = 10
+    heterogeneity: float = 1.0
+
+
+class Privacy(Section):
+    epsilon: float | None = None  # None: no budget; private algorithms then need a typed multiplier
+    delta: float = 1e-5
+    schedule: Table = {"name": "uniform"}
+    noise: Literal["counter", "system"] = "counter"  # counter: seeded simulation; system: protects real people
+    ledger: str | None = None  # a ledger shared by several runs; default: one in the run folder
+    public_sizes: bool = True  # the number of examples of each client is public
+
+
+class Slow(Section):
+    share: float = 0.0
+    policy: Literal["drop", "keep", "late"] = "drop"
+
+
+class Evaluation(Section):
+    every: int = 1
+
+
+class Engine(Section):
+    executor: Literal["loop", "processes"] = "loop"
+    workers: int = 2
+    threads: int = 1  # torch threads per process
+    checkpoint_every: int = 1
+
+
+class Experiment(Section):
+    """The whole of a run. `[engine]` is how, everything else is what: the digest leaves `[engine]` out."""
+
+    name: str = "digits"
+    seed: int = 0
+    rounds: int = 40
+    data: Data = Data()
+    partition: Table = {"scheme": "dirichlet", "clients": 20, "alpha": 0.5}
+    model: Table = {"name": "logistic"}
+    cohort: Table = {"name": "everyone"}
+    algorithm: Table = {"name": "gaussian_gdp", "clip": 1.0, "lr": 2.0}
+    read: Table | None = None
+    uplink: Table | None = None
+    privacy: Privacy = Privacy(epsilon=8.0)
+    stragglers: Slow = Slow()
+    evaluation: Evaluation = Evaluation()
+    engine: Engine = Engine()
+
+    def digest(self) -> str:
+        what = self.model_dump(mode="json", exclude={"engine"})
+        return hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()
+
+    def toml(self) -> str:
+        return tomli_w.dumps(_without_none(self.model_dump(mode="json")))
+
+
+CHOOSERS = {"partition": "scheme", "model": "name", "cohort": "name", "algorithm": "name", "data": "source"}
+
+
+def load(path: Path | None, overrides: Iterable[str] = ()) -> Experiment:
+    """The experiment of a TOML file (or the default one) with `key=value` overrides."""
+    table: Table = {} if path is None else _read(path)
+    if path is not None:
+        table.setdefault("name", path.stem)
+        table.setdefault(
+            "privacy", {}
+        )  # a file says itself whether it has a budget; the default's does not leak into it
+        table["privacy"].setdefault("epsilon", None)
+    for override in overrides:
+        _set(table, override)
+    return validate(table)
+
+
+def validate(table: Table) -> Experiment:
+    check_keys(table, Experiment.model_fields, "the experiment")
+    try:
+        experiment = Experiment.model_validate(table)
+    except ValidationError as error:
+        raise _friendly(error, "the experiment") from None
+    for name, low in (("rounds", 1), ("seed", 0)):
+        if getattr(experiment, name) < low:
+            raise ConfigError(
+                f"{name} is {getattr(experiment, name)}", why=f"it must be at least {low}", code="out-of-range"
+            )
+    for section, name in (
+        ("evaluation", "every"),
+        ("engine", "workers"),
+        ("engine", "threads"),
+        ("engine", "checkpoint_every"),
+    ):
+        if getattr(getattr(experiment, section), name) < 1:
+            raise ConfigError(f"{section}.{name} must be at least 1", code="out-of-range")
+    return experiment
+
+
+def build(table: Mapping[str, Any], choices: Mapping[str, Callable[..., T]], where: str, key: str = "name") -> T:
+    """What a choosing table chooses, made with the rest of the table as arguments."""
+    rest = {field: tuple(value) if isinstance(value, list) else value for field, value in table.items()}
+    name = rest.pop(key, None)
+    if not isinstance(name, str) or name not in choices:
+        raise ConfigError(
+            f"[{where}] {key} = {name!r} is not known", fix=_nearest(str(name), choices), code="unknown-choice"
+        )
+    made = choices[name]
+    fields = parameters(made)
+    check_keys(rest, fields, f"[{where}] {name}")
+    try:
+        model = create_model(name, __config__=ConfigDict(extra="forbid", strict=True, allow_inf_nan=False), **fields)  # type: ignore[call-overload]
+        values = model.model_validate(rest)
+    except ValidationError as error:
+        raise _friendly(error, f"[{where}] {name}") from None
+    return made(**{field: getattr(values, field) for field in fields if field in rest})
+
+
+def parameters(made: Callable[..., Any]) -> dict[str, tuple[Any, Any]]:
+    """Name -> (type, default) of what a table may set. Gates have tables of their own."""
+    target = made.__init__ if inspect.isclass(made) else made  # type: ignore[misc]
+    hints = get_type_hints(target)
+    found = {}
+    for name, parameter in inspect.signature(made).parameters.items():
+        if name not in ("read", "uplink"):
+            default = ... if parameter.default is inspect.Parameter.empty else parameter.default
+            found[name] = (hints[name], default)
+    return found
+
+
+def _read(path: Path) -> Table:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ConfigError(
+            f"no experiment file {path}", fix="`sordino run` without a file runs the default one", code="no-file"
+        ) from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"cannot read {path}: {error}", code="unreadable-file") from None
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(
+            f"{path} is not valid TOML: {error}", fix="texts need quotes, tables a [header]", code="bad-toml"
+        ) from None
+
+
+def _set(table: Table, override: str) -> None:
+    path, equals, text = override.partition("=")
+    if not equals or not path:
+        raise ConfigError(
+            f"{override!r} is not key=value", fix="for example rounds=20 or algorithm.lr=0.05", code="bad-override"
+        )
+    try:
+        value = tomllib.loads(f"v = {text}")["v"]
+    except tomllib.TOMLDecodeError:
+        value = text  # a bare word is a text
+    *parents, last = path.strip().split(".")
+    if not parents and last in CHOOSERS and isinstance(value, str):
+        table[last] = {CHOOSERS[last]: value}  # algorithm=fedprox chooses afresh, with its own defaults
+        return
+    for parent in parents:
+        if parent not in table and parent in Experiment.model_fields:
+            default = Experiment.model_fields[parent].get_default()
+            table[parent] = dict(default) if isinstance(default, dict) else {}
+            if parent == "privacy":
+                table[parent] = {"epsilon": default.epsilon}
+        step = table.setdefault(parent, {})
+        if not isinstance(step, dict):
+            raise ConfigError(f"{override!r}: {parent} is not a table", code="bad-override")
+        table = step
+    table[last] = value
+
+
+def check_keys(table: Mapping[str, Any], known: Iterable[str], where: str) -> None:
+    names = list(known)
+    for key in table:
+        if key not in names:
+            raise ConfigError(f"{where} has no key {key!r}", fix=_nearest(key, names), code="unknown-key")
+
+
+def _nearest(word: str, names: Iterable[str]) -> str:
+    listed = list(names)
+    close = difflib.get_close_matches(word, listed, n=1)
+    return f"did you mean {close[0]!r}?" if close else f"one of: {', '.join(listed)}"
+
+
+def _friendly(error: ValidationError, where: str) -> ConfigError:
+    first = error.errors()[0]
+    place = ".".join(str(part) for part in first["loc"])
+    if first["type"] == "extra_forbidden":
+        section = Experiment.model_fields.get(str(first["loc"][0]))
+        names = getattr(section.annotation, "model_fields", {}) if section else {}
+        return ConfigError(
+            f"{where} has no key {place!r}", fix=_nearest(str(first["loc"][-1]), names), code="unknown-key"
+        )
+    return ConfigError(f"{where}: {place} = {first['input']!r}", why=first["msg"], code="wrong-type")
+
+
+def _without_none(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {k: _without_none(v) for k, v in value.items() if v is not None}
+    return [_without_none(v) for v in value] if isinstance(value, list) else value

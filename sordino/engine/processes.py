@@ -1,0 +1,172 @@
+"""Client code in other processes: only wire messages, grants and acknowledgements cross.
+
+Each worker is `python -m sordino.engine.processes EXPERIMENT.toml RUN FIRST STEP FOLDER`; it builds its own clients from the experiment,
+keeps their states, and speaks frames of `length (8 bytes, little endian) + bytes` on its standard streams.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any
+
+from sordino import keys
+from sordino.engine import checkpoint
+from sordino.errors import RunError, SordinoError
+from sordino.keys import Key
+from sordino.types import Grant
+
+FRAME = struct.Struct("<Q")
+LARGEST = 1 << 34
+
+
+class Processes:
+    """The executor: client k lives in worker k mod workers."""
+
+    def __init__(self, experiment: Path, run: str, workers: int, folder: Path) -> None:
+        self._workers = [
+            subprocess.Popen(
+                [
+                    sys.executable,
+                    "-m",
+                    "sordino.engine.processes",
+                    str(experiment),
+                    run,
+                    str(i),
+                    str(workers),
+                    str(folder),
+                ],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+            )
+            for i in range(workers)
+        ]
+
+    def __enter__(self) -> Processes:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for worker in self._workers:
+            worker.kill()
+            worker.communicate()
+
+    def __call__(self, t: int, message: bytes, grants: Mapping[int, Grant], key: Key) -> dict[int, bytes]:
+        jobs = []
+        for i, worker in enumerate(self._workers):
+            mine = {str(k): [g.multiplier, g.epochs] for k, g in grants.items() if k % len(self._workers) == i}
+            self._send(worker, json.dumps({"do": "round", "t": t, "grants": mine}).encode())
+            self._send(worker, message)
+            jobs.append((worker, sorted(map(int, mine))))
+        return {k: self._receive(worker) for worker, clients in jobs for k in clients}
+
+    def save(self, step: int) -> None:
+        self._all({"do": "save", "step": step})
+
+    def restore(self, step: int) -> None:
+        self._all({"do": "restore", "step": step})
+
+    def _all(self, command: Mapping[str, Any]) -> None:
+        for worker in self._workers:
+            self._send(worker, json.dumps(command).encode())
+        for worker in self._workers:
+            self._receive(worker)
+
+    def _send(self, worker: subprocess.Popen[bytes], data: bytes) -> None:
+        assert worker.stdin is not None
+        try:
+            write(worker.stdin, data)
+        except BrokenPipeError:
+            raise _gone(worker) from None
+
+    def _receive(self, worker: subprocess.Popen[bytes]) -> bytes:
+        assert worker.stdout is not None
+        data = read(worker.stdout)
+        if data is None:
+            raise _gone(worker)
+        if data.startswith(b"ERROR "):
+            raise RunError("a client process refused", why=data[6:].decode(errors="replace"), code="client-refused")
+        return data
+
+
+def _gone(worker: subprocess.Popen[bytes]) -> RunError:
+    return RunError(
+        f"a client process ended with status {worker.wait()}",
+        why="it was killed or ran out of memory",
+        fix="resume the run: nothing that was released is lost",
+        code="client-process-ended",
+    )
+
+
+def write(stream: IO[bytes], data: bytes) -> None:
+    stream.write(FRAME.pack(len(data)))
+    stream.write(data)
+    stream.flush()
+
+
+def read(stream: IO[bytes]) -> bytes | None:
+    head = stream.read(FRAME.size)
+    if len(head) < FRAME.size:
+        return None
+    (length,) = FRAME.unpack(head)
+    if length > LARGEST:
+        return None
+    data = stream.read(length)
+    return data if len(data) == length else None
+
+
+def main(arguments: list[str]) -> None:
+    """The worker. It draws its own noise: from the experiment's key in simulation, from the operating system otherwise."""
+    import torch
+
+    from sordino import config
+    from sordino.assemble import Parts
+    from sordino.privacy.sources import for_client
+
+    path, run, first, step, folder = arguments
+    experiment = config.load(Path(path))
+    torch.set_num_threads(experiment.engine.threads)
+    parts = Parts(experiment)
+    clients = parts.clients(run, range(int(first), len(parts.sizes), int(step)))
+    place = Path(folder) / f"clients-{first}"
+    stdin, stdout = sys.stdin.buffer, sys.stdout.buffer
+    while (frame := read(stdin)) is not None:
+        command = json.loads(frame)
+        try:
+            if command["do"] == "round":
+                t, message = command["t"], read(stdin)
+                assert message is not None
+                grants = {
+                    int(k): Grant(
+                        int(k),
+                        parts.sizes[int(k)],
+                        max(parts.sizes),
+                        for_client(experiment.privacy.noise, parts.key, t, int(k)),
+                        z,
+                        e,
+                    )
+                    for k, (z, e) in command["grants"].items()
+                }
+                answers = clients(t, message, grants, keys.fold(parts.key, "round", t))
+                for k in sorted(answers):
+                    write(stdout, answers[k])
+            elif command["do"] == "save":
+                trees = {f"clients/{k}": state for k, state in sorted(clients.states.items())}
+                checkpoint.save(place, command["step"], trees, {})
+                write(stdout, b"saved")
+            else:
+                loaded = checkpoint.load(place, parts.state, at=command["step"])
+                clients.states = {int(name.partition("/")[2]): state for name, state in loaded.trees.items()}
+                write(stdout, b"restored")
+        except SordinoError as error:
+            write(stdout, b"ERROR " + str(error).encode())
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,57 @@
+"""The words a TOML file may use for the two gates.
+
+[read]    name = "noisy_gradient", clip = 1.0, law = "gaussian", multiplier = 1.1
+[uplink]  client = [{name = "clip", radius = 1.0}, {name = "noise"}], server = []
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
+
+from sordino.config import build, check_keys
+from sordino.privacy.mechanisms import GaussianNoise, LaplaceNoise
+from sordino.privacy.readers import NoisyGradient, Open, Sampling
+from sordino.privacy.stages import Clip, Noise, Stage, Weigh
+from sordino.types import Neighbours, Reader
+from sordino.uplink import Uplink
+
+Law = Literal["gaussian", "gaussian_classic", "laplace"]
+LAWS: dict[str, GaussianNoise | LaplaceNoise] = {
+    "gaussian": GaussianNoise(),
+    "gaussian_classic": GaussianNoise("classic"),
+    "laplace": LaplaceNoise(),
+}
+
+
+def noisy_gradient(
+    clip: float,
+    law: Law = "gaussian",
+    clip_order: Literal[1, 2] | None = None,
+    sampling: Sampling = "full",
+    rate: float = 1.0,
+    neighbours: Neighbours = "replace",
+    multiplier: float | None = None,
+) -> NoisyGradient:
+    return NoisyGradient(clip, LAWS[law], clip_order, sampling, rate, neighbours, multiplier)
+
+
+def noise(law: Law = "gaussian", neighbours: Neighbours = "replace", multiplier: float | None = None) -> Noise:
+    return Noise(LAWS[law], neighbours, multiplier)
+
+
+READERS: dict[str, Callable[..., Reader]] = {"open": Open, "noisy_gradient": noisy_gradient}
+STAGES: dict[str, Callable[..., Stage]] = {"clip": Clip, "weigh": Weigh, "noise": noise}
+
+
+def reader(table: Mapping[str, Any]) -> Reader:
+    return build(table, READERS, "read")
+
+
+def uplink(table: Mapping[str, Any]) -> Uplink:
+    check_keys(table, ("client", "server", "denominator"), "[uplink]")
+    return Uplink(
+        client=tuple(build(stage, STAGES, "uplink.client") for stage in table.get("client", [])),
+        server=tuple(build(stage, STAGES, "uplink.server") for stage in table.get("server", [])),
+        denominator=table.get("denominator"),
+    )

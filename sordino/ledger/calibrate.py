@@ -1,0 +1,124 @@
+"""From a budget to noise: the smallest noise multiplier, or the largest sampling rate, that keeps a promise.
+
+Classic Gaussian: Dwork & Roth 2014, Theorem A.1. Exact Gaussian: Balle & Wang 2018; over several exposures
+mu^2 adds up (Dong, Roth & Su 2022). Sampled Gaussian: bisection on an accountant; the end returned is one
+the accountant has itself said to be within budget, so a search that stops early costs noise, never privacy.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from numbers import Integral
+
+from sordino.errors import InvalidBudget, UnsoundGuarantee
+from sordino.ledger.accountants import ORDERS, epsilon_by
+from sordino.ledger.events import Gaussian, Poisson, Repeat, valid_delta, valid_epsilon
+from sordino.ledger.gaussian_dp import bisect, delta_of, mu_of
+
+_TIGHT = 1e-5  # relative width at which a bisection stops: less than any accountant's own looseness
+
+
+def classic_multiplier(epsilon: float, delta: float, *, checked: bool = False) -> float:
+    """sqrt(2 ln(1.25/delta)) / epsilon. The theorem needs epsilon < 1; `checked` accepts more if the exact curve does."""
+    epsilon, delta = valid_epsilon(epsilon), valid_delta(delta)
+    multiplier = math.sqrt(2 * math.log(1.25 / delta)) / epsilon
+    if epsilon < 1 or (checked and delta_of(epsilon, 1 / multiplier) <= delta):
+        return multiplier
+    raise UnsoundGuarantee(
+        f"the classic Gaussian formula at epsilon = {epsilon:g}",
+        why="at this epsilon and delta it adds too little noise"
+        if checked
+        else "its theorem is proved for epsilon below 1 only",
+        fix='use the exact calibration (calibration = "exact"), which has no such limit and adds less noise',
+        code="classic-gaussian-needs-small-epsilon",
+    )
+
+
+def exact_multiplier(epsilon: float, delta: float, exposures: int = 1) -> float:
+    """The smallest noise for `exposures` equal Gaussian releases: sqrt(T) / mu(epsilon, delta)."""
+    return math.sqrt(_times(exposures)) / mu_of(epsilon, delta)
+
+
+def laplace_scale(epsilon: float) -> float:
+    """The scale, relative to the L1 sensitivity, of one epsilon-DP Laplace release."""
+    return 1 / valid_epsilon(epsilon)
+
+
+@lru_cache(maxsize=1024)
+def sampled_multiplier(
+    epsilon: float,
+    delta: float,
+    rate: float,
+    exposures: int,
+    accountant: str = "rdp",
+    orders: Sequence[float] = ORDERS,
+) -> float:
+    """The smallest noise for `exposures` Gaussian releases, each on a fresh secret Poisson sample (add_remove)."""
+    spent = _spender(epsilon, delta, exposures, accountant, tuple(orders))
+    high = low = 1.0
+    while not spent(high, rate):
+        low, high = high, 2 * high
+        if high > 1e9:
+            raise _out_of_reach(accountant, epsilon, delta, "noise multiplier below 1e9")
+    while low == high or spent(low, rate):
+        low, high = low / 2, low
+        if low < 1e-3:
+            return high
+    return bisect(lambda z: spent(z, rate), good=high, bad=low, tight=_TIGHT)
+
+
+@lru_cache(maxsize=4096)
+def rate_for(
+    epsilon: float,
+    delta: float,
+    multiplier: float,
+    exposures: int,
+    accountant: str = "rdp",
+    orders: Sequence[float] = ORDERS,
+) -> float:
+    """The largest Poisson rate at which `exposures` releases with this noise stay within a (personal) budget.
+
+    The idea of sampling a person as rarely as the person's budget asks is Jorgensen, Yu & Cormode 2015.
+    """
+    spent = _spender(epsilon, delta, exposures, accountant, tuple(orders))
+    if spent(multiplier, 1.0):
+        return 1.0
+    low = 1e-9
+    if not spent(multiplier, low):
+        raise _out_of_reach(accountant, epsilon, delta, f"sampling rate above {low:g} at noise {multiplier:g}")
+    log_rate = bisect(lambda x: spent(multiplier, math.exp(x)), good=math.log(low), bad=0.0, tight=_TIGHT)
+    return math.exp(log_rate)
+
+
+def _spender(
+    epsilon: float, delta: float, exposures: int, accountant: str, orders: tuple[float, ...]
+) -> Callable[[float, float], bool]:
+    """Does (noise multiplier, rate) stay within the budget?"""
+    epsilon, delta, times = valid_epsilon(epsilon), valid_delta(delta), _times(exposures)
+
+    def spent(multiplier: float, rate: float) -> bool:
+        event = Repeat(Poisson(rate, Gaussian(multiplier)), times)
+        return epsilon_by(accountant, event, delta, "add_remove", orders=orders) <= epsilon
+
+    return spent
+
+
+def _times(exposures: int) -> int:
+    if isinstance(exposures, bool) or not isinstance(exposures, Integral) or exposures < 1:
+        raise InvalidBudget(
+            f"{exposures!r} exposures",
+            why="a budget is divided over a whole number of exposures, at least 1",
+            code="exposures-not-positive",
+        )
+    return int(exposures)
+
+
+def _out_of_reach(accountant: str, epsilon: float, delta: float, what: str) -> UnsoundGuarantee:
+    return UnsoundGuarantee(
+        f"no {what} gives ({epsilon:g}, {delta:g}) by the {accountant} accountant",
+        why="its conversion to epsilon alone costs more than the budget",
+        fix="raise epsilon or delta, or plan fewer exposures",
+        code="budget-out-of-reach",
+    )

@@ -1,0 +1,199 @@
+"""How a client's budget is divided over its exposures: shares of 1, in whatever currency is additive.
+
+A schedule fixed in advance composes by any accountant. `Adaptive` chooses each share after seeing earlier
+releases, which is legitimate under a hard cap in a currency with a valid filter (pure epsilon: Rogers et al.
+2016; Renyi: Feldman & Zrnic 2021; mu^2: Smith & Thakurta 2022), and in the spirit of Lee & Kifer 2018: early
+gradients are large and need little precision, so spend late, when progress stalls.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Protocol, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sordino.errors import BudgetExhausted, InvalidBudget
+from sordino.ledger.events import is_number
+
+Shares: TypeAlias = NDArray[np.float64]
+
+_ROUNDING = 1e-12  # by which a sum of shares may miss 1 because they are floats
+
+
+class Schedule(Protocol):
+    def shares(self, exposures: int, total: float = 1.0) -> Shares:
+        """Non-negative parts of 1 for exposures 1..T; `total` gives absolute values their meaning."""
+        ...
+
+
+@dataclass(frozen=True)
+class Uniform:
+    def shares(self, exposures: int, total: float = 1.0) -> Shares:
+        return _normalised(np.ones(_count(exposures)))
+
+
+@dataclass(frozen=True)
+class LinearFront:
+    """2(T-j+1) / (T(T+1)): most at the start."""
+
+    def shares(self, exposures: int, total: float = 1.0) -> Shares:
+        return _normalised(np.arange(_count(exposures), 0.0, -1.0))
+
+
+@dataclass(frozen=True)
+class LinearBack:
+    """2j / (T(T+1)): most at the end."""
+
+    def shares(self, exposures: int, total: float = 1.0) -> Shares:
+        return _normalised(np.arange(1.0, _count(exposures) + 1))
+
+
+@dataclass(frozen=True)
+class Geometric:
+    """Each share is `ratio` times the one before: below 1 front-loaded, above 1 back-loaded."""
+
+    ratio: float
+
+    def __post_init__(self) -> None:
+        if not is_number(self.ratio) or not 0 < self.ratio < math.inf:
+            raise InvalidBudget(
+                f"ratio {self.ratio!r} of a geometric schedule", why="it is a number above 0", code="ratio-not-positive"
+            )
+
+    def shares(self, exposures: int, total: float = 1.0) -> Shares:
+        steps = np.arange(_count(exposures)) * math.log(self.ratio)
+        return _normalised(np.exp(steps - steps.max()))
+
+
+@dataclass(frozen=True)
+class Explicit:
+    """A list of the user's: relative weights, or absolute spends whose sum may not exceed the total.
+
+    A client with fewer exposures than the list has entries uses the first ones.
+    """
+
+    values: tuple[float, ...]
+    absolute: bool = False
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "values", tuple(self.values))
+        if not all(is_number(v) and 0 <= v < math.inf for v in self.values) or not any(self.values):
+            raise InvalidBudget(
+                f"{list(self.values)} is no schedule",
+                why="shares are finite numbers, none negative, not all 0",
+                code="shares-not-a-budget",
+            )
+
+    def shares(self, exposures: int, total: float = 1.0) -> Shares:
+        if _count(exposures) > len(self.values):
+            raise InvalidBudget(
+                f"a schedule of {len(self.values)} shares for {exposures} exposures",
+                fix="give one share for each planned exposure",
+                code="shares-too-few",
+            )
+        chosen = np.array(self.values[:exposures], dtype=np.float64)
+        if not self.absolute:
+            return _normalised(chosen)
+        if math.fsum(chosen) > total * (1 + _ROUNDING):
+            raise _too_much(f"the scheduled spends add up to {math.fsum(chosen):g} of a budget of {total:g}")
+        return chosen / total
+
+
+@dataclass(frozen=True)
+class Adaptive:
+    """Start low, spend more after a stall; `floor` of the uniform share is kept for every exposure to come.
+
+    The trigger behind `stalled` may read released values only: the loss of the released model on a public set,
+    or the norm of the averaged noisy update against its expected noise norm. A trigger that reads raw client
+    losses would itself be an unaccounted release.
+    """
+
+    start: float = 0.5
+    growth: float = 0.5
+    floor: float = 0.1
+
+    def __post_init__(self) -> None:
+        numbers = all(is_number(v) and math.isfinite(v) for v in (self.start, self.growth, self.floor))
+        if not numbers or self.growth < 0 or not 0 < self.floor <= self.start <= 1:
+            raise InvalidBudget(
+                f"adaptive schedule with start {self.start!r}, growth {self.growth!r}, floor {self.floor!r}",
+                why="it needs 0 < floor <= start <= 1 (in uniform shares) and growth >= 0",
+                code="adaptive-out-of-range",
+            )
+
+    def next_share(self, history: Sequence[float], remaining: float, left: int, stalled: bool, exposures: int) -> float:
+        """The share of the next exposure; `left` counts it, `history` ends with the last share spent."""
+        if left < 1 or remaining <= 0:
+            raise _exhausted()
+        uniform = 1 / _count(exposures)
+        wanted = history[-1] * (1 + self.growth * stalled) if history else self.start * uniform
+        return max(0.0, min(wanted, remaining - (left - 1) * self.floor * uniform))
+
+
+SCHEDULES: dict[str, type[Uniform | LinearFront | LinearBack | Geometric | Explicit | Adaptive]] = {
+    "uniform": Uniform,
+    "linear_front": LinearFront,
+    "linear_back": LinearBack,
+    "geometric": Geometric,
+    "list": Explicit,
+    "adaptive": Adaptive,
+}
+
+
+def integer_shares(shares: Sequence[float] | Shares, cap: int) -> list[int]:
+    """`cap` split by cumulative flooring: never above it, and equal to it when the shares add up to 1."""
+    exact = [Fraction(float(share)) for share in shares]
+    whole = sum(exact, Fraction(0))
+    if whole > 1 + Fraction(_ROUNDING):
+        raise _too_much(f"the shares add up to {float(whole):g} of the whole")
+    scale = 1 / whole if abs(whole - 1) <= Fraction(_ROUNDING) else Fraction(1)
+    parts, taken, passed = [], 0, Fraction(0)
+    for share in exact:
+        passed += share
+        reached = math.floor(cap * scale * passed)
+        parts.append(reached - taken)
+        taken = reached
+    return parts
+
+
+def clip_to_remaining(cost: int, remaining: int) -> int:
+    """The last spend shrinks to what is left; a further one is refused."""
+    if remaining <= 0:
+        raise _exhausted()
+    return min(cost, remaining)
+
+
+def _normalised(weights: Shares) -> Shares:
+    total = math.fsum(weights)
+    if total == 0:
+        raise InvalidBudget("the first shares of the schedule are all 0", code="shares-not-a-budget")
+    return weights / total
+
+
+def _count(exposures: int) -> int:
+    if isinstance(exposures, bool) or exposures < 1:
+        raise InvalidBudget(f"{exposures!r} exposures", why="a schedule has at least 1", code="exposures-not-positive")
+    return int(exposures)
+
+
+def _too_much(what: str) -> InvalidBudget:
+    return InvalidBudget(
+        what,
+        why="a schedule divides the budget, it cannot enlarge it",
+        fix="lower the values, or give them as weights",
+        code="shares-exceed-the-budget",
+    )
+
+
+def _exhausted() -> BudgetExhausted:
+    return BudgetExhausted(
+        "nothing is left of this client's budget",
+        why="every planned exposure has been spent, and spent budget never returns",
+        fix="the client abstains from now on",
+        code="budget-exhausted",
+    )

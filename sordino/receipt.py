@@ -1,0 +1,162 @@
+"""privacy.json: what this run promised and spent, to whom, under which assumptions; and `verify`, which believes none of it."""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+from pathlib import Path
+from typing import Any
+
+from sordino import config
+from sordino.assemble import Parts
+from sordino.engine.federation import Federation
+from sordino.errors import LedgerError, RunError
+from sordino.ledger.currency import UNIT
+from sordino.ledger.ledger import EVERYONE, Ledger
+from sordino.ledger.statement import Row, statement
+from sordino.privacy.sources import TABLE_ERROR
+
+SIMULATED = "noise came from a seeded generator: a simulation, no guarantee for real data"
+TUNING = "choosing hyper-parameters on the same data is not accounted for"
+ARITHMETIC = "sums of clipped gradients are exact up to floating-point rounding"
+EVALUATION = "test metrics were computed by the evaluator and are no releases"
+
+
+def receipt(parts: Parts, federation: Federation, rounds: int) -> dict[str, Any]:
+    experiment, ledger = parts.experiment, federation.ledger
+    rows = rows_of(ledger, federation.run, len(federation.sizes), experiment.privacy.delta)
+    simulated = federation.noise == "counter"
+    assumptions = [SIMULATED if simulated else _table_error(parts), TUNING, ARITHMETIC, EVALUATION]
+    return {
+        "format": 1,
+        "run": federation.run,
+        "config": federation.config,
+        "simulated": simulated,
+        "rounds": rounds,
+        "clients": len(federation.sizes),
+        "guarantees": [row.to_json() for row in rows],
+        "budget": _budget(parts, federation),
+        "assumptions": assumptions,
+        "ledger_head": ledger.head(),
+    }
+
+
+def spending(folder: Path) -> dict[str, Any]:
+    """What a run has spent so far, from its ledger: guarantees, and one row per client."""
+    parts, federation = opened(folder)
+    try:
+        rounds = sum(1 for entry in federation.ledger.entries() if entry.op.rpartition("/")[0] == federation.run)
+        federation.replay(rounds)
+        made = receipt(parts, federation, rounds)
+        cap, clients = federation.plan.cap, []
+        for k in range(len(federation.sizes)):
+            spent = federation.ledger.spent(EVERYONE if federation.everyone_pays else str(k))
+            clients.append(
+                {
+                    "client": k,
+                    "examples": federation.sizes[k],
+                    "exposures": federation.exposures.get(k, 0),
+                    "planned": federation.plan.exposures[k],
+                    "spent": [part / UNIT for part in spent],
+                    "granted": None if cap is None else [part / UNIT for part in cap],
+                }
+            )
+    finally:
+        federation.ledger.close()
+    return {**made, "by_client": clients, "currency": federation.plan.currency.name}
+
+
+def opened(folder: Path) -> tuple[Parts, Federation]:
+    """A run's parts and its federation on the ledger it used."""
+    try:
+        run = json.loads((folder / "environment.json").read_text())["run"]
+    except (OSError, ValueError, KeyError) as error:
+        raise RunError(f"{folder} is not a run folder", why=str(error), code="not-a-run") from None
+    parts = Parts(config.load(folder / "experiment.toml"))
+    shared = parts.experiment.privacy.ledger
+    place = Path(shared) if shared else folder / "ledger.sqlite"
+    if not place.exists():
+        raise LedgerError(
+            f"the ledger {place} is gone", why="without it nothing can be verified", code="ledger-missing"
+        )
+    return parts, parts.federation(place, run)
+
+
+def rows_of(ledger: Ledger, run: str, population: int, delta: float) -> list[Row]:
+    notes = [entry.note for entry in ledger.entries() if entry.op.rpartition("/")[0] == run]
+    return statement(notes, population, delta)
+
+
+def _table_error(parts: Parts) -> str:
+    return (
+        "noise came from the operating system on an integer grid; sampling tables add at most "
+        f"{parts.coordinates * TABLE_ERROR:.1e} to delta per release"
+    )
+
+
+def _budget(parts: Parts, federation: Federation) -> dict[str, Any] | None:
+    """Granted and spent, in the currency that adds up, over clients."""
+    plan, ledger = federation.plan, federation.ledger
+    if plan.cap is None or plan.budget is None:
+        return None
+    spent = [ledger.spent(EVERYONE if federation.everyone_pays else str(k)) for k in range(len(federation.sizes))]
+    shares = [max(part / limit for part, limit in zip(amounts, plan.cap, strict=True)) for amounts in spent]
+    planned, used = list(plan.exposures), [federation.exposures.get(k, 0) for k in range(len(federation.sizes))]
+    return {
+        "epsilon": plan.budget.epsilon,
+        "delta": plan.budget.delta,
+        "currency": plan.currency.name,
+        "granted": [part / UNIT for part in plan.cap],
+        "spent_share": _spread(shares),
+        "exposures_planned": _spread(planned),
+        "exposures_used": _spread(used),
+    }
+
+
+def _spread(values: list[Any]) -> dict[str, float]:
+    return {"min": min(values), "median": statistics.median(values), "max": max(values)}
+
+
+def verify(folder: Path) -> list[str]:
+    """Recompute the receipt from the ledger; returns what does not agree (nothing: the receipt holds)."""
+    try:
+        claimed = json.loads((folder / "privacy.json").read_text())
+    except (OSError, ValueError) as error:
+        raise RunError(
+            f"{folder} has no readable receipt", why=str(error), fix="finish or resume the run first", code="no-receipt"
+        ) from None
+    parts, federation = opened(folder)
+    wrong = []
+    if claimed.get("config") != parts.experiment.digest():
+        wrong.append("experiment.toml is not the experiment of the receipt")
+    try:
+        if not federation.ledger.descends_from(str(claimed.get("ledger_head"))):
+            wrong.append("the ledger went back behind the receipt: an older copy, or another ledger")
+        federation.replay(claimed.get("rounds", 0))
+        again = json.loads(json.dumps(receipt(parts, federation, claimed.get("rounds", 0))))
+    finally:
+        federation.ledger.close()
+    for name in ("run", "simulated", "clients", "budget", "assumptions"):
+        if again[name] != claimed.get(name):
+            wrong.append(f"{name}: the ledger says {again[name]!r}, the receipt {claimed.get(name)!r}")
+    found = {_subject(row): row for row in again["guarantees"]}
+    stated = {_subject(row): row for row in claimed.get("guarantees", [])}
+    for subject in sorted(found.keys() | stated.keys()):
+        a, b = found.get(subject), stated.get(subject)
+        if a is None or b is None:
+            wrong.append(f"{' / '.join(subject)}: in the {'receipt' if a is None else 'ledger'} only")
+        elif not _same(a["epsilon"], b["epsilon"]) or a["status"] != b["status"] or a["delta"] != b["delta"]:
+            wrong.append(
+                f"{' / '.join(subject)}: the ledger gives epsilon {a['epsilon']} ({a['status']}), "
+                f"the receipt says {b['epsilon']} ({b['status']})"
+            )
+    return wrong
+
+
+def _subject(row: dict[str, Any]) -> tuple[str, str, str]:
+    return row["unit"], row["neighbours"], row["adversary"]
+
+
+def _same(a: float | str, b: float | str) -> bool:
+    return a == b if isinstance(a, str) or isinstance(b, str) else math.isclose(a, b, rel_tol=1e-9)

@@ -1,0 +1,121 @@
+"""What a run says at its end, and what `show` and `privacy` print."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+STATUS_STYLE = {"proved": "green", "conditional": "yellow", "asymptotic": "yellow", "nominal": "red", "none": "red"}
+
+
+def bytes_text(count: float) -> str:
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 1000 or unit == "GB":
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1000
+    raise AssertionError
+
+
+def epsilon_text(value: float | str) -> str:
+    return "∞" if value == "inf" else f"{float(value):.3g}"
+
+
+def summary(console: Console, metrics: Sequence[dict[str, Any]], receipt: dict[str, Any]) -> None:
+    console.print(results(metrics))
+    console.print(guarantees(receipt))
+    budget = receipt["budget"]
+    if budget:
+        spent, used = budget["spent_share"], budget["exposures_used"]
+        console.print(
+            f"Budget per client: epsilon {budget['epsilon']:g} at delta {budget['delta']:g}, counted in {budget['currency']}; "
+            f"spent {spent['min']:.1%} to {spent['max']:.1%} over {used['min']:g} to {used['max']:g} exposures."
+        )
+    for line in receipt["assumptions"]:
+        console.print(f"[dim]· {line}[/dim]")
+
+
+def results(metrics: Sequence[dict[str, Any]]) -> Table:
+    table = Table(title="Result", title_justify="left", title_style="bold")
+    table.add_column("measure")
+    table.add_column("value", justify="right")
+    last = next((row for row in reversed(metrics) if "clients" in row or "accuracy" in row or "loss" in row), None)
+    table.add_row("rounds", str(len(metrics)))
+    if last is not None:
+        if "accuracy" in last:
+            table.add_row("test accuracy, global", f"{last['accuracy']:.2%}")
+            recent = [row["accuracy"] for row in metrics[-10:] if "accuracy" in row]
+            table.add_row(f"test accuracy, mean of last {len(recent)}", f"{sum(recent) / len(recent):.2%}")
+        table.add_row("test loss", f"{last['loss']:.4f}")
+        if "clients" in last:
+            form = "{:.2%}" if last["clients"]["metric"] == "accuracy" else "{:.4f}"
+            for name, text in (
+                ("mean", "per-client mean"),
+                ("std", "per-client std"),
+                ("worst_tenth", "worst 10 % of clients"),
+            ):
+                table.add_row(f"{last['clients']['metric']}, {text}", form.format(last["clients"][name]))
+    table.add_row("bytes down", bytes_text(sum(row["bytes_down"] for row in metrics)))
+    table.add_row("bytes up", bytes_text(sum(row["bytes_up"] for row in metrics)))
+    return table
+
+
+def guarantees(receipt: dict[str, Any]) -> Table:
+    table = Table(title="What can still be learned about one ... by ...", title_justify="left", title_style="bold")
+    for column, justify in (
+        ("unit", "left"),
+        ("by", "left"),
+        ("epsilon", "right"),
+        ("delta", "right"),
+        ("neighbours", "left"),
+        ("status", "left"),
+        ("accountant, or why", "left"),
+    ):
+        table.add_column(column, justify=justify)  # type: ignore[arg-type]
+    for row in receipt["guarantees"]:
+        style = STATUS_STYLE[row["status"]]
+        finite = row["epsilon"] != "inf"
+        why = row["accountant"] if finite and row["status"] == "proved" else "; ".join(row["because"])
+        table.add_row(
+            row["unit"],
+            row["adversary"],
+            epsilon_text(row["epsilon"]),
+            f"{row['delta']:g}",
+            row["neighbours"],
+            f"[{style}]{row['status']}[/{style}]",
+            why,
+        )
+    return table
+
+
+def spending(clients: Sequence[dict[str, Any]]) -> Table:
+    table = Table(title="Spent, client by client", title_justify="left", title_style="bold")
+    for column in ("client", "examples", "exposures", "planned", "spent", "granted"):
+        table.add_column(column, justify="right")
+    for row in clients:
+        granted = "unlimited" if row["granted"] is None else ", ".join(f"{part:.4g}" for part in row["granted"])
+        spent = ", ".join(f"{part:.4g}" for part in row["spent"])
+        table.add_row(*(str(row[name]) for name in ("client", "examples", "exposures", "planned")), spent, granted)
+    return table
+
+
+def plan(answers: Sequence[dict[str, Any]]) -> Table:
+    table = Table(title="What the budget buys", title_justify="left", title_style="bold")
+    for column in ("set-up", "against", "clients", "cohort", "rounds", "noise multiplier", "noise / largest signal"):
+        table.add_column(column, justify="left" if column in ("set-up", "against") else "right")
+    for a in answers:
+        q = a["question"]
+        ratio = a["noise_to_signal"]
+        style = "green" if ratio < 0.3 else "yellow" if ratio < 1 else "red"
+        table.add_row(
+            a["what"],
+            a["adversary"],
+            str(q["clients"]),
+            str(q["cohort"]),
+            str(q["rounds"]),
+            f"{a['noise_multiplier']:.4g}",
+            f"[{style}]{ratio:.3g}[/{style}]",
+        )
+    return table

@@ -1,0 +1,230 @@
+"""A run from its first round to its receipt: rounds, metrics, checkpoints, resume. Everything it leaves lies in one folder.
+
+experiment.toml   resolved      environment.json  where it ran          metrics.jsonl     one object per round
+ledger.sqlite     what was spent   checkpoints/   old or new, never half   privacy.json   the receipt      model.safetensors
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import fcntl
+import json
+import os
+import platform
+import secrets
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any, NamedTuple
+
+import safetensors.torch
+import torch
+
+from sordino import config, tree
+from sordino.assemble import Parts
+from sordino.config import Experiment
+from sordino.engine import checkpoint
+from sordino.engine.checkpoint import atomic_write
+from sordino.engine.client import Clients
+from sordino.engine.federation import Federation
+from sordino.engine.processes import Processes
+from sordino.errors import BudgetExhausted, RunError
+from sordino.receipt import receipt
+from sordino.round import one_round
+from sordino.version import __version__
+
+Metrics = dict[str, Any]
+
+
+class Progress(NamedTuple):
+    round: int
+    rounds: int
+    metrics: Metrics
+
+
+@dataclass(frozen=True)
+class Result:
+    folder: Path
+    metrics: list[Metrics]
+    receipt: dict[str, Any]
+    interrupted: bool
+
+
+def start(experiment: Experiment, folder: Path, watch: Callable[[Progress], None] | None = None) -> Result:
+    """Run an experiment in a new folder."""
+    parts = Parts(experiment)
+    _ = parts.plan  # every refusal happens before a folder exists
+    if folder.exists():
+        raise RunError(
+            f"{folder} already exists",
+            why="a run folder belongs to one run",
+            fix=f"`sordino resume {folder}` continues it; otherwise choose another --out",
+            code="run-exists",
+        )
+    try:
+        folder.mkdir(parents=True)
+    except OSError as error:
+        raise RunError(
+            f"cannot create {folder}", why=error.strerror or str(error), fix="choose another --out", code="not-writable"
+        ) from None
+    atomic_write(folder / "experiment.toml", experiment.toml().encode())
+    atomic_write(folder / "environment.json", json.dumps(_environment(experiment), indent=2).encode())
+    return _train(parts, folder, watch)
+
+
+def resume(folder: Path, watch: Callable[[Progress], None] | None = None) -> Result:
+    """Continue a run where its last checkpoint stands: the same bytes as if it had never stopped."""
+    if not (folder / "experiment.toml").is_file() or not (folder / "environment.json").is_file():
+        raise RunError(
+            f"{folder} is not a run folder",
+            why="it has no experiment.toml",
+            fix="`sordino list` shows the runs",
+            code="not-a-run",
+        )
+    return _train(Parts(config.load(folder / "experiment.toml")), folder, watch)
+
+
+def _train(parts: Parts, folder: Path, watch: Callable[[Progress], None] | None) -> Result:
+    experiment = parts.experiment
+    torch.set_num_threads(experiment.engine.threads)
+    run = json.loads((folder / "environment.json").read_text())["run"]
+    with _locked(folder), contextlib.ExitStack() as stack:
+        shared = experiment.privacy.ledger
+        federation = parts.federation(Path(shared) if shared else folder / "ledger.sqlite", run)
+        stack.callback(federation.ledger.close)
+        server, t, stalled, written = _state(parts, folder, federation)
+        execute = _executor(parts, folder, run, t, stack)
+        metrics_file = stack.enter_context(_metrics(folder, written))
+        evaluate = parts.evaluator()
+        interrupted = False
+        try:
+            while t < experiment.rounds:
+                outcome = one_round(federation, server, t, execute, stalled)
+                if not tree.finite(outcome.server):
+                    raise RunError(
+                        f"the model is no longer finite after round {t + 1}",
+                        why="the step size or the noise is too large for this model",
+                        fix=f"lower algorithm.lr; the last good model is in {folder / 'checkpoints'}",
+                        code="model-not-finite",
+                    )
+                server, t = outcome.server, t + 1
+                row: Metrics = {
+                    "round": t,
+                    "active": len(outcome.active),
+                    "answered": len(outcome.answered),
+                    "bytes_down": outcome.bytes_down,
+                    "bytes_up": outcome.bytes_up,
+                }
+                if t % experiment.evaluation.every == 0 or t == experiment.rounds:
+                    model = parts.algorithm.personal(parts.task, parts.algorithm.broadcast(server), None)
+                    row |= evaluate(model)
+                metrics_file.write(json.dumps(row).encode() + b"\n")
+                stalled = federation.stalled(outcome.received)
+                if t % experiment.engine.checkpoint_every == 0 or t == experiment.rounds:
+                    _save(folder, t, server, execute, stalled, metrics_file)
+                if watch is not None:
+                    watch(Progress(t, experiment.rounds, row))
+        except BudgetExhausted as error:
+            _say(folder, f"stopped before round {t + 1}: {error.what}")
+        except KeyboardInterrupt:
+            interrupted = True
+        return _finish(parts, folder, federation, server, t, interrupted)
+
+
+def _finish(parts: Parts, folder: Path, federation: Federation, server: Any, t: int, interrupted: bool) -> Result:
+    model = parts.algorithm.personal(parts.task, parts.algorithm.broadcast(server), None)
+    atomic_write(folder / "model.safetensors", safetensors.torch.save({k: v.contiguous() for k, v in model.items()}))
+    made = receipt(parts, federation, t)
+    atomic_write(folder / "privacy.json", json.dumps(made, indent=2).encode())
+    return Result(folder, read_metrics(folder), made, interrupted)
+
+
+def read_metrics(folder: Path) -> list[Metrics]:
+    path = folder / "metrics.jsonl"
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+# state that survives a crash ------------------------------------------------------------------------------------------
+
+
+def _state(parts: Parts, folder: Path, federation: Federation) -> tuple[Any, int, bool, int]:
+    loaded = checkpoint.load(folder / "checkpoints", parts.state)
+    if loaded is None:
+        return parts.state("server"), 0, False, 0
+    federation.replay(loaded.step)
+    return loaded.trees["server"], loaded.step, loaded.meta["stalled"], loaded.meta["metrics_bytes"]
+
+
+def _executor(parts: Parts, folder: Path, run: str, t: int, stack: contextlib.ExitStack) -> Any:
+    engine = parts.experiment.engine
+    if engine.executor == "processes":
+        workers = stack.enter_context(Processes(folder / "experiment.toml", run, engine.workers, folder))
+        if t:
+            workers.restore(t)
+        return workers
+    clients = parts.clients(run)
+    loaded = checkpoint.load(folder / "checkpoints", parts.state)
+    if loaded is not None:
+        clients.states = {
+            int(name.partition("/")[2]): state for name, state in loaded.trees.items() if name.startswith("clients/")
+        }
+    return clients
+
+
+def _save(folder: Path, t: int, server: Any, execute: Any, stalled: bool, metrics: IO[bytes]) -> None:
+    """Client states first, then the server's: a run stands where its server stands."""
+    metrics.flush()
+    os.fsync(metrics.fileno())
+    trees = {"server": server}
+    if isinstance(execute, Clients):
+        trees |= {f"clients/{k}": state for k, state in sorted(execute.states.items())}
+    else:
+        execute.save(t)
+    checkpoint.save(folder / "checkpoints", t, trees, {"stalled": stalled, "metrics_bytes": metrics.tell()})
+
+
+@contextlib.contextmanager
+def _metrics(folder: Path, written: int) -> Iterator[IO[bytes]]:
+    """The metrics file, cut back to what the checkpoint knows of."""
+    with open(folder / "metrics.jsonl", "ab") as file:
+        file.truncate(written)
+        file.seek(0, os.SEEK_END)
+        yield file
+
+
+@contextlib.contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    with open(folder / ".lock", "w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise RunError(
+                f"{folder} is in use",
+                why="another process is running it",
+                fix="wait for it, or stop it",
+                code="run-in-use",
+            ) from None
+        yield
+
+
+def _say(folder: Path, text: str) -> None:
+    with open(folder / "log.txt", "a", encoding="utf-8") as file:
+        file.write(text + "\n")
+
+
+def _environment(experiment: Experiment) -> dict[str, Any]:
+    digest = experiment.digest()
+    # a seeded run is the same release whenever it is repeated; noise from the system never is
+    run = digest[:16] if experiment.privacy.noise == "counter" else f"{digest[:16]}-{secrets.token_hex(6)}"
+    return {
+        "run": run,
+        "config": digest,
+        "sordino": __version__,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "platform": platform.platform(),
+        "processor": platform.machine(),
+        "cores": os.cpu_count(),
+        "started": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+    }
