@@ -56,6 +56,7 @@ class Slow(Section):
 
 class Evaluation(Section):
     every: int = 1
+    final: int = 10  # the last rounds are always evaluated: their mean is a headline number
 
 
 class Engine(Section):
@@ -151,8 +152,7 @@ def build(table: Mapping[str, Any], choices: Mapping[str, Callable[..., T]], whe
 
 def parameters(made: Callable[..., Any]) -> dict[str, tuple[Any, Any]]:
     """Name -> (type, default) of what a table may set. Gates have tables of their own."""
-    target = made.__init__ if inspect.isclass(made) else made  # type: ignore[misc]
-    hints = get_type_hints(target)
+    hints = get_type_hints(made)
     found = {}
     for name, parameter in inspect.signature(made).parameters.items():
         if name not in ("read", "uplink"):

@@ -28,6 +28,7 @@ from sordino.engine import checkpoint
 from sordino.engine.checkpoint import atomic_write
 from sordino.engine.client import Clients
 from sordino.engine.federation import Federation
+from sordino.engine.memory import keep_freed_memory
 from sordino.engine.processes import Processes
 from sordino.errors import BudgetExhausted, RunError
 from sordino.receipt import receipt
@@ -88,6 +89,7 @@ def resume(folder: Path, watch: Callable[[Progress], None] | None = None) -> Res
 def _train(parts: Parts, folder: Path, watch: Callable[[Progress], None] | None) -> Result:
     experiment = parts.experiment
     torch.set_num_threads(experiment.engine.threads)
+    keep_freed_memory()
     run = json.loads((folder / "environment.json").read_text())["run"]
     with _locked(folder), contextlib.ExitStack() as stack:
         shared = experiment.privacy.ledger
@@ -116,7 +118,7 @@ def _train(parts: Parts, folder: Path, watch: Callable[[Progress], None] | None)
                     "bytes_down": outcome.bytes_down,
                     "bytes_up": outcome.bytes_up,
                 }
-                if t % experiment.evaluation.every == 0 or t == experiment.rounds:
+                if t % experiment.evaluation.every == 0 or t > experiment.rounds - max(1, experiment.evaluation.final):
                     model = parts.algorithm.personal(parts.task, parts.algorithm.broadcast(server), None)
                     row |= evaluate(model)
                 metrics_file.write(json.dumps(row).encode() + b"\n")

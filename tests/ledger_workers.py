@@ -50,7 +50,7 @@ KILL_POINTS: dict[str, State | None] = {
 class World(NamedTuple):
     """What is public: the caps, and what each operation asks for."""
 
-    caps: dict[str, Amount]
+    caps: Mapping[str, Amount]
     total: Amount | None
     charges: Callable[[str], dict[str, Amount]]
     currency: Currency = ZCDP
@@ -131,15 +131,15 @@ def violations(ledger: Ledger, world: World, seen: list[dict[str, Any]]) -> list
     found += [f"I1: the total of {who} is wrong" for who in (*PEOPLE, "*") if ledger.spent(who) != model.spent(who)]
     digests: dict[str, str] = {}
     for event in seen:
-        op, entry = event["op"], entries.get(event["op"])
+        op, known = event["op"], entries.get(event["op"])
         if event["saw"] == "error":
             found.append(f"a writer failed: {event}")
-        elif entry is None or set(event["granted"]) != set(entry.charges):
+        elif known is None or set(event["granted"]) != set(known.charges):
             found.append(f"I4: the ledger forgot {event}")
         elif event["saw"] == "published":
-            if entry.state is not State.PUBLISHED:
-                found.append(f"I3: {op} is out, the ledger says {entry.state}")
-            if digests.setdefault(op, event["digest"]) != event["digest"] or entry.digest != event["digest"]:
+            if known.state is not State.PUBLISHED:
+                found.append(f"I3: {op} is out, the ledger says {known.state}")
+            if digests.setdefault(op, event["digest"]) != event["digest"] or known.digest != event["digest"]:
                 found.append(f"I2: {op} has two releases")
             if not ledger.descends_from(event["head"]):
                 found.append(f"I7: the ledger went back behind {op}")
@@ -241,8 +241,9 @@ def pause_at(point: str, here: Callable[[], None], path: Path, log: Path, carele
     stop("published")
 
 
-def reserve_many(path: Path, log: Path, world: World, operations: list[str], stale: bool) -> None:
+def reserve_many(path: Path, world: World, operations: list[str], stale: bool, start: int) -> None:
     with world.open(path) as ledger:
+        os.read(start, 1)  # returns when the parent closes its end
         for op in operations:
             if stale:  # the broken twin: looks first, charges later
                 books = ledger._books
@@ -318,12 +319,20 @@ def storm(path: str, log: str, world: str, operations: int, writers: int, kills:
     return kills
 
 
-def race(path: str, log: str, world: str, processes: int, each: int, stale: bool = False) -> list[int]:
+def race(path: str, world: str, processes: int, each: int, stale: bool = False) -> list[int]:
     """Reserve different operations on one cap from many processes at once."""
     rules = WORLDS[world](processes * each)
     rules.open(path).close()
     shares = [[f"p{who}-{n}" for n in range(each)] for who in range(processes)]
-    children = [spawn(reserve_many, Path(path), Path(log), rules, share, stale) for share in shares]
+    start, gate = os.pipe()
+
+    def run(share: list[str]) -> None:
+        os.close(gate)
+        reserve_many(Path(path), rules, share, stale, start)
+
+    children = [spawn(run, share) for share in shares]
+    os.close(gate)
+    os.close(start)
     return [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
 
 

@@ -50,7 +50,7 @@ def test_the_fingerprint_is_of_the_data_alone() -> None:
     x, y, group = data.train
     changed = [
         Split(x + np.uint8(1), y, group),
-        Split(x.astype(np.int16), y, group),
+        Split(x.view(np.int8), y, group),
         Split(x.reshape(3, 1, 4, 1), y, group),
         Split(x, y[::-1].copy(), group),
         Split(x, y, None),
@@ -59,6 +59,9 @@ def test_the_fingerprint_is_of_the_data_alone() -> None:
     prints = {data.fingerprint(), *(small(train=split).fingerprint() for split in changed)}
     assert len(prints) == 1 + len(changed)
     assert small(train=changed[0]).fingerprint() != small(test=changed[0]).fingerprint()
+    with_group, without = Split(y, y, y), Split(y, y, None)
+    one, other = small(train=with_group, test=without), small(train=without, test=with_group)
+    assert one.fingerprint() != other.fingerprint()
     assert small(train=Split(np.asfortranarray(x), y, group)).fingerprint() == data.fingerprint()
 
 
@@ -109,6 +112,9 @@ def test_digits_are_all_there() -> None:
 
 
 # ---- images
+
+PICTURE = np.random.default_rng(0).integers(0, 256, (12, 12, 3), dtype=np.uint8)
+PICTURE[:6] = 0  # so that compression has work to do
 
 
 def encode(image: Array, kind: str = "PNG") -> bytes:
@@ -168,8 +174,10 @@ def test_the_second_load_decodes_nothing(tiny: SimpleNamespace, cache: Path, mon
 
 def test_writing_to_the_images_never_reaches_the_cache(tiny: SimpleNamespace, cache: Path) -> None:
     data = images.load(tiny.root, cache)
+    whole = train_file(cache).read_bytes()
     data.train.x[:] = 0
-    assert np.array_equal(images.load(tiny.root, cache, verify=True).train.x, tiny.x["train"])
+    data.train.x.flush()  # type: ignore[attr-defined]
+    assert train_file(cache).read_bytes() == whole
 
 
 def train_file(cache: Path) -> Path:
@@ -233,6 +241,16 @@ def test_a_failed_build_leaves_nothing_behind(tiny: SimpleNamespace, cache: Path
     assert list(cache.iterdir()) == []
 
 
+def test_a_build_appears_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def killed(*_: Any) -> None:
+        raise OSError("killed before the file was moved into place")
+
+    monkeypatch.setattr(os, "replace", killed)
+    batch = pixels.Batch(PICTURE[None], jpegs=0)
+    assert refused(lambda: pixels.write(tmp_path / "a.u8", np.array([1]), [batch])).code == "cache-not-writable"
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_cache_that_cannot_be_written_says_how_to_move_it(tiny: SimpleNamespace, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     error = refused(lambda: images.load(tiny.root, tmp_path / "file"))
@@ -254,9 +272,6 @@ def decoded(data: bytes) -> Array | None:
         return images._decode(data, "somewhere", None)[0]
     except DataError as error:
         return {"corrupt-image": None, "unsupported-pixel-format": None}[error.code]
-
-
-PICTURE = np.random.default_rng(0).integers(0, 256, (6, 6, 3), dtype=np.uint8)
 
 
 def test_a_png_with_a_flipped_bit_is_refused_or_still_exact() -> None:

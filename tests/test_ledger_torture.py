@@ -15,6 +15,7 @@ import pytest
 from ledger_workers import KILL_POINTS, PLAN, World, crowded, perform, raced, read_log, violations
 
 from sordino.errors import LedgerError
+from sordino.ledger.currency import Amount
 from sordino.ledger.ledger import State
 
 Command = Callable[..., Any]
@@ -86,7 +87,7 @@ def test_a_hundred_random_kills_of_racing_writers(command: Command, tmp_path: Pa
         assert violations(ledger, world, seen) == []
         states = {entry.state for entry in ledger.entries()}
     assert State.PUBLISHED in states
-    assert 100 < len({event["op"] for event in seen}) < operations  # new work was done from the first kill to the last
+    assert 10 < len({event["op"] for event in seen}) < operations  # there was new work from the first kill to the last
 
 
 # ---------------------------------------------------------------- G13: racing
@@ -96,19 +97,20 @@ def test_a_hundred_random_kills_of_racing_writers(command: Command, tmp_path: Pa
 def test_race_on_one_cap_fills_it_exactly(command: Command, tmp_path: Path, processes: int, each: int) -> None:
     path, world = tmp_path / "ledger", raced(processes * each)
     arguments = {"world": "raced", "processes": processes, "each": each}
-    assert command("race", path=path, log=tmp_path / "log", **arguments) == [0] * processes
+    assert command("race", path=path, **arguments) == [0] * processes
     with world.open(path) as ledger:
         assert violations(ledger, world, []) == []  # nobody above the cap, nobody refused who still fitted
         entries = list(ledger.entries())
         assert ledger.spent("ada") == world.caps["ada"]  # with costs from 1 to 9 the last gap is always filled
     assert len(entries) == processes * each
     assert 0 < sum(not entry.charges for entry in entries) < len(entries)
-    assert len({entry.op.split("-")[0] for entry in entries[: len(entries) // 2]}) > 1  # they did interleave
+    turns = [entry.op.split("-")[0] for entry in entries]
+    assert sum(map(str.__ne__, turns, turns[1:])) > 2 * processes  # they did interleave
 
 
 def test_a_ledger_that_looks_before_it_locks_is_caught(command: Command, tmp_path: Path) -> None:
-    path, world = tmp_path / "ledger", raced(4 * 60)
-    command("race", path=path, log=tmp_path / "log", world="raced", processes=4, each=60, stale=True)
+    path, world = tmp_path / "ledger", raced(8 * 30)
+    command("race", path=path, world="raced", processes=8, each=30, stale=True)
     with pytest.raises(LedgerError, match="spent more than the cap"):
         world.open(path)
 
@@ -257,7 +259,7 @@ def test_a_hundred_replays_are_one_charge_and_the_same_bytes(tmp_path: Path) -> 
         assert ledger.release("op0") == (bytes.fromhex(seen[1]["digest"]), b"draw 0")
         assert [entry.op for entry in ledger.entries()] == ["op0"]
         head = ledger.head()
-        others = [{}, {"eve": (1,)}, {**world.charges("op0"), "zoe": (1,)}]
+        others: list[dict[str, Amount]] = [{}, {"eve": (1,)}, {**world.charges("op0"), "zoe": (1,)}]
         others += [{**world.charges("op0"), name: (10,)} for name in world.charges("op0")]
         for charges in others:
             with pytest.raises(LedgerError) as refusal:

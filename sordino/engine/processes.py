@@ -17,6 +17,7 @@ from typing import IO, Any
 
 from sordino import keys
 from sordino.engine import checkpoint
+from sordino.engine.memory import keep_freed_memory
 from sordino.errors import RunError, SordinoError
 from sordino.keys import Key
 from sordino.types import Grant
@@ -132,6 +133,7 @@ def main(arguments: list[str]) -> None:
     path, run, first, step, folder = arguments
     experiment = config.load(Path(path))
     torch.set_num_threads(experiment.engine.threads)
+    keep_freed_memory()
     parts = Parts(experiment)
     clients = parts.clients(run, range(int(first), len(parts.sizes), int(step)))
     place = Path(folder) / f"clients-{first}"

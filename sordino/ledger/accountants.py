@@ -44,8 +44,8 @@ ORDERS: tuple[float, ...] = (*(1 + k / 10 for k in range(1, 110) if k % 10), *ra
 # outside these the next worse level is charged: no overflow inside an accountant, and never an underestimate
 _LEAST_NOISE, _MOST_NOISE = 1e-6, 1e9
 
-# a loss of ten thousand is no privacy: e^loss overflows there, and the other accountants must do
-_WIDEST_LOSS = 1e4
+# e^loss must stay a float; where a single loss can be wider there is no privacy left to display
+_WIDEST_LOSS = 700.0
 _FEW_ORDERS = (1.5, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64, 128)
 
 
@@ -250,7 +250,7 @@ def _loss_scale(event: Gaussian | Laplace | Poisson) -> tuple[float, float]:
         span, typical = _loss_scale(_core(event))
         return span, min(event.rate * math.exp(min(typical, 5.0) ** 2 / 2) * typical, typical)
     if isinstance(event, Laplace):
-        return 2 / event.scale, 1 / event.scale
+        return 1 / event.scale, 1 / event.scale
     mu = 1 / event.noise_multiplier
     return mu * mu / 2 + 10 * mu, mu
 

@@ -42,7 +42,7 @@ from sordino.ledger.books import (
     link,
 )
 from sordino.ledger.currency import Amount
-from sordino.ledger.storage import damaged, open_database, refusals, turnstile
+from sordino.ledger.storage import damaged, identity, open_database, refusals, turnstile
 
 __all__ = ["EVERYONE", "MEMORY", "Charter", "Entry", "Ledger", "State"]
 
@@ -71,7 +71,8 @@ class Ledger:
     def __init__(self, connection: sqlite3.Connection, place: Path | None, books: Books) -> None:
         self._connection: sqlite3.Connection | None = connection
         self._place, self._books = place, books
-        self._mutex, self._process = threading.RLock(), os.getpid()
+        self._file, self._process = identity(place), os.getpid()
+        self._mutex = threading.RLock()
 
     @classmethod
     def open(
@@ -273,6 +274,8 @@ class Ledger:
         """One durable transaction: it sees every earlier record, and is kept whole or not at all."""
         db = self._db
         with self._mutex, refusals(), turnstile(self._place):
+            if identity(self._place) != self._file:  # what is written to the old file now, nobody would ever read
+                raise damaged("its file was moved or replaced")
             db.execute("BEGIN IMMEDIATE")
             try:
                 with self._reading() as books:

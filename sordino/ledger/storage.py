@@ -151,6 +151,15 @@ def file_system(directory: Path, mounts: str) -> str:
     return kind
 
 
+def identity(place: Path | None) -> tuple[int, int] | None:
+    """Which file is behind a path, None where there is none."""
+    try:
+        found = place.stat() if place else None
+    except FileNotFoundError:
+        return None
+    return (found.st_dev, found.st_ino) if found else None
+
+
 @contextmanager
 def turnstile(place: Path | None) -> Iterator[None]:
     """Writers pass one at a time, checkpoint included.

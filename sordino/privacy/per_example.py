@@ -72,7 +72,6 @@ def covered(leaf: nn.Module) -> bool:
 def fast_sum(
     recorder: Recorder, losses: Losses, params: Params, batch: Examples, keys: Tensor, clip: float, order: int
 ) -> Params | None:
-    """None if the pass does not have the shape the rules need (a layer called twice, or not at all)."""
     detached = {name: value.detach() for name, value in params.items()}
     with recorder.recording() as tape:
         value = losses(detached, batch.x, batch.y, keys).sum()
@@ -114,50 +113,60 @@ def slow_sum(losses: Losses, params: Params, batch: Examples, keys: Tensor, clip
 
 
 def _only(finite: Tensor, rows: Tensor) -> Tensor:
+    """The rows of finite examples; zeros for the others, whose weight of 0 would not silence a NaN."""
+    if bool(finite.all()):
+        return rows
     return torch.where(finite.reshape(-1, *[1] * (rows.dim() - 1)), rows, 0.0)
 
 
 @dataclass
 class Outer:
-    """Gradient of example n is sum_t g[n,t,:] a[n,t,:]^T: linear layers (t = 1 or positions) and unfolded convolutions."""
+    """A linear layer on vectors: the gradient of example n is the outer product of g[n] and a[n]."""
 
-    a: Tensor  # [n, t, in]
-    g: Tensor  # [n, t, out]
-    shape: torch.Size
+    a: Tensor  # [n, in]
+    g: Tensor  # [n, out]
     bias: bool
 
     def norm(self, order: int) -> Tensor:
-        n, t, _ = self.a.shape
-        bias = self.g.sum(1) if self.bias else None
-        if t == 1:
-            weight = torch.linalg.vector_norm(self.a[:, 0], order, dim=1) * torch.linalg.vector_norm(
-                self.g[:, 0], order, dim=1
-            )
-        elif order == 2 and t * t < self.a.shape[2] * self.g.shape[2]:
-            gram = torch.bmm(self.a, self.a.mT) * torch.bmm(self.g, self.g.mT)
+        g = torch.linalg.vector_norm(self.g, order, dim=1)
+        weight = torch.linalg.vector_norm(self.a, order, dim=1) * g
+        return torch.linalg.vector_norm(torch.stack([weight, g]), order, dim=0) if self.bias else weight
+
+    def weighted(self, weights: Tensor, finite: Tensor) -> Params:
+        g = _only(finite, self.g) * weights[:, None]
+        return {"weight": g.mT @ _only(finite, self.a)} | ({"bias": g.sum(0)} if self.bias else {})
+
+
+class Positions:
+    """A layer applied at t positions: the gradient of example n is sum_t g[n, :, t] a[n, :, t]^T, formed only where it is the cheaper way."""
+
+    def __init__(self, a: Tensor, g: Tensor, shape: torch.Size, bias: bool) -> None:
+        self.a, self.g, self.shape = a, g, shape  # [n, in, t], [n, out, t]
+        self.bias = g.sum(2) if bias else None
+        t, size = a.shape[2], a.shape[1] * g.shape[1]
+        self.each = None if 4 * t * t < size else torch.bmm(g, a.mT)  # [n, out, in]
+
+    def norm(self, order: int) -> Tensor:
+        if self.each is None and order == 2:
+            gram = torch.bmm(self.a.mT, self.a) * torch.bmm(self.g.mT, self.g)
             weight = gram.sum((1, 2)).clamp_min(0).sqrt()
         else:
-            step = max(1, CHUNK_FLOATS // (self.a.shape[2] * self.g.shape[2]))
-            weight = torch.cat(
-                [
-                    torch.linalg.vector_norm(
-                        torch.bmm(self.g[i : i + step].mT, self.a[i : i + step]).flatten(1), order, dim=1
-                    )
-                    for i in range(0, n, step)
-                ]
-            )
-        if bias is None:
+            each = self.each if self.each is not None else torch.bmm(self.g, self.a.mT)
+            weight = torch.linalg.vector_norm(each.flatten(1), order, dim=1)
+        if self.bias is None:
             return weight
         return torch.linalg.vector_norm(
-            torch.stack([weight, torch.linalg.vector_norm(bias, order, dim=1)]), order, dim=0
+            torch.stack([weight, torch.linalg.vector_norm(self.bias, order, dim=1)]), order, dim=0
         )
 
     def weighted(self, weights: Tensor, finite: Tensor) -> Params:
-        g, a = _only(finite, self.g) * weights[:, None, None], _only(finite, self.a)
-        found = {"weight": (g.flatten(0, 1).mT @ a.flatten(0, 1)).reshape(self.shape)}
-        if self.bias:
-            found["bias"] = g.sum((0, 1))
-        return found
+        if self.each is not None:
+            total = torch.tensordot(weights, _only(finite, self.each), dims=1)
+        else:
+            g = _only(finite, self.g) * weights[:, None, None]
+            total = torch.einsum("not,nit->oi", g, _only(finite, self.a))
+        found = {"weight": total.reshape(self.shape)}
+        return found if self.bias is None else found | {"bias": weights @ _only(finite, self.bias)}
 
 
 @dataclass
@@ -174,20 +183,17 @@ class Elementwise:
         return {k: torch.tensordot(weights, _only(finite, g), dims=1) for k, g in self.grads.items()}
 
 
-def _linear(module: nn.Module, a: Tensor, g: Tensor) -> Outer:
+def _linear(module: nn.Module, a: Tensor, g: Tensor) -> Side:
     assert isinstance(module, nn.Linear)
-    return Outer(
-        a.reshape(len(a), -1, a.shape[-1]),
-        g.reshape(len(g), -1, g.shape[-1]),
-        module.weight.shape,
-        module.bias is not None,
-    )
+    if a.dim() == 2:
+        return Outer(a, g, module.bias is not None)
+    return Positions(a.flatten(1, -2).mT, g.flatten(1, -2).mT, module.weight.shape, module.bias is not None)
 
 
-def _conv2d(module: nn.Module, a: Tensor, g: Tensor) -> Outer:
+def _conv2d(module: nn.Module, a: Tensor, g: Tensor) -> Side:
     assert isinstance(module, nn.Conv2d)
     columns = F.unfold(a, module.kernel_size, module.dilation, module.padding, module.stride)  # type: ignore[arg-type]
-    return Outer(columns.mT, g.flatten(2).mT, module.weight.shape, module.bias is not None)
+    return Positions(columns, g.flatten(2), module.weight.shape, module.bias is not None)
 
 
 def _group_norm(module: nn.Module, a: Tensor, g: Tensor) -> Elementwise:
@@ -197,7 +203,7 @@ def _group_norm(module: nn.Module, a: Tensor, g: Tensor) -> Elementwise:
     return Elementwise({"weight": (normal * g).sum(over) if over else normal * g, "bias": g.sum(over) if over else g})
 
 
-Side: TypeAlias = Outer | Elementwise
+Side: TypeAlias = Outer | Positions | Elementwise
 RULES: dict[type[nn.Module], Callable[[nn.Module, Tensor, Tensor], Side]] = {
     nn.Linear: _linear,
     nn.Conv2d: _conv2d,

@@ -1,0 +1,5 @@
+"""python -m sordino"""
+
+from sordino.cli import main
+
+main()

@@ -1,0 +1,476 @@
+"""Events and accountants against closed forms, other implementations, and deliberately broken twins."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sordino.errors import InvalidBudget, PrivacyError, UnsupportedEvent
+from sordino.ledger.accountants import amplified, best, bounds, epsilon_by
+from sordino.ledger.events import (
+    Event,
+    Gaussian,
+    Laplace,
+    NonPrivate,
+    Nothing,
+    Poisson,
+    Repeat,
+    Together,
+    compact,
+    from_json,
+    leaves,
+    to_dp_event,
+    to_json,
+)
+from sordino.ledger.gaussian_dp import delta_of, epsilon_of, mu_of
+
+PRV = json.loads((Path(__file__).parent / "golden" / "prv.json").read_text())["cases"]
+INTEGERS = tuple(range(2, 257))
+FEW_ORDERS = (1.5, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)  # enough for laws that hold at any orders
+
+Accountant = Callable[[Event, float], float]
+
+
+def by(name: str, event: Event, delta: float, neighbours: str = "add_remove") -> float:
+    return {b.accountant: b.epsilon for b in bounds(event, delta, neighbours)}[name]
+
+
+def sampled(row: dict[str, float]) -> Repeat:
+    return Repeat(Poisson(row["rate"], Gaussian(row["noise_multiplier"])), int(row["steps"]))
+
+
+# ------------------------------------------------------------------------------------------------ the language
+
+_noise = st.floats(0.0, 1e6, allow_subnormal=False)
+_events = st.recursive(
+    st.one_of(
+        st.builds(Gaussian, _noise),
+        st.builds(Laplace, _noise),
+        st.builds(NonPrivate, st.text(max_size=5)),
+        st.just(Nothing()),
+    ),
+    lambda inner: st.one_of(
+        st.builds(Poisson, st.floats(1e-6, 1.0), inner),
+        st.builds(Repeat, inner, st.integers(1, 9)),
+        st.builds(Together, st.lists(inner, max_size=3).map(tuple)),
+    ),
+    max_leaves=6,
+)
+
+
+@given(_events)
+@settings(max_examples=100, deadline=None)
+def test_json_returns_an_equal_event(event: Event) -> None:
+    assert from_json(json.loads(json.dumps(to_json(event)))) == event
+
+
+@given(st.lists(_events, max_size=4))
+@settings(max_examples=50, deadline=None)
+def test_compact_keeps_every_leaf(events: list[Event]) -> None:
+    assert leaves(compact(events)) == leaves(Together(tuple(events)))
+
+
+def test_counts_multiply() -> None:
+    nested = Repeat(Together((Gaussian(1.0), Repeat(Gaussian(1), 2), Laplace(1.0), Nothing())), 5)
+    assert leaves(nested) == {Gaussian(1.0): 15, Laplace(1.0): 5}
+    assert compact([nested]) == Together((Repeat(Gaussian(1.0), 15), Repeat(Laplace(1.0), 5)))
+    assert compact([]) == Nothing()
+
+
+def test_equal_events_have_equal_json() -> None:
+    assert json.dumps(to_json(Gaussian(1))) == json.dumps(to_json(Gaussian(1.0)))
+    assert json.dumps(to_json(Gaussian(-0.0))) == json.dumps(to_json(Gaussian(0.0)))
+
+
+@pytest.mark.parametrize("bad", [-1.0, math.nan, math.inf, True, "1", None])
+def test_bad_numbers_are_refused(bad: object) -> None:
+    for make in (Gaussian, Laplace, lambda v: Poisson(v, Gaussian(1)), lambda v: Repeat(Gaussian(1), v)):
+        with pytest.raises(InvalidBudget):
+            make(bad)  # type: ignore[operator]
+    for field, kind in (("noise_multiplier", "gaussian"), ("scale", "laplace")):
+        with pytest.raises(InvalidBudget):
+            from_json({"kind": kind, field: bad})
+
+
+def test_rates_and_counts_have_ranges() -> None:
+    for make in (lambda: Poisson(0.0, Gaussian(1)), lambda: Poisson(1.01, Gaussian(1))):
+        with pytest.raises(InvalidBudget) as caught:
+            make()
+        assert caught.value.code == "rate-out-of-range"
+    for count in (0, -3, 2.0):
+        with pytest.raises(InvalidBudget) as caught:
+            Repeat(Gaussian(1), count)  # type: ignore[arg-type]
+        assert caught.value.code == "count-not-positive"
+
+
+@pytest.mark.parametrize(
+    ("data", "code"),
+    [
+        ({"kind": "os.system", "event": "true"}, "unknown-event-kind"),
+        ({"kind": ["gaussian"]}, "unknown-event-kind"),
+        ({}, "unknown-event-kind"),
+        ("gaussian", "malformed-event"),
+        ({"kind": "gaussian"}, "malformed-event"),
+        ({"kind": "gaussian", "noise_multiplier": 1.0, "scale": 1.0}, "malformed-event"),
+        ({"kind": "together", "events": {"kind": "nothing"}}, "malformed-event"),
+        ({"kind": "repeat", "event": 3, "count": 1}, "malformed-event"),
+        ({"kind": "non_private", "reason": 3}, "malformed-event"),
+    ],
+)
+def test_only_known_kinds_are_read(data: object, code: str) -> None:
+    with pytest.raises(UnsupportedEvent) as caught:
+        from_json(data)
+    assert caught.value.code == code
+
+
+def test_events_need_no_heavy_import() -> None:
+    program = (
+        "import sys, sordino.ledger.events, sordino.ledger.accountants, sordino.ledger.calibrate;"
+        "print({'torch', 'scipy', 'dp_accounting'} & set(sys.modules))"
+    )
+    assert subprocess.run([sys.executable, "-c", program], capture_output=True, text=True).stdout == "set()\n"
+
+
+# ---------------------------------------------------------------------------------------- exact Gaussian privacy
+
+
+def test_delta_of_is_the_formula_at_60_digits() -> None:
+    mp = pytest.importorskip("mpmath")
+    rng, compared = random.Random(1), 0
+    with mp.workdps(60):
+        for _ in range(500):
+            sigma, epsilon = 10 ** rng.uniform(-1.5, 3), 10 ** rng.uniform(-3, 2.5)
+            m, e = 1 / mp.mpf(sigma), mp.mpf(epsilon)
+            exact = mp.ncdf(m / 2 - e / m) - mp.exp(e) * mp.ncdf(-m / 2 - e / m)
+            if exact > 1e-280:
+                compared += 1
+                assert delta_of(epsilon, 1 / sigma) == pytest.approx(float(exact), rel=1e-9)
+    assert compared > 250
+
+
+@given(st.floats(1e-3, 30), st.floats(1e-12, 0.4))
+@settings(max_examples=100, deadline=None)
+def test_both_inverses_keep_the_promise_and_waste_nothing(mu: float, delta: float) -> None:
+    epsilon = epsilon_of(mu, delta)
+    assert delta_of(epsilon, mu) <= delta * (1 + 1e-9)
+    if epsilon > 1e-6:
+        assert delta_of(epsilon * (1 - 1e-6), mu) > delta
+        assert mu_of(epsilon, delta) == pytest.approx(mu, rel=1e-5)
+        assert delta_of(epsilon, mu_of(epsilon, delta)) <= delta * (1 + 1e-9)
+
+
+def test_gaussian_numbers() -> None:
+    assert epsilon_of(0.5, 1e-5) == pytest.approx(1.99309, abs=1e-5)
+    assert epsilon_of(1.0, 1e-5) == pytest.approx(4.37718, abs=1e-5)
+    assert epsilon_of(2.0, 1e-5) == pytest.approx(9.99726, abs=1e-5)
+    assert by("gdp", Repeat(Gaussian(2.0), 2), 1e-5) == pytest.approx(2.94323, abs=1e-5)  # not 3.98618
+    for epsilon, mu in ((1, 0.26805), (5, 1.12124), (10, 2.00045), (20, 3.44778), (30, 4.65722)):
+        assert mu_of(epsilon, 1e-5) == pytest.approx(mu, abs=5e-6)
+
+
+def test_gaussian_ends() -> None:
+    assert epsilon_of(0.0, 1e-5) == 0.0
+    assert delta_of(1.0, 0.0) == 0.0
+    assert epsilon_of(math.inf, 1e-5) == math.inf == epsilon_of(1.0, 0.0)
+    assert epsilon_of(1e6, 1e-5) == pytest.approx(5e11 + 4.2648908e6, rel=1e-9)  # mu^2/2 - mu ndtri(delta)
+    assert math.isfinite(epsilon_of(1e100, 1e-5))
+    assert delta_of(0.0, 1.0) == pytest.approx(math.erf(0.5 / math.sqrt(2)), rel=1e-12)  # total variation distance
+
+
+@pytest.mark.parametrize("call", [lambda: epsilon_of(-1, 1e-5), lambda: epsilon_of(math.nan, 1e-5),
+                                  lambda: epsilon_of(1, 1.0), lambda: delta_of(-1, 1), lambda: mu_of(0, 1e-5),
+                                  lambda: mu_of(1, 0)])  # fmt: skip
+def test_gaussian_refusals(call: Callable[[], float]) -> None:
+    with pytest.raises(InvalidBudget):
+        call()
+
+
+# ---------------------------------------------------------------------------------------------- known numbers
+
+
+@pytest.mark.parametrize(
+    ("rate", "z", "steps", "improved", "basic"),
+    [(1.0, 1.0, 1, 4.75273, 5.30259), (0.01, 1.0, 1000, 2.10775, 2.53835), (0.2, 2.0, 100, 5.55518, 6.18068)],
+)
+def test_renyi_at_integer_orders(rate: float, z: float, steps: int, improved: float, basic: float) -> None:
+    event = Repeat(Poisson(rate, Gaussian(z)), steps)
+    assert epsilon_by("rdp", event, 1e-5, "add_remove", orders=INTEGERS) == pytest.approx(improved, abs=1e-5)
+    rho = [steps * renyi(a, rate, z) for a in INTEGERS]
+    assert min(r + math.log(1e5) / (a - 1) for a, r in zip(INTEGERS, rho, strict=True)) == pytest.approx(
+        basic, abs=1e-5
+    )
+    mine = min(r + math.log1p(-1 / a) - math.log(1e-5 * a) / (a - 1) for a, r in zip(INTEGERS, rho, strict=True))
+    assert mine == pytest.approx(improved, abs=1e-5)
+
+
+def renyi(order: int, rate: float, z: float) -> float:
+    """Mironov, Talwar & Zhang 2019 at an integer order, summed exactly as printed."""
+    if rate == 1:
+        return order / (2 * z * z)
+    total = math.fsum(
+        math.comb(order, j) * (1 - rate) ** (order - j) * rate**j * math.exp(j * (j - 1) / (2 * z * z) - order * 2)
+        if j * (j - 1) / (2 * z * z) - order * 2 < 700 else math.inf
+        for j in range(order + 1)
+    )  # fmt: skip
+    return (math.log(total) + order * 2) / (order - 1) if 0 < total < math.inf else math.inf
+
+
+def test_renyi_of_order_two_in_closed_form() -> None:
+    assert renyi(2, 0.01, 1.0) == pytest.approx(math.log1p(1e-4 * (math.e - 1)), rel=1e-9)
+    assert math.log1p(1e-4 * (math.e - 1)) == pytest.approx(1.718134e-4, rel=1e-6)
+
+
+def test_loss_distributions_lie_below_renyi() -> None:
+    assert by("pld", Repeat(Poisson(0.01, Gaussian(1.0)), 1000), 1e-5) == pytest.approx(1.828, abs=1e-3)
+    assert by("pld", Repeat(Poisson(0.2, Gaussian(2.0)), 100), 1e-5) == pytest.approx(5.023, abs=1e-3)
+
+
+@pytest.mark.parametrize(("nominal", "true"), [(1, 0.130), (5, 0.749), (10, 1.607), (20, 3.503), (30, 5.604)])
+def test_twenty_classic_exposures_cost_less_than_their_label(nominal: float, true: float) -> None:
+    z = math.sqrt(2 * math.log(1.25 / 5e-7)) / (nominal / 20)
+    assert best(Repeat(Gaussian(z), 20), 1e-5, "replace").epsilon == pytest.approx(true, abs=6e-4)
+
+
+def test_an_average_of_twenty_models_hides_more() -> None:
+    z = math.sqrt(2 * math.log(1.25 / 5e-7)) / 0.5
+    assert by("gdp", Repeat(Gaussian(z * math.sqrt(20)), 20), 1e-5, "replace") == pytest.approx(0.312, abs=5e-4)
+
+
+@pytest.mark.parametrize(("pure", "renyi_value"), [(10, 9.35), (25, 24.31), (50, 49.31), (75, 74.31), (100, 99.31)])
+def test_laplace_pure_and_renyi(pure: float, renyi_value: float) -> None:
+    event = Repeat(Laplace(20 / pure), 20)
+    assert by("pure", event, 1e-5, "replace") == pytest.approx(pure, rel=1e-12)
+    assert epsilon_by("rdp", event, 1e-5, "replace", orders=INTEGERS) == pytest.approx(renyi_value, abs=6e-3)
+    assert [b.accountant for b in bounds(event, 0.0, "replace")] == ["pure"]
+
+
+@given(st.floats(0.05, 5.0), st.floats(1e-9, 1e-2))
+@settings(max_examples=10, deadline=None)
+def test_one_laplace_draw_in_closed_form(epsilon: float, delta: float) -> None:
+    exact = max(0.0, epsilon + 2 * math.log1p(-delta))  # delta = 1 - e^((eps' - eps)/2)
+    assert by("pld", Laplace(1 / epsilon), delta, "zero_out") == pytest.approx(exact, abs=1e-3 * epsilon)
+    assert by("pld", Laplace(1 / epsilon), delta, "zero_out") >= exact - 1e-9
+
+
+def test_laplace_worst_vector_puts_its_length_on_one_coordinate() -> None:
+    # why one scalar event may stand for a vector with a bounded 1-norm
+    for a, b in ((1.0, 1.0), (0.3, 2.0), (3.0, 0.1)):
+        for delta in (1e-9, 0.3):
+            split, whole = Together((Laplace(1 / a), Laplace(1 / b))), Laplace(1 / (a + b))
+            assert by("pld", split, delta) <= by("pld", whole, delta) + 1e-4
+            assert by("rdp", split, delta) <= by("rdp", whole, delta) + 1e-9
+
+
+def test_sampled_laplace() -> None:
+    assert amplified(1.0, 0.1) == pytest.approx(math.log(1 + 0.1 * (math.e - 1)), rel=1e-12)
+    assert amplified(1000.0, 0.1) == pytest.approx(1000 + math.log(0.1), rel=1e-12)  # no overflow
+    assert amplified(2.5, 1.0) == pytest.approx(2.5, rel=1e-12)
+    event = Poisson(0.1, Laplace(1.0))
+    assert by("pure", event, 1e-5) == pytest.approx(amplified(1.0, 0.1), rel=1e-12)
+    assert by("pld", event, 1e-12) == pytest.approx(amplified(1.0, 0.1), rel=1e-3)
+    assert by("pld", Repeat(event, 50), 1e-5) < by("pure", Repeat(event, 50), 1e-5)
+
+
+# --------------------------------------------------------------------------------------------------- the laws
+
+KINDS: dict[str, Event] = {
+    "gaussian": Gaussian(3.0),
+    "laplace": Laplace(4.0),
+    "sampled gaussian": Poisson(0.1, Gaussian(1.5)),
+    "sampled laplace": Poisson(0.1, Laplace(1.0)),
+    "gaussians on one sample": Poisson(0.1, Together((Gaussian(2.0), Repeat(Gaussian(3.0), 2)))),
+    "everybody sampled": Poisson(1.0, Gaussian(2.0)),
+    "both noises": Together((Gaussian(3.0), Laplace(4.0))),
+    "nothing": Nothing(),
+}
+
+
+@pytest.mark.parametrize("event", KINDS.values(), ids=KINDS.keys())
+def test_every_kind_has_two_opinions_and_composition_is_counting(event: Event) -> None:
+    once = bounds(event, 1e-5, "add_remove")
+    assert len({b.accountant for b in once}) >= 2
+    written_out, counted = Together((event,) * 6), Repeat(Repeat(event, 2), 3)
+    assert bounds(written_out, 1e-5, "add_remove") == bounds(counted, 1e-5, "add_remove")
+    assert all(b.epsilon >= 0 for b in once)
+
+
+@pytest.mark.parametrize("event", [e for k, e in KINDS.items() if k != "sampled laplace"])
+def test_counting_equals_composing_n_times(event: Event) -> None:
+    from dp_accounting.rdp import RdpAccountant
+
+    orders = (1.5, *range(2, 40))
+    accountant = RdpAccountant(orders)
+    for _ in range(7):
+        accountant.compose(to_dp_event(event))
+    counted = epsilon_by("rdp", Repeat(event, 7), 1e-5, "add_remove", orders=orders)
+    assert counted == pytest.approx(accountant.get_epsilon(1e-5), rel=1e-9)
+
+
+def test_gaussians_add_up_to_one_gaussian() -> None:
+    parts = Together((Gaussian(3.0), Repeat(Gaussian(4.0), 2), Nothing()))
+    z = (1 / 9 + 2 / 16) ** -0.5
+    for name in ("gdp", "rdp", "pld"):
+        assert by(name, parts, 1e-6) == pytest.approx(by(name, Gaussian(z), 1e-6), rel=1e-9)
+
+
+@pytest.mark.parametrize("hole", [Gaussian(0.0), Laplace(0.0), NonPrivate("raw"), Gaussian(1e-320)])
+def test_no_noise_is_infinite_wherever_it_hides(hole: Event) -> None:
+    for event in (hole, Together((Gaussian(5.0), hole)), Poisson(0.01, hole), Repeat(Poisson(1.0, hole), 3)):
+        assert best(event, 1e-5, "add_remove").epsilon == math.inf
+        assert all(b.epsilon == math.inf for b in bounds(event, 1e-5, "add_remove"))
+        assert epsilon_by("rdp", event, 1e-5, "add_remove") == math.inf
+
+
+def test_a_tiny_loss_is_not_called_zero() -> None:
+    # at these deltas the total variation distance alone exceeds delta, so epsilon = 0 would be false
+    for event, delta, distance in (
+        (Gaussian(1e4), 1e-12, math.erf(0.5e-4 / math.sqrt(2))),
+        (Poisson(1e-4, Gaussian(1.0)), 1e-6, 1e-4 * math.erf(0.5 / math.sqrt(2))),
+        (Poisson(1e-7, Gaussian(2.0)), 1e-10, 1e-7 * math.erf(0.25 / math.sqrt(2))),
+    ):
+        assert distance > delta
+        assert all(b.epsilon > 0 for b in bounds(event, delta, "add_remove"))
+
+
+def test_huge_and_tiny_noise_are_charged_without_overflow() -> None:
+    for noise in (1e-5, 1 / 699, 1e300):
+        for event in (Gaussian(noise), Laplace(noise), Poisson(1e-9, Gaussian(noise)), Poisson(0.01, Laplace(noise))):
+            assert all(0 <= b.epsilon < math.inf for b in bounds(event, 1e-5, "add_remove"))
+
+
+def test_monotone_in_steps_rate_and_noise() -> None:
+    for name in ("rdp", "pld"):
+
+        def cost(event: Event, delta: float = 1e-5, name: str = name) -> float:
+            return epsilon_by(name, event, delta, "add_remove", orders=FEW_ORDERS)
+
+        for values in (
+            [cost(Repeat(Poisson(0.05, Gaussian(1.2)), steps)) for steps in (1, 40, 2000)],
+            [cost(Repeat(Poisson(q, Gaussian(1.2)), 100)) for q in (0.001, 0.1, 0.5, 1.0)],
+            [cost(Repeat(Poisson(0.05, Gaussian(1 / s)), 100)) for s in (0.1, 0.5, 1.0)],
+            [cost(Repeat(Gaussian(4.0), 30), delta) for delta in (1e-3, 1e-5, 1e-9)],
+        ):
+            assert values == sorted(values)
+            assert values[0] < values[-1]
+
+
+def test_refusals() -> None:
+    half = Poisson(0.5, Gaussian(1.0))
+    for neighbours in ("replace", "zero_out"):
+        assert best(Gaussian(1.0), 1e-5, neighbours).epsilon == pytest.approx(4.37718, abs=1e-5)
+        with pytest.raises(UnsupportedEvent) as caught:
+            bounds(Repeat(half, 3), 1e-5, neighbours)
+        assert caught.value.code == "poisson-needs-add-remove"
+    for inside in (Together((Gaussian(1.0), Laplace(1.0))), half, Repeat(Laplace(1.0), 2)):
+        with pytest.raises(UnsupportedEvent) as caught:
+            bounds(Poisson(0.1, inside), 1e-5, "add_remove")
+        assert caught.value.code == "sampled-event-not-supported"
+    with pytest.raises(UnsupportedEvent) as caught:
+        bounds(half, 1e-5, "siblings")
+    assert caught.value.code == "unknown-neighbours"
+    for accountant, event in (("gdp", half), ("rdp", Poisson(0.1, Laplace(1.0))), ("gut feeling", half)):
+        with pytest.raises(UnsupportedEvent) as caught:
+            epsilon_by(accountant, event, 1e-5, "add_remove")
+        assert caught.value.code == "accountant-does-not-apply"
+    for delta in (-1e-5, 1.0, math.nan, True):
+        with pytest.raises(InvalidBudget) as budget:
+            bounds(half, delta, "add_remove")
+        assert budget.value.code == "delta-out-of-range"
+    assert issubclass(UnsupportedEvent, PrivacyError)
+
+
+# ----------------------------------------------------------------------------- other accountants, broken twins
+
+
+def test_renyi_equals_opacus_at_the_same_orders() -> None:
+    analysis = pytest.importorskip("opacus.accountants.analysis.rdp")
+    for row in PRV[::12]:
+        rdp = analysis.compute_rdp(
+            q=row["rate"], noise_multiplier=row["noise_multiplier"], steps=row["steps"], orders=list(INTEGERS)
+        )
+        theirs, _ = analysis.get_privacy_spent(orders=list(INTEGERS), rdp=rdp, delta=row["delta"])
+        ours = epsilon_by("rdp", sampled(row), row["delta"], "add_remove", orders=INTEGERS)
+        assert ours == pytest.approx(theirs, rel=1e-6)
+
+
+def check_truth(accountant: Accountant, rows: list[dict[str, float]]) -> None:
+    """Never below the lower end of an independent accountant's bracket (PRV's error bounds are one-sided proofs)."""
+    for row in rows:
+        assert accountant(sampled(row), row["delta"]) >= row["lower"] - 1e-9
+
+
+def check_tightness(rows: list[dict[str, float]]) -> None:
+    for row in rows:
+        found = {b.accountant: b.epsilon for b in bounds(sampled(row), row["delta"], "add_remove")}
+        assert found["pld"] == pytest.approx(row["estimate"], abs=1e-2)
+        assert found["rdp"] >= found["pld"]
+
+
+def once_only(event: Event, delta: float) -> float:
+    assert isinstance(event, Repeat)
+    return best(event.event, delta, "add_remove").epsilon
+
+
+def rate_over_ten(event: Event, delta: float) -> float:
+    assert isinstance(event, Repeat)
+    assert isinstance(event.event, Poisson)
+    return best(Repeat(Poisson(event.event.rate / 10, event.event.event), event.count), delta, "add_remove").epsilon
+
+
+def delta_times_ten(event: Event, delta: float) -> float:
+    return best(event, 10 * delta, "add_remove").epsilon
+
+
+FEW = PRV[1:30:7]  # five rows: the others run in the slow tier
+
+
+def test_truth_and_tightness_against_prv() -> None:
+    check_tightness(FEW)
+    for name in ("rdp", "pld"):
+        check_truth(lambda event, delta, name=name: by(name, event, delta), FEW)
+
+
+@pytest.mark.parametrize("twin", [once_only, rate_over_ten, delta_times_ten])
+def test_broken_accountants_are_caught(twin: Accountant) -> None:
+    for row in FEW:
+        with pytest.raises(AssertionError):
+            check_truth(twin, [row])
+
+
+@pytest.mark.slow
+def test_all_prv_goldens() -> None:
+    assert len(PRV) == 34
+    check_tightness(PRV)
+
+
+def renyi_above_exact(points: int, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    for _ in range(points):
+        z, q, delta = 10 ** rng.uniform(-0.3, 1), 10 ** rng.uniform(-3, 0), 10 ** rng.uniform(-9, -3)
+        steps = int(10 ** rng.uniform(0, 3.5))
+        event = Repeat(Poisson(q, Gaussian(z)), steps)
+        pld = epsilon_by("pld", event, delta, "add_remove")
+        assert epsilon_by("rdp", event, delta, "add_remove", orders=FEW_ORDERS) >= pld * (1 - 1e-6)
+        exact = epsilon_of(math.sqrt(steps) / (10 * z), delta)
+        plain = {b.accountant: b.epsilon for b in bounds(Repeat(Gaussian(10 * z), steps), delta, "replace")}
+        assert plain["gdp"] == pytest.approx(exact, rel=1e-9)
+        assert all(value >= exact * (1 - 1e-6) for value in plain.values())
+
+
+def test_renyi_above_loss_distribution_above_exact() -> None:
+    renyi_above_exact(12, seed=3)
+
+
+@pytest.mark.slow
+def test_renyi_above_loss_distribution_above_exact_on_200_points() -> None:
+    renyi_above_exact(200, seed=4)
