@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -24,7 +24,7 @@ from sordino.errors import ConfigError, DataError, InvalidBudget, UnsoundGuarant
 from sordino.evaluate.accuracy import Evaluator
 from sordino.ledger.ledger import Charter, Ledger
 from sordino.ledger.published import nominal_multiplier
-from sordino.ledger.schedules import SCHEDULES
+from sordino.ledger.schedules import SCHEDULES, Adaptive, Schedule
 from sordino.partition.schemes import SCHEMES, Natural, match_test
 from sordino.plan import Budget, Plan, draft
 from sordino.privacy.readers import NoisyGradient
@@ -130,8 +130,8 @@ class Parts:
             self._check_delta(offer, privacy.delta, population)
         budget = None
         if privacy.epsilon is not None:
-            schedule = build(privacy.schedule, SCHEDULES, "privacy.schedule")
-            budget = Budget(privacy.epsilon, privacy.delta, schedule)
+            made: dict[str, Callable[..., Schedule | Adaptive]] = dict(SCHEDULES)
+            budget = Budget(privacy.epsilon, privacy.delta, build(privacy.schedule, made, "privacy.schedule"))
         reads = [algorithm.read.reads(algorithm.work, size) for size in self.sizes]
         published = None
         if isinstance(algorithm.read, NoisyGradient) and algorithm.read.sampling == "fixed_subset" and budget:

@@ -72,7 +72,8 @@ def uniform(key: Key, count: int) -> Tensor:
 
 
 def normal(key: Key, count: int) -> Tensor:
-    return torch.special.ndtri(uniform(key, count))
+    drawn: Tensor = torch.special.ndtri(uniform(key, count))
+    return drawn
 
 
 def laplace(key: Key, count: int) -> Tensor:

@@ -85,8 +85,10 @@ def zeros_like(a: T) -> T:
 
 def norm(a: Tree, order: float = 2) -> Tensor:
     """The norm of all leaves taken as one vector, accumulated in float64 so that a bound checked twice is the same bound."""
-    parts = torch.stack([torch.linalg.vector_norm(leaf.double(), order) for leaf in leaves(a)])
-    return torch.linalg.vector_norm(parts, order)
+    total: Tensor = torch.linalg.vector_norm(
+        torch.stack([torch.linalg.vector_norm(leaf.double(), order) for leaf in leaves(a)]), order
+    )
+    return total
 
 
 def size(a: Tree) -> int:

@@ -47,8 +47,8 @@ class Uplink:
                 fix='use denominator = "expected"',
                 code="realised-denominator",
             )
-        for stage in private(self.client):
-            if stage.neighbours == "add_remove":
+        for local in private(self.client):
+            if local.neighbours == "add_remove":
                 raise UnsoundGuarantee(
                     "client-side noise with add_remove neighbours",
                     why="the server sees who uploads, so presence is not hidden; two different uploads lie up to 2 * radius apart",

@@ -7,6 +7,7 @@ import json
 import math
 import os
 import sqlite3
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -23,7 +24,7 @@ from ledger_workers import Model, World
 
 from sordino.errors import LedgerError, SordinoError
 from sordino.ledger import storage
-from sordino.ledger.books import Books
+from sordino.ledger.books import Books, link
 from sordino.ledger.currency import APPROX, PURE, UNIT, ZCDP, Amount, Currency, cap, cost, rdp
 from sordino.ledger.ledger import Charter, Ledger, State
 
@@ -390,6 +391,15 @@ def test_costs_beyond_64_bits_are_exact(ledger: Ledger) -> None:
     assert ledger.spent("zoe") == (3 * huge[0] + 3,)
 
 
+@pytest.fixture
+def restless_threads() -> Iterator[None]:
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(before)
+
+
+@pytest.mark.usefixtures("restless_threads")
 def test_threads_share_a_ledger_and_fill_the_cap_exactly(path: str | Path) -> None:
     with Ledger.open(path, CHARTER, {"ada": (60,)}) as ledger:
         granted: list[frozenset[str]] = []
@@ -559,6 +569,40 @@ def test_a_file_replaced_under_an_open_ledger_is_noticed(tmp_path: Path, change:
         assert code_of(ledger.stored, "one", b"digest") == "ledger-damaged"
 
 
+FORGERIES: dict[str, dict[str, Any]] = {
+    "the same operation again": {"kind": "reserved", "op": "op", "charges": [], "refused": []},
+    "published before stored": {"kind": "published", "op": "op"},
+    "an operation never reserved": {"kind": "drawn", "op": "ghost"},
+    "a second charter": {"kind": "charter", "charter": {}, "caps": {}},
+    "a refund": {"kind": "refunded", "op": "op"},
+    "no kind": {"op": "op"},
+    "charges of another type": {"kind": "reserved", "op": "new", "charges": 5, "refused": []},
+}
+
+
+@pytest.mark.parametrize("forgery", FORGERIES)
+def test_a_well_hashed_record_that_makes_no_sense_is_refused(ledger: Ledger, forgery: str) -> None:
+    ledger.reserve("op", ONE, b"")
+    with ledger._turn():
+        ledger._append(FORGERIES[forgery])
+    assert code_of(ledger.head) == "ledger-damaged"
+    assert code_of(ledger.check) == "ledger-damaged"
+
+
+def test_another_past_is_noticed(ledger: Ledger) -> None:
+    ledger.reserve("op", ONE, b"")
+    head = ledger.head()
+    ledger._db.execute("DROP TRIGGER record_delete")
+    ledger._db.execute("DELETE FROM record WHERE sequence = 1")
+    body = b'{"charges":[],"kind":"reserved","note":"","op":"op","plan":"","refused":[]}'
+    genesis = ledger._row(0)[0]
+    ledger._db.execute("INSERT INTO record VALUES (1, ?, ?)", (link(genesis, body), body))
+    assert code_of(ledger.spent, "ada") == "ledger-damaged"
+    assert code_of(ledger.descends_from, head) == "ledger-damaged"
+    assert code_of(ledger.reserve, "next", ONE, b"") == "ledger-damaged"
+    assert code_of(ledger.check) == "ledger-damaged"
+
+
 def test_another_format_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "ledger"
     Ledger.open(path, CHARTER).close()
@@ -587,6 +631,9 @@ def test_places_that_cannot_hold_a_ledger(tmp_path: Path) -> None:
     (tmp_path / "lost-wal").write_bytes(b"journal")
     assert code_of(Ledger.open, tmp_path / "lost", CHARTER) == "ledger-damaged"
     assert not (tmp_path / "lost").exists()
+    (tmp_path / "lost").touch()
+    assert code_of(Ledger.open, tmp_path / "lost", CHARTER) == "ledger-damaged"
+    assert (tmp_path / "lost-wal").read_bytes() == b"journal"
 
 
 @pytest.mark.parametrize("name", ["a b", "a?mode=memory", "100%", "#1", "é", "a'b"])

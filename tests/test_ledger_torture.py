@@ -93,10 +93,13 @@ def test_a_hundred_random_kills_of_racing_writers(command: Command, tmp_path: Pa
 # ---------------------------------------------------------------- G13: racing
 
 
+@pytest.mark.parametrize("gated", [True, False])
 @pytest.mark.parametrize(("processes", "each"), [(4, 60), pytest.param(16, 500, marks=slow)])
-def test_race_on_one_cap_fills_it_exactly(command: Command, tmp_path: Path, processes: int, each: int) -> None:
+def test_race_on_one_cap_fills_it_exactly(
+    command: Command, tmp_path: Path, processes: int, each: int, gated: bool
+) -> None:
     path, world = tmp_path / "ledger", raced(processes * each)
-    arguments = {"world": "raced", "processes": processes, "each": each}
+    arguments = {"world": "raced", "processes": processes, "each": each, "gated": gated}
     assert command("race", path=path, **arguments) == [0] * processes
     with world.open(path) as ledger:
         assert violations(ledger, world, []) == []  # nobody above the cap, nobody refused who still fitted

@@ -9,7 +9,7 @@ import datetime
 import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Optional
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -45,14 +45,14 @@ def _top(version: Annotated[bool, typer.Option("--version", "-V", help="Print th
 @app.command()
 def run(
     what: Annotated[
-        Optional[list[str]],
+        list[str] | None,
         typer.Argument(metavar="[EXPERIMENT.toml] [key=value ...]", help="An experiment, and what to change in it."),
-    ] = None,  # noqa: UP045
+    ] = None,
     set_: Annotated[
-        Optional[list[str]], typer.Option("--set", metavar="key=value", help="The same as a bare key=value.")
-    ] = None,  # noqa: UP045
-    out: Annotated[Optional[Path], typer.Option(help="The run folder; default runs/DATE-NAME.")] = None,  # noqa: UP045
-    seed: Annotated[Optional[int], typer.Option(help="Of everything that is random in a simulation.")] = None,  # noqa: UP045
+        list[str] | None, typer.Option("--set", metavar="key=value", help="The same as a bare key=value.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="The run folder; default runs/DATE-NAME.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Of everything that is random in a simulation.")] = None,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
@@ -120,7 +120,7 @@ def algorithms(as_json: Json = False) -> None:
     from sordino.algorithms import ALGORITHMS
     from sordino.config import parameters
 
-    listed = {}
+    listed: dict[str, dict[str, Any]] = {}
     for name, made in ALGORITHMS.items():
         source = inspect.getmodule(made)
         summary = (made.__doc__ or "").strip().splitlines()[0]
@@ -135,8 +135,8 @@ def algorithms(as_json: Json = False) -> None:
     for column in ("algorithm", "what", "parameters"):
         table.add_column(column)
     for name, entry in listed.items():
-        fields = ", ".join(f"{k}={v}" for k, v in entry["parameters"].items() if v is not None)  # type: ignore[attr-defined]
-        table.add_row(f"[bold]{name}[/bold]", escape(str(entry["summary"])), escape(fields))
+        shown = ", ".join(f"{k}={v}" for k, v in entry["parameters"].items() if v is not None)
+        table.add_row(f"[bold]{name}[/bold]", escape(entry["summary"]), escape(shown))
     Console().print(table)
 
 

@@ -164,6 +164,7 @@ def main(arguments: list[str]) -> None:
                 write(stdout, b"saved")
             else:
                 loaded = checkpoint.load(place, parts.state, at=command["step"])
+                assert loaded is not None
                 clients.states = {int(name.partition("/")[2]): state for name, state in loaded.trees.items()}
                 write(stdout, b"restored")
         except SordinoError as error:

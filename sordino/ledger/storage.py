@@ -165,8 +165,7 @@ def turnstile(place: Path | None) -> Iterator[None]:
     """Writers pass one at a time, checkpoint included.
 
     SQLite's own lock already makes transactions exclusive. This one also keeps a checkpoint from racing a
-    commit, which could corrupt the file in SQLite 3.7.0 to 3.51.2 (sqlite.org/wal.html#walresetbug), and
-    starves nobody.
+    commit, which could corrupt the file in SQLite 3.7.0 to 3.51.2 (sqlite.org/wal.html#walresetbug).
     """
     if place is None:
         yield

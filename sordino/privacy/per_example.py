@@ -81,7 +81,7 @@ def fast_sum(
     sides = [RULES[type(module)](module, a, g.detach()) for (_, module, a, _), g in zip(tape.calls, back, strict=True)]
     names = [name for name, *_ in tape.calls]
     parts = torch.stack([side.norm(order) for side in sides])
-    norms = torch.linalg.vector_norm(parts.double(), order, dim=0)
+    norms = _norm(parts.double(), order, 0)
     weights = clip_factor(norms, clip)
     finite = torch.isfinite(norms)
     total: Params = {}
@@ -105,11 +105,16 @@ def slow_sum(losses: Losses, params: Params, batch: Examples, keys: Tensor, clip
     for i in range(0, len(batch.y), step):
         grads = each(detached, batch.x[i : i + step], batch.y[i : i + step], keys[i : i + step])
         flat = torch.cat([g.reshape(len(g), -1).double() for g in grads.values()], dim=1)
-        norms = torch.linalg.vector_norm(flat, order, dim=1)
+        norms = _norm(flat, order, 1)
         weights, finite = clip_factor(norms, clip), torch.isfinite(norms)
         for name, g in grads.items():
             total[name] = total[name] + torch.tensordot(weights.to(g.dtype), _only(finite, g), dims=1)
     return total
+
+
+def _norm(x: Tensor, order: int, dim: int) -> Tensor:
+    found: Tensor = torch.linalg.vector_norm(x, order, dim=dim)
+    return found
 
 
 def _only(finite: Tensor, rows: Tensor) -> Tensor:
@@ -128,9 +133,9 @@ class Outer:
     bias: bool
 
     def norm(self, order: int) -> Tensor:
-        g = torch.linalg.vector_norm(self.g, order, dim=1)
-        weight = torch.linalg.vector_norm(self.a, order, dim=1) * g
-        return torch.linalg.vector_norm(torch.stack([weight, g]), order, dim=0) if self.bias else weight
+        g = _norm(self.g, order, 1)
+        weight = _norm(self.a, order, 1) * g
+        return _norm(torch.stack([weight, g]), order, 0) if self.bias else weight
 
     def weighted(self, weights: Tensor, finite: Tensor) -> Params:
         g = _only(finite, self.g) * weights[:, None]
@@ -152,12 +157,10 @@ class Positions:
             weight = gram.sum((1, 2)).clamp_min(0).sqrt()
         else:
             each = self.each if self.each is not None else torch.bmm(self.g, self.a.mT)
-            weight = torch.linalg.vector_norm(each.flatten(1), order, dim=1)
+            weight = _norm(each.flatten(1), order, 1)
         if self.bias is None:
             return weight
-        return torch.linalg.vector_norm(
-            torch.stack([weight, torch.linalg.vector_norm(self.bias, order, dim=1)]), order, dim=0
-        )
+        return _norm(torch.stack([weight, _norm(self.bias, order, 1)]), order, dim=0)
 
     def weighted(self, weights: Tensor, finite: Tensor) -> Params:
         if self.each is not None:
@@ -177,7 +180,7 @@ class Elementwise:
 
     def norm(self, order: int) -> Tensor:
         flat = torch.cat([g.flatten(1) for g in self.grads.values()], dim=1)
-        return torch.linalg.vector_norm(flat, order, dim=1)
+        return _norm(flat, order, 1)
 
     def weighted(self, weights: Tensor, finite: Tensor) -> Params:
         return {k: torch.tensordot(weights, _only(finite, g), dims=1) for k, g in self.grads.items()}
