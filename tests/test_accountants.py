@@ -1,13 +1,12 @@
-"""Events and accountants against closed forms, other implementations, and deliberately broken twins."""
+"""Accountants against closed forms, other implementations, and deliberately broken twins."""
 
 from __future__ import annotations
 
 import json
 import math
 import random
-import subprocess
-import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -26,11 +25,7 @@ from sordino.ledger.events import (
     Poisson,
     Repeat,
     Together,
-    compact,
-    from_json,
-    leaves,
     to_dp_event,
-    to_json,
 )
 from sordino.ledger.gaussian_dp import delta_of, epsilon_of, mu_of
 
@@ -47,98 +42,6 @@ def by(name: str, event: Event, delta: float, neighbours: str = "add_remove") ->
 
 def sampled(row: dict[str, float]) -> Repeat:
     return Repeat(Poisson(row["rate"], Gaussian(row["noise_multiplier"])), int(row["steps"]))
-
-
-# ------------------------------------------------------------------------------------------------ the language
-
-_noise = st.floats(0.0, 1e6, allow_subnormal=False)
-_events = st.recursive(
-    st.one_of(
-        st.builds(Gaussian, _noise),
-        st.builds(Laplace, _noise),
-        st.builds(NonPrivate, st.text(max_size=5)),
-        st.just(Nothing()),
-    ),
-    lambda inner: st.one_of(
-        st.builds(Poisson, st.floats(1e-6, 1.0), inner),
-        st.builds(Repeat, inner, st.integers(1, 9)),
-        st.builds(Together, st.lists(inner, max_size=3).map(tuple)),
-    ),
-    max_leaves=6,
-)
-
-
-@given(_events)
-@settings(max_examples=100, deadline=None)
-def test_json_returns_an_equal_event(event: Event) -> None:
-    assert from_json(json.loads(json.dumps(to_json(event)))) == event
-
-
-@given(st.lists(_events, max_size=4))
-@settings(max_examples=50, deadline=None)
-def test_compact_keeps_every_leaf(events: list[Event]) -> None:
-    assert leaves(compact(events)) == leaves(Together(tuple(events)))
-
-
-def test_counts_multiply() -> None:
-    nested = Repeat(Together((Gaussian(1.0), Repeat(Gaussian(1), 2), Laplace(1.0), Nothing())), 5)
-    assert leaves(nested) == {Gaussian(1.0): 15, Laplace(1.0): 5}
-    assert compact([nested]) == Together((Repeat(Gaussian(1.0), 15), Repeat(Laplace(1.0), 5)))
-    assert compact([]) == Nothing()
-
-
-def test_equal_events_have_equal_json() -> None:
-    assert json.dumps(to_json(Gaussian(1))) == json.dumps(to_json(Gaussian(1.0)))
-    assert json.dumps(to_json(Gaussian(-0.0))) == json.dumps(to_json(Gaussian(0.0)))
-
-
-@pytest.mark.parametrize("bad", [-1.0, math.nan, math.inf, True, "1", None])
-def test_bad_numbers_are_refused(bad: object) -> None:
-    for make in (Gaussian, Laplace, lambda v: Poisson(v, Gaussian(1)), lambda v: Repeat(Gaussian(1), v)):
-        with pytest.raises(InvalidBudget):
-            make(bad)  # type: ignore[operator]
-    for field, kind in (("noise_multiplier", "gaussian"), ("scale", "laplace")):
-        with pytest.raises(InvalidBudget):
-            from_json({"kind": kind, field: bad})
-
-
-def test_rates_and_counts_have_ranges() -> None:
-    for make in (lambda: Poisson(0.0, Gaussian(1)), lambda: Poisson(1.01, Gaussian(1))):
-        with pytest.raises(InvalidBudget) as caught:
-            make()
-        assert caught.value.code == "rate-out-of-range"
-    for count in (0, -3, 2.0):
-        with pytest.raises(InvalidBudget) as caught:
-            Repeat(Gaussian(1), count)  # type: ignore[arg-type]
-        assert caught.value.code == "count-not-positive"
-
-
-@pytest.mark.parametrize(
-    ("data", "code"),
-    [
-        ({"kind": "os.system", "event": "true"}, "unknown-event-kind"),
-        ({"kind": ["gaussian"]}, "unknown-event-kind"),
-        ({}, "unknown-event-kind"),
-        ("gaussian", "malformed-event"),
-        ({"kind": "gaussian"}, "malformed-event"),
-        ({"kind": "gaussian", "noise_multiplier": 1.0, "scale": 1.0}, "malformed-event"),
-        ({"kind": "together", "events": {"kind": "nothing"}}, "malformed-event"),
-        ({"kind": "repeat", "event": 3, "count": 1}, "malformed-event"),
-        ({"kind": "non_private", "reason": 3}, "malformed-event"),
-    ],
-)
-def test_only_known_kinds_are_read(data: object, code: str) -> None:
-    with pytest.raises(UnsupportedEvent) as caught:
-        from_json(data)
-    assert caught.value.code == code
-
-
-def test_events_need_no_heavy_import() -> None:
-    program = (
-        "import sys, sordino.ledger.events, sordino.ledger.accountants, sordino.ledger.calibrate;"
-        "print({'torch', 'scipy', 'dp_accounting'} & set(sys.modules))"
-    )
-    assert subprocess.run([sys.executable, "-c", program], capture_output=True, text=True).stdout == "set()\n"
 
 
 # ---------------------------------------------------------------------------------------- exact Gaussian privacy
@@ -368,6 +271,7 @@ def test_refusals() -> None:
     half = Poisson(0.5, Gaussian(1.0))
     for neighbours in ("replace", "zero_out"):
         assert best(Gaussian(1.0), 1e-5, neighbours).epsilon == pytest.approx(4.37718, abs=1e-5)
+        assert best(Poisson(0.5, NonPrivate("raw")), 1e-5, neighbours).epsilon == math.inf
         with pytest.raises(UnsupportedEvent) as caught:
             bounds(Repeat(half, 3), 1e-5, neighbours)
         assert caught.value.code == "poisson-needs-add-remove"
@@ -431,13 +335,13 @@ def delta_times_ten(event: Event, delta: float) -> float:
     return best(event, 10 * delta, "add_remove").epsilon
 
 
-FEW = PRV[1:30:7]  # five rows: the others run in the slow tier
+FEW = PRV[1:28:6]  # five rows: the others run in the slow tier
 
 
 def test_truth_and_tightness_against_prv() -> None:
     check_tightness(FEW)
-    for name in ("rdp", "pld"):
-        check_truth(lambda event, delta, name=name: by(name, event, delta), FEW)
+    check_truth(partial(by, "rdp"), FEW)
+    check_truth(partial(by, "pld"), FEW)
 
 
 @pytest.mark.parametrize("twin", [once_only, rate_over_ten, delta_times_ten])

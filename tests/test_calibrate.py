@@ -74,8 +74,9 @@ def test_exact_noise_never_overshoots_and_is_tight(epsilon: float, delta: float,
 
 
 def test_sampled_numbers() -> None:
-    assert sampled_multiplier(1, 1e-5, 0.01, 20, orders=INTEGERS) == pytest.approx(1.0322, abs=5e-5)
-    assert sampled_multiplier(1, 1e-5, 0.01, 2000, orders=INTEGERS) == pytest.approx(1.9813, abs=5e-5)
+    orders = INTEGERS[:63]  # the best order is near 20: 65..256 change nothing
+    assert sampled_multiplier(1, 1e-5, 0.01, 20, orders=orders) == pytest.approx(1.0322, abs=5e-5)
+    assert sampled_multiplier(1, 1e-5, 0.01, 2000, orders=orders) == pytest.approx(1.9813, abs=5e-5)
 
 
 @pytest.mark.slow
@@ -127,8 +128,8 @@ def test_sampled_noise_never_overshoots_in_1000_cases(case: tuple[float, float, 
 
 @pytest.mark.parametrize("factor", [0.98, 1.02])
 def test_a_calibration_off_by_two_percent_is_caught(factor: float) -> None:
-    def twin(*args: float, orders: tuple[float, ...]) -> float:
-        return factor * sampled_multiplier(*args, orders=orders)  # type: ignore[arg-type]
+    def twin(epsilon: float, delta: float, rate: float, times: int, orders: tuple[float, ...]) -> float:
+        return factor * sampled_multiplier(epsilon, delta, rate, times, orders=orders)
 
     with pytest.raises(AssertionError):
         check_calibration(twin, (2.0, 1e-5, 0.1, 100))

@@ -18,12 +18,20 @@ from sordino.ledger.schedules import (
     Geometric,
     LinearBack,
     LinearFront,
+    Schedule,
     Uniform,
     clip_to_remaining,
     integer_shares,
 )
 
-FIXED = [Uniform(), LinearFront(), LinearBack(), Geometric(0.5), Geometric(3.0), Explicit(tuple(range(1, 2001)))]
+FIXED: list[Schedule] = [
+    Uniform(),
+    LinearFront(),
+    LinearBack(),
+    Geometric(0.5),
+    Geometric(3.0),
+    Explicit(tuple(range(1, 2001))),
+]
 
 
 def test_printed_shares() -> None:

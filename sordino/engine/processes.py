@@ -1,7 +1,7 @@
 """Client code in other processes: only wire messages, grants and acknowledgements cross.
 
-Each worker is `python -m sordino.engine.processes EXPERIMENT.toml RUN FIRST STEP FOLDER`; it builds its own clients from the experiment,
-keeps their states, and speaks frames of `length (8 bytes, little endian) + bytes` on its standard streams.
+Each worker is `python -m sordino.worker EXPERIMENT.toml RUN FIRST STEP FOLDER`: it builds its own clients from the experiment, keeps their
+states, and speaks frames of `length (8 bytes, little endian) + bytes` on its standard streams.
 """
 
 from __future__ import annotations
@@ -15,10 +15,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Any
 
-from sordino import keys
-from sordino.engine import checkpoint
-from sordino.engine.memory import keep_freed_memory
-from sordino.errors import RunError, SordinoError
+from sordino.errors import RunError
 from sordino.keys import Key
 from sordino.types import Grant
 
@@ -35,7 +32,7 @@ class Processes:
                 [
                     sys.executable,
                     "-m",
-                    "sordino.engine.processes",
+                    "sordino.worker",
                     str(experiment),
                     run,
                     str(i),
@@ -120,56 +117,3 @@ def read(stream: IO[bytes]) -> bytes | None:
         return None
     data = stream.read(length)
     return data if len(data) == length else None
-
-
-def main(arguments: list[str]) -> None:
-    """The worker. It draws its own noise: from the experiment's key in simulation, from the operating system otherwise."""
-    import torch
-
-    from sordino import config
-    from sordino.assemble import Parts
-    from sordino.privacy.sources import for_client
-
-    path, run, first, step, folder = arguments
-    experiment = config.load(Path(path))
-    torch.set_num_threads(experiment.engine.threads)
-    keep_freed_memory()
-    parts = Parts(experiment)
-    clients = parts.clients(run, range(int(first), len(parts.sizes), int(step)))
-    place = Path(folder) / f"clients-{first}"
-    stdin, stdout = sys.stdin.buffer, sys.stdout.buffer
-    while (frame := read(stdin)) is not None:
-        command = json.loads(frame)
-        try:
-            if command["do"] == "round":
-                t, message = command["t"], read(stdin)
-                assert message is not None
-                grants = {
-                    int(k): Grant(
-                        int(k),
-                        parts.sizes[int(k)],
-                        max(parts.sizes),
-                        for_client(experiment.privacy.noise, parts.key, t, int(k)),
-                        z,
-                        e,
-                    )
-                    for k, (z, e) in command["grants"].items()
-                }
-                answers = clients(t, message, grants, keys.fold(parts.key, "round", t))
-                for k in sorted(answers):
-                    write(stdout, answers[k])
-            elif command["do"] == "save":
-                trees = {f"clients/{k}": state for k, state in sorted(clients.states.items())}
-                checkpoint.save(place, command["step"], trees, {})
-                write(stdout, b"saved")
-            else:
-                loaded = checkpoint.load(place, parts.state, at=command["step"])
-                assert loaded is not None
-                clients.states = {int(name.partition("/")[2]): state for name, state in loaded.trees.items()}
-                write(stdout, b"restored")
-        except SordinoError as error:
-            write(stdout, b"ERROR " + str(error).encode())
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])

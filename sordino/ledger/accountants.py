@@ -12,6 +12,8 @@ Neighbours. Noise in an event is already relative to the sensitivity under the n
 unsampled mechanism is the pair (noise, noise + 1) under every relation, which dp-accounting calls
 ADD_OR_REMOVE_ONE. A Poisson sample is different: replacing a record moves both mixtures at once, so only
 `add_remove` is accepted there.
+
+The numbers are for plans fixed in advance. Admission while a plan adapts to outputs is the ledger's, by a filter.
 """
 
 from __future__ import annotations
@@ -57,7 +59,7 @@ class Bound:
     epsilon: float
 
 
-class Plan(NamedTuple):
+class _Reduced(NamedTuple):
     """Events reduced to what accountants understand; all plain Gaussians are one Gaussian of the same mu."""
 
     gaussian: Gaussian | None
@@ -70,10 +72,10 @@ def bounds(event: Event, delta: float, neighbours: str, *, orders: Sequence[floa
 
     `delta = 0` is allowed and asks for a pure guarantee.
     """
-    delta, plan = valid_delta(delta, zero=True), _plan(event, neighbours)
-    if not plan.private:
+    delta, reduced = valid_delta(delta, zero=True), _reduce(event, neighbours)
+    if not reduced.private:
         return [Bound("none", math.inf)]
-    asked = {name: accountant(plan, delta, tuple(orders)) for name, accountant in _ACCOUNTANTS.items()}
+    asked = {name: accountant(reduced, delta, tuple(orders)) for name, accountant in _ACCOUNTANTS.items()}
     found = [Bound(name, epsilon) for name, epsilon in asked.items() if epsilon is not None]
     return found or [Bound("none", math.inf)]
 
@@ -87,11 +89,11 @@ def epsilon_by(
     accountant: str, event: Event, delta: float, neighbours: str, *, orders: Sequence[float] = ORDERS
 ) -> float:
     """One accountant alone, by name: what calibration asks many times."""
-    delta, plan = valid_delta(delta, zero=True), _plan(event, neighbours)
-    if not plan.private:
+    delta, reduced = valid_delta(delta, zero=True), _reduce(event, neighbours)
+    if not reduced.private:
         return math.inf
     ask = _ACCOUNTANTS.get(accountant)
-    epsilon = ask(plan, delta, tuple(orders)) if ask else None
+    epsilon = ask(reduced, delta, tuple(orders)) if ask else None
     if epsilon is None:
         raise UnsupportedEvent(
             f"accountant {accountant!r} has no bound for this event",
@@ -108,7 +110,7 @@ def amplified(epsilon: float, rate: float) -> float:
     return epsilon + math.log(rate + (1 - rate) * math.exp(-epsilon))
 
 
-def _plan(event: Event, neighbours: str) -> Plan:
+def _reduce(event: Event, neighbours: str) -> _Reduced:
     if neighbours not in NEIGHBOURS:
         raise UnsupportedEvent(
             f"neighbours {neighbours!r} are not defined",
@@ -125,17 +127,11 @@ def _plan(event: Event, neighbours: str) -> Plan:
             for inner, n in leaves(leaf.event).items():
                 take(inner, n * count)
         elif isinstance(leaf, Poisson):
-            if neighbours != "add_remove":
-                raise UnsupportedEvent(
-                    f"a Poisson-sampled mechanism under {neighbours} neighbours",
-                    why="the accountants prove the sampled pair for adding or removing one unit only",
-                    fix="state the guarantee for add_remove neighbours",
-                    code="poisson-needs-add-remove",
-                )
-            inside = _plan(leaf.event, neighbours)
+            inside = _reduce(leaf.event, neighbours)
             private = private and inside.private
-            if inside.private and (inner_event := _single(inside)) is not None:
-                sampled = Poisson(leaf.rate, inner_event)
+            if inside.private and (read := _single(inside)):
+                _only_add_remove(neighbours)
+                sampled = Poisson(leaf.rate, read)
                 others[sampled] = others.get(sampled, 0) + count
         elif isinstance(leaf, Gaussian) and leaf.noise_multiplier >= _LEAST_NOISE:
             mus.append(math.sqrt(count) / min(leaf.noise_multiplier, _MOST_NOISE))
@@ -148,10 +144,20 @@ def _plan(event: Event, neighbours: str) -> Plan:
 
     for leaf, count in leaves(event).items():
         take(leaf, count)
-    return Plan(Gaussian(1 / math.hypot(*mus)) if mus else None, tuple(others.items()), private)
+    return _Reduced(Gaussian(1 / math.hypot(*mus)) if mus else None, tuple(others.items()), private)
 
 
-def _single(inside: Plan) -> Gaussian | Laplace | None:
+def _only_add_remove(neighbours: str) -> None:
+    if neighbours != "add_remove":
+        raise UnsupportedEvent(
+            f"a Poisson-sampled mechanism under {neighbours} neighbours",
+            why="the accountants prove the sampled pair for adding or removing one unit only",
+            fix="state the guarantee for add_remove neighbours",
+            code="poisson-needs-add-remove",
+        )
+
+
+def _single(inside: _Reduced) -> Gaussian | Laplace | None:
     """The one mechanism that reads a sample: Gaussians on it add up to a Gaussian, anything richer is refused."""
     if not inside.others:
         return inside.gaussian
@@ -166,26 +172,26 @@ def _single(inside: Plan) -> Gaussian | Laplace | None:
     return event
 
 
-def _gdp(plan: Plan, delta: float, orders: tuple[float, ...]) -> float | None:
-    if plan.others:
+def _gdp(reduced: _Reduced, delta: float, orders: tuple[float, ...]) -> float | None:
+    if reduced.others:
         return None
-    return epsilon_of(1 / plan.gaussian.noise_multiplier, delta) if plan.gaussian else 0.0
+    return epsilon_of(1 / reduced.gaussian.noise_multiplier, delta) if reduced.gaussian else 0.0
 
 
-def _pure(plan: Plan, delta: float, orders: tuple[float, ...]) -> float | None:
-    if plan.gaussian or not all(isinstance(_core(event), Laplace) for event, _ in plan.others):
+def _pure(reduced: _Reduced, delta: float, orders: tuple[float, ...]) -> float | None:
+    if reduced.gaussian or not all(isinstance(_core(event), Laplace) for event, _ in reduced.others):
         return None
-    return math.fsum(count * _pure_epsilon(event) for event, count in plan.others)
+    return math.fsum(count * _pure_epsilon(event) for event, count in reduced.others)
 
 
-def _rdp(plan: Plan, delta: float, orders: tuple[float, ...]) -> float | None:
-    if delta == 0 or any(isinstance(e, Poisson) and isinstance(e.event, Laplace) for e, _ in plan.others):
+def _rdp(reduced: _Reduced, delta: float, orders: tuple[float, ...]) -> float | None:
+    if delta == 0 or any(isinstance(e, Poisson) and isinstance(e.event, Laplace) for e, _ in reduced.others):
         return None
     import numpy as np
     from dp_accounting.rdp import rdp_privacy_accountant
 
     total = np.zeros(len(orders))
-    for event, count in _counted(plan):
+    for event, count in _counted(reduced):
         total += count * _rdp_curve(event, orders)
     # an order that lost all its digits comes out negative or nan: leave it out instead of calling it private
     usable = total >= 0
@@ -209,23 +215,23 @@ def _rdp_curve(event: Gaussian | Laplace | Poisson, orders: tuple[float, ...]) -
 
 
 @lru_cache(maxsize=512)
-def _pld(plan: Plan, delta: float, orders: tuple[float, ...]) -> float | None:
-    spans, typical = zip((0.0, math.inf), *(_loss_scale(event) for event, _ in _counted(plan)), strict=True)
+def _pld(reduced: _Reduced, delta: float, orders: tuple[float, ...]) -> float | None:
+    spans, typical = zip((0.0, math.inf), *(_loss_scale(event) for event, _ in _counted(reduced)), strict=True)
     if delta == 0 or max(spans) > _WIDEST_LOSS:
         return None
     from dp_accounting.pld import PLDAccountant
 
     rough = min(
-        (e for e in (_pure(plan, delta, orders), _rdp(plan, delta, _FEW_ORDERS)) if e is not None),
+        (e for e in (_pure(reduced, delta, orders), _rdp(reduced, delta, _FEW_ORDERS)) if e is not None),
         default=0.0,
     )
     accountant = PLDAccountant(value_discretization_interval=_interval(max(*spans, rough), min(typical), len(spans)))
-    for event, count in _counted(plan):
+    for event, count in _counted(reduced):
         accountant.compose(to_dp_event(event), count)
     return max(0.0, float(accountant.get_epsilon(delta)))
 
 
-_ACCOUNTANTS: dict[str, Callable[[Plan, float, tuple[float, ...]], float | None]] = {
+_ACCOUNTANTS: dict[str, Callable[[_Reduced, float, tuple[float, ...]], float | None]] = {
     "gdp": _gdp,
     "pure": _pure,
     "rdp": _rdp,
@@ -255,8 +261,8 @@ def _loss_scale(event: Gaussian | Laplace | Poisson) -> tuple[float, float]:
     return mu * mu / 2 + 10 * mu, mu
 
 
-def _counted(plan: Plan) -> list[tuple[Gaussian | Laplace | Poisson, int]]:
-    return [*([(plan.gaussian, 1)] if plan.gaussian else []), *plan.others]
+def _counted(reduced: _Reduced) -> list[tuple[Gaussian | Laplace | Poisson, int]]:
+    return [*([(reduced.gaussian, 1)] if reduced.gaussian else []), *reduced.others]
 
 
 def _core(event: Gaussian | Laplace | Poisson) -> Gaussian | Laplace:

@@ -12,7 +12,7 @@ import json
 from importlib.metadata import version
 from pathlib import Path
 
-from opacus.accountants import PRVAccountant
+from opacus.accountants import PRVAccountant  # type: ignore[import-untyped]
 
 # (noise multiplier, sampling rate, steps, delta): 34 rows
 CASES = [

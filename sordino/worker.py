@@ -1,0 +1,73 @@
+"""A client process: `python -m sordino.worker EXPERIMENT.toml RUN FIRST STEP FOLDER`.
+
+It holds clients FIRST, FIRST+STEP, ... with their data and states; what leaves it are wire messages. It draws its own noise: from the experiment's
+key in simulation, from the operating system otherwise.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import IO
+
+import torch
+
+from sordino import config, keys
+from sordino.assemble import Parts
+from sordino.engine import checkpoint
+from sordino.engine.client import Clients
+from sordino.engine.memory import keep_freed_memory
+from sordino.engine.processes import read, write
+from sordino.errors import SordinoError
+from sordino.privacy.sources import for_client
+from sordino.types import Grant
+
+
+def serve(parts: Parts, clients: Clients, place: Path, incoming: IO[bytes], outgoing: IO[bytes]) -> None:
+    """Answer commands until the stream ends."""
+    while (frame := read(incoming)) is not None:
+        command = json.loads(frame)
+        try:
+            if command["do"] == "round":
+                message = read(incoming)
+                assert message is not None
+                for answer in _round(parts, clients, command, message):
+                    write(outgoing, answer)
+            elif command["do"] == "save":
+                trees = {f"clients/{k}": state for k, state in sorted(clients.states.items())}
+                checkpoint.save(place, command["step"], trees, {})
+                write(outgoing, b"saved")
+            else:
+                loaded = checkpoint.load(place, parts.state, at=command["step"])
+                assert loaded is not None
+                clients.states = {int(name.partition("/")[2]): state for name, state in loaded.trees.items()}
+                write(outgoing, b"restored")
+        except SordinoError as error:
+            write(outgoing, b"ERROR " + str(error).encode())
+
+
+def _round(parts: Parts, clients: Clients, command: dict[str, object], message: bytes) -> list[bytes]:
+    t, granted = command["t"], command["grants"]
+    assert isinstance(t, int)
+    assert isinstance(granted, dict)
+    largest, noise = max(parts.sizes), parts.experiment.privacy.noise
+    grants = {
+        k: Grant(k, parts.sizes[k], largest, for_client(noise, parts.key, t, k), multiplier, epochs)
+        for k, (multiplier, epochs) in sorted((int(name), value) for name, value in granted.items())
+    }
+    answers = clients(t, message, grants, keys.fold(parts.key, "round", t))
+    return [answers[k] for k in sorted(answers)]
+
+
+def main(arguments: list[str]) -> None:
+    path, run, first, step, folder = arguments
+    parts = Parts(config.load(Path(path)))
+    torch.set_num_threads(parts.experiment.engine.threads)
+    keep_freed_memory()
+    clients = parts.clients(run, range(int(first), len(parts.sizes), int(step)))
+    serve(parts, clients, Path(folder) / f"clients-{first}", sys.stdin.buffer, sys.stdout.buffer)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
