@@ -13,7 +13,7 @@ import torch
 
 from sordino import gates, keys, tree
 from sordino.algorithms import ALGORITHMS
-from sordino.config import Experiment, build
+from sordino.config import Experiment, Privacy, build
 from sordino.data import SOURCES, Dataset
 from sordino.engine.client import Clients
 from sordino.engine.cohort import COHORTS, Cohort
@@ -30,6 +30,15 @@ from sordino.plan import Budget, Plan, draft
 from sordino.privacy.readers import NoisyGradient
 from sordino.tasks.task import Classification, Quadratic, build_net, fits
 from sordino.types import Examples, Offer, Task
+
+
+def settle(experiment: Experiment) -> Experiment:
+    """The default budget belongs to private algorithms: `sordino run algorithm=fedavg` is not asked to drop it."""
+    if "privacy" in experiment.model_fields_set:
+        return experiment
+    algorithm = Parts(experiment).algorithm
+    private = algorithm.read.offer() is not None or algorithm.uplink.noise() is not None
+    return experiment if private else experiment.model_copy(update={"privacy": Privacy()})
 
 
 @dataclass(frozen=True)

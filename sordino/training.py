@@ -22,7 +22,7 @@ import safetensors.torch
 import torch
 
 from sordino import config, tree
-from sordino.assemble import Parts
+from sordino.assemble import Parts, settle
 from sordino.config import Experiment
 from sordino.engine import checkpoint
 from sordino.engine.checkpoint import atomic_write
@@ -54,6 +54,7 @@ class Result:
 
 def start(experiment: Experiment, folder: Path, watch: Callable[[Progress], None] | None = None) -> Result:
     """Run an experiment in a new folder."""
+    experiment = settle(experiment)
     parts = Parts(experiment)
     _ = parts.plan  # every refusal happens before a folder exists
     if folder.exists():

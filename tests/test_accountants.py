@@ -37,7 +37,7 @@ Accountant = Callable[[Event, float], float]
 
 
 def by(name: str, event: Event, delta: float, neighbours: str = "add_remove") -> float:
-    return {b.accountant: b.epsilon for b in bounds(event, delta, neighbours)}[name]
+    return epsilon_by(name, event, delta, neighbours)
 
 
 def sampled(row: dict[str, float]) -> Repeat:
@@ -158,7 +158,7 @@ def test_laplace_pure_and_renyi(pure: float, renyi_value: float) -> None:
 
 
 @given(st.floats(0.05, 5.0), st.floats(1e-9, 1e-2))
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=5, deadline=None)
 def test_one_laplace_draw_in_closed_form(epsilon: float, delta: float) -> None:
     exact = max(0.0, epsilon + 2 * math.log1p(-delta))  # delta = 1 - e^((eps' - eps)/2)
     assert by("pld", Laplace(1 / epsilon), delta, "zero_out") == pytest.approx(exact, abs=1e-3 * epsilon)
@@ -167,7 +167,7 @@ def test_one_laplace_draw_in_closed_form(epsilon: float, delta: float) -> None:
 
 def test_laplace_worst_vector_puts_its_length_on_one_coordinate() -> None:
     # why one scalar event may stand for a vector with a bounded 1-norm
-    for a, b in ((1.0, 1.0), (0.3, 2.0), (3.0, 0.1)):
+    for a, b in ((1.0, 1.0), (0.3, 2.0)):
         for delta in (1e-9, 0.3):
             split, whole = Together((Laplace(1 / a), Laplace(1 / b))), Laplace(1 / (a + b))
             assert by("pld", split, delta) <= by("pld", whole, delta) + 1e-4
@@ -346,7 +346,7 @@ def test_truth_and_tightness_against_prv() -> None:
 
 @pytest.mark.parametrize("twin", [once_only, rate_over_ten, delta_times_ten])
 def test_broken_accountants_are_caught(twin: Accountant) -> None:
-    for row in FEW:
+    for row in FEW[:3]:
         with pytest.raises(AssertionError):
             check_truth(twin, [row])
 
@@ -366,9 +366,9 @@ def renyi_above_exact(points: int, seed: int) -> None:
         pld = epsilon_by("pld", event, delta, "add_remove")
         assert epsilon_by("rdp", event, delta, "add_remove", orders=FEW_ORDERS) >= pld * (1 - 1e-6)
         exact = epsilon_of(math.sqrt(steps) / (10 * z), delta)
-        plain = {b.accountant: b.epsilon for b in bounds(Repeat(Gaussian(10 * z), steps), delta, "replace")}
-        assert plain["gdp"] == pytest.approx(exact, rel=1e-9)
-        assert all(value >= exact * (1 - 1e-6) for value in plain.values())
+        plain = Repeat(Gaussian(10 * z), steps)
+        assert by("gdp", plain, delta, "replace") == pytest.approx(exact, rel=1e-9)
+        assert all(b.epsilon >= exact * (1 - 1e-6) for b in bounds(plain, delta, "replace", orders=FEW_ORDERS))
 
 
 def test_renyi_above_loss_distribution_above_exact() -> None:

@@ -249,7 +249,7 @@ def test_the_ledger_in_memory_does_what_the_model_does(rule: str, steps: list[An
 
 @pytest.mark.parametrize("rule", ["all", "any"])
 @given(steps=STEPS)
-@settings(derandomize=True, deadline=None, max_examples=60)
+@settings(derandomize=True, deadline=None, max_examples=25)
 def test_the_ledger_on_disk_does_what_the_model_does(rule: str, steps: list[Any]) -> None:
     with TemporaryDirectory() as folder:
         assert play(Path(folder, "ledger"), world(rule), steps) == []
@@ -403,9 +403,11 @@ def restless_threads() -> Iterator[None]:
 def test_threads_share_a_ledger_and_fill_the_cap_exactly(path: str | Path) -> None:
     with Ledger.open(path, CHARTER, {"ada": (60,)}) as ledger:
         granted: list[frozenset[str]] = []
+        gate = threading.Barrier(4)
 
         def work(who: int) -> None:
-            granted.extend(ledger.reserve(f"{who}-{n}", {"ada": (1,)}, b"") for n in range(25))
+            gate.wait()
+            granted.extend(ledger.reserve(f"{who}-{n}", {"ada": (1,)}, b"") for n in range(50))
 
         threads = [threading.Thread(target=work, args=(who,)) for who in range(4)]
         for thread in threads:
@@ -414,7 +416,7 @@ def test_threads_share_a_ledger_and_fill_the_cap_exactly(path: str | Path) -> No
             thread.join()
         ledger.check()
         assert sum(map(len, granted)) == 60
-        assert len(granted) == 100
+        assert len(granted) == 200
         assert ledger.remaining("ada") == (0,)
 
 
@@ -534,6 +536,18 @@ def test_tampering_is_refused(tmp_path: Path, what: str) -> None:
             raw.execute(sql)
     raw.close()
     assert code_of(Ledger.open, path, CHARTER, {"ada": (9,)}) == "ledger-damaged"
+
+
+def test_broken_pages_are_found_at_opening(tmp_path: Path) -> None:
+    path, filling = tmp_path / "ledger", b"\xab"
+    with Ledger.open(path, CHARTER) as ledger:
+        ledger.reserve("op", ONE, b"plan")
+        ledger.stored("op", b"digest", 20_000 * filling)
+    content = bytearray(path.read_bytes())
+    page = next(at for at in range(0, len(content), 4096) if content[at + 4 : at + 4096] == 4092 * filling)
+    content[page : page + 4] = (1).to_bytes(4, "big")  # the payload goes on at the first page of the file
+    path.write_bytes(content)
+    assert code_of(Ledger.open, path, CHARTER) == "ledger-damaged"
 
 
 def test_tampering_under_an_open_ledger_is_noticed(tmp_path: Path) -> None:

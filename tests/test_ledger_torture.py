@@ -217,7 +217,7 @@ def test_a_ledger_that_starts_anew_when_damaged_is_caught(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    "rooms", [range(60_000, 400_000, 45_000), pytest.param(range(40_000, 400_000, 2_000), marks=slow)]
+    "rooms", [range(60_000, 400_000, 85_000), pytest.param(range(40_000, 400_000, 2_000), marks=slow)]
 )
 def test_a_full_disk_is_said_and_leaves_nothing_half_written(command: Command, tmp_path: Path, rooms: range) -> None:
     world = crowded(400)

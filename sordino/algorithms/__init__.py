@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from sordino.algorithms.client_noise import (
+    convex_stable,
     gaussian_gdp,
     gaussian_sampled,
     gaussian_simple,
@@ -27,4 +28,5 @@ ALGORITHMS: dict[str, Callable[..., Any]] = {
     "gaussian_sampled": gaussian_sampled,
     "whole_update": whole_update,
     "noisy_steps": noisy_steps,
+    "convex_stable": convex_stable,
 }

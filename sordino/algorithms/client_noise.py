@@ -1,4 +1,4 @@
-"""Client-side noise on one full-batch step: laplace, gaussian_simple, gaussian_gdp, gaussian_sampled, whole_update, noisy_steps.
+"""Client-side noise on one full-batch step: laplace, gaussian_simple, gaussian_gdp, gaussian_sampled, whole_update, noisy_steps, convex_stable.
 
 One full-batch step with per-record clipped gradients and noise on the uploaded parameters. Noise of scale eta*2C/n on the parameters is the
 same law as noise of scale 2C/n on the averaged gradient followed by the step, so each method is FedAvg with a noisy reader: eta does not change
@@ -14,6 +14,7 @@ from typing import Literal
 
 from sordino.algorithms.fedavg import FedAvg
 from sordino.errors import UnsoundGuarantee
+from sordino.privacy.convex import ConvexStable
 from sordino.privacy.mechanisms import GaussianNoise, LaplaceNoise
 from sordino.privacy.readers import NoisyGradient
 from sordino.privacy.stages import Clip, Noise, Weigh
@@ -122,6 +123,23 @@ def noisy_steps(
     steps = local_steps if local_steps is not None or local_epochs is not None else 5
     read = NoisyGradient(clip, GaussianNoise(), sampling=sampling, multiplier=multiplier)
     return FedAvg(lr, local_epochs, steps, batch_size, lr_decay, lr_decay_per, read=read)
+
+
+def convex_stable(
+    radius: float = 4.0,
+    local_steps: int = 5,
+    lr: float = 0.1,
+    multiplier: float | None = None,
+) -> FedAvg:
+    """Logistic regression without clipping: E full-batch steps, one noise at the end (model = {name = "logistic", radius = ...})."""
+    if lr > 4 / radius**2:
+        raise UnsoundGuarantee(
+            f"step size {lr} with radius {radius}",
+            why=f"the step is non-expansive up to 4/radius^2 = {4 / radius**2:.3g} only",
+            fix=f"set lr to at most {4 / radius**2:.3g}, or scale the features into a smaller radius",
+            code="step-too-large-for-convexity",
+        )
+    return FedAvg(lr, None, local_steps, "full", read=ConvexStable(radius, multiplier))
 
 
 def _one_step(

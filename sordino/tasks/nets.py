@@ -51,8 +51,24 @@ def _features(shape: tuple[int, ...]) -> int:
     return total
 
 
-def logistic(shape: tuple[int, ...], classes: int) -> nn.Module:
-    return nn.Sequential(nn.Flatten(), nn.Linear(_features(shape), classes))
+class Ball(nn.Module):
+    """Scale each row so that ||(x, 1)|| <= radius: a public bound on features, no statistics of the data."""
+
+    def __init__(self, radius: float) -> None:
+        super().__init__()
+        self.radius = radius
+
+    def forward(self, x: Tensor) -> Tensor:
+        limit = (self.radius**2 - 1) ** 0.5
+        norm: Tensor = torch.linalg.vector_norm(x, dim=1, keepdim=True)
+        scaled: Tensor = x * (limit / norm.clamp_min(limit))
+        return scaled
+
+
+def logistic(shape: tuple[int, ...], classes: int, radius: float | None = None) -> nn.Module:
+    """`radius` bounds the features, as convex_stable needs it."""
+    ball = [] if radius is None else [Ball(radius)]
+    return nn.Sequential(nn.Flatten(), *ball, nn.Linear(_features(shape), classes))
 
 
 def mlp(shape: tuple[int, ...], classes: int, hidden: int = 200) -> nn.Module:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from sordino import keys
 from sordino.errors import ConfigError, DataError, UnsoundGuarantee
 from sordino.privacy.per_example import Recorder, fast_sum, slow_sum
-from sordino.tasks.nets import NETS, keyed_dropout
+from sordino.tasks.nets import NETS, Ball, keyed_dropout
 from sordino.types import Examples, Losses, Params
 
 
@@ -43,6 +43,8 @@ class Classification:
                 fix="use nn.GroupNorm",
                 code="batch-norm",
             )
+        balls = [m for m in net.modules() if isinstance(m, Ball)]
+        self.feature_radius = balls[0].radius if balls and name == "logistic" else None
         self._names = [name for name, p in net.named_parameters() if p.requires_grad]
         if not self._names:
             raise ConfigError(f"the model {name!r} has no trainable parameters", code="model-without-parameters")
