@@ -13,8 +13,8 @@ from typing import NamedTuple
 
 from sordino.errors import InvalidBudget, UnsoundGuarantee
 from sordino.ledger.currency import UNIT, ZCDP, Amount, Currency, cap, cost
-from sordino.ledger.pricing import AsPublished, Classic, Exact, Pricing, Pure, best_order
-from sordino.ledger.schedules import Adaptive, Schedule, integer_shares
+from sordino.ledger.pricing import AsPublished, Classic, Exact, Pricing, Pure, best_order, counted
+from sordino.ledger.schedules import Adaptive, Schedule, Uniform, integer_shares
 from sordino.types import Offer
 
 
@@ -157,7 +157,8 @@ def _pricing(offer: Offer, budget: Budget | None, longest: int, published: float
         return AsPublished(published)
     if offer.rate < 1:
         epsilon, delta = (budget.epsilon, budget.delta) if budget else (1.0, 1e-5)
-        return best_order(offer.rate, epsilon, delta, longest)
+        fixed = budget is not None and isinstance(budget.schedule, Uniform)
+        return (counted if fixed else best_order)(offer.rate, epsilon, delta, longest)
     return PRICINGS[offer.mechanism.calibration]
 
 

@@ -3,6 +3,7 @@
 pure             epsilon of Laplace noise, summed
 classic          (epsilon, delta) pairs of the textbook Gaussian, both summed
 exact            mu^2/2 of the Gaussian (Dong, Roth and Su 2022; adaptive composition and its filter: Smith and Thakurta 2022)
+counted          releases of a fixed plan of sampled Gaussians, accounted for as a whole
 renyi            Renyi loss of the Poisson-sampled Gaussian at one order fixed before the run (filter: Feldman and Zrnic 2021)
 as_published     a nominal share of epsilon; proves nothing
 """
@@ -15,7 +16,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from sordino.errors import UnsoundGuarantee
-from sordino.ledger.calibrate import classic_multiplier
+from sordino.ledger.calibrate import classic_multiplier, sampled_multiplier
 from sordino.ledger.currency import APPROX, PURE, ZCDP, Currency, rdp
 from sordino.ledger.gaussian_dp import mu_of
 
@@ -107,6 +108,32 @@ class Renyi:
 
 
 @dataclass(frozen=True)
+class Counted:
+    """A fixed plan of equal sampled releases: the plan as a whole was accounted for by its privacy loss distribution, the ledger counts releases.
+
+    Valid because nothing in the plan adapts to outputs; it takes several percent less noise than the Renyi filter.
+    """
+
+    rate: float
+    planned: float  # the multiplier
+    releases: int
+
+    @property
+    def currency(self) -> Currency:
+        return Currency(f"plan q={self.rate:g} z={self.planned:.9g}", ("release",), "all")
+
+    def total(self, epsilon: float, delta: float) -> tuple[float, ...]:
+        return (float(self.releases),)
+
+    def multiplier(self, cost: Sequence[float]) -> float:
+        assert cost[0] > 1 - 1e-9, "a fixed plan has no cheaper releases"
+        return self.planned
+
+    def cost(self, multiplier: float) -> tuple[float, ...]:
+        return (1.0,)
+
+
+@dataclass(frozen=True)
 class AsPublished:
     """A fixed multiplier whose epsilon is only a label."""
 
@@ -141,6 +168,10 @@ def sampled_gaussian(rate: float, multiplier: float, order: int) -> float:
     # sum e^t = 1 + small: log1p of the difference keeps tiny losses from vanishing
     total = math.fsum(math.exp(t - top) for t in terms)
     return max(0.0, top + math.log(total)) / (order - 1)
+
+
+def counted(rate: float, epsilon: float, delta: float, releases: int) -> Counted:
+    return Counted(rate, sampled_multiplier(epsilon, delta, rate, releases, "pld"), releases)
 
 
 def best_order(rate: float, epsilon: float, delta: float, exposures: int) -> Renyi:
