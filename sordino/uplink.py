@@ -85,6 +85,20 @@ class Uplink:
         if noise is None:
             return None
         central = noise in self.server
+        if central and hidden and noise.neighbours != "add_remove":
+            raise UnsoundGuarantee(
+                f"a hidden Poisson cohort with {noise.neighbours} neighbours",
+                why="sampling by independent coins amplifies the promise of adding or removing a client, no other",
+                fix='use neighbours = "add_remove"',
+                code="poisson-needs-add-remove",
+            )
+        if central and not hidden and noise.neighbours == "add_remove":
+            raise UnsoundGuarantee(
+                "add_remove neighbours without a Poisson cohort",
+                why="removing a client changes who else is drawn, so more than one summand changes",
+                fix='use cohort = {name = "poisson", rate = ...}, or neighbours = "zero_out"',
+                code="add-remove-needs-poisson",
+            )
         amplified = central and hidden
         return Offer(
             unit="client",

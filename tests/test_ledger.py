@@ -13,14 +13,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
 from hypothesis import Phase, find, given, settings
 from hypothesis import strategies as st
 from hypothesis.errors import NoSuchExample
-from ledger_workers import Model, World
+from ledger_workers import Model, World, folder_in_memory
 
 from sordino.errors import LedgerError, SordinoError
 from sordino.ledger import storage
@@ -37,6 +36,12 @@ def code_of(action: Callable[..., Any], *arguments: Any) -> str:
     with pytest.raises(SordinoError) as refusal:
         action(*arguments)
     return refusal.value.code
+
+
+@pytest.fixture
+def tmp_path() -> Iterator[Path]:
+    with folder_in_memory() as folder:
+        yield Path(folder)
 
 
 @pytest.fixture(params=["memory", "file"])
@@ -251,7 +256,7 @@ def test_the_ledger_in_memory_does_what_the_model_does(rule: str, steps: list[An
 @given(steps=STEPS)
 @settings(derandomize=True, deadline=None, max_examples=25)
 def test_the_ledger_on_disk_does_what_the_model_does(rule: str, steps: list[Any]) -> None:
-    with TemporaryDirectory() as folder:
+    with folder_in_memory() as folder:
         assert play(Path(folder, "ledger"), world(rule), steps) == []
 
 

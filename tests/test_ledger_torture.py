@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ledger_workers import KILL_POINTS, PLAN, World, crowded, perform, raced, read_log, violations
+from ledger_workers import KILL_POINTS, PLAN, World, crowded, folder_in_memory, perform, raced, read_log, violations
 
 from sordino.errors import LedgerError
 from sordino.ledger.currency import Amount
@@ -20,6 +20,17 @@ from sordino.ledger.ledger import State
 
 Command = Callable[..., Any]
 slow = pytest.mark.slow
+
+
+@pytest.fixture
+def tmp_path() -> Iterator[Path]:
+    with folder_in_memory() as folder:
+        yield Path(folder)
+
+
+@pytest.fixture
+def disk(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("disk")
 
 
 @pytest.fixture(scope="module")
@@ -78,8 +89,8 @@ def test_a_writer_that_publishes_before_it_stores_is_caught(command: Command, tm
 
 
 @pytest.mark.parametrize("seed", [1, *(pytest.param(seed, marks=slow) for seed in range(2, 12))])
-def test_a_hundred_random_kills_of_racing_writers(command: Command, tmp_path: Path, seed: int) -> None:
-    operations, path, log = 2000, tmp_path / "ledger", tmp_path / "log"
+def test_a_hundred_random_kills_of_racing_writers(command: Command, disk: Path, seed: int) -> None:
+    operations, path, log = 2000, disk / "ledger", disk / "log"
     arguments = {"world": "crowded", "operations": operations, "writers": 2 + seed % 3, "seed": seed}
     assert command("storm", path=path, log=log, kills=100, **arguments) == 100
     seen, world = read_log(log), crowded(operations)
@@ -95,10 +106,8 @@ def test_a_hundred_random_kills_of_racing_writers(command: Command, tmp_path: Pa
 
 @pytest.mark.parametrize("gated", [True, False])
 @pytest.mark.parametrize(("processes", "each"), [(4, 60), pytest.param(16, 500, marks=slow)])
-def test_race_on_one_cap_fills_it_exactly(
-    command: Command, tmp_path: Path, processes: int, each: int, gated: bool
-) -> None:
-    path, world = tmp_path / "ledger", raced(processes * each)
+def test_race_on_one_cap_fills_it_exactly(command: Command, disk: Path, processes: int, each: int, gated: bool) -> None:
+    path, world = disk / "ledger", raced(processes * each)
     arguments = {"world": "raced", "processes": processes, "each": each, "gated": gated}
     assert command("race", path=path, **arguments) == [0] * processes
     with world.open(path) as ledger:

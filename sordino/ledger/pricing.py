@@ -165,7 +165,6 @@ def sampled_gaussian(rate: float, multiplier: float, order: int) -> float:
         for j in range(order + 1)
     ]  # fmt: skip
     top = max(terms)
-    # sum e^t = 1 + small: log1p of the difference keeps tiny losses from vanishing
     total = math.fsum(math.exp(t - top) for t in terms)
     return max(0.0, top + math.log(total)) / (order - 1)
 

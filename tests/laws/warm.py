@@ -1,0 +1,204 @@
+"""Real processes at the price of a fork: a server imports everything once and forks a child for every command.
+
+`Process` looks like `subprocess.Popen` and runs `[python, "-m", "sordino", ...]` or `[python, "-m", "sordino.worker", ...]` in a
+process of its own, with its own memory and descriptors, that dies of real signals. Only the seconds of importing torch are saved. The
+client processes that such a child starts are warm too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import types
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import IO, Any
+
+PLACE = "SORDINO_TEST_WARM"  # where the server listens
+
+
+class Process:
+    """A child of the warm server, in the clothes of `subprocess.Popen`."""
+
+    def __init__(
+        self,
+        arguments: list[str],
+        *,
+        stdin: int | None = None,
+        stdout: int | IO[bytes] | None = None,
+        stderr: int | IO[bytes] | None = None,
+        cwd: Path | None = None,
+        limit: int | None = None,  # bytes that a file may grow to
+        **_: object,
+    ) -> None:
+        assert arguments[1] == "-m"
+        self.args = arguments
+        self.stdin: IO[bytes] | None = None
+        self.stdout: IO[bytes] | None = None
+        self.returncode: int | None = None
+        given: list[int] = [0, 1, 2]
+        ours: list[int] = []
+        if stdin == subprocess.PIPE:
+            given[0], write_end = os.pipe()
+            ours.append(given[0])
+            self.stdin = os.fdopen(write_end, "wb")
+        if stdout == subprocess.PIPE:
+            read_end, given[1] = os.pipe()
+            ours.append(given[1])
+            self.stdout = os.fdopen(read_end, "rb")
+        for place, stream in ((1, stdout), (2, stderr)):
+            if stream is not None and not isinstance(stream, int):
+                given[place] = stream.fileno()
+        self._line = socket.socket(socket.AF_UNIX)
+        self._line.connect(os.environ[PLACE])
+        command = {"module": arguments[2], "arguments": arguments[3:], "cwd": str(cwd or Path.cwd()), "limit": limit}
+        socket.send_fds(self._line, [json.dumps(command).encode()], given)
+        for descriptor in ours:
+            os.close(descriptor)
+        self._answers = self._line.makefile("rb")
+        self.pid = int(self._answers.readline())
+
+    def send_signal(self, number: int) -> None:
+        if self.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+    def wait(self, timeout: float | None = None) -> int:
+        if self.returncode is None:
+            self._line.settimeout(timeout)
+            self.returncode = int(self._answers.readline())
+        return self.returncode
+
+    def communicate(self) -> tuple[bytes | None, None]:
+        if self.stdin is not None:
+            with contextlib.suppress(BrokenPipeError):
+                self.stdin.close()
+        rest = self.stdout.read() if self.stdout is not None else None
+        if self.stdout is not None:
+            self.stdout.close()
+        self.wait()
+        self._answers.close()
+        self._line.close()
+        return rest, None
+
+
+def stand_in() -> Any:
+    """What `sordino.engine.processes` may use instead of `subprocess`."""
+    return types.SimpleNamespace(Popen=Process, PIPE=subprocess.PIPE, DEVNULL=subprocess.DEVNULL)
+
+
+@contextlib.contextmanager
+def server() -> Iterator[None]:
+    """Run a warm server; `Process` finds it through the environment."""
+    with tempfile.TemporaryDirectory() as folder:
+        place = f"{folder}/socket"
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        script = subprocess.Popen([sys.executable, __file__, place], stdin=subprocess.PIPE, env=environment)
+        deadline = time.monotonic() + 120
+        while not Path(place).exists() and script.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.02)
+        os.environ[PLACE] = place
+        try:
+            yield
+        finally:
+            del os.environ[PLACE]
+            script.communicate()  # it stops when its standard input closes
+
+
+# the server ------------------------------------------------------------------------------------------------------------
+
+
+def serve(place: str) -> None:
+    import select
+
+    entries = _entries()
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(f"{place}.new")
+    listener.listen(64)
+    os.environ[PLACE] = place
+    os.rename(f"{place}.new", place)
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the attendants
+    while True:
+        ready, _, _ = select.select([listener, sys.stdin], [], [])
+        if sys.stdin in ready:
+            return
+        line, _ = listener.accept()
+        if os.fork() == 0:
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            listener.close()
+            _attend(line, entries)
+            os._exit(0)
+        line.close()
+
+
+def _entries() -> dict[str, Callable[[list[str]], None]]:
+    """Everything a run needs, imported and used once."""
+    import sklearn.datasets  # noqa: F401
+
+    import sordino.report.tables  # noqa: F401
+    from sordino import config, worker
+    from sordino.cli import main
+    from sordino.engine import processes
+    from sordino.training import start
+
+    few = ["rounds=1", "partition=iid", "partition.clients=2"]
+    with tempfile.TemporaryDirectory() as folder:
+        start(config.load(None, few), Path(folder) / "run")
+    processes.subprocess = stand_in()  # type: ignore[attr-defined]
+
+    def command_line(arguments: list[str]) -> None:
+        sys.argv = ["sordino", *arguments]
+        main()
+
+    return {"sordino": command_line, "sordino.worker": worker.main}
+
+
+def _attend(line: socket.socket, entries: dict[str, Callable[[list[str]], None]]) -> None:
+    """Fork the child itself, tell its id, wait for it, tell its end."""
+    import resource
+
+    data, descriptors, _, _ = socket.recv_fds(line, 1 << 16, 3)
+    command = json.loads(data)
+    child = os.fork()
+    if child == 0:
+        line.close()
+        for target, descriptor in enumerate(descriptors):
+            os.dup2(descriptor, target)
+            os.close(descriptor)
+        os.chdir(command["cwd"])
+        if command["limit"] is not None:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (command["limit"], command["limit"]))
+        code = 1
+        try:
+            entries[command["module"]](command["arguments"])
+            code = 0
+        except SystemExit as end:
+            code = end.code if isinstance(end.code, int) else int(end.code is not None)
+        except BaseException:
+            import traceback
+
+            traceback.print_exc()
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(OSError):
+                stream.flush()
+        os._exit(code)
+    for descriptor in descriptors:
+        os.close(descriptor)
+    line.sendall(f"{child}\n".encode())
+    _, status = os.waitpid(child, 0)
+    with contextlib.suppress(BrokenPipeError):
+        line.sendall(f"{os.waitstatus_to_exitcode(status)}\n".encode())
+
+
+if __name__ == "__main__":
+    serve(sys.argv[1])
