@@ -58,7 +58,6 @@ class Plan:
     exposures: Sequence[int]  # planned T_k per client (rounds where everyone pays)
     reads: Sequence[int]  # noisy reads per exposure, per client
     _shares: dict[int, list[Amount]] = field(default_factory=dict)
-    _last: dict[int, float] = field(default_factory=dict)
 
     @property
     def currency(self) -> Currency:
@@ -71,8 +70,13 @@ class Plan:
             return None
         return cap(self.pricing.total(self.budget.epsilon, self.budget.delta))
 
-    def price(self, client: int, exposure: int, spent: Amount, stalled: bool = False) -> Price | None:
-        """Of exposure 0, 1, ... of a client; None when the plan has nothing left for it and it must abstain."""
+    def price(
+        self, client: int, exposure: int, spent: Amount, stalled: bool = False, last: Amount | None = None
+    ) -> Price | None:
+        """Of exposure 0, 1, ... of a client; None when the plan has nothing left for it and it must abstain.
+
+        `spent` is the client's sum so far and `last` its latest charge: all that a price may depend on, so that a resumed run asks the same.
+        """
         if self.pricing is None:
             return None
         if self.budget is None:
@@ -82,7 +86,7 @@ class Plan:
         if exposure >= self.exposures[client]:
             return None
         charge = (
-            self._adaptive(client, exposure, spent, stalled)
+            self._adaptive(client, exposure, spent, stalled, last)
             if isinstance(self.budget.schedule, Adaptive)
             else self._share(client, exposure)
         )
@@ -101,15 +105,13 @@ class Plan:
             self._shares[times] = list(zip(*parts, strict=True))
         return self._shares[times][exposure]
 
-    def _adaptive(self, client: int, exposure: int, spent: Amount, stalled: bool) -> Amount:
+    def _adaptive(self, client: int, exposure: int, spent: Amount, stalled: bool, last: Amount | None) -> Amount:
         assert self.cap is not None
         assert self.budget is not None
         assert isinstance(self.budget.schedule, Adaptive)
         times = self.exposures[client]
-        used = spent[0] / self.cap[0]
-        history = [] if exposure == 0 else [self._last.get(client, used / exposure)]
-        share = self.budget.schedule.next_share(history, 1 - used, times - exposure, stalled, times)
-        self._last[client] = share
+        history = [] if last is None else [last[0] / self.cap[0]]
+        share = self.budget.schedule.next_share(history, 1 - spent[0] / self.cap[0], times - exposure, stalled, times)
         return tuple(min(int(share * limit), limit - gone) for limit, gone in zip(self.cap, spent, strict=True))
 
 

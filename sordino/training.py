@@ -75,6 +75,15 @@ def start(experiment: Experiment, folder: Path, watch: Callable[[Progress], None
     return _train(parts, folder, watch)
 
 
+def fresh_folder(name: str) -> Path:
+    """runs/DATE-NAME, numbered where that is taken."""
+    stem = f"{datetime.date.today().isoformat()}-{name}"
+    folder, again = Path("runs") / stem, 2
+    while folder.exists():
+        folder, again = Path("runs") / f"{stem}-{again}", again + 1
+    return folder
+
+
 def resume(folder: Path, watch: Callable[[Progress], None] | None = None) -> Result:
     """Continue a run where its last checkpoint stands: the same bytes as if it had never stopped."""
     if not (folder / "experiment.toml").is_file() or not (folder / "environment.json").is_file():

@@ -182,7 +182,9 @@ class Uplink:
         bound = self.bound(tree.size(zero))
         for stage in private(self.server):
             used = stage.multiplier if stage.multiplier is not None else multiplier
-            assert used is not None
+            if used is None:  # every client abstained, in a cohort everybody sees: nobody is left to protect
+                assert not uploads
+                continue
             total = stage.release(total, bound, used, source)
         decoded = self._decode(total)
         realised = sum(weights[client] for client in uploads)

@@ -5,7 +5,6 @@ Exit codes: 0 done, 1 unexpected, 2 configuration, 3 data, 4 privacy refusal, 5 
 
 from __future__ import annotations
 
-import datetime
 import json
 import sys
 from pathlib import Path
@@ -67,12 +66,11 @@ def run(
     if seed is not None:
         overrides.append(f"seed={seed}")
     experiment = config.load(Path(files[0]) if files else None, overrides)
-    folder = out if out is not None else _fresh(experiment.name)
 
     def go(watch: Any) -> Result:
-        from sordino.training import start
+        from sordino.training import fresh_folder, start
 
-        return start(experiment, folder, watch)
+        return start(experiment, out if out is not None else fresh_folder(experiment.name), watch)
 
     _show_run(go, as_json, quiet)
 
@@ -138,14 +136,6 @@ def algorithms(as_json: Json = False) -> None:
         shown = ", ".join(f"{k}={v}" for k, v in entry["parameters"].items() if v is not None)
         table.add_row(f"[bold]{name}[/bold]", escape(entry["summary"]), escape(shown))
     Console().print(table)
-
-
-def _fresh(name: str) -> Path:
-    stem = f"{datetime.date.today().isoformat()}-{name}"
-    folder, again = Path("runs") / stem, 2
-    while folder.exists():
-        folder, again = Path("runs") / f"{stem}-{again}", again + 1
-    return folder
 
 
 def _show_run(go: Any, as_json: bool, quiet: bool) -> None:

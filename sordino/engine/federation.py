@@ -39,6 +39,8 @@ class Federation:
     config: str  # digest of the experiment
     exposures: dict[int, int] = field(default_factory=dict)  # per client, of rounds already played
     spent: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    latest: dict[int, tuple[int, ...]] = field(default_factory=dict)  # the last charge of each client
+    _central: float | None = None  # multiplier of this round's central noise
     _noise_norm: float = 0.0
     _coordinates: int = 0
 
@@ -64,7 +66,9 @@ class Federation:
             return dict.fromkeys(active)
         if self.everyone_pays:
             return dict.fromkeys(active, self._shared_price(max(self.exposures.values(), default=0)))
-        priced = {k: self.plan.price(k, self.exposures.get(k, 0), self._spent(k), stalled) for k in active}
+        priced = {
+            k: self.plan.price(k, self.exposures.get(k, 0), self._spent(k), stalled, self.latest.get(k)) for k in active
+        }
         return {k: price for k, price in priced.items() if price is not None}
 
     def _spent(self, client: int) -> tuple[int, ...]:
@@ -78,6 +82,8 @@ class Federation:
         granted = self.ledger.reserve(self.op(t), charges, self._digest(t, prices), self._note(prices))
         clients = sorted(k for k, price in prices.items() if price is None or str(k) in granted)
         self._remember(clients, prices)
+        # one noise for all who paid: sized for the one who paid least
+        self._central = max((price.multiplier for k in clients if (price := prices[k])), default=None)
         return clients
 
     def _reserve_for_all(self, t: int, prices: Mapping[int, Price | None]) -> list[int]:
@@ -88,10 +94,11 @@ class Federation:
         if EVERYONE not in granted:
             raise _exhausted(t)
         self._remember(range(self.population), dict.fromkeys(range(self.population), price))
+        self._central = price.multiplier  # released even where nobody was drawn
         return sorted(prices)
 
     def _shared_price(self, t: int) -> Price:
-        price = self.plan.price(0, t, self._spent(0))
+        price = self.plan.price(0, t, self._spent(0), last=self.latest.get(0))
         if price is None:
             raise _exhausted(t)
         return price
@@ -100,12 +107,17 @@ class Federation:
         for k in clients:
             self.exposures[k] = self.exposures.get(k, 0) + 1
             if price := prices[k]:
-                self.spent[k] = tuple(a + b for a, b in zip(self._spent(k), price.charge, strict=True))
+                self._charge(k, price.charge)
+
+    def _charge(self, client: int, charge: tuple[int, ...]) -> None:
+        self.spent[client] = tuple(a + b for a, b in zip(self._spent(client), charge, strict=True))
+        self.latest[client] = charge
 
     def replay(self, rounds: int) -> None:
         """Rebuild exposures and spending of the rounds before `rounds` from the ledger, after a restart."""
         self.exposures.clear()
         self.spent.clear()
+        self.latest.clear()
         for entry in self.ledger.entries():
             run, _, t = entry.op.rpartition("/")
             if run != self.run or int(t) >= rounds:
@@ -116,10 +128,10 @@ class Federation:
                 who = [k for group in json.loads(entry.note) for k in group["clients"]]
             for k in who:
                 charge = entry.charges.get(EVERYONE) or entry.charges.get(str(k))
-                if charge is not None or not entry.charges:
+                if charge is not None or self.plan.pricing is None:
                     self.exposures[k] = self.exposures.get(k, 0) + 1
                 if charge is not None:
-                    self.spent[k] = tuple(a + b for a, b in zip(self._spent(k), charge, strict=True))
+                    self._charge(k, charge)
 
     def store(self, t: int, messages: Mapping[int, bytes], received: Received[Any]) -> None:
         """Fix the one content this release will ever have."""
@@ -185,9 +197,6 @@ class Federation:
         self, t: int, uploads: Mapping[int, Any], down: Any, prices: Mapping[int, Price | None]
     ) -> Received[Any]:
         expected = self.cohort.expected(self.population) * math.fsum(self.weights) / self.population
-        price = next((p for p in prices.values() if p is not None), None)
-        if price is None and self.everyone_pays:  # nobody was drawn: the noise is released all the same
-            price = self._shared_price(t)
         if self._adaptive:
             self._coordinates = tree.size(self.algorithm.zero(down))
             self._noise_norm = self._expected_noise(prices, uploads)
@@ -196,7 +205,7 @@ class Federation:
             self.algorithm.zero(down),
             self.weights,
             expected,
-            None if price is None else price.multiplier,
+            self._central,
             self.source(t).child("server"),
         )
 

@@ -56,17 +56,26 @@ def sampled_multiplier(
     orders: Sequence[float] = ORDERS,
 ) -> float:
     """The smallest noise for `exposures` Gaussian releases, each on a fresh secret Poisson sample (add_remove)."""
-    spent = _spender(epsilon, delta, exposures, accountant, tuple(orders))
+    cost = _cost(epsilon, delta, exposures, accountant, tuple(orders))
+
+    def over(multiplier: float) -> float:
+        """ln(spent / granted): at most 0 where the promise is kept."""
+        spent = cost(multiplier, rate)
+        return math.log(spent / epsilon) if 0 < spent < math.inf else math.copysign(math.inf, spent - epsilon)
+
     high = low = 1.0
-    while not spent(high, rate):
-        low, high = high, 2 * high
+    excess = deficit = over(1.0)
+    while deficit > 0:
+        low, excess, high = high, deficit, 2 * high
         if high > 1e9:
             raise _out_of_reach(accountant, epsilon, delta, "noise multiplier below 1e9")
-    while low == high or spent(low, rate):
-        low, high = low / 2, low
+        deficit = over(high)
+    while excess <= 0:
+        high, deficit, low = low, excess, low / 2
         if low < 1e-3:
             return high
-    return bisect(lambda z: spent(z, rate), good=high, bad=low, tight=_TIGHT)
+        excess = over(low)
+    return _crossing(over, low, excess, high, deficit)
 
 
 @lru_cache(maxsize=4096)
@@ -82,7 +91,11 @@ def rate_for(
 
     The idea of sampling a person as rarely as the person's budget asks is Jorgensen, Yu & Cormode 2015.
     """
-    spent = _spender(epsilon, delta, exposures, accountant, tuple(orders))
+    cost = _cost(epsilon, delta, exposures, accountant, tuple(orders))
+
+    def spent(multiplier: float, rate: float) -> bool:
+        return cost(multiplier, rate) <= epsilon
+
     if spent(multiplier, 1.0):
         return 1.0
     low = 1e-9
@@ -92,15 +105,30 @@ def rate_for(
     return math.exp(log_rate)
 
 
-def _spender(
-    epsilon: float, delta: float, exposures: int, accountant: str, orders: tuple[float, ...]
-) -> Callable[[float, float], bool]:
-    """Does (noise multiplier, rate) stay within the budget?"""
-    epsilon, delta, times = valid_epsilon(epsilon), valid_delta(delta), _times(exposures)
+def _crossing(over: Callable[[float], float], low: float, excess: float, high: float, deficit: float) -> float:
+    """Where `over` falls to 0, from above: false position (Illinois) on logarithms, always ending on the side that was seen to keep."""
+    found = deficit
+    while math.log(high / low) > _TIGHT and not -_TIGHT <= found <= 0:
+        share = excess / (excess - deficit) if math.isfinite(excess - deficit) else 0.5
+        middle = low * (high / low) ** min(max(share, 0.02), 0.98)
+        found = over(middle)
+        if found <= 0:
+            high, deficit, excess = middle, found, excess / 2
+        else:
+            low, excess, deficit = middle, found, deficit / 2
+    return high
 
-    def spent(multiplier: float, rate: float) -> bool:
+
+def _cost(
+    epsilon: float, delta: float, exposures: int, accountant: str, orders: tuple[float, ...]
+) -> Callable[[float, float], float]:
+    """Epsilon of the whole plan, by (noise multiplier, rate)."""
+    valid_epsilon(epsilon)
+    delta, times = valid_delta(delta), _times(exposures)
+
+    def spent(multiplier: float, rate: float) -> float:
         event = Repeat(Poisson(rate, Gaussian(multiplier)), times)
-        return epsilon_by(accountant, event, delta, "add_remove", orders=orders) <= epsilon
+        return epsilon_by(accountant, event, delta, "add_remove", orders=orders)
 
     return spent
 

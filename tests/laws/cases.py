@@ -1,0 +1,209 @@
+"""What the laws are tried on: one row per algorithm and gate. A new algorithm joins every law by one row.
+
+A row says what the algorithm is, which budget it runs under, who is finite in its receipt, and, where that can be said, two tables that must
+train the same model: `silent` (next to no noise, a clip that never bites) and `plain` (no privacy at all).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from sordino import config
+from sordino.config import Experiment
+
+Table = dict[str, Any]
+Reach = Literal["example", "client", "central", ""]
+
+ROUNDS, CLIENTS = 4, 5
+
+
+@dataclass(frozen=True)
+class Case:
+    name: str
+    algorithm: Table
+    privacy: Table = field(default_factory=dict)  # no budget
+    cohort: Table = field(default_factory=lambda: {"name": "round_robin", "size": 2})
+    uplink: Table | None = None
+    model: Table = field(default_factory=lambda: {"name": "logistic"})
+    protects: Reach = ""  # what is finite: examples, whole clients, or clients against everybody but the server
+    status: str = "proved"
+    silent: Table | None = None  # what changes the case into its twin without noise
+    plain: Table | None = None  # and the experiment without privacy that it must equal
+
+    def experiment(self, **changes: Any) -> Experiment:
+        table = {
+            "name": self.name,
+            "rounds": ROUNDS,
+            "partition": {"scheme": "dirichlet", "clients": CLIENTS, "alpha": 1.0},
+            "model": self.model,
+            "cohort": self.cohort,
+            "algorithm": self.algorithm,
+            "privacy": self.privacy,
+            "evaluation": {"every": 2, "final": 1},
+        }
+        if self.uplink is not None:
+            table["uplink"] = self.uplink
+        return config.validate(table | changes)
+
+    def finite(self) -> set[tuple[str, str]]:
+        """(unit, adversary) with a finite epsilon."""
+        everybody = ("server", "participants", "public")
+        by: dict[str, set[tuple[str, str]]] = {
+            "": set(),
+            "example": {("example", a) for a in everybody},
+            "client": {(unit, a) for unit in ("example", "client") for a in everybody},  # replace: examples are implied
+            "central": {("client", a) for a in everybody[1:]},
+        }
+        return by[self.protects]
+
+
+BUDGET = {"epsilon": 4.0, "delta": 1e-5}
+OFF = 1e-9  # a noise multiplier that is as good as none
+ONE_STEP = {"name": "fedavg", "lr": 0.5, "local_steps": 1, "batch_size": "full"}
+FIVE_STEPS = {"name": "fedavg", "lr": 0.5, "local_steps": 3, "batch_size": "full"}
+
+CENTRAL: Table = {
+    "client": [{"name": "clip", "radius": 1.0}],
+    "server": [{"name": "noise", "neighbours": "add_remove"}],
+}
+CENTRAL_OFF: Table = {
+    "client": [{"name": "clip", "radius": 1e4}],
+    "server": [{"name": "noise", "neighbours": "add_remove", "multiplier": OFF}],
+}
+
+CASES = [
+    Case("fedavg", {"name": "fedavg", "local_epochs": 2, "lr_decay": 0.9, "lr_decay_per": "participation"}),
+    Case("fedprox", {"name": "fedprox", "mu": 0.1, "local_epochs": 2, "batch_size": 32}),
+    Case("scaffold", {"name": "scaffold", "local_steps": 3, "batch_size": 32, "lr_decay": 0.9}),
+    Case(
+        "laplace",
+        {"name": "laplace", "clip": 5.0, "lr": 0.5},
+        privacy={"epsilon": 8.0, "schedule": {"name": "linear_front"}},
+        protects="example",
+        silent={"algorithm": {"name": "laplace", "clip": 1e5, "lr": 0.5, "multiplier": OFF}},
+        plain={"algorithm": ONE_STEP},
+    ),
+    Case(
+        "gaussian_simple",
+        {"name": "gaussian_simple", "clip": 1.0, "lr": 0.5, "lr_decay": 0.9},
+        privacy={"epsilon": 1.0, "delta": 1e-5},
+        protects="example",
+    ),
+    Case(
+        "gaussian_gdp",
+        {"name": "gaussian_gdp", "clip": 1.0, "lr": 0.5},
+        privacy=BUDGET,
+        protects="example",
+        silent={"algorithm": {"name": "gaussian_gdp", "clip": 1e4, "lr": 0.5, "multiplier": OFF}},
+        plain={"algorithm": ONE_STEP},
+    ),
+    Case(
+        "gaussian_gdp_adaptive",
+        {"name": "gaussian_gdp", "clip": 1.0, "lr": 0.5},
+        privacy={**BUDGET, "schedule": {"name": "adaptive"}},
+        cohort={"name": "everyone"},
+        protects="example",
+    ),
+    Case(
+        "gaussian_sampled",
+        {"name": "gaussian_sampled", "clip": 1.0, "rate": 0.2, "lr": 0.5},
+        privacy=BUDGET,
+        protects="example",
+        silent={"algorithm": {"name": "gaussian_sampled", "clip": 1e4, "rate": 1.0, "lr": 0.5, "multiplier": OFF}},
+        plain={"algorithm": ONE_STEP},
+    ),
+    Case(
+        "gaussian_sampled_published",
+        {"name": "gaussian_sampled", "variant": "published", "clip": 1.0, "rate": 0.2, "lr": 0.5},
+        privacy=BUDGET,
+        protects="example",
+        status="nominal",
+        silent={
+            "algorithm": {
+                "name": "gaussian_sampled",
+                "variant": "published",
+                "clip": 1e4,
+                "rate": 1.0,
+                "lr": 0.5,
+                "multiplier": OFF,
+            }
+        },
+        plain={"algorithm": ONE_STEP},
+    ),
+    Case(
+        "whole_update",
+        {"name": "whole_update", "radius": 0.5, "local_steps": 3, "batch_size": 16, "lr": 0.5},
+        privacy={"epsilon": 4.0, "delta": 1e-3},
+        protects="client",
+        silent={
+            "algorithm": {
+                "name": "whole_update",
+                "radius": 1e4,
+                "local_steps": 3,
+                "batch_size": "full",
+                "lr": 0.5,
+                "multiplier": OFF,
+            }
+        },
+        plain={"algorithm": FIVE_STEPS},
+    ),
+    Case(
+        "noisy_steps",
+        {"name": "noisy_steps", "clip": 1.0, "lr": 0.5, "local_steps": 3},
+        privacy=BUDGET,
+        protects="example",
+        silent={"algorithm": {"name": "noisy_steps", "clip": 1e4, "lr": 0.5, "local_steps": 3, "multiplier": OFF}},
+        plain={"algorithm": FIVE_STEPS},
+    ),
+    Case(
+        "noisy_steps_batches",
+        {"name": "noisy_steps", "clip": 1.0, "lr": 0.1, "local_epochs": 2, "batch_size": 64},
+        privacy=BUDGET,
+        protects="example",
+        silent={
+            "algorithm": {
+                "name": "noisy_steps",
+                "clip": 1e4,
+                "lr": 0.5,
+                "local_epochs": 3,
+                "batch_size": 10_000,  # one batch holds everything, so that the order of rows cannot matter
+                "multiplier": OFF,
+            }
+        },
+        plain={"algorithm": FIVE_STEPS},
+    ),
+    Case(
+        "convex_stable",
+        {"name": "convex_stable", "radius": 4.0, "local_steps": 3, "lr": 0.2},
+        privacy=BUDGET,
+        model={"name": "logistic", "radius": 4.0},
+        protects="example",
+        silent={
+            "algorithm": {"name": "convex_stable", "radius": 4.0, "local_steps": 3, "lr": 0.2, "multiplier": OFF},
+        },
+        plain={"algorithm": {"name": "fedavg", "lr": 0.2, "local_steps": 3, "batch_size": "full"}},
+    ),
+    Case(
+        "central",
+        {"name": "fedavg", "local_steps": 3, "batch_size": "full", "lr": 0.5},
+        privacy={"epsilon": 8.0, "delta": 1e-3},
+        cohort={"name": "poisson", "rate": 0.5},
+        uplink=CENTRAL,
+        protects="central",
+        silent={"uplink": CENTRAL_OFF},
+        plain={"uplink": {"client": [], "denominator": "expected"}},
+    ),
+    Case(
+        "central_visible",
+        {"name": "fedavg", "local_steps": 3, "batch_size": "full", "lr": 0.5},
+        privacy={"epsilon": 8.0, "delta": 1e-3, "schedule": {"name": "geometric", "ratio": 0.5}},
+        cohort={"name": "round_robin", "size": 2},
+        uplink={
+            "client": [{"name": "clip", "radius": 1.0}, {"name": "weigh"}],
+            "server": [{"name": "noise", "neighbours": "zero_out"}],
+        },
+        protects="central",
+    ),
+]
+BY_NAME = {case.name: case for case in CASES}
