@@ -58,6 +58,7 @@ class Plan:
     exposures: Sequence[int]  # planned T_k per client (rounds where everyone pays)
     reads: Sequence[int]  # noisy reads per exposure, per client
     _shares: dict[int, list[Amount]] = field(default_factory=dict)
+    _multipliers: dict[tuple[Amount, int], float] = field(default_factory=dict)
 
     @property
     def currency(self) -> Currency:
@@ -92,8 +93,22 @@ class Plan:
         )
         if not all(charge):
             return None
-        reads = self.reads[client]
-        return Price(self.pricing.multiplier([part / UNIT / reads for part in charge]), charge)
+        return Price(self._multiplier(charge, self.reads[client]), charge)
+
+    def rehearse(self) -> None:
+        """Price every planned exposure once, so that what cannot be priced is refused before the first round."""
+        first = {pair: k for k, pair in reversed(list(enumerate(zip(self.exposures, self.reads, strict=True))))}
+        if self.budget is None or isinstance(self.budget.schedule, Adaptive):
+            first = {}  # a typed price, or one that is known only on the way
+        for (times, _), client in first.items():
+            for exposure in range(times):
+                self.price(client, exposure, self.currency.zero())
+
+    def _multiplier(self, charge: Amount, reads: int) -> float:
+        assert self.pricing is not None
+        if (charge, reads) not in self._multipliers:
+            self._multipliers[charge, reads] = self.pricing.multiplier([part / UNIT / reads for part in charge])
+        return self._multipliers[charge, reads]
 
     def _share(self, client: int, exposure: int) -> Amount:
         times = self.exposures[client]
@@ -151,7 +166,9 @@ def draft(
     per_round = reads["example"] if offer.unit == "example" else [1] * len(exposures)
     longest = max((t * r for t, r in zip(exposures, per_round, strict=True)), default=1)
     pricing = _pricing(offer, budget, max(longest, 1), published)
-    return Plan(offer, pricing, budget, typed, exposures, per_round)
+    plan = Plan(offer, pricing, budget, typed, exposures, per_round)
+    plan.rehearse()
+    return plan
 
 
 def _pricing(offer: Offer, budget: Budget | None, longest: int, published: float | None) -> Pricing:
