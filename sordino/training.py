@@ -49,6 +49,7 @@ class Result:
     folder: Path
     metrics: list[Metrics]
     receipt: dict[str, Any]
+    notes: list[str]  # what the user should know and no table shows
     interrupted: bool
 
 
@@ -109,6 +110,7 @@ def _train(parts: Parts, folder: Path, watch: Callable[[Progress], None] | None)
         execute = _executor(parts, folder, run, t, stack)
         metrics_file = stack.enter_context(_metrics(folder, written))
         evaluate = parts.evaluator()
+        notes = parts.cohort.warnings(experiment.rounds, len(parts.sizes))
         interrupted = False
         try:
             while t < experiment.rounds:
@@ -121,6 +123,8 @@ def _train(parts: Parts, folder: Path, watch: Callable[[Progress], None] | None)
                         code="model-not-finite",
                     )
                 server, t = outcome.server, t + 1
+                if not outcome.answered and not federation.everyone_pays:
+                    notes.append(f"round {t}: nobody could take part, the model stays as it was")
                 row: Metrics = {
                     "round": t,
                     "active": len(outcome.active),
@@ -138,18 +142,21 @@ def _train(parts: Parts, folder: Path, watch: Callable[[Progress], None] | None)
                 if watch is not None:
                     watch(Progress(t, experiment.rounds, row))
         except BudgetExhausted as error:
-            _say(folder, f"stopped before round {t + 1}: {error.what}")
+            notes.append(f"stopped before round {t + 1}: {error.what}")
         except KeyboardInterrupt:
             interrupted = True
-        return _finish(parts, folder, federation, server, t, interrupted)
+        made = _finish(parts, folder, federation, server, t)
+        with open(folder / "log.txt", "a", encoding="utf-8") as log:
+            log.writelines(f"{note}\n" for note in notes)
+        return Result(folder, read_metrics(folder), made, notes, interrupted)
 
 
-def _finish(parts: Parts, folder: Path, federation: Federation, server: Any, t: int, interrupted: bool) -> Result:
+def _finish(parts: Parts, folder: Path, federation: Federation, server: Any, t: int) -> dict[str, Any]:
     model = parts.algorithm.personal(parts.task, parts.algorithm.broadcast(server), None)
     atomic_write(folder / "model.safetensors", safetensors.torch.save({k: v.contiguous() for k, v in model.items()}))
-    made = receipt(parts, federation, t)
+    made = receipt(parts, federation)
     atomic_write(folder / "privacy.json", json.dumps(made, indent=2).encode())
-    return Result(folder, read_metrics(folder), made, interrupted)
+    return made
 
 
 def read_metrics(folder: Path) -> list[Metrics]:
@@ -218,11 +225,6 @@ def _locked(folder: Path) -> Iterator[None]:
                 code="run-in-use",
             ) from None
         yield
-
-
-def _say(folder: Path, text: str) -> None:
-    with open(folder / "log.txt", "a", encoding="utf-8") as file:
-        file.write(text + "\n")
 
 
 def _environment(experiment: Experiment) -> dict[str, Any]:

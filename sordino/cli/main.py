@@ -145,12 +145,23 @@ def _show_run(go: Any, as_json: bool, quiet: bool) -> None:
     with progress(console) as watch:
         result = go(watch)
     if as_json:
-        typer.echo(json.dumps({"folder": str(result.folder), "metrics": result.metrics, "privacy": result.receipt}))
+        typer.echo(
+            json.dumps(
+                {
+                    "folder": str(result.folder),
+                    "metrics": result.metrics,
+                    "privacy": result.receipt,
+                    "notes": result.notes,
+                }
+            )
+        )
     elif not quiet:
         from sordino.report.tables import summary
 
         out = Console()
         summary(out, result.metrics, result.receipt)
+        for note in result.notes:
+            out.print(f"[yellow]note[/yellow] {escape(note)}")
         out.print(f"Everything is in [bold]{escape(str(result.folder))}[/bold].")
     if result.interrupted:
         Console(stderr=True).print(f"Stopped at a safe point. Continue with: sordino resume {result.folder}")

@@ -113,7 +113,7 @@ class Federation:
         self.spent[client] = tuple(a + b for a, b in zip(self._spent(client), charge, strict=True))
         self.latest[client] = charge
 
-    def replay(self, rounds: int) -> None:
+    def replay(self, rounds: float = math.inf) -> None:
         """Rebuild exposures and spending of the rounds before `rounds` from the ledger, after a restart."""
         self.exposures.clear()
         self.spent.clear()

@@ -115,8 +115,9 @@ def _gaussian_table(std: float) -> tuple[NDArray[np.uint64], int]:
     half = math.ceil(9.2 * std)  # the tail beyond 9.2 standard deviations is 4e-20
     h = 1 / np.longdouble(std)
     x2 = (np.arange(-half, half + 1, dtype=np.longdouble) * h) ** 2
-    curve = 1 + h**2 / 24 * (x2 - 1) + h**4 / 1920 * (x2**2 - 6 * x2 + 3)
-    return _cumulative(np.exp(-x2 / 2) * curve, half)
+    curve: NDArray[np.longdouble] = 1 + h**2 / 24 * (x2 - 1) + h**4 / 1920 * (x2**2 - 6 * x2 + 3)
+    weights: NDArray[np.longdouble] = np.exp(-x2 / 2, dtype=np.longdouble) * curve
+    return _cumulative(weights, half)
 
 
 @lru_cache(maxsize=8)
@@ -125,7 +126,7 @@ def _laplace_table(scale: float) -> tuple[NDArray[np.uint64], int]:
     half = math.ceil(44 * scale)  # the tail beyond 44 scales is 8e-20
     b = np.longdouble(scale)
     k = np.abs(np.arange(-half, half + 1, dtype=np.longdouble))
-    weights = np.exp(-k / b) * np.sinh(1 / (2 * b))
+    weights = (np.exp(-k / b) * np.sinh(1 / (2 * b))).astype(np.longdouble)
     weights[half] = -np.expm1(-1 / (2 * b))
     return _cumulative(weights, half)
 

@@ -139,7 +139,7 @@ CASES = [
         silent={
             "algorithm": {
                 "name": "whole_update",
-                "radius": 1e4,
+                "radius": 100.0,
                 "local_steps": 3,
                 "batch_size": "full",
                 "lr": 0.5,

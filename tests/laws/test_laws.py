@@ -1,13 +1,13 @@
 """The laws every algorithm obeys, whatever it computes. A new algorithm joins them by one row in `cases`.
 
-    order       the order in which clients are served changes nothing
-    processes   a client in another process says the same bytes
-    resume      a run killed and continued is the run that never stopped
-    seed        one seed one result, another seed another
-    ledger      it lists the exposures that happened, each published, none beyond a cap
-    silence     with next to no noise and a clip that never bites, the run is its non-private twin
-    receipt     every (unit, adversary) has a row, finite only where recorded events prove it; `verify` believes nothing else
-    absence     an upload that is not finite counts as an upload of zero
+order       the order in which clients are served changes nothing
+processes   a client in another process says the same bytes
+resume      a run killed and continued is the run that never stopped
+seed        one seed one result, another seed another
+ledger      it lists the exposures that happened, each published, none beyond a cap
+silence     with next to no noise and a clip that never bites, the run is its non-private twin
+receipt     every (unit, adversary) has a row, finite only where recorded events prove it; `verify` believes nothing else
+absence     an upload that is not finite counts as an upload of zero
 """
 
 from __future__ import annotations
@@ -181,7 +181,8 @@ def test_the_resume_law_catches_hidden_state(tmp_path: Path, monkeypatch: pytest
 @by_name
 def test_another_seed_is_another_run(case: Case, base: Base, tmp_path: Path) -> None:
     other = finished(case.experiment(seed=1), tmp_path / "run")
-    assert set(differences(base.trace(case), other)) == set(Trace._fields)
+    # a client state may be a count of participations and nothing else
+    assert set(differences(base.trace(case), other)) >= set(Trace._fields) - {"clients"}
 
 
 # ledger ----------------------------------------------------------------------------------------------------------------
@@ -304,6 +305,8 @@ def put_back(folder: Path) -> None:
 
 def write_in_ledger(folder: Path) -> None:
     with sqlite3.connect(folder / "ledger.sqlite") as db:
+        for (name,) in db.execute("SELECT name FROM sqlite_master WHERE type = 'trigger'").fetchall():
+            db.execute(f"DROP TRIGGER {name}")
         db.execute("UPDATE record SET body = replace(CAST(body AS TEXT), 'charges', 'Charges') WHERE sequence = 1")
     db.close()
 
@@ -349,7 +352,9 @@ bounded = [case for case in CASES if case.name in ("whole_update", "central", "c
 
 
 @pytest.mark.parametrize("case", bounded, ids=lambda case: case.name)
-def test_an_upload_that_is_not_finite_counts_as_zero(case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_upload_that_is_not_finite_counts_as_zero(
+    case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The rest of the round is bit-identical, denominator included (only the digest of the experiment is shared by all three)."""
     whole = FedAvg.local
     traces = {}

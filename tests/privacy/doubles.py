@@ -1,0 +1,58 @@
+"""Test doubles at the gates' public seams: sources of noise that are silent or too weak, and losses whose gradients are chosen freely."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from sordino import keys
+from sordino.types import Params, Source
+
+
+@dataclass(frozen=True)
+class Still:
+    """Adds `level` noise scales to every coordinate: 0 is a noise-free release, 1 shows the scale that is really used."""
+
+    level: float = 0.0
+    key: int = 7
+    name: str = "still"
+
+    def child(self, *parts: int | str) -> Source:
+        return Still(self.level, keys.word(keys.fold(self.key, *parts)))
+
+    def gaussian(self, values: Tensor, std: float) -> Tensor:
+        return values + self.level * std
+
+    def laplace(self, values: Tensor, scale: float) -> Tensor:
+        return values + self.level * scale
+
+    def coins(self, count: int, probability: float) -> Tensor:
+        return keys.coin(self.key, count, probability)
+
+
+@dataclass(frozen=True)
+class Weak:
+    """A broken twin of any source: its noise is `factor` times too small."""
+
+    inner: Source
+    factor: float
+    name: str = "weak"
+
+    def child(self, *parts: int | str) -> Source:
+        return Weak(self.inner.child(*parts), self.factor)
+
+    def gaussian(self, values: Tensor, std: float) -> Tensor:
+        return self.inner.gaussian(values, std / self.factor)
+
+    def laplace(self, values: Tensor, scale: float) -> Tensor:
+        return self.inner.laplace(values, scale / self.factor)
+
+    def coins(self, count: int, probability: float) -> Tensor:
+        return self.inner.coins(count, probability)
+
+
+def linear(params: Params, x: Tensor, y: Tensor, keys: Tensor) -> Tensor:
+    """The gradient of example i is row i of x, whatever the parameters are."""
+    return (x * torch.cat([p.reshape(-1) for p in params.values()])).sum(1)
