@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Literal, TypeVar
 
 from sordino import tree
-from sordino.errors import UnsoundGuarantee
+from sordino.errors import ConfigError, UnsoundGuarantee
 from sordino.ledger.events import Event, NonPrivate
 from sordino.privacy.stages import Clip, Noise, Stage, Weigh, private
 from sordino.tree import Tree
@@ -20,8 +20,8 @@ from sordino.types import ADVERSARIES, Adversary, Bound, Claim, Grant, Neighbour
 
 U = TypeVar("U")
 
-RAW = "uploads reach the {adversary} without client-level noise"
-SUM = "sums of uploads reach the {adversary} without client-level noise"
+RAW = "sees each upload, no client-level noise"
+SUM = "sees sums of uploads, no client-level noise"
 
 
 @dataclass(frozen=True)
@@ -40,6 +40,19 @@ class Uplink:
     def __post_init__(self) -> None:
         if self.denominator is None:
             object.__setattr__(self, "denominator", "expected" if private(self.server) else "received")
+        if self.denominator not in ("received", "expected"):
+            raise ConfigError(
+                f"denominator = {self.denominator!r}",
+                fix='"expected", or "received" where the server adds no noise',
+                code="unknown-denominator",
+            )
+        if any(not isinstance(stage, Noise) for stage in self.server):
+            raise ConfigError(
+                "a server stage that is no noise",
+                why="only noise is added to the sum; a clip there would come too late to bound a client",
+                fix="put the other stages into client = [...]",
+                code="server-stage-not-noise",
+            )
         if private(self.server) and self.denominator == "received":
             raise UnsoundGuarantee(
                 "central noise with a realised denominator",
@@ -143,6 +156,8 @@ class Uplink:
             if isinstance(stage, Noise):
                 stage.sensitivity(bound)
             bound = stage.bound(bound, coordinates)
+        for central in private(self.server):
+            central.sensitivity(bound)
         return bound
 
     def encode(self, upload: Tree, grant: Grant) -> Tree:
@@ -176,10 +191,10 @@ class Uplink:
         public weights of the whole population, `expected` the public denominator of the `expected` rule.
         """
         ordered = [uploads[client] for client in sorted(uploads)]
-        total = tree.map(lambda leaf: leaf.double() if leaf.is_floating_point() else leaf, self.shape(zero))
-        for upload in ordered:
-            total = tree.map(lambda t, u: t.add_(u), total, upload)
         bound = self.bound(tree.size(zero))
+        total = tree.map(_wide_zero, self.shape(zero))
+        for upload in ordered:
+            total = tree.map(lambda t, u: t.add_(u), total, self._admit(upload, bound))
         for stage in private(self.server):
             used = stage.multiplier if stage.multiplier is not None else multiplier
             if used is None:  # every client abstained, in a cohort everybody sees: nobody is left to protect
@@ -191,6 +206,16 @@ class Uplink:
         denominator = expected if self.denominator == "expected" else realised
         mean = tree.map(lambda y, leaf: (y / denominator if denominator > 0 else y).to(leaf.dtype), decoded, zero)
         return Received(mean, len(uploads) / len(weights), len(uploads), lambda: self._single(ordered))
+
+    def _admit(self, upload: Tree, bound: Bound) -> Tree:
+        """What one client adds to the sum: a promised bound is enforced once more, since a client may not have kept it."""
+        if private(self.client):  # noised: the bound held before, only numbers can be asked for
+            return upload if tree.finite(upload) else tree.zeros_like(upload)
+        for order, limit in ((1, bound.l1), (2, bound.l2)):
+            if math.isfinite(limit):
+                # honest uploads stop short of the limit by SLACK, so they pass bit for bit
+                upload = clip(upload, limit * SLACK, order)
+        return upload
 
     def _decode(self, y: Tree) -> Tree:
         for stage in reversed(self.client):
@@ -209,5 +234,4 @@ class Uplink:
 
 
 def _nothing(neighbours: Neighbours, adversary: Adversary, text: str) -> Claim:
-    reason = text.format(adversary=adversary)
-    return Claim("client", neighbours, adversary, NonPrivate(reason), "none", (reason,))
+    return Claim("client", neighbours, adversary, NonPrivate(text), "none", (text,))

@@ -17,7 +17,7 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -102,8 +102,8 @@ def grid_step(scale: float) -> float:
     return 2.0 ** math.floor(math.log2(scale / GRID))
 
 
-def _cumulative(weights: NDArray[np.longdouble], half: int) -> tuple[NDArray[np.uint64], int]:
-    # extended precision keeps the running sum exact to about 1e-19 before it is cut to 64 bits
+def _cumulative(weights: NDArray[Any], half: int) -> tuple[NDArray[np.uint64], int]:
+    # np.longdouble: extended precision keeps the running sum exact to about 1e-19 before it is cut to 64 bits
     total = np.cumsum(weights)
     upper = np.floor(total[:-1] / total[-1] * np.longdouble(2) ** 64)
     return np.minimum(upper, np.longdouble(2**64 - 1)).astype(np.uint64), -half
@@ -115,9 +115,8 @@ def _gaussian_table(std: float) -> tuple[NDArray[np.uint64], int]:
     half = math.ceil(9.2 * std)  # the tail beyond 9.2 standard deviations is 4e-20
     h = 1 / np.longdouble(std)
     x2 = (np.arange(-half, half + 1, dtype=np.longdouble) * h) ** 2
-    curve: NDArray[np.longdouble] = 1 + h**2 / 24 * (x2 - 1) + h**4 / 1920 * (x2**2 - 6 * x2 + 3)
-    weights: NDArray[np.longdouble] = np.exp(-x2 / 2, dtype=np.longdouble) * curve
-    return _cumulative(weights, half)
+    curve = 1 + h**2 / 24 * (x2 - 1) + h**4 / 1920 * (x2**2 - 6 * x2 + 3)
+    return _cumulative(np.exp(-x2 / 2) * curve, half)
 
 
 @lru_cache(maxsize=8)
@@ -126,7 +125,7 @@ def _laplace_table(scale: float) -> tuple[NDArray[np.uint64], int]:
     half = math.ceil(44 * scale)  # the tail beyond 44 scales is 8e-20
     b = np.longdouble(scale)
     k = np.abs(np.arange(-half, half + 1, dtype=np.longdouble))
-    weights = (np.exp(-k / b) * np.sinh(1 / (2 * b))).astype(np.longdouble)
+    weights = np.exp(-k / b) * np.sinh(1 / (2 * b))
     weights[half] = -np.expm1(-1 / (2 * b))
     return _cumulative(weights, half)
 

@@ -64,16 +64,9 @@ def results(metrics: Sequence[dict[str, Any]]) -> Table:
 
 def guarantees(receipt: dict[str, Any]) -> Table:
     table = Table(title="What can still be learned about one ... by ...", title_justify="left", title_style="bold")
-    for column, justify in (
-        ("unit", "left"),
-        ("by", "left"),
-        ("epsilon", "right"),
-        ("delta", "right"),
-        ("neighbours", "left"),
-        ("status", "left"),
-        ("accountant, or why", "left"),
-    ):
-        table.add_column(column, justify=justify)  # type: ignore[arg-type]
+    for column in ("unit", "by", "epsilon", "delta", "neighbours", "status"):
+        table.add_column(column, justify="right" if column in ("epsilon", "delta") else "left", no_wrap=True)
+    table.add_column("accountant, or why")
     for row in receipt["guarantees"]:
         style = STATUS_STYLE[row["status"]]
         finite = row["epsilon"] != "inf"
