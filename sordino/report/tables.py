@@ -67,19 +67,16 @@ def guarantees(receipt: dict[str, Any]) -> Table:
     for column in ("unit", "by", "epsilon", "delta", "neighbours", "status"):
         table.add_column(column, justify="right" if column in ("epsilon", "delta") else "left", no_wrap=True)
     table.add_column("accountant, or why")
+    merged: dict[tuple[str, ...], list[str]] = {}
     for row in receipt["guarantees"]:
-        style = STATUS_STYLE[row["status"]]
-        finite = row["epsilon"] != "inf"
-        why = row["accountant"] if finite and row["status"] == "proved" else "; ".join(row["because"])
-        table.add_row(
-            row["unit"],
-            row["adversary"],
-            epsilon_text(row["epsilon"]),
-            f"{row['delta']:g}",
-            row["neighbours"],
-            f"[{style}]{row['status']}[/{style}]",
-            why,
-        )
+        proved = row["epsilon"] != "inf" and row["status"] == "proved"
+        why = row["accountant"] if proved else "; ".join(row["because"])
+        facts = (row["unit"], epsilon_text(row["epsilon"]), f"{row['delta']:g}", row["neighbours"], row["status"], why)
+        merged.setdefault(facts, []).append(row["adversary"])
+    for (unit, epsilon, delta, neighbours, status, why), adversaries in merged.items():
+        style = STATUS_STYLE[status]
+        by = "anyone" if len(adversaries) == 3 else "\n".join(adversaries)
+        table.add_row(unit, by, epsilon, delta, neighbours, f"[{style}]{status}[/{style}]", why)
     return table
 
 
