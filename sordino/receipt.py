@@ -30,6 +30,12 @@ def receipt(parts: Parts, federation: Federation) -> dict[str, Any]:
     notes = [entry.note for entry in ledger.entries() if entry.op.rpartition("/")[0] == federation.run]
     rows = statement(notes, len(federation.sizes), experiment.privacy.delta)
     simulated = federation.noise == "counter"
+    budget, guarantees = _budget(parts, federation), [row.to_json() for row in rows]
+    for row in guarantees:
+        if budget is not None and row["status"] == "nominal":
+            row["nominal_epsilon"] = (
+                budget["epsilon"] * budget["spent_share"]["max"]
+            )  # what the source's formula would print
     assumptions = [SIMULATED if simulated else _table_error(parts), TUNING, ARITHMETIC, EVALUATION]
     return {
         "format": 1,
@@ -38,8 +44,8 @@ def receipt(parts: Parts, federation: Federation) -> dict[str, Any]:
         "simulated": simulated,
         "rounds": len(notes),
         "clients": len(federation.sizes),
-        "guarantees": [row.to_json() for row in rows],
-        "budget": _budget(parts, federation),
+        "guarantees": guarantees,
+        "budget": budget,
         "assumptions": assumptions,
         "ledger_head": ledger.head(),
     }

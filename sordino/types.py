@@ -74,6 +74,7 @@ class Grant:
     source: Source
     multiplier: float | None = None  # of the private gate's noise; None where no gate is private
     epochs: int | None = None  # a straggler's smaller effort
+    reads: int | None = None  # noisy reads that were reserved; None: the caller sees to it
 
 
 @dataclass(frozen=True)
@@ -155,8 +156,7 @@ class Received(Generic[U]):
     """What gate 2 lets the server see. Only `Uplink.receive` makes one."""
 
     mean: U  # sum / public denominator
-    participation: float  # |cohort| / population
-    count: int
+    participation: float  # |cohort| / population; its public expectation where central noise hides who took part
     _each: Callable[[], list[U]]
 
     @property

@@ -11,6 +11,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeVar
 
+import torch
+from torch import Tensor
+
 from sordino import tree
 from sordino.errors import ConfigError, UnsoundGuarantee
 from sordino.ledger.events import Event, NonPrivate
@@ -205,17 +208,20 @@ class Uplink:
         realised = sum(weights[client] for client in uploads)
         denominator = expected if self.denominator == "expected" else realised
         mean = tree.map(lambda y, leaf: (y / denominator if denominator > 0 else y).to(leaf.dtype), decoded, zero)
-        return Received(mean, len(uploads) / len(weights), len(uploads), lambda: self._single(ordered))
+        # who took part is part of what central noise hides: the server learns the public expectation
+        hidden = bool(private(self.server))
+        participation = expected / math.fsum(weights) if hidden else len(uploads) / len(weights)
+        return Received(mean, participation, lambda: self._single(ordered))
 
     def _admit(self, upload: Tree, bound: Bound) -> Tree:
-        """What one client adds to the sum: a promised bound is enforced once more, since a client may not have kept it."""
-        if private(self.client):  # noised: the bound held before, only numbers can be asked for
-            return upload if tree.finite(upload) else tree.zeros_like(upload)
-        for order, limit in ((1, bound.l1), (2, bound.l2)):
-            if math.isfinite(limit):
-                # honest uploads stop short of the limit by SLACK, so they pass bit for bit
-                upload = clip(upload, limit * SLACK, order)
-        return upload
+        """What one client adds to the sum: nothing where it broke the promise of its own stages. Honest uploads pass bit for bit."""
+        if private(self.client):
+            kept = tree.finite(upload)  # the bound held before the noise; only numbers can be asked for now
+        elif math.isfinite(bound.l2):
+            kept = bool(tree.norm(upload, 1) <= bound.l1) and bool(tree.norm(upload, 2) <= bound.l2)
+        else:
+            kept = True
+        return upload if kept else tree.zeros_like(upload)
 
     def _decode(self, y: Tree) -> Tree:
         for stage in reversed(self.client):
@@ -231,6 +237,10 @@ class Uplink:
                 code="aggregate-only",
             )
         return [self._decode(upload) for upload in uploads]
+
+
+def _wide_zero(leaf: Tensor) -> Tensor:
+    return torch.zeros_like(leaf, dtype=torch.float64 if leaf.is_floating_point() else leaf.dtype)
 
 
 def _nothing(neighbours: Neighbours, adversary: Adversary, text: str) -> Claim:

@@ -10,10 +10,10 @@ import json
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from sordino.ledger.accountants import bounds
+from sordino.ledger.accountants import best, bounds
 from sordino.ledger.claims import STATUSES, Adversary, Claim, Neighbours, Status, Unit
 from sordino.ledger.events import Event, compact, to_json
 
@@ -32,14 +32,15 @@ class Row:
     status: Status
     because: tuple[str, ...]
     releases: int  # of the client that lost most
+    event: Event  # everything released about that client
 
     def to_json(self) -> dict[str, Any]:
-        shown = {name: _number(value) for name, value in self.accountants.items()}
         return {
             **vars(self),
             "epsilon": _number(self.epsilon),
-            "accountants": shown,
+            "accountants": {name: _number(value) for name, value in self.accountants.items()},
             "because": list(self.because),
+            "event": to_json(self.event),
         }
 
 
@@ -82,17 +83,16 @@ def _row(key: Key, clients: Mapping[int, list[Claim]], delta: float) -> Row:
     for claims in clients.values():
         event = compact([claim.event for claim in claims])
         distinct.setdefault(json.dumps(to_json(event), sort_keys=True), (event, len(claims)))
-    worst, found, releases = None, {}, 0
-    for event, count in distinct.values():
-        listed = {bound.accountant: bound.epsilon for bound in bounds(event, delta, neighbours)}
-        name = min(listed, key=lambda accountant: listed[accountant])
-        if worst is None or listed[name] > found[worst]:
-            worst, found, releases = name, listed, count
-    assert worst is not None
+    worst, (event, releases) = max(
+        ((best(event, delta, neighbours).epsilon, (event, count)) for event, count in distinct.values()),
+        key=lambda pair: pair[0],
+    )
+    listed = {bound.accountant: bound.epsilon for bound in bounds(event, delta, neighbours)}
+    accountant = min(listed, key=lambda name: listed[name])
     made = [claim for claims in clients.values() for claim in claims]
     status = max((claim.status for claim in made), key=STATUSES.index)
     because = tuple(dict.fromkeys(reason for claim in made for reason in claim.because))
-    return Row(unit, neighbours, adversary, found[worst], delta, worst, found, status, because, releases)
+    return Row(unit, neighbours, adversary, worst, delta, accountant, listed, status, because, releases, event)
 
 
 def _implied(rows: list[Row], delta: float) -> Iterator[Row]:
@@ -103,19 +103,28 @@ def _implied(rows: list[Row], delta: float) -> Iterator[Row]:
         if row.unit == "client" or math.isfinite(row.epsilon) or covering is None:
             yield row
         elif covering.neighbours == "replace":
-            yield Row(
-                **{
-                    **vars(covering),
-                    "unit": "example",
-                    "because": (*covering.because, "implied by the client row"),
-                }
-            )
+            yield replace(covering, unit="example", because=(*covering.because, "implied by the client row"))
         else:
-            # remove the client, then add it with one example changed: two steps of the client-level promise (group privacy)
-            yield Row(
-                **{
-                    **vars(row),
-                    "because": ("bounded only through the client row: see there",),
-                    "status": "none",
-                }
+            epsilon = two_steps(covering.event, delta, covering.neighbours)
+            yield replace(
+                covering,
+                unit="example",
+                neighbours="replace",
+                epsilon=epsilon,
+                accountant=f"{covering.accountant}, two steps of the client row",
+                accountants={f"{covering.accountant}, two steps of the client row": epsilon},
+                because=(*covering.because, "implied by the client row (group privacy)"),
             )
+
+
+def two_steps(event: Event, delta: float, neighbours: Neighbours) -> float:
+    """Take a client away, bring it back with one example changed: (2 epsilon, (1 + e^epsilon) delta) (Dwork and Roth 2014, 2.3)."""
+    smaller = delta
+    for _ in range(40):
+        epsilon = best(event, smaller, neighbours).epsilon
+        if not epsilon < 300:
+            return math.inf
+        if (1 + math.exp(epsilon)) * smaller <= delta:
+            return 2 * epsilon
+        smaller = delta / (1 + math.exp(epsilon * 1.01))
+    return math.inf

@@ -8,6 +8,7 @@ Which path a module takes is decided by comparing both on random input once, not
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -80,13 +81,11 @@ def fast_sum(
     back = torch.autograd.grad(value, [output for *_, output in tape.calls])
     sides = [RULES[type(module)](module, a, g.detach()) for (_, module, a, _), g in zip(tape.calls, back, strict=True)]
     names = [name for name, *_ in tape.calls]
-    parts = torch.stack([side.norm(order) for side in sides])
-    norms = _norm(parts.double(), order, 0)
-    weights = clip_factor(norms, clip)
-    finite = torch.isfinite(norms)
+    norms = _norm(torch.stack([side.norm(order) for side in sides]), order, 0)
+    weights, finite = clip_factor(norms, clip, value.dtype), torch.isfinite(norms)
     total: Params = {}
     for name, side in zip(names, sides, strict=True):
-        for leaf, gradient in side.weighted(weights.to(value.dtype), finite).items():
+        for leaf, gradient in side.weighted(weights, finite).items():
             total[f"{name}.{leaf}" if name else leaf] = gradient
     return {name: total[name] for name in params}
 
@@ -104,16 +103,17 @@ def slow_sum(losses: Losses, params: Params, batch: Examples, keys: Tensor, clip
     total = {name: torch.zeros_like(value) for name, value in params.items()}
     for i in range(0, len(batch.y), step):
         grads = each(detached, batch.x[i : i + step], batch.y[i : i + step], keys[i : i + step])
-        flat = torch.cat([g.reshape(len(g), -1).double() for g in grads.values()], dim=1)
-        norms = _norm(flat, order, 1)
-        weights, finite = clip_factor(norms, clip), torch.isfinite(norms)
+        norms = _norm(torch.stack([_norm(g.reshape(len(g), -1), order, 1) for g in grads.values()]), order, 0)
+        finite = torch.isfinite(norms)
         for name, g in grads.items():
-            total[name] = total[name] + torch.tensordot(weights.to(g.dtype), _only(finite, g), dims=1)
+            weights = clip_factor(norms, clip, g.dtype)
+            total[name] = total[name] + torch.tensordot(weights, _only(finite, g), dims=1)
     return total
 
 
 def _norm(x: Tensor, order: int, dim: int) -> Tensor:
-    found: Tensor = torch.linalg.vector_norm(x, order, dim=dim)
+    # in float64: the square of 1e-25 is no float32, and a factor taken for 0 would let the other pass unclipped
+    found: Tensor = torch.linalg.vector_norm(x, order, dim=dim, dtype=torch.float64)
     return found
 
 
@@ -153,8 +153,12 @@ class Positions:
 
     def norm(self, order: int) -> Tensor:
         if self.each is None and order == 2:
-            gram = torch.bmm(self.a.mT, self.a) * torch.bmm(self.g.mT, self.g)
-            weight = gram.sum((1, 2)).clamp_min(0).sqrt()
+            aa, gg = torch.bmm(self.a.mT, self.a), torch.bmm(self.g.mT, self.g)
+            # positions may cancel, and tiny squares vanish: what rounding may have taken from the terms is added back to their sum
+            exact = torch.finfo(aa.dtype)
+            lengths = (m.diagonal(0, 1, 2).double().sqrt() + 1e4 * exact.tiny**0.5 for m in (aa, gg))
+            lost = 16 * exact.eps * math.prod(lengths).sum(1) ** 2
+            weight = ((aa * gg).sum((1, 2)).double().clamp_min(0) + lost).sqrt()
         else:
             each = self.each if self.each is not None else torch.bmm(self.g, self.a.mT)
             weight = _norm(each.flatten(1), order, 1)

@@ -180,7 +180,7 @@ class NoisyGradient:
             # the noise was sized for clip/|subset|; replacing a record moves the mean by twice that
             event = self.mechanism.event(used / 2)
             because += (
-                "G8: a subset drawn once gives no amplification per round; epsilon is for a record known to be in it",
+                "a subset drawn once gives no amplification per round; epsilon holds for a record known to be in it",
             )
         reads = self.reads(work, size)
         event = Repeat(event, reads) if reads > 1 else event

@@ -51,7 +51,7 @@ class Clip(Stage):
     """Scale the whole upload, all fields as one vector, into the ball of radius `radius`.
 
     Guarantees: norm <= radius for every input; a non-finite upload becomes exactly zero (data-independently for the rest of the round).
-    Proof: the factor is min(1, radius/(norm*SLACK)); the norm is taken in float64.
+    Proof: the factor is min(1, radius/(norm*SLACK)), or 0 where the upload's dtype cannot hold it; the norm is taken in float64.
     """
 
     radius: float
@@ -64,6 +64,10 @@ class Clip(Stage):
                 why="a clip needs a finite radius above 0",
                 code="clip-not-positive",
             )
+        if self.order not in (1, 2):
+            raise ConfigError(
+                f"clip order is {self.order}", why="bounds are known in the 1-norm and the 2-norm", code="clip-order"
+            )
 
     def bound(self, bound: Bound, coordinates: int) -> Bound:
         if self.order == 1:
@@ -71,14 +75,18 @@ class Clip(Stage):
         return Bound(l1=min(bound.l1, self.radius * math.sqrt(coordinates)), l2=min(bound.l2, self.radius))
 
     def encode(self, x: Tree, bound: Bound, grant: Grant) -> Tree:
-        factor = clip_factor(tree.norm(x, self.order), self.radius)
-        return tree.map(lambda leaf: torch.where(torch.isfinite(leaf), leaf, 0.0) * factor.to(leaf.dtype), x)
+        norm = tree.norm(x, self.order)
+        return tree.map(
+            lambda leaf: torch.where(torch.isfinite(leaf), leaf, 0.0) * clip_factor(norm, self.radius, leaf.dtype), x
+        )
 
 
-def clip_factor(norm: Tensor, radius: float) -> Tensor:
-    """min(1, radius/norm), 0 where the norm is not finite; legal at norm 0."""
+def clip_factor(norm: Tensor, radius: float, dtype: torch.dtype) -> Tensor:
+    """min(1, radius/norm) in `dtype`, 0 where the norm is not finite; legal at norm 0."""
     factor = torch.clamp(radius / (norm * SLACK).clamp_min(torch.finfo(norm.dtype).tiny), max=1.0)
-    return torch.where(torch.isfinite(norm), factor, 0.0)
+    factor = torch.where(torch.isfinite(norm), factor, 0.0).to(dtype)
+    # a subnormal factor has lost the digits that keep the bound
+    return torch.where(factor < torch.finfo(dtype).tiny, 0.0, factor)
 
 
 @dataclass(frozen=True)

@@ -71,7 +71,10 @@ def guarantees(receipt: dict[str, Any]) -> Table:
     for row in receipt["guarantees"]:
         proved = row["epsilon"] != "inf" and row["status"] == "proved"
         why = row["accountant"] if proved else "; ".join(row["because"])
-        facts = (row["unit"], epsilon_text(row["epsilon"]), f"{row['delta']:g}", row["neighbours"], row["status"], why)
+        epsilon = epsilon_text(row["epsilon"])
+        if "nominal_epsilon" in row:
+            epsilon = f"nominal {epsilon_text(row['nominal_epsilon'])}\nholds {epsilon}"
+        facts = (row["unit"], epsilon, f"{row['delta']:g}", row["neighbours"], row["status"], why)
         merged.setdefault(facts, []).append(row["adversary"])
     for (unit, epsilon, delta, neighbours, status, why), adversaries in merged.items():
         style = STATUS_STYLE[status]

@@ -1,0 +1,61 @@
+"""The laws of the house that a reader cannot see at a glance: who may draw, who may build what, how long a module may be."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parents[1] / "sordino"
+DRAWS = {
+    "rand", "randn", "randint", "randperm", "normal", "normal_", "uniform", "uniform_", "laplace", "bernoulli", "bernoulli_", "multinomial",
+    "exponential_", "Laplace", "Normal", "default_rng", "gaussian", "coins", "bits", "permutation", "integers", "coin", "manual_seed", "urandom",
+}  # fmt: skip
+FORBIDDEN_NAMES = {"utils", "helpers", "common", "base", "manager"}
+
+
+def calls(source: str) -> set[str]:
+    """Names of everything a module calls: f(...) and x.f(...)."""
+    found = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Call):
+            name = node.func
+            found.add(name.attr if isinstance(name, ast.Attribute) else getattr(name, "id", ""))
+    return found
+
+
+def modules(folder: Path = PACKAGE) -> list[Path]:
+    return sorted(folder.rglob("*.py"))
+
+
+@pytest.mark.parametrize("path", modules(PACKAGE / "algorithms"), ids=lambda p: p.name)
+def test_algorithms_draw_nothing(path: Path) -> None:
+    assert not calls(path.read_text()) & DRAWS
+
+
+def test_the_scan_sees_draws() -> None:
+    sneaky = "import torch\ndef local(self, y):\n    return y + torch.randn(3) + torch.distributions.Laplace(0, 1).sample()"
+    assert calls(sneaky) & DRAWS == {"randn", "Laplace"}
+
+
+def test_only_the_uplink_lets_the_server_see() -> None:
+    builders = [path.relative_to(PACKAGE).as_posix() for path in modules() if "Received" in calls(path.read_text())]
+    assert builders == ["uplink.py"]
+
+
+def test_only_readers_open_examples() -> None:
+    # raw rows are held by readers, by the client that owns them, and by the evaluator of a simulation
+    openers = {path.relative_to(PACKAGE).as_posix() for path in modules() if "Examples" in calls(path.read_text())}
+    allowed = {"privacy/readers.py", "privacy/per_example.py", "assemble.py", "tasks/task.py"}
+    assert openers <= allowed
+
+
+def test_modules_are_short_and_named() -> None:
+    for path in modules():
+        assert len(path.read_text().splitlines()) <= 400, path
+        assert path.stem not in FORBIDDEN_NAMES, path
+
+
+def test_the_map_fits_on_a_screen() -> None:
+    assert len((PACKAGE / "round.py").read_text().splitlines()) < 90
