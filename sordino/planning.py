@@ -21,8 +21,13 @@ class Question:
     rounds: int
     parameters: int = 21_840
     records: int = 600  # per client; matters for unit "example" only
+    clip: float = 1.0  # of an update, or of a record's gradient
 
     def __post_init__(self) -> None:
+        if not 0 < self.clip < math.inf:
+            raise ConfigError(
+                f"clip is {self.clip}", why="a clip needs a finite norm above 0", code="clip-not-positive"
+            )
         for name in ("clients", "cohort", "rounds", "parameters", "records"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} is {getattr(self, name)}", why="it must be at least 1", code="out-of-range")
@@ -54,14 +59,35 @@ class Answer:
     noise_to_signal: float  # norm of the noise in the mean, in units of the largest possible mean update or gradient
     accountant: str
     question: Question
+    set_up: tuple[str, ...]
+
+    @property
+    def noise_std(self) -> float:
+        """Of one coordinate of the noised sum: multiplier times sensitivity."""
+        return self.noise_multiplier * self.question.clip * (2 if self.neighbours == "replace" else 1)
+
+    @property
+    def run(self) -> list[str]:
+        """What to give to `sordino run` for exactly this."""
+        q = self.question
+        return [
+            f"rounds={q.rounds}",
+            f"partition.clients={q.clients}",
+            *self.set_up,
+            f"privacy.epsilon={q.epsilon}",
+            f"privacy.delta={q.delta}",
+        ]
 
     def to_json(self) -> dict[str, Any]:
+        q = self.question
+        promise = {"epsilon": q.epsilon, "delta": q.delta, "unit": q.unit, "status": "proved"}
         return {
             **asdict(self),
-            "epsilon": self.question.epsilon,
-            "delta": self.question.delta,
-            "unit": self.question.unit,
-            "status": "proved",
+            **promise,
+            "cohort": q.cohort,
+            "clip": q.clip,
+            "noise_std": self.noise_std,
+            "run": self.run,
         }
 
 
@@ -77,47 +103,48 @@ def _central(q: Question, what: str = "as asked: central noise, hidden Poisson c
         z, accountant = exact_multiplier(q.epsilon, q.delta, q.rounds), "gdp"
     else:
         z, accountant = sampled_multiplier(q.epsilon, q.delta, rate, q.rounds, "pld"), "pld"
-    return Answer(
-        what, "participants", "add_remove", z, q.rounds, z * math.sqrt(q.parameters) / q.cohort, accountant, q
-    )
-
-
-def _local(q: Question) -> Answer:
-    times = -(-q.rounds * q.cohort // q.clients)
-    z = exact_multiplier(q.epsilon, q.delta, times)
-    noise = 2 * z * math.sqrt(q.parameters / q.cohort)
-    return Answer("every client adds its own noise (round robin)", "server", "replace", z, times, noise, "gdp", q)
+    noise = z * math.sqrt(q.parameters) / q.cohort
+    set_up = (*_uplink(q, "[{name='noise', neighbours='add_remove'}]"), f"cohort={{name='poisson', rate={rate}}}")
+    return Answer(what, "participants", "add_remove", z, q.rounds, noise, accountant, q, set_up)
 
 
 def _visible(q: Question) -> Answer:
-    times = -(-q.rounds * q.cohort // q.clients)
-    z = exact_multiplier(q.epsilon, q.delta, times)
+    z, times = _unsampled(q)
+    noise = z * math.sqrt(q.parameters) / q.cohort
+    set_up = (*_uplink(q, "[{name='noise', neighbours='zero_out'}]"), _in_turn(q))
+    what = "central noise, visible round-robin cohort"
+    return Answer(what, "participants", "zero_out", z, times, noise, "gdp", q, set_up)
+
+
+def _local(q: Question) -> Answer:
+    z, times = _unsampled(q)
+    noise = 2 * z * math.sqrt(q.parameters / q.cohort)
+    set_up = (f"algorithm={{name='whole_update', radius={q.clip}}}", _in_turn(q))
     return Answer(
-        "central noise, visible round-robin cohort",
-        "participants",
-        "zero_out",
-        z,
-        times,
-        z * math.sqrt(q.parameters) / q.cohort,
-        "gdp",
-        q,
+        "every client adds its own noise (round robin)", "server", "replace", z, times, noise, "gdp", q, set_up
     )
 
 
 def _records(q: Question, what: str) -> Answer:
-    times = -(-q.rounds * q.cohort // q.clients)
-    z = exact_multiplier(q.epsilon, q.delta, times)
+    z, times = _unsampled(q)
     noise = 2 * z / q.records * math.sqrt(q.parameters / q.cohort)
-    return Answer(
-        f"{what}: one noised full-batch step per exposure (gaussian_gdp)",
-        "server",
-        "replace",
-        z,
-        times,
-        noise,
-        "gdp",
-        q,
-    )
+    set_up = (f"algorithm={{name='gaussian_gdp', clip={q.clip}}}", _in_turn(q))
+    what = f"{what}: one noised full-batch step per exposure"
+    return Answer(what, "server", "replace", z, times, noise, "gdp", q, set_up)
+
+
+def _unsampled(q: Question) -> tuple[float, int]:
+    """Multiplier and exposures of the busiest client where clients take turns and nothing amplifies."""
+    times = -(-q.rounds * q.cohort // q.clients)
+    return exact_multiplier(q.epsilon, q.delta, times), times
+
+
+def _uplink(q: Question, server: str) -> tuple[str, str]:
+    return "algorithm=fedavg", f"uplink={{client=[{{name='clip', radius={q.clip}}}], server={server}}}"
+
+
+def _in_turn(q: Question) -> str:
+    return f"cohort={{name='round_robin', size={q.cohort}}}"
 
 
 def _alternatives(q: Question) -> Iterator[Answer]:

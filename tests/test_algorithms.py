@@ -80,6 +80,13 @@ def quadratics(algorithm: Any) -> Played:
     return Played(algorithm, TASK, SHARDS)
 
 
+def resting(algorithm: Any, w: Tensor) -> Played:
+    """A federation that already stands at w."""
+    run = quadratics(algorithm)
+    run.server = run.server._replace(x={"w": w})
+    return run
+
+
 def local(**changes: Any) -> dict[str, Any]:
     return {"lr": LR, "local_steps": STEPS, "batch_size": "full"} | changes
 
@@ -93,10 +100,10 @@ def rest(share: Tensor) -> Tensor:
 
 def test_fedavg_comes_to_rest_where_client_drift_leaves_it() -> None:
     share = 1 - (1 - LR * A) ** STEPS
-    assert torch.allclose(quadratics(FedAvg(**local())).play(300).w, rest(share), rtol=0, atol=1e-9)
+    assert torch.allclose(quadratics(FedAvg(**local())).play(40).w, rest(share), rtol=0, atol=1e-9)
     assert (rest(share) - OPTIMUM).norm() > 0.1  # far from the optimum
-    one = quadratics(FedAvg(**local(local_steps=1))).play(300).w
-    assert torch.allclose(one, OPTIMUM, rtol=0, atol=1e-9)  # one step does not drift
+    one = quadratics(FedAvg(**local(local_steps=1))).play(100).w
+    assert torch.allclose(one, OPTIMUM, rtol=0, atol=1e-7)  # one step does not drift
 
 
 def test_fedavg_weighs_by_the_number_of_examples() -> None:
@@ -138,7 +145,7 @@ def test_fedavg_with_one_client_is_plain_sgd(batch: Any) -> None:
     run = Played(FedAvg(lr=0.3, local_epochs=2, batch_size=batch), task, [data])
     start, n = run.server.x, len(data.y)
     run.play(2)
-    batches = []
+    batches: list[Tensor] = []
     for t in range(2):  # data order is a function of the round's key and the epoch
         key = keys.fold(run.key, t, 0)
         for epoch in range(2):
@@ -209,23 +216,29 @@ class Repelled(FedProx):
 
 
 @pytest.mark.parametrize("mu", [0.1, 1.0, 3.0])
-def test_fedprox_solves_the_proximal_problem(mu: float) -> None:
-    """argmin f_k(w) + mu/2 |w - w_t|^2 = (a b + mu w_t) / (a + mu), coordinate by coordinate."""
-    algorithm = FedProx(**local(local_steps=400), mu=mu)
+def test_fedprox_follows_the_proximal_problem(mu: float) -> None:
+    """E steps on f_k(w) + mu/2 |w - w_t|^2 shrink the distance to its solution by (1 - eta (a + mu))^E."""
+    algorithm = FedProx(**local(), mu=mu)
     run = quadratics(algorithm)
     run.one_round([2])
     x = run.w.clone()
     run.one_round([2])
-    assert torch.allclose(run.w, (A[2] * B[2] + mu * x) / (A[2] + mu), rtol=0, atol=1e-9)
+    solved = (A[2] * B[2] + mu * x) / (A[2] + mu)
+    assert torch.allclose(run.w, solved + (1 - LR * (A[2] + mu)) ** STEPS * (x - solved), rtol=0, atol=1e-12)
 
-    everybody = quadratics(algorithm).play(120).w
-    assert torch.allclose(everybody, rest(A / (A + mu)), rtol=0, atol=1e-8)
-    twin = quadratics(Repelled(**local(local_steps=400), mu=0.1)).play(120).w
-    assert not torch.allclose(twin, rest(A / (A + 0.1)), rtol=0, atol=1e-2)
+    share = A / (A + mu) * (1 - (1 - LR * (A + mu)) ** STEPS)
+    assert torch.allclose(resting(algorithm, rest(share)).play(2).w, rest(share), rtol=0, atol=1e-12)
+    twin = resting(Repelled(**local(), mu=mu), rest(share)).play(2).w
+    assert (twin - rest(share)).norm() > 1e-3
+
+
+def test_fedprox_solved_locally_is_the_proximal_point() -> None:
+    run = quadratics(FedProx(**local(local_steps=200), mu=1.0)).play(1)  # every client, from w = 0
+    assert torch.allclose(run.w, (A * B / (A + 1)).mean(0), rtol=0, atol=1e-9)
 
 
 def test_a_larger_mu_leaves_less_drift() -> None:
-    gaps = [float((quadratics(FedProx(**local(), mu=mu)).play(400).w - OPTIMUM).norm()) for mu in (0.0, 0.5, 2.0)]
+    gaps = [float((quadratics(FedProx(**local(), mu=mu)).play(20).w - OPTIMUM).norm()) for mu in (0.0, 0.5, 2.0)]
     assert gaps[0] > gaps[1] > gaps[2] > 0.01
 
 
@@ -244,17 +257,17 @@ class Flipped(Scaffold):
 
 
 def test_scaffold_reaches_the_optimum_that_fedavg_misses() -> None:
-    """With the same step and the same number of steps. Gap of FedAvg: 0.34 in norm here; of SCAFFOLD: below 1e-6."""
-    scaffold = quadratics(Scaffold(**local())).play(300).w
-    fedavg = quadratics(FedAvg(**local(), uplink=Scaffold().uplink)).play(300).w
+    """With the same step and the same number of steps. Measured: FedAvg rests 0.284 (2-norm) from the optimum, SCAFFOLD comes below 1e-8."""
+    scaffold = quadratics(Scaffold(**local())).play(40).w
+    fedavg = quadratics(FedAvg(**local(), uplink=Scaffold().uplink)).play(40).w
     assert (scaffold - OPTIMUM).norm() < 1e-6
-    assert (fedavg - OPTIMUM).norm() > 0.1
-    twin = quadratics(Flipped(**local())).play(300).w
+    assert (fedavg - OPTIMUM).norm() > 0.25
+    twin = quadratics(Flipped(**local())).play(20).w
     assert not (twin - OPTIMUM).norm() < 1e-2  # `not <`: it may be no number any more
 
 
 def test_scaffold_reaches_it_with_two_clients_a_round() -> None:
-    run = quadratics(Scaffold(**local())).play(1500, lambda t: [t % CLIENTS, (t + 1) % CLIENTS])
+    run = quadratics(Scaffold(**local())).play(120, lambda t: [t % CLIENTS, (t + 1) % CLIENTS])
     assert (run.w - OPTIMUM).norm() < 1e-6
 
 

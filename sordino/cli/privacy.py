@@ -31,12 +31,13 @@ def plan(
     rounds: int = 100,
     parameters: Annotated[int, typer.Option(help="Of the model.")] = 21_840,
     records: Annotated[int, typer.Option(help="Per client.")] = 600,
+    clip: Annotated[float, typer.Option(help="Norm of an update (client) or a gradient (example).")] = 1.0,
     as_json: Json = False,
 ) -> None:
     """Which noise a budget takes, and what else it would buy, before any training."""
     from sordino.planning import Question, answer
 
-    question = Question(epsilon, delta, unit.value, clients, cohort, rounds, parameters, records)
+    question = Question(epsilon, delta, unit.value, clients, cohort, rounds, parameters, records, clip)
     answers = [a.to_json() for a in answer(question)]
     if as_json:
         typer.echo(json.dumps({"question": asdict(question), "answer": answers[0], "alternatives": answers[1:]}))
@@ -51,8 +52,14 @@ def plan(
         f"status proved, accountant {first['accountant']}."
     )
     console.print(
-        "Clip each update (or gradient) at the typical norm of a public or synthetic pilot; every number above is in units of the clip, "
-        "so the clip does not change it."
+        f"Clip at {clip:g}, noise of standard deviation {first['noise_std']:.4g} on every coordinate of the sum. The ratios do not depend on the clip: "
+        "set it to the typical norm of a public or synthetic pilot (--clip)."
+    )
+    console.print(
+        "To run it: sordino run " + " ".join(f'"{part}"' for part in first["run"]),
+        soft_wrap=True,
+        highlight=False,
+        markup=False,
     )
     if first["noise_to_signal"] > 1:
         console.print(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from sordino import keys
@@ -34,6 +34,9 @@ class Clients:
         state = self.states.get(k)
         if state is None:
             state = self.algorithm.init_client(self.task)
-        shard = self.algorithm.read.open(self.shards[k], grant, self.task)
+        reader = self.algorithm.read
+        shard = reader.open(
+            self.shards[k], replace(grant, reads=reader.reads(self.algorithm.work, grant.size)), self.task
+        )
         upload, self.states[k] = self.algorithm.local(self.task, down, state, shard, key)
         return wire.encode(self.header(t, k), self.algorithm.uplink.encode(upload, grant))

@@ -8,7 +8,6 @@ Which path a module takes is decided by comparing both on random input once, not
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -117,6 +116,12 @@ def _norm(x: Tensor, order: int, dim: int) -> Tensor:
     return found
 
 
+def _lengths(gram: Tensor) -> Tensor:
+    """Norms of the vectors behind a Gram matrix, rounded up where their squares vanish."""
+    smallest: float = torch.finfo(gram.dtype).tiny ** 0.5
+    return gram.diagonal(0, 1, 2).double().sqrt() + 1e4 * smallest
+
+
 def _only(finite: Tensor, rows: Tensor) -> Tensor:
     """The rows of finite examples; zeros for the others, whose weight of 0 would not silence a NaN."""
     if bool(finite.all()):
@@ -155,9 +160,7 @@ class Positions:
         if self.each is None and order == 2:
             aa, gg = torch.bmm(self.a.mT, self.a), torch.bmm(self.g.mT, self.g)
             # positions may cancel, and tiny squares vanish: what rounding may have taken from the terms is added back to their sum
-            exact = torch.finfo(aa.dtype)
-            lengths = (m.diagonal(0, 1, 2).double().sqrt() + 1e4 * exact.tiny**0.5 for m in (aa, gg))
-            lost = 16 * exact.eps * math.prod(lengths).sum(1) ** 2
+            lost = 16 * torch.finfo(aa.dtype).eps * (_lengths(aa) * _lengths(gg)).sum(1) ** 2
             weight = ((aa * gg).sum((1, 2)).double().clamp_min(0) + lost).sqrt()
         else:
             each = self.each if self.each is not None else torch.bmm(self.g, self.a.mT)

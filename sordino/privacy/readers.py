@@ -158,6 +158,13 @@ class NoisyGradient:
                 fix='use neighbours = "add_remove"',
                 code="poisson-needs-add-remove",
             )
+        if self.sampling in ("fixed_batches", "fixed_subset") and self.neighbours == "add_remove":
+            raise UnsoundGuarantee(
+                f"{self.sampling} with add_remove neighbours",
+                why="one record more or less shifts all others into other batches, so more than one batch changes",
+                fix='use neighbours = "replace"',
+                code="fixed-rows-add-remove",
+            )
 
     def offer(self) -> Offer | None:
         return Offer(
@@ -235,47 +242,50 @@ class NoisyShard:
 
     def __init__(self, reader: NoisyGradient, examples: Examples, grant: Grant, task: Task) -> None:
         self._reader, self._examples, self._grant, self._task = reader, examples, grant, task
-        self._allowed = 0
-        self._drawn = 0
+        self._opened = False
+        self._read: set[int] = set()
 
     @property
     def size(self) -> int:
-        return len(self._examples.y)
+        """The public number; under add_remove the data may hold one more or one less."""
+        return self._grant.size
 
     def batches(self, work: Work, key: Key) -> Iterator[Batch]:
         effort = _effort(work, self._grant)
-        if self._allowed:
+        reads, reserved = self._reader.reads(effort, self.size), self._grant.reads
+        if self._opened or (reserved is not None and reads > reserved):
             raise PrivacyError(
-                "a second pass over the examples",
-                why="the ledger reserved one",
+                "a second pass over the examples" if self._opened else f"{reads} reads where {reserved} were reserved",
+                why="every noisy read is paid for before the round starts",
+                fix="let the algorithm's `work` say how often it reads, and read once",
                 code="read-beyond-reservation",
             )
-        self._allowed = sum(1 for _ in self._rows(effort, key))
-        for step, rows in enumerate(self._rows(effort, key)):
-            yield NoisyBatch(self, rows, keys.fold(key, "draw", step), effort.batch(self.size))
+        self._opened = True
+        for step, rows in enumerate(self._rows(effort)):
+            yield NoisyBatch(self, step, rows, keys.fold(key, "draw", step), effort.batch(self.size))
 
-    def _rows(self, work: Work, key: Key) -> Iterator[Tensor]:
-        n, reader = self.size, self._reader
+    def _rows(self, work: Work) -> Iterator[Tensor]:
+        n, reader = len(self._examples.y), self._reader
         if reader.sampling == "fixed_batches":
             for _ in range(work.epochs or 1):
-                yield from torch.split(torch.arange(n), work.batch(n))
+                yield from torch.split(torch.arange(n), work.batch(self.size))
             return
         fixed = keys.permutation(keys.fold(keys.root(self._grant.client), "subset"), n)[: max(1, int(reader.rate * n))]
-        for step in range(work.count(n)):
+        for step in range(work.count(self.size)):
             if reader.sampling == "poisson":
                 yield torch.nonzero(self._grant.source.child("sample", step).coins(n, reader.rate)).flatten()
             else:
                 yield fixed if reader.sampling == "fixed_subset" else torch.arange(n)
 
-    def read(self, rows: Tensor, losses: Losses, params: Params, key: Key, work_batch: int) -> Params:
-        if self._drawn >= self._allowed:
+    def read(self, step: int, rows: Tensor, losses: Losses, params: Params, key: Key, work_batch: int) -> Params:
+        if step in self._read:
             raise PrivacyError(
-                "a gradient was read that the ledger did not reserve",
-                why="every noisy read is paid for before the round starts",
+                f"batch {step} was read a second time",
+                why="every noisy read is paid for before the round starts, and disjoint batches cost one read only once each",
                 fix="call grad once per batch",
                 code="read-beyond-reservation",
             )
-        self._drawn += 1
+        self._read.add(step)
         reader = self._reader
         multiplier = reader.multiplier if reader.multiplier is not None else self._grant.multiplier
         assert multiplier is not None, "the plan prices every private reader before a round"
@@ -287,7 +297,7 @@ class NoisyShard:
         else:
             total = tree.zeros_like(params)
         scale = multiplier * reader.sensitivity
-        source = self._grant.source.child("read", self._drawn)
+        source = self._grant.source.child("read", step)
         denominator = reader.denominator(self.size, work_batch)
         return {
             name: (reader.mechanism.add(total[name].double(), scale, source.child(name)) / denominator).to(
@@ -300,10 +310,11 @@ class NoisyShard:
 @dataclass(frozen=True)
 class NoisyBatch:
     _shard: NoisyShard = field(repr=False)
+    _step: int
     _rows: Tensor = field(repr=False)
     _key: Key
     _size: int
 
     def grad(self, losses: Losses, params: Params) -> Params:
         """Noisy mean gradient."""
-        return self._shard.read(self._rows, losses, params, self._key, self._size)
+        return self._shard.read(self._step, self._rows, losses, params, self._key, self._size)

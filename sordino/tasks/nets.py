@@ -62,7 +62,7 @@ class Ball(nn.Module):
         limit = (self.radius**2 - 1) ** 0.5
         norm: Tensor = torch.linalg.vector_norm(x, dim=1, keepdim=True)
         scaled: Tensor = x * (limit / norm.clamp_min(limit))
-        return scaled
+        return torch.where(torch.isfinite(norm), scaled, 0.0)  # a row that is no number counts as the origin
 
 
 def logistic(shape: tuple[int, ...], classes: int, radius: float | None = None) -> nn.Module:
