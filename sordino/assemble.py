@@ -28,6 +28,7 @@ from sordino.ledger.schedules import SCHEDULES, Adaptive, Schedule
 from sordino.partition.schemes import SCHEMES, Natural, match_test
 from sordino.plan import Budget, Plan, draft
 from sordino.privacy.readers import NoisyGradient
+from sordino.privacy.stages import Weigh
 from sordino.tasks.task import Classification, Quadratic, build_net, fits
 from sordino.types import Examples, Offer, Task
 
@@ -158,12 +159,12 @@ class Parts:
                 fix=f"set privacy.delta below {1 / protected:.1e}",
                 code="delta-too-large",
             )
-        sized = offer.neighbours == "replace" and offer.unit == "example"
-        if sized and not self.experiment.privacy.public_sizes:
+        weighed = any(isinstance(stage, Weigh) for stage in self.algorithm.uplink.client)
+        if (offer.unit == "example" or weighed) and not self.experiment.privacy.public_sizes:
             raise UnsoundGuarantee(
-                "the noise scale depends on n, but public_sizes = false",
-                why="a noise scale that follows a secret n tells n; the replace relation keeps n fixed and public",
-                fix="set privacy.public_sizes = true, or use sampling with a fixed public denominator",
+                "the weights or the noise scale depend on n, but public_sizes = false",
+                why="a number that follows a secret n tells n",
+                fix="set privacy.public_sizes = true, or protect whole clients and leave Weigh out",
                 code="sizes-not-public",
             )
 

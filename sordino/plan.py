@@ -174,7 +174,9 @@ def draft(
 def _pricing(offer: Offer, budget: Budget | None, longest: int, published: float | None) -> Pricing:
     if published is not None:
         return AsPublished(published)
-    if offer.rate < 1:
+    if (
+        offer.rate < 1 and offer.mechanism.calibration != "pure"
+    ):  # a sample of Laplace noise is charged as if it were no sample
         epsilon, delta = (budget.epsilon, budget.delta) if budget else (1.0, 1e-5)
         fixed = budget is not None and isinstance(budget.schedule, Uniform)
         return (counted if fixed else best_order)(offer.rate, epsilon, delta, longest)

@@ -378,3 +378,14 @@ def test_renyi_above_loss_distribution_above_exact() -> None:
 @pytest.mark.slow
 def test_renyi_above_loss_distribution_above_exact_on_200_points() -> None:
     renyi_above_exact(200, seed=4)
+
+
+@pytest.mark.parametrize(("z", "delta"), [(1.0, 1e-5), (3.0, 1e-6), (0.7, 1e-9)])
+def test_two_steps_of_a_client_row_bound_replacing_an_example(z: float, delta: float) -> None:
+    from sordino.ledger.statement import two_steps
+
+    # the exact answer is known for a Gaussian: replacing is one step of twice the sensitivity, mu = 2/z
+    claimed = two_steps(Gaussian(z), delta, "add_remove")
+    assert claimed >= epsilon_of(2 / z, delta)
+    assert claimed < 2.5 * epsilon_of(2 / z, delta)
+    assert claimed > 2 * epsilon_of(1 / z, delta)  # the broken twin that forgets the smaller delta
