@@ -97,11 +97,11 @@ class Plan:
 
     def rehearse(self) -> None:
         """Price every planned exposure once, so that what cannot be priced is refused before the first round."""
+        if self.budget is not None and isinstance(self.budget.schedule, Adaptive):
+            return  # known only on the way
         first = {pair: k for k, pair in reversed(list(enumerate(zip(self.exposures, self.reads, strict=True))))}
-        if self.budget is None or isinstance(self.budget.schedule, Adaptive):
-            first = {}  # a typed price, or one that is known only on the way
         for (times, _), client in first.items():
-            for exposure in range(times):
+            for exposure in range(times if self.budget is not None else 1):  # a typed price is the same for all
                 self.price(client, exposure, self.currency.zero())
 
     def _multiplier(self, charge: Amount, reads: int) -> float:
@@ -174,9 +174,7 @@ def draft(
 def _pricing(offer: Offer, budget: Budget | None, longest: int, published: float | None) -> Pricing:
     if published is not None:
         return AsPublished(published)
-    if (
-        offer.rate < 1 and offer.mechanism.calibration != "pure"
-    ):  # a sample of Laplace noise is charged as if it were no sample
+    if offer.rate < 1 and offer.mechanism.calibration != "pure":  # sampled Laplace is charged as if it were not sampled
         epsilon, delta = (budget.epsilon, budget.delta) if budget else (1.0, 1e-5)
         fixed = budget is not None and isinstance(budget.schedule, Uniform)
         return (counted if fixed else best_order)(offer.rate, epsilon, delta, longest)

@@ -145,13 +145,14 @@ def _train(parts: Parts, folder: Path, watch: Callable[[Progress], None] | None)
             notes.append(f"stopped before round {t + 1}: {error.what}")
         except KeyboardInterrupt:
             interrupted = True
-        made = _finish(parts, folder, federation, server, t)
+        metrics_file.flush()
+        made = _finish(parts, folder, federation, server)
         with open(folder / "log.txt", "a", encoding="utf-8") as log:
             log.writelines(f"{note}\n" for note in notes)
         return Result(folder, read_metrics(folder), made, notes, interrupted)
 
 
-def _finish(parts: Parts, folder: Path, federation: Federation, server: Any, t: int) -> dict[str, Any]:
+def _finish(parts: Parts, folder: Path, federation: Federation, server: Any) -> dict[str, Any]:
     model = parts.algorithm.personal(parts.task, parts.algorithm.broadcast(server), None)
     atomic_write(folder / "model.safetensors", safetensors.torch.save({k: v.contiguous() for k, v in model.items()}))
     made = receipt(parts, federation)
@@ -161,7 +162,8 @@ def _finish(parts: Parts, folder: Path, federation: Federation, server: Any, t: 
 
 def read_metrics(folder: Path) -> list[Metrics]:
     path = folder / "metrics.jsonl"
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    # what follows the last newline is the row that a kill cut short
+    return [json.loads(line) for line in path.read_text().split("\n")[:-1]] if path.exists() else []
 
 
 # state that survives a crash ------------------------------------------------------------------------------------------

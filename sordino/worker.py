@@ -6,6 +6,7 @@ key in simulation, from the operating system otherwise.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 from pathlib import Path
@@ -66,7 +67,8 @@ def main(arguments: list[str]) -> None:
     torch.set_num_threads(parts.experiment.engine.threads)
     keep_freed_memory()
     clients = parts.clients(run, range(int(first), len(parts.sizes), int(step)))
-    serve(parts, clients, Path(folder) / f"clients-{first}", sys.stdin.buffer, sys.stdout.buffer)
+    with contextlib.suppress(BrokenPipeError):  # the server is gone: nobody is left to answer
+        serve(parts, clients, Path(folder) / f"clients-{first}", sys.stdin.buffer, sys.stdout.buffer)
 
 
 if __name__ == "__main__":

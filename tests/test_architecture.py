@@ -35,7 +35,9 @@ def test_algorithms_draw_nothing(path: Path) -> None:
 
 
 def test_the_scan_sees_draws() -> None:
-    sneaky = "import torch\ndef local(self, y):\n    return y + torch.randn(3) + torch.distributions.Laplace(0, 1).sample()"
+    sneaky = (
+        "import torch\ndef local(self, y):\n    return y + torch.randn(3) + torch.distributions.Laplace(0, 1).sample()"
+    )
     assert calls(sneaky) & DRAWS == {"randn", "Laplace"}
 
 

@@ -254,7 +254,7 @@ def test_grouped_and_padded_otherwise_convolutions_are_not_covered() -> None:
 
 # extreme examples -------------------------------------------------------------------------------------------------------
 
-small = {
+small: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "linear": (lambda: nn.Sequential(nn.Flatten(), nn.Linear(72, CLASSES)), SHAPE),
     "conv": (
         lambda: nn.Sequential(nn.Conv2d(2, 4, 3), nn.GroupNorm(2, 4), nn.ReLU(), nn.Flatten(), nn.Linear(64, CLASSES)),
@@ -269,7 +269,7 @@ small = {
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf"), 1e30])
 @pytest.mark.parametrize("name", small)
 def test_a_bad_example_contributes_zero_and_touches_nobody(name: str, bad: float, order: int) -> None:
-    """Bit for bit what the others give beside a row without gradient; a row of 1e30 may count, but never above the clip."""
+    """The sum over the others, to the rounding of one more term; a row of 1e30 may count, but never above the clip."""
     make, shape = small[name]
     task = task_of(make(), shape)
     params, batch = weights(task, torch.float32), rows(4, shape)
@@ -287,7 +287,7 @@ def test_a_bad_example_contributes_zero_and_touches_nobody(name: str, bad: float
     assert all(torch.isfinite(value).all() for value in beside.values())
     difference = torch.cat([(beside[k].double() - alone[k].double()).reshape(-1) for k in alone])
     gap = float(torch.linalg.vector_norm(difference, order))
-    assert gap <= (0.3 if abs(bad) < float("inf") else 0.0) + 2e-6  # rounding of sums of 3 and of 4 terms
+    assert gap <= (0.3 if abs(bad) < float("inf") else 0.0) + 2e-6
 
 
 def test_examples_without_gradient_are_legal() -> None:

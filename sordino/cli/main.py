@@ -101,7 +101,7 @@ def show(folder: Path, as_json: Json = False) -> None:
             fix=f"`sordino resume {folder}`",
             code="not-a-run",
         )
-    rows = [json.loads(line) for line in metrics.read_text().splitlines()]
+    rows = [json.loads(line) for line in metrics.read_text().split("\n")[:-1]]
     if as_json:
         typer.echo(json.dumps({"metrics": rows, "privacy": json.loads(receipt.read_text())}))
     else:

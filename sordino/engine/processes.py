@@ -41,6 +41,7 @@ class Processes:
                 ],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
+                process_group=0,  # Ctrl-C in a terminal is for the server, which ends its workers
             )
             for i in range(workers)
         ]

@@ -53,7 +53,9 @@ class Case:
             "": set(),
             "example": {("example", a) for a in everybody},
             "client": {(unit, a) for unit in ("example", "client") for a in everybody},  # replace: examples are implied
-            "central": {(unit, a) for unit in ("example", "client") for a in everybody[1:]},  # examples by group privacy
+            "central": {
+                (unit, a) for unit in ("example", "client") for a in everybody[1:]
+            },  # examples by group privacy
         }
         return by[self.protects]
 
