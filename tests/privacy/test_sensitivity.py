@@ -11,7 +11,7 @@ import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import pytest
 import torch
@@ -128,15 +128,17 @@ def reader_ratio(gate: Gate, pairs: Iterator[Pair], own_size: bool = False) -> f
     return worst
 
 
+def reader_gate(sampling: Any, law: GaussianNoise | LaplaceNoise, relation: Any) -> Gate:
+    rate, work = {"poisson": 0.7}.get(sampling, 1.0), {"fixed_batches": Work(1, None, 2)}.get(sampling, WHOLE)
+    return Gate(NoisyGradient(0.8, law, sampling=sampling, neighbours=relation, rate=rate), work=work)
+
+
 READERS: dict[str, tuple[Gate, str]] = {
-    f"{sampling}-{law.order}-{relation}": (
-        Gate(NoisyGradient(0.8, law, sampling=sampling, neighbours=relation, rate=rate), work=work),
-        relation,
-    )
-    for sampling, relations, rate, work in (
-        ("full", ("replace", "add_remove", "zero_out"), 1.0, WHOLE),
-        ("poisson", ("add_remove",), 0.7, WHOLE),
-        ("fixed_batches", ("replace", "zero_out"), 1.0, Work(1, None, 2)),
+    f"{sampling}-{law.order}-{relation}": (reader_gate(sampling, law, relation), relation)
+    for sampling, relations in (
+        ("full", ("replace", "add_remove", "zero_out")),
+        ("poisson", ("add_remove",)),
+        ("fixed_batches", ("replace", "zero_out")),
     )
     for law in (GaussianNoise(), LaplaceNoise())
     for relation in relations
@@ -371,12 +373,14 @@ def central_ratio(uplink: Uplink, relation: str, count: int, like: Uplink | None
     return largest_move(partial(central, uplink), crowds(relation, count, seed=count), scale / Z, order)
 
 
+def central_uplink(law: GaussianNoise | LaplaceNoise, relation: Any, weigh: tuple[Stage, ...]) -> Uplink:
+    order: Literal[1, 2] = 1 if law.order == 1 else 2
+    return Uplink(client=(Clip(0.3, order), *weigh), server=(Noise(law, relation),))
+
+
 CENTRAL: dict[str, tuple[Uplink, str]] = {
-    f"{law.order}-{relation}-{'weighed' if weigh else 'plain'}": (
-        Uplink(client=(Clip(0.3, order), *weigh), server=(Noise(law, relation),)),
-        relation,
-    )
-    for law, order in ((GaussianNoise(), 2), (LaplaceNoise(), 1))
+    f"{law.order}-{relation}-{'weighed' if weigh else 'plain'}": (central_uplink(law, relation, weigh), relation)
+    for law in (GaussianNoise(), LaplaceNoise())
     for relation in ("add_remove", "zero_out", "replace")
     for weigh in ((), (Weigh(),))
 }

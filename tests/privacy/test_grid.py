@@ -1,0 +1,241 @@
+"""What leaves the `system` source lies on a grid, follows the exact law there, and has no low bits that betray the input.
+
+Chi-square tests reject at p < 1e-6 and draw anew each time; deterministic parts have no false alarms.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import mpmath  # type: ignore[import-untyped]
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+from scipy import stats
+
+from sordino.errors import UnsoundGuarantee
+from sordino.privacy import sources
+from sordino.privacy.mechanisms import GaussianNoise, LaplaceNoise
+from sordino.privacy.sources import GRID, TABLE_ERROR, Counter, System, grid_step
+from sordino.privacy.stages import Clip, Noise
+from sordino.types import Grant, Source
+from sordino.uplink import Uplink
+
+DRAWS = 10**6
+SCALE = 1.7  # of the noise; any
+STEP = grid_step(SCALE)
+Floats = NDArray[np.float64]
+LAWS: dict[str, GaussianNoise | LaplaceNoise] = {"gaussian": GaussianNoise(), "laplace": LaplaceNoise()}
+
+
+def release(law: str, x: float, source: Source, scale: float = SCALE, count: int = DRAWS) -> Floats:
+    """`count` releases of x: as many coordinates of one client's upload, all equal to x, through the public call."""
+    noise = Noise(LAWS[law], "zero_out")
+    values = {"w": torch.full((count,), x, dtype=torch.float64)}
+    order, limit = noise.mechanism.order, 2.0
+    radius = limit * (count if order == 1 else math.sqrt(count))
+    sent = Uplink(client=(Clip(radius, order), noise)).encode(values, Grant(0, 1, 1, source, scale / radius))  # type: ignore[arg-type]
+    return np.asarray(sent["w"].numpy())
+
+
+def on_grid(outputs: Floats, step: float) -> float:
+    """Share of outputs that are whole multiples of the step."""
+    return float(np.mean(outputs / step == np.rint(outputs / step)))
+
+
+# ---------------------------------------------------------------- no low bits
+
+
+@pytest.mark.parametrize("law", LAWS)
+def test_neighbours_release_the_same_grid(law: str) -> None:
+    for x in (0.0, 1.0, 0.1, -2 / 3):
+        assert on_grid(release(law, x, System()), STEP) == 1
+    assert on_grid(release(law, 0.1, Counter(1)), STEP) < 0.01  # the simulation's float sampler is rejected
+
+
+def impossible(outputs: Floats, x: float, scale: float) -> float:
+    """Share of outputs that x + scale * ln(u), u a multiple of 2^-53, can never be in float64: the attack of Mironov 2012."""
+    wanted = np.abs(outputs - x) / scale
+    u = np.rint(np.exp(-wanted) * 2.0**53)
+    reached = np.zeros(len(outputs), dtype=bool)
+    for shift in range(-4, 5):  # the exponential and the logarithm are off by a few units only
+        noise = -scale * np.log((u + shift) * 2.0**-53)
+        reached |= (x + noise == outputs) | (x - noise == outputs)
+    return float(np.mean(~reached))
+
+
+def naive_laplace(x: float, scale: float, count: int) -> Floats:
+    rng = np.random.default_rng(5)
+    u = rng.integers(1, 2**53, count) * 2.0**-53
+    return np.asarray(x + np.where(rng.random(count) < 0.5, -1, 1) * -scale * np.log(u))
+
+
+def test_the_textbook_laplace_is_broken_by_its_low_bits() -> None:
+    from_zero = naive_laplace(0.0, 1.0, 10**5)
+    assert impossible(from_zero, 0.0, 1.0) < 0.01  # the test knows its sampler
+    assert impossible(from_zero, 1.0, 1.0) > 0.5  # and tells most single outputs of a neighbour apart
+
+
+def test_a_grid_leaves_no_output_impossible() -> None:
+    zero, one = (np.rint(release("laplace", x, System(), 1.0, 10**5) / grid_step(1.0)).astype(np.int64) for x in (0, 1))
+    shared = range(int(one.min()), int(zero.max()))  # inside both ranges every cell has mass from either input
+    thresholds = sources._laplace_cells(round(1.0 / grid_step(1.0), 9)).thresholds
+    assert np.all(np.diff(thresholds)[len(thresholds) // 4 : -len(thresholds) // 4] > 0)
+    assert len(shared) > GRID
+
+
+# ---------------------------------------------------------------- the law on the grid
+
+
+def cell_law(law: str, x: float, edges: Floats, scale: float) -> Floats:
+    """P[floor((x + noise) / STEP) = k], summed between edges: the continuous law at cell borders."""
+    cdf = stats.norm.cdf if law == "gaussian" else stats.laplace.cdf
+    return np.asarray(np.diff(np.concatenate([[0.0], cdf((edges * STEP - x) / scale), [1.0]])))
+
+
+def p_value(law: str, outputs: Floats, x: float, scale: float, width: int) -> float:
+    """Chi-square over bins of `width` cells around the middle, and two tails."""
+    k = np.rint(outputs / STEP)
+    middle = round(x / STEP)
+    edges = middle + width * np.arange(-60, 61).astype(np.float64)
+    expected = cell_law(law, x, edges, scale) * len(k)
+    found = np.bincount(np.searchsorted(edges, k, side="right"), minlength=len(expected))
+    assert expected.min() > 5
+    return float(stats.chisquare(found, expected).pvalue)
+
+
+@pytest.mark.parametrize("law", LAWS)
+@pytest.mark.parametrize("x", [0.0, 0.4 * STEP, 1.0 + 0.7 * STEP])
+def test_the_law_on_the_grid_is_the_exact_one(law: str, x: float) -> None:
+    outputs = release(law, x, System())
+    assert p_value(law, outputs, x, SCALE, width=200) > 1e-6  # the whole law
+    assert p_value(law, outputs, x, SCALE, width=1) > 1e-6  # single cells
+    for wrong in (0.98, 1.02):
+        assert p_value(law, release(law, x, System(), SCALE * wrong), x, SCALE, width=200) < 1e-6
+
+
+class Fixed(System):
+    """The same words in every instance: two releases coupled in the best way."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._rng = np.random.default_rng(3)
+
+    def child(self, *parts: int | str) -> Source:
+        return Fixed()
+
+    def _words(self, count: int) -> NDArray[np.uint64]:
+        return self._rng.integers(0, 2**64, count, dtype=np.uint64)
+
+
+@pytest.mark.parametrize("law", LAWS)
+def test_a_fraction_of_a_step_is_carried(law: str) -> None:
+    # whoever cut the input to the grid first would move by 0 steps here; the standard error is 0.0005 steps
+    moved = release(law, 0.3 * STEP, Fixed()) - release(law, 0.0, Fixed())
+    assert np.mean(moved) / STEP == pytest.approx(0.3, abs=0.005)
+    assert set(np.unique(moved / STEP)) == {0.0, 1.0}
+
+
+# ---------------------------------------------------------------- rounding and sensitivity
+
+
+def cut_first(x: Floats, step: float) -> Floats:
+    return np.trunc(x / step) * step
+
+
+@given(
+    st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=30),
+    st.integers(-20, 20),
+)
+@settings(max_examples=300, deadline=None)
+def test_cutting_one_vector_toward_zero_shortens_it(x: list[float], exponent: int) -> None:
+    values = np.array(x)
+    cut = cut_first(values, 2.0**exponent)
+    assert np.abs(cut).sum() <= np.abs(values).sum()
+    assert np.linalg.norm(cut) <= np.linalg.norm(values) * (1 + 1e-15)
+
+
+def test_but_cutting_a_sum_moves_it_further_than_its_summands() -> None:
+    # why `System` carries fractions instead: 10^4 coordinates just short of a step, one example that moves each by a hair
+    step = grid_step(1.0)
+    base, moved = np.full(10**4, step * (1 - 1e-9)), np.full(10**4, step * (1 + 1e-9))
+    assert np.linalg.norm(moved - base) < 1e-9
+    assert np.linalg.norm(cut_first(moved, step) - cut_first(base, step)) > 0.01
+
+
+@pytest.mark.parametrize("law", LAWS)
+def test_a_hair_moves_the_release_by_a_hair(law: str) -> None:
+    # the same words for both inputs: whoever cut first would move every coordinate by a step
+    step, hair = grid_step(SCALE), 1e-9
+    below, above = (release(law, step * (1 + sign * hair), Fixed(), SCALE, 10**5) for sign in (-1, 1))
+    assert np.mean(below != above) < 1e-4
+
+
+# ---------------------------------------------------------------- the tables, against 60 digits
+
+
+def exact_cdf(law: str, scale: float) -> Callable[[int], mpmath.mpf]:
+    s = mpmath.mpf(scale)
+    if law == "gaussian":
+        return lambda k: mpmath.erfc(-mpmath.mpf(k) / s / mpmath.sqrt(2)) / 2
+    return lambda k: mpmath.exp(k / s) / 2 if k <= 0 else 1 - mpmath.exp(-k / s) / 2
+
+
+def table(law: str, scale: float) -> sources.Cells:
+    return {"gaussian": sources._gaussian_cells, "laplace": sources._laplace_cells}[law](scale)
+
+
+def table_error(law: str, scale: float, cells: sources.Cells, every: int) -> float:
+    """Total variation between the table and the exact law, from cells `every` apart: their errors are alike."""
+    with mpmath.workdps(60):
+        cdf, total, seen = exact_cdf(law, scale), mpmath.mpf(0), 0
+        for i in range(1, len(cells.thresholds), every):
+            k = cells.lowest + i
+            mass = mpmath.mpf(int(cells.thresholds[i]) - int(cells.thresholds[i - 1])) / 2**64
+            total += abs(mass - (cdf(k + 1) - cdf(k)))
+            seen += 1
+        tails = cdf(cells.lowest) + 1 - cdf(cells.lowest + len(cells.thresholds) + 1)
+        return float((total * len(cells.thresholds) / seen + tails) / 2)
+
+
+@pytest.mark.parametrize("law", LAWS)
+@pytest.mark.parametrize("scale", [4096.0, 6789.123, 8191.9])
+def test_the_table_is_exact_to_what_the_receipt_says(law: str, scale: float) -> None:
+    assert table_error(law, scale, table(law, scale), every=997) <= TABLE_ERROR
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("law", LAWS)
+@pytest.mark.parametrize("scale", [4096.0, 8191.9])
+def test_every_cell_of_the_table_is_exact(law: str, scale: float) -> None:
+    assert table_error(law, scale, table(law, scale), every=1) <= TABLE_ERROR
+
+
+@pytest.mark.parametrize("law", LAWS)
+def test_a_table_in_single_precision_is_caught(law: str) -> None:
+    cells = table(law, 4096.0)
+    rounded = cells.thresholds >> np.uint64(40) << np.uint64(40)  # 24 bits are left
+    coarse = sources.Cells(rounded, cells.lowest, cells.slope, cells.bend)
+    assert table_error(law, 4096.0, coarse, every=997) > TABLE_ERROR
+
+
+@pytest.mark.parametrize("law", LAWS)
+def test_the_fraction_carries_as_the_law_inside_a_cell_says(law: str) -> None:
+    with mpmath.workdps(60):
+        for scale in (4096.0, 8191.9):
+            cdf, cells = exact_cdf(law, scale), table(law, scale)
+            for k in (-8 * 4096, -4097, -1, 0, 1, 300, 5 * 4096):
+                for r in (0.0, 1e-12, 0.25, 0.5, 0.999):
+                    exact = (cdf(k + 1) - cdf(mpmath.mpf(k + 1) - mpmath.mpf(r))) / (cdf(k + 1) - cdf(k))
+                    assert float(cells.carry(np.array([k]), np.array([r]))[0]) == pytest.approx(float(exact), abs=4e-16)
+
+
+@pytest.mark.parametrize("scale", [0.0, -1.0, math.nan, math.inf, 1e-300])
+def test_a_scale_without_a_grid_is_refused(scale: float) -> None:
+    with pytest.raises(UnsoundGuarantee) as refusal:
+        System().gaussian(torch.zeros(3), scale)
+    assert refusal.value.code == "noise-scale-not-positive"

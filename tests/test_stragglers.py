@@ -1,0 +1,152 @@
+"""Slow clients: how many, which, how much they still do; the same for every compared method."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+
+from sordino import config, keys
+from sordino.algorithms.fedavg import FedAvg
+from sordino.assemble import Parts
+from sordino.engine.client import Clients
+from sordino.engine.stragglers import Stragglers
+from sordino.errors import ConfigError
+from sordino.training import start
+
+KEY = keys.root(2)
+TEN = list(range(20, 30))
+quick = settings(deadline=None, derandomize=True, max_examples=80)
+
+
+@pytest.mark.parametrize(("share", "active"), [(0.0, 10), (0.5, 5), (0.9, 1), (1.0, 0), (0.25, 8), (0.35, 6)])
+def test_how_many_are_left(share: float, active: int) -> None:
+    """n = round half to even of m (1 - s): 7.5 becomes 8, 6.5 becomes 6."""
+    crew = Stragglers(share, "drop").split(TEN, 0, KEY)
+    assert len(crew.active) == active
+    assert len(Stragglers(share, "late").split(TEN, 0, KEY).late) == 10 - active
+    assert len(Stragglers(share, "keep", 5).split(TEN, 0, KEY).epochs) == 10 - active
+
+
+@quick
+@given(st.lists(st.integers(0, 99), unique=True, max_size=12), st.floats(0, 1), st.integers(0, 50), st.integers(2, 9))
+def test_the_policies_agree_on_who_is_slow(cohort: list[int], share: float, t: int, epochs: int) -> None:
+    drop, late, keep = (Stragglers(share, policy, epochs).split(cohort, t, KEY) for policy in ("drop", "late", "keep"))  # type: ignore[arg-type]
+    slow = set(cohort) - set(drop.active)
+    assert late.late == slow == set(keep.epochs)
+    assert late.active == keep.active == cohort
+    assert not drop.late
+    assert not drop.epochs
+    assert not keep.late
+    assert not late.epochs
+    assert all(1 <= effort < epochs for effort in keep.epochs.values())
+    assert drop.active == [k for k in cohort if k in drop.active]  # the order of the cohort is kept
+
+
+def test_who_is_slow_changes_from_round_to_round_and_with_the_seed_only() -> None:
+    policy = Stragglers(0.5)
+    rounds = [tuple(policy.split(TEN, t, KEY).active) for t in range(30)]
+    assert rounds == [tuple(policy.split(TEN, t, KEY).active) for t in range(30)]
+    assert len(set(rounds)) > 20
+    assert rounds != [tuple(policy.split(TEN, t, keys.root(3)).active) for t in range(30)]
+
+
+def test_everybody_is_slow_equally_often_and_does_every_effort_equally_often() -> None:
+    """Chi-squared, p > 1e-6 each; a fixed set and the efforts' complement are rejected."""
+    slow: Counter[int] = Counter()
+    efforts: Counter[int] = Counter()
+    for t in range(2000):
+        crew = Stragglers(0.3, "keep", 6).split(TEN, t, KEY)
+        slow.update(crew.epochs.keys())
+        efforts.update(crew.epochs.values())
+    assert sorted(slow) == TEN
+    assert sorted(efforts) == [1, 2, 3, 4, 5]
+    # three of ten without replacement: the counts vary less than the chi-squared law allows, so the test is only stricter in power
+    assert stats.chisquare(list(slow.values())).pvalue > 1e-6
+    assert stats.chisquare(list(efforts.values())).pvalue > 1e-6
+    assert stats.chisquare([900, *[600] * 8, 300]).pvalue < 1e-6  # negative control at this size
+
+
+def federation(algorithm: dict[str, Any], **changes: Any) -> config.Experiment:
+    table = {
+        "rounds": 5,
+        "partition": {"scheme": "iid", "clients": 10},
+        "algorithm": algorithm,
+        "privacy": {},
+        "cohort": {"name": "random", "size": 6},
+        "stragglers": {"share": 0.5, "policy": "drop"},
+        "evaluation": {"every": 100, "final": 1},
+    }
+    return config.validate(table | changes)
+
+
+METHODS: list[dict[str, Any]] = [
+    {"algorithm": {"name": "fedavg"}},
+    {"algorithm": {"name": "fedprox", "mu": 0.5}},
+    {"algorithm": {"name": "scaffold", "local_steps": 2}},
+    {"algorithm": {"name": "gaussian_gdp"}, "privacy": {"epsilon": 2.0}},
+    {"algorithm": {"name": "whole_update"}, "privacy": {"epsilon": 2.0, "delta": 1e-3}},
+]
+
+
+def test_all_methods_see_the_same_clients() -> None:
+    """Cohort and stragglers of every round, method by method; another seed gives others."""
+
+    def seen(**changes: Any) -> list[list[int]]:
+        parts = Parts(federation(**changes))
+        run = parts.federation(":memory:", "run")
+        return [run.stragglers.split(run.cohort.draw(t, 10, run.key), t, run.key).active for t in range(5)]
+
+    first, *others = [seen(**method) for method in METHODS]
+    assert all(len(active) == 3 for active in first)
+    assert others == [first] * (len(METHODS) - 1)
+    assert seen(**METHODS[0], seed=1) != first
+
+
+def test_partial_work_is_that_many_epochs(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Client code takes ceil(n / B) steps per granted epoch; the slow ones fewer than E, the others E."""
+    steps: dict[tuple[int, int], int] = {}
+    granted: dict[tuple[int, int], int | None] = {}
+    whole, local, count = Clients.__call__, FedAvg.direction, [0]
+
+    def counted(self: Any, g: Any, y: Any, x: Any) -> Any:
+        count[0] += 1
+        return local(self, g, y, x)
+
+    def watched(self: Any, t: int, message: bytes, grants: Any, key: Any) -> dict[int, bytes]:
+        answers = {}
+        for k, grant in grants.items():
+            count[0] = 0
+            answers |= whole(self, t, message, {k: grant}, key)
+            steps[t, k], granted[t, k] = count[0], grant.epochs
+        return answers
+
+    monkeypatch.setattr(FedAvg, "direction", counted)
+    monkeypatch.setattr(Clients, "__call__", watched)
+    made = federation(
+        {"name": "fedavg", "local_epochs": 4, "batch_size": 50}, stragglers={"share": 0.5, "policy": "keep"}
+    )
+    start(made, tmp_path / "run")
+    sizes = Parts(made).sizes
+    assert all(steps[t, k] == -(-sizes[k] // 50) * (granted[t, k] or 4) for t, k in steps)
+    assert sum(effort is not None for effort in granted.values()) == 5 * 3
+    assert {effort for effort in granted.values()} <= {None, 1, 2, 3}
+
+
+@pytest.mark.parametrize("share", [-0.1, 1.1, float("nan")])
+def test_a_share_is_a_share(share: float) -> None:
+    with pytest.raises(ConfigError) as refusal:
+        Stragglers(share)
+    assert refusal.value.code == "share-out-of-range"
+
+
+@pytest.mark.parametrize("epochs", [None, 1])
+def test_without_partial_work_there_is_nothing_to_keep(epochs: int | None) -> None:
+    with pytest.raises(ConfigError) as refusal:
+        Stragglers(0.5, "keep", epochs)
+    assert refusal.value.code == "no-partial-work"
+    assert Stragglers(0.0, "keep", epochs).split(TEN, 0, KEY).active == TEN
