@@ -56,7 +56,9 @@ class Parts:
         needed = {"images": ("path",), "tabular": ("path", "label")}.get(data.source, ())
         for name in needed:
             if getattr(data, name) is None:
-                raise ConfigError(f"data.source = {data.source!r} needs data.{name}", code="missing-key")
+                raise ConfigError(
+                    f"data.source = {data.source!r} needs data.{name}", fix=f"set data.{name}", code="missing-key"
+                )
         takes: Mapping[str, Mapping[str, Any]] = {
             "digits": {"test_fraction": data.test_fraction},
             "images": {"path": data.path, "allow_download": data.download, "label": data.label},
@@ -113,6 +115,11 @@ class Parts:
         return build(self.experiment.cohort, COHORTS, "cohort")
 
     @cached_property
+    def stragglers(self) -> Stragglers:
+        slow = self.experiment.stragglers
+        return Stragglers(slow.share, slow.policy, self.algorithm.work.epochs)
+
+    @cached_property
     def coordinates(self) -> int:
         """Of one upload, before compression."""
         a = self.algorithm
@@ -126,6 +133,7 @@ class Parts:
         algorithm, privacy, population = self.algorithm, self.experiment.privacy, len(self.sizes)
         algorithm.read.check(algorithm.work, self.task)
         algorithm.uplink.bound(self.coordinates)
+        _ = self.stragglers
         exposures = list(self.cohort.exposures(self.experiment.rounds, population))
         reader, uplink = (
             algorithm.read.offer(),
@@ -178,11 +186,10 @@ class Parts:
     def federation(self, ledger: Path | str, run: str) -> Federation:
         cap, shared = self.plan.cap, self.plan.offer is not None and self.plan.offer.everyone_pays
         caps = {str(k): cap for k in range(len(self.sizes))} if cap is not None and not shared else None
-        slow = self.experiment.stragglers
         return Federation(
             algorithm=self.algorithm,
             cohort=self.cohort,
-            stragglers=Stragglers(slow.share, slow.policy, self.algorithm.work.epochs),
+            stragglers=self.stragglers,
             plan=self.plan,
             ledger=Ledger.open(ledger, self.charter(), caps, cap if shared else None),
             sizes=self.sizes,

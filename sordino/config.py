@@ -92,6 +92,15 @@ class Experiment(Section):
         return tomli_w.dumps(_without_none(self.model_dump(mode="json")))
 
 
+LOWEST = {
+    "rounds": 1,
+    "seed": 0,
+    "evaluation.every": 1,
+    "evaluation.final": 0,
+    "engine.workers": 1,
+    "engine.threads": 1,
+    "engine.checkpoint_every": 1,
+}
 CHOOSERS = {"partition": "scheme", "model": "name", "cohort": "name", "algorithm": "name", "data": "source"}
 
 
@@ -103,7 +112,8 @@ def load(path: Path | None, overrides: Iterable[str] = ()) -> Experiment:
         table.setdefault(
             "privacy", {}
         )  # a file says itself whether it has a budget; the default's does not leak into it
-        table["privacy"].setdefault("epsilon", None)
+        if isinstance(table["privacy"], dict):  # else `validate` says what is wrong with it
+            table["privacy"].setdefault("epsilon", None)
     for override in overrides:
         _set(table, override)
     return validate(table)
@@ -115,19 +125,12 @@ def validate(table: Table) -> Experiment:
         experiment = Experiment.model_validate(table)
     except ValidationError as error:
         raise _friendly(error, "the experiment") from None
-    for name, low in (("rounds", 1), ("seed", 0)):
-        if getattr(experiment, name) < low:
-            raise ConfigError(
-                f"{name} is {getattr(experiment, name)}", why=f"it must be at least {low}", code="out-of-range"
-            )
-    for section, name in (
-        ("evaluation", "every"),
-        ("engine", "workers"),
-        ("engine", "threads"),
-        ("engine", "checkpoint_every"),
-    ):
-        if getattr(getattr(experiment, section), name) < 1:
-            raise ConfigError(f"{section}.{name} must be at least 1", code="out-of-range")
+    for place, low in LOWEST.items():
+        value: Any = experiment
+        for part in place.split("."):
+            value = getattr(value, part)
+        if value < low:
+            raise ConfigError(f"{place} is {value}", why=f"it must be at least {low}", code="out-of-range")
     return experiment
 
 
@@ -169,7 +172,9 @@ def _read(path: Path) -> Table:
             f"no experiment file {path}", fix="`sordino run` without a file runs the default one", code="no-file"
         ) from None
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"cannot read {path}: {error}", code="unreadable-file") from None
+        raise ConfigError(
+            f"cannot read {path}", why=str(error), fix="give a text file in TOML", code="unreadable-file"
+        ) from None
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(
             f"{path} is not valid TOML: {error}", fix="texts need quotes, tables a [header]", code="bad-toml"

@@ -30,7 +30,7 @@ from sordino.engine.client import Clients
 from sordino.engine.federation import Federation
 from sordino.engine.memory import keep_freed_memory
 from sordino.engine.processes import Processes
-from sordino.errors import BudgetExhausted, RunError
+from sordino.errors import BudgetExhausted, LedgerError, RunError
 from sordino.receipt import receipt
 from sordino.round import one_round
 from sordino.version import __version__
@@ -138,7 +138,7 @@ def _train(parts: Parts, folder: Path, watch: Callable[[Progress], None] | None)
                 metrics_file.write(json.dumps(row).encode() + b"\n")
                 stalled = federation.stalled(outcome.received)
                 if t % experiment.engine.checkpoint_every == 0 or t == experiment.rounds:
-                    _save(folder, t, server, execute, stalled, metrics_file)
+                    _save(folder, t, server, execute, stalled, metrics_file, federation.ledger.head())
                 if watch is not None:
                     watch(Progress(t, experiment.rounds, row))
         except BudgetExhausted as error:
@@ -173,6 +173,13 @@ def _state(parts: Parts, folder: Path, federation: Federation) -> tuple[Any, int
     loaded = checkpoint.load(folder / "checkpoints", parts.state)
     if loaded is None:
         return parts.state("server"), 0, False, 0
+    if not federation.ledger.descends_from(loaded.meta["ledger_head"]):
+        raise LedgerError(
+            f"the ledger of {folder} does not know what this run has spent",
+            why="it is an older copy, or another file: going on would give spent budget back",
+            fix="put the newest ledger back in its place",
+            code="ledger-rolled-back",
+        )
     federation.replay(loaded.step)
     return loaded.trees["server"], loaded.step, loaded.meta["stalled"], loaded.meta["metrics_bytes"]
 
@@ -193,7 +200,7 @@ def _executor(parts: Parts, folder: Path, run: str, t: int, stack: contextlib.Ex
     return clients
 
 
-def _save(folder: Path, t: int, server: Any, execute: Any, stalled: bool, metrics: IO[bytes]) -> None:
+def _save(folder: Path, t: int, server: Any, execute: Any, stalled: bool, metrics: IO[bytes], ledger_head: str) -> None:
     """Client states first, then the server's: a run stands where its server stands."""
     metrics.flush()
     os.fsync(metrics.fileno())
@@ -202,7 +209,8 @@ def _save(folder: Path, t: int, server: Any, execute: Any, stalled: bool, metric
         trees |= {f"clients/{k}": state for k, state in sorted(execute.states.items())}
     else:
         execute.save(t)
-    checkpoint.save(folder / "checkpoints", t, trees, {"stalled": stalled, "metrics_bytes": metrics.tell()})
+    meta: dict[str, checkpoint.JSON] = {"stalled": stalled, "metrics_bytes": metrics.tell(), "ledger_head": ledger_head}
+    checkpoint.save(folder / "checkpoints", t, trees, meta)
 
 
 @contextlib.contextmanager

@@ -380,7 +380,7 @@ def test_central_noise_is_sized_for_the_one_who_paid_least(tmp_path: Path) -> No
     assert mixed  # the first client's price would have been too little
 
 
-@pytest.mark.parametrize("schedule", ["linear_front", "adaptive"])
+@pytest.mark.parametrize("schedule", [pytest.param("linear_front", marks=pytest.mark.slow), "adaptive"])
 def test_a_round_that_draws_nobody_is_released_with_noise(schedule: str, tmp_path: Path) -> None:
     """Whether anybody was drawn must not show; the last round too, when the whole budget is spent."""
     changes = HIDDEN | {"privacy": {"epsilon": 8.0, "delta": 1e-3, "schedule": {"name": schedule}}, "rounds": 3}

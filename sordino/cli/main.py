@@ -109,6 +109,21 @@ def show(folder: Path, as_json: Json = False) -> None:
 
 
 @app.command()
+def report(
+    folders: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders.")],
+    open_: Annotated[bool, typer.Option("--open", help="Show it in the browser.")] = False,
+) -> None:
+    """One self-contained page per run: curves, guarantees in words, spending, partition. Opens from disk, needs no network."""
+    from sordino.report.html import write
+
+    for folder in folders:
+        target = write(folder)
+        Console().print(str(target), highlight=False, soft_wrap=True)
+        if open_:
+            typer.launch(str(target.resolve()))
+
+
+@app.command()
 def algorithms(as_json: Json = False) -> None:
     """The algorithms and their parameters with defaults."""
     import inspect

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from sordino import keys
-from sordino.errors import DataError
+from sordino.errors import ConfigError, DataError
 
 
 class Dropout(nn.Module):
@@ -19,6 +19,10 @@ class Dropout(nn.Module):
 
     def __init__(self, p: float = 0.5, whole_channels: bool = False) -> None:
         super().__init__()
+        if not 0 <= p < 1:
+            raise ConfigError(
+                f"dropout is {p}", why="it is a probability, and at 1 nothing is left", code="dropout-out-of-range"
+            )
         self.p, self.whole_channels = p, whole_channels
         self.keys: Tensor | None = None
         self.place = ""
@@ -31,11 +35,14 @@ class Dropout(nn.Module):
         return x * kept.reshape(len(x), *shape[1:]).to(x.dtype) / (1 - self.p)
 
 
+WHOLE = nn.Dropout1d | nn.Dropout2d | nn.Dropout3d
+
+
 def keyed_dropout(module: nn.Module) -> list[Dropout]:
     """Replace torch's dropouts (global generator) by keyed ones; return all of them."""
     for name, child in list(module.named_children()):
-        if isinstance(child, nn.Dropout | nn.Dropout2d):
-            setattr(module, name, Dropout(child.p, isinstance(child, nn.Dropout2d)))
+        if isinstance(child, nn.Dropout | WHOLE):
+            setattr(module, name, Dropout(child.p, isinstance(child, WHOLE)))
     for child in module.children():
         keyed_dropout(child)
     found = [m for m in module.modules() if isinstance(m, Dropout)]
@@ -56,6 +63,12 @@ class Ball(nn.Module):
 
     def __init__(self, radius: float) -> None:
         super().__init__()
+        if not 1 < radius < float("inf"):
+            raise ConfigError(
+                f"model.radius is {radius}",
+                why="it bounds (features, 1), so it is above 1",
+                code="radius-out-of-range",
+            )
         self.radius = radius
 
     def forward(self, x: Tensor) -> Tensor:

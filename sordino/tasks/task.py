@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Mapping
+import traceback
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import torch
@@ -12,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sordino import keys
-from sordino.errors import ConfigError, DataError, UnsoundGuarantee
+from sordino.errors import ConfigError, DataError, SordinoError, UnsoundGuarantee
 from sordino.privacy.per_example import Recorder, fast_sum, slow_sum
 from sordino.tasks.nets import NETS, Ball, keyed_dropout
 from sordino.types import Examples, Losses, Params
@@ -50,7 +51,11 @@ class Classification:
         self.feature_radius = balls[0].radius if balls and name == "logistic" else None
         self._names = [name for name, p in net.named_parameters() if p.requires_grad]
         if not self._names:
-            raise ConfigError(f"the model {name!r} has no trainable parameters", code="model-without-parameters")
+            raise ConfigError(
+                f"the model {name!r} has no trainable parameters",
+                why="there is nothing to learn",
+                code="model-without-parameters",
+            )
         self._recorder = Recorder(net)
         self._tried: tuple[Losses, bool] | None = (
             None  # the losses last tried, and whether the layer rules hold for them
@@ -167,10 +172,7 @@ def build_net(name: str, shape: tuple[int, ...], classes: int, options: Mapping[
             fix=f"one of {', '.join(NETS)}, or your own as module:Class",
             code="unknown-model",
         )
-    try:
-        return NETS[name](shape, classes, **options)
-    except TypeError as error:
-        raise ConfigError(f"the model {name!r} does not take these options: {error}", code="model-options") from None
+    return _built(name, lambda: NETS[name](shape, classes, **options))
 
 
 def _users_own(path: str, options: Mapping[str, object]) -> nn.Module:
@@ -180,24 +182,39 @@ def _users_own(path: str, options: Mapping[str, object]) -> nn.Module:
         sys.path.insert(0, here)
     try:
         cls = getattr(importlib.import_module(module_name), class_name)
-    except (ImportError, AttributeError) as error:
+    except Exception as error:  # the module is somebody's program: anything may happen in it
         raise ConfigError(
-            f"cannot load the model {path!r}: {error}",
+            f"cannot load the model {path!r}: {_told(error)}",
             why="model.name with a colon is read as python_module:ClassName, looked up from the current directory",
             fix="check the spelling, and that the file lies in the directory you start sordino from",
             code="model-import",
-        ) from None
+        ) from error
     if not (isinstance(cls, type) and issubclass(cls, nn.Module)):
-        raise ConfigError(f"{path!r} is not a torch.nn.Module class", code="model-not-a-module")
-    try:
-        built: nn.Module = cls(**options)
-    except TypeError as error:
         raise ConfigError(
-            f"cannot build {path!r}: {error}",
-            fix="give its arguments in [model.options]",
+            f"{path!r} is not a torch.nn.Module class", fix="name a class, not an object", code="model-not-a-module"
+        )
+    return _built(path, lambda: cls(**options))
+
+
+def _built(name: str, make: Callable[[], nn.Module]) -> nn.Module:
+    try:
+        return make()
+    except SordinoError:
+        raise
+    except Exception as error:
+        raise ConfigError(
+            f"cannot build the model {name!r}: {_told(error)}",
+            fix="give what it takes in [model] (your own class: in [model.options])",
             code="model-options",
-        ) from None
-    return built
+        ) from error
+
+
+def _told(error: Exception) -> str:
+    """The error and where it happened, in one line."""
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    return (
+        f"{type(error).__name__}: {str(error).partition(chr(10))[0]} ({Path(last.filename).name}, line {last.lineno})"
+    )
 
 
 def fits(net: nn.Module, name: str, shape: tuple[int, ...], classes: int) -> None:
@@ -206,16 +223,17 @@ def fits(net: nn.Module, name: str, shape: tuple[int, ...], classes: int) -> Non
     try:
         net.eval()
         out = net(blank)
-    except (RuntimeError, ValueError) as error:
+    except Exception as error:
         raise DataError(
             f"the model {name!r} does not fit examples of shape {'x'.join(map(str, shape))}",
-            why=str(error).splitlines()[0],
+            why=_told(error),
             fix="choose a model for this size, or resize the images",
             code="model-does-not-fit",
-        ) from None
-    if tuple(out.shape) != (2, classes):
+        ) from error
+    if not isinstance(out, Tensor) or tuple(out.shape) != (2, classes):
+        given = f"{tuple(out.shape[1:])}" if isinstance(out, Tensor) else f"a {type(out).__name__} as"
         raise DataError(
-            f"the model {name!r} gives {tuple(out.shape[1:])} outputs, the data have {classes} classes",
-            fix="set its number of outputs",
+            f"the model {name!r} gives {given} outputs, the data have {classes} classes",
+            fix="let it return one logit per class",
             code="model-outputs",
         )

@@ -1,0 +1,67 @@
+"""The guarantee in words that a person without mathematics can hold someone to."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+WHO = {
+    "server": "the server, which sees every message and who sent it",
+    "participants": "the other participants, who see every model that is sent out",
+    "public": "anyone who sees the published models",
+}
+ANYONE = "anyone: the server, the other participants, and whoever sees the published models"
+WHAT = {
+    "example": "one example (one row, one image) of one client",
+    "client": "everything one client holds",
+}
+CHANGE = {
+    "replace": "exchanging it for any other",
+    "add_remove": "adding it or taking it away",
+    "zero_out": "replacing its contribution by nothing",
+}
+
+
+def merged(rows: list[dict[str, Any]]) -> list[tuple[dict[str, Any], list[str]]]:
+    """Rows that say the same to several adversaries, said once."""
+    found: dict[str, tuple[dict[str, Any], list[str]]] = {}
+    for row in rows:
+        same = {name: value for name, value in row.items() if name not in ("adversary", "releases", "event")}
+        found.setdefault(json.dumps(same, sort_keys=True), (row, []))[1].append(row["adversary"])
+    return list(found.values())
+
+
+def sentence(row: dict[str, Any], adversaries: list[str]) -> str:
+    """One row of the statement, said out loud."""
+    who = ANYONE if len(adversaries) == len(WHO) else ", and against ".join(WHO[a] for a in adversaries)
+    what = WHAT[row["unit"]]
+    if row["epsilon"] == "inf":
+        return f"Nothing is promised about {what}, against {who}: {'; '.join(row['because']) or 'no noise covers it'}."
+    holds = (
+        f"{CHANGE[row['neighbours']]} makes nothing they see more than {_times(row['epsilon'])} times as likely, "
+        f"except for a chance of {row['delta']:g}"
+    )
+    if row["status"] == "nominal":
+        return (
+            f"About {what}, against {who}: the source's formula prints epsilon {row['nominal_epsilon']:.3g}. That number proves nothing "
+            f"({'; '.join(row['because'])}). What does hold: {holds} (epsilon {row['epsilon']:.3g})."
+        )
+    because = f" This rests on: {'; '.join(row['because'])}." if row["because"] else ""
+    return f"About {what}, against {who}: {holds}.{because}"
+
+
+def strength(epsilon: float | str) -> str:
+    """How a number reads, without pretending that there is a threshold."""
+    if epsilon == "inf":
+        return "no protection"
+    value = float(epsilon)
+    grades = ((1, "strong"), (4, "moderate"), (10, "weak but real"))
+    return next((word for limit, word in grades if value <= limit), "little more than a formality")
+
+
+def _times(epsilon: float) -> str:
+    factor = math.exp(min(epsilon, 700))
+    if factor < 10:
+        return f"{factor:.2g}"
+    return f"{float(f'{factor:.3g}'):,.0f}" if factor < 1e6 else f"10^{epsilon / math.log(10):.0f}"

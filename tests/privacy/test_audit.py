@@ -1,0 +1,262 @@
+"""The audit: what a distinguisher can do with the outputs of the public release calls never exceeds what the gate's own claim says.
+
+Two worst-case neighbours, one threshold fixed beforehand, Clopper-Pearson limits for both errors at 1e-6 together: a proved lower bound on the privacy
+that was lost (Nasr et al., USENIX Security 2023; Jagielski et al., NeurIPS 2020). An audit that cannot catch noise that is 10% too small, or a
+claim sized for half the sensitivity, fails here itself. Noise comes from `system` and so differs from run to run: false alarms 1e-6 per audit;
+the power against the twins is above 0.999.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from scipy.stats import beta, norm
+from torch import Tensor
+
+from sordino.engine.cohort import Everyone
+from sordino.ledger import events
+from sordino.ledger.accountants import best
+from sordino.privacy.mechanisms import GaussianNoise, LaplaceNoise
+from sordino.privacy.readers import NoisyGradient
+from sordino.privacy.sources import System
+from sordino.privacy.stages import Clip, Noise, Stage
+from sordino.tasks.task import Quadratic
+from sordino.types import Claim, Examples, Grant, Source, Work
+from sordino.uplink import Uplink
+
+from .doubles import Weak, linear
+
+ALPHA = 1e-6
+ONCE = Work(1, None, None)
+MANY, FEW = 10**5, 8_000  # draws per side
+
+
+class Outputs(NamedTuple):
+    """What the distinguisher sees, in units in which the neighbours' centres lie at 0 and 1."""
+
+    without: Tensor
+    with_: Tensor
+
+
+# ---------------------------------------------------------------- the two bounds
+
+
+class Errors(NamedTuple):
+    false_alarms: float  # upper limits of both error rates
+    misses: float
+
+
+def errors(outputs: Outputs, threshold: float) -> Errors:
+    false, missed = (outputs.without > threshold), (outputs.with_ <= threshold)
+    return Errors(*(_upper(int(wrong.sum()), len(wrong)) for wrong in (false, missed)))
+
+
+def _upper(hits: int, draws: int) -> float:
+    return float(beta.ppf(1 - ALPHA / 2, hits + 1, draws - hits)) if hits < draws else 1.0
+
+
+def mu_lost(outputs: Outputs) -> float:
+    """A lower bound on mu: right where the claim is Gaussian."""
+    found = errors(outputs, 0.5)
+    return float(norm.ppf(1 - found.false_alarms) - norm.ppf(found.misses))
+
+
+def epsilon_lost(outputs: Outputs, threshold: float, delta: float) -> float:
+    """A lower bound on epsilon at this delta: right for any claim."""
+    found = errors(outputs, threshold)
+    sides = ((found.false_alarms, found.misses), (found.misses, found.false_alarms))
+    return max(math.log(max(1 - delta - b, 1e-300) / a) for a, b in sides)
+
+
+def claimed_mu(claims: list[Claim]) -> float:
+    """mu of the one Gaussian that the gate says an adversary at the server (else: a participant) sees."""
+    claim = next(claim for claim in claims if not isinstance(claim.event, events.NonPrivate))
+    assert claim.status == "proved"
+    squared = 0.0
+    for leaf, count in events.leaves(claim.event).items():
+        assert isinstance(leaf, events.Gaussian)
+        squared += count / leaf.noise_multiplier**2
+    return math.sqrt(squared)
+
+
+# ---------------------------------------------------------------- examples, through a reader
+
+
+def gradients(reader: NoisyGradient, rows: Tensor, size: int, multiplier: float, source: Source, work: Work) -> Tensor:
+    shard = reader.open(
+        Examples(rows, torch.zeros(len(rows))), Grant(0, size, size, source, multiplier), Quadratic(size)
+    )
+    params = {"w": torch.zeros(size, dtype=torch.float64)}
+    reads = [
+        batch.grad(linear, params)["w"] * reader.denominator(size, work.batch(size)) for batch in shard.batches(work, 1)
+    ]
+    return torch.stack(reads).mean(0) if reader.sampling == "full" else torch.stack(reads).sum(0)
+
+
+def from_reader(
+    reader: NoisyGradient, multiplier: float, draws: int, source: Callable[[], Source] = System, work: Work = ONCE
+) -> Outputs:
+    """Every coordinate is a worst-case pair of its own: example j alone has a gradient along coordinate j, far beyond the clip.
+
+    So one release of 500 coordinates is 500 independent draws: what the other examples do never reaches coordinate j.
+    """
+    d, clip = 500, reader.clip
+    towards = 1e3 * torch.eye(d, dtype=torch.float64)
+    without = {"replace": -towards, "zero_out": 0 * towards, "add_remove": towards[:0]}[reader.neighbours]
+    origin = -clip if reader.neighbours == "replace" else 0.0
+    sides = [
+        torch.cat([gradients(reader, rows, d, multiplier, source(), work) for _ in range(draws // d)])
+        for rows in (without, towards)
+    ]
+    return Outputs(*((side - origin) / reader.sensitivity for side in sides))
+
+
+@lru_cache
+def drawn(neighbours: str, mu: float) -> tuple[list[Claim], Outputs]:
+    reader = NoisyGradient(0.7, neighbours=neighbours)  # type: ignore[arg-type]
+    return reader.claims(ONCE, 500, 1 / mu), from_reader(reader, 1 / mu, MANY)
+
+
+@pytest.mark.parametrize("mu", [1.0, 2.0, 4.0])
+@pytest.mark.parametrize("neighbours", ["replace", "zero_out", "add_remove"])
+def test_a_gaussian_reader_loses_no_more_than_it_claims(neighbours: str, mu: float) -> None:
+    claims, outputs = drawn(neighbours, mu)
+    assert claimed_mu(claims) == pytest.approx(mu)
+    assert 0.95 * mu < mu_lost(outputs) <= claimed_mu(claims)
+
+
+@pytest.mark.parametrize("mu", [1.0, 2.0, 4.0])
+def test_noise_ten_percent_short_is_flagged(mu: float) -> None:
+    reader = NoisyGradient(0.7)
+    outputs = from_reader(reader, 1 / mu, MANY, lambda: Weak(System(), 1.1))
+    assert mu_lost(outputs) > claimed_mu(reader.claims(ONCE, 500, 1 / mu))
+
+
+def test_a_claim_for_half_the_sensitivity_is_flagged() -> None:
+    _, outputs = drawn("replace", 2.0)  # noise for 2C ...
+    halved = NoisyGradient(0.7).claims(ONCE, 500, 2 * (1 / 2.0))  # ... claimed as if it were for C
+    assert mu_lost(outputs) > claimed_mu(halved)
+
+
+def test_two_reads_cost_what_two_reads_lose() -> None:
+    reader, mu, twice = NoisyGradient(0.7), 2.0, Work(2, None, None)
+    outputs = from_reader(reader, 1 / mu, MANY, work=twice)
+    lost = mu_lost(outputs)
+    assert 0.95 * math.sqrt(2) * mu < lost <= claimed_mu(reader.claims(twice, 500, 1 / mu))
+    assert lost > claimed_mu(reader.claims(ONCE, 500, 1 / mu))  # the twin: an event composed once
+
+
+def test_fixed_batches_lose_one_read_per_epoch() -> None:
+    reader, mu, work = NoisyGradient(0.7, sampling="fixed_batches"), 2.0, Work(1, None, 250)
+    outputs = from_reader(reader, 1 / mu, MANY, work=work)
+    # the other batch's noise is in the sum as well: only a lower bound that is loose by sqrt 2
+    assert mu / math.sqrt(2) * 0.95 < mu_lost(outputs) <= claimed_mu(reader.claims(work, 500, 1 / mu))
+
+
+def test_a_laplace_reader_loses_no_more_than_it_claims() -> None:
+    reader, epsilon = NoisyGradient(0.7, LaplaceNoise()), 2.5
+    claim = reader.claims(ONCE, 500, 1 / epsilon)[0]
+    claimed = best(claim.event, 0, claim.neighbours).epsilon
+    lost = epsilon_lost(from_reader(reader, 1 / epsilon, MANY), threshold=1.0, delta=0)
+    assert 0.95 * epsilon < lost <= claimed
+    weak = from_reader(reader, 1 / epsilon, MANY, lambda: Weak(System(), 1.1))
+    assert epsilon_lost(weak, threshold=1.0, delta=0) > claimed
+
+
+def test_a_poisson_reader_loses_no_more_than_it_claims() -> None:
+    # at this delta the best threshold is 0.83: that is where sampling and noise matter equally
+    reader = NoisyGradient(0.7, sampling="poisson", rate=0.5, neighbours="add_remove")
+    multiplier, delta, threshold = 0.4, 0.2567, 0.832
+    claim = reader.claims(ONCE, 500, multiplier)[0]
+    claimed = best(claim.event, delta, claim.neighbours).epsilon
+    lost = epsilon_lost(from_reader(reader, multiplier, MANY), threshold, delta)
+    assert 0.8 * claimed < lost <= claimed
+    weak = from_reader(reader, multiplier, MANY, lambda: Weak(System(), 1.1))
+    assert epsilon_lost(weak, threshold, delta) > claimed
+    unsampled = replace(reader, rate=1.0)  # the twin: everybody is read, a sample is claimed
+    assert epsilon_lost(from_reader(unsampled, multiplier, MANY), threshold, delta) > claimed
+
+
+# ---------------------------------------------------------------- clients, through an uplink
+
+
+def from_client(uplink: Uplink, multiplier: float, draws: int, source: Source) -> Outputs:
+    """One client's upload, far beyond the clip on either side; its children draw anew."""
+    noise, radius = uplink.noise(), 0.3
+    assert noise is not None
+    origin = -radius if noise.neighbours == "replace" else 0.0
+    far = {"w": torch.tensor([1e3], dtype=torch.float64)}
+    other = {"w": far["w"] * (-1 if noise.neighbours == "replace" else 0)}
+    grant = Grant(0, 1, 1, source, multiplier)
+    sides = [torch.cat([uplink.encode(x, grant)["w"] for _ in range(draws)]) for x in (other, far)]
+    return Outputs(*((side - origin) / noise.sensitivity(uplink.bound(1)) for side in sides))
+
+
+def from_server(uplink: Uplink, multiplier: float, draws: int, source: Source) -> Outputs:
+    """The mean over two clients, one of which is there, zero, replaced or gone."""
+    noise, expected, zero = uplink.noise(), 2.0, {"w": torch.zeros(1, dtype=torch.float64)}
+    assert noise is not None
+    far, still = ({"w": torch.tensor([x], dtype=torch.float64)} for x in (1e3, 0.0))
+    gone: dict[str, dict[int, Any]] = {
+        "replace": {0: still, 1: {"w": -far["w"]}},
+        "zero_out": {0: still, 1: still},
+        "add_remove": {0: still},
+    }
+    origin = -0.3 if noise.neighbours == "replace" else 0.0
+    sides = []
+    for crowd in (gone[noise.neighbours], {0: still, 1: far}):
+        sent = {k: uplink.encode(x, Grant(k, 1, 1, source)) for k, x in crowd.items()}
+        means = [uplink.receive(sent, zero, [1.0, 1.0], expected, multiplier, source).mean["w"] for _ in range(draws)]
+        sides.append(torch.cat(means) * expected)
+    return Outputs(*((side - origin) / noise.sensitivity(uplink.bound(1)) for side in sides))
+
+
+def gaussian(neighbours: Any, *, central: bool) -> Uplink:
+    clip, noise = Clip(0.3), Noise(GaussianNoise(), neighbours)
+    client: tuple[Stage, ...] = (clip,) if central else (clip, noise)
+    return Uplink(client, (noise,) if central else ())
+
+
+def claims_of(uplink: Uplink, multiplier: float) -> list[Claim]:
+    return uplink.claims(multiplier, Everyone().amplify)
+
+
+def audit_uplink(neighbours: str, central: bool, mu: float, draws: int, factor: float) -> tuple[float, float]:
+    """(mu that honest noise loses, mu that noise divided by `factor` loses)."""
+    uplink, release = gaussian(neighbours, central=central), from_server if central else from_client
+    assert claimed_mu(claims_of(uplink, 1 / mu)) == pytest.approx(mu)
+    return (
+        mu_lost(release(uplink, 1 / mu, draws, System())),
+        mu_lost(release(uplink, 1 / mu, draws, Weak(System(), factor))),
+    )
+
+
+@pytest.mark.parametrize(("neighbours", "central"), [("replace", False), ("zero_out", True)])
+def test_an_uplink_loses_no_more_than_it_claims(neighbours: str, central: bool) -> None:
+    honest, weak = audit_uplink(neighbours, central, mu=4.0, draws=FEW, factor=1.15)
+    assert 3.5 < honest <= 4 < weak
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mu", [1.0, 4.0])
+@pytest.mark.parametrize(
+    ("neighbours", "central"),
+    [("replace", False), ("zero_out", False), ("replace", True), ("zero_out", True), ("add_remove", True)],
+)
+def test_every_uplink_loses_no_more_than_it_claims(neighbours: str, central: bool, mu: float) -> None:
+    honest, weak = audit_uplink(neighbours, central, mu, draws=MANY, factor=1.1)
+    assert 0.95 * mu < honest <= mu < weak
+
+
+@pytest.mark.slow
+def test_noise_three_percent_short_is_flagged_by_a_million_draws() -> None:
+    reader, mu = NoisyGradient(0.7), 2.0
+    claimed = claimed_mu(reader.claims(ONCE, 500, 1 / mu))
+    assert mu_lost(from_reader(reader, 1 / mu, 10**6)) <= claimed
+    assert mu_lost(from_reader(reader, 1 / mu, 10**6, lambda: Weak(System(), 1.03))) > claimed

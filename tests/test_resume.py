@@ -1,0 +1,350 @@
+"""Stopped anywhere, by anything, a run continues to the bytes of the run that never stopped; what was spent stays spent.
+
+Runs here are processes of their own that die of real signals (see `laws.warm`: only the import of torch is shared).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from laws import warm
+from laws.cases import BY_NAME, CASES, Case
+from laws.traces import Trace, differences, finished, killed_at, trace
+
+from sordino.errors import LedgerError, RunError
+from sordino.ledger.ledger import Entry, State
+from sordino.receipt import opened, verify
+from sordino.training import resume, start
+
+ROUNDS = 12
+
+
+@pytest.fixture(scope="module")
+def warm_server() -> Iterator[None]:
+    with warm.server():
+        yield
+
+
+def experiment_file(case: Case, folder: Path, **changes: Any) -> Path:
+    file = folder / f"{case.name}.toml"
+    file.write_text(case.experiment(**{"rounds": ROUNDS} | changes).toml())
+    return file
+
+
+def sordino(*arguments: object, **options: Any) -> warm.Process:
+    return warm.Process([sys.executable, "-m", "sordino", *map(str, arguments)], **options)
+
+
+def entries(folder: Path) -> list[Entry]:
+    _, federation = opened(folder)
+    with federation.ledger as ledger:
+        return list(ledger.entries())
+
+
+def released(folder: Path) -> dict[str, str]:
+    """What has been fixed as the content of each release so far."""
+    if not (folder / "environment.json").is_file() or not (folder / "ledger.sqlite").exists():
+        return {}
+    return {entry.op: entry.digest for entry in entries(folder) if entry.digest}
+
+
+def die_and_resume(case: Case, folder: Path, kills: int, seed: int, **changes: Any) -> Trace:
+    """Kill a run, and its continuations, at random moments; then let it finish."""
+    rng = random.Random(seed)
+    out = folder / "run"
+    file = experiment_file(case, folder, **changes)
+    known: dict[str, str] = {}
+    for number in range(kills):
+        if (out / "environment.json").is_file():
+            process = sordino("resume", out, "-q")
+        else:
+            shutil.rmtree(out, ignore_errors=True)  # it died before there was a run
+            process = sordino("run", file, "--out", out, "-q")
+        wanted = rng.randint(
+            0, ROUNDS * (number + 1) // (kills + 1)
+        )  # rounds that shall have passed, and a moment more
+        deadline = time.monotonic() + 60
+        while len(_lines(out)) < wanted and time.monotonic() < deadline and process.pid in _alive():
+            time.sleep(0.002)
+        time.sleep(rng.random() * 0.03)
+        process.kill()
+        assert process.wait() in (-signal.SIGKILL, 0)
+        now = released(out)
+        assert known.items() <= now.items()  # nothing that was released is ever drawn again
+        known = now
+    assert (
+        sordino(
+            *(["resume", out] if (out / "environment.json").is_file() else ["run", file, "--out", out]), "-q"
+        ).wait()
+        == 0
+    )
+    assert known.items() <= released(out).items()
+    return trace(out)
+
+
+def _lines(out: Path) -> list[str]:
+    metrics = out / "metrics.jsonl"
+    return metrics.read_text().splitlines() if metrics.exists() else []
+
+
+def _alive() -> set[int]:
+    return {int(name) for name in os.listdir("/proc") if name.isdigit()}
+
+
+# kill -9 ----------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["scaffold", "gaussian_gdp_adaptive"])
+def test_killed_twice_it_is_the_run_that_never_stopped(name: str, tmp_path: Path, warm_server: None) -> None:
+    case = BY_NAME[name]
+    whole = finished(case.experiment(rounds=ROUNDS), tmp_path / "whole")
+    assert differences(whole, die_and_resume(case, tmp_path, 2, seed=1)) == []
+    assert verify(tmp_path / "run") == []
+
+
+def test_killed_with_its_client_processes(tmp_path: Path, warm_server: None) -> None:
+    case = BY_NAME["scaffold"]
+    whole = finished(case.experiment(rounds=ROUNDS), tmp_path / "whole")
+    again = die_and_resume(case, tmp_path, 2, seed=3, engine={"executor": "processes", "workers": 2})
+    assert differences(whole, again) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("executor", ["loop", "processes"])
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_killed_five_times_it_is_the_run_that_never_stopped(
+    case: Case, executor: str, tmp_path: Path, warm_server: None
+) -> None:
+    whole = finished(case.experiment(rounds=ROUNDS), tmp_path / "whole")
+    again = die_and_resume(case, tmp_path, 5, seed=len(case.name), engine={"executor": executor, "workers": 2})
+    assert differences(whole, again) == []
+    assert verify(tmp_path / "run") == []
+
+
+@pytest.mark.slow
+def test_a_process_started_afresh_continues_too(tmp_path: Path) -> None:
+    """Nothing warm: a new interpreter for the run and another one for its continuation."""
+    case = BY_NAME["gaussian_gdp"]
+    whole = finished(case.experiment(rounds=40), tmp_path / "whole")
+    command = [sys.executable, "-m", "sordino"]
+    run = subprocess.Popen(
+        [*command, "run", str(experiment_file(case, tmp_path, rounds=40)), "--out", str(tmp_path / "run"), "-q"]
+    )
+    while len(_lines(tmp_path / "run")) < 5 and run.poll() is None:
+        time.sleep(0.002)
+    run.kill()
+    assert run.wait() == -signal.SIGKILL
+    assert subprocess.run([*command, "resume", str(tmp_path / "run"), "-q"], check=False).returncode == 0
+    assert differences(whole, trace(tmp_path / "run")) == []
+
+
+@pytest.mark.parametrize("every", [3, 100])
+def test_checkpoints_may_be_rare(every: int, tmp_path: Path) -> None:
+    """Rounds since the last checkpoint are done again, and are the same releases."""
+    case = BY_NAME["whole_update"]
+    whole = finished(case.experiment(rounds=7), tmp_path / "whole")
+    made = case.experiment(rounds=7, engine={"checkpoint_every": every})
+    with killed_at("published", 4):
+        start(made, tmp_path / "run")
+    before = released(tmp_path / "run")
+    assert len(before) == 5
+    resume(tmp_path / "run")
+    assert differences(whole, trace(tmp_path / "run")) == []
+    assert before.items() <= released(tmp_path / "run").items()
+
+
+def test_resuming_a_finished_run_changes_nothing(tmp_path: Path) -> None:
+    case = BY_NAME["central_visible"]
+    whole = finished(case.experiment(), tmp_path / "run")
+    resume(tmp_path / "run")
+    assert differences(whole, trace(tmp_path / "run")) == []
+
+
+# what was spent ---------------------------------------------------------------------------------------------------------
+
+
+def test_an_interrupted_upload_stays_spent(tmp_path: Path) -> None:
+    """Killed after the reservation and never resumed: the ledger knows of the exposure, `verify` and `spent` count it."""
+    case = BY_NAME["gaussian_gdp"]
+    with killed_at("reserved", 2):
+        start(case.experiment(), tmp_path / "run")
+    found = entries(tmp_path / "run")
+    assert [entry.state for entry in found] == [State.PUBLISHED, State.PUBLISHED, State.RESERVED]
+    _, federation = opened(tmp_path / "run")
+    with federation.ledger as ledger:
+        for client, charge in found[2].charges.items():
+            own = [entry.charges[client] for entry in found if client in entry.charges]
+            assert charge in own
+            assert ledger.spent(client) == tuple(map(sum, zip(*own, strict=True)))
+
+
+@pytest.mark.parametrize("point", ["reserved", "computed"])
+def test_noise_from_the_system_may_be_drawn_again_while_nothing_is_stored(point: str, tmp_path: Path) -> None:
+    case = BY_NAME["gaussian_gdp"]
+    made = case.experiment(privacy=case.privacy | {"noise": "system"})
+    with killed_at(point, 2):
+        start(made, tmp_path / "run")
+    before = released(tmp_path / "run")
+    result = resume(tmp_path / "run")
+    assert len(result.metrics) == 4
+    after = released(tmp_path / "run")
+    assert before.items() <= after.items()
+    assert len(after) == 4
+    assert verify(tmp_path / "run") == []
+
+
+@pytest.mark.parametrize("point", ["stored", "published"])
+def test_noise_from_the_system_is_never_drawn_twice_for_one_release(point: str, tmp_path: Path) -> None:
+    """The process dies between the release and its checkpoint: another draw for the same operation is refused."""
+    case = BY_NAME["gaussian_gdp"]
+    with killed_at(point, 2):
+        start(case.experiment(privacy=case.privacy | {"noise": "system"}), tmp_path / "run")
+    before = released(tmp_path / "run")
+    assert len(before) == 3
+    with pytest.raises(LedgerError) as refusal:
+        resume(tmp_path / "run")
+    assert refusal.value.code == "op-two-releases"
+    assert released(tmp_path / "run") == before
+
+
+# Ctrl-C -----------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("executor", ["loop", pytest.param("processes", marks=pytest.mark.slow)])
+def test_control_c_stops_at_a_point_from_which_it_continues(executor: str, tmp_path: Path, warm_server: None) -> None:
+    case = BY_NAME["whole_update"]
+    engine = {"executor": executor, "workers": 2, "checkpoint_every": 4}
+    file = experiment_file(case, tmp_path, rounds=300, engine=engine)
+    out = tmp_path / "run"
+    with open(tmp_path / "stdout", "wb") as said, open(tmp_path / "stderr", "wb") as complained:
+        process = sordino("run", file, "--out", out, "--json", stdout=said, stderr=complained)
+        while len(_lines(out)) < 4 and process.pid in _alive():
+            time.sleep(0.002)
+        process.send_signal(signal.SIGINT)
+        assert process.wait() == 130
+    complaint = (tmp_path / "stderr").read_text()
+    assert f"sordino resume {out}" in " ".join(complaint.split())
+    assert "Traceback" not in complaint
+    answer = json.loads((tmp_path / "stdout").read_text())
+    assert 4 <= len(answer["metrics"]) < 300
+    assert verify(out) == []  # a receipt for what was done so far
+    assert (out / "model.safetensors").is_file()
+
+    with killed_at("published", 20):
+        resume(out)
+    stopped = {entry.op: entry.digest for entry in entries(out)[:20]}
+    with killed_at("published", 20):
+        start(case.experiment(rounds=300), tmp_path / "whole")
+    assert stopped == {entry.op: entry.digest for entry in entries(tmp_path / "whole")[:20]}
+
+
+@pytest.mark.slow
+def test_control_c_in_a_terminal_reaches_the_whole_group(tmp_path: Path) -> None:
+    """The client processes are spared, so that they do not print what happened to them."""
+    engine = {"executor": "processes", "workers": 2}
+    file = experiment_file(BY_NAME["fedavg"], tmp_path, rounds=3000, engine=engine)
+    with open(tmp_path / "stderr", "wb") as complained:
+        run = subprocess.Popen(
+            [sys.executable, "-m", "sordino", "run", str(file), "--out", str(tmp_path / "run"), "-q"],
+            stderr=complained,
+            start_new_session=True,
+        )
+        while len(_lines(tmp_path / "run")) < 3 and run.poll() is None:
+            time.sleep(0.01)
+        os.killpg(run.pid, signal.SIGINT)
+        assert run.wait() == 130
+    complaint = (tmp_path / "stderr").read_text()
+    assert "Traceback" not in complaint
+    assert "sordino resume" in complaint
+
+
+# the folder -------------------------------------------------------------------------------------------------------------
+
+
+def test_a_run_folder_belongs_to_one_run(tmp_path: Path) -> None:
+    case = BY_NAME["fedavg"]
+    start(case.experiment(), tmp_path / "run")
+    before = {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
+    with pytest.raises(RunError) as refusal:
+        start(case.experiment(seed=5), tmp_path / "run")
+    assert refusal.value.code == "run-exists"
+    assert "resume" in refusal.value.fix
+    assert before == {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
+
+
+def test_a_run_in_use_is_left_alone(tmp_path: Path, warm_server: None) -> None:
+    file = experiment_file(BY_NAME["fedavg"], tmp_path, rounds=3000)
+    out = tmp_path / "run"
+    process = sordino("run", file, "--out", out, "-q")
+    try:
+        while not _lines(out) and process.pid in _alive():
+            time.sleep(0.002)
+        with pytest.raises(RunError) as refusal:
+            resume(out)
+        assert refusal.value.code == "run-in-use"
+    finally:
+        process.kill()
+        process.wait()
+
+
+@pytest.mark.parametrize("missing", ["experiment.toml", "environment.json"])
+def test_what_is_no_run_folder_is_not_resumed(missing: str, tmp_path: Path) -> None:
+    with pytest.raises(RunError) as refusal:
+        resume(tmp_path)
+    assert refusal.value.code == "not-a-run"
+    start(BY_NAME["fedavg"].experiment(), tmp_path / "run")
+    (tmp_path / "run" / missing).unlink()
+    with pytest.raises(RunError) as refusal:
+        resume(tmp_path / "run")
+    assert refusal.value.code == "not-a-run"
+
+
+def test_a_damaged_checkpoint_is_refused(tmp_path: Path) -> None:
+    with killed_at("published", 2):
+        start(BY_NAME["scaffold"].experiment(), tmp_path / "run")
+    newest = max((tmp_path / "run" / "checkpoints").glob("*.ckpt"))
+    data = bytearray(newest.read_bytes())
+    data[len(data) // 2] ^= 1
+    newest.write_bytes(data)
+    with pytest.raises(RunError) as refusal:
+        resume(tmp_path / "run")
+    assert refusal.value.code == "checkpoint-damaged"
+
+
+def test_a_ledger_that_is_gone_is_not_founded_anew(tmp_path: Path) -> None:
+    with killed_at("published", 2):
+        start(BY_NAME["gaussian_gdp"].experiment(), tmp_path / "run")
+    for part in (tmp_path / "run").glob("ledger.sqlite*"):
+        part.unlink()
+    with pytest.raises(LedgerError) as refusal:
+        resume(tmp_path / "run")
+    assert refusal.value.code == "ledger-rolled-back"
+
+
+def test_a_ledger_put_back_is_noticed(tmp_path: Path) -> None:
+    """An older copy would give the exposures since then for free."""
+    out = tmp_path / "run"
+    with killed_at("published", 0):
+        start(BY_NAME["gaussian_gdp"].experiment(), out)
+    for part in list(out.glob("ledger.sqlite*")):
+        shutil.copy(part, tmp_path / part.name)
+    with killed_at("published", 2):
+        resume(out)
+    for part in list(out.glob("ledger.sqlite*")):
+        part.unlink()
+    for part in list(tmp_path.glob("ledger.sqlite*")):
+        shutil.copy(part, out / part.name)
+    with pytest.raises(LedgerError) as refusal:
+        resume(out)
+    assert refusal.value.code == "ledger-rolled-back"
