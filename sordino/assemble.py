@@ -97,7 +97,11 @@ class Parts:
         name, shape = str(self.experiment.model.get("name")), self.dataset.shape
         image = self.dataset.kind == "image"
         inputs = (shape[-1], *shape[:-1]) if image else shape
-        net = build_net(name, inputs, self.dataset.classes, options)
+        with torch.random.fork_rng(
+            devices=[]
+        ):  # a user's class may draw buffers or bare parameters: the same ones in every process
+            torch.manual_seed(keys.word(keys.fold(self.key, "model")))
+            net = build_net(name, inputs, self.dataset.classes, options)
         fits(net, name, inputs, self.dataset.classes)
         return Classification(net, name=name, shape=shape, mean=self.dataset.mean, std=self.dataset.std, image=image)
 

@@ -12,9 +12,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import tomli_w
 from laws.cases import CASES, Case
+from PIL import Image
 
 from sordino import config
 from sordino.cli import main

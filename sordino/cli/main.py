@@ -42,6 +42,15 @@ def _top(version: Annotated[bool, typer.Option("--version", "-V", help="Print th
 
 
 @app.command()
+def new(folder: Annotated[Path, typer.Argument(help="Where to write experiment.toml and task.py.")]) -> None:
+    """Start a project: one commented experiment and a model of your own."""
+    from sordino.starter import write
+
+    for path in write(folder):
+        typer.echo(str(path))
+
+
+@app.command()
 def run(
     what: Annotated[
         list[str] | None,
@@ -106,6 +115,30 @@ def show(folder: Path, as_json: Json = False) -> None:
         typer.echo(json.dumps({"metrics": rows, "privacy": json.loads(receipt.read_text())}))
     else:
         summary(Console(), rows, json.loads(receipt.read_text()))
+
+
+@app.command("list")
+def list_(
+    place: Annotated[Path, typer.Argument(help="A folder of runs.")] = Path("runs"), as_json: Json = False
+) -> None:
+    """The runs in a folder: how far, how good, what they promise."""
+    from rich.table import Table
+
+    from sordino.report.runs import Listed, listed
+
+    found = listed(place)
+    if as_json:
+        typer.echo(json.dumps([entry._asdict() for entry in found]))
+        return
+    if not found:
+        typer.echo(f"no runs in {place}")
+        return
+    table = Table()
+    for column in Listed._fields:
+        table.add_column(column)
+    for entry in found:
+        table.add_row(*map(escape, entry))
+    Console().print(table)
 
 
 @app.command()

@@ -1,0 +1,71 @@
+"""`sordino new`: a project with one commented experiment and a model of one's own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from sordino.errors import RunError
+
+EXPERIMENT = """\
+# Run it from this folder:  sordino run experiment.toml            change anything:  sordino run experiment.toml rounds=5
+rounds = 30
+seed = 0                        # of everything random in a simulation
+
+[data]
+source = "digits"               # real 8x8 images that ship with scikit-learn; or:
+# source = "tabular"            # path = "table.csv", label = "column", group = "column that names the client"
+# source = "images"             # path = a folder of parquet files in the Hugging Face image format
+
+[partition]
+scheme = "dirichlet"            # iid, dirichlet, shards, classes, quantity, long_tail, natural (by data.group)
+clients = 20
+alpha = 0.5                     # smaller: clients differ more
+
+[model]
+name = "task:Net"               # class Net in task.py; or logistic, mlp, cnn, cnn_norm, cnn_wide
+
+[cohort]
+name = "everyone"               # or {name = "round_robin", size = 5}, "random", "poisson" (rate = 0.1)
+
+[algorithm]
+name = "gaussian_gdp"           # `sordino algorithms` lists all with their parameters
+clip = 1.0                      # largest norm of one example's gradient
+lr = 1.0
+
+[privacy]
+epsilon = 8.0                   # of one example of one client, over the whole run; leave out with fedavg, fedprox, scaffold
+delta = 1e-5                    # below 1 / number of examples
+noise = "counter"               # a seeded simulation; "system" draws real noise
+"""
+
+TASK = '''\
+"""The model. Any torch.nn.Module will do; use GroupNorm where you would use BatchNorm."""
+
+from torch import Tensor, nn
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))
+
+    def forward(self, x: Tensor) -> Tensor:  # images arrive as [batch, channels, height, width], normalised
+        return self.layers(x)
+'''
+
+
+def write(folder: Path) -> list[Path]:
+    """Refuses to touch what is there."""
+    files = {folder / "experiment.toml": EXPERIMENT, folder / "task.py": TASK}
+    for path in files:
+        if path.exists():
+            raise RunError(
+                f"{path} is already there", why="it may be yours", fix="choose another folder", code="file-exists"
+            )
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for path, text in files.items():
+            path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise RunError(f"cannot write {folder}", why=error.strerror or str(error), code="not-writable") from None
+    return list(files)

@@ -1,0 +1,54 @@
+"""A new project runs as it is, and `list` sees its runs."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from sordino import starter
+from sordino.errors import RunError
+from sordino.report.runs import listed, promise
+
+
+def test_a_new_project_runs_and_is_listed(tmp_path: Path) -> None:
+    starter.write(tmp_path / "mine")
+
+    def sordino(*words: str) -> str:
+        command = [sys.executable, "-m", "sordino", *words]
+        return subprocess.run(command, cwd=tmp_path / "mine", capture_output=True, text=True, check=True).stdout
+
+    sordino("run", "experiment.toml", "rounds=2", "-q")
+    (entry,) = json.loads(sordino("list", "--json"))
+    assert entry["algorithm"] == "gaussian_gdp"
+    assert entry["rounds"] == "2/2"
+    assert entry["state"] == "finished"
+    assert "per example, against server" in entry["promise"]
+    assert entry["score"].endswith("%")
+
+
+def test_nothing_is_overwritten(tmp_path: Path) -> None:
+    (tmp_path / "task.py").write_text("mine")
+    with pytest.raises(RunError) as refused:
+        starter.write(tmp_path)
+    assert refused.value.code == "file-exists"
+    assert (tmp_path / "task.py").read_text() == "mine"
+    assert not (tmp_path / "experiment.toml").exists()
+
+
+def test_damaged_and_unfinished_runs_are_listed_as_such(tmp_path: Path) -> None:
+    for name, text in (("a", "rounds = 3\n[algorithm]\nname = 'fedavg'\n"), ("b", "not toml")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "experiment.toml").write_text(text)
+    assert [(e.folder, e.state) for e in listed(tmp_path)] == [("a", "resumable"), ("b", "damaged")]
+    assert listed(tmp_path / "nowhere") == []
+
+
+def test_a_promise_names_its_subject() -> None:
+    row = {"unit": "client", "adversary": "public", "epsilon": 2.0, "delta": 1e-5, "status": "proved"}
+    raw = {**row, "adversary": "server", "epsilon": "inf", "status": "none"}
+    assert promise([raw, row]) == "ε 2 per client, against public, δ 1e-05, proved"
+    assert promise([raw]) == "nothing promised"
