@@ -93,13 +93,15 @@ class Parts:
         if self.dataset.classes == 0:
             return Quadratic(self.dataset.shape[0] // 2)
         options = {k: v for k, v in self.experiment.model.items() if k not in ("name", "options")}
-        options |= self.experiment.model.get("options", {})
+        own = self.experiment.model.get("options", {})
+        if not isinstance(own, dict):
+            raise ConfigError(f"model.options = {own!r}", why="it is a table of arguments", code="wrong-type")
+        options |= own
         name, shape = str(self.experiment.model.get("name")), self.dataset.shape
         image = self.dataset.kind == "image"
         inputs = (shape[-1], *shape[:-1]) if image else shape
-        with torch.random.fork_rng(
-            devices=[]
-        ):  # a user's class may draw buffers or bare parameters: the same ones in every process
+        with torch.random.fork_rng(devices=[]):
+            # a user's class may draw buffers or bare parameters: the same ones in every process
             torch.manual_seed(keys.word(keys.fold(self.key, "model")))
             net = build_net(name, inputs, self.dataset.classes, options)
         fits(net, name, inputs, self.dataset.classes)

@@ -150,7 +150,8 @@ def _in_turn(q: Question) -> str:
 def _alternatives(q: Question) -> Iterator[Answer]:
     if q.unit == "example":
         yield _records(replace(q, rounds=max(1, q.rounds // 2)), "half the rounds")
-        yield _records(replace(q, records=q.records * 4), "four times the records per client")
+        if q.delta < 1 / (q.clients * q.records * 4):
+            yield _records(replace(q, records=q.records * 4), "four times the records per client")
         if q.delta < 1 / q.clients:
             yield _central(replace(q, unit="client"), "protect whole clients instead: central noise")
         return

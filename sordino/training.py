@@ -13,6 +13,7 @@ import json
 import os
 import platform
 import secrets
+import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -65,15 +66,24 @@ def start(experiment: Experiment, folder: Path, watch: Callable[[Progress], None
             fix=f"`sordino resume {folder}` continues it; otherwise choose another --out",
             code="run-exists",
         )
+    _found(folder, experiment)
+    return _train(parts, folder, watch)
+
+
+def _found(folder: Path, experiment: Experiment) -> None:
+    """The run folder with what `resume` needs: it appears whole or not at all."""
+    young = folder.with_name(f".{folder.name}.{secrets.token_hex(4)}")
     try:
-        folder.mkdir(parents=True)
+        young.mkdir(parents=True)
+        atomic_write(young / "experiment.toml", experiment.toml().encode())
+        atomic_write(young / "environment.json", json.dumps(_environment(experiment), indent=2).encode())
+        young.rename(folder)
     except OSError as error:
         raise RunError(
             f"cannot create {folder}", why=error.strerror or str(error), fix="choose another --out", code="not-writable"
         ) from None
-    atomic_write(folder / "experiment.toml", experiment.toml().encode())
-    atomic_write(folder / "environment.json", json.dumps(_environment(experiment), indent=2).encode())
-    return _train(parts, folder, watch)
+    finally:
+        shutil.rmtree(young, ignore_errors=True)
 
 
 def fresh_folder(name: str) -> Path:
@@ -141,6 +151,13 @@ def _train(parts: Parts, folder: Path, watch: Callable[[Progress], None] | None)
                     _save(folder, t, server, execute, stalled, metrics_file, federation.ledger.head())
                 if watch is not None:
                     watch(Progress(t, experiment.rounds, row))
+        except OSError as error:
+            raise RunError(
+                f"cannot write in {folder}",
+                why=str(error),
+                fix="free some space or check the permissions, then resume",
+                code="not-writable",
+            ) from error
         except BudgetExhausted as error:
             notes.append(f"stopped before round {t + 1}: {error.what}")
         except KeyboardInterrupt:

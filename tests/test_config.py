@@ -225,6 +225,7 @@ WRONG: dict[str, Wrong] = {
         (*IMAGES, "model=cnn", "model.dropout=1.0"), 2, "dropout-out-of-range", "", folder_of_images(16)
     ),
     "a radius of one": Wrong(("model.radius=1.0",), 2, "radius-out-of-range"),
+    "options that are no table": Wrong(("model.options=3",), 2, "wrong-type", "model.options"),
     "no such module": Wrong(("model.name=nowhere:Net",), 2, "model-import", "nowhere"),
     "no such class": Wrong(("model.name=mine:Nothing",), 2, "model-import", "Nothing", module()),
     "module with a mistake": Wrong(("model.name=mine:Net",), 2, "model-import", "", module("def (")),

@@ -42,7 +42,7 @@ def _one(folder: Path) -> Listed:
 
 
 def _score(rows: list[dict[str, Any]]) -> str:
-    last = next((row for row in reversed(rows) if "loss" in row), {})
+    last: dict[str, Any] = next((row for row in reversed(rows) if "loss" in row), {})
     if "accuracy" in last:
         return f"{last['accuracy']:.2%}"
     return f"loss {last['loss']:.4g}" if last else ""

@@ -1,0 +1,96 @@
+"""A comparison as text, CSV or LaTeX. Means are over seeds, with the standard deviation and the n behind them."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from rich.table import Table
+
+from sordino.report.runs import promise
+from sordino.report.tables import bytes_text
+
+Row = dict[str, Any]
+COLUMNS: dict[str, tuple[str, Callable[[float], str]]] = {
+    "final": ("final", lambda v: f"{100 * v:.2f}"),
+    "last_ten": ("last 10", lambda v: f"{100 * v:.2f}"),
+    "worst_tenth": ("worst 10 %", lambda v: f"{100 * v:.2f}"),
+    "at_half": ("half-way", lambda v: f"{100 * v:.2f}"),
+    "at_equal_bytes": ("at equal bytes", lambda v: f"{100 * v:.2f}"),
+    "rounds_to_target": ("rounds to target", lambda v: f"{v:.1f}"),
+    "bytes_to_target": ("bytes to target", bytes_text),
+    "bytes": ("bytes", bytes_text),
+}
+
+
+def cell(row: Row, name: str) -> str:
+    """mean ± std, and how many of n where not all got there."""
+    if row[name] is None:
+        return "never"
+    write = COLUMNS[name][1]
+    text = (
+        write(row[name]) if row[f"{name}_std"] in (None, 0.0) else f"{write(row[name])} ± {write(row[f'{name}_std'])}"
+    )
+    return text if row[f"{name}_n"] == row["n"] else f"{text} ({row[f'{name}_n']} of {row['n']})"
+
+
+def lines(rows: Sequence[Row]) -> list[list[str]]:
+    head = ["method", "n", *(title for title, _ in COLUMNS.values()), "p against the first", "promise"]
+    body = [
+        [
+            row["method"],
+            str(row["n"]),
+            *(cell(row, name) for name in COLUMNS),
+            "" if row["p_against_first"] is None else f"{row['p_against_first']:.3g}",
+            promise(row["guarantees"]),
+        ]
+        for row in rows
+    ]
+    return [head, *body]
+
+
+def text(rows: Sequence[Row]) -> Table:
+    head, *body = lines(rows)
+    table = Table(title=f"target {100 * rows[0]['target']:.2f} %; accuracies in %", title_justify="left")
+    for column in head:
+        table.add_column(column)
+    for line in body:
+        table.add_row(*line)
+    return table
+
+
+def as_csv(rows: Sequence[Row]) -> str:
+    """Raw numbers, one column per mean, deviation and count."""
+    names = [key for key in rows[0] if key != "guarantees"]
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow([*names, "promise"])
+    for row in rows:
+        writer.writerow([*("" if row[name] is None else row[name] for name in names), promise(row["guarantees"])])
+    return out.getvalue()
+
+
+def as_latex(rows: Sequence[Row]) -> str:
+    escapes = str.maketrans(
+        {"%": r"\%", "_": r"\_", "&": r"\&", "#": r"\#", "±": r"$\pm$", "ε": r"$\varepsilon$", "δ": r"$\delta$"}
+    )
+    head, *body = ([value.translate(escapes) for value in line] for line in lines(rows))
+    rule = r"\hline"
+    middle = [" & ".join(line) + r" \\" for line in body]
+    return (
+        "\n".join(
+            [
+                rf"\begin{{tabular}}{{l{'r' * (len(head) - 2)}l}}",
+                " & ".join(head) + r" \\",
+                rule,
+                *middle,
+                r"\end{tabular}",
+            ]
+        )
+        + "\n"
+    )
+
+
+FORMATS: dict[str, Callable[[Sequence[Row]], str]] = {"csv": as_csv, "latex": as_latex}

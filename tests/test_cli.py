@@ -1,0 +1,365 @@
+"""The command line: what it prints, what it exits with, what it does when the disk is full, and how little it loads to say so."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import typer.main
+from laws import warm
+from laws.traces import differences, trace
+
+from sordino import errors
+from sordino.algorithms import ALGORITHMS
+from sordino.cli import main
+from sordino.cli.main import app
+from sordino.config import parameters
+from sordino.errors import SordinoError
+from sordino.receipt import verify
+from sordino.version import __version__
+
+SMALL = ("rounds=3", "partition=iid", "partition.clients=3", "evaluation.final=1")
+
+
+class Said(NamedTuple):
+    code: int
+    out: str
+    err: str
+
+
+@pytest.fixture
+def cli(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Callable[..., Said]:
+    """`sordino ...` in this process."""
+
+    def call(*arguments: object) -> Said:
+        monkeypatch.setattr(sys, "argv", ["sordino", *map(str, arguments)])
+        with pytest.raises(SystemExit) as end:
+            main()
+        said = capsys.readouterr()
+        return Said(end.value.code if isinstance(end.value.code, int) else int(end.value.code is not None), *said)
+
+    return call
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished run."""
+    from sordino.config import load
+    from sordino.training import start
+
+    folder = tmp_path_factory.mktemp("cli") / "run"
+    start(load(None, SMALL), folder)
+    return folder
+
+
+# loading ----------------------------------------------------------------------------------------------------------------
+
+HELP = """
+import sys, typer.main
+from typer.testing import CliRunner
+from sordino.cli.main import app
+def verbs(command, path=()):
+    yield path
+    for name, inner in getattr(command, "commands", {}).items():
+        yield from verbs(inner, (*path, name))
+for path in verbs(typer.main.get_command(app)):
+    said = CliRunner().invoke(app, [*path, "--help"])
+    assert said.exit_code == 0 and "Usage" in said.output, path
+    print(" ".join(path))
+loaded = {"torch", "numpy", "scipy", "sklearn", "dp_accounting", "pydantic", "pyarrow", "safetensors"} & set(sys.modules)
+assert not loaded, loaded
+"""
+
+
+def test_help_of_every_verb_loads_nothing_heavy() -> None:
+    done = subprocess.run([sys.executable, "-c", HELP], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    listed = done.stdout.split("\n")
+    assert {"run", "resume", "show", "algorithms", "privacy plan", "privacy spent", "privacy verify"} <= set(listed)
+
+
+def test_the_version(cli: Callable[..., Said]) -> None:
+    assert cli("--version") == (0, f"{__version__}\n", "")
+
+
+@pytest.mark.parametrize(
+    "arguments", [("rn",), ("run", "--no-such-option"), ("privacy", "plan"), ("privacy", "plan", "--epsilon", "x")]
+)
+def test_a_wrong_command_is_a_usage_error(arguments: tuple[str, ...], cli: Callable[..., Said]) -> None:
+    said = cli(*arguments)
+    assert said.code == 2
+    assert "Usage" in said.err
+    assert "Traceback" not in said.err
+
+
+# run, resume, show ------------------------------------------------------------------------------------------------------
+
+
+def test_json_is_one_object_and_nothing_else(cli: Callable[..., Said], tmp_path: Path) -> None:
+    said = cli("run", *SMALL, "--out", tmp_path / "run", "--json")
+    assert said.code == 0
+    assert said.err == ""
+    answer = json.loads(said.out)
+    assert answer["folder"] == str(tmp_path / "run")
+    assert [row["round"] for row in answer["metrics"]] == [1, 2, 3]
+    receipt = json.loads((tmp_path / "run" / "privacy.json").read_text())
+    assert answer["privacy"] == receipt
+
+    shown = json.loads(cli("show", tmp_path / "run", "--json").out)
+    assert shown["metrics"] == answer["metrics"]
+    assert shown["privacy"] == receipt
+    resumed = json.loads(cli("resume", tmp_path / "run", "--json").out)
+    assert resumed["metrics"] == answer["metrics"]
+    assert resumed["privacy"] == receipt
+
+
+def test_quiet_is_quiet(cli: Callable[..., Said], tmp_path: Path) -> None:
+    assert cli("run", *SMALL, "--out", tmp_path / "run", "-q") == (0, "", "")
+    assert cli("resume", tmp_path / "run", "--quiet") == (0, "", "")
+
+
+def test_a_run_says_where_it_is_what_it_reached_and_what_it_promised(
+    cli: Callable[..., Said], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "160")
+    said = cli("run", *SMALL, "--seed", 3)
+    folder = next((tmp_path / "runs").iterdir())
+    assert said.code == 0
+    assert folder.name.endswith("-digits")
+    assert f"runs/{folder.name}" in said.out
+    for word in ("accuracy", "epsilon", "proved", "∞", "simulation"):
+        assert word in said.out
+    assert "seed = 3" in (folder / "experiment.toml").read_text()
+    assert cli("run", *SMALL, "-q").code == 0  # the same day again
+    assert {path.name for path in (tmp_path / "runs").iterdir()} == {folder.name, f"{folder.name}-2"}
+    shown = cli("show", folder)
+    assert shown.code == 0
+    assert "accuracy" in shown.out
+    assert "epsilon" in shown.out
+
+
+@pytest.mark.parametrize("verb", [("show",), ("resume",), ("privacy", "spent"), ("privacy", "verify")])
+def test_what_is_no_run_is_said_to_be_none(verb: tuple[str, ...], cli: Callable[..., Said], tmp_path: Path) -> None:
+    for folder in (tmp_path, tmp_path / "missing"):
+        said = cli(*verb, folder)
+        assert said.code == 6
+        assert "Traceback" not in said.err
+        assert len(said.err.splitlines()) <= 10
+        assert said.out == ""
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_that_is_there_is_not_touched(cli: Callable[..., Said], tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.txt").write_text("years")
+    said = cli("run", *SMALL, "--out", tmp_path / "mine")
+    assert said.code == 6
+    assert "run-exists" in said.err
+    assert [path.name for path in (tmp_path / "mine").iterdir()] == ["thesis.txt"]
+
+
+def test_an_output_below_a_file_is_refused(cli: Callable[..., Said], tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    said = cli("run", *SMALL, "--out", tmp_path / "file" / "run")
+    assert said.code == 6
+    assert "not-writable" in said.err
+
+
+# algorithms, privacy ----------------------------------------------------------------------------------------------------
+
+
+def test_algorithms_are_listed_with_their_parameters(cli: Callable[..., Said]) -> None:
+    listed = json.loads(cli("algorithms", "--json").out)
+    assert set(listed) == set(ALGORITHMS)
+    for name, made in ALGORITHMS.items():
+        assert set(listed[name]["parameters"]) == set(parameters(made))
+        assert listed[name]["summary"]
+    shown = cli("algorithms").out
+    assert all(name in shown for name in ALGORITHMS)
+
+
+def plan(cli: Callable[..., Said], *arguments: object) -> dict[str, Any]:
+    said = cli("privacy", "plan", *arguments, "--json")
+    assert said.code == 0, said.err
+    found: dict[str, Any] = json.loads(said.out)
+    return found
+
+
+def test_a_plan_without_data(cli: Callable[..., Said]) -> None:
+    asked = (
+        "--epsilon",
+        1,
+        "--unit",
+        "example",
+        "--clients",
+        100,
+        "--cohort",
+        20,
+        "--rounds",
+        100,
+        "--records",
+        600,
+        "--delta",
+        1e-5,
+    )
+    first = plan(cli, *asked)["answer"]
+    assert first["exposures"] == 20
+    assert first["noise_multiplier"] == pytest.approx(16.684, rel=1e-4)  # sqrt(20)/mu(1, 1e-5), mu = 0.26805
+    assert first["status"] == "proved"
+    assert plan(cli, *asked)["alternatives"]
+    table = cli("privacy", "plan", *asked)
+    assert table.code == 0
+    assert "16.68" in table.out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [
+        (("--epsilon", "-1"), 4),
+        (("--epsilon", "nan"), 4),
+        (("--epsilon", "inf"), 4),
+        (("--epsilon", "1", "--delta", "0"), 4),
+        (("--epsilon", "1", "--delta", "0.5"), 4),
+        (("--epsilon", "1", "--clients", "0"), 2),
+        (("--epsilon", "1", "--clients", "10", "--cohort", "11"), 2),
+        (("--epsilon", "1", "--rounds", "0"), 2),
+    ],
+)
+def test_an_impossible_plan_is_refused(arguments: tuple[str, ...], code: int, cli: Callable[..., Said]) -> None:
+    said = cli("privacy", "plan", *arguments)
+    assert said.code == code, said.err
+    assert "Traceback" not in said.err
+    assert said.out == ""
+
+
+def test_what_was_spent(run: Path, cli: Callable[..., Said]) -> None:
+    found = json.loads(cli("privacy", "spent", run, "--json").out)
+    assert [row["exposures"] for row in found["by_client"]] == [3] * 3
+    assert all(row["spent"] == pytest.approx(row["granted"]) for row in found["by_client"])
+    assert found["guarantees"] == json.loads((run / "privacy.json").read_text())["guarantees"]
+    shown = cli("privacy", "spent", run, "--by-client").out
+    assert "Spent, client by client" in shown
+
+
+def test_verify_says_yes_and_no(run: Path, cli: Callable[..., Said], tmp_path: Path) -> None:
+    import shutil
+
+    said = cli("privacy", "verify", run)
+    assert said.code == 0
+    assert "holds" in said.out
+    assert json.loads(cli("privacy", "verify", run, "--json").out) == {"holds": True, "disagreements": []}
+    forged = shutil.copytree(run, tmp_path / "forged")
+    text = (forged / "privacy.json").read_text()
+    (forged / "privacy.json").write_text(text.replace('"none"', '"proved"', 1))
+    said = cli("privacy", "verify", forged)
+    assert said.code == 5
+    assert "does not hold" in said.err
+    answer = cli("privacy", "verify", forged, "--json")
+    assert answer.code == 5
+    assert json.loads(answer.out)["holds"] is False
+    for broken in ("", "[]", "{}", '{"guarantees": 3}', '{"guarantees": [3]}', "\x00"):
+        (forged / "privacy.json").write_text(broken)
+        said = cli("privacy", "verify", forged)
+        assert said.code in (5, 6)
+        assert "Traceback" not in said.err
+
+
+# exit codes -------------------------------------------------------------------------------------------------------------
+
+
+def test_exit_codes_are_those_of_the_documentation() -> None:
+    documented = {
+        "ConfigError": 2,
+        "DataError": 3,
+        "PartitionError": 3,
+        "PrivacyError": 4,
+        "LedgerError": 5,
+        "RunError": 6,
+        "WireError": 7,
+    }
+    for name, code in documented.items():
+        assert getattr(errors, name).exit_code == code
+        assert f"{name}" in (errors.__doc__ or "")
+    for kind in SordinoError.__subclasses__():
+        assert documented[kind.__name__] == kind.exit_code
+
+
+def test_every_verb_has_words_of_its_own() -> None:
+    command: Any = typer.main.get_command(app)
+    assert all(verb.help for verb in command.commands.values())
+
+
+# the disk ---------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def warm_server() -> Iterator[None]:
+    with warm.server():
+        yield
+
+
+ROUNDS = 12
+LIMITS = [300, 2_000, 10_000, 30_000]
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from sordino.config import load
+    from sordino.training import start
+
+    folder = tmp_path_factory.mktemp("whole") / "run"
+    start(load(None, [*SMALL, f"rounds={ROUNDS}"]), folder)
+    return folder
+
+
+@pytest.mark.parametrize("limit", LIMITS)
+def test_a_full_disk_stops_a_run_that_can_go_on(limit: int, whole: Path, tmp_path: Path, warm_server: None) -> None:
+    """No file may grow beyond `limit` bytes. Either nothing is left, or, with room again, the run ends as if nothing had been."""
+    out = tmp_path / "run"
+    arguments = ["run", *SMALL, f"rounds={ROUNDS}", "--out", str(out), "-q"]
+    read_end, write_end = os.pipe()  # no file may grow, so the complaint comes through a pipe
+    with os.fdopen(write_end, "wb") as stderr:
+        process = warm.Process([sys.executable, "-m", "sordino", *arguments], limit=limit, stderr=stderr)
+    with os.fdopen(read_end, "rb") as heard:
+        text = heard.read().decode()
+    code = process.wait()
+    assert code in (5, 6), text
+    assert "Traceback" not in text
+    assert "free some space" in " ".join(text.split())
+    assert len(text.splitlines()) <= 10
+    if not out.exists():
+        assert list(tmp_path.iterdir()) == []
+        return
+    again = warm.Process([sys.executable, "-m", "sordino", "resume", str(out), "-q"])
+    assert again.wait() == 0
+    assert differences(trace(whole), trace(out)) == []
+    assert verify(out) == []
+
+
+def test_a_disk_that_fills_between_checkpoints_is_said_to_be_full(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The metrics are synced before each checkpoint: that may fail like everything else."""
+    from sordino.config import load
+    from sordino.training import Progress, resume, start
+
+    def full(_: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    def fill(step: Progress) -> None:
+        monkeypatch.setattr(os, "fsync", full)
+
+    with pytest.raises(errors.RunError, match="free some space"):
+        start(load(None, [*SMALL, f"rounds={ROUNDS}"]), tmp_path / "run", fill)
+    monkeypatch.undo()
+    resume(tmp_path / "run")
+    start(load(None, [*SMALL, f"rounds={ROUNDS}"]), tmp_path / "whole")
+    assert differences(trace(tmp_path / "whole"), trace(tmp_path / "run")) == []
