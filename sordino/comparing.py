@@ -115,7 +115,7 @@ def worst_tenth(run: Metrics) -> float | None:
 
 def at_round(wanted: int) -> Callable[[Metrics], float | None]:
     """The last evaluation at or before a round."""
-    return lambda run: next((row["accuracy"] for row in reversed(scored(run)) if row["round"] <= wanted), None)
+    return lambda run: next((float(row["accuracy"]) for row in reversed(scored(run)) if row["round"] <= wanted), None)
 
 
 def at_bytes(budget: float) -> Callable[[Metrics], float | None]:
@@ -127,7 +127,7 @@ def at_bytes(budget: float) -> Callable[[Metrics], float | None]:
             spent += row["bytes_up"] + row["bytes_down"]
             if spent > budget:
                 break
-            found = row.get("accuracy", found)
+            found = float(row["accuracy"]) if "accuracy" in row else found
         return found
 
     return measure
@@ -143,7 +143,7 @@ def bytes_to(target: float) -> Callable[[Metrics], float | None]:
         for row in run:
             spent += row["bytes_up"] + row["bytes_down"]
             if row.get("accuracy", -1.0) >= target:
-                return spent
+                return float(spent)
         return None
 
     return measure

@@ -261,7 +261,7 @@ def test_the_receipt_has_a_row_for_everybody_and_promises_only_what_events_prove
     assert len(receipt["guarantees"]) == len(rows)
     finite = {subject for subject, row in rows.items() if row["epsilon"] != "inf"}
     assert finite == case.finite()
-    budget = case.privacy.get("epsilon")
+    budget = float(case.privacy.get("epsilon", 0.0))
     _, federation = opened(base.folder(case))
     with federation.ledger as ledger:
         claims = read_notes((entry.note for entry in ledger.entries()), CLIENTS)

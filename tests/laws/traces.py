@@ -43,18 +43,17 @@ def trace(folder: Path) -> Trace:
         held = checkpoint.load(worker, parts.state)
         assert held is not None
         clients |= held.trees
-    hashes = [_hash(folder / name) for name in ("model.safetensors", "metrics.jsonl", "privacy.json")]
+    model, metrics, receipt = (
+        hashlib.sha256((folder / name).read_bytes()).hexdigest()
+        for name in ("model.safetensors", "metrics.jsonl", "privacy.json")
+    )
     server = checkpoint.digest_trees({"server": loaded.trees["server"]})
-    return Trace(*hashes, entries, head, server, checkpoint.digest_trees(clients))
+    return Trace(model, metrics, receipt, entries, head, server, checkpoint.digest_trees(clients))
 
 
 def differences(a: Trace, b: Trace) -> list[str]:
     """Names of what differs: [] is the law."""
     return [name for name in Trace._fields if getattr(a, name) != getattr(b, name)]
-
-
-def _hash(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def finished(experiment: Experiment, folder: Path) -> Trace:

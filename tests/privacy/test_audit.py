@@ -164,7 +164,7 @@ def test_a_laplace_reader_loses_no_more_than_it_claims() -> None:
     claim = reader.claims(ONCE, 500, 1 / epsilon)[0]
     claimed = best(claim.event, 0, claim.neighbours).epsilon
     lost = epsilon_lost(from_reader(reader, 1 / epsilon, MANY), threshold=1.0, delta=0)
-    assert 0.95 * epsilon < lost <= claimed
+    assert 0.9 * epsilon < lost <= claimed
     weak = from_reader(reader, 1 / epsilon, MANY, lambda: Weak(System(), 1.1))
     assert epsilon_lost(weak, threshold=1.0, delta=0) > claimed
 
@@ -239,7 +239,8 @@ def audit_uplink(neighbours: str, central: bool, mu: float, draws: int, factor: 
 
 @pytest.mark.parametrize(("neighbours", "central"), [("replace", False), ("zero_out", True)])
 def test_an_uplink_loses_no_more_than_it_claims(neighbours: str, central: bool) -> None:
-    honest, weak = audit_uplink(neighbours, central, mu=4.0, draws=FEW, factor=1.15)
+    # every draw is a call of its own here: fewer draws, and a twin that is 20% short; 10% in the slow tier
+    honest, weak = audit_uplink(neighbours, central, mu=4.0, draws=FEW, factor=1.2)
     assert 3.5 < honest <= 4 < weak
 
 

@@ -82,6 +82,7 @@ SET_UPS: list[tuple[str, list[str]]] = [
     ("shares-exceed-the-budget", ["rounds=2", "privacy={epsilon=4.0, schedule={name='list', values=[3.0, 3.0], absolute=true}}"]),
     ("shares-too-few", ["rounds=3", "privacy={epsilon=4.0, schedule={name='list', values=[1.0, 1.0]}}"]),
     ("adaptive-out-of-range", ["privacy={epsilon=4.0, schedule={name='adaptive', start=2.0}}"]),
+    ("budget-below-conversion", ["algorithm={name='gaussian_sampled', rate=0.5}", "privacy={epsilon=0.001, delta=1e-9, schedule={name='linear_back'}}"]),
     ("no-partial-work", ["stragglers={share=0.5, policy='keep'}"]),
     ("share-out-of-range", ["stragglers.share=1.5"]),
 ]  # fmt: skip
@@ -119,7 +120,6 @@ CALLS: list[tuple[str, Callable[[], object]]] = [
 # refused deeper down, with tests of their own
 ELSEWHERE = {
     "budget-out-of-reach": "tests/test_calibrate.py",
-    "budget-below-conversion": "tests/test_plan.py",
 }
 
 

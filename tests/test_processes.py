@@ -1,0 +1,224 @@
+"""Client code in other processes: frames, workers that die, refuse or outlive their server, and checkpoints of several parts."""
+
+from __future__ import annotations
+
+import io
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from laws import warm
+from laws.cases import BY_NAME
+from laws.traces import Killed, differences, finished, killed_at, trace
+
+from sordino.assemble import Parts
+from sordino.engine import checkpoint, processes
+from sordino.engine.client import Clients
+from sordino.engine.processes import LARGEST, Processes, read, write
+from sordino.errors import RunError, WireError
+from sordino.ledger.ledger import State
+from sordino.receipt import opened
+from sordino.training import resume, start
+from sordino.types import Grant
+
+CASE = BY_NAME["scaffold"]  # the one with the richest client state
+TWO = {"executor": "processes", "workers": 2}
+
+
+@pytest.fixture(scope="module")
+def warm_server() -> Iterator[None]:
+    with warm.server():
+        yield
+
+
+@pytest.fixture
+def quick_workers(warm_server: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processes, "subprocess", warm.stand_in())
+
+
+# frames -----------------------------------------------------------------------------------------------------------------
+
+
+@settings(deadline=None, derandomize=True, max_examples=50)
+@given(st.lists(st.binary(max_size=50), max_size=5), st.integers(0, 60))
+def test_frames_come_back_and_cut_ones_are_none(frames: list[bytes], cut: int) -> None:
+    stream = io.BytesIO()
+    for frame in frames:
+        write(stream, frame)
+    stream.seek(0)
+    assert [read(stream) for _ in frames] == frames
+    assert read(stream) is None
+    whole = stream.getvalue()
+    short = io.BytesIO(whole[: max(0, len(whole) - 1 - cut)])
+    found = list(iter(lambda: read(short), None))
+    assert found == frames[: len(found)]
+    assert len(found) < len(frames) or not frames
+
+
+def test_a_length_beyond_reason_allocates_nothing() -> None:
+    for length in (LARGEST + 1, (1 << 64) - 1):
+        assert read(io.BytesIO(length.to_bytes(8, "little") + b"x")) is None
+
+
+# workers ----------------------------------------------------------------------------------------------------------------
+
+
+def test_real_workers_do_what_the_loop_does(tmp_path: Path) -> None:
+    """The one test with interpreters of their own, started as in a user's run."""
+    loop = finished(CASE.experiment(), tmp_path / "loop")
+    assert differences(loop, finished(CASE.experiment(engine=TWO), tmp_path / "apart")) == []
+
+
+@pytest.mark.parametrize("workers", [1, 3, 7])
+def test_the_number_of_workers_does_not_matter(workers: int, tmp_path: Path, quick_workers: None) -> None:
+    """7 workers for 5 clients: two of them hold nobody."""
+    loop = finished(CASE.experiment(), tmp_path / "loop")
+    engine = {"executor": "processes", "workers": workers}
+    with killed_at("published", 2):
+        start(CASE.experiment(engine=engine), tmp_path / "apart")
+    resume(tmp_path / "apart")
+    assert differences(loop, trace(tmp_path / "apart")) == []
+
+
+def executor(folder: Path) -> tuple[Parts, Processes]:
+    folder.mkdir()
+    made = CASE.experiment(engine=TWO)
+    (folder / "experiment.toml").write_text(made.toml())
+    return Parts(made), Processes(folder / "experiment.toml", "run", 2, folder)
+
+
+def asked(parts: Parts, t: int) -> tuple[bytes, dict[int, Grant]]:
+    federation = parts.federation(":memory:", "run")
+    with federation.ledger:
+        message = federation.pack_down(t, parts.algorithm.broadcast(parts.state("server")))
+        return message, {k: federation.grant(t, k, None, None) for k in range(5)}
+
+
+def test_a_worker_that_dies_is_told_and_the_run_goes_on_later(tmp_path: Path, quick_workers: None) -> None:
+    parts, workers = executor(tmp_path / "run")
+    with workers:
+        message, grants = asked(parts, 0)
+        assert sorted(workers(0, message, grants, 0)) == [0, 1, 2, 3, 4]
+        workers._workers[1].kill()
+        workers._workers[1].wait()
+        with pytest.raises(RunError) as refusal:
+            workers(1, asked(parts, 1)[0], grants, 0)
+    assert refusal.value.code == "client-process-ended"
+    assert "resume" in refusal.value.fix
+
+
+def test_what_a_worker_refuses_is_told_in_its_words(tmp_path: Path, quick_workers: None) -> None:
+    """A message of another round: the worker's wire refuses it, and the worker is still there afterwards."""
+    parts, workers = executor(tmp_path / "run")
+    with workers:
+        message, grants = asked(parts, 0)
+        only = {0: grants[0]}
+        with pytest.raises(RunError, match="round 0, expected 3") as refusal:
+            workers(3, message, only, 0)
+        assert refusal.value.code == "client-refused"
+        assert sorted(workers(0, message, only, 0)) == [0]
+
+
+def test_workers_end_with_their_server(tmp_path: Path, warm_server: None) -> None:
+    """SIGKILL leaves no time to say goodbye: the closed pipe is enough, and nobody complains."""
+    file = tmp_path / "e.toml"
+    file.write_text(CASE.experiment(rounds=3000, engine=TWO).toml())
+    with open(tmp_path / "stderr", "wb") as complained:
+        arguments = [sys.executable, "-m", "sordino", "run", str(file), "--out", str(tmp_path / "run"), "-q"]
+        server = warm.Process(arguments, stderr=complained)
+        metrics = tmp_path / "run" / "metrics.jsonl"
+        while not (metrics.exists() and metrics.read_text().count("\n") > 2):
+            time.sleep(0.002)
+        held = _holding(tmp_path / "stderr")
+        assert len(held) == 3  # the server and two workers
+        server.kill()
+        assert server.wait() == -signal.SIGKILL
+        deadline = time.monotonic() + 30
+        while _holding(tmp_path / "stderr") and time.monotonic() < deadline:
+            time.sleep(0.02)
+        assert _holding(tmp_path / "stderr") == []
+    assert "Traceback" not in (tmp_path / "stderr").read_text()
+
+
+def _holding(file: Path) -> list[int]:
+    """Processes that complain into this file, this one left out."""
+    found = []
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            if int(pid) != os.getpid() and os.readlink(f"/proc/{pid}/fd/2") == str(file):
+                found.append(int(pid))
+        except OSError:
+            continue
+    return found
+
+
+# checkpoints in parts ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("part", ["clients-0", "clients-1", "checkpoints"])
+def test_a_checkpoint_of_which_only_some_parts_were_written(
+    part: str, tmp_path: Path, quick_workers: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The run stands where its server stands: client states that are a round ahead are set back."""
+    loop = finished(CASE.experiment(), tmp_path / "loop")
+    whole_save, whole_call = checkpoint.save, Processes._all
+
+    def dying_save(directory: Path, step: int, *rest: Any, **more: Any) -> Path:
+        if directory.name == part and step == 3:
+            raise Killed
+        return whole_save(directory, step, *rest, **more)
+
+    def dying_call(self: Processes, command: Any) -> None:
+        if command == {"do": "save", "step": 3} and part.startswith("clients"):
+            ahead = self._workers[1 - int(part[-1])]  # the other worker saves, then everything is gone
+            self._send(ahead, b'{"do": "save", "step": 3}')
+            self._receive(ahead)
+            raise Killed
+        whole_call(self, command)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(checkpoint, "save", dying_save)
+        patch.setattr(Processes, "_all", dying_call)
+        with pytest.raises(Killed):
+            start(CASE.experiment(engine=TWO), tmp_path / "apart")
+    assert checkpoint.latest(tmp_path / "apart" / "checkpoints") == 2
+    assert 3 in [checkpoint.latest(tmp_path / "apart" / f"clients-{i}") for i in (0, 1)]
+    resume(tmp_path / "apart")
+    assert differences(loop, trace(tmp_path / "apart")) == []
+
+
+# messages ---------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["scaffold", "gaussian_gdp"])
+def test_a_damaged_answer_stops_the_round_and_stays_spent(name: str, tmp_path: Path) -> None:
+    """Nothing of the round is released; asked again, the client says the same, and the run is the undisturbed one."""
+    case = BY_NAME[name]
+    whole = finished(case.experiment(), tmp_path / "whole")
+    call = Clients.__call__
+
+    def garbled(self: Clients, t: int, message: bytes, grants: Any, key: Any) -> dict[int, bytes]:
+        answers = call(self, t, message, grants, key)
+        if t == 2:
+            first = min(answers)
+            answers[first] = answers[first][:-40] + bytes([answers[first][-40] ^ 1]) + answers[first][-39:]
+        return answers
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Clients, "__call__", garbled)
+        with pytest.raises(WireError) as refusal:
+            start(case.experiment(), tmp_path / "run")
+    assert refusal.value.code == "message-damaged"
+    _, federation = opened(tmp_path / "run")
+    with federation.ledger as ledger:
+        states = [entry.state for entry in ledger.entries()]
+    assert states == [State.PUBLISHED, State.PUBLISHED, State.RESERVED]
+    resume(tmp_path / "run")
+    assert differences(whole, trace(tmp_path / "run")) == []
