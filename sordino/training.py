@@ -95,8 +95,11 @@ def fresh_folder(name: str) -> Path:
     return folder
 
 
-def resume(folder: Path, watch: Callable[[Progress], None] | None = None) -> Result:
-    """Continue a run where its last checkpoint stands: the same bytes as if it had never stopped."""
+def resume(folder: Path, watch: Callable[[Progress], None] | None = None, fallback: bool = False) -> Result:
+    """Continue a run where its last checkpoint stands: the same bytes as if it had never stopped.
+
+    `fallback` sets a damaged newest checkpoint aside and takes the one before; seeded rounds are then played again, to the same releases.
+    """
     if not (folder / "experiment.toml").is_file() or not (folder / "environment.json").is_file():
         raise RunError(
             f"{folder} is not a run folder",
@@ -104,10 +107,10 @@ def resume(folder: Path, watch: Callable[[Progress], None] | None = None) -> Res
             fix="`sordino list` shows the runs",
             code="not-a-run",
         )
-    return _train(Parts(config.load(folder / "experiment.toml")), folder, watch)
+    return _train(Parts(config.load(folder / "experiment.toml")), folder, watch, fallback)
 
 
-def _train(parts: Parts, folder: Path, watch: Callable[[Progress], None] | None) -> Result:
+def _train(parts: Parts, folder: Path, watch: Callable[[Progress], None] | None, fallback: bool = False) -> Result:
     experiment = parts.experiment
     torch.set_num_threads(experiment.engine.threads)
     keep_freed_memory()
@@ -116,8 +119,9 @@ def _train(parts: Parts, folder: Path, watch: Callable[[Progress], None] | None)
         shared = experiment.privacy.ledger
         federation = parts.federation(Path(shared) if shared else folder / "ledger.sqlite", run)
         stack.callback(federation.ledger.close)
-        server, t, stalled, written = _state(parts, folder, federation)
-        execute = _executor(parts, folder, run, t, stack)
+        loaded = checkpoint.load(folder / "checkpoints", parts.state, fallback=fallback)
+        server, t, stalled, written = _state(parts, folder, federation, loaded)
+        execute = _executor(parts, folder, run, loaded, stack)
         metrics_file = stack.enter_context(_metrics(folder, written))
         evaluate = parts.evaluator()
         notes = parts.cohort.warnings(experiment.rounds, len(parts.sizes))
@@ -186,8 +190,9 @@ def read_metrics(folder: Path) -> list[Metrics]:
 # state that survives a crash ------------------------------------------------------------------------------------------
 
 
-def _state(parts: Parts, folder: Path, federation: Federation) -> tuple[Any, int, bool, int]:
-    loaded = checkpoint.load(folder / "checkpoints", parts.state)
+def _state(
+    parts: Parts, folder: Path, federation: Federation, loaded: checkpoint.Loaded | None
+) -> tuple[Any, int, bool, int]:
     if loaded is None:
         return parts.state("server"), 0, False, 0
     if not federation.ledger.descends_from(loaded.meta["ledger_head"]):
@@ -201,15 +206,16 @@ def _state(parts: Parts, folder: Path, federation: Federation) -> tuple[Any, int
     return loaded.trees["server"], loaded.step, loaded.meta["stalled"], loaded.meta["metrics_bytes"]
 
 
-def _executor(parts: Parts, folder: Path, run: str, t: int, stack: contextlib.ExitStack) -> Any:
+def _executor(
+    parts: Parts, folder: Path, run: str, loaded: checkpoint.Loaded | None, stack: contextlib.ExitStack
+) -> Any:
     engine = parts.experiment.engine
     if engine.executor == "processes":
         workers = stack.enter_context(Processes(folder / "experiment.toml", run, engine.workers, folder))
-        if t:
-            workers.restore(t)
+        if loaded is not None:
+            workers.restore(loaded.step)
         return workers
     clients = parts.clients(run)
-    loaded = checkpoint.load(folder / "checkpoints", parts.state)
     if loaded is not None:
         clients.states = {
             int(name.partition("/")[2]): state for name, state in loaded.trees.items() if name.startswith("clients/")

@@ -348,3 +348,20 @@ def test_a_ledger_put_back_is_noticed(tmp_path: Path) -> None:
     with pytest.raises(LedgerError) as refusal:
         resume(out)
     assert refusal.value.code == "ledger-rolled-back"
+
+
+def test_a_damaged_checkpoint_is_refused_and_stepped_over_on_request(tmp_path: Path) -> None:
+    from sordino import run
+    from sordino.errors import RunError
+    from sordino.training import resume
+
+    whole, cut = (run(None, "rounds=4", "partition.clients=4", out=tmp_path / name) for name in ("whole", "cut"))
+    newest = cut.folder / "checkpoints" / "round-000004.ckpt"
+    newest.write_bytes(newest.read_bytes()[:-40])
+    with pytest.raises(RunError) as refused:
+        resume(cut.folder)
+    assert refused.value.code == "checkpoint-damaged"
+    assert "--fallback" in refused.value.fix
+    resume(cut.folder, fallback=True)
+    for name in ("model.safetensors", "metrics.jsonl", "privacy.json"):
+        assert (whole.folder / name).read_bytes() == (cut.folder / name).read_bytes()

@@ -86,13 +86,18 @@ def run(
 
 
 @app.command()
-def resume(folder: Path, as_json: Json = False, quiet: Quiet = False) -> None:
+def resume(
+    folder: Path,
+    fallback: Annotated[bool, typer.Option("--fallback", help="Set a damaged newest checkpoint aside.")] = False,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
     """Continue a run that was stopped or killed: same bytes as if it had never stopped."""
 
     def go(watch: Any) -> Result:
         from sordino.training import resume as continue_
 
-        return continue_(folder, watch)
+        return continue_(folder, watch, fallback)
 
     _show_run(go, as_json, quiet)
 

@@ -194,7 +194,7 @@ def _refusal(path: Path, why: str, earlier: Sequence[int]) -> RunError:
     return RunError(
         f"{path} is damaged",
         why=why,
-        fix=f"resume with fallback to continue from round {earlier[-1]}"
+        fix=f"`sordino resume RUN --fallback` continues from round {earlier[-1]}"
         if earlier
         else "start the run anew in another folder; there is no earlier checkpoint",
         code="checkpoint-damaged",

@@ -245,14 +245,13 @@ def test_an_uplink_loses_no_more_than_it_claims(neighbours: str, central: bool) 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mu", [1.0, 4.0])
 @pytest.mark.parametrize(
     ("neighbours", "central"),
     [("replace", False), ("zero_out", False), ("replace", True), ("zero_out", True), ("add_remove", True)],
 )
-def test_every_uplink_loses_no_more_than_it_claims(neighbours: str, central: bool, mu: float) -> None:
-    honest, weak = audit_uplink(neighbours, central, mu, draws=MANY, factor=1.1)
-    assert 0.95 * mu < honest <= mu < weak
+def test_every_uplink_loses_no_more_than_it_claims(neighbours: str, central: bool) -> None:
+    honest, weak = audit_uplink(neighbours, central, mu=4.0, draws=30_000, factor=1.1)
+    assert 3.7 < honest <= 4 < weak
 
 
 @pytest.mark.slow
