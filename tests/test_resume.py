@@ -22,6 +22,7 @@ from laws import warm
 from laws.cases import BY_NAME, CASES, Case
 from laws.traces import Trace, differences, finished, killed_at, trace
 
+from sordino import run
 from sordino.errors import LedgerError, RunError
 from sordino.ledger.ledger import Entry, State
 from sordino.receipt import opened, verify
@@ -351,10 +352,6 @@ def test_a_ledger_put_back_is_noticed(tmp_path: Path) -> None:
 
 
 def test_a_damaged_checkpoint_is_refused_and_stepped_over_on_request(tmp_path: Path) -> None:
-    from sordino import run
-    from sordino.errors import RunError
-    from sordino.training import resume
-
     whole, cut = (run(None, "rounds=4", "partition.clients=4", out=tmp_path / name) for name in ("whole", "cut"))
     newest = cut.folder / "checkpoints" / "round-000004.ckpt"
     newest.write_bytes(newest.read_bytes()[:-40])
