@@ -7,7 +7,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -300,10 +300,9 @@ def test_every_verb_has_words_of_its_own() -> None:
 # the disk ---------------------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def warm_server() -> Iterator[None]:
-    with warm.server():
-        yield
+@pytest.fixture(scope="session")
+def warm_server() -> None:
+    warm.start()
 
 
 ROUNDS = 12

@@ -149,8 +149,13 @@ def test_sampled_noise_stays_within_its_budget(epsilon: float, times: int, reads
 
 def test_a_fixed_plan_of_sampled_releases_counts_them() -> None:
     """Accounted as a whole it takes less noise than release by release, and every client pays with whole releases of its own plan."""
-    plan = plan_of("renyi", 8.0, 1e-3, Uniform(), [4, 2])
-    one_by_one = plan_of("renyi", 8.0, 1e-3, Explicit((1.0,) * 4), [4])
+
+    def of(schedule: Schedule, times: list[int]) -> Plan:
+        offer = LAWS["renyi"]._replace(rate=0.5)
+        return draft([(offer, None)], Budget(8.0, 1e-3, schedule), times, {"example": [1] * len(times)})
+
+    plan = of(Uniform(), [4, 2])
+    one_by_one = of(Explicit((1.0,) * 4), [4])
     assert plan.cap == (4 * UNIT,)
     assert [price.charge for price in charges(plan, 0)] == [(UNIT,)] * 4
     assert [price.charge for price in charges(plan, 1)] == [(2 * UNIT,)] * 2  # its two turns are all it was granted
@@ -428,3 +433,16 @@ def test_a_shared_ledger_serves_two_runs_and_no_more(tmp_path: Path) -> None:
 
     assert verify(tmp_path / "first") == []  # what another run spends later does not unmake a receipt
     assert verify(tmp_path / "second") == []
+
+
+@pytest.mark.parametrize("name", ["laplace", "gaussian_simple", "gaussian_gdp"])
+def test_the_step_size_costs_nothing(name: str) -> None:
+    """Noise on the parameters is noise on the gradient, scaled with it: halving eta leaves every claim as it was."""
+
+    def claims(lr: float) -> object:
+        parts = Parts(config.load(None, [f"algorithm={{name='{name}', lr={lr}}}", "privacy={epsilon=4.0}", "rounds=20"]))
+        price = parts.plan.price(0, 0, parts.plan.currency.zero())
+        assert price is not None
+        return price, parts.algorithm.read.claims(parts.algorithm.work, 60, price.multiplier)
+
+    assert claims(0.1) == claims(0.05)

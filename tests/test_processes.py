@@ -7,7 +7,6 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -32,10 +31,9 @@ CASE = BY_NAME["scaffold"]  # the one with the richest client state
 TWO = {"executor": "processes", "workers": 2}
 
 
-@pytest.fixture(scope="module")
-def warm_server() -> Iterator[None]:
-    with warm.server():
-        yield
+@pytest.fixture(scope="session")
+def warm_server() -> None:
+    warm.start()
 
 
 @pytest.fixture
@@ -71,12 +69,13 @@ def test_a_length_beyond_reason_allocates_nothing() -> None:
 
 
 def test_real_workers_do_what_the_loop_does(tmp_path: Path) -> None:
-    """The one test with interpreters of their own, started as in a user's run."""
+    """The one fast test with an interpreter of its own, started as in a user's run."""
     loop = finished(CASE.experiment(), tmp_path / "loop")
-    assert differences(loop, finished(CASE.experiment(engine=TWO), tmp_path / "apart")) == []
+    one = {"executor": "processes", "workers": 1}
+    assert differences(loop, finished(CASE.experiment(engine=one), tmp_path / "apart")) == []
 
 
-@pytest.mark.parametrize("workers", [1, 3, 7])
+@pytest.mark.parametrize("workers", [3, 7])
 def test_the_number_of_workers_does_not_matter(workers: int, tmp_path: Path, quick_workers: None) -> None:
     """7 workers for 5 clients: two of them hold nobody."""
     loop = finished(CASE.experiment(), tmp_path / "loop")

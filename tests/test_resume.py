@@ -13,7 +13,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -31,10 +30,9 @@ from sordino.training import resume, start
 ROUNDS = 12
 
 
-@pytest.fixture(scope="module")
-def warm_server() -> Iterator[None]:
-    with warm.server():
-        yield
+@pytest.fixture(scope="session")
+def warm_server() -> None:
+    warm.start()
 
 
 def experiment_file(case: Case, folder: Path, **changes: Any) -> Path:

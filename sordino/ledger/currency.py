@@ -103,7 +103,9 @@ def _exact(values: Sequence[float], what: str) -> list[Fraction]:
     for value in values:
         for wrong, why, code in _FAULTS:
             if wrong(value):
-                raise InvalidBudget(f"{what} {value!r} {why}", code=f"{what}-{code}")
+                raise InvalidBudget(
+                    f"{what} {value!r} {why}", fix="give finite numbers, none negative", code=f"{what}-{code}"
+                )
     if not any(values):
         raise InvalidBudget(f"{what} {values!r} is zero everywhere", why="privacy is never free", code=f"{what}-zero")
     return [Fraction(value if isinstance(value, int) else float.__repr__(value)) for value in values]

@@ -95,7 +95,9 @@ class NonPrivate:
 
     def __post_init__(self) -> None:
         if not isinstance(self.reason, str):
-            raise UnsupportedEvent("the reason of a non-private event is not text", code="malformed-event")
+            raise UnsupportedEvent(
+                "the reason of a non-private event is not text", why="a reader is shown it", code="malformed-event"
+            )
 
 
 @dataclass(frozen=True)
@@ -243,12 +245,16 @@ def _settle(event: Event, field: str, value: object) -> None:
 
 def _require_event(value: object) -> None:
     if type(value) not in _NAMES:
-        raise UnsupportedEvent(f"{value!r} is no event", code="malformed-event")
+        raise UnsupportedEvent(
+            f"{value!r} is no event", fix=f"make it with one of {', '.join(KINDS)}", code="malformed-event"
+        )
 
 
 def _each(parts: Any) -> tuple[Event, ...]:
     if not isinstance(parts, list | tuple):
-        raise UnsupportedEvent("the parts of a composition are not a list", code="malformed-event")
+        raise UnsupportedEvent(
+            "the parts of a composition are not a list", fix="give a list of events", code="malformed-event"
+        )
     return tuple(from_json(part) for part in parts)
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Protocol
 
 from sordino.errors import UnsoundGuarantee
@@ -173,6 +174,7 @@ def counted(rate: float, epsilon: float, delta: float, releases: int) -> Counted
     return Counted(rate, sampled_multiplier(epsilon, delta, rate, releases, "pld"), releases)
 
 
+@lru_cache(maxsize=256)
 def best_order(rate: float, epsilon: float, delta: float, exposures: int) -> Renyi:
     """The order that lets `exposures` equal releases use the least noise."""
     candidates = [(Renyi(rate, order), budget_at(order, epsilon, delta)) for order in ORDERS]

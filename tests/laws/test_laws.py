@@ -15,7 +15,7 @@ from __future__ import annotations
 import json
 import shutil
 import sqlite3
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -89,9 +89,8 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Base:
 
 
 @pytest.fixture(scope="session")
-def warm_server() -> Iterator[None]:
-    with warm.server():
-        yield
+def warm_server() -> None:
+    warm.start()
 
 
 # order -----------------------------------------------------------------------------------------------------------------
@@ -334,7 +333,7 @@ TAMPERINGS: dict[str, Callable[[Path], None]] = {
 
 
 @pytest.mark.parametrize("tampering", TAMPERINGS)
-@pytest.mark.parametrize("name", ["fedavg", "gaussian_gdp", "central", "whole_update"])
+@pytest.mark.parametrize("name", ["fedavg", "gaussian_gdp", "central"])
 def test_a_tampered_receipt_does_not(name: str, tampering: str, base: Base, tmp_path: Path) -> None:
     folder = shutil.copytree(base.folder(BY_NAME[name]), tmp_path / "run")
     if tampering == "step size edited" and "lr = " not in (folder / "experiment.toml").read_text():

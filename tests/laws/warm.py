@@ -7,9 +7,11 @@ client processes that such a child starts are warm too.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -17,7 +19,7 @@ import sys
 import tempfile
 import time
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Any
 
@@ -97,22 +99,23 @@ def stand_in() -> Any:
     return types.SimpleNamespace(Popen=Process, PIPE=subprocess.PIPE, DEVNULL=subprocess.DEVNULL)
 
 
-@contextlib.contextmanager
-def server() -> Iterator[None]:
-    """Run a warm server; `Process` finds it through the environment."""
-    with tempfile.TemporaryDirectory() as folder:
-        place = f"{folder}/socket"
-        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-        script = subprocess.Popen([sys.executable, __file__, place], stdin=subprocess.PIPE, env=environment)
-        deadline = time.monotonic() + 120
-        while not Path(place).exists() and script.poll() is None and time.monotonic() < deadline:
-            time.sleep(0.02)
-        os.environ[PLACE] = place
-        try:
-            yield
-        finally:
-            del os.environ[PLACE]
-            script.communicate()  # it stops when its standard input closes
+def start() -> None:
+    """Run the warm server, once in the life of this process; `Process` finds it through the environment."""
+    if PLACE in os.environ:
+        return
+    folder = tempfile.mkdtemp()
+    place = f"{folder}/socket"
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    script = subprocess.Popen([sys.executable, __file__, place], stdin=subprocess.PIPE, env=environment)
+    deadline = time.monotonic() + 120
+    while not Path(place).exists() and script.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.02)
+    os.environ[PLACE] = place
+
+    @atexit.register
+    def stop() -> None:
+        script.communicate()  # it stops when its standard input closes
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 # the server ------------------------------------------------------------------------------------------------------------

@@ -123,15 +123,17 @@ def drawn(neighbours: str, mu: float) -> tuple[list[Claim], Outputs]:
     return reader.claims(ONCE, 500, 1 / mu), from_reader(reader, 1 / mu, MANY)
 
 
-@pytest.mark.parametrize("mu", [1.0, 2.0, 4.0])
-@pytest.mark.parametrize("neighbours", ["replace", "zero_out", "add_remove"])
+@pytest.mark.parametrize(
+    ("neighbours", "mu"),
+    [("replace", 1.0), ("replace", 2.0), ("replace", 4.0), ("zero_out", 2.0), ("add_remove", 2.0)],
+)
 def test_a_gaussian_reader_loses_no_more_than_it_claims(neighbours: str, mu: float) -> None:
     claims, outputs = drawn(neighbours, mu)
     assert claimed_mu(claims) == pytest.approx(mu)
     assert 0.95 * mu < mu_lost(outputs) <= claimed_mu(claims)
 
 
-@pytest.mark.parametrize("mu", [1.0, 2.0, 4.0])
+@pytest.mark.parametrize("mu", [1.0, 4.0])
 def test_noise_ten_percent_short_is_flagged(mu: float) -> None:
     reader = NoisyGradient(0.7)
     outputs = from_reader(reader, 1 / mu, MANY, lambda: Weak(System(), 1.1))

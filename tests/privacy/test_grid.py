@@ -109,7 +109,7 @@ def p_value(law: str, outputs: Floats, x: float, scale: float, width: int) -> fl
 
 
 @pytest.mark.parametrize("law", LAWS)
-@pytest.mark.parametrize("x", [0.0, 0.4 * STEP, 1.0 + 0.7 * STEP])
+@pytest.mark.parametrize("x", [0.4 * STEP, 1.0])
 def test_the_law_on_the_grid_is_the_exact_one(law: str, x: float) -> None:
     outputs = release(law, x, System())
     assert p_value(law, outputs, x, SCALE, width=200) > 1e-6  # the whole law

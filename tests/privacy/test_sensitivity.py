@@ -93,6 +93,10 @@ class Gate(NamedTuple):
 def row(rng: random.Random) -> Tensor:
     """One gradient: an adversarial magnitude along one coordinate, one coordinate of every layer, or all of them."""
     magnitude = rng.choice(MAGNITUDES)
+    if rng.random() < 0.1:  # one coordinate that is no number among others that are
+        mixed = torch.full((DIM,), 1e30, dtype=DOUBLE)
+        mixed[rng.randrange(DIM)] = rng.choice((math.nan, math.inf))
+        return mixed
     direction = torch.zeros(DIM, dtype=DOUBLE)
     direction[rng.choice(([rng.randrange(DIM)], [0, 3], range(DIM)))] = rng.choice((1.0, -1.0))
     return direction * magnitude + (torch.tensor([rng.gauss(0, 1) for _ in range(DIM)]) if rng.random() < 0.3 else 0)
@@ -368,7 +372,7 @@ def central(uplink: Uplink, crowd: Crowd, source: Source = Still(), expected: fl
 def central_ratio(uplink: Uplink, relation: str, count: int, like: Uplink | None = None) -> float:
     """The checker; a twin without noise of its own is measured by the scale of the uplink it is `like`."""
     nobody = Crowd({}, (1,))
-    scale = float((central(like or uplink, nobody, Still(1.0)) - central(like or uplink, nobody)).max())
+    scale = float((central(like or uplink, nobody, Still(1.0)) - central(like or uplink, nobody)).min())
     order = (like or uplink).server[0].mechanism.order  # type: ignore[attr-defined]
     return largest_move(partial(central, uplink), crowds(relation, count, seed=count), scale / Z, order)
 
@@ -412,7 +416,7 @@ def local_ratio(uplink: Uplink, count: int, dtype: torch.dtype = DOUBLE, relatio
     def encode(x: Params, source: Source = Still()) -> Tensor:  # noqa: B008
         return tree.flat(uplink.encode(tree.map(lambda leaf: leaf.to(dtype), x), Grant(0, 5, 10, source, Z)))
 
-    scale = float((encode(ZERO, Still(1.0)) - encode(ZERO)).max())
+    scale = float((encode(ZERO, Still(1.0)) - encode(ZERO)).min())  # of the field with the least noise
     made = crowds(relation or noise.neighbours, count, seed=count)
     pairs = (Pair(p.a.uploads[0], p.b.uploads[0]) for p in made)
     return largest_move(encode, pairs, scale / Z, noise.mechanism.order)
@@ -437,6 +441,18 @@ def test_a_subnormal_clip_factor_is_no_way_around_the_bound() -> None:
     huge = {"w": torch.full((4,), 3e38)}
     clipped = Uplink(client=(Clip(1e-4),)).encode(huge, Grant(0, 1, 1, Still()))
     assert float(tree.norm(clipped)) <= 1e-4
+
+
+def test_a_central_sum_hides_who_took_part() -> None:
+    central_noise, _ = CENTRAL["2-add_remove-plain"]
+    open_sum = Uplink(client=(Clip(0.3),))
+
+    def participation(uplink: Uplink, who: int) -> float:
+        uploads = {k: tree.zeros_like(ZERO) for k in range(who)}
+        return uplink.receive(uploads, ZERO, [1.0] * 5, 2.5, Z, Still()).participation
+
+    assert participation(central_noise, 0) == participation(central_noise, 4) == 0.5
+    assert participation(open_sum, 4) == 0.8
 
 
 # twins of an uplink

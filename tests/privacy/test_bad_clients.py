@@ -1,0 +1,251 @@
+"""A bad client is an absent one: through a clipped uplink its message counts as zero, and nothing else in the round changes by a bit.
+
+The executor is a double that lets real clients answer and then spoils the message of one of them on its way.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+import struct
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from sordino import config, keys, training, tree
+from sordino.assemble import Parts
+from sordino.engine import checkpoint, wire
+from sordino.engine.client import Clients
+from sordino.engine.federation import Federation
+from sordino.errors import RunError, WireError
+from sordino.round import Outcome, one_round
+from sordino.types import Grant
+
+BAD = 2  # the client that misbehaves
+Table = dict[str, Any]
+Spoil = Callable[[Tensor], Tensor]
+RADIUS = 0.5
+
+CLIP, NOISE = {"name": "clip", "radius": RADIUS}, {"name": "noise"}
+UPLINKS: dict[str, Table] = {
+    "clipped": {"client": [CLIP, {"name": "weigh"}]},
+    "clipped in the 1-norm": {"client": [{**CLIP, "order": 1}]},
+    "clipped and noised": {"client": [CLIP, NOISE, {"name": "weigh"}]},
+    "central": {"client": [CLIP, {"name": "weigh"}], "server": [{**NOISE, "neighbours": "zero_out"}]},
+}
+SPOILED: dict[str, Spoil] = {
+    "nan": lambda x: x * math.nan,
+    "one nan": lambda x: x.index_fill(0, torch.tensor([0]), math.nan),
+    "inf": lambda x: x * 0 + math.inf,
+    "minus inf": lambda x: x * 0 - math.inf,
+    "huge": lambda x: x * 0 + 1e300,
+    "huge and opposite": lambda x: x * 0 - 1e30,
+    "just outside": lambda x: x * 0 + 1.01 * RADIUS,
+}
+
+
+def parts_of(uplink: Table | None, **more: Any) -> Parts:
+    table: Table = {
+        "rounds": 3,
+        "data": {"source": "quadratic", "clients": 6, "dim": 3},
+        "partition": {"scheme": "natural"},
+        "algorithm": {"name": "fedavg", "lr": 0.1, "batch_size": "full"},
+        "privacy": {"epsilon": 2.0, "delta": 1e-3} if uplink and "noise" in str(uplink) else {},
+    }
+    return Parts(config.validate(table | ({"uplink": uplink} if uplink else {}) | more))
+
+
+def play(parts: Parts, corrupt: Callable[[bytes, Federation], bytes] | None) -> tuple[Outcome, Federation]:
+    """One round in which the message of one client is corrupted on its way."""
+    federation, clients = parts.federation(":memory:", "run"), parts.clients("run")
+
+    def execute(t: int, message: bytes, grants: Mapping[int, Grant], key: keys.Key) -> dict[int, bytes]:
+        messages = clients(t, message, grants, key)
+        if corrupt is not None:
+            messages[BAD] = corrupt(messages[BAD], federation)
+        return messages
+
+    return one_round(federation, parts.state("server"), 0, execute), federation
+
+
+def values(parts: Parts, spoil: Spoil) -> Callable[[bytes, Federation], bytes]:
+    """A well-formed message with other numbers in it."""
+
+    def corrupt(message: bytes, federation: Federation) -> bytes:
+        a = parts.algorithm
+        zero = a.zero(a.broadcast(parts.state("server")))
+        header, sent = wire.decode(message, federation.header(0, BAD), a.uplink.shape(zero))
+        return wire.encode(header, tree.map(spoil, sent))
+
+    return corrupt
+
+
+def same(a: Any, b: Any) -> bool:
+    return all(torch.equal(x, y) for x, y in zip(tree.leaves(a), tree.leaves(b), strict=True))
+
+
+# behind its own noise a client may send any number; only that it is one can be asked for
+NO_NUMBERS = {"nan", "one nan", "inf", "minus inf"}
+CASES = [(u, s) for u in UPLINKS for s in SPOILED if s in NO_NUMBERS or u != "clipped and noised"]
+
+
+@pytest.mark.parametrize(("uplink", "spoiled"), CASES)
+def test_spoiled_values_count_as_zero_and_change_nothing_else(uplink: str, spoiled: str) -> None:
+    parts = parts_of(UPLINKS[uplink])
+    zeros, _ = play(parts, values(parts, torch.zeros_like))
+    bad, _ = play(parts, values(parts, SPOILED[spoiled]))
+    assert same(bad.server, zeros.server)
+    assert tree.finite(bad.server)
+    honest, _ = play(parts, None)
+    assert not same(honest.server, zeros.server)  # the client mattered
+
+
+def test_an_honest_upload_at_the_bound_passes_bit_for_bit() -> None:
+    # what the server checks again must not touch what the clip has left at the edge of the ball
+    parts = parts_of({"client": [{**CLIP, "radius": 1e-3}]})
+    uplink = parts.algorithm.uplink
+    for seed in range(200):
+        rng = torch.Generator().manual_seed(seed)
+        big = {"w": torch.randn(50, generator=rng), "b": torch.randn(3, 4, generator=rng)}
+        sent = uplink.encode(big, Grant(0, 1, 1, None))  # type: ignore[arg-type]
+        zero = tree.zeros_like(big)
+        assert same(uplink.receive({0: sent}, zero, [1.0], 1.0, None, None).mean, sent)
+
+
+def test_the_denominator_counts_the_bad_client() -> None:
+    uploads = {k: {"w": torch.tensor([0.3])} for k in range(3)}
+    uploads[1] = {"w": torch.tensor([math.nan])}
+    uplink = parts_of(UPLINKS["clipped"]).algorithm.uplink
+    mean = uplink.receive(uploads, {"w": torch.zeros(1)}, [1.0] * 3, 3.0, None, None).mean
+    assert float(mean["w"]) == pytest.approx(0.2)
+
+
+def test_a_client_that_cannot_pay_is_not_asked() -> None:
+    parts = parts_of(UPLINKS["clipped and noised"])
+    federation, clients = parts.federation(":memory:", "run"), parts.clients("run")
+    assert parts.plan.cap is not None
+    federation.ledger.reserve("an older run/0", {str(BAD): parts.plan.cap}, b"plan")
+    outcome = one_round(federation, parts.state("server"), 0, clients)
+    assert outcome.answered == [k for k in range(6) if k != BAD]
+    assert BAD not in clients.states  # its data were not touched
+
+
+def test_central_noise_is_as_large_as_every_clients_claim_says() -> None:
+    # four of six clients in each of two rounds: some pay for two exposures, some for one, and all get one noise
+    parts = parts_of(UPLINKS["central"], cohort={"name": "round_robin", "size": 4}, rounds=2)
+    federation, server = parts.federation(":memory:", "run"), parts.state("server")
+    zero = parts.algorithm.zero(parts.algorithm.broadcast(server))
+
+    def execute(t: int, message: bytes, grants: Mapping[int, Grant], key: keys.Key) -> dict[int, bytes]:
+        return {k: wire.encode(federation.header(t, k), zero) for k in grants}
+
+    outcome = one_round(federation, server, 0, execute)
+    drawn = federation.source(0).child("server").child("delta/w").gaussian(torch.zeros(3, dtype=torch.float64), 1.0)
+    used = outcome.received.mean.delta["w"] * 4 / drawn / RADIUS  # noise / sensitivity, as it was released
+    (entry,) = federation.ledger.entries()
+    claimed = {
+        claim["event"]["noise_multiplier"]
+        for group in json.loads(entry.note)
+        for claim in group["claims"]
+        if claim["event"]["kind"] == "gaussian"
+    }
+    assert len(claimed) == 2
+    assert float(used.min()) >= max(claimed) * (1 - 1e-9)
+
+
+# ---------------------------------------------------------------- messages that are none
+
+
+def another(message: bytes, federation: Federation, **changes: Any) -> bytes:
+    payload = {"delta": {"w": torch.zeros(3, dtype=torch.float64)}}
+    return wire.encode(wire.Header(**(vars(federation.header(0, BAD)) | changes)), payload)
+
+
+MALFORMED: dict[str, Callable[[bytes, Federation], bytes]] = {
+    "empty": lambda m, f: b"",
+    "cut": lambda m, f: m[:-1],
+    "longer": lambda m, f: m + b"\0",
+    "a flipped bit": lambda m, f: m[:60] + bytes([m[60] ^ 1]) + m[61:],
+    "no message at all": lambda m, f: b"GET / HTTP/1.1\r\n" * 40,
+    "a length of 4 GiB": lambda m, f: m[:6] + struct.pack("<I", 2**32 - 1) + m[10:],
+    "another dtype": lambda m, f: wire.encode(f.header(0, BAD), {"delta": {"w": torch.zeros(3)}}),
+    "another shape": lambda m, f: wire.encode(f.header(0, BAD), {"delta": {"w": torch.zeros(1, dtype=torch.float64)}}),
+    "another name": lambda m, f: wire.encode(f.header(0, BAD), {"delta": {"v": torch.zeros(3, dtype=torch.float64)}}),
+    "a field more": lambda m, f: wire.encode(
+        f.header(0, BAD), {"delta": {"w": torch.zeros(3, dtype=torch.float64), "v": torch.zeros(1)}}
+    ),
+    "nothing inside": lambda m, f: wire.encode(f.header(0, BAD), {"delta": {"w": torch.zeros(0)}}),
+    "another round": lambda m, f: another(m, f, round=1),
+    "another run": lambda m, f: another(m, f, run="elsewhere"),
+    "another client's name": lambda m, f: another(m, f, sender=BAD + 1),
+    "another experiment": lambda m, f: another(m, f, config="ab" * 32),
+    "a broadcast sent back": lambda m, f: another(m, f, kind="down"),
+}
+
+
+@pytest.mark.parametrize("how", MALFORMED)
+def test_a_malformed_message_ends_the_round_charged_and_without_a_model(how: str) -> None:
+    parts = parts_of(UPLINKS["central"])
+    federation, clients, server = parts.federation(":memory:", "run"), parts.clients("run"), parts.state("server")
+    before = [leaf.clone() for leaf in tree.leaves(server)]
+
+    def execute(t: int, message: bytes, grants: Mapping[int, Grant], key: keys.Key) -> dict[int, bytes]:
+        messages = clients(t, message, grants, key)
+        return {**messages, BAD: MALFORMED[how](messages[BAD], federation)}
+
+    with pytest.raises(WireError):
+        one_round(federation, server, 0, execute)
+    assert all(torch.equal(a, b) for a, b in zip(before, tree.leaves(server), strict=True))
+    assert federation.ledger.spent(str(BAD)) != parts.plan.currency.zero()
+    assert federation.ledger.release("run/0") is None  # nothing was released
+
+
+def test_random_bytes_never_get_further_than_a_wire_error() -> None:
+    parts, rng = parts_of(UPLINKS["clipped"]), random.Random(4)
+
+    def noise(message: bytes, federation: Federation) -> bytes:
+        spoiled = bytearray(message)
+        for _ in range(rng.choice((1, 3, 50))):
+            spoiled[rng.randrange(len(spoiled))] ^= rng.randrange(1, 256)
+        return bytes(spoiled)
+
+    for _ in range(60):
+        with pytest.raises(WireError):
+            play(parts, noise)
+
+
+# ---------------------------------------------------------------- without a clip nothing is promised, and the run says so
+
+
+def test_a_nan_through_an_open_uplink_stops_the_run_at_the_last_good_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Spoiling(Clients):
+        def __call__(self, t: int, message: bytes, grants: Mapping[int, Grant], key: keys.Key) -> dict[int, bytes]:
+            messages = super().__call__(t, message, grants, key)
+            if t == 2:
+                payload = {"delta": {"w": torch.full((3,), math.nan, dtype=torch.float64)}}
+                messages[BAD] = wire.encode(self.header(t, BAD), payload)
+            return messages
+
+    made = Parts.clients
+
+    def clients(self: Parts, run: str, which: range | None = None) -> Clients:
+        honest = made(self, run, which)
+        return Spoiling(honest.algorithm, honest.task, honest.shards, honest.header)
+
+    monkeypatch.setattr(Parts, "clients", clients)
+    parts = parts_of(None)
+    with pytest.raises(RunError) as error:
+        training.start(parts.experiment, tmp_path / "run")
+    assert error.value.code == "model-not-finite"
+    assert "checkpoints" in error.value.fix
+    kept = checkpoint.load(tmp_path / "run" / "checkpoints", parts.state)
+    assert kept is not None
+    assert kept.step == 2
+    assert tree.finite(kept.trees["server"])
