@@ -440,7 +440,9 @@ def test_the_step_size_costs_nothing(name: str) -> None:
     """Noise on the parameters is noise on the gradient, scaled with it: halving eta leaves every claim as it was."""
 
     def claims(lr: float) -> object:
-        parts = Parts(config.load(None, [f"algorithm={{name='{name}', lr={lr}}}", "privacy={epsilon=4.0}", "rounds=20"]))
+        parts = Parts(
+            config.load(None, [f"algorithm={{name='{name}', lr={lr}}}", "privacy={epsilon=4.0}", "rounds=20"])
+        )
         price = parts.plan.price(0, 0, parts.plan.currency.zero())
         assert price is not None
         return price, parts.algorithm.read.claims(parts.algorithm.work, 60, price.multiplier)

@@ -110,7 +110,7 @@ CASES = [
     Case(
         "gaussian_sampled",
         {"name": "gaussian_sampled", "clip": 1.0, "rate": 0.2, "lr": 0.5},
-        privacy={**BUDGET, "schedule": {"name": "list", "values": [1, 1]}},  # listed: priced release by release
+        privacy={**BUDGET, "schedule": {"name": "list", "values": [1] * 30}},  # listed: priced release by release
         protects="example",
         silent={"algorithm": {"name": "gaussian_sampled", "clip": 1e4, "rate": 1.0, "lr": 0.5, "multiplier": OFF}},
         plain={"algorithm": ONE_STEP},

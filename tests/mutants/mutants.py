@@ -1,4 +1,8 @@
-"""Privacy bugs that have happened somewhere, each as one textual change of this package, with the tests that must notice."""
+"""Seeded privacy bugs, one small change each, and the tests that must notice.
+
+A row names a file under sordino/, the exact text that is changed (it must occur once, so that the table cannot rot) and a few tests of which at
+least one must fail.
+"""
 
 from __future__ import annotations
 
@@ -8,30 +12,297 @@ from typing import NamedTuple
 class Mutant(NamedTuple):
     name: str
     file: str
-    old: str  # occurs exactly once
-    new: str
-    killers: str  # what pytest runs
+    edits: tuple[tuple[str, str], ...]
+    tests: tuple[str, ...]
 
 
 SENSITIVITY = "tests/privacy/test_sensitivity.py"
+NOISE = "tests/privacy/test_noise.py"
+GRID = "tests/privacy/test_grid.py"
+AUDIT = "tests/privacy/test_audit.py"
+SAMPLING = "tests/privacy/test_sampling.py"
+REFUSALS = "tests/privacy/test_refusals.py"
+BAD = "tests/privacy/test_bad_clients.py"
+LEDGER = "tests/test_ledger.py"
+PLANNED = f"{REFUSALS}::test_the_planned_noise_spends_the_budget_and_no_more"
+SHARED_NOISE = f"{NOISE}::test_rounds_clients_reads_layers_and_seeds_share_no_noise"
+LAW = f"{NOISE}::test_the_law_and_the_scale"
+
+
+def one(name: str, file: str, old: str, new: str, *tests: str) -> Mutant:
+    return Mutant(name, file, ((old, new),), tests)
+
 
 MUTANTS = [
-    Mutant("client weights are not bounded", "privacy/stages.py", "return size / largest", "return float(size)", SENSITIVITY),
-    Mutant("NaN passes the clip", "privacy/stages.py", "factor = torch.where(torch.isfinite(norm), factor, 0.0).to(dtype)", "factor = factor.to(dtype)", SENSITIVITY),
-    Mutant("each layer is clipped for itself", "privacy/stages.py", "clip_factor(norm, self.radius, leaf.dtype)", "clip_factor(tree.norm(leaf, self.order), self.radius, leaf.dtype)", SENSITIVITY),
-    Mutant("an update is not clipped at all", "privacy/stages.py", "factor = torch.clamp(radius / (norm * SLACK)", "factor = torch.clamp(1e9 * radius / (norm * SLACK)", SENSITIVITY),
-    Mutant("replaced records with the sensitivity of removed ones", "privacy/readers.py", "return 2 * self.clip if twice else self.clip", "return self.clip", SENSITIVITY),
-    Mutant("replaced clients with the sensitivity of removed ones", "privacy/stages.py", 'return 2 * limit if self.neighbours == "replace" else limit', "return limit", SENSITIVITY),
-    Mutant("mean by the realised count", "uplink.py", 'denominator = expected if self.denominator == "expected" else realised', "denominator = realised", SENSITIVITY),
-    Mutant("a repeated event counts once", "ledger/events.py", "walk(node.event, times * node.count)", "walk(node.event, times)", "tests/test_accountants.py"),
-    Mutant("amplified against the server", "engine/cohort.py", 'adversary == "server"', 'adversary == "nobody"', "tests/test_cohort.py"),
-    Mutant("costs are rounded down", "ledger/currency.py", "tuple(math.ceil(value * UNIT)", "tuple(math.floor(value * UNIT)", "tests/test_ledger.py"),
-    Mutant("a release without a reservation", "ledger/books.py", "State.PUBLISHED: (State.STORED,)", "State.PUBLISHED: (State.RESERVED, State.STORED)", "tests/test_ledger.py"),
-    Mutant("what everybody paid is forgotten", "ledger/books.py", "return tuple(map(add, self.own[principal], shared))", "return self.own[principal]", "tests/test_ledger.py"),
-    Mutant("noise for twice the budget", "ledger/pricing.py", "return NUDGE / math.sqrt(2 * cost[0])", "return NUDGE / math.sqrt(4 * cost[0])", "tests/laws/test_laws.py -k receipt_has_a_row"),
-    Mutant("who cannot pay takes part", "engine/federation.py", "if price is None or str(k) in granted", "if True", "tests/test_plan.py tests/privacy"),
-    Mutant("late uploads count", "round.py", " if k not in crew.late", "", "tests/test_plan.py tests/test_stragglers.py"),
-    Mutant("SCAFFOLD with the signs of another code", "algorithms/scaffold.py", "y - eta * (g - ci + c)", "y - eta * (g + ci - c)", "tests/test_algorithms.py"),
-    Mutant("the proximal term pushes away", "algorithms/fedprox.py", "tree.sub(y, x), g)", "tree.sub(x, y), g)", "tests/test_algorithms.py"),
-    Mutant("the release before its reservation", "engine/federation.py", "self.ledger.stored(self.op(t), digest.digest())", "pass", "tests/laws/test_laws.py -k ledger_lists"),
-]  # fmt: skip
+    # noise: its size, its law, its freshness
+    one(
+        "noise halved",
+        "privacy/stages.py",
+        "scale = multiplier * self.sensitivity(bound)",
+        "scale = multiplier * self.sensitivity(bound) / 2",
+        LAW,
+    ),
+    one(
+        "noise 10% short",
+        "privacy/readers.py",
+        "scale = multiplier * reader.sensitivity",
+        "scale = multiplier * reader.sensitivity / 1.1",
+        f"{AUDIT}::test_a_gaussian_reader_loses_no_more_than_it_claims[replace-2.0]",
+    ),
+    one(
+        "noise left out of later reads",
+        "privacy/readers.py",
+        "scale = multiplier * reader.sensitivity",
+        "scale = multiplier * reader.sensitivity * (1 if step == 0 else 1e-3)",
+        f"{AUDIT}::test_two_reads_cost_what_two_reads_lose",
+    ),
+    one(
+        "noise left out of the sum",
+        "uplink.py",
+        "total = stage.release(total, bound, used, source)",
+        "total = stage.release(total, bound, used, source) if uploads else total",
+        LAW,
+    ),
+    one(
+        "an extra field without noise",
+        "privacy/stages.py",
+        "lambda leaf: self.mechanism.add(leaf.double(), scale,",
+        "lambda leaf: self.mechanism.add(leaf.double(), scale * (1 if leaf.dim() < 2 else 1e-6),",
+        f"{SENSITIVITY}::test_an_upload_moves_by_its_sensitivity_and_never_further",
+    ),
+    one(
+        "a scale in half precision underflows",
+        "privacy/mechanisms.py",
+        "return source.gaussian(values, scale)",
+        "return source.gaussian(values, max(float(values.new_tensor(scale).half()), 1e-200))",
+        f"{NOISE}::test_a_tiny_scale_is_not_lost_in_single_precision",
+    ),
+    one(
+        "the same noise every round",
+        "privacy/sources.py",
+        'keys.fold(key, "noise", t)',
+        'keys.fold(key, "noise")',
+        SHARED_NOISE,
+    ),
+    one(
+        "the same noise at every client",
+        "privacy/sources.py",
+        '.child("client", client)',
+        '.child("client")',
+        SHARED_NOISE,
+    ),
+    one(
+        "the same noise at every read",
+        "privacy/readers.py",
+        'self._grant.source.child("read", step)',
+        'self._grant.source.child("read")',
+        SHARED_NOISE,
+    ),
+    one("the same noise in every layer", "privacy/stages.py", "source.child(next(names))", "source", SHARED_NOISE),
+    one(
+        "the system's seed fixed",
+        "privacy/sources.py",
+        "os.urandom(32), os.urandom(16)",
+        "bytes(32), bytes(16)",
+        f"{NOISE}::test_the_system_source_never_repeats",
+    ),
+    one(
+        "a stream shared by a fork",
+        "privacy/sources.py",
+        "if self._process != os.getpid():",
+        "if self._process == -1:",
+        f"{NOISE}::test_the_system_source_never_repeats",
+    ),
+    one(
+        "the input cut to the grid before the noise",
+        "privacy/sources.py",
+        "(whole + drawn + over)",
+        "(whole + drawn)",
+        f"{GRID}::test_a_fraction_of_a_step_is_carried",
+    ),
+    # bounds
+    one(
+        "noise before the clip allowed",
+        "uplink.py",
+        "if seen_noise and isinstance(stage, Clip):",
+        "if False:",
+        f"{REFUSALS}::test_an_unsafe_experiment_does_not_start",
+    ),
+    one(
+        "clip per layer",
+        "privacy/stages.py",
+        "clip_factor(norm, self.radius, leaf.dtype)",
+        "clip_factor(tree.norm(leaf, self.order), self.radius, leaf.dtype)",
+        f"{SENSITIVITY}::test_an_upload_moves_by_its_sensitivity_and_never_further",
+    ),
+    one(
+        "nan passes the clip",
+        "privacy/stages.py",
+        "torch.where(torch.isfinite(norm), factor, 0.0)",
+        "torch.where(torch.isfinite(norm), factor, 1.0)",
+        f"{SENSITIVITY}::test_a_reader_moves_by_its_sensitivity_and_never_further",
+    ),
+    one(
+        "the clip of layer norms in single precision",
+        "privacy/per_example.py",
+        "vector_norm(x, order, dim=dim, dtype=torch.float64)",
+        "vector_norm(x, order, dim=dim).double()",
+        f"{SENSITIVITY}::test_tiny_factors_of_huge_factors_are_measured",
+    ),
+    one(
+        "mean by realised count",
+        "uplink.py",
+        'denominator = expected if self.denominator == "expected" else realised',
+        "denominator = realised",
+        f"{SENSITIVITY}::test_a_central_sum_moves_by_its_sensitivity_and_never_further",
+    ),
+    one(
+        "gradients divided by the secret size",
+        "privacy/readers.py",
+        "return self._grant.size",
+        "return len(self._examples.y)",
+        f"{SENSITIVITY}::test_a_reader_moves_by_its_sensitivity_and_never_further",
+    ),
+    one(
+        "client weights unbounded",
+        "privacy/stages.py",
+        "return size / largest",
+        "return float(size)",
+        f"{SENSITIVITY}::test_an_upload_moves_by_its_sensitivity_and_never_further",
+    ),
+    one(
+        "clients: replace with add_remove sensitivity",
+        "privacy/stages.py",
+        'return 2 * limit if self.neighbours == "replace" else limit',
+        "return limit",
+        f"{SENSITIVITY}::test_an_upload_moves_by_its_sensitivity_and_never_further",
+    ),
+    one(
+        "examples: replace with add_remove sensitivity",
+        "privacy/readers.py",
+        "return 2 * self.clip if twice else self.clip",
+        "return self.clip",
+        f"{SENSITIVITY}::test_a_reader_moves_by_its_sensitivity_and_never_further",
+    ),
+    one(
+        "a broken client believed",
+        "uplink.py",
+        "return upload if kept else tree.zeros_like(upload)",
+        "return upload",
+        f"{BAD}::test_spoiled_values_count_as_zero_and_change_nothing_else",
+    ),
+    one(
+        "losses that mix examples summed by the layer rules",
+        "tasks/task.py",
+        "self._tried[0] != losses",
+        "False",
+        f"{SENSITIVITY}::test_losses_that_mix_examples_are_clipped_one_by_one",
+    ),
+    # accounting
+    one(
+        "fixed-size samples accounted as Poisson",
+        "privacy/readers.py",
+        'torch.nonzero(self._grant.source.child("sample", step).coins(n, reader.rate)).flatten()',
+        "torch.randperm(n)[: int(reader.rate * n)]",
+        f"{SAMPLING}::test_every_example_tosses_its_own_coin_at_every_read",
+    ),
+    one(
+        "the same sample at every read",
+        "privacy/readers.py",
+        'child("sample", step)',
+        'child("sample", 0)',
+        f"{SAMPLING}::test_every_example_tosses_its_own_coin_at_every_read[counter]",
+    ),
+    one(
+        "a sampling rate off by 10",
+        "privacy/readers.py",
+        "event = Poisson(self.rate, event)",
+        "event = Poisson(self.rate / 10, event)",
+        f"{AUDIT}::test_a_poisson_reader_loses_no_more_than_it_claims",
+    ),
+    one(
+        "delta times 10",
+        "assemble.py",
+        "Budget(privacy.epsilon, privacy.delta,",
+        "Budget(privacy.epsilon, 10 * privacy.delta,",
+        PLANNED,
+    ),
+    one(
+        "an event composed once",
+        "privacy/readers.py",
+        "event = Repeat(event, reads) if reads > 1 else event",
+        "event = Repeat(event, 1)",
+        f"{AUDIT}::test_two_reads_cost_what_two_reads_lose",
+    ),
+    one("several reads at the price of one", "plan.py", "[part / UNIT / reads for", "[part / UNIT for", PLANNED),
+    one(
+        "a laplace sample at the Gaussian's price",
+        "plan.py",
+        'if offer.rate < 1 and offer.mechanism.calibration != "pure":',
+        "if offer.rate < 1:",
+        f"{REFUSALS}::test_a_laplace_sample_is_priced_without_amplification",
+    ),
+    one(
+        "central noise for the one who paid most",
+        "engine/federation.py",
+        "self._central = max(",
+        "self._central = min(",
+        f"{BAD}::test_central_noise_is_as_large_as_every_clients_claim_says",
+    ),
+    one(
+        "participation told beside a noised sum",
+        "uplink.py",
+        "participation = expected / math.fsum(weights) if hidden else",
+        "participation =",
+        f"{SENSITIVITY}::test_a_central_sum_hides_who_took_part",
+    ),
+    # the ledger
+    Mutant(
+        "release before reserve",
+        "round.py",
+        (
+            ("granted = run.reserve(t, prices)", "granted = sorted(prices)"),
+            (
+                "    run.store(t, messages, received)",
+                "    run.reserve(t, prices)\n    run.store(t, messages, received)",
+            ),
+        ),
+        (f"{BAD}::test_spoiled_values_count_as_zero_and_change_nothing_else",),
+    ),
+    one(
+        "an exhausted client still averaged",
+        "round.py",
+        "for k in granted}",
+        "for k in prices}",
+        f"{BAD}::test_a_client_that_cannot_pay_is_not_asked",
+    ),
+    one(
+        "spending forgotten",
+        "ledger/books.py",
+        "self.own[name] = tuple(map(add, self.own[name], charge)) if name in self.own else charge",
+        "self.own[name] = charge",
+        f"{LEDGER}::test_the_ledger_in_memory_does_what_the_model_does",
+    ),
+    one(
+        "a retry may release something else",
+        "ledger/ledger.py",
+        "if at.stored is not None and any(",
+        "if False and any(",
+        f"{LEDGER}::test_states_go_forward_and_each_is_a_record",
+    ),
+    one(
+        "a batch read twice",
+        "privacy/readers.py",
+        "if step in self._read:",
+        "if False:",
+        f"{REFUSALS}::test_an_unsafe_call_is_refused",
+    ),
+    # the method
+    one(
+        "the sign of SCAFFOLD's control",
+        "algorithms/scaffold.py",
+        "y - eta * (g - ci + c)",
+        "y - eta * (g + ci - c)",
+        "tests/test_algorithms.py",
+    ),
+]

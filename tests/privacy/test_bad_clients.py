@@ -23,6 +23,7 @@ from sordino.engine import checkpoint, wire
 from sordino.engine.client import Clients
 from sordino.engine.federation import Federation
 from sordino.errors import RunError, WireError
+from sordino.ledger.ledger import State
 from sordino.round import Outcome, one_round
 from sordino.types import Grant
 
@@ -65,6 +66,7 @@ def play(parts: Parts, corrupt: Callable[[bytes, Federation], bytes] | None) -> 
     federation, clients = parts.federation(":memory:", "run"), parts.clients("run")
 
     def execute(t: int, message: bytes, grants: Mapping[int, Grant], key: keys.Key) -> dict[int, bytes]:
+        assert federation.ledger.state(federation.op(t)) is State.RESERVED  # before any data are read
         messages = clients(t, message, grants, key)
         if corrupt is not None:
             messages[BAD] = corrupt(messages[BAD], federation)
