@@ -14,9 +14,12 @@ import os
 import platform
 import secrets
 import shutil
+import signal
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
 from typing import IO, Any, NamedTuple
 
 import safetensors.torch
@@ -125,9 +128,13 @@ def _train(parts: Parts, folder: Path, watch: Callable[[Progress], None] | None,
         metrics_file = stack.enter_context(_metrics(folder, written))
         evaluate = parts.evaluator()
         notes = parts.cohort.warnings(experiment.rounds, len(parts.sizes))
+        # noise from the system cannot be drawn again: every round is kept, and Ctrl-C waits for the round to be kept
+        final_noise = experiment.privacy.noise == "system"
+        every = 1 if final_noise else experiment.engine.checkpoint_every
+        asked = stack.enter_context(_patience()) if final_noise else lambda: False
         interrupted = False
         try:
-            while t < experiment.rounds:
+            while t < experiment.rounds and not (interrupted := asked()):
                 outcome = one_round(federation, server, t, execute, stalled)
                 if not tree.finite(outcome.server):
                     raise RunError(
@@ -151,7 +158,7 @@ def _train(parts: Parts, folder: Path, watch: Callable[[Progress], None] | None,
                     row |= evaluate(model)
                 metrics_file.write(json.dumps(row).encode() + b"\n")
                 stalled = federation.stalled(outcome.received)
-                if t % experiment.engine.checkpoint_every == 0 or t == experiment.rounds:
+                if t % every == 0 or t == experiment.rounds:
                     _save(folder, t, server, execute, stalled, metrics_file, federation.ledger.head())
                 if watch is not None:
                     watch(Progress(t, experiment.rounds, row))
@@ -243,6 +250,27 @@ def _metrics(folder: Path, written: int) -> Iterator[IO[bytes]]:
         file.truncate(written)
         file.seek(0, os.SEEK_END)
         yield file
+
+
+@contextlib.contextmanager
+def _patience() -> Iterator[Callable[[], bool]]:
+    """A first Ctrl-C is remembered, a second one stops at once."""
+    pressed = 0
+
+    def press(number: int, frame: FrameType | None) -> None:
+        nonlocal pressed
+        pressed += 1
+        if pressed > 1:
+            raise KeyboardInterrupt
+
+    if threading.current_thread() is not threading.main_thread():  # only the main thread has signals to wait for
+        yield lambda: False
+        return
+    before = signal.signal(signal.SIGINT, press)
+    try:
+        yield lambda: pressed > 0
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 @contextlib.contextmanager

@@ -22,10 +22,11 @@ from laws.cases import BY_NAME, CASES, Case
 from laws.traces import Trace, differences, finished, killed_at, trace
 
 from sordino import run
+from sordino.config import load
 from sordino.errors import LedgerError, RunError
 from sordino.ledger.ledger import Entry, State
 from sordino.receipt import opened, verify
-from sordino.training import resume, start
+from sordino.training import Progress, resume, start
 
 ROUNDS = 12
 
@@ -360,3 +361,21 @@ def test_a_damaged_checkpoint_is_refused_and_stepped_over_on_request(tmp_path: P
     resume(cut.folder, fallback=True)
     for name in ("model.safetensors", "metrics.jsonl", "privacy.json"):
         assert (whole.folder / name).read_bytes() == (cut.folder / name).read_bytes()
+
+
+def test_ctrl_c_waits_for_the_round_where_noise_cannot_be_drawn_again(tmp_path: Path) -> None:
+    made = load(None, ["rounds=4", "partition.clients=4", "privacy.noise=system"])
+
+    def press(step: Progress) -> None:
+        if step.round == 2:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    result = start(made, tmp_path / "run", press)
+    assert result.interrupted
+    assert len(result.metrics) == 2
+    first = released(tmp_path / "run")
+    again = resume(tmp_path / "run")
+    assert not again.interrupted
+    assert len(again.metrics) == 4
+    assert {op: digest for op, digest in released(tmp_path / "run").items() if op in first} == first
+    assert verify(tmp_path / "run") == []
