@@ -140,7 +140,7 @@ MUTANTS = [
         "privacy/stages.py",
         "torch.where(torch.isfinite(norm), factor, 0.0)",
         "torch.where(torch.isfinite(norm), factor, 1.0)",
-        f"{SENSITIVITY}::test_a_reader_moves_by_its_sensitivity_and_never_further",
+        f"{SENSITIVITY}::test_an_upload_moves_by_its_sensitivity_and_never_further",
     ),
     one(
         "the clip of layer norms in single precision",
@@ -288,7 +288,7 @@ MUTANTS = [
         "ledger/ledger.py",
         "if at.stored is not None and any(",
         "if False and any(",
-        f"{LEDGER}::test_states_go_forward_and_each_is_a_record",
+        f"{LEDGER}::test_the_ledger_in_memory_does_what_the_model_does",
     ),
     one(
         "a batch read twice",

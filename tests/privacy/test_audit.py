@@ -130,7 +130,7 @@ def drawn(neighbours: str, mu: float) -> tuple[list[Claim], Outputs]:
 def test_a_gaussian_reader_loses_no_more_than_it_claims(neighbours: str, mu: float) -> None:
     claims, outputs = drawn(neighbours, mu)
     assert claimed_mu(claims) == pytest.approx(mu)
-    assert 0.95 * mu < mu_lost(outputs) <= claimed_mu(claims)
+    assert 0.9 * mu < mu_lost(outputs) <= claimed_mu(claims)
 
 
 @pytest.mark.parametrize("mu", [1.0, 4.0])
@@ -150,7 +150,7 @@ def test_two_reads_cost_what_two_reads_lose() -> None:
     reader, mu, twice = NoisyGradient(0.7), 2.0, Work(2, None, None)
     outputs = from_reader(reader, 1 / mu, MANY, work=twice)
     lost = mu_lost(outputs)
-    assert 0.95 * math.sqrt(2) * mu < lost <= claimed_mu(reader.claims(twice, 500, 1 / mu))
+    assert 0.9 * math.sqrt(2) * mu < lost <= claimed_mu(reader.claims(twice, 500, 1 / mu))
     assert lost > claimed_mu(reader.claims(ONCE, 500, 1 / mu))  # the twin: an event composed once
 
 
@@ -158,7 +158,7 @@ def test_fixed_batches_lose_one_read_per_epoch() -> None:
     reader, mu, work = NoisyGradient(0.7, sampling="fixed_batches"), 2.0, Work(1, None, 250)
     outputs = from_reader(reader, 1 / mu, MANY, work=work)
     # the other batch's noise is in the sum as well: only a lower bound that is loose by sqrt 2
-    assert mu / math.sqrt(2) * 0.95 < mu_lost(outputs) <= claimed_mu(reader.claims(work, 500, 1 / mu))
+    assert mu / math.sqrt(2) * 0.9 < mu_lost(outputs) <= claimed_mu(reader.claims(work, 500, 1 / mu))
 
 
 def test_a_laplace_reader_loses_no_more_than_it_claims() -> None:
