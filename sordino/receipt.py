@@ -20,6 +20,7 @@ from sordino.privacy.sources import TABLE_ERROR
 SIMULATED = "noise came from a seeded generator: a simulation, no guarantee for real data"
 TUNING = "choosing hyper-parameters on the same data is not accounted for"
 ARITHMETIC = "sums of clipped gradients are exact up to floating-point rounding"
+SCALING = "inputs are scaled by the mean and deviation of all training data, whose release is not accounted for"
 EVALUATION = "test metrics were computed by the evaluator and are no releases"
 
 
@@ -37,6 +38,8 @@ def receipt(parts: Parts, federation: Federation) -> dict[str, Any]:
                 budget["epsilon"] * budget["spent_share"]["max"]
             )  # what the source's formula would print
     assumptions = [SIMULATED if simulated else _table_error(parts), TUNING, ARITHMETIC, EVALUATION]
+    if parts.dataset.classes:
+        assumptions.append(SCALING)
     return {
         "format": 1,
         "run": federation.run,

@@ -218,7 +218,8 @@ class Uplink:
         if private(self.client):
             kept = tree.finite(upload)  # the bound held before the noise; only numbers can be asked for now
         elif math.isfinite(bound.l2):
-            kept = bool(tree.norm(upload, 1) <= bound.l1) and bool(tree.norm(upload, 2) <= bound.l2)
+            order = 1 if bound.l1 <= bound.l2 else 2
+            kept = bool(tree.norm(upload, order) <= bound.of(order))
         else:
             kept = True
         return upload if kept else tree.zeros_like(upload)

@@ -3,7 +3,7 @@
 Two worst-case neighbours, one threshold fixed beforehand, Clopper-Pearson limits for both errors at 1e-6 together: a proved lower bound on the privacy
 that was lost (Nasr et al., USENIX Security 2023; Jagielski et al., NeurIPS 2020). An audit that cannot catch noise that is 10% too small, or a
 claim sized for half the sensitivity, fails here itself. Noise comes from `system` and so differs from run to run: false alarms 1e-6 per audit;
-the power against the twins is above 0.999.
+the power against the twins is above 0.999 each.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from .doubles import Weak, linear
 
 ALPHA = 1e-6
 ONCE = Work(1, None, None)
-MANY, FEW = 10**5, 8_000  # draws per side
+MANY, FEW = 10**5, 5_000  # draws per side
 
 
 class Outputs(NamedTuple):
@@ -241,9 +241,9 @@ def audit_uplink(neighbours: str, central: bool, mu: float, draws: int, factor: 
 
 @pytest.mark.parametrize(("neighbours", "central"), [("replace", False), ("zero_out", True)])
 def test_an_uplink_loses_no_more_than_it_claims(neighbours: str, central: bool) -> None:
-    # every draw is a call of its own here: fewer draws, and a twin that is 20% short; 10% in the slow tier
-    honest, weak = audit_uplink(neighbours, central, mu=4.0, draws=FEW, factor=1.2)
-    assert 3.5 < honest <= 4 < weak
+    # every draw is a call of its own here: fewer draws, and a twin that is 25% short; 10% in the slow tier
+    honest, weak = audit_uplink(neighbours, central, mu=4.0, draws=FEW, factor=1.25)
+    assert 3.3 < honest <= 4 < weak
 
 
 @pytest.mark.slow

@@ -1,6 +1,6 @@
 """The reader's Poisson sampler is what the accountant assumes: independent coins, fresh at every read.
 
-2,000 reads of 30 examples, seen through noise-free gradients. Every statistic is a z-score and must stay within 6 (1e-9 each, a few hundred of
+1,000 reads of 30 examples, seen through noise-free gradients. Every statistic is a z-score and must stay within 6 (1e-9 each, a few hundred of
 them); fixed-size and shuffled samples of the same rate, which earn no such accounting, must be rejected.
 """
 
@@ -19,7 +19,7 @@ from sordino.types import Examples, Grant, Source, Work
 
 from .doubles import linear
 
-READS, EXAMPLES, RATE = 2_000, 30, 0.3
+READS, EXAMPLES, RATE = 1_000, 30, 0.3
 Draws = NDArray[np.float64]  # [reads, examples], 1 where an example was read
 
 
