@@ -128,10 +128,9 @@ def _train(parts: Parts, folder: Path, watch: Callable[[Progress], None] | None,
         metrics_file = stack.enter_context(_metrics(folder, written))
         evaluate = parts.evaluator()
         notes = parts.cohort.warnings(experiment.rounds, len(parts.sizes))
-        # noise from the system cannot be drawn again: every round is kept, and Ctrl-C waits for the round to be kept
-        final_noise = experiment.privacy.noise == "system"
-        every = 1 if final_noise else experiment.engine.checkpoint_every
-        asked = stack.enter_context(_patience()) if final_noise else lambda: False
+        # noise from the system cannot be drawn again: there every round is kept
+        every = 1 if experiment.privacy.noise == "system" else experiment.engine.checkpoint_every
+        asked = stack.enter_context(_patience())
         interrupted = False
         try:
             while t < experiment.rounds and not (interrupted := asked()):
@@ -254,7 +253,7 @@ def _metrics(folder: Path, written: int) -> Iterator[IO[bytes]]:
 
 @contextlib.contextmanager
 def _patience() -> Iterator[Callable[[], bool]]:
-    """A first Ctrl-C is remembered, a second one stops at once."""
+    """A first Ctrl-C waits for the end of the round, a second one stops at once."""
     pressed = 0
 
     def press(number: int, frame: FrameType | None) -> None:
@@ -262,6 +261,7 @@ def _patience() -> Iterator[Callable[[], bool]]:
         pressed += 1
         if pressed > 1:
             raise KeyboardInterrupt
+        os.write(2, b"stopping after this round; Ctrl-C again stops at once\n")
 
     if threading.current_thread() is not threading.main_thread():  # only the main thread has signals to wait for
         yield lambda: False
