@@ -336,3 +336,20 @@ def test_steps_and_epochs_exclude_each_other() -> None:
         with pytest.raises(ConfigError) as refusal:
             FedProx(mu=mu)
         assert refusal.value.code == "not-positive"
+
+
+def test_convex_stable_releases_once_a_round() -> None:
+    from sordino.errors import PrivacyError
+    from sordino.privacy.convex import ConvexStable
+    from sordino.privacy.sources import Counter
+    from sordino.tasks.task import Quadratic
+    from sordino.types import Examples, Grant, Work
+
+    task, params = Quadratic(2), {"w": torch.zeros(2, dtype=torch.float64)}
+    rows = Examples(torch.ones(3, 4, dtype=torch.float64), torch.zeros(3))
+    shard = ConvexStable(2.0, 1.0).open(rows, Grant(0, 3, 3, Counter(1)), task)
+    *_, last = shard.batches(Work(None, 2, None), 1)
+    last.grad(task.losses, params)
+    with pytest.raises(PrivacyError) as refused:
+        last.grad(task.losses, params)
+    assert refused.value.code == "read-beyond-reservation"

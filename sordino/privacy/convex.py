@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from sordino import keys
-from sordino.errors import ConfigError, UnsoundGuarantee
+from sordino.errors import ConfigError, PrivacyError, UnsoundGuarantee
 from sordino.keys import Key
 from sordino.privacy.mechanisms import GaussianNoise
 from sordino.privacy.readers import OpenBatch
@@ -78,6 +78,7 @@ class StableShard:
     _reader: ConvexStable
     _examples: Examples = field(repr=False)
     _grant: Grant
+    _noised: list[int] = field(default_factory=list, repr=False)
 
     @property
     def size(self) -> int:
@@ -90,6 +91,14 @@ class StableShard:
             yield LastBatch(self, plain, steps) if step == steps - 1 else plain
 
     def add_noise(self, mean: Params, steps: int) -> Params:
+        if self._noised:
+            raise PrivacyError(
+                "a second noised gradient in one round",
+                why="the ledger reserved one release, and two of them cost two",
+                fix="read the last batch once",
+                code="read-beyond-reservation",
+            )
+        self._noised.append(steps)
         multiplier = self._reader.multiplier if self._reader.multiplier is not None else self._grant.multiplier
         assert multiplier is not None, "the plan prices every private reader before a round"
         std, source = self._reader.noise_std(multiplier, self.size, steps), self._grant.source.child("read", 1)
