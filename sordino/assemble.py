@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, is_dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from sordino import gates, keys, tree
+from sordino import gates, keys, own, tree
 from sordino.algorithms import ALGORITHMS
 from sordino.config import Experiment, Privacy, build
 from sordino.data import SOURCES, Dataset
@@ -40,6 +40,25 @@ def settle(experiment: Experiment) -> Experiment:
     algorithm = Parts(experiment).algorithm
     private = algorithm.read.offer() is not None or algorithm.uplink.noise() is not None
     return experiment if private else experiment.model_copy(update={"privacy": Privacy()})
+
+
+SPOKEN = ("read", "uplink", "work", "init", "init_client", "broadcast", "zero", "local", "update", "personal")
+
+
+def _users_own(path: str) -> Callable[..., Any]:
+    """An algorithm that lives outside the package; it passes the same gates as ours."""
+    made = own.load(path, "algorithm")
+    missing = [name for name in SPOKEN if not hasattr(made, name)]
+    if not (isinstance(made, type) and is_dataclass(made)) or missing:
+        raise ConfigError(
+            f"{path!r} is not an algorithm",
+            why=f"it has no {', '.join(missing)}"
+            if missing
+            else "an algorithm is a class with @dataclass(frozen=True)",
+            fix="subclass one that exists, as FedProx does with FedAvg, or write all halves; `sordino check FILE` says what is missing",
+            code="not-an-algorithm",
+        )
+    return made
 
 
 @dataclass(frozen=True)
@@ -109,7 +128,10 @@ class Parts:
 
     @cached_property
     def algorithm(self) -> Any:
-        algorithm = build(self.experiment.algorithm, ALGORITHMS, "algorithm")
+        table, choices = self.experiment.algorithm, dict(ALGORITHMS)
+        if ":" in (name := str(table.get("name"))):
+            choices[name] = _users_own(name)
+        algorithm = build(table, choices, "algorithm")
         if self.experiment.read is not None:
             algorithm = replace(algorithm, read=gates.reader(self.experiment.read))
         if self.experiment.uplink is not None:

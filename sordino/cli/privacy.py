@@ -11,9 +11,9 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-app = typer.Typer(help="Budgets and guarantees: plan, spent, verify.", no_args_is_help=True)
+from sordino.cli.options import Json
 
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")]
+app = typer.Typer(help="Budgets and guarantees: plan, spent, verify.", no_args_is_help=True)
 
 
 class UnitChoice(StrEnum):

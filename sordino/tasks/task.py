@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import importlib
-import sys
-import traceback
 from collections.abc import Callable, Mapping
-from pathlib import Path
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sordino import keys
+from sordino import keys, own
 from sordino.errors import ConfigError, DataError, SordinoError, UnsoundGuarantee
 from sordino.privacy.per_example import Recorder, fast_sum, slow_sum
 from sordino.tasks.nets import NETS, Ball, keyed_dropout
@@ -176,19 +172,7 @@ def build_net(name: str, shape: tuple[int, ...], classes: int, options: Mapping[
 
 
 def _users_own(path: str, options: Mapping[str, object]) -> nn.Module:
-    module_name, _, class_name = path.partition(":")
-    here = str(Path.cwd())
-    if here not in sys.path:
-        sys.path.insert(0, here)
-    try:
-        cls = getattr(importlib.import_module(module_name), class_name)
-    except Exception as error:  # the module is somebody's program: anything may happen in it
-        raise ConfigError(
-            f"cannot load the model {path!r}: {_told(error)}",
-            why="model.name with a colon is read as python_module:ClassName, looked up from the current directory",
-            fix="check the spelling, and that the file lies in the directory you start sordino from",
-            code="model-import",
-        ) from error
+    cls = own.load(path, "model")
     if not (isinstance(cls, type) and issubclass(cls, nn.Module)):
         raise ConfigError(
             f"{path!r} is not a torch.nn.Module class", fix="name a class, not an object", code="model-not-a-module"
@@ -203,18 +187,10 @@ def _built(name: str, make: Callable[[], nn.Module]) -> nn.Module:
         raise
     except Exception as error:
         raise ConfigError(
-            f"cannot build the model {name!r}: {_told(error)}",
+            f"cannot build the model {name!r}: {own.told(error)}",
             fix="give what it takes in [model] (your own class: in [model.options])",
             code="model-options",
         ) from error
-
-
-def _told(error: Exception) -> str:
-    """The error and where it happened, in one line."""
-    last = traceback.extract_tb(error.__traceback__)[-1]
-    return (
-        f"{type(error).__name__}: {str(error).partition(chr(10))[0]} ({Path(last.filename).name}, line {last.lineno})"
-    )
 
 
 def fits(net: nn.Module, name: str, shape: tuple[int, ...], classes: int) -> None:
@@ -226,7 +202,7 @@ def fits(net: nn.Module, name: str, shape: tuple[int, ...], classes: int) -> Non
     except Exception as error:
         raise DataError(
             f"the model {name!r} does not fit examples of shape {'x'.join(map(str, shape))}",
-            why=_told(error),
+            why=own.told(error),
             fix="choose a model for this size, or resize the images",
             code="model-does-not-fit",
         ) from error

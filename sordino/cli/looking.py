@@ -1,0 +1,99 @@
+"""The verbs that look at runs: list, show, report, and at what there is: algorithms."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+
+from sordino.cli.options import Json
+
+
+def list_(
+    place: Annotated[Path, typer.Argument(help="A folder of runs.")] = Path("runs"), as_json: Json = False
+) -> None:
+    """The runs in a folder: how far, how good, what they promise."""
+    from rich.table import Table
+
+    from sordino.report.runs import Listed, listed
+
+    found = listed(place)
+    if as_json:
+        typer.echo(json.dumps([entry._asdict() for entry in found]))
+        return
+    if not found:
+        typer.echo(f"no runs in {place}")
+        return
+    table = Table()
+    for column in Listed._fields:
+        table.add_column(column)
+    for entry in found:
+        table.add_row(*map(escape, entry))
+    Console().print(table)
+
+
+def show(folder: Path, as_json: Json = False) -> None:
+    """The result and the guarantees of a finished run."""
+    from sordino.errors import RunError
+    from sordino.report.tables import summary
+
+    receipt, metrics = folder / "privacy.json", folder / "metrics.jsonl"
+    if not receipt.is_file() or not metrics.is_file():
+        raise RunError(
+            f"{folder} holds no finished run",
+            why="privacy.json or metrics.jsonl is missing",
+            fix=f"`sordino resume {folder}`",
+            code="not-a-run",
+        )
+    rows = [json.loads(line) for line in metrics.read_text().split("\n")[:-1]]
+    if as_json:
+        typer.echo(json.dumps({"metrics": rows, "privacy": json.loads(receipt.read_text())}))
+    else:
+        summary(Console(), rows, json.loads(receipt.read_text()))
+
+
+def report(
+    folders: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders.")],
+    open_: Annotated[bool, typer.Option("--open", help="Show it in the browser.")] = False,
+) -> None:
+    """One self-contained page per run: curves, guarantees in words, spending, partition. Opens from disk, needs no network."""
+    from sordino.report.html import write
+
+    for folder in folders:
+        target = write(folder)
+        Console().print(str(target), highlight=False, soft_wrap=True)
+        if open_:
+            typer.launch(str(target.resolve()))
+
+
+def algorithms(as_json: Json = False) -> None:
+    """The algorithms and their parameters with defaults."""
+    import inspect
+
+    from rich.table import Table
+
+    from sordino.algorithms import ALGORITHMS
+    from sordino.config import parameters
+
+    listed: dict[str, dict[str, Any]] = {}
+    for name, made in ALGORITHMS.items():
+        source = inspect.getmodule(made)
+        summary = (made.__doc__ or "").strip().splitlines()[0]
+        if inspect.isclass(made) and source is not None:
+            summary = (source.__doc__ or "").strip().splitlines()[0]
+        fields = {field: None if default is ... else default for field, (_, default) in parameters(made).items()}
+        listed[name] = {"summary": summary, "parameters": fields}
+    if as_json:
+        typer.echo(json.dumps(listed))
+        return
+    table = Table(show_lines=True)
+    for column in ("algorithm", "what", "parameters"):
+        table.add_column(column)
+    for name, entry in listed.items():
+        shown = ", ".join(f"{k}={v}" for k, v in entry["parameters"].items() if v is not None)
+        table.add_row(f"[bold]{name}[/bold]", escape(entry["summary"]), escape(shown))
+    Console().print(table)

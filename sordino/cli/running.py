@@ -1,0 +1,103 @@
+"""The verbs that train: new, run, resume."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+
+from sordino.cli.options import Json, Quiet
+
+if TYPE_CHECKING:
+    from sordino.training import Result
+
+
+def new(folder: Annotated[Path, typer.Argument(help="Where to write experiment.toml and task.py.")]) -> None:
+    """Start a project: one commented experiment and a model of your own."""
+    from sordino.starter import write
+
+    for path in write(folder):
+        typer.echo(str(path))
+
+
+def run(
+    what: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[EXPERIMENT.toml] [key=value ...]", help="An experiment, and what to change in it."),
+    ] = None,
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", metavar="key=value", help="The same as a bare key=value.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="The run folder; default runs/DATE-NAME.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Of everything that is random in a simulation.")] = None,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Run a federation. Without arguments: real handwritten digits on 20 clients, private, in under a minute."""
+    from sordino import config
+
+    words = what or []
+    files = [word for word in words if "=" not in word]
+    if len(files) > 1:
+        raise typer.BadParameter(f"one experiment at a time, got {', '.join(files)}")
+    overrides = [word for word in words if "=" in word] + (set_ or [])
+    if seed is not None:
+        overrides.append(f"seed={seed}")
+    experiment = config.load(Path(files[0]) if files else None, overrides)
+
+    def go(watch: Any) -> Result:
+        from sordino.training import fresh_folder, start
+
+        return start(experiment, out if out is not None else fresh_folder(experiment.name), watch)
+
+    _show_run(go, as_json, quiet)
+
+
+def resume(
+    folder: Path,
+    fallback: Annotated[bool, typer.Option("--fallback", help="Set a damaged newest checkpoint aside.")] = False,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Continue a run that was stopped or killed: same bytes as if it had never stopped."""
+
+    def go(watch: Any) -> Result:
+        from sordino.training import resume as continue_
+
+        return continue_(folder, watch, fallback)
+
+    _show_run(go, as_json, quiet)
+
+
+def _show_run(go: Any, as_json: bool, quiet: bool) -> None:
+    from sordino.cli.progress import progress
+
+    console = Console(stderr=True, quiet=quiet or as_json)
+    with progress(console) as watch:
+        result = go(watch)
+    if as_json:
+        typer.echo(
+            json.dumps(
+                {
+                    "folder": str(result.folder),
+                    "metrics": result.metrics,
+                    "privacy": result.receipt,
+                    "notes": result.notes,
+                }
+            )
+        )
+    elif not quiet:
+        from sordino.report.tables import summary
+
+        out = Console()
+        summary(out, result.metrics, result.receipt)
+        for note in result.notes:
+            out.print(f"[yellow]note[/yellow] {escape(note)}")
+        out.print(f"Everything is in [bold]{escape(str(result.folder))}[/bold].")
+    if result.interrupted:
+        Console(stderr=True).print(f"Stopped at a safe point. Continue with: sordino resume {result.folder}")
+        raise typer.Exit(130)
