@@ -31,7 +31,16 @@ class Outcome:
     bytes_up: int
 
 
-def one_round(run: Federation, server: Any, t: int, execute: Execute, stalled: bool = False) -> Outcome:
+Keep = Callable[[Outcome, bytes], None]
+
+
+def forget(outcome: Outcome, release: bytes) -> None:
+    """What keeps nothing: a run that nobody will resume."""
+
+
+def one_round(
+    run: Federation, server: Any, t: int, execute: Execute, stalled: bool = False, keep: Keep = forget
+) -> Outcome:
     cohort = run.cohort.draw(t, run.population, run.key)  # who: public order, or hidden coins
     crew = run.stragglers.split(cohort, t, run.key)
     prices = run.prices(crew.active, stalled)  # what this exposure costs each; the others abstain
@@ -44,8 +53,12 @@ def one_round(run: Federation, server: Any, t: int, execute: Execute, stalled: b
     uploads = {k: run.unpack_up(t, k, messages[k], down) for k in sorted(messages) if k not in crew.late}
 
     received = run.receive(t, uploads, down, prices)  # sum, central noise, decode, divide
-    run.store(t, messages, received)  # from here on this release has one content
     server = run.algorithm.update(server, received)
-    run.publish(t)
     sent = len(message) * len(grants), sum(map(len, messages.values()))
-    return Outcome(server, received, crew.active, sorted(uploads), *sent)
+    outcome, release = Outcome(server, received, crew.active, sorted(uploads), *sent), run.release(messages, received)
+    keep(
+        outcome, release
+    )  # durable before the ledger says so: a crash from here on ends this release, and makes no other
+    run.store(t, release)  # from here on this release has one content
+    run.publish(t)
+    return outcome

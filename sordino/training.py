@@ -16,7 +16,7 @@ import secrets
 import shutil
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -36,7 +36,7 @@ from sordino.engine.memory import keep_freed_memory
 from sordino.engine.processes import Processes
 from sordino.errors import BudgetExhausted, LedgerError, RunError
 from sordino.receipt import receipt
-from sordino.round import one_round
+from sordino.round import Outcome, one_round
 from sordino.version import __version__
 
 Metrics = dict[str, Any]
@@ -131,34 +131,38 @@ def _train(parts: Parts, folder: Path, watch: Callable[[Progress], None] | None,
         # noise from the system cannot be drawn again: there every round is kept
         every = 1 if experiment.privacy.noise == "system" else experiment.engine.checkpoint_every
         asked = stack.enter_context(_patience())
-        interrupted = False
+        interrupted, row = False, Metrics()
+
+        def keep(outcome: Outcome, release: bytes) -> None:
+            """What a crash goes on from: this round's row of metrics and, where one is due, a checkpoint."""
+            nonlocal row, stalled
+            if not tree.finite(outcome.server):
+                raise RunError(
+                    f"the model is no longer finite after round {t + 1}",
+                    why="the step size or the noise is too large for this model",
+                    fix=f"lower algorithm.lr; the last good model is in {folder / 'checkpoints'}",
+                    code="model-not-finite",
+                )
+            row = _row(t + 1, outcome)
+            if _due(t + 1, experiment):
+                model = parts.algorithm.personal(parts.task, parts.algorithm.broadcast(outcome.server), None)
+                row |= evaluate(model)
+            metrics_file.write(json.dumps(row).encode() + b"\n")
+            stalled = federation.stalled(outcome.received)
+            if (t + 1) % every == 0 or t + 1 == experiment.rounds:
+                now: dict[str, checkpoint.JSON] = {
+                    "stalled": stalled,
+                    "ledger_head": federation.ledger.head(),
+                    "release": release.hex(),
+                }
+                _save(folder, t + 1, outcome.server, execute, metrics_file, now)
+
         try:
             while t < experiment.rounds and not (interrupted := asked()):
-                outcome = one_round(federation, server, t, execute, stalled)
-                if not tree.finite(outcome.server):
-                    raise RunError(
-                        f"the model is no longer finite after round {t + 1}",
-                        why="the step size or the noise is too large for this model",
-                        fix=f"lower algorithm.lr; the last good model is in {folder / 'checkpoints'}",
-                        code="model-not-finite",
-                    )
+                outcome = one_round(federation, server, t, execute, stalled, keep)
                 server, t = outcome.server, t + 1
                 if not outcome.answered and not federation.everyone_pays:
                     notes.append(f"round {t}: nobody could take part, the model stays as it was")
-                row: Metrics = {
-                    "round": t,
-                    "active": len(outcome.active),
-                    "answered": len(outcome.answered),
-                    "bytes_down": outcome.bytes_down,
-                    "bytes_up": outcome.bytes_up,
-                }
-                if t % experiment.evaluation.every == 0 or t > experiment.rounds - max(1, experiment.evaluation.final):
-                    model = parts.algorithm.personal(parts.task, parts.algorithm.broadcast(server), None)
-                    row |= evaluate(model)
-                metrics_file.write(json.dumps(row).encode() + b"\n")
-                stalled = federation.stalled(outcome.received)
-                if t % every == 0 or t == experiment.rounds:
-                    _save(folder, t, server, execute, stalled, metrics_file, federation.ledger.head())
                 if watch is not None:
                     watch(Progress(t, experiment.rounds, row))
         except OSError as error:
@@ -177,6 +181,21 @@ def _train(parts: Parts, folder: Path, watch: Callable[[Progress], None] | None,
         with open(folder / "log.txt", "a", encoding="utf-8") as log:
             log.writelines(f"{note}\n" for note in notes)
         return Result(folder, read_metrics(folder), made, notes, interrupted)
+
+
+def _due(t: int, experiment: Experiment) -> bool:
+    """Is the model evaluated after round t?"""
+    return t % experiment.evaluation.every == 0 or t > experiment.rounds - max(1, experiment.evaluation.final)
+
+
+def _row(t: int, outcome: Outcome) -> Metrics:
+    return {
+        "round": t,
+        "active": len(outcome.active),
+        "answered": len(outcome.answered),
+        "bytes_down": outcome.bytes_down,
+        "bytes_up": outcome.bytes_up,
+    }
 
 
 def _finish(parts: Parts, folder: Path, federation: Federation, server: Any) -> dict[str, Any]:
@@ -209,6 +228,8 @@ def _state(
             code="ledger-rolled-back",
         )
     federation.replay(loaded.step)
+    federation.store(loaded.step - 1, bytes.fromhex(loaded.meta["release"]))  # where the crash came between the two
+    federation.publish(loaded.step - 1)
     return loaded.trees["server"], loaded.step, loaded.meta["stalled"], loaded.meta["metrics_bytes"]
 
 
@@ -229,7 +250,9 @@ def _executor(
     return clients
 
 
-def _save(folder: Path, t: int, server: Any, execute: Any, stalled: bool, metrics: IO[bytes], ledger_head: str) -> None:
+def _save(
+    folder: Path, t: int, server: Any, execute: Any, metrics: IO[bytes], now: Mapping[str, checkpoint.JSON]
+) -> None:
     """Client states first, then the server's: a run stands where its server stands."""
     metrics.flush()
     os.fsync(metrics.fileno())
@@ -238,8 +261,7 @@ def _save(folder: Path, t: int, server: Any, execute: Any, stalled: bool, metric
         trees |= {f"clients/{k}": state for k, state in sorted(execute.states.items())}
     else:
         execute.save(t)
-    meta: dict[str, checkpoint.JSON] = {"stalled": stalled, "metrics_bytes": metrics.tell(), "ledger_head": ledger_head}
-    checkpoint.save(folder / "checkpoints", t, trees, meta)
+    checkpoint.save(folder / "checkpoints", t, trees, {**now, "metrics_bytes": metrics.tell()})
 
 
 @contextlib.contextmanager

@@ -133,16 +133,20 @@ class Federation:
                 if charge is not None:
                     self._charge(k, charge)
 
-    def store(self, t: int, messages: Mapping[int, bytes], received: Received[Any]) -> None:
-        """Fix the one content this release will ever have."""
+    def release(self, messages: Mapping[int, bytes], received: Received[Any]) -> bytes:
+        """Digest of all that this round lets the server see."""
         digest = hashlib.sha256()
         if not self.algorithm.uplink.server:  # single uploads are seen only where the server adds no noise of its own
             for k in sorted(messages):
                 digest.update(wire.digest(messages[k]))
         for leaf in tree.leaves(received.mean):
             digest.update(leaf.contiguous().numpy().tobytes())
+        return digest.digest()
+
+    def store(self, t: int, release: bytes) -> None:
+        """Fix the one content this release will ever have."""
         self.ledger.drawn(self.op(t))
-        self.ledger.stored(self.op(t), digest.digest())
+        self.ledger.stored(self.op(t), release)
 
     def publish(self, t: int) -> None:
         self.ledger.published(self.op(t))

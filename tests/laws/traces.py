@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from sordino import training
 from sordino.assemble import Parts
 from sordino.config import Experiment, load
 from sordino.engine import checkpoint
@@ -73,23 +74,24 @@ class Killed(BaseException):
 
 
 # what has just happened when the process dies
-POINTS: Mapping[str, tuple[type, str]] = {
-    "reserved": (Federation, "reserve"),
-    "computed": (Clients, "__call__"),
-    "stored": (Federation, "store"),
-    "published": (Federation, "publish"),
+POINTS: Mapping[str, tuple[Any, str, int]] = {
+    "reserved": (Federation, "reserve", 0),
+    "computed": (Clients, "__call__", 0),
+    "kept": (training, "_save", 1),  # counts the rounds that are done
+    "stored": (Federation, "store", 0),
+    "published": (Federation, "publish", 0),
 }
 
 
 @contextmanager
 def killed_at(point: str, round: int) -> Iterator[None]:
     """Die as soon as `point` of the given round has passed."""
-    owner, name = POINTS[point]
+    owner, name, shift = POINTS[point]
     whole = getattr(owner, name)
 
     def dying(self: Any, t: Any, *rest: Any) -> Any:
         result = whole(self, t, *rest)
-        if t == round:
+        if t == round + shift:
             raise Killed
         return result
 

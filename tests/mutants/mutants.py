@@ -263,11 +263,20 @@ MUTANTS = [
         (
             ("granted = run.reserve(t, prices)", "granted = sorted(prices)"),
             (
-                "    run.store(t, messages, received)",
-                "    run.reserve(t, prices)\n    run.store(t, messages, received)",
+                "    run.store(t, release)",
+                "    run.reserve(t, prices)\n    run.store(t, release)",
             ),
         ),
         (f"{BAD}::test_spoiled_values_count_as_zero_and_change_nothing_else",),
+    ),
+    Mutant(
+        "stored before it is kept",
+        "round.py",
+        (
+            ("    keep(outcome, release)", "    run.store(t, release)"),
+            ("    run.store(t, release)  # from", "    keep(outcome, release)  # from"),
+        ),
+        ("tests/test_resume.py::test_noise_from_the_system_is_drawn_again_only_while_nothing_was_kept[stored]",),
     ),
     one(
         "an exhausted client still averaged",
