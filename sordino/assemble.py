@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, is_dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -14,10 +14,11 @@ import torch
 from sordino import gates, keys, own, tree
 from sordino.algorithms import ALGORITHMS
 from sordino.config import Experiment, Privacy, build
-from sordino.data import SOURCES, Dataset
+from sordino.data import SOURCES, Dataset, Split
 from sordino.engine.client import Clients
 from sordino.engine.cohort import COHORTS, Cohort
 from sordino.engine.federation import Federation
+from sordino.engine.machine import matrix_units
 from sordino.engine.stragglers import Stragglers
 from sordino.engine.wire import Header
 from sordino.errors import ConfigError, DataError, InvalidBudget, UnsoundGuarantee
@@ -40,6 +41,24 @@ def settle(experiment: Experiment) -> Experiment:
     algorithm = Parts(experiment).algorithm
     private = algorithm.read.offer() is not None or algorithm.uplink.noise() is not None
     return experiment if private else experiment.model_copy(update={"privacy": Privacy()})
+
+
+class Shards(Mapping[int, Examples]):
+    """Each client's rows, gathered when the client is asked: the data lie in memory once."""
+
+    def __init__(self, train: Split, rows: Sequence[Any], which: range) -> None:
+        self._x, self._y = torch.from_numpy(np.asarray(train.x)), torch.from_numpy(np.asarray(train.y))
+        self._rows, self._which = rows, which
+
+    def __getitem__(self, client: int) -> Examples:
+        rows = torch.from_numpy(np.asarray(self._rows[client]))
+        return Examples(self._x.index_select(0, rows), self._y.index_select(0, rows))
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._which)
+
+    def __len__(self) -> int:
+        return len(self._which)
 
 
 SPOKEN = ("read", "uplink", "work", "init", "init_client", "broadcast", "zero", "local", "update", "personal")
@@ -107,6 +126,14 @@ class Parts:
     def sizes(self) -> list[int]:
         return [len(rows) for rows in self.shares[0]]
 
+    @property
+    def precision(self) -> torch.dtype:
+        """Of the forward and backward passes. bf16 where asked for, or where this processor has matrix units for it."""
+        wanted = self.experiment.engine.precision
+        if wanted == "auto":
+            wanted = "bf16" if matrix_units() else "fp32"
+        return torch.bfloat16 if wanted == "bf16" else torch.float32
+
     @cached_property
     def task(self) -> Task:
         if self.dataset.classes == 0:
@@ -124,7 +151,15 @@ class Parts:
             torch.manual_seed(keys.word(keys.fold(self.key, "model")))
             net = build_net(name, inputs, self.dataset.classes, options)
         fits(net, name, inputs, self.dataset.classes)
-        return Classification(net, name=name, shape=shape, mean=self.dataset.mean, std=self.dataset.std, image=image)
+        return Classification(
+            net,
+            name=name,
+            shape=shape,
+            mean=self.dataset.mean,
+            std=self.dataset.std,
+            image=image,
+            precision=self.precision,
+        )
 
     @cached_property
     def algorithm(self) -> Any:
@@ -228,17 +263,14 @@ class Parts:
         )
 
     def clients(self, run: str, which: range | None = None) -> Clients:
-        train, rows = self.dataset.train, self.shares[0]
-        shards = {
-            k: Examples(torch.from_numpy(train.x[rows[k]]), torch.from_numpy(train.y[rows[k]]))
-            for k in (which if which is not None else range(len(rows)))
-        }
         config = self.experiment.digest()
 
         def header(t: int, sender: int) -> Header:
             return Header(run, config, t, sender, 0, "down" if sender < 0 else "up")
 
-        return Clients(self.algorithm, self.task, shards, header)
+        rows = self.shares[0]
+        shards = Shards(self.dataset.train, rows, which if which is not None else range(len(rows)))
+        return Clients(self.algorithm, self.task, shards, header, self.experiment.engine.executor in ("auto", "pooled"))
 
     def evaluator(self) -> Evaluator:
         test = self.dataset.test

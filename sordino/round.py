@@ -8,21 +8,18 @@ same release.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple
 
 from sordino.engine.federation import Federation
 from sordino.keys import Key
 from sordino.types import Grant, Received
 
-Execute = Callable[
-    [int, bytes, Mapping[int, Grant], Key], Mapping[int, bytes]
-]  # clients: the broadcast -> one message each
+# clients: the broadcast -> their answers in the order of their ids, as trees or as messages
+Execute = Callable[[int, Any, Mapping[int, Grant], Key], Iterable[tuple[int, Any]]]
 
 
-@dataclass(frozen=True)
-class Outcome:
+class Outcome(NamedTuple):
     server: Any
     received: Received[Any]
     active: list[int]
@@ -47,18 +44,15 @@ def one_round(
     granted = run.reserve(t, prices)  # durable, before any data is read
 
     down = run.algorithm.broadcast(server)
-    message = run.pack_down(t, down)
     grants = {k: run.grant(t, k, prices[k], crew.epochs.get(k)) for k in granted}
-    messages = execute(t, message, grants, run.round_key(t))  # at the clients: local(), then uplink.encode()
-    uploads = {k: run.unpack_up(t, k, messages[k], down) for k in sorted(messages) if k not in crew.late}
+    answers = execute(t, down, grants, run.round_key(t))  # at the clients: local(), then uplink.encode()
 
-    received = run.receive(t, uploads, down, prices)  # sum, central noise, decode, divide
+    received, mail = run.receive(t, answers, crew.late, down, prices)  # sum, central noise, decode, divide
     server = run.algorithm.update(server, received)
-    sent = len(message) * len(grants), sum(map(len, messages.values()))
-    outcome, release = Outcome(server, received, crew.active, sorted(uploads), *sent), run.release(messages, received)
+    outcome = Outcome(server, received, crew.active, mail.answered, run.bytes_down(t, down, len(grants)), mail.size)
     keep(
-        outcome, release
+        outcome, mail.digest
     )  # durable before the ledger says so: a crash from here on ends this release, and makes no other
-    run.store(t, release)  # from here on this release has one content
+    run.store(t, mail.digest)  # from here on this release has one content
     run.publish(t)
     return outcome

@@ -16,10 +16,67 @@ Tree: TypeAlias = Any  # Tensor | dict[str, Tree] | tuple[Tree, ...]; the recurs
 T = TypeVar("T")
 
 
+class Product:
+    """A matrix that is still a product, left^T right: the gradient of a linear layer. Adding it to a matrix never forms it.
+
+    Everything but `axpy` and `descend` sees the matrix: any torch function or operator on a Product acts on `dense()`.
+    """
+
+    def __init__(self, left: Tensor, right: Tensor) -> None:
+        self.left, self.right = left, right  # [n, rows], [n, columns]
+
+    def dense(self) -> Tensor:
+        return self.left.mT @ self.right
+
+    def added_to(self, y: Tensor, factor: float, into: Tensor | None = None) -> Tensor:
+        """y + factor * left^T right, in `into`'s memory where that is given."""
+        if self.left.dtype != y.dtype:
+            return torch.add(y, self.dense(), alpha=factor, out=into)
+        if into is not None:
+            return into.addmm_(self.left.mT, self.right, alpha=factor)
+        return torch.addmm(y, self.left.mT, self.right, alpha=factor)
+
+    @classmethod
+    def __torch_function__(cls, fn: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return fn(*_dense(args), **{k: _dense(v) for k, v in (kwargs or {}).items()})
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.dense(), name)
+
+
+def _dense(value: Any) -> Any:
+    if isinstance(value, Product):
+        return value.dense()
+    return type(value)(_dense(v) for v in value) if isinstance(value, list | tuple) else value
+
+
+def _operator(name: str) -> Callable[..., Any]:
+    return lambda self, *rest: getattr(self.dense(), name)(*_dense(rest))
+
+
+for _name in (
+    "add",
+    "radd",
+    "sub",
+    "rsub",
+    "mul",
+    "rmul",
+    "truediv",
+    "neg",
+    "pow",
+    "matmul",
+    "rmatmul",
+    "getitem",
+    "len",
+    "abs",
+):
+    setattr(Product, f"__{_name}__", _operator(f"__{_name}__"))
+
+
 def map(fn: Callable[..., Tensor], tree: T, *rest: T) -> T:
     """Apply `fn` leaf by leaf; all trees must have the same structure."""
-    if isinstance(tree, Tensor):
-        return fn(tree, *rest)  # type: ignore[return-value]
+    if isinstance(tree, Tensor | Product):
+        return fn(_dense(tree), *_dense(rest))  # type: ignore[return-value]
     if isinstance(tree, dict):
         if any(list(other) != list(tree) for other in rest):  # type: ignore[call-overload]
             raise ValueError(f"trees differ: {sorted(tree)} against {[sorted(other) for other in rest]}")  # type: ignore[call-overload]
@@ -34,8 +91,8 @@ def map(fn: Callable[..., Tensor], tree: T, *rest: T) -> T:
 
 def named(tree: Tree, prefix: str = "") -> Iterator[tuple[str, Tensor]]:
     """Leaves with their path, in a fixed order."""
-    if isinstance(tree, Tensor):
-        yield prefix.rstrip("/") or "value", tree
+    if isinstance(tree, Tensor | Product):
+        yield prefix.rstrip("/") or "value", tree  # type: ignore[misc]  # a product is as good as its matrix
     elif isinstance(tree, dict):
         for name, value in tree.items():
             yield from named(value, f"{prefix}{name}/")
@@ -76,7 +133,29 @@ def axpy(factor: float | Tensor, a: T, b: T) -> T:
     """factor * a + b"""
     if isinstance(factor, Tensor):
         return map(lambda x, y: factor * x + y, a, b)
+    if isinstance(a, dict) and isinstance(b, dict) and a.keys() == b.keys():
+        return {k: axpy(factor, a[k], b[k]) for k in b}  # type: ignore[return-value]
+    if isinstance(a, Product) and isinstance(b, Tensor):
+        return a.added_to(b, factor)  # type: ignore[return-value]
+    if isinstance(a, Tensor) and isinstance(b, Product):
+        return b.added_to(a * factor, 1.0)  # type: ignore[return-value]
     return map(lambda x, y: torch.add(y, x, alpha=factor), a, b)
+
+
+def descend(y: T, eta: float, direction: T, start: T) -> T:
+    """y - eta * direction. The first step away from `start` makes a tree of its own; later ones walk in that memory."""
+    if y is start:
+        return axpy(-eta, direction, y)
+    if isinstance(y, dict) and isinstance(direction, dict) and y.keys() == direction.keys():
+        for name, leaf in y.items():
+            descend(leaf, eta, direction[name], start)
+    elif isinstance(direction, Product):
+        direction.added_to(y, -eta, into=y)  # type: ignore[arg-type]
+    elif isinstance(y, Tensor) and isinstance(direction, Tensor):
+        y.add_(direction, alpha=-eta)
+    else:
+        map(lambda leaf, step: leaf.add_(step, alpha=-eta), y, direction)
+    return y
 
 
 def zeros_like(a: T) -> T:

@@ -7,7 +7,7 @@ in float64 over clients in the order of their ids, so that arrival order cannot 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeVar
 
@@ -181,37 +181,43 @@ class Uplink:
 
     def receive(
         self,
-        uploads: Mapping[int, U],
+        uploads: Mapping[int, U] | Iterable[tuple[int, U]],
         zero: U,
         weights: Sequence[float],
         expected: float,
         multiplier: float | None,
         source: Source,
+        each: bool = True,
     ) -> Received[U]:
         """Sum, noise, decode, divide.
 
+        Uploads may come one by one, in the order of their clients, and are let go once added, unless the algorithm reads `each`.
         `zero` is the contribution of nobody: it gives the shape, so that an empty round is legal. `weights` are the
         public weights of the whole population, `expected` the public denominator of the `expected` rule.
         """
-        ordered = [uploads[client] for client in sorted(uploads)]
         bound = self.bound(tree.size(zero))
         total = tree.map(_wide_zero, self.shape(zero))
-        for upload in ordered:
-            total = tree.map(lambda t, u: t.add_(u), total, self._admit(upload, bound))
+        sums, kept, who = tree.leaves(total), [], []
+        for client, upload in sorted(uploads.items()) if isinstance(uploads, Mapping) else uploads:
+            for t, u in zip(sums, tree.leaves(self._admit(upload, bound)), strict=True):
+                t.add_(u)
+            who.append(client)
+            if each:
+                kept.append(upload)
         for stage in private(self.server):
             used = stage.multiplier if stage.multiplier is not None else multiplier
             if used is None:  # every client abstained, in a cohort everybody sees: nobody is left to protect
-                assert not uploads
+                assert not who
                 continue
             total = stage.release(total, bound, used, source)
         decoded = self._decode(total)
-        realised = sum(weights[client] for client in uploads)
+        realised = math.fsum(weights[client] for client in who)
         denominator = expected if self.denominator == "expected" else realised
         mean = tree.map(lambda y, leaf: (y / denominator if denominator > 0 else y).to(leaf.dtype), decoded, zero)
         # who took part is part of what central noise hides: the server learns the public expectation
         hidden = bool(private(self.server))
-        participation = expected / math.fsum(weights) if hidden else len(uploads) / len(weights)
-        return Received(mean, participation, lambda: self._single(ordered))
+        participation = expected / math.fsum(weights) if hidden else len(who) / len(weights)
+        return Received(mean, participation, lambda: self._single(kept if each else None))
 
     def _admit(self, upload: Tree, bound: Bound) -> Tree:
         """What one client adds to the sum: nothing where it broke the promise of its own stages. Honest uploads pass bit for bit."""
@@ -229,13 +235,20 @@ class Uplink:
             y = stage.decode(y)
         return y
 
-    def _single(self, uploads: Sequence[U]) -> list[U]:
+    def _single(self, uploads: Sequence[U] | None) -> list[U]:
         if private(self.server) or any(stage.aggregate_only for stage in self.client):
             raise UnsoundGuarantee(
                 "this algorithm reads single uploads, but the uplink releases only their sum",
                 why="the promise covers the noised sum, not what one client sent",
                 fix="use an uplink without central noise or encryption, or another algorithm",
                 code="aggregate-only",
+            )
+        if uploads is None:
+            raise ConfigError(
+                "this algorithm reads single uploads without saying so",
+                why="they are let go as soon as they are added, so that a large cohort fits into memory",
+                fix="set `reads_each = True` in the class of the algorithm",
+                code="reads-each",
             )
         return [self._decode(upload) for upload in uploads]
 

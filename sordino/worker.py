@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
@@ -48,7 +49,7 @@ def serve(parts: Parts, clients: Clients, place: Path, incoming: IO[bytes], outg
             write(outgoing, b"ERROR " + str(error).encode())
 
 
-def _round(parts: Parts, clients: Clients, command: dict[str, object], message: bytes) -> list[bytes]:
+def _round(parts: Parts, clients: Clients, command: dict[str, object], message: bytes) -> Iterator[bytes]:
     t, granted = command["t"], command["grants"]
     assert isinstance(t, int)
     assert isinstance(granted, dict)
@@ -57,8 +58,8 @@ def _round(parts: Parts, clients: Clients, command: dict[str, object], message: 
         k: Grant(k, parts.sizes[k], largest, for_client(noise, parts.key, t, k), multiplier, epochs)
         for k, (multiplier, epochs) in sorted((int(name), value) for name, value in granted.items())
     }
-    answers = clients(t, message, grants, keys.fold(parts.key, "round", t))
-    return [answers[k] for k in sorted(answers)]
+    for _, answer in clients.answer(t, message, grants, keys.fold(parts.key, "round", t)):
+        yield answer
 
 
 def main(arguments: list[str]) -> None:

@@ -164,3 +164,19 @@ def test_a_plain_key_is_needed_where_a_generator_wants_one() -> None:
     assert keys.word(5) == 5
     with pytest.raises(AssertionError):
         keys.word(torch.tensor([5]))
+
+
+def test_a_generator_is_the_mersenne_twister_of_its_key() -> None:
+    """The state is written word for word: numpy's generator from the same words gives the same numbers, and two keys never share a stream."""
+    key = keys.root(11)
+    words = keys.words(key, 312).view(np.uint32)
+    other = np.random.RandomState()
+    other.set_state(("MT19937", words, 624))
+    drawn = torch.randint(
+        0, 2**31, (1000,), generator=keys.generator(key), dtype=torch.int64
+    )  # a word modulo the range
+    assert drawn.tolist() == [int(w) % 2**31 for w in other.randint(0, 2**32, 1000, dtype=np.uint32)]
+    first = [torch.randn(3, generator=keys.generator(keys.fold(key, i))).tolist() for i in range(2000)]
+    assert len({tuple(row) for row in first}) == 2000
+    seeds = [torch.Generator().manual_seed(i << 32) for i in range(2)]  # control: a seed keeps its low 32 bits only
+    assert torch.equal(*(torch.randn(3, generator=g) for g in seeds))

@@ -18,7 +18,7 @@ from laws.cases import BY_NAME
 from laws.traces import Killed, differences, finished, killed_at, trace
 
 from sordino.assemble import Parts
-from sordino.engine import checkpoint, processes
+from sordino.engine import checkpoint, processes, wire
 from sordino.engine.client import Clients
 from sordino.engine.processes import LARGEST, Processes, read, write
 from sordino.errors import RunError, WireError
@@ -90,25 +90,28 @@ def executor(folder: Path) -> tuple[Parts, Processes]:
     folder.mkdir()
     made = CASE.experiment(engine=TWO)
     (folder / "experiment.toml").write_text(made.toml())
-    return Parts(made), Processes(folder / "experiment.toml", "run", 2, folder)
+    return Parts(made), Processes(
+        folder / "experiment.toml", "run", 2, folder, lambda t: Parts(made).clients("run", range(0)).header(t, -1)
+    )
 
 
-def asked(parts: Parts, t: int) -> tuple[bytes, dict[int, Grant]]:
+def asked(parts: Parts, t: int) -> tuple[Any, dict[int, Grant]]:
     federation = parts.federation(":memory:", "run")
     with federation.ledger:
-        message = federation.pack_down(t, parts.algorithm.broadcast(parts.state("server")))
-        return message, {k: federation.grant(t, k, None, None) for k in range(5)}
+        return parts.algorithm.broadcast(parts.state("server")), {
+            k: federation.grant(t, k, None, None) for k in range(5)
+        }
 
 
 def test_a_worker_that_dies_is_told_and_the_run_goes_on_later(tmp_path: Path, quick_workers: None) -> None:
     parts, workers = executor(tmp_path / "run")
     with workers:
-        message, grants = asked(parts, 0)
-        assert sorted(workers(0, message, grants, 0)) == [0, 1, 2, 3, 4]
+        down, grants = asked(parts, 0)
+        assert [k for k, _ in workers(0, down, grants, 0)] == [0, 1, 2, 3, 4]
         workers._workers[1].kill()
         workers._workers[1].wait()
         with pytest.raises(RunError) as refusal:
-            workers(1, asked(parts, 1)[0], grants, 0)
+            list(workers(1, down, grants, 0))
     assert refusal.value.code == "client-process-ended"
     assert "resume" in refusal.value.fix
 
@@ -117,12 +120,14 @@ def test_what_a_worker_refuses_is_told_in_its_words(tmp_path: Path, quick_worker
     """A message of another round: the worker's wire refuses it, and the worker is still there afterwards."""
     parts, workers = executor(tmp_path / "run")
     with workers:
-        message, grants = asked(parts, 0)
-        only = {0: grants[0]}
+        down, grants = asked(parts, 0)
+        only, header = {0: grants[0]}, workers._header
+        workers._header = lambda t: header(0)
         with pytest.raises(RunError, match="round 0, expected 3") as refusal:
-            workers(3, message, only, 0)
+            list(workers(3, down, only, 0))
+        workers._header = header
         assert refusal.value.code == "client-refused"
-        assert sorted(workers(0, message, only, 0)) == [0]
+        assert [k for k, _ in workers(0, down, only, 0)] == [0]
 
 
 def test_workers_end_with_their_server(tmp_path: Path, warm_server: None) -> None:
@@ -203,12 +208,12 @@ def test_a_damaged_answer_stops_the_round_and_stays_spent(name: str, tmp_path: P
     whole = finished(case.experiment(), tmp_path / "whole")
     call = Clients.__call__
 
-    def garbled(self: Clients, t: int, message: bytes, grants: Any, key: Any) -> dict[int, bytes]:
-        answers = call(self, t, message, grants, key)
+    def garbled(self: Clients, t: int, down: Any, grants: Any, key: Any) -> Any:
+        answers = {k: wire.encode(self.header(t, k), upload) for k, upload in call(self, t, down, grants, key)}
         if t == 2:
             first = min(answers)
             answers[first] = answers[first][:-40] + bytes([answers[first][-40] ^ 1]) + answers[first][-39:]
-        return answers
+        return answers.items()
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Clients, "__call__", garbled)

@@ -50,7 +50,7 @@ class FedAvg(LocalSgd):
         y = down.x
         for batch in shard.batches(self.work, key):
             g = batch.grad(task.losses, y)
-            y = tree.axpy(-eta, self.direction(g, y, down.x), y)  # w <- w - eta g
+            y = tree.descend(y, eta, self.direction(g, y, down.x), down.x)  # w <- w - eta g
         return Up(tree.sub(y, down.x)), Client(c.participations + 1)
 
     def update(self, s: Server, r: Received[Up]) -> Server:

@@ -5,17 +5,22 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+import zlib
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
+import numpy as np
+from torch import Tensor
+
 from sordino import keys, tree
 from sordino.engine import wire
 from sordino.engine.cohort import Cohort
+from sordino.engine.loudness import in_mean, of_reader, of_uplink
 from sordino.engine.stragglers import Stragglers
 from sordino.errors import BudgetExhausted
-from sordino.ledger.ledger import EVERYONE, Ledger
+from sordino.ledger.ledger import EVERYONE, Entry, Ledger
 from sordino.ledger.schedules import Adaptive
 from sordino.ledger.statement import note
 from sordino.plan import Plan, Price
@@ -23,6 +28,30 @@ from sordino.privacy.sources import for_client, for_round
 from sordino.types import Claim, Grant, Received, Source
 
 STALL = 1.1  # a mean update within a tenth of its expected noise norm carries no visible signal
+
+
+@dataclass
+class Mail:
+    """What came in one round: from whom, how much, and a digest of all that it lets the server see."""
+
+    answered: list[int] = field(default_factory=list)
+    size: int = 0
+    digest: bytes = b""
+    _sums: list[int] = field(default_factory=list)
+
+    def note(self, upload: Any) -> None:
+        # who was in time is in the mean, whose digest tells any two releases apart; who was late was seen all the same
+        self._sums += [zlib.crc32(_buffer(leaf)) for leaf in tree.leaves(upload)]
+
+    def seal(self, mean: Any) -> None:
+        digest = hashlib.sha256(json.dumps(self._sums).encode())
+        for leaf in tree.leaves(mean):
+            digest.update(_buffer(leaf))
+        self.digest = digest.digest()
+
+
+def _buffer(leaf: Tensor) -> Any:
+    return leaf.contiguous().numpy().reshape(-1).view(np.uint8)
 
 
 @dataclass
@@ -113,6 +142,10 @@ class Federation:
         self.spent[client] = tuple(a + b for a, b in zip(self._spent(client), charge, strict=True))
         self.latest[client] = charge
 
+    def entries(self) -> list[Entry]:
+        """What the ledger holds of this run, one entry a round: what statements are made from."""
+        return [entry for entry in self.ledger.entries() if entry.op.rpartition("/")[0] == self.run]
+
     def replay(self, rounds: float = math.inf) -> None:
         """Rebuild exposures and spending of the rounds before `rounds` from the ledger, after a restart."""
         self.exposures.clear()
@@ -132,16 +165,6 @@ class Federation:
                     self.exposures[k] = self.exposures.get(k, 0) + 1
                 if charge is not None:
                     self._charge(k, charge)
-
-    def release(self, messages: Mapping[int, bytes], received: Received[Any]) -> bytes:
-        """Digest of all that this round lets the server see."""
-        digest = hashlib.sha256()
-        if not self.algorithm.uplink.server:  # single uploads are seen only where the server adds no noise of its own
-            for k in sorted(messages):
-                digest.update(wire.digest(messages[k]))
-        for leaf in tree.leaves(received.mean):
-            digest.update(leaf.contiguous().numpy().tobytes())
-        return digest.digest()
 
     def store(self, t: int, release: bytes) -> None:
         """Fix the one content this release will ever have."""
@@ -175,12 +198,26 @@ class Federation:
     def header(self, t: int, sender: int) -> wire.Header:
         return wire.Header(self.run, self.config, t, sender, 0, "down" if sender < 0 else "up")
 
-    def pack_down(self, t: int, down: Any) -> bytes:
-        return wire.encode(self.header(t, -1), down)
+    def bytes_down(self, t: int, down: Any, clients: int) -> int:
+        return clients * wire.size(self.header(t, -1), wire.schema(down))
 
-    def unpack_up(self, t: int, client: int, message: bytes, down: Any) -> Any:
+    def open(
+        self, t: int, answers: Iterable[tuple[int, Any]], late: Collection[int], down: Any, mail: Mail
+    ) -> Iterator[tuple[int, Any]]:
+        """The uploads of those who were in time, noting on the way what came."""
         shape = self.algorithm.uplink.shape(self.algorithm.zero(down))
-        return wire.decode(message, self.header(t, client), shape)[1]
+        length = wire.sizes(self.header(t, 0), wire.schema(shape))
+        each_is_seen = (
+            not self.algorithm.uplink.server
+        )  # where the server adds noise of its own, nobody sees single uploads
+        for k, answer in answers:
+            upload = wire.decode(answer, self.header(t, k), shape)[1] if isinstance(answer, bytes) else answer
+            mail.size += length(k)
+            if k not in late:
+                mail.answered.append(k)
+                yield k, upload
+            elif each_is_seen:
+                mail.note(upload)
 
     # the sum --------------------------------------------------------------------------------------------------------------------
 
@@ -198,20 +235,28 @@ class Federation:
         )
 
     def receive(
-        self, t: int, uploads: Mapping[int, Any], down: Any, prices: Mapping[int, Price | None]
-    ) -> Received[Any]:
-        expected = self.cohort.expected(self.population) * math.fsum(self.weights) / self.population
-        if self._adaptive:
-            self._coordinates = tree.size(self.algorithm.zero(down))
-            self._noise_norm = self._expected_noise(prices, uploads)
-        return self.algorithm.uplink.receive(  # type: ignore[no-any-return]
-            uploads,
-            self.algorithm.zero(down),
+        self,
+        t: int,
+        answers: Iterable[tuple[int, Any]],
+        late: Collection[int],
+        down: Any,
+        prices: Mapping[int, Price | None],
+    ) -> tuple[Received[Any], Mail]:
+        mail, zero = Mail(), self.algorithm.zero(down)
+        received: Received[Any] = self.algorithm.uplink.receive(
+            self.open(t, answers, late, down, mail),
+            zero,
             self.weights,
-            expected,
+            self._denominator,
             self._central,
             self.source(t).child("server"),
+            getattr(self.algorithm, "reads_each", False),
         )
+        mail.seal(received.mean)
+        if self._adaptive:
+            self._coordinates = tree.size(zero)
+            self._noise_norm = self._expected_noise(prices, mail.answered)
+        return received, mail
 
     def stalled(self, received: Received[Any]) -> bool:
         """Has the model stopped moving beyond its noise? Reads released values and public scales only."""
@@ -223,21 +268,27 @@ class Federation:
 
     def _expected_noise(self, prices: Mapping[int, Price | None], answered: Iterable[int]) -> float:
         """Norm of the noise in the mean upload, to be expected from the multipliers alone."""
-        variance, weight = 0.0, 0.0
-        for k in answered:
-            price = prices[k]
-            assert price is not None
-            variance += (self.weights[k] * self._noise_std(price.multiplier, self.sizes[k])) ** 2
-            weight += self.weights[k]
-        return math.sqrt(variance * self._coordinates) / weight if weight else 0.0
+        assert self.plan.offer is not None
+        if self.plan.offer.unit == "client" and self.algorithm.uplink.server:
+            # one noise, over the public denominator, whoever answered
+            std = 0.0 if self._central is None else self._noise_std(self._central, 0) / self._denominator
+        else:
+            found = [(k, price.multiplier) for k in answered if (price := prices[k])]
+            std = in_mean([self._noise_std(z, self.sizes[k]) for k, z in found], [self.weights[k] for k, _ in found])
+        return std * math.sqrt(self._coordinates)
 
     def _noise_std(self, multiplier: float, size: int) -> float:
-        """Of one coordinate of one upload."""
+        """Of one coordinate of what is noised: one upload, or their sum."""
         assert self.plan.offer is not None
         if self.plan.offer.unit == "example":
-            return float(self.algorithm.lr * self.algorithm.read.noise_std(multiplier, size))
-        stage = self.algorithm.uplink.noise()
-        return float(multiplier * stage.sensitivity(self.algorithm.uplink.bound(self._coordinates)))
+            read = of_reader(self.algorithm.read, self.algorithm.work, multiplier, size)
+            return float(self.algorithm.lr * read.std) if read else 0.0
+        return of_uplink(self.algorithm.uplink, multiplier, self._coordinates).std
+
+    @property
+    def _denominator(self) -> float:
+        """The public one: the weight that a cohort of the expected size would have."""
+        return self.cohort.expected(self.population) * math.fsum(self.weights) / self.population
 
     @cached_property
     def weights(self) -> list[float]:

@@ -10,11 +10,12 @@ import json
 import struct
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any
 
+from sordino.engine import wire
 from sordino.errors import RunError
 from sordino.keys import Key
 from sordino.types import Grant
@@ -26,7 +27,10 @@ LARGEST = 1 << 34
 class Processes:
     """The executor: client k lives in worker k mod workers."""
 
-    def __init__(self, experiment: Path, run: str, workers: int, folder: Path) -> None:
+    def __init__(
+        self, experiment: Path, run: str, workers: int, folder: Path, header: Callable[[int], wire.Header]
+    ) -> None:
+        self._header = header  # of the broadcast of a round
         self._workers = [
             subprocess.Popen(
                 [
@@ -56,14 +60,16 @@ class Processes:
             worker.kill()
             worker.communicate()
 
-    def __call__(self, t: int, message: bytes, grants: Mapping[int, Grant], key: Key) -> dict[int, bytes]:
-        jobs = []
+    def __call__(self, t: int, down: Any, grants: Mapping[int, Grant], key: Key) -> Iterator[tuple[int, bytes]]:
+        message = wire.encode(self._header(t), down)
+        jobs: dict[int, subprocess.Popen[bytes]] = {}
         for i, worker in enumerate(self._workers):
             mine = {str(k): [g.multiplier, g.epochs] for k, g in grants.items() if k % len(self._workers) == i}
             self._send(worker, json.dumps({"do": "round", "t": t, "grants": mine}).encode())
             self._send(worker, message)
-            jobs.append((worker, sorted(map(int, mine))))
-        return {k: self._receive(worker) for worker, clients in jobs for k in clients}
+            jobs |= {int(k): worker for k in mine}
+        for k in sorted(jobs):
+            yield k, self._receive(jobs[k])
 
     def save(self, step: int) -> None:
         self._all({"do": "save", "step": step})

@@ -124,6 +124,12 @@ def size(header: Header, fields: Schema) -> int:
     return _PREFIX.size + len(_header_bytes(header, fields)) + payload_bytes(fields) + _SEAL
 
 
+def sizes(header: Header, fields: Schema) -> Callable[[int], int]:
+    """The lengths of messages that differ from `header` in nothing but their sender."""
+    rest = size(header, fields) - len(str(header.sender))
+    return lambda sender: rest + len(str(sender))
+
+
 def digest(data: bytes | memoryview) -> bytes:
     return hashlib.sha256(data).digest()
 

@@ -11,11 +11,10 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from sordino import keys
 from sordino.errors import ConfigError, PrivacyError, UnsoundGuarantee
 from sordino.keys import Key
 from sordino.privacy.mechanisms import GaussianNoise
-from sordino.privacy.readers import OpenBatch
+from sordino.privacy.readers import OpenShard
 from sordino.types import ADVERSARIES, Batch, Claim, Examples, Grant, Losses, Offer, Params, Shard, Task, Work
 
 
@@ -66,7 +65,7 @@ class ConvexStable:
             )
 
     def open(self, examples: Examples, grant: Grant, task: Task) -> Shard:
-        return StableShard(self, examples, grant)
+        return StableShard(self, examples, grant, task)
 
     def noise_std(self, multiplier: float, size: int, steps: int = 1) -> float:
         """Of one coordinate of the last gradient: the parameter sensitivity divided by eta."""
@@ -78,6 +77,7 @@ class StableShard:
     _reader: ConvexStable
     _examples: Examples = field(repr=False)
     _grant: Grant
+    _task: Task = field(repr=False)
     _noised: list[int] = field(default_factory=list, repr=False)
 
     @property
@@ -86,8 +86,8 @@ class StableShard:
 
     def batches(self, work: Work, key: Key) -> Iterator[Batch]:
         steps = work.count(self.size)
-        for step in range(steps):
-            plain = OpenBatch(self._examples, keys.fold(key, "draw", step))
+        plainly = OpenShard(self._examples, self._grant, self._task)
+        for step, plain in enumerate(plainly.batches(Work(None, steps, None), key)):
             yield LastBatch(self, plain, steps) if step == steps - 1 else plain
 
     def add_noise(self, mean: Params, steps: int) -> Params:
@@ -111,7 +111,7 @@ class StableShard:
 @dataclass(frozen=True)
 class LastBatch:
     _shard: StableShard
-    _batch: OpenBatch
+    _batch: Batch
     _steps: int
 
     def grad(self, losses: Losses, params: Params) -> Params:

@@ -8,7 +8,7 @@ Which path a module takes is decided by comparing both on random input once, not
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -23,6 +23,7 @@ from sordino.types import Examples, Losses, Params
 CHUNK_FLOATS = (
     64_000_000  # per-example gradients of the slow path, and of conv layers in L1, stay below this many floats
 )
+EVERY = slice(None)
 
 
 @dataclass
@@ -78,15 +79,30 @@ def fast_sum(
     if sorted(name for name, *_ in tape.calls) != sorted(recorder.layers):
         return None
     back = torch.autograd.grad(value, [output for *_, output in tape.calls])
-    sides = [RULES[type(module)](module, a, g.detach()) for (_, module, a, _), g in zip(tape.calls, back, strict=True)]
-    names = [name for name, *_ in tape.calls]
-    norms = _norm(torch.stack([side.norm(order) for side in sides]), order, 0)
-    weights, finite = clip_factor(norms, clip, value.dtype), torch.isfinite(norms)
-    total: Params = {}
-    for name, side in zip(names, sides, strict=True):
-        for leaf, gradient in side.weighted(weights, finite).items():
-            total[f"{name}.{leaf}" if name else leaf] = gradient
-    return {name: total[name] for name in params}
+    passed = [(name, module, a, g.detach()) for (name, module, a, _), g in zip(tape.calls, back, strict=True)]
+    return Sides(passed, clip, order, value.dtype).sum(params)
+
+
+class Sides:
+    """Both sides of every layer for a batch of examples, and the factor that clips each example."""
+
+    def __init__(
+        self, passed: Iterable[tuple[str, nn.Module, Tensor, Tensor]], clip: float, order: int, dtype: torch.dtype
+    ):
+        self._sides = {name: RULES[type(module)](module, a, g) for name, module, a, g in passed}
+        norms = _norm(torch.stack([side.norm(order) for side in self._sides.values()]), order, 0)
+        finite = torch.isfinite(norms)
+        self._weights = clip_factor(norms, clip, dtype)
+        self._finite = None if bool(finite.all()) else finite
+
+    def sum(self, params: Params, rows: slice = EVERY) -> Params:
+        """Sum of the clipped gradients of some of the examples."""
+        weights, finite = self._weights[rows], None if self._finite is None else self._finite[rows]
+        total: Params = {}
+        for name, side in self._sides.items():
+            for leaf, gradient in side.weighted(weights, finite, rows).items():
+                total[f"{name}.{leaf}" if name else leaf] = gradient
+        return {name: total[name] for name in params}
 
 
 def slow_sum(losses: Losses, params: Params, batch: Examples, keys: Tensor, clip: float, order: int) -> Params:
@@ -103,7 +119,8 @@ def slow_sum(losses: Losses, params: Params, batch: Examples, keys: Tensor, clip
     for i in range(0, len(batch.y), step):
         grads = each(detached, batch.x[i : i + step], batch.y[i : i + step], keys[i : i + step])
         norms = _norm(torch.stack([_norm(g.reshape(len(g), -1), order, 1) for g in grads.values()]), order, 0)
-        finite = torch.isfinite(norms)
+        good = torch.isfinite(norms)
+        finite = None if bool(good.all()) else good
         for name, g in grads.items():
             weights = clip_factor(norms, clip, g.dtype)
             total[name] = total[name] + torch.tensordot(weights, _only(finite, g), dims=1)
@@ -122,9 +139,9 @@ def _lengths(gram: Tensor) -> Tensor:
     return gram.diagonal(0, 1, 2).double().sqrt() + 1e4 * smallest
 
 
-def _only(finite: Tensor, rows: Tensor) -> Tensor:
-    """The rows of finite examples; zeros for the others, whose weight of 0 would not silence a NaN."""
-    if bool(finite.all()):
+def _only(finite: Tensor | None, rows: Tensor) -> Tensor:
+    """The rows of finite examples (None: all are); zeros for the others, whose weight of 0 would not silence a NaN."""
+    if finite is None:
         return rows
     return torch.where(finite.reshape(-1, *[1] * (rows.dim() - 1)), rows, 0.0)
 
@@ -142,9 +159,9 @@ class Outer:
         weight = _norm(self.a, order, 1) * g
         return _norm(torch.stack([weight, g]), order, 0) if self.bias else weight
 
-    def weighted(self, weights: Tensor, finite: Tensor) -> Params:
-        g = _only(finite, self.g) * weights[:, None]
-        return {"weight": g.mT @ _only(finite, self.a)} | ({"bias": g.sum(0)} if self.bias else {})
+    def weighted(self, weights: Tensor, finite: Tensor | None, rows: slice) -> Params:
+        g = _only(finite, self.g[rows]) * weights[:, None]
+        return {"weight": g.mT @ _only(finite, self.a[rows])} | ({"bias": g.sum(0)} if self.bias else {})
 
 
 class Positions:
@@ -169,14 +186,14 @@ class Positions:
             return weight
         return _norm(torch.stack([weight, _norm(self.bias, order, 1)]), order, dim=0)
 
-    def weighted(self, weights: Tensor, finite: Tensor) -> Params:
+    def weighted(self, weights: Tensor, finite: Tensor | None, rows: slice) -> Params:
         if self.each is not None:
-            total = torch.tensordot(weights, _only(finite, self.each), dims=1)
+            total = torch.tensordot(weights, _only(finite, self.each[rows]), dims=1)
         else:
-            g = _only(finite, self.g) * weights[:, None, None]
-            total = torch.einsum("not,nit->oi", g, _only(finite, self.a))
+            g = _only(finite, self.g[rows]) * weights[:, None, None]
+            total = torch.einsum("not,nit->oi", g, _only(finite, self.a[rows]))
         found = {"weight": total.reshape(self.shape)}
-        return found if self.bias is None else found | {"bias": weights @ _only(finite, self.bias)}
+        return found if self.bias is None else found | {"bias": weights @ _only(finite, self.bias[rows])}
 
 
 @dataclass
@@ -189,8 +206,8 @@ class Elementwise:
         flat = torch.cat([g.flatten(1) for g in self.grads.values()], dim=1)
         return _norm(flat, order, 1)
 
-    def weighted(self, weights: Tensor, finite: Tensor) -> Params:
-        return {k: torch.tensordot(weights, _only(finite, g), dims=1) for k, g in self.grads.items()}
+    def weighted(self, weights: Tensor, finite: Tensor | None, rows: slice) -> Params:
+        return {k: torch.tensordot(weights, _only(finite, g[rows]), dims=1) for k, g in self.grads.items()}
 
 
 def _linear(module: nn.Module, a: Tensor, g: Tensor) -> Side:

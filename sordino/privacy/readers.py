@@ -36,18 +36,14 @@ from sordino.types import (
 
 Sampling = Literal["full", "poisson", "fixed_batches", "fixed_subset"]
 OPEN = "gradients of single examples are used as they are"
+FEW = 2_000_000  # numbers of one client that are made ready together
 
 
-def minibatches(size: int, work: Work, key: Key) -> Iterator[Tensor]:
-    """Reshuffled epochs of `batch_size` rows (the last may be shorter), or as many of them as `steps` asks for."""
-    batch, left = work.batch(size), work.count(size)
-    epoch = 0
-    while left > 0:
-        order = keys.permutation(keys.fold(key, "epoch", epoch), size)
-        for rows in torch.split(order, batch)[:left]:
-            yield rows
-            left -= 1
-        epoch += 1
+def epochs(size: int, work: Work, key: Key) -> Iterator[tuple[Tensor, int]]:
+    """Reshuffled rows of one epoch after the other, with the number of batches of `batch_size` (the last may be shorter) to take of it."""
+    each, left = math.ceil(size / work.batch(size)), work.count(size)
+    for epoch in range(math.ceil(left / each)):
+        yield keys.permutation(keys.fold(key, "epoch", epoch), size), min(each, left - epoch * each)
 
 
 def _effort(work: Work, grant: Grant) -> Work:
@@ -74,33 +70,57 @@ class Open:
         pass
 
     def open(self, examples: Examples, grant: Grant, task: Task) -> Shard:
-        return OpenShard(examples, grant)
+        return OpenShard(examples, grant, task)
 
 
 @dataclass(frozen=True)
 class OpenShard:
     _examples: Examples = field(repr=False)
     _grant: Grant
+    _task: Task = field(repr=False)
 
     @property
     def size(self) -> int:
         return len(self._examples.y)
 
     def batches(self, work: Work, key: Key) -> Iterator[Batch]:
-        for step, rows in enumerate(minibatches(self.size, _effort(work, self._grant), key)):
-            yield OpenBatch(Examples(self._examples.x[rows], self._examples.y[rows]), keys.fold(key, "draw", step))
+        effort, step, (x, y) = _effort(work, self._grant), 0, self._examples
+        size = effort.batch(self.size)
+        for order, count in epochs(self.size, effort, key):
+            few = x.numel() <= FEW  # then the whole epoch is made ready together
+            ready = self._task.ready(x.index_select(0, order)) if few else None
+            labels = y[order]
+            for i in range(count):
+                part = slice(i * size, (i + 1) * size)
+                yield OpenBatch(self, order, part, None if ready is None else ready[part], labels[part], step, key)
+                step += 1
 
 
 @dataclass(frozen=True)
 class OpenBatch:
-    _examples: Examples = field(repr=False)
+    _shard: OpenShard = field(repr=False)
+    _order: Tensor = field(repr=False)  # of the rows in this epoch
+    _part: slice  # of them
+    _ready: Tensor | None = field(repr=False)
+    _labels: Tensor = field(repr=False)
+    _step: int
     _key: Key
 
     def grad(self, losses: Losses, params: Params) -> Params:
         """Mean gradient of the batch."""
+        task = self._shard._task
+        if losses == task.losses:
+            ready = task.ready(self._raw()) if self._ready is None else self._ready
+            return task.gradient(params, ready, self._labels, self._draws)
         leaves = {name: value.detach().requires_grad_() for name, value in params.items()}
-        value = losses(leaves, self._examples.x, self._examples.y, keys.bits(self._key, len(self._examples.y))).mean()
+        value = losses(leaves, self._raw(), self._labels, self._draws()).mean()
         return dict(zip(leaves, torch.autograd.grad(value, list(leaves.values())), strict=True))
+
+    def _raw(self) -> Tensor:
+        return self._shard._examples.x.index_select(0, self._order[self._part])
+
+    def _draws(self) -> Tensor:
+        return keys.bits(keys.fold(self._key, "draw", self._step), len(self._labels))
 
 
 # NoisyGradient --------------------------------------------------------------------------------------------------------------------------
@@ -289,22 +309,28 @@ class NoisyShard:
         reader = self._reader
         multiplier = reader.multiplier if reader.multiplier is not None else self._grant.multiplier
         assert multiplier is not None, "the plan prices every private reader before a round"
-        assert reader.clip_order is not None
-        if len(rows):
-            batch = Examples(self._examples.x[rows], self._examples.y[rows])
-            draws = keys.bits(key, len(rows))
-            total = self._task.clipped_sum(losses, params, batch, draws, reader.clip, reader.clip_order)
-        else:
-            total = tree.zeros_like(params)
+        total = self._sum(rows, losses, params, key)
         scale = multiplier * reader.sensitivity
         source = self._grant.source.child("read", step)
         denominator = reader.denominator(self.size, work_batch)
         return {
-            name: (reader.mechanism.add(total[name].double(), scale, source.child(name)) / denominator).to(
-                params[name].dtype
-            )
+            name: reader.mechanism.add(total[name], scale, source.child(name)).div_(denominator).to(params[name].dtype)
             for name in params
         }
+
+    def _sum(self, rows: Tensor, losses: Losses, params: Params, key: Key) -> Params:
+        """Of the clipped gradients, the same alone and in a pool of clients that stand at the same weights."""
+        reader, pool = self._reader, self._grant.pool
+        assert reader.clip_order is not None
+        if not len(rows):
+            return tree.zeros_like(params)
+        if pool is not None and reader.sampling == "full" and losses == self._task.losses:
+            pooled: Params | None = pool.sum(self._grant.client, params, reader.clip, reader.clip_order)
+            if pooled is not None:
+                return pooled
+        batch = Examples(self._examples.x[rows], self._examples.y[rows])
+        draws = keys.bits(key, len(rows))
+        return self._task.clipped_sum(losses, params, batch, draws, reader.clip, reader.clip_order)
 
 
 @dataclass(frozen=True)

@@ -46,10 +46,13 @@ class Counter:
         return Counter(keys.word(keys.fold(self.key, *parts)))
 
     def gaussian(self, values: Tensor, std: float) -> Tensor:
-        return values + std * keys.normal(self.key, values.numel()).reshape(values.shape)
+        noise = torch.randn(values.shape, generator=keys.generator(self.key), dtype=values.dtype)
+        return torch.add(values, noise, alpha=std)
 
     def laplace(self, values: Tensor, scale: float) -> Tensor:
-        return values + scale * keys.laplace(self.key, values.numel()).reshape(values.shape)
+        # the difference of two exponential variables
+        noise = torch.empty((2, *values.shape), dtype=values.dtype).exponential_(generator=keys.generator(self.key))
+        return noise[0].sub_(noise[1]).mul_(scale).add_(values)
 
     def coins(self, count: int, probability: float) -> Tensor:
         return keys.coin(self.key, count, probability)

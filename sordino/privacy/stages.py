@@ -138,7 +138,7 @@ class Noise(Stage):
     def release(self, x: Tree, bound: Bound, multiplier: float, source: Source) -> Tree:
         scale = multiplier * self.sensitivity(bound)
         names = iter([name for name, _ in tree.named(x)])
-        return tree.map(lambda leaf: self.mechanism.add(leaf.double(), scale, source.child(next(names))), x)
+        return tree.map(lambda leaf: self.mechanism.add(leaf, scale, source.child(next(names))), x)
 
     def encode(self, x: Tree, bound: Bound, grant: Grant) -> Tree:
         multiplier = self.multiplier if self.multiplier is not None else grant.multiplier

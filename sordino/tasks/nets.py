@@ -28,11 +28,16 @@ class Dropout(nn.Module):
         self.place = ""
 
     def forward(self, x: Tensor) -> Tensor:
-        if not self.training or self.keys is None or self.p == 0:
-            return x
+        mask = self.mask(x, self.keys) if self.training else None
+        return x if mask is None else x * mask
+
+    def mask(self, x: Tensor, draws: Tensor | None) -> Tensor | None:
+        """What `x` is multiplied by; None where nothing is dropped."""
+        if draws is None or self.p == 0:
+            return None
         shape = x.shape[:2] + (1,) * (x.dim() - 2) if self.whole_channels else x.shape
-        kept = keys.coin(keys.fold(self.keys, self.place), shape[1:].numel(), 1 - self.p)
-        return x * kept.reshape(len(x), *shape[1:]).to(x.dtype) / (1 - self.p)
+        kept = keys.coin(keys.fold(draws, self.place), shape[1:].numel(), 1 - self.p)
+        return kept.reshape(len(x), *shape[1:]).to(x.dtype) / (1 - self.p)
 
 
 WHOLE = nn.Dropout1d | nn.Dropout2d | nn.Dropout3d
@@ -139,7 +144,7 @@ def cnn_wide(shape: tuple[int, ...], classes: int) -> nn.Module:
     )
 
 
-class _Pool(nn.Module):
+class MeanPool(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return torch.mean(x, dim=(2, 3))
 
@@ -151,7 +156,7 @@ def cnn_norm(shape: tuple[int, ...], classes: int, groups: int = 4) -> nn.Module
     for width in (16, 32, 64):
         layers += [nn.Conv2d(channels, width, 3, stride=2, padding=1), nn.GroupNorm(groups, width), nn.ReLU()]
         channels = width
-    return nn.Sequential(*layers, _Pool(), nn.Linear(64, classes))
+    return nn.Sequential(*layers, MeanPool(), nn.Linear(64, classes))
 
 
 NETS: dict[str, Callable[..., nn.Module]] = {

@@ -10,8 +10,10 @@ from torch import Tensor, nn
 
 from sordino import keys, own
 from sordino.errors import ConfigError, DataError, SordinoError, UnsoundGuarantee
-from sordino.privacy.per_example import Recorder, fast_sum, slow_sum
+from sordino.privacy.per_example import Recorder, Sides, fast_sum, slow_sum
+from sordino.tasks.chain import Chain
 from sordino.tasks.nets import NETS, Ball, keyed_dropout
+from sordino.tree import Product
 from sordino.types import Examples, Losses, Params
 
 
@@ -27,10 +29,13 @@ class Classification:
         mean: tuple[float, ...],
         std: tuple[float, ...],
         image: bool,
+        precision: torch.dtype = torch.float32,
     ) -> None:
         self.name = name
         self._net, self._image, self._shape = net, image, shape
-        self._mean, self._std = torch.tensor(mean), torch.tensor(std).clamp_min(1e-6)
+        deviation = torch.tensor(std, dtype=torch.float64).clamp_min(1e-6)
+        self._scale = (1 / (deviation * (255 if image else 1))).float()
+        self._shift = (-torch.tensor(mean, dtype=torch.float64) / deviation).float()
         self._dropouts = keyed_dropout(net)
         for module in net.modules():
             if getattr(module, "inplace", False):
@@ -52,6 +57,10 @@ class Classification:
                 why="there is nothing to learn",
                 code="model-without-parameters",
             )
+        self._trained = [(name, p) for name, p in net.named_parameters() if p.requires_grad]
+        self._chain = Chain.of(net)
+        # bf16 pays where convolutions do the work; weights, sums and everything private stay in fp32
+        self.precision = precision if self._chain is not None and self._chain.images else torch.float32
         self._recorder = Recorder(net)
         self._tried: tuple[Losses, bool] | None = (
             None  # the losses last tried, and whether the layer rules hold for them
@@ -73,14 +82,47 @@ class Classification:
         logits = torch.func.functional_call(self._net, params, (self._inputs(x, params),))
         return F.cross_entropy(logits, y, reduction="none")
 
+    def ready(self, x: Tensor) -> Tensor:
+        """Rows as the network takes them, for `gradient`: prepared once, cut into batches later."""
+        return self._scaled(x, torch.float32).to(self.precision)
+
+    def gradient(self, params: Params, x: Tensor, y: Tensor, draws: Callable[[], Tensor]) -> Params:
+        """Of the mean loss over rows made `ready`: what autograd finds for `losses`, without a graph where the network is a chain."""
+        kind = next(iter(params.values())).dtype
+        if self.precision == torch.bfloat16:
+            assert self._chain is not None
+            low = {name: value.to(self.precision) for name, value in params.items()}
+            found = self._chain.gradient(low, x, y, draws() if self._chain.drops else None)
+            return {name: (g.dense() if isinstance(g, Product) else g).to(kind) for name, g in found.items()}
+        if self._chain is not None:
+            return self._chain.gradient(params, x.to(kind), y, draws() if self._chain.drops else None)
+        self._net.train()
+        for dropout in self._dropouts:
+            dropout.keys = draws()
+        for name, p in self._trained:
+            p.data = params[name]
+        value = F.cross_entropy(self._net(x.to(kind).contiguous()), y)
+        back = torch.autograd.grad(value, [p for _, p in self._trained])
+        return {name: g for (name, _), g in zip(self._trained, back, strict=True)}
+
+    def pooled(self, params: Params, x: Tensor, y: Tensor, clip: float, order: int) -> Sides | None:
+        """Both sides of every layer for many clients' rows at once; None where the layers do not allow it."""
+        if self._chain is None or self._chain.drops or not self._trusted(self.losses, params):
+            return None
+        kind = next(iter(params.values())).dtype
+        return Sides(self._chain.tape(params, self._scaled(x, kind), y, None), clip, order, kind)
+
     def predict(self, params: Params, x: Tensor) -> Tensor:
+        if self._chain is not None:
+            return self._chain.logits(params, self._scaled(x, next(iter(params.values())).dtype))
         self._net.eval()
         with torch.no_grad():
             out: Tensor = torch.func.functional_call(self._net, params, (self._inputs(x, params),))
         return out
 
     def score(self, params: Params, examples: Examples) -> Mapping[str, Tensor]:
-        rows = [self.predict(params, examples.x[i : i + 1024]) for i in range(0, len(examples.y), 1024)]
+        many = 128 if self._image else 1024  # rows whose activations fit the cache
+        rows = [self.predict(params, examples.x[i : i + many]) for i in range(0, len(examples.y), many)]
         logits = torch.cat(rows)
         return {
             "accuracy": (logits.argmax(1) == examples.y).double(),
@@ -91,20 +133,34 @@ class Classification:
         self, losses: Losses, params: Params, batch: Examples, keys: Tensor, clip: float, order: int
     ) -> Params:
         """Sum of the examples' gradients, each clipped to `clip` in the given norm over all parameters jointly."""
-        if self._recorder.supported and (self._tried is None or self._tried[0] != losses):
-            self._tried = losses, self._rules_hold(losses, params)
-        if self._tried is not None and self._tried[1]:
-            total = fast_sum(self._recorder, losses, params, batch, keys, clip, order)
+        if self._trusted(losses, params):
+            total = self._fast(losses, params, batch, keys, clip, order)
             if total is not None:
                 return total
         return slow_sum(losses, params, batch, keys, clip, order)
 
+    def _fast(
+        self, losses: Losses, params: Params, batch: Examples, keys: Tensor, clip: float, order: int
+    ) -> Params | None:
+        if self._chain is None or losses != self.losses:
+            return fast_sum(self._recorder, losses, params, batch, keys, clip, order)
+        kind = next(iter(params.values())).dtype
+        tape = self._chain.tape(params, self._scaled(batch.x, kind), batch.y, keys if self._chain.drops else None)
+        return Sides(tape, clip, order, kind).sum(params)
+
+    def _trusted(self, losses: Losses, params: Params) -> bool:
+        if self._recorder.supported and (self._tried is None or self._tried[0] != losses):
+            self._tried = losses, self._rules_hold(losses, params)
+        return self._tried is not None and self._tried[1]
+
     def _inputs(self, x: Tensor, params: Params) -> Tensor:
-        dtype = next(iter(params.values())).dtype
-        if self._image:
-            scaled = (x.to(dtype) / 255 - self._mean.to(dtype)) / self._std.to(dtype)
-            return scaled.movedim(-1, 1)
-        return (x.to(dtype) - self._mean.to(dtype)) / self._std.to(dtype)
+        # somebody's own network may want to `view` its images, and some kernels of torch crash on other layouts
+        return self._scaled(x, next(iter(params.values())).dtype).contiguous()
+
+    def _scaled(self, x: Tensor, dtype: torch.dtype) -> Tensor:
+        """(x - mean) / std; images as [n, c, h, w] in channels-last memory, which is how they lie."""
+        scaled = torch.addcmul(self._shift.to(dtype), x.to(dtype), self._scale.to(dtype))
+        return scaled.movedim(-1, 1) if self._image else scaled
 
     def _rules_hold(self, losses: Losses, params: Params) -> bool:
         # the layer rules assume that each layer is used once and owns its parameters, and that a loss reads its own example
@@ -117,7 +173,7 @@ class Classification:
         batch = Examples(x, torch.arange(3) % logits.shape[1])
         draws = keys.bits(key, 3)
         try:
-            fast = fast_sum(self._recorder, losses, params, batch, draws, 0.5, 2)
+            fast = self._fast(losses, params, batch, draws, 0.5, 2)
         except RuntimeError:  # an operation that overwrites what a layer gave
             return False
         slow = slow_sum(losses, params, batch, draws, 0.5, 2)
@@ -145,6 +201,16 @@ class Quadratic:
     def losses(self, params: Params, x: Tensor, y: Tensor, keys: Tensor) -> Tensor:
         a, b = x.to(self.dtype).chunk(2, dim=1)
         return 0.5 * (a * (params["w"] - b) ** 2).sum(1)
+
+    def ready(self, x: Tensor) -> Tensor:
+        return x
+
+    def gradient(self, params: Params, x: Tensor, y: Tensor, draws: Callable[[], Tensor]) -> Params:
+        a, b = x.to(self.dtype).chunk(2, dim=1)
+        return {"w": (a * (params["w"] - b)).mean(0)}
+
+    def pooled(self, params: Params, x: Tensor, y: Tensor, clip: float, order: int) -> None:
+        return None
 
     def predict(self, params: Params, x: Tensor) -> Tensor:
         return params["w"].expand(len(x), -1)

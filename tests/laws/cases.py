@@ -41,6 +41,7 @@ class Case:
             "algorithm": self.algorithm,
             "privacy": self.privacy,
             "evaluation": {"every": 2, "final": 1},
+            "engine": {"executor": "loop"},
         }
         if self.uplink is not None:
             table["uplink"] = self.uplink

@@ -15,7 +15,7 @@ from __future__ import annotations
 import json
 import shutil
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -57,9 +57,9 @@ class Base:
             served: dict[int, list[int]] = {}
             whole = Clients.__call__
 
-            def counted(self: Clients, t: int, message: bytes, grants: Grants, key: keys.Key) -> dict[int, bytes]:
+            def counted(self: Clients, t: int, down: Any, grants: Grants, key: keys.Key) -> Iterator[tuple[int, Any]]:
                 served[t] = sorted(grants)
-                return whole(self, t, message, grants, key)
+                return whole(self, t, down, grants, key)
 
             def keep_old_ledger(step: Progress) -> None:
                 if step.round == 2:
@@ -100,9 +100,10 @@ def shuffled(case: Case, folder: Path) -> Trace:
     """The run with the clients of every round served, and answering, in another order."""
     whole = Clients.__call__
 
-    def backwards(self: Clients, t: int, message: bytes, grants: Grants, key: keys.Key) -> dict[int, bytes]:
+    def backwards(self: Clients, t: int, down: Any, grants: Grants, key: keys.Key) -> Iterator[tuple[int, Any]]:
         order = sorted(grants, key=lambda k: (k * 7 + t) % 5, reverse=True)
-        return whole(self, t, message, {k: grants[k] for k in order}, key)
+        served = dict(answer for k in order for answer in whole(self, t, down, {k: grants[k]}, key))
+        yield from sorted(served.items())  # the server adds them up in the order of their ids
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Clients, "__call__", backwards)

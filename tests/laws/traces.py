@@ -1,60 +1,22 @@
-"""What a run leaves behind, in a form that can be compared byte for byte; and ways to stop a run in the middle."""
+"""A finished run's trace (`sordino.traces`), and ways to stop a run in the middle."""
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 
 from sordino import training
 from sordino.assemble import Parts
 from sordino.config import Experiment, load
-from sordino.engine import checkpoint
-from sordino.engine.client import Clients
 from sordino.engine.federation import Federation
-from sordino.ledger.ledger import Entry
-from sordino.receipt import opened
+from sordino.traces import Trace, differences, trace
 from sordino.training import Progress, resume, start
 
-
-class Trace(NamedTuple):
-    """Everything that must not depend on how, when and where a run was computed."""
-
-    model: str
-    metrics: str
-    receipt: str
-    ledger: tuple[Entry, ...]
-    head: str
-    server: str
-    clients: str
-
-
-def trace(folder: Path) -> Trace:
-    parts, federation = opened(folder)
-    with federation.ledger as ledger:
-        entries, head = tuple(ledger.entries()), ledger.head()
-    loaded = checkpoint.load(folder / "checkpoints", parts.state)
-    assert loaded is not None
-    clients = {name: tree for name, tree in loaded.trees.items() if name != "server"}
-    for worker in sorted(folder.glob("clients-*")):  # of client processes
-        held = checkpoint.load(worker, parts.state)
-        assert held is not None
-        clients |= held.trees
-    model, metrics, receipt = (
-        hashlib.sha256((folder / name).read_bytes()).hexdigest()
-        for name in ("model.safetensors", "metrics.jsonl", "privacy.json")
-    )
-    server = checkpoint.digest_trees({"server": loaded.trees["server"]})
-    return Trace(model, metrics, receipt, entries, head, server, checkpoint.digest_trees(clients))
-
-
-def differences(a: Trace, b: Trace) -> list[str]:
-    """Names of what differs: [] is the law."""
-    return [name for name in Trace._fields if getattr(a, name) != getattr(b, name)]
+__all__ = ["Trace", "differences", "trace"]  # re-exported
 
 
 def finished(experiment: Experiment, folder: Path) -> Trace:
@@ -76,7 +38,7 @@ class Killed(BaseException):
 # what has just happened when the process dies
 POINTS: Mapping[str, tuple[Any, str, int]] = {
     "reserved": (Federation, "reserve", 0),
-    "computed": (Clients, "__call__", 0),
+    "computed": (Federation, "receive", 0),
     "kept": (training, "_save", 1),  # counts the rounds that are done
     "stored": (Federation, "store", 0),
     "published": (Federation, "publish", 0),

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from sordino import keys
-from sordino.types import Params, Source
+from sordino.engine import wire
+from sordino.engine.client import Clients
+from sordino.engine.federation import Federation
+from sordino.types import Grant, Params, Source
 
 
 @dataclass(frozen=True)
@@ -56,3 +61,10 @@ class Weak:
 def linear(params: Params, x: Tensor, y: Tensor, keys: Tensor) -> Tensor:
     """The gradient of example i is row i of x, whatever the parameters are."""
     return (x * torch.cat([p.reshape(-1) for p in params.values()])).sum(1)
+
+
+def messages(
+    clients: Clients, federation: Federation, t: int, down: Any, grants: Mapping[int, Grant], key: keys.Key
+) -> dict[int, bytes]:
+    """What clients in another process would send, all of it before the server reads the first."""
+    return dict(clients.answer(t, wire.encode(federation.header(t, -1), down), grants, key))

@@ -9,7 +9,7 @@ import json
 import math
 import random
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,8 @@ from sordino.errors import RunError, WireError
 from sordino.ledger.ledger import State
 from sordino.round import Outcome, one_round
 from sordino.types import Grant
+
+from .doubles import messages
 
 BAD = 2  # the client that misbehaves
 Table = dict[str, Any]
@@ -65,12 +67,12 @@ def play(parts: Parts, corrupt: Callable[[bytes, Federation], bytes] | None) -> 
     """One round in which the message of one client is corrupted on its way."""
     federation, clients = parts.federation(":memory:", "run"), parts.clients("run")
 
-    def execute(t: int, message: bytes, grants: Mapping[int, Grant], key: keys.Key) -> dict[int, bytes]:
+    def execute(t: int, down: Any, grants: Mapping[int, Grant], key: keys.Key) -> Iterable[tuple[int, bytes]]:
         assert federation.ledger.state(federation.op(t)) is State.RESERVED  # before any data are read
-        messages = clients(t, message, grants, key)
+        sent = messages(clients, federation, t, down, grants, key)
         if corrupt is not None:
-            messages[BAD] = corrupt(messages[BAD], federation)
-        return messages
+            sent[BAD] = corrupt(sent[BAD], federation)
+        return sent.items()
 
     return one_round(federation, parts.state("server"), 0, execute), federation
 
@@ -143,8 +145,8 @@ def test_central_noise_is_as_large_as_every_clients_claim_says() -> None:
     federation, server = parts.federation(":memory:", "run"), parts.state("server")
     zero = parts.algorithm.zero(parts.algorithm.broadcast(server))
 
-    def execute(t: int, message: bytes, grants: Mapping[int, Grant], key: keys.Key) -> dict[int, bytes]:
-        return {k: wire.encode(federation.header(t, k), zero) for k in grants}
+    def execute(t: int, down: Any, grants: Mapping[int, Grant], key: keys.Key) -> Iterable[tuple[int, Any]]:
+        return [(k, zero) for k in grants]
 
     outcome = one_round(federation, server, 0, execute)
     drawn = federation.source(0).child("server").child("delta/w").gaussian(torch.zeros(3, dtype=torch.float64), 1.0)
@@ -196,9 +198,9 @@ def test_a_malformed_message_ends_the_round_charged_and_without_a_model(how: str
     federation, clients, server = parts.federation(":memory:", "run"), parts.clients("run"), parts.state("server")
     before = [leaf.clone() for leaf in tree.leaves(server)]
 
-    def execute(t: int, message: bytes, grants: Mapping[int, Grant], key: keys.Key) -> dict[int, bytes]:
-        messages = clients(t, message, grants, key)
-        return {**messages, BAD: MALFORMED[how](messages[BAD], federation)}
+    def execute(t: int, down: Any, grants: Mapping[int, Grant], key: keys.Key) -> Iterable[tuple[int, bytes]]:
+        sent = messages(clients, federation, t, down, grants, key)
+        return {**sent, BAD: MALFORMED[how](sent[BAD], federation)}.items()
 
     with pytest.raises(WireError):
         one_round(federation, server, 0, execute)
@@ -228,12 +230,9 @@ def test_a_nan_through_an_open_uplink_stops_the_run_at_the_last_good_model(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Spoiling(Clients):
-        def __call__(self, t: int, message: bytes, grants: Mapping[int, Grant], key: keys.Key) -> dict[int, bytes]:
-            messages = super().__call__(t, message, grants, key)
-            if t == 2:
-                payload = {"delta": {"w": torch.full((3,), math.nan, dtype=torch.float64)}}
-                messages[BAD] = wire.encode(self.header(t, BAD), payload)
-            return messages
+        def __call__(self, t: int, down: Any, grants: Mapping[int, Grant], key: keys.Key) -> Iterator[tuple[int, Any]]:
+            for k, upload in super().__call__(t, down, grants, key):
+                yield k, tree.scale(math.nan, upload) if t == 2 and k == BAD else upload
 
     made = Parts.clients
 

@@ -1,0 +1,283 @@
+"""A chain of known layers with its backward pass written out: what an optimiser needs from a small network, without a graph of it.
+
+On batches of ten images the bookkeeping of automatic differentiation costs more than the arithmetic. A `torch.nn.Sequential` of the layers in
+`LINKS` is run forward and backward here by the same kernels that autograd would call, in the layout and precision the task asks for. The gradient
+of a linear layer stays a product (`tree.Product`) until somebody adds it to something. Anything else takes the general way.
+
+ReLU and max-pooling commute, with their gradients wherever these exist, so a ReLU before a pooling is applied after it, to a quarter of the numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from sordino.tasks.nets import Dropout, MeanPool
+from sordino.tree import Product
+from sordino.types import Params
+
+aten = torch.ops.aten
+
+
+class Passed(NamedTuple):
+    """What a layer with parameters saw: its input, and the gradient at its output."""
+
+    name: str
+    module: nn.Module
+    a: Tensor
+    g: Tensor
+
+
+@dataclass(frozen=True)
+class Link:
+    """One layer. `forward` gives the output and whatever `backward` wants to see again."""
+
+    name: str
+    module: Any
+
+    def forward(self, p: Params, x: Tensor, draws: Tensor | None) -> tuple[Tensor, Any]:
+        raise NotImplementedError
+
+    def backward(self, p: Params, kept: Any, g: Tensor, deeper: bool) -> Tensor:
+        """The gradient at the input; anything where `deeper` is False and nobody asks."""
+        raise NotImplementedError
+
+    def seen(self, kept: Any) -> Tensor | None:
+        """The input, of a layer with parameters."""
+        return None
+
+    def weights(self, p: Params, kept: Any, g: Tensor, deeper: bool) -> tuple[Tensor, dict[str, Any]]:
+        """`backward` together with the gradients of the layer's own parameters."""
+        return self.backward(p, kept, g, deeper), {}
+
+    @cached_property
+    def weight(self) -> str:
+        return f"{self.name}.weight"
+
+    @cached_property
+    def bias(self) -> str:
+        """Its place among the parameters, "" where the layer has none."""
+        return "" if self.module.bias is None else f"{self.name}.bias"
+
+
+class Linear(Link):
+    def forward(self, p: Params, x: Tensor, draws: Tensor | None) -> tuple[Tensor, Any]:
+        if self.bias and x.dim() == 2:
+            return torch.addmm(p[self.bias], x, p[self.weight].mT), x
+        return F.linear(x, p[self.weight], p.get(self.bias)), x
+
+    def backward(self, p: Params, kept: Any, g: Tensor, deeper: bool) -> Tensor:
+        return g @ p[self.weight] if deeper else g
+
+    def seen(self, kept: Any) -> Tensor | None:
+        return kept  # type: ignore[no-any-return]
+
+    def weights(self, p: Params, kept: Any, g: Tensor, deeper: bool) -> tuple[Tensor, dict[str, Any]]:
+        left, right = (g, kept) if g.dim() == 2 else (g.flatten(0, -2), kept.flatten(0, -2))
+        found: dict[str, Any] = {self.weight: Product(left, right)}
+        if self.bias:
+            found[self.bias] = left.sum(0)
+        return (g @ p[self.weight] if deeper else g), found
+
+
+class Conv(Link):
+    def forward(self, p: Params, x: Tensor, draws: Tensor | None) -> tuple[Tensor, Any]:
+        m = self.module
+        bias = p[self.bias] if self.bias else None
+        return F.conv2d(x, p[self.weight], bias, m.stride, m.padding, m.dilation), x
+
+    def _back(self, p: Params, x: Tensor, g: Tensor, mask: list[bool]) -> tuple[Tensor, Tensor, Tensor]:
+        m, w = self.module, p[self.weight]
+        sizes = [w.shape[0]] if self.bias else None
+        found: tuple[Tensor, Tensor, Tensor] = aten.convolution_backward(
+            g, x, w, sizes, m.stride, m.padding, m.dilation, False, [0, 0], 1, mask
+        )
+        return found
+
+    def backward(self, p: Params, kept: Any, g: Tensor, deeper: bool) -> Tensor:
+        return self._back(p, kept, g, [True, False, False])[0] if deeper else g
+
+    def seen(self, kept: Any) -> Tensor | None:
+        return kept  # type: ignore[no-any-return]
+
+    def weights(self, p: Params, kept: Any, g: Tensor, deeper: bool) -> tuple[Tensor, dict[str, Any]]:
+        gx, gw, gb = self._back(p, kept, g, [deeper, True, bool(self.bias)])
+        return gx, {self.weight: gw} | ({self.bias: gb} if self.bias else {})
+
+
+class Norm(Link):
+    def forward(self, p: Params, x: Tensor, draws: Tensor | None) -> tuple[Tensor, Any]:
+        x = x.contiguous()
+        n, c, rest = x.shape[0], x.shape[1], x[0, 0].numel()
+        m = self.module
+        out, mean, rstd = aten.native_group_norm(x, p[self.weight], p[self.bias], n, c, rest, m.num_groups, m.eps)
+        return out, (x, mean, rstd)
+
+    def _back(self, p: Params, kept: Any, g: Tensor, mask: list[bool]) -> tuple[Tensor, Tensor, Tensor]:
+        x, mean, rstd = kept
+        n, c, rest = x.shape[0], x.shape[1], x[0, 0].numel()
+        found: tuple[Tensor, Tensor, Tensor] = aten.native_group_norm_backward(
+            g.contiguous(), x, mean, rstd, p[self.weight], n, c, rest, self.module.num_groups, mask
+        )
+        return found
+
+    def backward(self, p: Params, kept: Any, g: Tensor, deeper: bool) -> Tensor:
+        return self._back(p, kept, g, [True, False, False])[0] if deeper else g
+
+    def seen(self, kept: Any) -> Tensor | None:
+        return kept[0]  # type: ignore[no-any-return]
+
+    def weights(self, p: Params, kept: Any, g: Tensor, deeper: bool) -> tuple[Tensor, dict[str, Any]]:
+        gx, gw, gb = self._back(p, kept, g, [deeper, True, True])
+        return gx, {self.weight: gw, self.bias: gb}
+
+
+class Relu(Link):
+    def forward(self, p: Params, x: Tensor, draws: Tensor | None) -> tuple[Tensor, Any]:
+        out = torch.relu(x)
+        return out, out
+
+    def backward(self, p: Params, kept: Any, g: Tensor, deeper: bool) -> Tensor:
+        found: Tensor = aten.threshold_backward(g, kept, 0)
+        return found
+
+
+class MaxPool(Link):
+    def _sizes(self) -> tuple[Any, ...]:
+        m = self.module
+        pair = [
+            v if isinstance(v, tuple) else (v, v)
+            for v in (m.kernel_size, m.stride or m.kernel_size, m.padding, m.dilation)
+        ]
+        return (*pair, m.ceil_mode)
+
+    def forward(self, p: Params, x: Tensor, draws: Tensor | None) -> tuple[Tensor, Any]:
+        out, where = aten.max_pool2d_with_indices(x, *self._sizes())
+        return out, (x, where)
+
+    def backward(self, p: Params, kept: Any, g: Tensor, deeper: bool) -> Tensor:
+        x, where = kept
+        found: Tensor = aten.max_pool2d_with_indices_backward(g, x, *self._sizes(), where)
+        return found
+
+
+class Flatten(Link):
+    def forward(self, p: Params, x: Tensor, draws: Tensor | None) -> tuple[Tensor, Any]:
+        return x.flatten(1), x.shape
+
+    def backward(self, p: Params, kept: Any, g: Tensor, deeper: bool) -> Tensor:
+        return g.reshape(kept)
+
+
+class Mean(Link):
+    def forward(self, p: Params, x: Tensor, draws: Tensor | None) -> tuple[Tensor, Any]:
+        return x.mean((2, 3)), x.shape
+
+    def backward(self, p: Params, kept: Any, g: Tensor, deeper: bool) -> Tensor:
+        return (g / (kept[2] * kept[3]))[:, :, None, None].expand(kept)
+
+
+class Drop(Link):
+    def forward(self, p: Params, x: Tensor, draws: Tensor | None) -> tuple[Tensor, Any]:
+        mask = self.module.mask(x, draws)
+        return (x, None) if mask is None else (x * mask, mask)
+
+    def backward(self, p: Params, kept: Any, g: Tensor, deeper: bool) -> Tensor:
+        return g if kept is None else g * kept
+
+
+LINKS: dict[type[nn.Module], Callable[[str, Any], Link]] = {
+    nn.Linear: Linear,
+    nn.Conv2d: Conv,
+    nn.GroupNorm: Norm,
+    nn.ReLU: Relu,
+    nn.MaxPool2d: MaxPool,
+    nn.Flatten: Flatten,
+    MeanPool: Mean,
+    Dropout: Drop,
+}
+
+
+def _plain(m: nn.Module) -> bool:
+    """Has the layer only the settings that its link knows?"""
+    if isinstance(m, nn.Conv2d):
+        return m.groups == 1 and m.padding_mode == "zeros" and not isinstance(m.padding, str)
+    if isinstance(m, nn.MaxPool2d):
+        return not m.return_indices
+    if isinstance(m, nn.Flatten):
+        return m.start_dim == 1 and m.end_dim == -1
+    return not isinstance(m, nn.GroupNorm) or m.affine
+
+
+class Chain:
+    """The links of one network, first to last."""
+
+    def __init__(self, links: list[Link]) -> None:
+        self.links = links
+        self.drops = any(isinstance(link, Drop) for link in links)
+        self.images = any(isinstance(link, Conv) for link in links)
+        self.first = next((i for i, link in enumerate(links) if isinstance(link, Linear | Conv | Norm)), 0)
+
+    @staticmethod
+    def of(net: nn.Module) -> Chain | None:
+        """None where the network is not a chain of known layers, each used once with parameters of its own."""
+        if type(net) is not nn.Sequential:
+            return None
+        modules = list(net._modules.items())  # named_children leaves out a layer that is used again
+        owned = [p for _, m in modules for p in m.parameters()]
+        known = all(type(m) in LINKS and _plain(m) for _, m in modules)
+        if not known or len({id(p) for p in owned}) < len(owned) or not all(p.requires_grad for p in owned):
+            return None
+        links = [LINKS[type(m)](name, m) for name, m in modules]
+        for i in range(len(links) - 1):
+            if isinstance(links[i], Relu) and isinstance(links[i + 1], MaxPool):
+                links[i], links[i + 1] = links[i + 1], links[i]
+        return Chain(links)
+
+    def forward(self, p: Params, x: Tensor, draws: Tensor | None) -> tuple[Tensor, list[Any]]:
+        kept = []
+        for link in self.links:
+            x, saved = link.forward(p, x, draws)
+            kept.append(saved)
+        return x, kept
+
+    def logits(self, p: Params, x: Tensor) -> Tensor:
+        for link in self.links:
+            x, _ = link.forward(p, x, None)
+        return x
+
+    def gradient(self, p: Params, x: Tensor, y: Tensor, draws: Tensor | None) -> dict[str, Any]:
+        """Of the mean cross-entropy, in the precision of `p`; leaves are tensors or products of two."""
+        logits, kept = self.forward(p, x, draws)
+        found: dict[str, Any] = {}
+        g = surprise(logits, y).div_(len(y)).to(logits.dtype)
+        for i in range(len(self.links) - 1, self.first - 1, -1):
+            g, own = self.links[i].weights(p, kept[i], g, i > self.first)
+            found |= own
+        return {name: found[name] for name in p}
+
+    def tape(self, p: Params, x: Tensor, y: Tensor, draws: Tensor | None) -> list[Passed]:
+        """Inputs and output gradients of the layers with parameters, for the sum of the examples' cross-entropies."""
+        logits, kept = self.forward(p, x, draws)
+        g, passed = surprise(logits, y), []
+        for i in range(len(self.links) - 1, self.first - 1, -1):
+            link = self.links[i]
+            if (a := link.seen(kept[i])) is not None:
+                passed.append(Passed(link.name, link.module, a, g))
+            g = link.backward(p, kept[i], g, i > self.first)
+        return passed[::-1]
+
+
+MINUS = {dtype: torch.full((1, 1), -1.0, dtype=dtype) for dtype in (torch.float32, torch.float64)}
+
+
+def surprise(logits: Tensor, y: Tensor) -> Tensor:
+    """Gradient of the summed cross-entropy at the logits: what was expected minus what is; in float32 at least."""
+    g = torch.softmax(logits, 1, dtype=None if logits.dtype == torch.float64 else torch.float32)
+    return g.scatter_add_(1, y[:, None], MINUS[g.dtype].expand(len(y), 1))

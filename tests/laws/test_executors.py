@@ -1,0 +1,72 @@
+"""Every executor plays the same rounds: the same ledger, and the same model up to the rounding of larger sums."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import safetensors.torch
+import torch
+
+from sordino import tree
+from sordino.assemble import Parts
+from sordino.ledger.ledger import Entry
+from sordino.privacy.per_example import Sides
+from sordino.training import start
+
+from .cases import CASES, Case
+from .traces import finished, parts_of
+
+CLOSE = 1e-5  # of the way the model went
+
+
+def paid(entry: Entry) -> tuple[Any, ...]:
+    """What an operation reserved and where it ended; its digest is of bits that another order of additions rounds otherwise."""
+    return entry.op, entry.charges, entry.note, entry.plan, entry.state
+
+
+def model(folder: Path) -> torch.Tensor:
+    return tree.flat(safetensors.torch.load_file(folder / "model.safetensors")).double()
+
+
+def apart(a: Path, b: Path) -> float:
+    """Distance of two models, measured by how far the first one went."""
+    start_ = tree.flat(parts_of(a).state("server").x).double()
+    return float((model(a) - model(b)).norm() / (model(a) - start_).norm())
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_clients_that_share_a_pass_train_the_same_model(case: Case, tmp_path: Path) -> None:
+    alone = finished(case.experiment(), tmp_path / "loop")
+    pooled = finished(case.experiment(engine={"executor": "pooled"}), tmp_path / "pooled")
+    assert [paid(entry) for entry in alone.ledger] == [paid(entry) for entry in pooled.ledger]
+    assert apart(tmp_path / "loop", tmp_path / "pooled") < CLOSE
+
+
+def test_the_law_catches_a_pool_that_mixes_clients(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    case = next(case for case in CASES if case.name == "gaussian_gdp")
+    whole = Sides.sum
+
+    def shifted(self: Sides, params: Any, rows: slice = slice(None)) -> Any:
+        return whole(self, params, slice(max(0, (rows.start or 0) - 1), rows.stop))  # an example of the client before
+
+    finished(case.experiment(), tmp_path / "loop")
+    monkeypatch.setattr(Sides, "sum", shifted)
+    start(case.experiment(engine={"executor": "pooled"}), tmp_path / "pooled")
+    assert apart(tmp_path / "loop", tmp_path / "pooled") > CLOSE
+
+
+def test_pools_do_pool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One pass for the cohort of a noised full-batch step, not one per client."""
+    case = next(case for case in CASES if case.name == "gaussian_gdp")
+    parts = Parts(case.experiment(engine={"executor": "pooled"}))
+    whole, passes = type(parts.task).pooled, []
+
+    def counted(self: Any, *arguments: Any) -> Any:
+        passes.append(len(arguments[1]))
+        return whole(self, *arguments)
+
+    monkeypatch.setattr(type(parts.task), "pooled", counted)
+    start(case.experiment(engine={"executor": "pooled"}), tmp_path / "run")
+    assert len(passes) == case.experiment().rounds  # cohorts of two clients

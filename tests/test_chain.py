@@ -1,0 +1,201 @@
+"""The written-out backward pass: what autograd finds, for any chain of the layers it knows, and nothing for the others."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from sordino import keys, tree
+from sordino.privacy.per_example import slow_sum
+from sordino.tasks.chain import Chain, Linear
+from sordino.tasks.nets import Dropout, MeanPool
+from sordino.tasks.task import Classification
+from sordino.tree import Product
+from sordino.types import Examples, Params
+
+CLASSES, SIDE = 4, 12
+
+
+def images(draw: st.DrawFn) -> tuple[nn.Sequential, int]:
+    """Convolutions, norms, poolings and dropouts in any order that fits, then linear layers."""
+    layers: list[nn.Module] = []
+    given_channels = channels = draw(st.sampled_from([1, 3]))
+    side = SIDE
+    for _ in range(draw(st.integers(0, 3))):
+        kind = draw(st.sampled_from(["conv", "norm", "relu", "pool", "drop"]))
+        if kind == "conv" and side >= 4:
+            wide, kernel, pad = draw(st.sampled_from([2, 4])), draw(st.sampled_from([1, 3])), draw(st.integers(0, 1))
+            stride = draw(st.integers(1, 2))
+            layers.append(nn.Conv2d(channels, wide, kernel, stride, pad, bias=draw(st.booleans())))
+            channels, side = wide, (side + 2 * pad - kernel) // stride + 1
+        elif kind == "norm":
+            layers.append(nn.GroupNorm(1, channels))
+        elif kind == "relu":
+            layers.append(nn.ReLU(inplace=draw(st.booleans())))
+        elif kind == "pool" and side >= 4:
+            layers.append(nn.MaxPool2d(2))
+            side //= 2
+        elif kind == "drop":
+            layers.append(Dropout(0.4, whole_channels=draw(st.booleans())))
+    if draw(st.booleans()):
+        layers.append(MeanPool())
+        features = channels
+    else:
+        layers.append(nn.Flatten())
+        features = channels * side * side
+    for _ in range(draw(st.integers(0, 2))):
+        layers += [nn.Linear(features, 5, bias=draw(st.booleans())), nn.ReLU()]
+        features = 5
+    return nn.Sequential(*layers, nn.Linear(features, CLASSES)), given_channels
+
+
+nets = st.composite(images)()
+
+
+def task_of(net: nn.Module, channels: int, precision: torch.dtype = torch.float32) -> Classification:
+    return Classification(
+        net, name="drawn", shape=(SIDE, SIDE, channels), mean=(0.4,) * channels, std=(0.3,) * channels, image=True, precision=precision
+    )  # fmt: skip
+
+
+def batch_of(task: Classification, n: int, channels: int, seed: int = 3) -> tuple[Params, Tensor, Tensor, Tensor]:
+    pixels = (256 * keys.uniform(keys.root(seed), n * SIDE * SIDE * channels)).to(torch.uint8)
+    params = {name: value.double() for name, value in task.init(keys.root(5)).items()}
+    return (
+        params,
+        pixels.reshape(n, SIDE, SIDE, channels),
+        keys.integers(keys.root(seed + 1), n, CLASSES),
+        keys.bits(keys.root(9), n),
+    )
+
+
+def by_autograd(task: Classification, params: Params, x: Tensor, y: Tensor, draws: Tensor) -> Params:
+    leaves = {name: value.detach().requires_grad_() for name, value in params.items()}
+    return dict(
+        zip(leaves, torch.autograd.grad(task.losses(leaves, x, y, draws).mean(), list(leaves.values())), strict=True)
+    )
+
+
+def close(a: Params, b: Params, tolerance: float) -> bool:
+    size = float(tree.norm(b))
+    return all(float((a[k] - b[k]).norm()) <= tolerance * (size + 1e-12) for k in b)
+
+
+def test_a_linear_layer_at_many_positions() -> None:
+    net = nn.Sequential(
+        nn.Linear(SIDE, 3), nn.ReLU(), nn.Linear(3, 2, bias=False), nn.Flatten(), nn.Linear(2 * SIDE, CLASSES)
+    )
+    task = task_of(net, 1)
+    assert task._chain is not None
+    params, x, y, draws = batch_of(task, 4, 1)
+    found = task.gradient(params, task._scaled(x, torch.float64), y, lambda: draws)
+    assert close(
+        {k: g.dense() if isinstance(g, Product) else g for k, g in found.items()},
+        by_autograd(task, params, x, y, draws),
+        1e-9,
+    )
+
+
+@settings(deadline=None, derandomize=True, max_examples=60)
+@given(nets, st.integers(1, 5))
+def test_it_finds_what_autograd_finds(drawn: tuple[nn.Sequential, int], n: int) -> None:
+    net, channels = drawn
+    task = task_of(net, channels)
+    assert task._chain is not None
+    params, x, y, draws = batch_of(task, n, channels)
+    # in float64 the two may differ by rounding alone
+    found = task.gradient(params, task._scaled(x, torch.float64), y, lambda: draws)
+    assert list(found) == list(params)
+    wanted = by_autograd(task, params, x, y, draws)
+    assert close({k: g.dense() if isinstance(g, Product) else g for k, g in found.items()}, wanted, 1e-9)
+    # and the clipped sums come from the same two sides of every layer
+    batch = Examples(x, y)
+    for order in (1, 2):
+        assert close(
+            task.clipped_sum(task.losses, params, batch, draws, 0.3, order),
+            slow_sum(task.losses, params, batch, draws, 0.3, order),
+            1e-5,
+        )
+
+
+def test_a_wrong_link_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Broken twin: a linear layer that forgets its bias gradient's last row."""
+    whole = Linear.weights
+
+    def lazy(self: Linear, p: Params, kept: Tensor, g: Tensor, deeper: bool) -> tuple[Tensor, dict[str, Tensor]]:
+        back, found = whole(self, p, kept, g, deeper)
+        return back, found | ({self.bias: g[:-1].sum(0)} if self.bias else {})
+
+    task = task_of(nn.Sequential(nn.Flatten(), nn.Linear(SIDE * SIDE, CLASSES)), 1)
+    params, x, y, draws = batch_of(task, 4, 1)
+    wanted = by_autograd(task, params, x, y, draws)
+    assert close(task.gradient(params, task._scaled(x, torch.float64), y, lambda: draws), wanted, 1e-9)
+    monkeypatch.setattr(Linear, "weights", lazy)
+    assert not close(task.gradient(params, task._scaled(x, torch.float64), y, lambda: draws), wanted, 1e-9)
+
+
+class Residual(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Linear(SIDE * SIDE, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.body(x.flatten(1)).tanh()
+        return out
+
+
+tied = nn.Linear(CLASSES, CLASSES)
+OTHERS: dict[str, nn.Module] = {
+    "not a chain": Residual(),
+    "an unknown layer": nn.Sequential(nn.Flatten(), nn.Linear(SIDE * SIDE, CLASSES), nn.Tanh()),
+    "a shared layer": nn.Sequential(nn.Flatten(), nn.Linear(SIDE * SIDE, CLASSES), tied, nn.ReLU(), tied),
+    "groups": nn.Sequential(nn.Conv2d(1, 2, 3), nn.Conv2d(2, 2, 3, groups=2), MeanPool(), nn.Linear(2, CLASSES)),
+    "padding that reflects": nn.Sequential(
+        nn.Conv2d(1, 2, 3, padding=1, padding_mode="reflect"), MeanPool(), nn.Linear(2, CLASSES)
+    ),
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_others_take_the_general_way_to_the_same_gradient(name: str) -> None:
+    net = OTHERS[name]
+    assert Chain.of(net) is None
+    task = task_of(net, 1)
+    params, x, y, draws = batch_of(task, 3, 1)
+    assert close(
+        task.gradient(params, task._scaled(x, torch.float64), y, lambda: draws),
+        by_autograd(task, params, x, y, draws),
+        1e-9,
+    )
+
+
+def test_bf16_is_rounding_and_stays_out_of_what_is_private() -> None:
+    net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(8 * 25, CLASSES))
+    low, full = (task_of(net, 3, precision) for precision in (torch.bfloat16, torch.float32))
+    assert (low.precision, full.precision) == (torch.bfloat16, torch.float32)
+    params, x, y, draws = batch_of(full, 40, 3)
+    params = {k: v.float() for k, v in params.items()}
+    rough, fine = (t.gradient(params, t.ready(x), y, lambda: draws) for t in (low, full))
+    dense = {k: g.dense() if isinstance(g, Product) else g for k, g in fine.items()}
+    assert all(g.dtype == torch.float32 for g in rough.values())
+    assert close(rough, dense, 5e-2)
+    assert not close(rough, dense, 1e-5)  # control: it was bf16 that computed it
+    clipped = (t.clipped_sum(t.losses, params, Examples(x, y), draws, 0.3, 2) for t in (low, full))
+    assert all(torch.equal(a, b) for a, b in zip(*(tree.leaves(c) for c in clipped), strict=True))
+
+
+def test_relu_and_pooling_trade_places() -> None:
+    net = nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(2 * 25, CLASSES))
+    chain = Chain.of(net)
+    assert chain is not None
+    assert [type(link).__name__ for link in chain.links] == ["Conv", "MaxPool", "Relu", "Flatten", "Linear"]
+    x = torch.randn(3, 1, SIDE, SIDE, generator=torch.Generator().manual_seed(1))
+    params = dict(net.named_parameters())
+    with torch.no_grad():
+        logits, _ = chain.forward({k: v.detach() for k, v in params.items()}, x, None)
+    assert torch.equal(logits, net(x).detach())
+    assert float(F.cross_entropy(logits, torch.tensor([0, 1, 2]))) > 0
