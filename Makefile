@@ -2,38 +2,49 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+INSTALL := $(BIN)/python -m pip install --quiet --constraint constraints.txt --editable
 
-.PHONY: demo test slow check bench clean help
+.PHONY: demo test slow check docs bench size clean help
 
 help:
 	@grep -E '^[a-z]+:.*#' $(MAKEFILE_LIST) | sed 's/:.*#/ -/'
 
-$(BIN)/sordino: pyproject.toml constraints.txt
+$(BIN)/sordino: pyproject.toml constraints.txt # the core: all that a run needs
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --upgrade pip
-	$(BIN)/pip install --quiet --constraint constraints.txt torch
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev,oracle]'
-	@touch $(BIN)/sordino
+	$(INSTALL) .
+	@touch $@
 
-demo: $(BIN)/sordino # install, then run the default federation: real digits, 20 clients, private
+$(VENV)/dev: $(BIN)/sordino # and what checks, tests and documents it
+	$(INSTALL) '.[dev]'
+	@touch $@
+
+demo: $(BIN)/sordino # install the core, run the default federation (real digits, 20 clients, private), write its report
 	rm -rf runs/demo
 	$(BIN)/sordino run --out runs/demo
 	$(BIN)/sordino privacy verify runs/demo
+	$(BIN)/sordino report runs/demo
 
-test: $(BIN)/sordino # the fast suite, under two minutes on two cores
+test: $(VENV)/dev # the fast suite, under two minutes on two cores
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 
-slow: $(BIN)/sordino # the torture and statistics that take minutes
+slow: $(VENV)/dev # the torture and statistics that take minutes
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m slow
 
-check: $(BIN)/sordino # format, lint, types, import contract
+check: $(VENV)/dev # format, lint, types, import contract
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
+docs: $(VENV)/dev # the site, in docs/_build; a warning is an error
+	OMP_NUM_THREADS=1 $(BIN)/python -m sphinx -W --keep-going -q -b html -d docs/_build/trees docs docs/_build/html
+	@echo "docs/_build/html/index.html"
+
 bench: $(BIN)/sordino # ratios against a plain PyTorch loop, in the same run
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/rounds.py
 
-clean: # remove the environment and caches
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+size: # packages and megabytes of the core, in a fresh environment
+	$(PYTHON) benchmarks/install_size.py
+
+clean: # remove the environment, the built site and caches
+	rm -rf $(VENV) docs/_build docs/generated .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

@@ -68,6 +68,7 @@ def ours(w: Workload, data: Dataset) -> Callable[[], None]:
             "cohort": {"name": "round_robin", "size": w.cohort},
             "algorithm": w.algorithm,
             "privacy": {},
+            "engine": {"precision": __import__("os").environ.get("PREC","auto")},
             "rounds": 10_000,
         }
     )

@@ -1,34 +1,82 @@
 """sordino: private federated learning with honest guarantees.
 
 import sordino
-result = sordino.run("experiment.toml", "rounds=10")     # or sordino.run() for the default on real digits
-result.metrics[-1], result.receipt["guarantees"]
+result = sordino.run("experiment.toml", rounds=10)     # or sordino.run() for the default on real digits
+result.accuracy, result.promise                        # and result.rounds, .clients, .privacy: data frames
 """
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from sordino.version import __version__
 
 if TYPE_CHECKING:
-    from sordino.training import Result
+    from sordino.comparing import Comparison
+    from sordino.results import Result
+    from sordino.training import Ended
 
-__all__ = ["__version__", "resume", "run"]
+__all__ = ["__version__", "compare", "open_run", "resume", "run"]
 
 
-def run(experiment: str | Path | None = None, *overrides: str, out: str | Path | None = None) -> Result:
-    """Run an experiment file (or the default) with `key=value` overrides; everything it leaves is in `result.folder`."""
+def run(
+    experiment: str | Path | Mapping[str, Any] | None = None,
+    *overrides: str,
+    out: str | Path | None = None,
+    progress: bool = False,
+    track: Sequence[str] = (),
+    **settings: Any,
+) -> Result:
+    """Run an experiment: a TOML file, a table with the same keys, or the default one.
+
+    Change it as on the command line, `"rounds=10"`, or in Python, `rounds=10, **{"algorithm.lr": 0.1}`. `out` is the run folder (default:
+    runs/DATE-NAME), `progress` shows how far it is, `track` names trackers (tensorboard, mlflow, wandb, trackio).
+    """
     from sordino import config
     from sordino.training import fresh_folder, start
 
-    made = config.load(None if experiment is None else Path(experiment), overrides)
-    return start(made, fresh_folder(made.name) if out is None else Path(out))
+    source = Path(experiment) if isinstance(experiment, str | Path) else experiment
+    plain = {name: os.fspath(value) if isinstance(value, os.PathLike) else value for name, value in settings.items()}
+    made = config.load(source, overrides, plain)
+    folder = fresh_folder(made.name) if out is None else Path(out)
+    return _followed(lambda watch: start(made, folder, watch), progress, track)
 
 
-def resume(folder: str | Path) -> Result:
+def resume(folder: str | Path, progress: bool = False, track: Sequence[str] = ()) -> Result:
     """Continue a run that was stopped or killed."""
     from sordino.training import resume as continue_
 
-    return continue_(Path(folder))
+    return _followed(lambda watch: continue_(Path(folder), watch), progress, track)
+
+
+def compare(
+    *experiments: str | Path, seeds: int = 3, out: str | Path = "runs/compare", target: float | None = None
+) -> Comparison:
+    """Run experiment files over the same seeds: `sordino.compare("a.toml", "b.toml")`, or a sweep, `compare("a.toml", "lr=0.01,0.1")`."""
+    from sordino.comparing import compare as compare_
+
+    files = [Path(word) for word in experiments if isinstance(word, Path) or "=" not in word]
+    changes = [word for word in experiments if isinstance(word, str) and "=" in word]
+    return compare_(files, seeds, Path(out), changes, target)
+
+
+def open_run(folder: str | Path) -> Result:
+    """A run that lies on disk: finished, stopped, or still going on in another process."""
+    from sordino.results import open_run as open_
+
+    return open_(folder)
+
+
+def _followed(go: Callable[[Any], Ended], shown: bool, track: Sequence[str]) -> Result:
+    from rich.console import Console
+
+    from sordino.cli.progress import progress
+    from sordino.results import Result
+    from sordino.tracking import tracked
+
+    with progress(Console(stderr=True, quiet=not shown)) as watch:
+        ended = tracked(go, track, watch)
+    return Result(ended.folder, ended.notes, ended.interrupted)

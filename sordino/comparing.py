@@ -1,14 +1,18 @@
 """Compare methods fairly: equal data, partition, cohorts, initial weights and evaluation, several seeds, never the best round.
 
-Every (method, seed) is an ordinary run in a folder of its own, so a comparison can be stopped and goes on where it was.
+Every (method, seed) is an ordinary run in a folder of its own, so a comparison can be stopped and goes on where it was. A sweep is
+a comparison too: one method per value.
 """
 
 from __future__ import annotations
 
-import math
+import re
+import shlex
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +20,29 @@ from sordino import config
 from sordino.assemble import settle
 from sordino.config import Experiment
 from sordino.errors import ConfigError, RunError
-from sordino.training import Result, read_metrics, resume, start
+from sordino.evaluate.measures import (
+    Measure,
+    at_bytes,
+    at_round,
+    bytes_to,
+    final,
+    last_ten,
+    mean_std,
+    paired_p,
+    rounds_to,
+    traffic,
+    worst_tenth,
+)
+from sordino.folder import read_metrics
+from sordino.receipt import opened
+from sordino.report import comparison as pages
+from sordino.sweeps import Composed, Notes, Setting, composed, grid
+from sordino.training import Ended, Progress, resume, start
 
 EQUAL = ("data", "partition", "model", "cohort", "rounds", "stragglers", "evaluation")
-Metrics = Sequence[Mapping[str, Any]]
+
+Watch = Callable[[Progress], None]
+Follow = Callable[[str], AbstractContextManager[Watch | None]]  # what is run now -> who watches its rounds
 
 
 @dataclass(frozen=True)
@@ -28,10 +51,86 @@ class Method:
 
     name: str
     runs: list[list[dict[str, Any]]]  # the metrics of each seed
-    promise: list[dict[str, Any]]  # guarantees of the first seed; they do not depend on it
+    promise: list[dict[str, Any]]  # guarantees, each of the seed that promises least
+    experiment: Experiment = Experiment()  # of the first seed, as it was run
+    ledgers: tuple[Notes, ...] = ()  # what each seed's ledger says
 
-    def values(self, of: Callable[[Metrics], float | None]) -> list[float]:
+    def values(self, of: Measure) -> list[float]:
         return [value for run in self.runs if (value := of(run)) is not None]
+
+
+@dataclass(frozen=True, repr=False)
+class Comparison:
+    """What `sordino.compare` returns: the methods, and every way to look at them."""
+
+    methods: list[Method]
+    folder: Path
+    command: str  # that makes it again
+    target: float | None = None
+    sweep: bool = False
+
+    @cached_property
+    def table(self) -> list[dict[str, Any]]:
+        """One row per method: means over seeds, deviations (`_std`) and how many seeds are behind them (`_n`)."""
+        return table(self.methods, self.target)
+
+    @cached_property
+    def search(self) -> list[Composed]:
+        """What choosing among these methods on the same data tells at most, row by row."""
+        delta = min(method.experiment.privacy.delta for method in self.methods)
+        return composed(list(zip(*(method.ledgers for method in self.methods), strict=True)), delta)
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """All that the page and the figures show."""
+        first = self.methods[0].experiment
+        sides = [
+            pages.Side(m.name, m.runs, m.promise, m.experiment.toml(), m.experiment.privacy.noise == "counter")
+            for m in self.methods
+        ]
+        return pages.gather(
+            self.table,
+            sides,
+            equal={name: getattr(first, name) for name in EQUAL},
+            choosing=self.choosing,
+            command=self.command,
+        )
+
+    @property
+    def choosing(self) -> list[str]:
+        """What must be said with the table: tuning is not accounted for, and what it would cost."""
+        search = [row.to_json() for row in self.search]
+        return pages.choosing(search, len(self.methods), len(self.methods[0].runs), self.sweep)
+
+    def frame(self) -> Any:
+        """The table as a pandas data frame."""
+        try:
+            import pandas
+        except ImportError:
+            raise ConfigError(
+                "a data frame needs pandas",
+                why="it is not installed, and nothing else in sordino needs it",
+                fix="pip install 'sordino[frames]'; `.table` holds the same numbers without it",
+                code="pandas-missing",
+            ) from None
+        return pandas.DataFrame([{k: v for k, v in row.items() if k != "guarantees"} for row in self.table])
+
+    def report(self, out: Path | None = None) -> Path:
+        """Write the page: comparison.html beside the runs, or elsewhere."""
+        return pages.write(self.facts, self.folder / "comparison.html" if out is None else out)
+
+    def figures(self, kind: str = "pdf", out: Path | None = None) -> list[Path]:
+        """Figures for a paper (needs the `plots` extra)."""
+        from sordino.report.figures import of_comparison
+
+        return of_comparison(self.facts, self.folder / "figures" if out is None else out, kind)
+
+    def __repr__(self) -> str:
+        names = ", ".join(method.name for method in self.methods)
+        return f"Comparison of {names} over {len(self.methods[0].runs)} seeds in {self.folder}"
+
+    def _repr_html_(self) -> str:
+        return pages.snippet(self.table, self.choosing)
 
 
 def compare(
@@ -39,30 +138,79 @@ def compare(
     seeds: int,
     out: Path,
     overrides: Sequence[str] = (),
-    tell: Callable[[str], None] = lambda text: None,
-) -> list[Method]:
-    """Run what is missing, then gather."""
+    target: float | None = None,
+    follow: Follow = lambda what: nullcontext(),
+) -> Comparison:
+    """Run what is missing, then gather. Ctrl-C waits for the end of a round; called again, it goes on from there."""
     if seeds < 1:
         raise ConfigError(f"seeds is {seeds}", why="it must be at least 1", code="out-of-range")
-    experiments = [config.load(path, overrides) for path in files]
+    settings = grid(overrides)
+    experiments = [_named(config.load(path, s.overrides), s) for path in files for s in settings]
+    if len(experiments) < 2:
+        raise ConfigError(
+            f"{len(experiments)} experiment{'s' * (not experiments)} to compare",
+            why="a comparison needs at least two",
+            fix="give another file, or several values: sordino compare A.toml --set lr=0.01,0.1",
+            code="too-few-to-compare",
+        )
     check_equal(experiments)
-    methods = []
-    for experiment in experiments:
-        runs: list[list[dict[str, Any]]] = []
-        promise: list[dict[str, Any]] = []
-        for seed in range(seeds):
-            folder = out / experiment.name / f"seed-{seed}"
-            tell(f"{experiment.name}, seed {seed}")
-            result = _run(settle(experiment.model_copy(update={"seed": seed})), folder)
-            runs.append(read_metrics(folder))
-            promise = promise or result.receipt["guarantees"]
-        methods.append(Method(experiment.name, runs, promise))
-    return methods
+    methods = [_method(experiment, seeds, out, follow) for experiment in experiments]
+    words = [*map(str, files), *overrides, "--seeds", str(seeds), "--out", str(out)]
+    words += [] if target is None else ["--target", str(target)]
+    return Comparison(methods, out, f"sordino compare {shlex.join(words)}", target, len(settings) > 1)
 
 
-def _run(experiment: Experiment, folder: Path) -> Result:
+def _named(experiment: Experiment, setting: Setting) -> Experiment:
+    name = f"{experiment.name} {setting.label}".strip()
+    return experiment.model_copy(update={"name": name}) if setting.label else experiment
+
+
+def _method(experiment: Experiment, seeds: int, out: Path, follow: Follow) -> Method:
+    made: list[tuple[Experiment, Path, Ended]] = []
+    for seed in range(seeds):
+        folder = out / _folder(experiment.name) / f"seed-{seed}"
+        seeded = settle(experiment.model_copy(update={"seed": seed}))
+        with follow(f"{experiment.name}, seed {seed}") as watch:
+            ended = _run(seeded, folder, watch)
+        if ended.interrupted:
+            raise KeyboardInterrupt
+        made.append((seeded, folder, ended))
+    return Method(
+        experiment.name,
+        [read_metrics(folder) for _, folder, _ in made],
+        _least([ended.receipt["guarantees"] for *_, ended in made]),
+        made[0][0],
+        tuple(_notes(folder) for _, folder, _ in made),
+    )
+
+
+def _least(promises: Sequence[list[dict[str, Any]]]) -> list[dict[str, Any]]:
+    """Row by row the weakest: where cohorts are drawn, one seed may call on a client more often than another."""
+    weakest: dict[tuple[str, ...], dict[str, Any]] = {}
+    for row in (row for promise in promises for row in promise):
+        subject = (row["unit"], row["neighbours"], row["adversary"])
+        if subject not in weakest or float(row["epsilon"]) > float(weakest[subject]["epsilon"]):
+            weakest[subject] = row
+    return list(weakest.values())
+
+
+def _folder(name: str) -> str:
+    """A name as one safe path component."""
+    return re.sub(r"[^\w.=+, -]+", "_", name).strip(". ") or "_"
+
+
+def _notes(folder: Path) -> Notes:
+    parts, federation = opened(folder)
+    try:
+        mine = [entry.note for entry in federation.entries()]
+    finally:
+        federation.ledger.close()
+    return Notes(mine, len(parts.sizes))
+
+
+def _run(experiment: Experiment, folder: Path, watch: Watch | None) -> Ended:
     if not (folder / "experiment.toml").exists():
-        return start(experiment, folder)
+        return start(experiment, folder, watch)
     if config.load(folder / "experiment.toml").digest() != experiment.digest():
         raise RunError(
             f"{folder} holds a run of another configuration",
@@ -70,7 +218,7 @@ def _run(experiment: Experiment, folder: Path) -> Result:
             fix="remove that folder, or give another --out",
             code="stale-comparison",
         )
-    return resume(folder)
+    return resume(folder, watch)
 
 
 def check_equal(experiments: Sequence[Experiment]) -> None:
@@ -85,85 +233,11 @@ def check_equal(experiments: Sequence[Experiment]) -> None:
                     fix=f"make [{section}] equal, or give it for all: sordino compare ... {section}=...",
                     code="unequal-comparison",
                 )
-    names = [experiment.name for experiment in experiments]
-    if len(set(names)) < len(names):
+    folders = [_folder(experiment.name) for experiment in experiments]
+    if len(set(folders)) < len(folders):
         raise ConfigError(
-            f"two experiments are called {sorted(names)}", fix='give each its own name = "..."', code="same-name"
+            f"two experiments are called {sorted(folders)}", fix='give each its own name = "..."', code="same-name"
         )
-
-
-# measures of one run ----------------------------------------------------------------------------------------------------
-
-
-def scored(run: Metrics) -> list[Mapping[str, Any]]:
-    return [row for row in run if "accuracy" in row]
-
-
-def final(run: Metrics) -> float | None:
-    return float(scored(run)[-1]["accuracy"]) if scored(run) else None
-
-
-def last_ten(run: Metrics) -> float | None:
-    rows = scored(run)[-10:]
-    return statistics.fmean(row["accuracy"] for row in rows) if rows else None
-
-
-def worst_tenth(run: Metrics) -> float | None:
-    rows = [row for row in scored(run) if "clients" in row]
-    return rows[-1]["clients"]["worst_tenth"] if rows else None
-
-
-def at_round(wanted: int) -> Callable[[Metrics], float | None]:
-    """The last evaluation at or before a round."""
-    return lambda run: next((float(row["accuracy"]) for row in reversed(scored(run)) if row["round"] <= wanted), None)
-
-
-def at_bytes(budget: float) -> Callable[[Metrics], float | None]:
-    """The last evaluation that both directions together had paid for."""
-
-    def measure(run: Metrics) -> float | None:
-        spent, found = 0.0, None
-        for row in run:
-            spent += row["bytes_up"] + row["bytes_down"]
-            if spent > budget:
-                break
-            found = float(row["accuracy"]) if "accuracy" in row else found
-        return found
-
-    return measure
-
-
-def rounds_to(target: float) -> Callable[[Metrics], float | None]:
-    return lambda run: next((float(row["round"]) for row in scored(run) if row["accuracy"] >= target), None)
-
-
-def bytes_to(target: float) -> Callable[[Metrics], float | None]:
-    def measure(run: Metrics) -> float | None:
-        spent = 0.0
-        for row in run:
-            spent += row["bytes_up"] + row["bytes_down"]
-            if row.get("accuracy", -1.0) >= target:
-                return float(spent)
-        return None
-
-    return measure
-
-
-def traffic(run: Metrics) -> float:
-    return float(sum(row["bytes_up"] + row["bytes_down"] for row in run))
-
-
-# between methods --------------------------------------------------------------------------------------------------------
-
-
-def paired_p(a: Sequence[float], b: Sequence[float]) -> float | None:
-    """Two-sided paired t-test over common seeds; None with fewer than two, or where all differences are equal."""
-    differences = [x - y for x, y in zip(a, b, strict=True)]
-    if len(differences) < 2 or math.isclose(max(differences), min(differences), abs_tol=1e-12):
-        return None
-    from scipy.stats import ttest_rel
-
-    return float(ttest_rel(a, b).pvalue)
 
 
 def table(methods: Sequence[Method], target: float | None = None) -> list[dict[str, Any]]:
@@ -173,7 +247,7 @@ def table(methods: Sequence[Method], target: float | None = None) -> list[dict[s
         target = min(ends) if ends else 0.0
     rounds = max((row["round"] for m in methods for run in m.runs for row in run), default=0)
     cheapest = min((traffic(run) for m in methods for run in m.runs), default=0.0)
-    measures: dict[str, Callable[[Metrics], float | None]] = {
+    measures: dict[str, Measure] = {
         "final": final,
         "last_ten": last_ten,
         "worst_tenth": worst_tenth,
@@ -188,8 +262,7 @@ def table(methods: Sequence[Method], target: float | None = None) -> list[dict[s
         row: dict[str, Any] = {"method": method.name, "n": len(method.runs), "target": target}
         for name, measure in measures.items():
             values = method.values(measure)
-            row[name] = statistics.fmean(values) if values else None
-            row[f"{name}_std"] = statistics.stdev(values) if len(values) > 1 else None
+            row[name], row[f"{name}_std"] = mean_std(values)
             row[f"{name}_n"] = len(values)  # of n: a target may not be reached by every seed
         first, mine = methods[0].values(last_ten), method.values(last_ten)
         row["p_against_first"] = None if method is methods[0] or len(first) != len(mine) else paired_p(mine, first)

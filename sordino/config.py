@@ -6,6 +6,7 @@ schema, so an algorithm file is all there is to write.
 
 from __future__ import annotations
 
+import copy
 import difflib
 import hashlib
 import inspect
@@ -18,6 +19,7 @@ from typing import Any, Literal, TypeVar, get_type_hints
 import tomli_w
 from pydantic import BaseModel, ConfigDict, ValidationError, create_model
 
+from sordino import own
 from sordino.errors import ConfigError
 
 T = TypeVar("T")
@@ -60,7 +62,10 @@ class Evaluation(Section):
 
 
 class Engine(Section):
-    executor: Literal["loop", "processes"] = "loop"
+    executor: Literal["auto", "loop", "pooled", "processes"] = "auto"
+    precision: Literal["auto", "fp32", "bf16"] = (
+        "auto"  # of training; sums, clipping, noise and evaluation are fp32 or wider
+    )
     workers: int = 2
     threads: int = 1  # torch threads per process
     checkpoint_every: int = 1
@@ -104,18 +109,23 @@ LOWEST = {
 CHOOSERS = {"partition": "scheme", "model": "name", "cohort": "name", "algorithm": "name", "data": "source"}
 
 
-def load(path: Path | None, overrides: Iterable[str] = ()) -> Experiment:
-    """The experiment of a TOML file (or the default one) with `key=value` overrides."""
-    table: Table = {} if path is None else _read(path)
-    if path is not None:
-        table.setdefault("name", path.stem)
+def load(
+    source: Path | Mapping[str, Any] | None, overrides: Iterable[str] = (), settings: Mapping[str, Any] | None = None
+) -> Experiment:
+    """The experiment of a TOML file, of a table like one, or the default one; with `key=value` overrides and `{key: value}` settings."""
+    table: Table = {}
+    if source is not None:
+        table = _read(source) if isinstance(source, Path) else copy.deepcopy(dict(source))
+        table.setdefault("name", source.stem if isinstance(source, Path) else "experiment")
         table.setdefault(
             "privacy", {}
         )  # a file says itself whether it has a budget; the default's does not leak into it
         if isinstance(table["privacy"], dict):  # else `validate` says what is wrong with it
             table["privacy"].setdefault("epsilon", None)
-    for override in overrides:
-        _set(table, override)
+    # what chooses comes first, so that no parameter is lost because of its place on the command line
+    changes = [*map(_parsed, overrides), *(settings or {}).items()]
+    for path, value in sorted(changes, key=lambda change: change[0].strip() not in CHOOSERS):
+        _set(table, path, value)
     return validate(table)
 
 
@@ -181,20 +191,25 @@ def _read(path: Path) -> Table:
         ) from None
 
 
-def _set(table: Table, override: str) -> None:
+def _parsed(override: str) -> tuple[str, Any]:
     path, equals, text = override.partition("=")
     if not equals or not path:
         raise ConfigError(
             f"{override!r} is not key=value", fix="for example rounds=20 or algorithm.lr=0.05", code="bad-override"
         )
     try:
-        value = tomllib.loads(f"v = {text}")["v"]
+        return path, tomllib.loads(f"v = {text}")["v"]
     except tomllib.TOMLDecodeError:
-        value = text  # a bare word is a text
+        return path, _word(override, text)
+
+
+def _set(table: Table, path: str, value: Any) -> None:
     *parents, last = path.strip().split(".")
     if not parents and last in CHOOSERS and isinstance(value, str):
         table[last] = {CHOOSERS[last]: value}  # algorithm=fedprox chooses afresh, with its own defaults
         return
+    if not parents and last not in Experiment.model_fields:
+        parents = _owner(table, last)
     for parent in parents:
         if parent not in table and parent in Experiment.model_fields:
             default = Experiment.model_fields[parent].get_default()
@@ -203,9 +218,53 @@ def _set(table: Table, override: str) -> None:
                 table[parent] = {"epsilon": default.epsilon}
         step = table.setdefault(parent, {})
         if not isinstance(step, dict):
-            raise ConfigError(f"{override!r}: {parent} is not a table", code="bad-override")
+            raise ConfigError(f"{path} = {value!r}: {parent} is not a table", code="bad-override")
         table = step
     table[last] = value
+
+
+def _word(override: str, text: str) -> str:
+    """A bare word is a text; several numbers are a sweep, which one run cannot be."""
+    try:
+        several = len(tomllib.loads(f"v = [{text}]")["v"]) > 1
+    except tomllib.TOMLDecodeError:
+        return text
+    if several:
+        raise ConfigError(f"{override!r} has several values", why=SWEEP, fix=_sweep(override), code="sweep-in-a-run")
+    return text
+
+
+SWEEP = "one run has one value of everything; a sweep is a comparison of several runs"
+
+
+def _sweep(setting: str) -> str:
+    return f"sordino compare EXPERIMENT.toml --set {setting}"
+
+
+def _owner(table: Table, key: str) -> list[str]:
+    """A bare key that only the chosen algorithm knows belongs to it: lr=0.1 is algorithm.lr=0.1."""
+    from sordino.algorithms import ALGORITHMS
+
+    chosen = table.get("algorithm", Experiment.model_fields["algorithm"].default)
+    name = chosen.get("name") if isinstance(chosen, dict) else None
+    made = own.load(name, "algorithm") if isinstance(name, str) and ":" in name else ALGORITHMS.get(str(name))
+    if made is None or key not in parameters(made):
+        return []
+    others = [place for place in Experiment.model_fields if place != "algorithm" and key in _section(table, place)]
+    if others:
+        raise ConfigError(
+            f"{key} could be {' or '.join(f'{place}.{key}' for place in ['algorithm', *others])}",
+            fix=f"write algorithm.{key}=...",
+            code="ambiguous-key",
+        )
+    return ["algorithm"]
+
+
+def _section(table: Table, place: str) -> Iterable[str]:
+    """The keys that a section has, or was given."""
+    given = table.get(place)
+    fields = getattr(Experiment.model_fields[place].annotation, "model_fields", {})
+    return [*fields, *(given if isinstance(given, dict) else ())]
 
 
 def check_keys(table: Mapping[str, Any], known: Iterable[str], where: str) -> None:
@@ -230,7 +289,13 @@ def _friendly(error: ValidationError, where: str) -> ConfigError:
         return ConfigError(
             f"{where} has no key {place!r}", fix=_nearest(str(first["loc"][-1]), names), code="unknown-key"
         )
-    return ConfigError(f"{where}: {place} = {first['input']!r}", why=first["msg"], code="wrong-type")
+    listed = isinstance(first["input"], tuple | list)
+    return ConfigError(
+        f"{where}: {place} = {first['input']!r}",
+        why=first["msg"],
+        fix=_sweep(f"{place}={','.join(map(str, first['input']))}") if listed else "",
+        code="wrong-type",
+    )
 
 
 def _without_none(value: Any) -> Any:

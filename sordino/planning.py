@@ -1,14 +1,24 @@
-"""`privacy plan`: a budget in, noise out, and what else the same budget would buy. No data, no training."""
+"""`privacy plan` without data: from a budget to noise and back, what else would keep the promise, and how many clients it takes to be heard."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
-from sordino.errors import ConfigError, UnsoundGuarantee
+from sordino.errors import ConfigError, UnsoundGuarantee, UnsupportedEvent
+from sordino.ledger.accountants import epsilon_by
 from sordino.ledger.calibrate import exact_multiplier, sampled_multiplier
+from sordino.ledger.events import Gaussian, Poisson, Repeat
+from sordino.ledger.gaussian_dp import epsilon_of
+
+LOUD, QUIET = (
+    1.0,
+    0.3,
+)  # noise / largest signal: above the first it drowns what is learned, below the second training is worth a try
+MANKIND = 10**10  # a plan that needs more clients needs another idea
+BYTES = 4  # of a float32 parameter on the wire
 
 
 @dataclass(frozen=True)
@@ -37,14 +47,29 @@ class Question:
                 fix="make it at most clients",
                 code="cohort-too-large",
             )
-        protected = self.clients * (self.records if self.unit == "example" else 1)
-        if self.delta >= 1 / protected:
+        if self.delta >= 1 / self.protected:
             raise UnsoundGuarantee(
-                f"delta {self.delta} is not below 1/{protected}",
-                why=f"a mechanism may then publish one of the {protected} protected {self.unit}s outright",
-                fix=f"set delta below {1 / protected:.1e}",
+                f"delta {self.delta} is not below 1/{self.protected}",
+                why=f"a mechanism may then publish one of the {self.protected} protected {self.unit}s outright",
+                fix=f"set delta below {1 / self.protected:.1e}",
                 code="delta-too-large",
             )
+
+    @property
+    def protected(self) -> int:
+        return self.clients * (self.records if self.unit == "example" else 1)
+
+    @property
+    def rate(self) -> float:
+        return self.cohort / self.clients
+
+    @property
+    def turns(self) -> int:
+        """Of the busiest client where they take part in turn, and nothing amplifies."""
+        return -(-self.rounds * self.cohort // self.clients)
+
+
+DEFAULTS: dict[str, Any] = {"delta": 1e-5, "unit": "client", "clients": 1000, "cohort": 100, "rounds": 100}
 
 
 @dataclass(frozen=True)
@@ -67,6 +92,11 @@ class Answer:
         return self.noise_multiplier * self.question.clip * (2 if self.neighbours == "replace" else 1)
 
     @property
+    def bytes(self) -> int:
+        """Down and up, of the parameters alone."""
+        return 2 * BYTES * self.question.parameters * self.question.cohort * self.question.rounds
+
+    @property
     def run(self) -> list[str]:
         """What to give to `sordino run` for exactly this."""
         q = self.question
@@ -80,63 +110,99 @@ class Answer:
 
     def to_json(self) -> dict[str, Any]:
         q = self.question
-        promise = {"epsilon": q.epsilon, "delta": q.delta, "unit": q.unit, "status": "proved"}
         return {
             **asdict(self),
-            **promise,
-            "cohort": q.cohort,
-            "clip": q.clip,
+            "status": "proved",
+            **{name: getattr(q, name) for name in ("epsilon", "delta", "unit", "clients", "cohort", "rounds", "clip")},
             "noise_std": self.noise_std,
+            "bytes": self.bytes,
+            "minutes": None,  # nothing was measured
             "run": self.run,
         }
 
 
+def ask(epsilon: float | None = None, noise_multiplier: float | None = None, **facts: Any) -> Question:
+    """A question in numbers, in one direction: from a budget, or from the budget that a noise multiplier buys."""
+    if (epsilon is None) == (noise_multiplier is None):
+        raise ConfigError(
+            "both epsilon and a noise multiplier" if epsilon is not None else "neither epsilon nor a noise multiplier",
+            why="one of them is the question and the other the answer",
+            fix="give --epsilon E to learn the noise, or --noise-multiplier Z to learn what it buys",
+            code="one-direction",
+        )
+    question = Question(**{"epsilon": 1.0 if epsilon is None else epsilon, **DEFAULTS, **facts})
+    return question if noise_multiplier is None else replace(question, epsilon=bought(noise_multiplier, question))
+
+
 def answer(question: Question) -> list[Answer]:
     """The asked-for set-up first, then its alternatives."""
-    direct = _central(question) if question.unit == "client" else _records(question, "as asked")
-    return [direct, *_alternatives(question)]
+    return [asked(question), *_alternatives(question)]
 
 
-def _central(q: Question, what: str = "as asked: central noise, hidden Poisson cohort") -> Answer:
-    rate = q.cohort / q.clients
-    if rate == 1:
+def asked(q: Question) -> Answer:
+    return _central(q) if q.unit == "client" else _records(q)
+
+
+def bought(multiplier: float, question: Question) -> float:
+    """The other way: the epsilon that this noise buys in the set-up asked for, by the accountant that calibrates it (`question.epsilon` is not read)."""
+    q = question
+    if not (math.isfinite(multiplier) and multiplier > 0):
+        raise UnsoundGuarantee(
+            f"noise multiplier {multiplier}",
+            why="noise without a size protects nobody",
+            fix="give a multiplier above 0: noise / sensitivity",
+            code="noise-not-positive",
+        )
+    try:
+        if q.unit == "client" and q.rate < 1:
+            epsilon = epsilon_by("pld", Repeat(Poisson(q.rate, Gaussian(multiplier)), q.rounds), q.delta, "add_remove")
+        else:
+            epsilon = epsilon_of(math.sqrt(q.turns) / multiplier, q.delta)
+    except UnsupportedEvent:
+        epsilon = math.inf
+    if not 0 < epsilon < 1e6:
+        raise UnsoundGuarantee(
+            f"a noise multiplier of {multiplier:g} buys {'no finite epsilon' if epsilon else 'epsilon 0'} at delta {q.delta:g}",
+            why="delta alone already covers so much noise" if epsilon == 0 else "so little noise hides nobody",
+            fix="give a smaller multiplier, or a smaller delta" if epsilon == 0 else "give a larger multiplier",
+            code="noise-buys-nothing",
+        )
+    return epsilon
+
+
+# set-ups ----------------------------------------------------------------------------------------------------------------
+
+
+def _central(q: Question, what: str = "as asked: central noise, hidden cohort") -> Answer:
+    if q.rate == 1:
         z, accountant = exact_multiplier(q.epsilon, q.delta, q.rounds), "gdp"
     else:
-        z, accountant = sampled_multiplier(q.epsilon, q.delta, rate, q.rounds, "pld"), "pld"
+        z, accountant = sampled_multiplier(q.epsilon, q.delta, q.rate, q.rounds, "pld"), "pld"
     noise = z * math.sqrt(q.parameters) / q.cohort
-    set_up = (*_uplink(q, "[{name='noise', neighbours='add_remove'}]"), f"cohort={{name='poisson', rate={rate}}}")
+    set_up = (*_uplink(q, "[{name='noise', neighbours='add_remove'}]"), f"cohort={{name='poisson', rate={q.rate}}}")
     return Answer(what, "participants", "add_remove", z, q.rounds, noise, accountant, q, set_up)
 
 
 def _visible(q: Question) -> Answer:
-    z, times = _unsampled(q)
+    z = exact_multiplier(q.epsilon, q.delta, q.turns)
     noise = z * math.sqrt(q.parameters) / q.cohort
     set_up = (*_uplink(q, "[{name='noise', neighbours='zero_out'}]"), _in_turn(q))
-    what = "central noise, visible round-robin cohort"
-    return Answer(what, "participants", "zero_out", z, times, noise, "gdp", q, set_up)
+    what = "central noise, clients seen in turn"
+    return Answer(what, "participants", "zero_out", z, q.turns, noise, "gdp", q, set_up)
 
 
-def _local(q: Question) -> Answer:
-    z, times = _unsampled(q)
+def _local(q: Question, what: str = "local noise, by each client") -> Answer:
+    z = exact_multiplier(q.epsilon, q.delta, q.turns)
     noise = 2 * z * math.sqrt(q.parameters / q.cohort)
     set_up = (f"algorithm={{name='whole_update', radius={q.clip}}}", _in_turn(q))
-    return Answer(
-        "every client adds its own noise (round robin)", "server", "replace", z, times, noise, "gdp", q, set_up
-    )
+    return Answer(what, "server", "replace", z, q.turns, noise, "gdp", q, set_up)
 
 
-def _records(q: Question, what: str) -> Answer:
-    z, times = _unsampled(q)
+def _records(q: Question, what: str = "as asked: noise in each gradient") -> Answer:
+    z = exact_multiplier(q.epsilon, q.delta, q.turns)
     noise = 2 * z / q.records * math.sqrt(q.parameters / q.cohort)
     set_up = (f"algorithm={{name='gaussian_gdp', clip={q.clip}}}", _in_turn(q))
-    what = f"{what}: one noised full-batch step per exposure"
-    return Answer(what, "server", "replace", z, times, noise, "gdp", q, set_up)
-
-
-def _unsampled(q: Question) -> tuple[float, int]:
-    """Multiplier and exposures of the busiest client where clients take turns and nothing amplifies."""
-    times = -(-q.rounds * q.cohort // q.clients)
-    return exact_multiplier(q.epsilon, q.delta, times), times
+    return Answer(what, "server", "replace", z, q.turns, noise, "gdp", q, set_up)
 
 
 def _uplink(q: Question, server: str) -> tuple[str, str]:
@@ -148,19 +214,91 @@ def _in_turn(q: Question) -> str:
 
 
 def _alternatives(q: Question) -> Iterator[Answer]:
-    if q.unit == "example":
-        yield _records(replace(q, rounds=max(1, q.rounds // 2)), "half the rounds")
-        if q.delta < 1 / (q.clients * q.records * 4):
-            yield _records(replace(q, records=q.records * 4), "four times the records per client")
-        if q.delta < 1 / q.clients:
-            yield _central(replace(q, unit="client"), "protect whole clients instead: central noise")
-        return
+    same = _central if q.unit == "client" else _records
     if q.cohort * 2 <= q.clients:
-        yield _central(replace(q, cohort=q.cohort * 2), "twice the cohort")
-    yield _central(replace(q, rounds=max(1, q.rounds // 2)), "half the rounds")
-    if q.delta < 1 / (q.clients * 10):
-        yield _central(replace(q, clients=q.clients * 10, cohort=q.cohort * 10), "ten times the clients and cohort")
-    yield _visible(q)
-    yield _local(q)
-    if q.delta < 1 / (q.clients * q.records):
-        yield _records(replace(q, unit="example"), f"protect records instead ({q.records} per client)")
+        yield same(replace(q, cohort=q.cohort * 2), "twice the cohort")
+    if q.rounds > 1:
+        yield same(replace(q, rounds=q.rounds // 2), "half the rounds")
+    if q.delta < 1 / (q.protected * 10):
+        yield same(replace(q, clients=q.clients * 10, cohort=q.cohort * 10), "10 x the clients and the cohort")
+    if q.unit == "client":
+        yield _visible(q)
+        yield _local(q)
+        if q.delta < 1 / (q.clients * q.records):
+            yield _records(replace(q, unit="example"), "protect records, not clients")
+        return
+    if q.delta < 1 / (q.protected * 4):
+        yield _records(replace(q, records=q.records * 4), "4 x the records per client")
+    yield _central(replace(q, unit="client"), "protect clients, central noise")
+    yield _local(replace(q, unit="client"), "protect clients, local noise")
+
+
+# loud enough ------------------------------------------------------------------------------------------------------------
+
+
+class Enough(NamedTuple):
+    """The smallest federation, grown with its cohort in proportion, in which noise / largest signal falls below `below`."""
+
+    below: float
+    clients: int
+    cohort: int
+    delta: float  # smaller than the one asked for where that would no longer lie below 1 / protected units
+    noise_to_signal: float
+
+
+def enough(
+    below: float, clients: int, cohort: float, delta: float, units: int, power: int, ratio: Callable[[float], float]
+) -> Enough | None:
+    """None: more clients than there are people.
+
+    At a fixed sampling rate and number of rounds the multiplier does not depend on the number of clients, so `ratio(delta)`, at the size of now, falls as
+    1/cohort (central noise, power 1) or 1/sqrt(cohort) (every client's own, power 2). Only a smaller delta needs a new calibration. `units` are protected per client.
+    """
+    while True:
+        now = ratio(delta)
+        growth = (now / below) ** power
+        if growth * clients > MANKIND:
+            return None
+        grown = math.floor(cohort * growth) + 1 if now >= below else math.ceil(cohort)
+        people = math.ceil(grown * clients / cohort)
+        if delta < 1 / (people * units):
+            return Enough(below, people, grown, delta, now * (cohort / grown) ** (1 / power))
+        delta = 10.0 ** -(math.floor(math.log10(people * units)) + 1)
+
+
+def enough_for(q: Question) -> list[Enough]:
+    """For both marks that the set-up asked for does not reach yet."""
+    power = 1 if q.unit == "client" else 2
+    units = q.records if q.unit == "example" else 1
+
+    def ratio(delta: float) -> float:
+        return asked(replace(q, delta=delta)).noise_to_signal
+
+    return marks(lambda below: enough(below, q.clients, q.cohort, q.delta, units, power, ratio), ratio(q.delta))
+
+
+def marks(search: Callable[[float], Enough | None], ratio: float) -> list[Enough]:
+    return [found for below in (LOUD, QUIET) if ratio >= below and (found := search(below))]
+
+
+def warning(ratio: float, ways: list[str]) -> str | None:
+    """What to say where privacy would drown the signal, and ways out of it; None where it would not."""
+    if ratio <= LOUD:
+        return None
+    loud = f"The noise in one round's mean is {ratio:.3g} times the largest possible signal: it drowns what is to be learned."
+    return " ".join([loud, *ways])
+
+
+def ways_out(found: Sequence[Enough], delta: float) -> list[str]:
+    return [
+        f"It falls below {way.below:g} with {way.clients:,} such clients, {way.cohort:,} in a round"
+        + (
+            "."
+            if way.delta == delta
+            else f", at delta {way.delta:g}: {delta:g} would not be below 1 / protected units."
+        )
+        for way in found
+    ]
+
+
+NO_WAY = "More clients than there are people would not change that: plan fewer rounds, a smaller model or another unit."

@@ -28,7 +28,7 @@ def receipt(parts: Parts, federation: Federation) -> dict[str, Any]:
     """From the ledger alone, so that it can be made again: a round that was begun counts, finished or not."""
     experiment, ledger = parts.experiment, federation.ledger
     federation.replay()
-    notes = [entry.note for entry in ledger.entries() if entry.op.rpartition("/")[0] == federation.run]
+    notes = [entry.note for entry in federation.entries()]
     rows = statement(notes, len(federation.sizes), experiment.privacy.delta)
     simulated = federation.noise == "counter"
     budget, guarantees = _budget(parts, federation), [row.to_json() for row in rows]

@@ -39,7 +39,11 @@ noise = "counter"               # a seeded simulation; "system" draws real noise
 """
 
 TASK = '''\
-"""The model. Any torch.nn.Module will do; use GroupNorm where you would use BatchNorm."""
+"""The model. Any torch.nn.Module will do; use GroupNorm where you would use BatchNorm.
+
+If you come from Flower: Net is as you know it. load_data is [data] and [partition] in experiment.toml, train is [algorithm], and test is done
+for you, on all test examples and client by client; so a task.py of yours works here, and its other functions are not called.
+"""
 
 from torch import Tensor, nn
 

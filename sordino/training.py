@@ -27,6 +27,7 @@ import torch
 
 from sordino import config, tree
 from sordino.assemble import Parts, settle
+from sordino.audible import drowning
 from sordino.config import Experiment
 from sordino.engine import checkpoint
 from sordino.engine.checkpoint import atomic_write
@@ -35,6 +36,7 @@ from sordino.engine.federation import Federation
 from sordino.engine.memory import keep_freed_memory
 from sordino.engine.processes import Processes
 from sordino.errors import BudgetExhausted, LedgerError, RunError
+from sordino.folder import check_is_run, read_metrics
 from sordino.receipt import receipt
 from sordino.round import Outcome, one_round
 from sordino.version import __version__
@@ -46,10 +48,13 @@ class Progress(NamedTuple):
     round: int
     rounds: int
     metrics: Metrics
+    folder: Path
+    parts: Parts
+    federation: Federation
 
 
 @dataclass(frozen=True)
-class Result:
+class Ended:
     folder: Path
     metrics: list[Metrics]
     receipt: dict[str, Any]
@@ -57,7 +62,7 @@ class Result:
     interrupted: bool
 
 
-def start(experiment: Experiment, folder: Path, watch: Callable[[Progress], None] | None = None) -> Result:
+def start(experiment: Experiment, folder: Path, watch: Callable[[Progress], None] | None = None) -> Ended:
     """Run an experiment in a new folder."""
     experiment = settle(experiment)
     parts = Parts(experiment)
@@ -98,22 +103,16 @@ def fresh_folder(name: str) -> Path:
     return folder
 
 
-def resume(folder: Path, watch: Callable[[Progress], None] | None = None, fallback: bool = False) -> Result:
+def resume(folder: Path, watch: Callable[[Progress], None] | None = None, fallback: bool = False) -> Ended:
     """Continue a run where its last checkpoint stands: the same bytes as if it had never stopped.
 
     `fallback` sets a damaged newest checkpoint aside and takes the one before; seeded rounds are then played again, to the same releases.
     """
-    if not (folder / "experiment.toml").is_file() or not (folder / "environment.json").is_file():
-        raise RunError(
-            f"{folder} is not a run folder",
-            why="it has no experiment.toml",
-            fix="`sordino list` shows the runs",
-            code="not-a-run",
-        )
+    check_is_run(folder)
     return _train(Parts(config.load(folder / "experiment.toml")), folder, watch, fallback)
 
 
-def _train(parts: Parts, folder: Path, watch: Callable[[Progress], None] | None, fallback: bool = False) -> Result:
+def _train(parts: Parts, folder: Path, watch: Callable[[Progress], None] | None, fallback: bool = False) -> Ended:
     experiment = parts.experiment
     torch.set_num_threads(experiment.engine.threads)
     keep_freed_memory()
@@ -127,7 +126,7 @@ def _train(parts: Parts, folder: Path, watch: Callable[[Progress], None] | None,
         execute = _executor(parts, folder, run, loaded, stack)
         metrics_file = stack.enter_context(_metrics(folder, written))
         evaluate = parts.evaluator()
-        notes = parts.cohort.warnings(experiment.rounds, len(parts.sizes))
+        notes = [*parts.cohort.warnings(experiment.rounds, len(parts.sizes)), *drowning(parts)]
         # noise from the system cannot be drawn again: there every round is kept
         every = 1 if experiment.privacy.noise == "system" else experiment.engine.checkpoint_every
         asked = stack.enter_context(_patience())
@@ -164,7 +163,7 @@ def _train(parts: Parts, folder: Path, watch: Callable[[Progress], None] | None,
                 if not outcome.answered and not federation.everyone_pays:
                     notes.append(f"round {t}: nobody could take part, the model stays as it was")
                 if watch is not None:
-                    watch(Progress(t, experiment.rounds, row))
+                    watch(Progress(t, experiment.rounds, row, folder, parts, federation))
         except OSError as error:
             raise RunError(
                 f"cannot write in {folder}",
@@ -180,7 +179,7 @@ def _train(parts: Parts, folder: Path, watch: Callable[[Progress], None] | None,
         made = _finish(parts, folder, federation, server)
         with open(folder / "log.txt", "a", encoding="utf-8") as log:
             log.writelines(f"{note}\n" for note in notes)
-        return Result(folder, read_metrics(folder), made, notes, interrupted)
+        return Ended(folder, read_metrics(folder), made, notes, interrupted)
 
 
 def _due(t: int, experiment: Experiment) -> bool:
@@ -204,12 +203,6 @@ def _finish(parts: Parts, folder: Path, federation: Federation, server: Any) -> 
     made = receipt(parts, federation)
     atomic_write(folder / "privacy.json", json.dumps(made, indent=2).encode())
     return made
-
-
-def read_metrics(folder: Path) -> list[Metrics]:
-    path = folder / "metrics.jsonl"
-    # what follows the last newline is the row that a kill cut short
-    return [json.loads(line) for line in path.read_text().split("\n")[:-1]] if path.exists() else []
 
 
 # state that survives a crash ------------------------------------------------------------------------------------------
@@ -238,7 +231,10 @@ def _executor(
 ) -> Any:
     engine = parts.experiment.engine
     if engine.executor == "processes":
-        workers = stack.enter_context(Processes(folder / "experiment.toml", run, engine.workers, folder))
+        clients = parts.clients(run, range(0))
+        workers = stack.enter_context(
+            Processes(folder / "experiment.toml", run, engine.workers, folder, lambda t: clients.header(t, -1))
+        )
         if loaded is not None:
             workers.restore(loaded.step)
         return workers

@@ -68,8 +68,9 @@ def main(arguments: list[str]) -> None:
     torch.set_num_threads(parts.experiment.engine.threads)
     keep_freed_memory()
     clients = parts.clients(run, range(int(first), len(parts.sizes), int(step)))
+    answers, sys.stdout = sys.stdout.buffer, sys.stderr  # what client code prints is no message
     with contextlib.suppress(BrokenPipeError):  # the server is gone: nobody is left to answer
-        serve(parts, clients, Path(folder) / f"clients-{first}", sys.stdin.buffer, sys.stdout.buffer)
+        serve(parts, clients, Path(folder) / f"clients-{first}", sys.stdin.buffer, answers)
 
 
 if __name__ == "__main__":

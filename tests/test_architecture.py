@@ -2,27 +2,14 @@
 
 from __future__ import annotations
 
-import ast
 from pathlib import Path
 
 import pytest
 
+from sordino.checking.reading import DRAWS, calls
+
 PACKAGE = Path(__file__).parents[1] / "sordino"
-DRAWS = {
-    "rand", "randn", "randint", "randperm", "normal", "normal_", "uniform", "uniform_", "laplace", "bernoulli", "bernoulli_", "multinomial",
-    "exponential_", "Laplace", "Normal", "default_rng", "gaussian", "coins", "bits", "permutation", "integers", "coin", "manual_seed", "urandom",
-}  # fmt: skip
 FORBIDDEN_NAMES = {"utils", "helpers", "common", "base", "manager"}
-
-
-def calls(source: str) -> set[str]:
-    """Names of everything a module calls: f(...) and x.f(...)."""
-    found = set()
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.Call):
-            name = node.func
-            found.add(name.attr if isinstance(name, ast.Attribute) else getattr(name, "id", ""))
-    return found
 
 
 def modules(folder: Path = PACKAGE) -> list[Path]:

@@ -186,60 +186,6 @@ def test_algorithms_are_listed_with_their_parameters(cli: Callable[..., Said]) -
     assert all(name in shown for name in ALGORITHMS)
 
 
-def plan(cli: Callable[..., Said], *arguments: object) -> dict[str, Any]:
-    said = cli("privacy", "plan", *arguments, "--json")
-    assert said.code == 0, said.err
-    found: dict[str, Any] = json.loads(said.out)
-    return found
-
-
-def test_a_plan_without_data(cli: Callable[..., Said]) -> None:
-    asked = (
-        "--epsilon",
-        1,
-        "--unit",
-        "example",
-        "--clients",
-        100,
-        "--cohort",
-        20,
-        "--rounds",
-        100,
-        "--records",
-        600,
-        "--delta",
-        1e-5,
-    )
-    first = plan(cli, *asked)["answer"]
-    assert first["exposures"] == 20
-    assert first["noise_multiplier"] == pytest.approx(16.684, rel=1e-4)  # sqrt(20)/mu(1, 1e-5), mu = 0.26805
-    assert first["status"] == "proved"
-    assert plan(cli, *asked)["alternatives"]
-    table = cli("privacy", "plan", *asked)
-    assert table.code == 0
-    assert "16.68" in table.out
-
-
-@pytest.mark.parametrize(
-    ("arguments", "code"),
-    [
-        (("--epsilon", "-1"), 4),
-        (("--epsilon", "nan"), 4),
-        (("--epsilon", "inf"), 4),
-        (("--epsilon", "1", "--delta", "0"), 4),
-        (("--epsilon", "1", "--delta", "0.5"), 4),
-        (("--epsilon", "1", "--clients", "0"), 2),
-        (("--epsilon", "1", "--clients", "10", "--cohort", "11"), 2),
-        (("--epsilon", "1", "--rounds", "0"), 2),
-    ],
-)
-def test_an_impossible_plan_is_refused(arguments: tuple[str, ...], code: int, cli: Callable[..., Said]) -> None:
-    said = cli("privacy", "plan", *arguments)
-    assert said.code == code, said.err
-    assert "Traceback" not in said.err
-    assert said.out == ""
-
-
 def test_what_was_spent(run: Path, cli: Callable[..., Said]) -> None:
     found = json.loads(cli("privacy", "spent", run, "--json").out)
     assert [row["exposures"] for row in found["by_client"]] == [3] * 3

@@ -3,31 +3,44 @@
 from __future__ import annotations
 
 import csv
+import html
 import io
 import json
+import shlex
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from typer.testing import CliRunner
 
-from sordino import config
+import sordino
+from sordino import comparing, config
 from sordino.assemble import Parts
-from sordino.comparing import (
-    Method,
+from sordino.cli.main import app
+from sordino.comparing import Comparison, Method, check_equal, compare, table
+from sordino.errors import SordinoError
+from sordino.evaluate.measures import (
     at_bytes,
     at_round,
     bytes_to,
-    check_equal,
-    compare,
+    curve,
     final,
     last_ten,
     paired_p,
     rounds_to,
-    table,
+    traffic,
 )
-from sordino.errors import SordinoError
-from sordino.report.compared import as_csv, as_latex, lines
+from sordino.ledger.accountants import best
+from sordino.ledger.claims import ADVERSARIES, Claim, Neighbours
+from sordino.ledger.events import Event, Gaussian, NonPrivate, Poisson, Repeat
+from sordino.ledger.gaussian_dp import epsilon_of, mu_of
+from sordino.ledger.statement import note
+from sordino.report.compared import as_csv, as_latex, lines, shaped
+from sordino.report.comparison import choosing, snippet
+from sordino.sweeps import Notes, composed, grid, split
+from sordino.training import Ended
 
 ACCURACY = [0.1, 0.9, 0.4, 0.5]  # the best round is not the last
 
@@ -102,11 +115,11 @@ def test_a_comparison_runs_stops_and_goes_on(tmp_path: Path) -> None:
     for name in ("fedavg", "scaffold"):
         files.append(tmp_path / f"{name}.toml")
         files[-1].write_text(f"rounds = 2\n[partition]\nscheme = 'iid'\nclients = 4\n[algorithm]\nname = '{name}'\n")
-    methods = compare(files, 2, tmp_path / "out")
-    assert [m.name for m in methods] == ["fedavg", "scaffold"]
-    assert all(len(m.runs) == 2 for m in methods)
-    again = table(compare(files, 2, tmp_path / "out"))
-    assert json.dumps(again) == json.dumps(table(methods))
+    found = compare(files, 2, tmp_path / "out")
+    assert [m.name for m in found.methods] == ["fedavg", "scaffold"]
+    assert all(len(m.runs) == 2 for m in found.methods)
+    again = compare(files, 2, tmp_path / "out").table
+    assert json.dumps(again) == json.dumps(found.table)
     assert (tmp_path / "out/fedavg/seed-0/model.safetensors").exists()
     text = list(csv.DictReader(io.StringIO(as_csv(again))))
     assert [line["method"] for line in text] == ["fedavg", "scaffold"]
@@ -117,3 +130,249 @@ def test_a_comparison_runs_stops_and_goes_on(tmp_path: Path) -> None:
     with pytest.raises(SordinoError) as refused:
         compare(files, 2, tmp_path / "out")
     assert refused.value.code == "stale-comparison"
+
+
+def test_a_curve_is_the_mean_over_the_seeds_that_got_there() -> None:
+    points = curve([rows([0.2, 0.4]), rows([0.4, 0.8], size=200), rows([0.6])], "accuracy")
+    assert [(p["round"], p["n"]) for p in points] == [(1, 3), (2, 2)]
+    assert [p["mean"] for p in points] == pytest.approx([0.4, 0.6])
+    assert points[0]["std"] == pytest.approx(0.2)  # sample deviation of 0.2, 0.4, 0.6
+    assert points[1]["bytes"] == pytest.approx((400 + 800) / 2)
+    assert curve([rows([0.2])], "accuracy")[0]["std"] is None
+    assert traffic(rows()) == 800
+    assert traffic([]) == 0
+
+
+# sweeps -----------------------------------------------------------------------------------------------------------------
+
+
+def test_values_are_split_at_outer_commas_only() -> None:
+    assert split("0.01, 0.1") == ["0.01", "0.1"]
+    assert split('{name = "random", size = 3}') == ['{name = "random", size = 3}']
+    assert split('"a,b",c') == ['"a,b"', "c"]
+    assert split("[1,2],[3]") == ["[1,2]", "[3]"]
+    assert split('"it\'s, so",x') == ['"it\'s, so"', "x"]
+
+
+def test_a_grid_has_every_combination_once() -> None:
+    found = grid(["lr=0.1,0.2", "rounds=3", "algorithm.mu=1,2,3"])
+    assert [s.label for s in found] == [f"lr={lr} mu={mu}" for lr in ("0.1", "0.2") for mu in (1, 2, 3)]
+    assert all(s.overrides[1] == "rounds=3" for s in found)
+    assert [s.label for s in grid(["algorithm=fedavg,scaffold"])] == ["fedavg", "scaffold"]
+    assert [(s.label, s.overrides) for s in grid([])] == [("", ())]
+    assert [s.label for s in grid(["rounds=3", "cohort={name='random', size=3}"])] == [""]
+
+
+def test_what_is_no_setting_is_refused_as_in_a_run(tmp_path: Path) -> None:
+    (tmp_path / "a.toml").write_text("rounds = 1\n")
+    with pytest.raises(SordinoError) as refused:
+        compare([tmp_path / "a.toml"], 1, tmp_path / "out", ["lr", "mu=1,2"])
+    assert refused.value.code == "bad-override"
+
+
+@pytest.mark.parametrize("override", ["seed=1,2", "name=a,b"])
+def test_what_is_no_parameter_is_not_swept(override: str) -> None:
+    with pytest.raises(SordinoError) as refused:
+        grid([override])
+    assert refused.value.code == "not-swept"
+
+
+def test_a_bare_key_of_the_algorithm_goes_to_the_algorithm() -> None:
+    assert config.load(None, ["lr=0.3"]) == config.load(None, ["algorithm.lr=0.3"])
+    # whatever its place among the others
+    assert config.load(None, ["mu=0.5", "algorithm=fedprox"]).algorithm == {"name": "fedprox", "mu": 0.5}
+    assert config.load(None, ["seed=3"]).seed == 3
+
+
+@pytest.mark.parametrize(
+    ("overrides", "code", "fix"),
+    [
+        (["lr=0.1,0.2"], "sweep-in-a-run", "sordino compare EXPERIMENT.toml --set lr=0.1,0.2"),
+        (["mu=0.1"], "unknown-key", ""),  # not of this algorithm
+        (["clients=3"], "unknown-key", ""),  # of another section
+        (["algorithm=gaussian_sampled", "cohort={name='poisson', rate=0.1}", "rate=0.2"], "ambiguous-key", "algorithm.rate"),
+    ],
+)  # fmt: skip
+def test_a_bare_key_that_is_unclear_is_refused(overrides: list[str], code: str, fix: str) -> None:
+    with pytest.raises(SordinoError) as refused:
+        config.load(None, overrides)
+    assert refused.value.code == code
+    assert fix in refused.value.fix
+
+
+def test_a_list_for_a_number_says_how_to_sweep() -> None:
+    with pytest.raises(SordinoError) as refused:
+        _ = Parts(config.load(None, ["lr=[0.1, 0.2]"])).algorithm
+    assert refused.value.code == "wrong-type"
+    assert "--set lr=0.1,0.2" in refused.value.fix
+
+
+# what a search costs ----------------------------------------------------------------------------------------------------
+
+
+def ledger(event: Event, rounds: int, population: int = 3, neighbours: Neighbours = "replace") -> Notes:
+    claims = [Claim("example", neighbours, by, event, "proved") for by in ADVERSARIES]
+    return Notes([note([("*", claims)])] * rounds, population)
+
+
+@pytest.mark.parametrize("seeds", [1, 4])
+def test_gaussian_searches_cost_the_closed_form(seeds: int) -> None:
+    sigmas, rounds, delta = [2.0, 3.0, 5.0], [4, 9, 1], 1e-5
+    tried = [ledger(Gaussian(z), t) for z, t in zip(sigmas, rounds, strict=True)]
+    found = composed([tried] * seeds, delta)
+    assert [row.adversary for row in found] == list(ADVERSARIES)
+    mu = sum(t / z**2 for z, t in zip(sigmas, rounds, strict=True)) ** 0.5
+    for row in found:
+        assert row.epsilon == pytest.approx(epsilon_of(mu, delta), rel=1e-9)
+        assert row.every_seed == pytest.approx(seeds * epsilon_of(mu, delta / seeds), rel=1e-9)
+        # that, in turn, is no less than composing all seeds on one client would give
+        assert row.every_seed >= epsilon_of(mu * seeds**0.5, delta) * (1 - 1e-9)
+        singles = [best(Repeat(Gaussian(z), t), delta, "replace").epsilon for z, t in zip(sigmas, rounds, strict=True)]
+        assert row.epsilon >= max(singles)
+
+
+def test_the_worst_seed_counts() -> None:
+    quiet, loud = [ledger(Gaussian(9.0), 1)] * 2, [ledger(Gaussian(1.0), 1)] * 2
+    for order in ([quiet, loud], [loud, quiet]):
+        assert composed(order, 1e-5)[0].epsilon == pytest.approx(epsilon_of(2**0.5, 1e-5))
+
+
+def test_one_open_release_opens_the_whole_search() -> None:
+    (row, *_) = composed([[ledger(Gaussian(2.0), 1), ledger(NonPrivate("raw"), 1)]], 1e-5)
+    assert row.to_json()["epsilon"] == "inf"
+    assert "No finite epsilon" in choosing([row.to_json()], 2, 1, sweep=True)[-1]
+
+
+def test_costs_under_different_neighbours_are_not_mixed() -> None:
+    # under replace the second would be missing, and the sum would be too small
+    mixed = [ledger(Gaussian(2.0), 1), ledger(Poisson(0.1, Gaussian(1.0)), 1, neighbours="add_remove")]
+    assert composed([mixed], 1e-5) == []
+    assert len(composed([mixed[:1] * 2], 1e-5)) == 3
+    # one that released nothing is no obstacle
+    assert len(composed([[mixed[0], Notes([], 3)]], 1e-5)) == 3
+
+
+def test_clients_share_nothing_so_the_busiest_counts() -> None:
+    claims = [Claim("example", "replace", "server", Gaussian(2.0), "proved")]
+    one, other = (Notes([note([([k], claims)])], 2) for k in (0, 1))
+    assert composed([[one, other]], 1e-5)[0].epsilon == pytest.approx(epsilon_of(0.5, 1e-5))
+    assert composed([[one, one]], 1e-5)[0].epsilon == pytest.approx(epsilon_of(0.5 * 2**0.5, 1e-5))
+
+
+@pytest.fixture(scope="module")
+def sweep(tmp_path_factory: pytest.TempPathFactory) -> Comparison:
+    place = tmp_path_factory.mktemp("sweep")
+    (place / "a.toml").write_text(
+        "rounds = 2\n[partition]\nscheme = 'iid'\nclients = 4\n[algorithm]\nname = 'gaussian_gdp'\nclip = 1.0\n[privacy]\nepsilon = 2.0\n"
+    )
+    return sordino.compare(place / "a.toml", "lr=0.5,1.0,2.0", seeds=2, out=place / "out")
+
+
+def test_a_sweep_is_one_method_per_value_and_says_what_it_cost(sweep: Comparison) -> None:
+    assert [row["method"] for row in sweep.table] == ["a lr=0.5", "a lr=1.0", "a lr=2.0"]
+    assert [method.experiment.algorithm["lr"] for method in sweep.methods] == [0.5, 1.0, 2.0]
+    examples = [row for row in sweep.search if row.unit == "example"]
+    single = float(next(row["epsilon"] for row in sweep.methods[0].promise if row["unit"] == "example"))
+    # the budget is exact: mu of one run is known from its epsilon
+    mu = mu_of(single, 1e-5)
+    assert [row.epsilon for row in examples] == pytest.approx([epsilon_of(mu * 3**0.5, 1e-5)] * 3, rel=1e-6)
+    told = " ".join(sweep.choosing)
+    assert "3 configurations of one sweep" in told
+    assert "Tuning is not accounted for" in told
+    assert f"epsilon {examples[0].epsilon:.3g}" in told
+    assert f"epsilon {examples[0].every_seed:.3g}" in told
+    assert "lr=0.5,1.0,2.0" in sweep.command
+
+
+def test_the_command_of_a_comparison_makes_it_again(sweep: Comparison) -> None:
+    words = shlex.split(sweep.command)
+    assert words[:2] == ["sordino", "compare"]
+    again = CliRunner().invoke(app, [*words[1:], "--format", "json", "--quiet"])
+    assert again.exit_code == 0, again.output
+    assert json.loads(again.stdout) == json.loads(json.dumps(sweep.table))
+
+
+def test_the_page_is_written_where_the_runs_are(sweep: Comparison) -> None:
+    assert sweep.report() == sweep.folder / "comparison.html"
+    words = shlex.split(sweep.command)[1:]
+    said = CliRunner().invoke(app, [*words, "--format", "html", "--quiet"])
+    assert said.stdout.strip() == str(sweep.folder / "comparison.html")
+
+
+def test_a_frame_holds_the_table(sweep: Comparison, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("pandas")
+    frame = sweep.frame()
+    assert list(frame["method"]) == [row["method"] for row in sweep.table]
+    assert list(frame["final"]) == [row["final"] for row in sweep.table]
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(SordinoError) as refused:
+        sweep.frame()
+    assert refused.value.code == "pandas-missing"
+
+
+def test_a_notebook_shows_the_table_and_what_must_be_said(sweep: Comparison) -> None:
+    shown = sweep._repr_html_()
+    for line in lines(sweep.table):
+        assert all(f">{html.escape(text)}</td>" in shown or f"<th>{html.escape(text)}</th>" in shown for text in line)
+    assert html.escape(sweep.choosing[0]) in shown
+    hostile = snippet([{**sweep.table[0], "method": "<b>x</b>"}], ["<i>said</i>"])
+    assert "<b>" not in hostile
+    assert "<i>" not in hostile
+
+
+def test_a_stopped_comparison_does_not_go_on_with_the_next_run(
+    sweep: Comparison, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ran = []
+
+    def stopped(experiment: config.Experiment, folder: Path, watch: Any) -> Ended:
+        ran.append(folder)
+        return Ended(folder, [], {"guarantees": []}, [], True)
+
+    monkeypatch.setattr(comparing, "_run", stopped)
+    said = CliRunner().invoke(app, shlex.split(sweep.command)[1:])
+    assert said.exit_code == 130
+    assert "goes on" in said.stderr
+    assert len(ran) == 1
+
+
+def test_a_method_promises_what_its_weakest_seed_does(tmp_path: Path) -> None:
+    path = tmp_path / "a.toml"
+    path.write_text(
+        "rounds = 2\ncohort = {name = 'random', size = 2}\n[partition]\nscheme = 'iid'\nclients = 5\n"
+        "[algorithm]\nname = 'gaussian_gdp'\nclip = 1.0\n[privacy]\nepsilon = 2.0\n"
+    )
+    # whether a client is drawn twice in two rounds is up to the seed
+    found = compare([path], 6, tmp_path / "out", ["lr=0.5,1.0"])
+    for method in found.methods:
+        receipts = [json.loads(p.read_text()) for p in (tmp_path / "out" / method.name).glob("*/privacy.json")]
+        each = [float(row["epsilon"]) for r in receipts for row in r["guarantees"] if row["unit"] == "example"]
+        assert min(each) < max(each)  # else this shows nothing
+        assert {row["epsilon"] for row in method.promise if row["unit"] == "example"} == {max(each)}
+        assert len(method.promise) == len(receipts[0]["guarantees"])
+
+
+def test_one_experiment_alone_is_no_comparison(tmp_path: Path) -> None:
+    (tmp_path / "a.toml").write_text("rounds = 1\n")
+    for files in ([tmp_path / "a.toml"], []):
+        with pytest.raises(SordinoError) as refused:
+            compare(files, 1, tmp_path / "out")
+        assert refused.value.code == "too-few-to-compare"
+
+
+def test_names_become_folders_that_stay_inside(tmp_path: Path) -> None:
+    path = tmp_path / "a.toml"
+    path.write_text(
+        "name = '../../x'\nrounds = 1\n[partition]\nscheme = 'iid'\nclients = 3\n[algorithm]\nname = 'fedavg'\n"
+    )
+    compare([path], 1, tmp_path / "out", ["lr=0.1,0.2"])
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["a.toml", "out"]
+    assert len(list((tmp_path / "out").iterdir())) == 2
+
+
+def test_few_methods_stand_side_by_side_with_the_same_cells() -> None:
+    made = [table([Method(str(i), [rows()], [])])[0] for i in range(6)]
+    assert shaped(made) == lines(made)
+    turned = shaped(made[:5])
+    assert turned[0] == ["method", "0", "1", "2", "3", "4"]
+    assert [[line[k] for line in turned] for k in range(6)] == lines(made[:5])

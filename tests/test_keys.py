@@ -172,10 +172,9 @@ def test_a_generator_is_the_mersenne_twister_of_its_key() -> None:
     words = keys.words(key, 312).view(np.uint32)
     other = np.random.RandomState()
     other.set_state(("MT19937", words, 624))
-    drawn = torch.randint(
-        0, 2**31, (1000,), generator=keys.generator(key), dtype=torch.int64
-    )  # a word modulo the range
-    assert drawn.tolist() == [int(w) % 2**31 for w in other.randint(0, 2**32, 1000, dtype=np.uint32)]
+    drawn = torch.randint(0, 2**31, (500,), generator=keys.generator(key), dtype=torch.int64)
+    pairs = other.randint(0, 2**32, 1000, dtype=np.uint32).reshape(500, 2)  # a high and a low word, modulo the range
+    assert drawn.tolist() == [int(low) % 2**31 for _, low in pairs]
     first = [torch.randn(3, generator=keys.generator(keys.fold(key, i))).tolist() for i in range(2000)]
     assert len({tuple(row) for row in first}) == 2000
     seeds = [torch.Generator().manual_seed(i << 32) for i in range(2)]  # control: a seed keeps its low 32 bits only

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from laws import warm
-from laws.cases import BY_NAME
+from laws.cases import BY_NAME, Case
 from laws.traces import Killed, differences, finished, killed_at, trace
 
 from sordino.assemble import Parts
@@ -161,6 +161,31 @@ def _holding(file: Path) -> list[int]:
         except OSError:
             continue
     return found
+
+
+TALKATIVE = """
+from dataclasses import dataclass
+from sordino.algorithms.fedavg import FedAvg
+
+@dataclass(frozen=True)
+class Talkative(FedAvg):
+    def local(self, task, down, c, shard, key):
+        print("x" * 9000)
+        return super().local(task, down, c, shard, key)
+"""
+
+
+def test_what_client_code_prints_is_no_message(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """More than a pipe's buffer of it: it goes to the standard error, and the frames stay whole."""
+    (tmp_path / "talkative.py").write_text(TALKATIVE)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path)])
+    case = Case("talkative", {"name": "talkative:Talkative"})
+    made = case.experiment(rounds=1, engine={"executor": "processes", "workers": 1})
+    assert len(start(made, tmp_path / "run").metrics) == 1
+    assert capfd.readouterr().err.count("x" * 9000) == 2  # the cohort of one round
 
 
 # checkpoints in parts ---------------------------------------------------------------------------------------------------

@@ -1,16 +1,19 @@
-"""`sordino compare`: several experiments over the same seeds."""
+"""`sordino compare`: several experiments, or several values of a parameter, over the same seeds."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 
-from sordino.cli.options import Quiet
+from sordino.cli.options import Figures, Quiet
 
 
 class Format(StrEnum):
@@ -18,6 +21,7 @@ class Format(StrEnum):
     csv = "csv"
     latex = "latex"
     json = "json"
+    html = "html"
 
 
 def compare(
@@ -27,6 +31,12 @@ def compare(
             metavar="A.toml B.toml ... [key=value ...]", help="Experiments, and what to set in all of them."
         ),
     ],
+    set_: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set", metavar="key=a,b,...", help="The same as a bare key=value; several values make a method of each."
+        ),
+    ] = None,
     seeds: Annotated[int, typer.Option(help="Of each experiment: 0, 1, ...")] = 3,
     out: Annotated[Path, typer.Option(help="Where the runs go; what is finished there is not run again.")] = Path(
         "runs/compare"
@@ -34,26 +44,51 @@ def compare(
     target: Annotated[
         float | None, typer.Option(help="Accuracy for rounds- and bytes-to-target; default: what all reach.")
     ] = None,
-    form: Annotated[Format, typer.Option("--format", help="Of the table.")] = Format.text,
+    form: Annotated[
+        Format, typer.Option("--format", help="Of the table; html writes OUT/comparison.html.")
+    ] = Format.text,
+    open_: Annotated[bool, typer.Option("--open", help="Write the page and show it in the browser.")] = False,
+    figures: Figures = None,
     quiet: Quiet = False,
 ) -> None:
     """Run several experiments over the same seeds and compare their ends, never their best rounds."""
     from sordino.comparing import compare as run_all
-    from sordino.comparing import table
     from sordino.report.compared import FORMATS, text
 
-    files = [Path(word) for word in what if "=" not in word]
-    if len(files) < 2:
-        raise typer.BadParameter("a comparison needs at least two experiment files")
-    told = Console(stderr=True, quiet=quiet)
-    methods = run_all(
-        files, seeds, out, [word for word in what if "=" in word], lambda line: told.print(line, highlight=False)
-    )
-    rows = table(methods, target)
+    if figures is not None:
+        from sordino.report.figures import available
+
+        available()  # before the runs, not after them
+    files, changes = [Path(word) for word in what if "=" not in word], [word for word in what if "=" in word]
+    page = form is Format.html or open_
+    try:
+        found = run_all(files, seeds, out, changes + (set_ or []), target, _follow(Console(stderr=True, quiet=quiet)))
+    except KeyboardInterrupt:
+        Console(stderr=True).print("Stopped at a safe point. The same command goes on from there.")
+        raise typer.Exit(130) from None
     if form is Format.text:
-        Console().print(text(rows))
-        typer.echo(
-            "Tuning is not accounted for: choosing among these on the same data costs privacy that no row shows."
-        )
-    else:
-        typer.echo(json.dumps(rows) if form is Format.json else FORMATS[form](rows), nl=False)
+        Console().print(text(found.table))
+        for line in found.choosing:
+            Console().print(f"· {escape(line)}", highlight=False)
+    elif form is not Format.html:
+        typer.echo(json.dumps(found.table) if form is Format.json else FORMATS[form](found.table), nl=False)
+    # paths go where they do not mix with a table that is meant for another program
+    place = Console(stderr=form not in (Format.text, Format.html))
+    written = ([found.report()] if page else []) + (found.figures(figures) if figures is not None else [])
+    for path in written:
+        place.print(str(path), highlight=False, soft_wrap=True, markup=False)
+    if open_:
+        typer.launch(str(written[0].resolve()))
+
+
+def _follow(console: Console) -> Any:
+    """Says what is run, then shows its rounds."""
+    from sordino.cli.progress import progress
+
+    @contextmanager
+    def follow(what: str) -> Iterator[Any]:
+        console.print(what, highlight=False, markup=False)
+        with progress(console) as watch:
+            yield watch
+
+    return follow

@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from sordino.cli.options import Json
+from sordino.cli.options import Figures, Json
 
 
 def list_(
@@ -59,15 +59,24 @@ def show(folder: Path, as_json: Json = False) -> None:
 def report(
     folders: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders.")],
     open_: Annotated[bool, typer.Option("--open", help="Show it in the browser.")] = False,
+    figures: Figures = None,
 ) -> None:
     """One self-contained page per run: curves, guarantees in words, spending, partition. Opens from disk, needs no network."""
+    from sordino.report.facts import gather
+    from sordino.report.figures import available, of_run
     from sordino.report.html import write
 
+    if figures is not None:
+        available()
     for folder in folders:
-        target = write(folder)
-        Console().print(str(target), highlight=False, soft_wrap=True)
+        facts = gather(folder)
+        written = [write(folder, facts=facts)]
+        if figures is not None:
+            written += of_run(facts, folder / "figures", figures)
+        for path in written:
+            Console().print(str(path), highlight=False, soft_wrap=True, markup=False)
         if open_:
-            typer.launch(str(target.resolve()))
+            typer.launch(str(written[0].resolve()))
 
 
 def algorithms(as_json: Json = False) -> None:

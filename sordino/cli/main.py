@@ -5,6 +5,7 @@ Exit codes: 0 done, 1 unexpected, 2 configuration, 3 data, 4 privacy refusal, 5 
 
 from __future__ import annotations
 
+import io
 import sys
 from typing import Annotated
 
@@ -12,7 +13,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from sordino.cli import comparing, looking, privacy, running
+from sordino.cli import checking, comparing, data, looking, machine, privacy, running, watching
 from sordino.errors import SordinoError
 from sordino.version import __version__
 
@@ -26,12 +27,16 @@ app = typer.Typer(
 app.command()(running.new)
 app.command()(running.run)
 app.command()(running.resume)
+app.command()(watching.watch)
 app.command("list")(looking.list_)
 app.command()(looking.show)
 app.command()(looking.report)
 app.command()(comparing.compare)
 app.command()(looking.algorithms)
+app.command()(checking.check)
+app.add_typer(data.app, name="data")
 app.add_typer(privacy.app, name="privacy")
+app.command()(machine.doctor)
 
 
 @app.callback(invoke_without_command=True)
@@ -43,6 +48,9 @@ def _top(version: Annotated[bool, typer.Option("--version", "-V", help="Print th
 
 def main() -> None:
     """The entry point: a user's mistake is one screen and an exit code, never a traceback."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal without an infinity sign shows a question mark
     try:
         app(standalone_mode=True)
     except SordinoError as error:

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 
 from sordino.cli.options import Json
+from sordino.errors import ConfigError
+
+if TYPE_CHECKING:
+    from sordino.planning import Enough
 
 app = typer.Typer(help="Budgets and guarantees: plan, spent, verify.", no_args_is_help=True)
 
@@ -23,48 +28,114 @@ class UnitChoice(StrEnum):
 
 @app.command()
 def plan(
-    epsilon: Annotated[float, typer.Option(help="What may be lost in total.")],
-    delta: Annotated[float, typer.Option(help="Below 1 / number of protected units.")] = 1e-5,
-    unit: Annotated[UnitChoice, typer.Option(help="What is protected.")] = UnitChoice.client,
-    clients: Annotated[int, typer.Option(help="In the federation.")] = 1000,
-    cohort: Annotated[int, typer.Option(help="Expected clients per round.")] = 100,
-    rounds: int = 100,
-    parameters: Annotated[int, typer.Option(help="Of the model.")] = 21_840,
-    records: Annotated[int, typer.Option(help="Per client.")] = 600,
-    clip: Annotated[float, typer.Option(help="Norm of an update (client) or a gradient (example).")] = 1.0,
+    what: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[EXPERIMENT.toml] [key=value ...]", help="A real experiment; then the options below are keys."
+        ),
+    ] = None,
+    epsilon: Annotated[float | None, typer.Option(help="What may be lost in total: which noise does it take?")] = None,
+    noise_multiplier: Annotated[
+        float | None, typer.Option(help="Noise / sensitivity: which epsilon does it buy?")
+    ] = None,
+    delta: Annotated[float | None, typer.Option(help="Below 1 / number of protected units. [default: 1e-5]")] = None,
+    unit: Annotated[UnitChoice | None, typer.Option(help="What is protected. [default: client]")] = None,
+    clients: Annotated[int | None, typer.Option(help="In the federation. [default: 1000]")] = None,
+    cohort: Annotated[int | None, typer.Option(help="Expected clients per round. [default: 100]")] = None,
+    rounds: Annotated[int | None, typer.Option(help="[default: 100]")] = None,
+    parameters: Annotated[int | None, typer.Option(help="Of the model. [default: 21840]")] = None,
+    records: Annotated[int | None, typer.Option(help="Per client. [default: 600]")] = None,
+    clip: Annotated[
+        float | None, typer.Option(help="Norm of an update (client) or a gradient (example). [default: 1]")
+    ] = None,
     as_json: Json = False,
 ) -> None:
-    """Which noise a budget takes, and what else it would buy, before any training."""
-    from sordino.planning import Question, answer
+    """Budget to noise, noise to budget, and what else would do, before any training.
 
-    question = Question(epsilon, delta, unit.value, clients, cohort, rounds, parameters, records, clip)
-    answers = [a.to_json() for a in answer(question)]
+    With an experiment: what exactly it will promise, send and take. Nothing is trained and nothing written.
+    """
+    given = {
+        name: value
+        for name, value in (
+            ("epsilon", epsilon),
+            ("noise_multiplier", noise_multiplier),
+            ("delta", delta),
+            ("unit", unit and unit.value),
+            ("clients", clients),
+            ("cohort", cohort),
+            ("rounds", rounds),
+            ("parameters", parameters),
+            ("records", records),
+            ("clip", clip),
+        )
+        if value is not None
+    }
+    if what:
+        _plan_experiment(what, list(given), as_json)
+    elif not given:
+        raise typer.BadParameter("say --epsilon E or --noise-multiplier Z, or name an experiment")
+    else:
+        _plan_numbers(given, as_json)
+
+
+def _plan_numbers(given: dict[str, Any], as_json: bool) -> None:
+    from sordino import planning
+
+    question = planning.ask(**given)
+    rows = [found.to_json() for found in planning.answer(question)]
+    ratio, found = rows[0]["noise_to_signal"], planning.enough_for(question)
     if as_json:
-        typer.echo(json.dumps({"question": asdict(question), "answer": answers[0], "alternatives": answers[1:]}))
+        typer.echo(
+            json.dumps(
+                {
+                    "question": {**asdict(question), "noise_multiplier": given.get("noise_multiplier")},
+                    "answer": rows[0],
+                    "alternatives": rows[1:],
+                    **_verdict(ratio, found, question.delta),
+                }
+            )
+        )
         return
-    from sordino.report.tables import plan as table
+    from sordino.report import planned
 
     console = Console()
-    console.print(table(answers))
-    first = answers[0]
-    console.print(
-        f"Promise: ({epsilon:g}, {delta:g}) for one {unit.value}, neighbours {first['neighbours']}, against {first['adversary']}; "
-        f"status proved, accountant {first['accountant']}."
-    )
-    console.print(
-        f"Clip at {clip:g}, noise of standard deviation {first['noise_std']:.4g} on every coordinate of the sum. The ratios do not depend on the clip: "
-        "set it to the typical norm of a public or synthetic pilot (--clip)."
-    )
-    console.print(
-        "To run it: sordino run " + " ".join(f'"{part}"' for part in first["run"]),
-        soft_wrap=True,
-        highlight=False,
-        markup=False,
-    )
-    if first["noise_to_signal"] > 1:
-        console.print(
-            "[red]The noise in the mean exceeds the largest possible signal: more clients, fewer rounds or a larger epsilon.[/red]"
+    planned.numbers(console, rows, given.get("noise_multiplier"))
+    planned.verdict(console, ratio, found, question.delta)
+
+
+def _plan_experiment(words: list[str], options: list[str], as_json: bool) -> None:
+    if options:
+        raise ConfigError(
+            f"--{options[0].replace('_', '-')} beside an experiment",
+            why="an experiment brings its own numbers",
+            fix="change them as `sordino run` does, for example rounds=50 or privacy.epsilon=3",
+            code="two-questions",
         )
+    files, overrides = [w for w in words if "=" not in w], [w for w in words if "=" in w]
+    if len(files) > 1:
+        raise typer.BadParameter(f"one experiment at a time, got {', '.join(files)}")
+    with Console(stderr=True).status("rehearsing the rounds, calibrating the alternatives"):
+        from sordino.forecast import compare
+
+        found = compare(Path(files[0]) if files else None, overrides)
+    if as_json:
+        typer.echo(json.dumps({**found.to_json(), **_verdict(found.ratio, found.enough, found.delta)}))
+        return
+    from sordino.report import planned
+
+    console = Console()
+    planned.experiment(console, found)
+    planned.verdict(console, found.ratio, found.enough, found.delta)
+
+
+def _verdict(ratio: float | None, found: Sequence[Enough], delta: float) -> dict[str, Any]:
+    from sordino.planning import NO_WAY, warning, ways_out
+
+    ways = ways_out(found, delta) or [NO_WAY]
+    return {
+        "warning": None if ratio is None else warning(ratio, ways),
+        "enough": [way._asdict() for way in found],
+    }
 
 
 @app.command()

@@ -1,53 +1,152 @@
-"""Live progress in a terminal, plain lines elsewhere."""
+"""Live progress in a terminal, plain lines elsewhere: how far, how good, how long still, and at what price so far."""
 
 from __future__ import annotations
 
+import importlib.util
+import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from rich.console import Console
+from rich.console import Console, Group
+from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.text import Text
 
 if TYPE_CHECKING:
+    from sordino.ledger.statement import Row
     from sordino.training import Progress as Step
+
+EVERY = 2.0  # seconds between plain lines
+BY = {"server": "by the server", "participants": "by the participants", "public": "by the public"}
 
 
 @contextmanager
 def progress(console: Console) -> Iterator[Callable[[Step], None]]:
-    if not console.is_terminal:
-        yield _lines(console)
+    spending, reached, price = Spending(), Reached(), Text(style="dim")
+    if console.quiet:
+        yield lambda step: None
         return
-    columns = (
-        TextColumn("round"),
-        MofNCompleteColumn(),
-        BarColumn(),
-        TextColumn("{task.fields[live]}"),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=console, transient=True) as bar:
-        task = bar.add_task("rounds", total=None, live="")
+    if not is_live(console):
+        yield _lines(console, spending, reached)
+        return
+    bar = rounds_bar(console)
+    task = bar.add_task("", total=None, reached="")
+    with Live(Group(bar, price), console=console, transient=True, refresh_per_second=4):
+        begun = False
 
         def watch(step: Step) -> None:
-            bar.update(task, total=step.rounds, completed=step.round, live=_live(step))
+            nonlocal begun
+            if not begun:  # a resumed run begins in the middle: what is done already says nothing about the speed
+                bar.reset(task, total=step.rounds, completed=step.round, reached=reached.text(step.metrics))
+                begun = True
+            bar.update(task, completed=step.round, reached=reached.text(step.metrics))
+            price.plain = spending.text(step)
 
         yield watch
 
 
-def _lines(console: Console) -> Callable[[Step], None]:
+def rounds_bar(console: Console) -> Progress:
+    columns = (TextColumn("round"), MofNCompleteColumn(), BarColumn(), TextColumn("{task.fields[reached]}"))
+    return Progress(*columns, TimeRemainingColumn(), console=console, transient=True)
+
+
+def is_live(console: Console) -> bool:
+    """A terminal, or a notebook that can redraw."""
+    return console.is_terminal or (console.is_jupyter and importlib.util.find_spec("ipywidgets") is not None)
+
+
+def left(seconds: float) -> str:
+    """How long still, in the two largest units."""
+    if not math.isfinite(seconds):
+        return ""
+    minutes, s = divmod(round(seconds), 60)
+    hours, m = divmod(minutes, 60)
+    return f"{hours} h {m:02} min left" if hours else f"{m} min {s:02} s left" if m else f"{s} s left"
+
+
+def _lines(console: Console, spending: Spending, reached: Reached) -> Callable[[Step], None]:
     last = time.monotonic()
+    first: tuple[float, int] | None = None
 
     def watch(step: Step) -> None:
-        nonlocal last
-        if time.monotonic() - last > 2 or step.round == step.rounds:
+        nonlocal last, first
+        now, done = time.monotonic(), reached.text(step.metrics)
+        first = first or (now, step.round)
+        if now - last > EVERY or step.round == step.rounds:
+            rate = (step.round - first[1]) / (now - first[0]) if now > first[0] else 0.0
+            remaining = left((step.rounds - step.round) / rate) if rate and step.round < step.rounds else ""
+            said = [part for part in (done, spending.text(step), remaining) if part]
+            console.print(f"round {step.round}/{step.rounds}  {'  '.join(said)}", highlight=False, soft_wrap=True)
             last = time.monotonic()
-            console.print(f"round {step.round}/{step.rounds}  {_live(step)}")
 
     return watch
 
 
-def _live(step: Step) -> str:
-    if "accuracy" in step.metrics:
-        return f"accuracy {step.metrics['accuracy']:.2%}"
-    return f"loss {step.metrics['loss']:.4f}" if "loss" in step.metrics else ""
+class Reached:
+    """The newest score: not every round is evaluated."""
+
+    def __init__(self) -> None:
+        self._text = ""
+
+    def text(self, row: dict[str, float]) -> str:
+        if "accuracy" in row:
+            self._text = f"accuracy {row['accuracy']:.2%}"
+        elif "loss" in row:
+            self._text = f"loss {row['loss']:.4f}"
+        return self._text
+
+
+class Spending:
+    """Epsilon while the run goes on: the statement the receipt is made of, on what the ledger holds by now.
+
+    To compose a statement takes from milliseconds to seconds, so after each one twenty times as long goes by: at most 5 % of a run. In
+    between, an older epsilon is shown with its round; before the first, the share of the budget that is spent, which is exact and free.
+    """
+
+    SHARE = 0.05
+    EVERY = 3.0  # seconds, at least
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._last, self._cost = clock(), 0.5  # seconds: what a first statement may take
+        self._row: Row | None = None
+        self._round = 0
+
+    def text(self, step: Step) -> str:
+        plan = step.federation.plan
+        if plan.offer is None:
+            return "ε ∞: nothing is promised"
+        if self._clock() - self._last >= max(self.EVERY, self._cost / self.SHARE):
+            self._compose(step)
+        whom = f"per {plan.offer.unit}, {BY[plan.offer.adversary]}"
+        if self._row is None:
+            return f"{spent_share(step):.0%} spent of ε {plan.budget.epsilon:g} {whom}" if plan.budget else ""
+        row = self._row
+        # a nominal budget is counted in the source's formula: what holds is another number, and not a part of it
+        of = f" of {plan.budget.epsilon:g}" if plan.budget and row.status != "nominal" else ""
+        value = f"{row.epsilon:.3g}" if math.isfinite(row.epsilon) else "∞"
+        status = "" if row.status == "proved" else f", {row.status}"
+        age = "" if self._round == step.round else f" (after round {self._round})"
+        return f"ε {value}{of} {whom}{status}{age}"
+
+    def _compose(self, step: Step) -> None:
+        from sordino.ledger.statement import statement
+
+        begun, federation = self._clock(), step.federation
+        notes = [entry.note for entry in federation.entries()]
+        rows = statement(notes, federation.population, step.parts.experiment.privacy.delta)
+        offer = federation.plan.offer
+        assert offer is not None
+        subject = (offer.unit, offer.neighbours, offer.adversary)
+        self._row = next((row for row in rows if (row.unit, row.neighbours, row.adversary) == subject), None)
+        self._last, self._round = self._clock(), step.round
+        self._cost = self._last - begun
+
+
+def spent_share(step: Step) -> float:
+    """Of the client that spent most, in the currency that adds up."""
+    federation, cap = step.federation, step.federation.plan.cap
+    shares = (part / limit for spent in federation.spent.values() for part, limit in zip(spent, cap or (), strict=True))
+    return max(shares, default=0.0)

@@ -10,10 +10,10 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from sordino.cli.options import Json, Quiet
+from sordino.cli.options import Json, Quiet, Track
 
 if TYPE_CHECKING:
-    from sordino.training import Result
+    from sordino.training import Ended
 
 
 def new(folder: Annotated[Path, typer.Argument(help="Where to write experiment.toml and task.py.")]) -> None:
@@ -34,6 +34,7 @@ def run(
     ] = None,
     out: Annotated[Path | None, typer.Option(help="The run folder; default runs/DATE-NAME.")] = None,
     seed: Annotated[int | None, typer.Option(help="Of everything that is random in a simulation.")] = None,
+    track: Track = None,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
@@ -49,36 +50,38 @@ def run(
         overrides.append(f"seed={seed}")
     experiment = config.load(Path(files[0]) if files else None, overrides)
 
-    def go(watch: Any) -> Result:
+    def go(watch: Any) -> Ended:
         from sordino.training import fresh_folder, start
 
         return start(experiment, out if out is not None else fresh_folder(experiment.name), watch)
 
-    _show_run(go, as_json, quiet)
+    _show_run(go, track or [], as_json, quiet)
 
 
 def resume(
     folder: Path,
     fallback: Annotated[bool, typer.Option("--fallback", help="Set a damaged newest checkpoint aside.")] = False,
+    track: Track = None,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
     """Continue a run that was stopped or killed: same bytes as if it had never stopped."""
 
-    def go(watch: Any) -> Result:
+    def go(watch: Any) -> Ended:
         from sordino.training import resume as continue_
 
         return continue_(folder, watch, fallback)
 
-    _show_run(go, as_json, quiet)
+    _show_run(go, track or [], as_json, quiet)
 
 
-def _show_run(go: Any, as_json: bool, quiet: bool) -> None:
+def _show_run(go: Any, track: list[str], as_json: bool, quiet: bool) -> None:
     from sordino.cli.progress import progress
+    from sordino.tracking import tracked
 
     console = Console(stderr=True, quiet=quiet or as_json)
     with progress(console) as watch:
-        result = go(watch)
+        result = tracked(go, track, watch)
     if as_json:
         typer.echo(
             json.dumps(

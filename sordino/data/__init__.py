@@ -1,17 +1,38 @@
-"""What exists: loaders that return a `Dataset`."""
+"""What exists: loaders that return a `Dataset`. Those that read parquet and CSV need the `data` extra, and load it when they are asked."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from importlib import import_module
+from typing import Any
 
-from sordino.data import digits, images, quadratic, tabular
+from sordino.data import digits, quadratic
 from sordino.data.dataset import Dataset, Split
+from sordino.errors import DataError
 
 __all__ = ["SOURCES", "Dataset", "Split"]
 
+
+def _with_extra(source: str) -> Callable[..., Dataset]:
+    def load(**settings: Any) -> Dataset:
+        try:
+            module = import_module(f"sordino.data.{source}")
+        except ModuleNotFoundError as error:
+            raise DataError(
+                f"data.source = {source!r} needs {error.name}, which is not installed",
+                why="files are read with pyarrow and pillow, which the default run can do without",
+                fix="pip install 'sordino[data]' (in a clone: pip install -e '.[data]')",
+                code="missing-data-extra",
+            ) from None
+        loaded: Dataset = module.load(**settings)
+        return loaded
+
+    return load
+
+
 SOURCES: Mapping[str, Callable[..., Dataset]] = {
     "digits": digits.load,
-    "images": images.load,
-    "tabular": tabular.load,
+    "images": _with_extra("images"),
+    "tabular": _with_extra("tabular"),
     "quadratic": quadratic.load,
 }

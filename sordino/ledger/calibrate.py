@@ -107,15 +107,15 @@ def rate_for(
 
 def _crossing(over: Callable[[float], float], low: float, excess: float, high: float, deficit: float) -> float:
     """Where `over` falls to 0, from above: false position (Illinois) on logarithms, always ending on the side that was seen to keep."""
-    found = deficit
+    found, side = deficit, 0  # the far end counts half once the same end has moved twice
     while math.log(high / low) > _TIGHT and not -_TIGHT <= found <= 0:
         share = excess / (excess - deficit) if math.isfinite(excess - deficit) else 0.5
         middle = low * (high / low) ** min(max(share, 0.02), 0.98)
         found = over(middle)
         if found <= 0:
-            high, deficit, excess = middle, found, excess / 2
+            high, deficit, excess, side = middle, found, excess / 2 if side < 0 else excess, -1
         else:
-            low, excess, deficit = middle, found, deficit / 2
+            low, excess, deficit, side = middle, found, deficit / 2 if side > 0 else deficit, 1
     return high
 
 

@@ -51,9 +51,19 @@ def lines(rows: Sequence[Row]) -> list[list[str]]:
     return [head, *body]
 
 
+def caption(rows: Sequence[Row]) -> str:
+    return f"target {100 * rows[0]['target']:.2f} %; accuracies in %, mean ± standard deviation over seeds; p: paired t-test of last 10"
+
+
+def shaped(rows: Sequence[Row]) -> list[list[str]]:
+    """Few methods stand side by side, or no terminal and no page would be wide enough; many stand below each other."""
+    table = lines(rows)
+    return [list(column) for column in zip(*table, strict=True)] if len(rows) <= 5 else table
+
+
 def text(rows: Sequence[Row]) -> Table:
-    head, *body = lines(rows)
-    table = Table(title=f"target {100 * rows[0]['target']:.2f} %; accuracies in %", title_justify="left")
+    head, *body = shaped(rows)
+    table = Table(title=caption(rows), title_justify="left")
     for column in head:
         table.add_column(column)
     for line in body:

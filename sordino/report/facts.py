@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import json
+import math
+import shlex
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from sordino.folder import read_metrics
+from sordino.ledger.currency import UNIT
+from sordino.ledger.ledger import Entry
 from sordino.ledger.statement import statement
 from sordino.partition.describe import summary, table
 from sordino.receipt import opened, spending
-from sordino.report.words import merged, sentence, strength
-from sordino.training import read_metrics
+from sordino.report.words import described, merged, subject
 
 POINTS = 12  # of the epsilon curve: each is a full composition
 
@@ -20,13 +26,14 @@ POINTS = 12  # of the epsilon curve: each is a full composition
 def gather(folder: Path) -> dict[str, Any]:
     parts, federation = opened(folder)
     try:
-        notes = [e.note for e in federation.ledger.entries() if e.op.rpartition("/")[0] == federation.run]
+        entries = federation.entries()
     finally:
         federation.ledger.close()
     spent = spending(folder)
     rows, labels = parts.shares[0], np.asarray(parts.dataset.train.y)
     classes = max(parts.dataset.classes, 1)
-    environment = json.loads((folder / "environment.json").read_text())
+    if parts.dataset.classes == 0:
+        labels = np.zeros(len(labels), dtype=np.int64)  # no classes to count: one that all examples are in
     return {
         "name": parts.experiment.name,
         "data": parts.experiment.data.source,
@@ -35,12 +42,13 @@ def gather(folder: Path) -> dict[str, Any]:
         "clients": len(rows),
         "examples": int(sum(map(len, rows))),
         "parameters": parts.coordinates,
-        "metrics": read_metrics(folder),
-        "guarantees": [
-            {**row, "words": sentence(row, by), "strength": strength(row["epsilon"])}
-            for row, by in merged(spent["guarantees"])
-        ],
-        "epsilon": _curve(notes, len(rows), parts.experiment.privacy.delta),
+        "metrics": _thin(read_metrics(folder)),
+        "guarantees": described(spent["guarantees"]),
+        "delta": parts.experiment.privacy.delta,
+        "epsilon": _drawn(
+            curve([entry.note for entry in entries], len(rows), parts.experiment.privacy.delta),
+            _printed(entries, spent["budget"]),
+        ),
         "budget": spent["budget"],
         "by_client": spent["by_client"],
         "currency": spent["currency"],
@@ -49,24 +57,67 @@ def gather(folder: Path) -> dict[str, Any]:
         "partition": table(labels, rows, classes).tolist(),
         "heterogeneity": {key: _plain(value) for key, value in summary(labels, rows, classes).items()},
         "experiment": parts.experiment.toml(),
-        "environment": environment,
+        "commands": [
+            f"sordino run experiment.toml --out {shlex.quote(folder.name)}",
+            f"sordino privacy verify {shlex.quote(folder.name)}",
+        ],
+        "environment": json.loads((folder / "environment.json").read_text()),
         "ledger_head": spent["ledger_head"],
     }
 
 
-def _curve(notes: list[str], population: int, delta: float) -> list[dict[str, Any]]:
+def _thin(metrics: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Client by client only at the end: a thousand clients over a thousand rounds would not fit in a page."""
+    last = max((i for i, row in enumerate(metrics) if "clients" in row), default=-1)
+    thin = []
+    for i, row in enumerate(metrics):
+        kept = dict(row)
+        if "clients" in row and i != last:
+            kept["clients"] = {key: value for key, value in row["clients"].items() if key != "each"}
+        thin.append(kept)
+    return thin
+
+
+def curve(notes: Sequence[str], population: int, delta: float) -> list[dict[str, Any]]:
     """Epsilon of every finite row after some of the rounds."""
-    stops = sorted({max(1, round(len(notes) * i / POINTS)) for i in range(1, POINTS + 1)}) if notes else []
+    stops = _stops(len(notes))
     curves: dict[tuple[str, str, str], dict[str, Any]] = {}
     for stop in stops:
         for row in statement(notes[:stop], population, delta):
-            if row.to_json()["epsilon"] != "inf":
-                key = (row.unit, row.adversary, row.status)
-                found = curves.setdefault(
-                    key, {"unit": row.unit, "adversary": row.adversary, "status": row.status, "points": []}
-                )
+            if math.isfinite(row.epsilon):
+                subject = {"unit": row.unit, "neighbours": row.neighbours, "adversary": row.adversary}
+                found = curves.setdefault((row.unit, row.neighbours, row.adversary), {**subject, "points": []})
+                found["status"] = row.status
                 found["points"].append([stop, row.epsilon])
     return list(curves.values())
+
+
+def _stops(rounds: int) -> list[int]:
+    return sorted({max(1, round(rounds * i / POINTS)) for i in range(1, POINTS + 1)}) if rounds else []
+
+
+def _drawn(curves: list[dict[str, Any]], printed: Sequence[tuple[int, float]]) -> list[dict[str, Any]]:
+    """One line for all adversaries to whom it is the same; beside a nominal row also what its formula prints."""
+    return [
+        {**line, "by": subject(adversaries), "nominal": printed if line["status"] == "nominal" and printed else None}
+        for line, adversaries in merged(curves)
+    ]
+
+
+def _printed(entries: Sequence[Entry], budget: Mapping[str, Any] | None) -> list[tuple[int, float]]:
+    """The source's own count: the budget's epsilon times the share that the busiest client has spent."""
+    if budget is None:
+        return []
+    limits, points, stops = budget["granted"], [], _stops(len(entries))
+    spent: list[Counter[str]] = [Counter() for _ in limits]
+    for t, entry in enumerate(entries, start=1):
+        for principal, amount in entry.charges.items():
+            for total, part in zip(spent, amount, strict=True):
+                total[principal] += part
+        if t in stops:
+            shares = [max(total.values(), default=0) / UNIT / limit for total, limit in zip(spent, limits, strict=True)]
+            points.append((t, budget["epsilon"] * max(shares)))
+    return points
 
 
 def _plain(value: Any) -> Any:

@@ -1,34 +1,51 @@
-"""One self-contained page: opened from disk, no network, no server. The chart library is vendored (uPlot, MIT)."""
+"""One self-contained page: opened from disk, no network, no server. Both pages share a frame, a style sheet and the charts.
+
+The line charts are uPlot's (vendored, MIT); everything else is drawn by charts.js.
+"""
 
 from __future__ import annotations
 
 import html
 import json
+import re
+from collections.abc import Mapping
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 from sordino.engine.checkpoint import atomic_write
+from sordino.report import palette
 from sordino.report.facts import gather
 
+STYLES = ("vendor/uPlot.min.css", "web/page.css")
+SCRIPTS = ("vendor/uPlot.iife.min.js", "web/page.js", "web/charts.js")
 
-def write(folder: Path, out: Path | None = None) -> Path:
-    """report.html in the run folder, or elsewhere."""
+
+def write(folder: Path, out: Path | None = None, facts: Mapping[str, Any] | None = None) -> Path:
+    """report.html in the run folder, or elsewhere; from facts that were gathered before, where there are any."""
     target = folder / "report.html" if out is None else out
-    atomic_write(target, page(gather(folder)).encode())
+    atomic_write(target, page(gather(folder) if facts is None else facts).encode())
     return target
 
 
-def page(facts: dict[str, Any]) -> str:
-    here = files("sordino.report")
-    text = here.joinpath("page.html").read_text(encoding="utf-8")
+def page(facts: Mapping[str, Any]) -> str:
+    """The page of one run."""
+    return assemble(f"sordino: {facts['name']}", facts, "web/run.js")
+
+
+def assemble(title: str, facts: Mapping[str, Any], script: str) -> str:
+    """The frame with everything it needs inside, filled in one pass: what is put in is not looked at again."""
+    styled = {**facts, "colours": palette.SERIES, "dashes": palette.DASHES}
     inserts = {
-        "TITLE": html.escape(f"sordino: {facts['name']}"),
-        "CHART_CSS": here.joinpath("vendor/uPlot.min.css").read_text(encoding="utf-8"),
-        "CHART_JS": here.joinpath("vendor/uPlot.iife.min.js").read_text(encoding="utf-8"),
+        "PALETTE": palette.css(),
+        "CSS": "\n".join(map(_read, STYLES)),
+        "SCRIPT": "\n".join(map(_read, (*SCRIPTS, script))),
+        "TITLE": html.escape(title),
         # inside a script element only "</" and "<!--" could end it
-        "FACTS": json.dumps(facts).replace("<", "\\u003c"),
+        "FACTS": json.dumps(styled, separators=(",", ":")).replace("<", "\\u003c"),
     }
-    for name, value in inserts.items():
-        text = text.replace(f"/*{name}*/", value)
-    return text
+    return re.sub(r"/\*([A-Z]+)\*/", lambda place: inserts[place[1]], _read("web/frame.html"))
+
+
+def _read(name: str) -> str:
+    return files("sordino.report").joinpath(name).read_text(encoding="utf-8")

@@ -55,4 +55,7 @@ def promise(rows: list[dict[str, Any]]) -> str:
     if not finite:
         return "nothing promised"
     row = min(finite, key=lambda r: (order[r["unit"]], order[r["adversary"]]))
-    return f"ε {row['epsilon']:.3g} per {row['unit']}, against {row['adversary']}, δ {row['delta']:g}, {row['status']}"
+    text = f"ε {row['epsilon']:.3g} per {row['unit']}, against {row['adversary']}, δ {row['delta']:g}, "
+    if "nominal_epsilon" in row:
+        return text + f"holds; nominal {row['nominal_epsilon']:.3g} proves nothing"
+    return text + str(row["status"])

@@ -92,23 +92,3 @@ def spending(clients: Sequence[dict[str, Any]]) -> Table:
         spent = ", ".join(f"{part:.4g}" for part in row["spent"])
         table.add_row(*(str(row[name]) for name in ("client", "examples", "exposures", "planned")), spent, granted)
     return table
-
-
-def plan(answers: Sequence[dict[str, Any]]) -> Table:
-    table = Table(title="What the budget buys", title_justify="left", title_style="bold")
-    for column in ("set-up", "against", "clients", "cohort", "rounds", "noise multiplier", "noise / largest signal"):
-        table.add_column(column, justify="left" if column in ("set-up", "against") else "right")
-    for a in answers:
-        q = a["question"]
-        ratio = a["noise_to_signal"]
-        style = "green" if ratio < 0.3 else "yellow" if ratio < 1 else "red"
-        table.add_row(
-            a["what"],
-            a["adversary"],
-            str(q["clients"]),
-            str(q["cohort"]),
-            str(q["rounds"]),
-            f"{a['noise_multiplier']:.4g}",
-            f"[{style}]{ratio:.3g}[/{style}]",
-        )
-    return table

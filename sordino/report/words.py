@@ -32,6 +32,22 @@ def merged(rows: list[dict[str, Any]]) -> list[tuple[dict[str, Any], list[str]]]
     return list(found.values())
 
 
+def described(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """What a page shows of a statement: merged, in words, without the events it was computed from."""
+    hidden = ("event", "accountants", "adversary")
+    return [
+        {name: value for name, value in row.items() if name not in hidden}
+        | {"by": subject(by), "words": sentence(row, by), "strength": strength(row["epsilon"])}
+        for row, by in merged(rows)
+    ]
+
+
+def subject(adversaries: list[str]) -> str:
+    """Against whom, in a few words."""
+    names = {"server": "the server", "participants": "participants", "public": "the public"}
+    return "anyone" if len(adversaries) == len(WHO) else " and ".join(names[a] for a in adversaries)
+
+
 def sentence(row: dict[str, Any], adversaries: list[str]) -> str:
     """One row of the statement, said out loud."""
     who = ANYONE if len(adversaries) == len(WHO) else ", and against ".join(WHO[a] for a in adversaries)

@@ -180,7 +180,8 @@ class Mean(Link):
         return x.mean((2, 3)), x.shape
 
     def backward(self, p: Params, kept: Any, g: Tensor, deeper: bool) -> Tensor:
-        return (g / (kept[2] * kept[3]))[:, :, None, None].expand(kept)
+        found: Tensor = (g / (kept[2] * kept[3]))[:, :, None, None].expand(kept)
+        return found
 
 
 class Drop(Link):

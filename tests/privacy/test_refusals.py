@@ -15,8 +15,9 @@ import pytest
 import torch
 
 import sordino
-from sordino import config, gates, keys, planning, training
+from sordino import checking, config, gates, keys, planning, training
 from sordino.assemble import Parts
+from sordino.cli import data as data_verbs
 from sordino.engine.stragglers import Stragglers
 from sordino.errors import PrivacyError, SordinoError
 from sordino.ledger import accountants, calibrate, currency, events, gaussian_dp, pricing, schedules
@@ -387,10 +388,38 @@ CALLS: dict[str, Call] = {
     "a share after the last": Call("budget-exhausted", lambda: schedules.clip_to_remaining(1, 0)),
     "a price for the textbook formula": Call("classic-needs-budget", lambda: pricing.Classic().cost(1.0)),
     "planning with delta 1/N": Call("delta-too-large", lambda: planning.Question(1.0, 0.1, "client", 10, 2, 5)),
+    "planning from no noise": Call("noise-not-positive", lambda: planning.ask(noise_multiplier=0.0)),
+    "planning from noise that hides nobody": Call("noise-buys-nothing", lambda: planning.ask(noise_multiplier=1e-3)),
+    "planning from more noise than delta takes": Call(
+        "noise-buys-nothing", lambda: planning.ask(noise_multiplier=1e7, cohort=1000)
+    ),
+    "planning in both directions": Call("one-direction", lambda: planning.ask(epsilon=1.0, noise_multiplier=1.0)),
+    "planning in no direction": Call("one-direction", lambda: planning.ask(rounds=5)),
+    "planning a cohort larger than the federation": Call(
+        "cohort-too-large", lambda: planning.ask(epsilon=1.0, clients=10, cohort=11)
+    ),
+    "planning a negative number of rounds": Call("out-of-range", lambda: planning.ask(epsilon=1.0, rounds=-1)),
+    "planning with a clip of nothing": Call("clip-not-positive", lambda: planning.ask(epsilon=1.0, clip=0.0)),
+    "planning with a negative epsilon": Call(
+        "epsilon-not-positive", lambda: planning.answer(planning.ask(epsilon=-1.0, cohort=1000))
+    ),
+    "planning with a delta of 0": Call(
+        "delta-out-of-range", lambda: planning.answer(planning.ask(epsilon=1.0, delta=0.0, cohort=1000))
+    ),
     "a straggler share above 1": Call("share-out-of-range", lambda: Stragglers(1.5)),
     "a noise law nobody knows": Call(
         "wrong-type", lambda: gates.uplink({"client": [{"name": "noise", "law": "cauchy"}]})
     ),
+    "a check of a file that is not there": Call("no-algorithm-file", lambda: checking.check(Path("not_there.py"))),
+    "a check of a file that is called like a module": Call(
+        "module-name", lambda: checking.check(Path(sordino.__file__).with_name("types.py"))
+    ),
+    "a check of a file that cannot be imported": Call("algorithm-import", lambda: checking.check(Path(__file__))),
+    "a check of a file without an algorithm": Call("which-class", lambda: checking.check(Path(keys.__file__))),
+    "a check with rounds of one's own": Call(
+        "not-for-a-check", lambda: checking.check(Path(keys.__file__), words=["rounds=3"])
+    ),
+    "a picture that is no SVG": Call("not-an-svg", lambda: data_verbs.plot([], Path("partition.png"))),
     "a stage nobody knows": Call("unknown-choice", lambda: gates.uplink({"client": [{"name": "median"}]})),
 }
 

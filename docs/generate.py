@@ -1,0 +1,374 @@
+"""The pages that follow from the code: one per algorithm, the command line, the experiment file, Python. `write(folder)` makes them.
+
+What an algorithm promises is not typed here: a small run of it is made, and its receipt is read.
+"""
+
+from __future__ import annotations
+
+import ast
+import enum
+import functools
+import inspect
+import re
+import tempfile
+import textwrap
+import typing
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from types import ModuleType, UnionType
+from typing import Any
+
+import typer.main
+
+import sordino
+from sordino import config, errors, gates, types
+from sordino.algorithms import ALGORITHMS
+from sordino.cli.main import app
+from sordino.comparing import Comparison
+from sordino.config import Experiment
+from sordino.engine.cohort import COHORTS
+from sordino.ledger.schedules import SCHEDULES
+from sordino.partition.schemes import SCHEMES
+from sordino.report.words import merged, sentence
+from sordino.results import Result
+from sordino.tasks.nets import NETS
+
+# A small run of each: two rounds of three clients. Private ones get a budget every formula in the library accepts.
+TINY = ("rounds=2", "partition=iid", "partition.clients=3", "evaluation.final=1")
+BUDGET = ("privacy.epsilon=0.9", "privacy.delta=1e-5")
+SPECIAL = {"convex_stable": ("model={name='logistic', radius=4.0}",)}
+
+
+def write(folder: Path) -> None:
+    """Only what changed is written, so that a second build is quick."""
+    pages = {f"algorithms/{name}.md": algorithm(name) for name in ALGORITHMS}
+    pages |= {
+        "algorithms/index.md": algorithms(),
+        "command-line.md": command_line(),
+        "experiment-file.md": experiment_file(),
+        "python.md": python(),
+    }
+    for name, text in pages.items():
+        target = folder / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if not target.exists() or target.read_text(encoding="utf-8") != text:
+            target.write_text(text, encoding="utf-8")
+
+
+# algorithms -----------------------------------------------------------------------------------------------------------
+
+
+def algorithms() -> str:
+    rows = [(f"[{name}]({name}.md)", first_line(purpose(name)), promised(name)) for name in ALGORITHMS]
+    return joined(
+        "# Algorithms",
+        "One file each. The pages are made from the docstrings, the signatures, and the receipt of a small run with default parameters; "
+        "nothing in the last column is typed by hand.",
+        table(("name", "what", "promises at best"), rows),
+        toctree(ALGORITHMS, hidden=True),
+    )
+
+
+def algorithm(name: str) -> str:
+    made, module = ALGORITHMS[name], module_of(name)
+    parts = [f"# {name}"]
+    if not inspect.isclass(made):
+        parts.append(prose(inspect.getdoc(made) or ""))
+    parts.append(prose(module.__doc__ or ""))
+    parts += ["## Parameters", table(("name", "type", "default"), parameter_rows(made)), "## What it promises"]
+    parts += promises(name)
+    parts += ["## The code"]
+    if not inspect.isclass(made):
+        parts += [code(inspect.getsource(made)), f"It stands in this file, `{path_of(module)}`:"]
+    else:
+        parts.append(f"All of `{path_of(module)}`:")
+    parts.append(code(inspect.getsource(module)))
+    return joined(*parts)
+
+
+def promises(name: str) -> list[str]:
+    made = guarantees(name)
+    rows = [
+        (row["unit"], row["neighbours"], row["adversary"], number(row["epsilon"]), f"`{row['status']}`") for row in made
+    ]
+    words = [f"- {sentence(row, by)}" for row, by in merged(made)]
+    return [
+        f"Read from the receipt of `sordino run {' '.join(settings(name))}`:",
+        table(("unit", "neighbours", "against", "epsilon", "status"), rows),
+        "\n".join(words),
+    ]
+
+
+def promised(name: str) -> str:
+    """The widest unit and strongest adversary with a finite number."""
+    order = {"client": 0, "example": 1, "server": 0, "participants": 1, "public": 2}
+    finite = [row for row in guarantees(name) if row["epsilon"] != "inf"]
+    if not finite:
+        return "nothing by itself; a noisy reader or uplink makes it private"
+    row = min(finite, key=lambda r: (order[r["unit"]], order[r["adversary"]]))
+    return f"{row['unit']}, against {row['adversary']}: `{row['status']}`"
+
+
+@functools.cache
+def guarantees(name: str) -> list[dict[str, Any]]:
+    """Of a small run: what its receipt says."""
+    with tempfile.TemporaryDirectory() as folder:
+        made: list[dict[str, Any]] = sordino.run(None, *settings(name), out=Path(folder) / "run").receipt["guarantees"]
+    return made
+
+
+def settings(name: str) -> list[str]:
+    return [f"algorithm={name}", *TINY, *(BUDGET if is_private(name) else ()), *SPECIAL.get(name, ())]
+
+
+def is_private(name: str) -> bool:
+    made = ALGORITHMS[name]()
+    return made.read.offer() is not None or made.uplink.noise() is not None
+
+
+def purpose(name: str) -> str:
+    made = ALGORITHMS[name]
+    return (module_of(name).__doc__ if inspect.isclass(made) else inspect.getdoc(made)) or ""
+
+
+def module_of(name: str) -> ModuleType:
+    module = inspect.getmodule(ALGORITHMS[name])
+    assert module is not None
+    return module
+
+
+def path_of(module: ModuleType) -> str:
+    return module.__name__.replace(".", "/") + ".py"
+
+
+# the command line -----------------------------------------------------------------------------------------------------
+
+
+def command_line() -> str:
+    parts = ["# Command line", "Made from the program itself: what `--help` says, on one page."]
+    parts += list(commands(typer.main.get_command(app), ("sordino",)))
+    return joined(*parts)
+
+
+def commands(command: Any, path: tuple[str, ...]) -> Iterable[str]:
+    subcommands = getattr(command, "commands", {})
+    if path != ("sordino",):
+        yield f"{'##' if len(path) == 2 else '###'} {' '.join(path)}"
+    yield plain(command.help or "")
+    shown = [p for p in command.params if p.name not in ("help", "install_completion", "show_completion")]
+    if shown:
+        yield table(("argument or option", "default", "what"), map(option_row, shown))
+    for name, inner in subcommands.items():
+        yield from commands(inner, (*path, name))
+
+
+def option_row(option: Any) -> tuple[str, str, str]:
+    is_option = option.param_type_name == "option"
+    name = ", ".join([*option.opts, *option.secondary_opts]) if is_option else option.metavar or option.name.upper()
+    default = option.default
+    if isinstance(default, enum.Enum):
+        name, default = f"{name} {'|'.join(choice.value for choice in type(default))}", default.value
+    shown = "" if default in (None, False, ()) or callable(default) else f"`{default}`"
+    return f"`{name}`", "required" if option.required else shown, plain(option.help or "")
+
+
+# the experiment file --------------------------------------------------------------------------------------------------
+
+CHOICES: Mapping[str, tuple[str, str, Mapping[str, Callable[..., Any]]]] = {
+    "partition": ("scheme", "Who holds what.", SCHEMES),
+    "model": ("name", "What is learned; `module:Class` names a `torch.nn.Module` of your own.", NETS),
+    "cohort": ("name", "Who takes part in a round.", COHORTS),
+    "privacy.schedule": ("name", "How a budget is spread over a client's rounds.", SCHEDULES),
+    "read": ("name", "Gate 1, for algorithms that come without one.", gates.READERS),
+    "uplink.client / uplink.server": ("name", "Gate 2: lists of stages.", gates.STAGES),
+}
+KEYS = ("key", "type", "default", "what")
+GIVEN = ("shape", "classes")  # what the data decide, no table
+
+
+def experiment_file() -> str:
+    parts = [
+        "# Experiment file",
+        "One TOML file. A table that chooses something takes exactly the parameters of what it chooses; an unknown key is an error that "
+        "names the nearest one. The command line goes over the file, the file over these defaults. "
+        "Only without a file, and with a private algorithm, is there a budget by default: epsilon 8.",
+        "## Top level",
+        table(KEYS, field_rows(Experiment, lambda kind: not is_section(kind))),
+    ]
+    for name, field in Experiment.model_fields.items():
+        if is_section(field.annotation):
+            rows = field_rows(field.annotation, lambda kind: True)
+            parts += [f"## `[{name}]`", table(KEYS, rows)]
+    for where, (key, what, choices) in CHOICES.items():
+        rows = [(f"`{choice}`", arguments(made), first_line(own_doc(made))) for choice, made in choices.items()]
+        parts += [f"## `[{where}]`", what, table((f"`{key}`", "parameters = defaults", "what"), rows)]
+    parts += [
+        "## `[algorithm]`",
+        "`name` is one of the [algorithms](algorithms/index.md), or `module:Class` for your own.",
+    ]
+    return joined(*parts)
+
+
+def is_section(kind: Any) -> bool:
+    return isinstance(kind, type) and issubclass(kind, config.Section)
+
+
+def field_rows(section: Any, keep: Callable[[Any], bool]) -> list[tuple[str, str, str, str]]:
+    """What a key means stands beside it in the source, as a comment."""
+    said = dict(re.findall(r"^    (\w+):.*?#\s(.*)$", inspect.getsource(section), re.MULTILINE))
+    return [
+        (f"`{name}`", type_text(field.annotation), f"`{shown_default(field.get_default())}`", plain(said.get(name, "")))
+        for name, field in section.model_fields.items()
+        if keep(field.annotation)
+    ]
+
+
+def arguments(made: Callable[..., Any]) -> str:
+    listed = [
+        name if default is ... else f"{name} = {shown_default(default)}"
+        for name, (_, default) in config.parameters(made).items()
+        if name not in GIVEN
+    ]
+    return f"`{', '.join(listed)}`" if listed else ""
+
+
+# Python ---------------------------------------------------------------------------------------------------------------
+
+
+def python() -> str:
+    parts = ["# Python", "Everything below is public: names reached otherwise may change."]
+    parts += ["## `sordino`"]
+    for name in sordino.__all__:
+        made = getattr(sordino, name)
+        if callable(made):
+            parts += member(f"sordino.{name}", made)
+    parts += ["## Results"]
+    parts += member("Result", Result)
+    parts += member("Comparison", Comparison)
+    parts += ["## The words of an algorithm", prose(types.__doc__ or "")]
+    for name in (
+        "Algorithm",
+        "Reader",
+        "Shard",
+        "Batch",
+        "Task",
+        "Received",
+        "Grant",
+        "Work",
+        "Claim",
+        "Bound",
+        "Offer",
+    ):
+        parts += member(name, getattr(types, name))
+    parts += ["## Errors", code(inspect.cleandoc(errors.__doc__ or ""), "text")]
+    parts += member("SordinoError", errors.SordinoError)
+    return joined(*parts)
+
+
+def member(name: str, made: Any) -> list[str]:
+    """The lines of the source that say what it takes: fields and method heads, no bodies."""
+    lines = textwrap.dedent(inspect.getsource(made)).splitlines()
+    node = ast.parse("\n".join(lines)).body[0]
+    kept = head(node, lines) if isinstance(node, ast.FunctionDef) else [lines[node.lineno - 1]]
+    for part in node.body if isinstance(node, ast.ClassDef) else []:
+        if isinstance(part, ast.AnnAssign) and not ast.unparse(part.target).startswith("_"):
+            kept += lines[part.lineno - 1 : part.end_lineno]
+        elif isinstance(part, ast.FunctionDef) and (not part.name.startswith("_") or part.name == "__init__"):
+            said = (ast.get_docstring(part) or "").partition("\n")[0]
+            kept += ["", *([f"    # {said}"] if said else []), *head(part, lines)]
+    return [f"### `{name}`", prose(own_doc(made)), code("\n".join(kept))]
+
+
+def head(function: ast.FunctionDef, lines: list[str]) -> list[str]:
+    """Decorators and signature as they stand."""
+    first = min([function.lineno, *(decorator.lineno for decorator in function.decorator_list)])
+    body = function.body[0]
+    if lines[body.lineno - 1][: body.col_offset].strip():  # `def f(): ...` has its body in its head
+        return lines[first - 1 : body.lineno]
+    *above, last = [line for line in lines[first - 1 : body.lineno - 1] if line.strip()]
+    return [*above, f"{last} ..."]
+
+
+# Markdown -------------------------------------------------------------------------------------------------------------
+
+
+def joined(*parts: str) -> str:
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
+    """A column in which nothing stands is left out."""
+    names, *body = [list(head), *map(list, rows)]
+    used = [i for i in range(len(names)) if any(row[i] for row in body)]
+    lines = [[row[i] for i in used] for row in (names, ["---"] * len(names), *body)]
+    return "\n".join("| " + " | ".join(str(cell).replace("|", "\\|") for cell in line) + " |" for line in lines)
+
+
+def toctree(names: Iterable[str], hidden: bool = False) -> str:
+    return "\n".join(["```{toctree}", *([":hidden:", ""] if hidden else []), *names, "```"])
+
+
+def code(text: str, language: str = "python") -> str:
+    return f"```{language}\n{text.strip()}\n```"
+
+
+def prose(text: str) -> str:
+    """A docstring as Markdown: indented passages are code, the rest is plain words."""
+    blocks = []
+    for block in re.split(r"\n\s*\n", inspect.cleandoc(text)):
+        aligned = any(line.startswith("  ") for line in block.splitlines()) or "   " in block
+        blocks.append(code(textwrap.dedent(block), "text") if aligned else plain(block))
+    return joined(*blocks).strip()
+
+
+def plain(text: str) -> str:
+    """Words as they are: what Markdown would take for markup is escaped, except inside backticks."""
+    pieces = re.split(r"(`[^`]*`)", " ".join(text.split()))
+    return "".join(p if p.startswith("`") else re.sub(r"([\\*_<>\[\]#])", r"\\\1", p) for p in pieces)
+
+
+def first_line(text: str) -> str:
+    return plain(inspect.cleandoc(text).split("\n\n")[0])
+
+
+def own_doc(made: Any) -> str:
+    """A docstring that somebody wrote: dataclasses and named tuples invent theirs."""
+    text = (made.__dict__.get("__doc__") if inspect.isclass(made) else made.__doc__) or ""
+    return "" if text.startswith(f"{getattr(made, '__name__', '')}(") else inspect.cleandoc(text)
+
+
+def parameter_rows(made: Callable[..., Any]) -> list[tuple[str, str, str]]:
+    return [
+        (f"`{name}`", type_text(kind), "required" if default is ... else f"`{shown_default(default)}`")
+        for name, (kind, default) in config.parameters(made).items()
+    ]
+
+
+def type_text(kind: Any) -> str:
+    if kind is type(None):
+        return "none"
+    if typing.get_origin(kind) is typing.Literal:
+        return " | ".join(f'`"{choice}"`' for choice in typing.get_args(kind))
+    if isinstance(kind, UnionType) or typing.get_origin(kind) is typing.Union:
+        return " | ".join(type_text(part) for part in typing.get_args(kind))
+    words = {dict: "table", str: "text", int: "integer", float: "number", bool: "`true` | `false`"}
+    return words.get(typing.get_origin(kind) or kind, getattr(kind, "__name__", str(kind)))
+
+
+def shown_default(value: Any) -> str:
+    """As one would write it in TOML."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, str):
+        return f'"{value}"'
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{k} = {shown_default(v)}" for k, v in value.items()) + "}"
+    return "none" if value is None else str(value)
+
+
+def number(epsilon: float | str) -> str:
+    return "∞" if epsilon == "inf" else f"{float(epsilon):.3g}"
+
+
+if __name__ == "__main__":
+    write(Path(__file__).parent / "generated")

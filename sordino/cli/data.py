@@ -1,0 +1,261 @@
+"""`sordino data`: which data there are, who would hold what, and a picture of it. Nothing is trained."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+
+from sordino.cli.options import Json
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from sordino.assemble import Parts
+    from sordino.config import Experiment
+
+app = typer.Typer(help="Data and partitions: list, partition, plot.", no_args_is_help=True)
+
+
+class Source(NamedTuple):
+    what: str
+    needs: tuple[str, ...]  # keys of [data]
+    takes: tuple[str, ...]
+
+
+SOURCES = {
+    "digits": Source("1,797 real 8x8 images of handwritten digits, shipped with scikit-learn", (), ("test_fraction",)),
+    "images": Source(
+        "images in the parquet format of the Hugging Face hub: a folder, or a hub id", ("path",), ("label", "download")
+    ),
+    "tabular": Source("one CSV or parquet table", ("path", "label"), ("group", "test_fraction")),
+    "quadratic": Source(
+        "clients whose best model is known in closed form: a test bed", (), ("clients", "dim", "heterogeneity")
+    ),
+}
+ROWS, COLUMNS = 40, 12  # what one screen holds: more clients are cut in the middle, more classes to the most frequent
+
+What = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="[EXPERIMENT.toml] [key=value ...]", help="An experiment, and what to change in it."),
+]
+
+
+def _experiment(words: list[str]) -> Experiment:
+    from sordino import config
+
+    files = [word for word in words if "=" not in word]
+    if len(files) > 1:
+        raise typer.BadParameter(f"one experiment at a time, got {', '.join(files)}")
+    return config.load(Path(files[0]) if files else None, [word for word in words if "=" in word])
+
+
+@app.command("list")
+def list_(what: What = None, as_json: Json = False) -> None:
+    """The sources of data and what each needs; with an experiment, what its data are."""
+    if what:
+        from sordino.assemble import Parts
+
+        facts = _facts(Parts(_experiment(what)))
+        if as_json:
+            typer.echo(json.dumps(facts))
+        else:
+            Console().print(_two_columns("Data", {name: _said(value) for name, value in facts.items()}))
+        return
+    if as_json:
+        typer.echo(json.dumps({name: source._asdict() for name, source in SOURCES.items()}))
+        return
+    table = _table("Sources of data", "data.source", "what", "needs", "takes")
+    for name, source in SOURCES.items():
+        keys = (", ".join(f"data.{key}" for key in named) for named in (source.needs, source.takes))
+        table.add_row(f"[bold]{name}[/bold]", source.what, *keys)
+    Console().print(table)
+
+
+@app.command()
+def partition(
+    what: What = None,
+    everybody: Annotated[bool, typer.Option("--all", help="Every client, however many.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Who would hold what: sizes, labels and how much clients differ."""
+    from sordino.assemble import Parts
+
+    found = _portrait(Parts(_experiment(what or [])))
+    if as_json:
+        typer.echo(json.dumps(found))
+        return
+    out = Console()
+    out.print(_two_columns(f"Partition: {found['scheme']}", _differences(found)))
+    out.print(_clients(found, everybody))
+    for warning in _warnings(found):
+        out.print(f"[yellow]note[/yellow] {warning}")
+
+
+@app.command()
+def plot(
+    what: What = None,
+    out: Annotated[Path, typer.Option(help="The picture: an SVG file that any browser opens.")] = Path("partition.svg"),
+) -> None:
+    """A picture of who would hold what: clients across, labels up."""
+    from sordino.assemble import Parts
+    from sordino.engine.checkpoint import atomic_write
+    from sordino.errors import DataError
+    from sordino.partition.picture import svg
+
+    if out.suffix != ".svg":
+        raise DataError(
+            f"{out} is no SVG file", why="pictures of partitions are SVG", fix="use --out NAME.svg", code="not-an-svg"
+        )
+    parts = Parts(_experiment(what or []))
+    title = f"Who holds what: {parts.dataset.name}, {_scheme(parts)}"
+    names = None if parts.dataset.classes else ["all"]
+    atomic_write(out, svg(_counts(parts), title, names).encode())
+    typer.echo(str(out))
+
+
+# what is said -----------------------------------------------------------------------------------------------------------
+
+
+def _facts(parts: Parts) -> dict[str, Any]:
+    import numpy as np
+
+    data = parts.dataset
+    group = data.train.group
+    return {
+        "name": data.name,
+        "source": parts.experiment.data.source,
+        "kind": data.kind,
+        "shape": list(data.shape),
+        "classes": data.classes,
+        "train": len(data.train.y),
+        "test": len(data.test.y),
+        "natural_clients": None if group is None else len(np.unique(group)),
+        "fingerprint": data.fingerprint(),
+        "note": data.note,
+    }
+
+
+def _counts(parts: Parts) -> Any:
+    import numpy as np
+
+    from sordino.partition.describe import table
+
+    return table(np.asarray(parts.dataset.train.y), parts.shares[0], max(parts.dataset.classes, 1))
+
+
+def _scheme(parts: Parts) -> str:
+    chosen = {key: value for key, value in parts.experiment.partition.items() if key not in ("scheme", "clients")}
+    told = ", ".join(f"{key} {value}" for key, value in chosen.items())
+    return str(parts.experiment.partition["scheme"]) + (f" ({told})" if told else "")
+
+
+def _portrait(parts: Parts) -> dict[str, Any]:
+    import numpy as np
+
+    from sordino.partition.describe import summary
+
+    rows, tests = parts.shares
+    labels, classes = np.asarray(parts.dataset.train.y), parts.dataset.classes
+    numbers = summary(labels, rows, max(classes, 1))
+    clients = [
+        {"client": k, "train": int(held.sum()), "test": len(tests[k]), "labels": held.tolist() if classes else None}
+        for k, held in enumerate(_counts(parts))
+    ]
+    return {
+        "data": parts.dataset.name,
+        "scheme": _scheme(parts),
+        "classes": classes,
+        "summary": numbers,
+        "smallest": min(clients, key=lambda client: (client["train"], client["client"]))["client"],
+        "without_test": [client["client"] for client in clients if not client["test"]],
+        "unused": len(labels) - int(numbers["examples"]),
+        "clients": clients,
+    }
+
+
+def _differences(found: dict[str, Any]) -> dict[str, str]:
+    n, classes = found["summary"], found["classes"]
+    told = {
+        "clients": f"{n['clients']:,}",
+        "examples for training": f"{n['examples']:,}" + (f" ({found['unused']:,} unused)" if found["unused"] else ""),
+        "examples of a client": f"{n['size_min']:,} to {n['size_max']:,}, median {n['size_median']:,.0f}",
+        "smallest client": f"{found['smallest']}, with {n['size_min']:,} examples",
+    }
+    if classes:
+        told |= {
+            "labels of a client": f"{n['classes_per_client']:.1f} of {classes}, as many as {n['effective_classes']:.1f} equally frequent ones",
+            "difference from all": f"{n['total_variation']:.2f} (total variation of labels: 0 alike, 1 nothing in common)",
+        }
+    return told
+
+
+def _warnings(found: dict[str, Any]) -> list[str]:
+    empty = [client["client"] for client in found["clients"] if not client["train"]]
+    told = {
+        "hold no training examples": empty,
+        "have no test examples, so their own accuracy cannot be said": found["without_test"],
+    }
+    return [
+        f"{len(who)} of {len(found['clients'])} clients {what}: {', '.join(map(str, who[:8]))}{', ...' if len(who) > 8 else ''}"
+        for what, who in told.items()
+        if who
+    ]
+
+
+def _clients(found: dict[str, Any], everybody: bool) -> Table:
+    rows, classes = found["clients"], found["classes"]
+    wide = 0 < classes <= COLUMNS
+    labels = [str(c) for c in range(classes)] if wide else ["most frequent labels"] * (classes > 0)
+    table = _table("Examples of each client", "client", "train", "test", *labels, right=True)
+    cut = not everybody and len(rows) > ROWS
+    if cut:  # the extremes say more than the first few
+        ranked = sorted(rows, key=lambda row: (row["train"], row["client"]))
+        table.title = (
+            f"The {ROWS // 4} smallest, the middle and the largest of {len(rows):,} clients (--all shows every one)"
+        )
+        middle = len(rows) // 2 - ROWS // 8
+        picked = [ranked[: ROWS // 4], ranked[middle : middle + ROWS // 4], ranked[-ROWS // 4 :]]
+    else:
+        picked = [rows]
+    for block in picked:
+        for row in block:
+            table.add_row(*(f"{row[key]:,}" for key in ("client", "train", "test")), *_labels(row["labels"], wide))
+        table.add_section()
+    return table
+
+
+def _labels(held: list[int] | None, wide: bool) -> list[str]:
+    if held is None:
+        return []
+    if wide:
+        return [f"{count:,}" if count else "[dim]·[/dim]" for count in held]
+    ranked = sorted(((count, label) for label, count in enumerate(held) if count), key=lambda pair: (-pair[0], pair[1]))
+    more = f" and {len(ranked) - 6} more" if len(ranked) > 6 else ""
+    return [", ".join(f"{label}: {count:,}" for count, label in ranked[:6]) + more]
+
+
+def _said(value: Any) -> str:
+    if isinstance(value, list):
+        return " x ".join(map(str, value))
+    return "none" if value in (None, "") else f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def _table(title: str, *columns: str, right: bool = False) -> Table:
+    from rich.table import Table
+
+    table = Table(title=title, title_justify="left", title_style="bold")
+    for column in columns:
+        table.add_column(column, justify="right" if right else "left")
+    return table
+
+
+def _two_columns(title: str, rows: dict[str, str]) -> Table:
+    table = _table(title, "what", "")
+    for name, value in rows.items():
+        table.add_row(name.replace("_", " "), escape(value))
+    return table

@@ -1,0 +1,41 @@
+"""`sordino doctor`: will runs be well here?"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+
+from sordino.cli.options import Json
+
+STYLES = {"ok": "green", "slow": "yellow", "broken": "bold red"}
+
+
+def doctor(as_json: Json = False) -> None:
+    """Look at this machine: what it can do, what would be slow, what is broken. Exit code 2 where something is broken."""
+    from rich.table import Table
+
+    from sordino.doctor import engine, judge, measure
+
+    facts = measure(Path("runs"))
+    findings = list(judge(facts))
+    if as_json:
+        told = {
+            "facts": asdict(facts),
+            "findings": [finding._asdict() for finding in findings],
+            "engine": engine(facts, 20),
+        }
+        typer.echo(json.dumps(told))
+    else:
+        table = Table()
+        for column in ("what", "", "found", "to do"):
+            table.add_column(column)
+        for f in findings:
+            table.add_row(f.what, f"[{STYLES[f.state]}]{f.state}[/]", escape(f.says), escape(f.fix))
+        Console().print(table)
+    if any(finding.state == "broken" for finding in findings):
+        raise typer.Exit(2)

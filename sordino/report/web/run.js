@@ -1,0 +1,133 @@
+// The report of one run.
+const rows = facts.metrics, scored = rows.filter(r => "loss" in r), last = scored[scored.length - 1] || {};
+const metric = "accuracy" in last ? "accuracy" : "loss", score = metric === "accuracy" ? percent : v => digits(v, 4);
+const within = metric === "accuracy" ? (u, low, high) => { const [a, b] = uPlot.rangeNum(low, high, 0.1, true); return [Math.max(0, a), Math.min(1, b)]; } : undefined;
+const total = key => rows.reduce((sum, row) => sum + row[key], 0);
+const DASHES = facts.dashes, COLOURS = facts.colours;
+
+head(facts.name,
+  `${facts.algorithm} on ${facts.data}: ${facts.clients} clients, ${facts.examples} examples, ${facts.parameters} parameters, ${rows.length} rounds. ${facts.note}`,
+  facts.simulated && "A simulation: the noise came from a seed. The numbers describe what the same run promises with real noise; this run itself protects nobody.");
+headline();
+promises(section("What can still be learned, by whom"), facts.guarantees);
+assumptions();
+learning(section("Learning", "div", { class: "grid" }));
+privacy(section("Privacy spent", "div", { class: "grid" }));
+partition(section("Who holds what", "div", { class: "grid" }));
+again(section("Do it again"));
+start();
+
+function headline() {
+  const list = [], ten = scored.slice(-10), finite = facts.guarantees.filter(g => g.epsilon !== "inf");
+  const promise = finite.find(g => g.unit === "client") || finite[0];
+  if (promise) list.push([`ε per ${promise.unit}, against ${promise.by}`, epsilon(promise.epsilon), promise.nominal_epsilon === undefined ? `${promise.status}, δ ${digits(promise.delta)}` : `holds; the formula's ${epsilon(promise.nominal_epsilon)} proves nothing`]);
+  else list.push(["epsilon", "∞", "nothing is promised"]);
+  if (last[metric] !== undefined) {
+    list.push([`test ${metric}, final`, score(last[metric])]);
+    list.push([`mean of last ${ten.length}`, score(ten.reduce((sum, r) => sum + r[metric], 0) / ten.length)]);
+  }
+  if (last.clients) {
+    list.push(["mean over clients", score(last.clients.mean), `± ${score(last.clients.std)} between them`]);
+    list.push(["worst 10 % of clients", score(last.clients.worst_tenth)]);
+  }
+  list.push(["sent down", size(total("bytes_down")), `${size(total("bytes_up"))} up`]);
+  cards(list);
+}
+
+function assumptions() {
+  const fold = make("details", main);
+  make("summary", fold, "What this rests on");
+  const list = make("ul", fold, null, { class: "plain" });
+  for (const text of facts.assumptions) make("li", list, text);
+}
+
+function learning(place) {
+  if (scored.length) {
+    const x = scored.map(r => r.round), global = scored.map(r => r[metric]), of = f => scored.map(r => (r.clients ? f(r.clients) : null));
+    const mean = of(c => c.mean), worst = of(c => c.worst_tenth);
+    const band = metric === "accuracy" ? [of(c => Math.max(0, c.mean - c.std)), of(c => Math.min(1, c.mean + c.std))] : [of(c => c.mean - c.std), of(c => c.mean + c.std)];
+    const box = figure(place, {
+      title: `Test ${metric}`, about: "Band: mean over clients ± one standard deviation. Every point is this round's, never the best so far.",
+      columns: ["round", "global model", "mean over clients", "± std", "worst 10 %"],
+      rows: () => scored.map((r, i) => [r.round, score(global[i]), either(mean[i], score), either(r.clients && r.clients.std, score), either(worst[i], score)]),
+    });
+    lines(box, { x, xLabel: "round", format: score, range: within, series: [
+      { label: "global model", data: global, colour: "c0" },
+      { label: "mean over clients", data: mean, colour: "c2", dash: DASHES[2], band },
+      { label: "worst 10 % of clients", data: worst, colour: "c1", dash: DASHES[1] },
+    ] });
+  }
+  if (last.clients && last.clients.each) {
+    const each = last.clients.each.map((v, k) => [v, k]).filter(([v]) => v !== null).sort(([a], [b]) => (metric === "loss" ? b - a : a - b));
+    const tenth = Math.max(1, Math.ceil(each.length / 10));
+    const box = figure(place, {
+      title: `Each client at the end, from worst to best`, about: `Test ${metric} of the global model on each client's own share; the worst tenth stands out.`,
+      columns: ["client", `test ${metric}`], rows: () => each.map(([v, k]) => [k, score(v)]),
+    });
+    bars(box, { values: each.map(([v]) => v), colours: each.map((_, i) => (i < tenth ? "c1" : "c0")), format: score, top: metric === "accuracy" ? 1 : Math.max(...each.map(([v]) => v)), xLabel: `${each.length} clients` });
+  }
+  let down = 0, up = 0;
+  const cost = rows.map(r => [r.round, (down += r.bytes_down), (up += r.bytes_up)]);
+  if (!cost.length) return;
+  const box = figure(place, { title: "Traffic", about: "Bytes really serialised, added up over rounds and clients.", columns: ["round", "down", "up"], rows: () => cost.map(([t, d, u]) => [t, size(d), size(u)]) });
+  lines(box, { x: cost.map(c => c[0]), xLabel: "round", format: size, range: (u, low, high) => [0, high * 1.05 || 1], series: [
+    { label: "down, to clients", data: cost.map(c => c[1]), colour: "c3" }, { label: "up, from clients", data: cost.map(c => c[2]), colour: "c2", dash: DASHES[1] },
+  ] });
+}
+
+function privacy(place) {
+  const held = facts.epsilon, endless = facts.guarantees.filter(g => g.epsilon === "inf");
+  if (held.length) {
+    epsilons(place, held.map(c => ({ ...c, shown: c.points })), { title: "Epsilon that holds, over rounds", about: `At delta ${digits(facts.delta)}, for the client that spent most; one line per unit and adversary.` });
+    const nominal = held.filter(c => c.nominal);
+    if (nominal.length) epsilons(place, nominal.map(c => ({ ...c, shown: c.nominal })), { title: "What the formula prints", unproved: true, about: "The source's own count. It is drawn for comparison and proves nothing: read the other chart." });
+  }
+  if (!held.length) make("p", place, "Nothing with a finite epsilon was released: no row of this run is protected.");
+  budgets(place);
+  if (held.length && endless.length) make("p", place, `Not drawn, because nothing bounds it: ${endless.map(g => `one ${g.unit}, against ${g.by}`).join("; ")}.`);
+}
+
+function epsilons(place, curves, { title, about, unproved = false }) {
+  const stops = [...new Set(curves.flatMap(c => c.shown.map(p => p[0])))].sort((a, b) => a - b);
+  const series = curves.map((c, i) => {
+    const at = new Map(c.shown), label = `one ${c.unit}, against ${c.by}${unproved ? " (nominal)" : c.status === "nominal" ? "" : ` (${c.status})`}`;
+    return { label, data: stops.map(s => at.get(s) ?? null), colour: unproved ? "warn" : COLOURS[i % COLOURS.length], dash: unproved ? [2, 6] : DASHES[i % DASHES.length] };
+  });
+  const box = figure(place, { title, about, unproved, columns: ["round", ...series.map(s => s.label)], rows: () => stops.map((s, i) => [s, ...series.map(c => either(c.data[i], v => digits(v, 4)))]) });
+  lines(box, { x: stops, xLabel: "round", series, format: digits, range: (u, low, high) => [0, high * 1.08 || 1] });
+}
+
+function budgets(place) {
+  const clients = facts.by_client;
+  if (!clients.length || !clients[0].granted) return;
+  const list = clients.map(c => [Math.max(...c.spent.map((s, i) => s / c.granted[i])), c]).sort(([a], [b]) => b - a), numbers = v => v.map(part => digits(part, 4)).join(", ");
+  const box = figure(place, {
+    title: "Spent of granted, client by client", about: `In ${facts.currency}, the currency that adds up. Nobody is asked again once the budget is spent.`,
+    columns: ["client", "examples", "exposures", "planned", "spent", "granted"],
+    rows: () => clients.map(c => [c.client, c.examples, c.exposures, c.planned, numbers(c.spent), numbers(c.granted)]),
+  });
+  bars(box, { values: list.map(([share]) => share), colours: list.map(() => "c0"), format: percent, top: 1, xLabel: `${list.length} clients, from most to least spent`, limit: { at: 1, name: "granted" } });
+}
+
+function partition(place) {
+  const counts = facts.partition, sizes = counts.map(row => row.reduce((a, b) => a + b, 0));
+  if (counts[0].length > 1) {
+    heat(figure(place, {
+      title: "Labels of each client", columns: ["client", ...counts[0].map((_, j) => `class ${j}`), "all"], rows: () => counts.map((row, k) => [k, ...row, sizes[k]]),
+      about: `How many training examples of each class a client holds. Darker is more${counts.length > 120 ? `; each row is the mean of ${Math.ceil(counts.length / 120)} neighbouring clients` : ""}.`,
+    }), counts);
+  } else {
+    bars(figure(place, { title: "Examples of each client", about: "One bar per client.", columns: ["client", "examples"], rows: () => sizes.map((n, k) => [k, n]) }),
+      { values: sizes, colours: sizes.map(() => "c0"), format: v => digits(v), top: Math.max(...sizes), xLabel: `${sizes.length} clients` });
+  }
+  const made = make("figure", place);
+  table(made, { columns: ["measure", "value"], caption: "How different the clients are", wide: true, rows: Object.entries(facts.heterogeneity).map(([name, v]) => [name.replaceAll("_", " "), typeof v === "number" ? digits(v, 4) : String(v)]) });
+  make("p", made, "Total variation: how far a client's mix of labels is from everybody's, 0 alike to 1. Effective classes: as many equally frequent classes would be as mixed.").style.fontSize = ".84rem";
+}
+
+function again(place) {
+  make("p", place, "Save the configuration as experiment.toml and run:");
+  make("pre", place, facts.commands.join("\n"), { tabindex: "0" });
+  folded(place, "Configuration", facts.experiment, "experiment.toml");
+  folded(place, "Environment", JSON.stringify({ ...facts.environment, ledger_head: facts.ledger_head }, null, 2));
+}

@@ -1,0 +1,128 @@
+"""Sweeps: one experiment with several values of a parameter, and what the search would have cost had it been charged.
+
+Whoever tries k configurations on the same data and keeps one has released all k: the sequential composition of all of them
+bounds what the choice can tell (Dwork and Roth 2014, 3.5; Papernot and Steinke 2022 show that no choice is free).
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+from sordino.config import CHOOSERS
+from sordino.errors import ConfigError
+from sordino.ledger.claims import ADVERSARIES
+from sordino.ledger.statement import Key, Row, read_notes, statement
+
+OPENING, CLOSING, QUOTES = "[{(", "]})", "\"'"
+NOT_SWEPT = {"seed": "seeds are what `--seeds N` is for", "name": "the name of a method comes from its values"}
+
+
+class Setting(NamedTuple):
+    """One point of a grid."""
+
+    label: str  # "lr=0.01 mu=1", empty without a sweep
+    overrides: tuple[str, ...]
+
+
+def grid(overrides: Iterable[str]) -> list[Setting]:
+    """Every combination of the listed values; an override with one value belongs to all of them."""
+    listed = [(override, *_values(override)) for override in overrides]
+    swept = {key for _, key, values in listed if len(values) > 1}
+    for key in swept & NOT_SWEPT.keys():
+        raise ConfigError(f"{key} cannot be swept", why=NOT_SWEPT[key], fix=f"give one {key}", code="not-swept")
+    found = []
+    options = ([f"{key}={v}" for v in values] if key in swept else [override] for override, key, values in listed)
+    for choice in itertools.product(*options):
+        label = " ".join(_told(part) for part, (_, key, _) in zip(choice, listed, strict=True) if key in swept)
+        found.append(Setting(label, choice))
+    return found
+
+
+def _told(part: str) -> str:
+    """lr=0.01 for algorithm.lr=0.01, fedprox for algorithm=fedprox."""
+    key, _, value = part.partition("=")
+    return value.strip("\"'") if key in CHOOSERS else part.removeprefix("algorithm.")
+
+
+def _values(override: str) -> tuple[str, list[str]]:
+    key, equals, text = override.partition("=")
+    if not equals:
+        return override, []  # the loader says what is wrong with it
+    return key.strip(), split(text)
+
+
+def split(text: str) -> list[str]:
+    """At the commas that no bracket and no quote encloses: 0.1,0.2 is two values, {size = 3, name = "a,b"} is one."""
+    parts, depth, quote = [""], 0, ""
+    for letter in text:
+        if quote:
+            quote = "" if letter == quote else quote
+        elif letter in QUOTES:
+            quote = letter
+        depth += 0 if quote else (letter in OPENING) - (letter in CLOSING)
+        if letter == "," and depth == 0 and not quote:
+            parts.append("")
+        else:
+            parts[-1] += letter
+    return [part.strip() for part in parts]
+
+
+# what the search would have cost ----------------------------------------------------------------------------------------
+
+
+class Composed(NamedTuple):
+    """What all configurations together tell about one unit, to one adversary."""
+
+    unit: str
+    neighbours: str
+    adversary: str
+    status: str
+    delta: float
+    epsilon: float  # one seed of each configuration: what a search on real data would be
+    every_seed: float  # all that was run here
+
+    def to_json(self) -> dict[str, Any]:
+        return {k: "inf" if v == math.inf else v for k, v in self._asdict().items()}
+
+
+class Notes(NamedTuple):
+    """What the ledger of one run says was released."""
+
+    texts: Sequence[str]
+    population: int  # clients
+
+
+def composed(seeds: Sequence[Sequence[Notes]], delta: float) -> list[Composed]:
+    """The statement of the united ledgers, for the seed that tells most. `seeds` holds one ledger per configuration.
+
+    Within a seed every client holds the same examples, so its releases compose exactly. Between seeds the examples change hands;
+    whoever held them, epsilons at delta / n add up to one at delta.
+    """
+    once = [_united(seed, delta) for seed in seeds]
+    shared = [_united(seed, delta / len(seeds)) for seed in seeds] if len(seeds) > 1 else once
+    found = []
+    for key, row in once[0].items():
+        if all(key in rows for rows in once):
+            epsilon = max(rows[key].epsilon for rows in once)
+            total = sum(rows[key].epsilon for rows in shared)
+            found.append(Composed(*key, row.status, delta, epsilon, total))
+    return found
+
+
+def _united(configurations: Sequence[Notes], delta: float) -> dict[Key, Row]:
+    """Rows of the union, against adversaries for whom every configuration states its claims in the same terms.
+
+    A release that is recorded under add_remove says nothing under replace: there its cost would be missing, not zero.
+    """
+    spoken = [keys for notes in configurations if (keys := read_notes(*notes).keys())]
+    population = max(notes.population for notes in configurations)
+    rows = statement(itertools.chain.from_iterable(notes.texts for notes in configurations), population, delta)
+    alike = {
+        adversary
+        for adversary in ADVERSARIES
+        if len({frozenset(key for key in keys if key[2] == adversary) for keys in spoken}) == 1
+    }
+    return {(row.unit, row.neighbours, row.adversary): row for row in rows if row.adversary in alike}

@@ -1,0 +1,535 @@
+"""`sordino check`: an algorithm of one's own passes, and for each law a broken twin is caught by that law."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+from laws import warm
+
+from sordino.checking import LAWS, Law, Report, check
+from sordino.cli import main
+from sordino.engine import processes
+from sordino.errors import ConfigError
+
+FEDPROX = '''"""FedProx over FedAvg. Li et al., MLSys 2020."""
+
+from dataclasses import dataclass
+
+from sordino import tree
+from sordino.algorithms.fedavg import FedAvg
+
+
+@dataclass(frozen=True)
+class FedProx(FedAvg):
+    mu: float = 0.01
+
+    def direction(self, g, y, x):
+        return tree.axpy(self.mu, tree.sub(y, x), g)
+'''
+
+# everything a twin may want; each adds one class called Mine
+PRELUDE = """
+import os, sys
+from dataclasses import dataclass
+from typing import NamedTuple
+import torch
+from sordino import tree
+from sordino.algorithms import fedavg
+from sordino.algorithms.fedavg import Client, FedAvg, Server, Up
+from sordino.errors import BudgetExhausted
+from sordino.ledger.claims import ADVERSARIES, Claim
+from sordino.ledger.events import Gaussian
+from sordino.privacy.readers import NoisyGradient, Open
+from sordino.privacy.stages import Clip, Noise, Stage, Weigh
+from sordino.types import Reader
+from sordino.uplink import Uplink
+SEEN = {}
+"""
+
+
+class Twin(NamedTuple):
+    breaks: set[str]  # exactly these
+    source: str
+    says: str  # part of the reason
+
+
+def local(body: str) -> str:
+    return f"""
+class Mine(FedAvg):
+    def local(self, task, down, c, shard, key):
+        {body}
+"""
+
+
+def update(body: str) -> str:
+    return f"""
+class Mine(FedAvg):
+    def update(self, s, r):
+        {body}
+"""
+
+
+TWINS = {
+    "a half is missing": Twin(
+        {"complete"},
+        """
+@dataclass(frozen=True)
+class Mine:
+    read: Reader = Open()
+    uplink: Uplink = Uplink()
+    def local(self, task, down, c, shard, key):
+        return down, c
+""",
+        "work, init, init_client, broadcast, zero, update, personal",
+    ),
+    "no dataclass": Twin(
+        {"complete"},
+        """
+class Mine:
+    read, uplink, work = Open(), Uplink(), None
+    init = init_client = broadcast = zero = local = update = personal = print
+""",
+        "not a dataclass",
+    ),
+    "a gate that cannot be exchanged": Twin(
+        {"complete"},
+        """
+@dataclass(frozen=True)
+class Mine:
+    uplink: Uplink = Uplink()
+    read, work = Open(), None
+    init = init_client = broadcast = zero = local = update = personal = print
+""",
+        "read cannot be exchanged",
+    ),
+    "a decorator forgotten": Twin({"frozen"}, "class Mine(FedAvg):\n    mu: float = 0.01\n", "mu cannot be set"),
+    "not frozen": Twin(
+        {"frozen"},
+        """
+@dataclass
+class Mine:
+    read: Reader = Open()
+    uplink: Uplink = Uplink()
+    lr: float = 0.1
+    rate, work, direction = FedAvg.rate, FedAvg().work, FedAvg.direction
+    lr_decay, lr_decay_per, server_lr = 1.0, "round", 1.0
+    init, init_client, broadcast, zero = FedAvg.init, FedAvg.init_client, FedAvg.broadcast, FedAvg.zero
+    local, update, personal = FedAvg.local, FedAvg.update, FedAvg.personal
+""",
+        "can change",
+    ),
+    "seeded noise of its own": Twin(
+        {"draws nothing"},
+        local(
+            "up, c = super().local(task, down, c, shard, key)\n"
+            "        g = torch.Generator().manual_seed(0)\n"
+            "        return Up(tree.map(lambda d: d + 1e-3 * torch.randn(d.shape, generator=g), up.delta)), c"
+        ),
+        "manual_seed, randn",
+    ),
+    "a count that is no tensor": Twin(
+        {"tensors"},
+        update("return Server(s.x, s.round + 1)") + "    def init_client(self, task):\n        return Client(0)\n",
+        "not a tree of tensors: int at participations/",
+    ),
+    "a list of tensors": Twin({"tensors"}, local("return [down.x['w']] if 'w' in down.x else [], c"), "list"),
+    "a truth value in a message": Twin(
+        {"tensors"},
+        """
+class Mine(FedAvg):
+    def init(self, task, key):
+        return Server(task.init(key), torch.tensor(False))
+    def update(self, s, r):
+        return Server(super().update(s, r).x, s.round)
+""",
+        "torch.bool",
+    ),
+    "an upload that is not like zero": Twin(
+        {"shapes"},
+        local(
+            "up, c = super().local(task, down, c, shard, key)\n"
+            "        return Up(tree.map(lambda d: d.reshape(-1)[:1], up.delta)), c"
+        ),
+        "local uploads delta/",
+    ),
+    "a state that loses a name": Twin(
+        {"shapes"},
+        local("up, c = super().local(task, down, c, shard, key)\n        return up, (c.participations,)"),
+        "local keeps the tensors 0 instead of participations",
+    ),
+    "a model in double precision": Twin(
+        {"shapes"},
+        update("s = super().update(s, r)\n        return Server(tree.map(torch.Tensor.double, s.x), s.round)"),
+        "update gives",
+    ),
+    "its own state counted in place": Twin(
+        {"pure"},
+        local("up, _ = super().local(task, down, c, shard, key)\n        return up, Client(c.participations.add_(1))"),
+        "local changes the tensor participations",
+    ),
+    "the model moved in place": Twin(
+        {"pure"},
+        update("tree.map(lambda x, d: x.add_(d), s.x, r.mean.delta)\n        return Server(s.x, s.round + 1)"),
+        "update changes the tensor x/",
+    ),
+    "a broadcast that counts its calls": Twin(
+        {"pure"},
+        """
+class Mine(FedAvg):
+    def broadcast(self, s):
+        SEEN["calls"] = SEEN.get("calls", 0) + 1
+        return Server(s.x, s.round + SEEN["calls"])
+""",
+        "called twice",
+    ),
+    "rows behind the gate": Twin(
+        {"sealed", "noisy"},
+        local(
+            "up, c = super().local(task, down, c, shard, key)\n"
+            "        return Up(tree.scale(0.5 + 0 * float(shard._examples.y.double().mean()), up.delta)), c"
+        ),
+        "_examples",
+    ),
+    "divided by those who answered": Twin(
+        {"absence"},
+        update("return Server(tree.axpy(1 / r.participation / 2, r.mean.delta, s.x), s.round + 1)"),
+        "nobody answered",
+    ),
+    "a mean divided by its own norm": Twin(
+        {"absence"},
+        update(
+            "size = tree.norm(r.mean)\n"
+            "        step = tree.map(lambda d: (0.05 * d / size).to(d.dtype), r.mean.delta)\n"
+            "        return Server(tree.add(s.x, step), s.round + 1)"
+        ),
+        "not finite",
+    ),
+    "a stage that moves zeros": Twin(
+        {"linear"},
+        """
+class Shift(Stage):
+    def encode(self, x, bound, grant):
+        return tree.map(lambda d: d + 1e-3, x)
+@dataclass(frozen=True)
+class Mine(FedAvg):
+    uplink: Uplink = Uplink(client=(Shift(), Weigh()))
+""",
+        "answers zeros moves the mean",
+    ),
+    "a decoder that sees the crowd": Twin(
+        {"linear"},
+        """
+class Squash(Stage):
+    def decode(self, y):
+        return tree.map(torch.tanh, y)
+@dataclass(frozen=True)
+class Mine(FedAvg):
+    uplink: Uplink = Uplink(client=(Squash(), Weigh()))
+""",
+        "depends on what the others answer",
+    ),
+    "a weight that the denominator does not know": Twin(
+        {"linear"},
+        """
+class Half(Stage):
+    def encode(self, x, bound, grant):
+        return tree.scale(grant.size / grant.largest, x)
+@dataclass(frozen=True)
+class Mine(FedAvg):
+    uplink: Uplink = Uplink(client=(Half(),))
+""",
+        "the mean of equal uploads",
+    ),
+    "a line that fails in the third round": Twin(
+        {"runs"},
+        update("if int(s.round) == 2 and 'w' not in s.x:\n            {}['x']\n        return super().update(s, r)"),
+        "KeyError",
+    ),
+    "a glance at who came before": Twin(
+        {"order", "processes"},  # in another process other clients came before
+        local(
+            "up, c = super().local(task, down, c, shard, key)\n"
+            "        came, me = SEEN.setdefault(int(down.round), []), float(tree.norm(up))\n"
+            "        if me not in came:\n"
+            "            came.append(me)\n"
+            "        return Up(tree.scale(1 + came.index(me) / 100, up.delta)), c"
+        ),
+        "the order in which clients are served",
+    ),
+    "a process that knows its number": Twin(
+        {"processes"},
+        local(
+            "up, c = super().local(task, down, c, shard, key)\n"
+            "        return Up(tree.scale(1 + os.getpid() % 1009 / 1e6, up.delta)), c"
+        ),
+        "two client processes give another",
+    ),
+    "momentum in a global": Twin(
+        {"resume"},
+        update(
+            "SEEN[int(s.round)] = r.mean.delta\n"
+            "        before = SEEN.get(int(s.round) - 1, tree.zeros_like(s.x))\n"
+            "        return Server(tree.add(s.x, tree.axpy(0.5, before, r.mean.delta)), s.round + 1)"
+        ),
+        "stopped and resumed",
+    ),
+    "momentum on the instance": Twin(
+        {"resume"},
+        update(
+            "vars(self)[f'm{int(s.round)}'] = r.mean.delta\n"
+            "        before = vars(self).get(f'm{int(s.round) - 1}', tree.zeros_like(s.x))\n"
+            "        return Server(tree.add(s.x, tree.axpy(0.5, before, r.mean.delta)), s.round + 1)"
+        ),
+        "stopped and resumed",
+    ),
+    "a stop of its own": Twin(
+        {"ledger"},
+        update(
+            "if int(s.round) == 3 and 'w' not in s.x:\n"
+            "            raise BudgetExhausted('enough')\n"
+            "        return super().update(s, r)"
+        ),
+        "5 rounds were asked for, 3 of 4 are published",
+    ),
+    "a boast": Twin(
+        {"receipt"},
+        """
+class Boast(Open):
+    def claims(self, work, size, multiplier):
+        return [Claim("example", "replace", a, Gaussian(1.0), "proved", ()) for a in ADVERSARIES]
+@dataclass(frozen=True)
+class Mine(FedAvg):
+    read: Reader = Boast()
+""",
+        "no gate is private, but the receipt promises epsilon",
+    ),
+    "a private gate that promises nothing": Twin(
+        {"receipt", "noisy"},
+        """
+class Shy(NoisyGradient):
+    def claims(self, work, size, multiplier):
+        return Open().claims(work, size, multiplier)
+@dataclass(frozen=True)
+class Mine(FedAvg):
+    batch_size: int | str = "full"
+    read: Reader = Shy(1.0)
+""",
+        "a gate is private, but the receipt promises nothing",
+    ),
+    "uphill": Twin(
+        {"learns"},
+        "class Mine(FedAvg):\n    def direction(self, g, y, x):\n        return tree.scale(-1, g)\n",
+        "end at",
+    ),
+    "two passes": Twin(
+        {"noisy"},
+        local(
+            "first, c = super().local(task, down, c, shard, key)\n"
+            "        second, _ = super().local(task, down, c, shard, key)\n"
+            "        return Up(tree.scale(0.5, tree.add(first.delta, second.delta))), c"
+        ),
+        "second pass",
+    ),
+    "one batch of many": Twin(
+        {"noisy"},
+        local(
+            "g = next(shard.batches(self.work, key)).grad(task.losses, down.x)\n"
+            "        return Up(tree.scale(-0.1, g)), Client(c.participations + 1)"
+        ),
+        "1 were taken",
+    ),
+}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def quick_processes() -> None:
+    """Client processes are forked from one that has imported everything."""
+    warm.start()
+
+
+@pytest.fixture
+def judged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Report]:
+    monkeypatch.setattr(processes, "subprocess", warm.stand_in())
+
+    def call(source: str, *words: str, name: str | None = "Mine") -> Report:
+        file = tmp_path / f"algorithm_{tmp_path.name}.py"
+        file.write_text(source)
+        return check(file, name, words)
+
+    return call
+
+
+def code_lines(source: str) -> int:
+    """Lines that hold code: no comments, no docstrings, no blank lines."""
+    module = ast.parse(source)
+    prose = {
+        line
+        for node in ast.walk(module)
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+        for line in range(node.lineno, (node.end_lineno or node.lineno) + 1)
+    }
+    lines = enumerate(source.splitlines(), 1)
+    return sum(bool(line.split("#")[0].strip()) and number not in prose for number, line in lines)
+
+
+def test_fedprox_of_ones_own_passes(judged: Callable[..., Report]) -> None:
+    assert code_lines(FEDPROX) <= 15
+    report = judged(FEDPROX, "algorithm.mu=0.5", name=None)
+    assert report.algorithm.endswith(":FedProx")
+    assert [v.verdict for v in report.verdicts] == ["holds"] * len(LAWS), report.broken
+
+
+# a law's second and third twin
+AGAIN = {
+    "a list of tensors",
+    "a truth value in a message",
+    "a state that loses a name",
+    "a model in double precision",
+    "the model moved in place",
+    "a mean divided by its own norm",
+    "a decoder that sees the crowd",
+    "a weight that the denominator does not know",
+    "momentum on the instance",
+    "a private gate that promises nothing",
+    "one batch of many",
+}
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] * (n in AGAIN)) for n in TWINS])
+def test_a_broken_twin_is_caught_by_its_law(
+    name: str, judged: Callable[..., Report], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    twin = TWINS[name]
+    if "processes" not in twin.breaks:  # the dearest law
+        monkeypatch.setitem(LAWS, "processes", Law("not tried here", lambda trial: None))
+    report = judged(PRELUDE + twin.source)
+    broken = {v.law: v for v in report.verdicts if v.verdict == "broken"}
+    assert set(broken) == twin.breaks, broken
+    assert any(twin.says in v.why for v in broken.values()), broken
+    assert all(v.fix for v in broken.values())
+
+
+def test_every_law_has_a_twin() -> None:
+    assert set().union(*(twin.breaks for name, twin in TWINS.items() if name not in AGAIN)) == set(LAWS)
+
+
+# no false alarms --------------------------------------------------------------------------------------------------------
+
+SOUND = {
+    "scaffold": "from sordino.algorithms.scaffold import Scaffold\n@dataclass(frozen=True)\nclass Mine(Scaffold):\n    pass\n",
+    "decaying steps": "@dataclass(frozen=True)\nclass Mine(FedAvg):\n    local_steps: int | None = 3\n    lr_decay: float = 0.9\n",
+    "a noisy reader": """
+@dataclass(frozen=True)
+class Mine(FedAvg):
+    batch_size: int | str = "full"
+    read: Reader = NoisyGradient(1.0)
+""",
+    "noise at the client": """
+@dataclass(frozen=True)
+class Mine(FedAvg):
+    uplink: Uplink = Uplink(client=(Clip(1.0), Noise(), Weigh()))
+""",
+    "noise over a hidden cohort": """
+@dataclass(frozen=True)
+class Mine(FedAvg):
+    uplink: Uplink = Uplink(client=(Clip(1.0),), server=(Noise(neighbours="add_remove"),))
+""",
+    "momentum at the server": """
+class Kept(NamedTuple):
+    x: dict
+    round: torch.Tensor
+    v: dict
+@dataclass(frozen=True)
+class Mine(FedAvg):
+    beta: float = 0.5
+    def init(self, task, key):
+        x = task.init(key)
+        return Kept(x, torch.tensor(0), tree.zeros_like(x))
+    def broadcast(self, s):
+        return Server(s.x, s.round)
+    def update(self, s, r):
+        v = tree.axpy(self.beta, s.v, r.mean.delta)
+        return Kept(tree.add(s.x, v), s.round + 1, v)
+""",
+}
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] * ("server" not in n)) for n in SOUND])
+def test_a_sound_algorithm_passes(name: str, judged: Callable[..., Report]) -> None:
+    report = judged(PRELUDE + SOUND[name])
+    assert [v.verdict for v in report.verdicts] == ["holds"] * len(LAWS), report.verdicts
+
+
+def test_a_step_too_large_is_no_learning(judged: Callable[..., Report]) -> None:
+    report = judged(FEDPROX, "lr=3.0", name=None)  # the algorithm's own key
+    assert report.broken == ["learns"]
+
+
+# the file and the command -----------------------------------------------------------------------------------------------
+
+FILES: dict[str, tuple[str, str, str, str | None]] = {  # code, file name, its text, --class
+    "text": ("no-algorithm-file", "algorithm.txt", FEDPROX, None),
+    "a package's name": ("module-name", "torch.py", FEDPROX, None),
+    "a builtin's name": ("module-name", "math.py", FEDPROX, None),
+    "no name": ("module-name", "my-algorithm.py", FEDPROX, None),
+    "a dot": ("module-name", "my.algorithm.py", FEDPROX, None),
+    "no import": ("algorithm-import", "no_import.py", "import nothing_of_this_name\n", None),
+    "no syntax": ("algorithm-import", "no_syntax.py", "class Mine(:\n", None),
+    "nothing": ("which-class", "nothing_in_it.py", "x = 1\n", None),
+    "two": ("which-class", "two_in_it.py", FEDPROX + "class Other(FedProx):\n    pass\n", None),
+    "another": ("which-class", "another_in_it.py", FEDPROX, "FedPox"),
+}
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_file_that_cannot_be_checked_is_refused(name: str, tmp_path: Path) -> None:
+    code, file, text, wanted = FILES[name]
+    (tmp_path / file).write_text(text)
+    before, here = (sys.path.copy(), set(sys.modules)), os.getcwd()
+    with pytest.raises(ConfigError) as refusal:
+        check(tmp_path / file, wanted)
+    assert refusal.value.code == code
+    assert refusal.value.fix
+    assert (sys.path, os.getcwd()) == (before[0], here)
+    assert Path(file).stem not in set(sys.modules) - before[1]
+
+
+@pytest.mark.parametrize("word", ["rounds=3", "algorithm=fedavg", "data.source=quadratic"])
+def test_a_check_sets_parameters_only(word: str, tmp_path: Path) -> None:
+    (tmp_path / "parameters_only.py").write_text(FEDPROX)
+    with pytest.raises(ConfigError) as refusal:
+        check(tmp_path / "parameters_only.py", None, [word])
+    assert refusal.value.code == "not-for-a-check"
+
+
+def test_the_command_says_what_is_broken_and_ends_with_2(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(processes, "subprocess", warm.stand_in())
+    monkeypatch.setenv("COLUMNS", "160")
+    (tmp_path / "my_mine.py").write_text(PRELUDE + TWINS["uphill"].source)
+    (tmp_path / "my_prox.py").write_text(FEDPROX)
+
+    def call(*arguments: str) -> tuple[int, str]:
+        monkeypatch.setattr(sys, "argv", ["sordino", "check", *arguments])
+        with pytest.raises(SystemExit) as end:
+            main()
+        return int(end.value.code or 0), capsys.readouterr().out
+
+    code, out = call(str(tmp_path / "my_mine.py"), "--class", "Mine")
+    assert code == 2
+    assert "1 broken: learns" in out
+    assert "end at" in out
+    code, out = call(str(tmp_path / "my_prox.py"), "--set", "algorithm.mu=0.1", "--json")
+    assert code == 0
+    found = json.loads(out)  # one object, whatever the algorithm prints
+    assert found["holds"] is True
+    assert found["algorithm"] == "my_prox:FedProx"
+    assert [row["law"] for row in found["laws"]] == list(LAWS)

@@ -1,0 +1,136 @@
+"""Figures for papers: the numbers of the facts, in vector text, the same file every time; and a plain word where matplotlib is missing."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+import sordino
+from sordino.cli.main import app
+from sordino.errors import SordinoError
+from sordino.report import figures
+from sordino.report.facts import gather
+from sordino.report.palette import LIGHT
+
+pytest.importorskip("matplotlib")
+POINT = {"n": 2, "std": 0.05, "worst": 0.3, "worst_std": None}
+FACTS: dict[str, Any] = {
+    "metric": "accuracy",
+    "methods": [
+        {"name": "one", "curve": [{**POINT, "round": t, "mean": 0.1 * t, "bytes": 1e6 * t} for t in (1, 2, 3)]},
+        {"name": "a & <b> $x$", "curve": [{**POINT, "round": t, "mean": 0.2 * t, "bytes": 2e6 * t} for t in (1, 2, 3)]},
+    ],
+    "points": [
+        {"name": "one", "unit": "example", "by": "anyone", "x": 8.0, "nominal": None, "delta": 1e-5, "status": "proved", "y": 0.3, "std": 0.01},
+        {"name": "a & <b> $x$", "unit": "example", "by": "anyone", "x": 60.0, "nominal": 8.0, "delta": 1e-5, "status": "nominal", "y": 0.6, "std": None},
+    ],
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("figures") / "run"
+    published = "algorithm={name='gaussian_sampled', variant='published', rate=0.1, clip=1.0, lr=2.0}"
+    sordino.run(None, "rounds=3", "partition.clients=5", published, out=out)
+    return out
+
+
+def axes() -> Any:
+    from matplotlib.figure import Figure
+
+    return Figure().subplots()
+
+
+def drawn(draw: Any, facts: Any) -> dict[str, list[float]]:
+    """Label -> heights of each line."""
+    place = axes()
+    assert draw(facts, place)
+    return {line.get_label(): list(line.get_ydata()) for line in place.get_lines()}
+
+
+def test_a_run_is_drawn_from_its_facts(folder: Path) -> None:
+    facts = gather(folder)
+    lines = drawn(figures.RUN["accuracy"], facts)
+    assert lines["global model"] == pytest.approx([100 * row["accuracy"] for row in facts["metrics"]])
+    lines = drawn(figures.RUN["epsilon"], facts)
+    assert lines["example, anyone (holds)"] == pytest.approx([e for _, e in facts["epsilon"][0]["points"]])
+    assert lines["nominal: proves nothing"][-1] == pytest.approx(8.0)
+    lines = drawn(figures.RUN["traffic"], facts)
+    assert lines["up"][-1] == pytest.approx(sum(row["bytes_up"] for row in facts["metrics"]) / 1e6)
+
+
+def test_a_bubble_has_the_area_of_its_count(folder: Path) -> None:
+    facts = gather(folder)
+    place = axes()
+    assert figures.RUN["partition"](facts, place)
+    (bubbles,) = place.collections
+    counts = [count for row in facts["partition"] for count in row if count]
+    ratio = [size / count for size, count in zip(bubbles.get_sizes(), counts, strict=True) if size > 0.2]
+    assert len(ratio) > 10
+    assert max(ratio) == pytest.approx(min(ratio))
+
+
+def test_nominal_looks_like_nothing_that_holds() -> None:
+    place = axes()
+    assert figures.COMPARISON["accuracy-epsilon"](FACTS, place)
+    cross = next(line for line in place.get_lines() if line.get_label() == "nominal: proves nothing")
+    assert list(cross.get_xdata()) == [8.0]
+    assert cross.get_marker() == "x"
+    assert cross.get_color() == LIGHT["warn"]
+    others = [line for line in place.get_lines() if line.get_marker() == "o"]
+    assert [list(line.get_xdata()) for line in others] == [[8.0], [60.0]]
+    assert all(line.get_color() != LIGHT["warn"] for line in others)
+
+
+def test_lines_repeat_neither_colour_nor_dash_together() -> None:
+    styles = [(line["color"], str(line["linestyle"])) for line in map(figures.line, range(30))]
+    assert len(set(styles)) == 30
+    assert len({colour for colour, _ in styles[:6]}) == len({dash for _, dash in styles[:6]}) == 6
+
+
+@pytest.mark.parametrize("kind", ["svg", "pdf", "png"])
+def test_the_same_facts_give_the_same_files(tmp_path: Path, kind: str) -> None:
+    once, again = (figures.of_comparison(FACTS, tmp_path / place, kind) for place in ("a", "b"))
+    assert [path.name for path in once] == [f"accuracy-{over}.{kind}" for over in ("rounds", "bytes", "epsilon")]
+    assert [a.read_bytes() for a in once] == [b.read_bytes() for b in again]
+
+
+def test_text_stays_text_and_names_stay_names(tmp_path: Path) -> None:
+    rounds, *_ = figures.of_comparison(FACTS, tmp_path, "svg")
+    words = re.findall(r"<text[^>]*>([^<]*)</text>", rounds.read_text())
+    assert "one" in words
+    assert "round" in words
+    assert "a &amp; &lt;b&gt; $x$" in words  # a dollar in a name is not mathematics
+
+
+def test_what_cannot_be_drawn_is_left_out(tmp_path: Path) -> None:
+    empty = {**FACTS, "points": []}
+    assert [path.stem for path in figures.of_comparison(empty, tmp_path)] == ["accuracy-rounds", "accuracy-bytes"]
+
+
+def test_a_kind_nobody_knows_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(SordinoError) as refused:
+        figures.of_comparison(FACTS, tmp_path, "bmp")
+    assert refused.value.code == "unknown-figure-kind"
+
+
+def test_without_matplotlib_the_fix_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    for draw in (lambda: figures.of_run({}, tmp_path), lambda: figures.of_comparison(FACTS, tmp_path)):
+        with pytest.raises(SordinoError) as refused:
+            draw()
+        assert refused.value.code == "no-matplotlib"
+        assert refused.value.fix == 'pip install "sordino[plots]"'
+
+
+def test_the_report_verb_writes_them_beside_the_page(folder: Path) -> None:
+    said = CliRunner().invoke(app, ["report", str(folder), "--figures", "svg"])
+    assert said.exit_code == 0, said.output
+    names = [Path(line).name for line in said.stdout.split()]
+    assert names == ["report.html", "accuracy.svg", "epsilon.svg", "traffic.svg", "partition.svg"]
+    assert all(Path(line).is_file() for line in said.stdout.split())

@@ -1,0 +1,231 @@
+"""Progress: the live epsilon is the receipt's, it costs at most a twentieth of the time, and a pipe gets plain lines."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from sordino import config
+from sordino.cli import progress as module
+from sordino.cli.progress import Reached, Spending, left, progress
+from sordino.ledger.statement import statement
+from sordino.receipt import opened
+from sordino.training import Progress, start
+
+ROUNDS = 6
+FEW = [f"rounds={ROUNDS}", "partition=iid", "partition.clients=3", "evaluation.every=3", "evaluation.final=0"]
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+# epsilon ------------------------------------------------------------------------------------------------------------------
+
+
+def told(folder: Path, spending: Spending, *overrides: str) -> list[str]:
+    """What is said after each round of a real run."""
+    said: list[str] = []
+    start(config.load(None, [*FEW, *overrides]), folder, lambda step: said.append(spending.text(step)))
+    return said
+
+
+class Eager(Spending):
+    """Composes after every round, so that every number can be checked."""
+
+    EVERY = 0.0
+    SHARE = float("inf")
+
+
+def test_the_live_epsilon_is_the_statement_of_what_the_ledger_holds(tmp_path: Path) -> None:
+    said = told(tmp_path / "run", Eager())
+    parts, federation = opened(tmp_path / "run")
+    notes = [entry.note for entry in federation.entries()]
+    federation.ledger.close()
+    for t, text in enumerate(said, 1):
+        row = statement(notes[:t], 3, parts.experiment.privacy.delta)[0]
+        assert (row.unit, row.adversary) == ("example", "server")
+        assert text == f"ε {row.epsilon:.3g} of 8 per example, by the server"
+    receipt = json.loads((tmp_path / "run" / "privacy.json").read_text())
+    assert said[-1].startswith(f"ε {receipt['guarantees'][0]['epsilon']:.3g} of")
+
+
+def test_before_the_first_epsilon_the_spent_share_is_said(tmp_path: Path) -> None:
+    said = told(tmp_path / "run", Spending())
+    # equal releases: each costs the same share
+    assert said == [f"{t / ROUNDS:.0%} spent of ε 8 per example, by the server" for t in range(1, ROUNDS + 1)]
+
+
+def test_an_older_epsilon_says_of_which_round_it_is(tmp_path: Path) -> None:
+    clock = Clock()
+    spending, said = Spending(clock), []
+
+    def watch(step: Progress) -> None:
+        clock.now += 6.0
+        said.append(spending.text(step))
+
+    start(config.load(None, [*FEW, f"rounds={ROUNDS}"]), tmp_path / "run", watch)
+    # a first composition is thought to take 0.5 s, so it waits for 10; on this clock it takes none, so the next waits for 3
+    assert "spent of" in said[0]
+    assert all(text.startswith("ε ") and "after round" not in text for text in said[1:])
+    spending.EVERY = 1000.0
+    later = SimpleNamespace(round=99, federation=SimpleNamespace(plan=spending_plan("example", 8.0)))
+    assert spending.text(later).endswith(f"by the server (after round {ROUNDS})")  # type: ignore[arg-type]
+
+
+def test_nothing_is_claimed_without_a_mechanism(tmp_path: Path) -> None:
+    assert set(told(tmp_path / "run", Eager(), "algorithm=fedavg")) == {"ε ∞: nothing is promised"}
+
+
+def test_without_a_budget_epsilon_stands_alone(tmp_path: Path) -> None:
+    said = told(tmp_path / "run", Eager(), "algorithm.multiplier=3.0", "privacy={}")
+    assert all(re.fullmatch(r"ε [\d.]+ per example, by the server", text) for text in said)
+    assert set(told(tmp_path / "again", Spending(), "algorithm.multiplier=3.0", "privacy={}")) == {""}
+
+
+def spending_plan(unit: str, epsilon: float) -> Any:
+    return SimpleNamespace(
+        offer=SimpleNamespace(unit=unit, neighbours="replace", adversary="server"),
+        budget=SimpleNamespace(epsilon=epsilon),
+        cap=(10,),
+    )
+
+
+@pytest.mark.parametrize(
+    ("status", "text"),
+    [
+        ("proved", "ε 41 of 8 per example, by the server"),
+        ("conditional", "ε 41 of 8 per example, by the server, conditional"),
+        ("nominal", "ε 41 per example, by the server, nominal"),  # the budget is counted in another number
+    ],
+)
+def test_the_status_is_said(status: str, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    row = SimpleNamespace(unit="example", neighbours="replace", adversary="server", epsilon=41.0, status=status)
+    monkeypatch.setattr("sordino.ledger.statement.statement", lambda *_: [row])
+    assert Eager().text(made_up(1)) == text
+
+
+def made_up(round: int) -> Any:
+    federation = SimpleNamespace(plan=spending_plan("example", 8.0), entries=list, population=1, spent={0: (round,)})
+    parts = SimpleNamespace(experiment=SimpleNamespace(privacy=SimpleNamespace(delta=1e-5)))
+    return SimpleNamespace(round=round, rounds=10, federation=federation, parts=parts)
+
+
+class Greedy(Spending):
+    """The broken twin: looks at the clock, but not at what it costs."""
+
+    SHARE = float("inf")
+
+
+def share_of_time(kind: type[Spending], cost: float, round_time: float, monkeypatch: pytest.MonkeyPatch) -> float:
+    clock, composed = Clock(), 0.0
+    row = SimpleNamespace(unit="example", neighbours="replace", adversary="server", epsilon=1.0, status="proved")
+
+    def slow(*_: Any) -> list[Any]:
+        nonlocal composed
+        clock.now += cost
+        composed += cost
+        return [row]
+
+    monkeypatch.setattr("sordino.ledger.statement.statement", slow)
+    spending = kind(clock)
+    for t in range(int(1000 * max(cost, 1) / round_time)):
+        clock.now += round_time
+        spending.text(made_up(t))
+    assert composed > 0
+    return composed / clock.now
+
+
+@pytest.mark.parametrize("round_time", [0.1, 1.0, 30.0])
+@pytest.mark.parametrize("cost", [0.01, 0.3, 5.0])
+def test_epsilon_costs_at_most_a_twentieth_of_the_time(
+    cost: float, round_time: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert share_of_time(Spending, cost, round_time, monkeypatch) <= 0.05 + 1e-9
+
+
+def test_a_greedy_twin_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert share_of_time(Greedy, 5.0, 1.0, monkeypatch) > 0.3
+
+
+# lines and bars -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def time(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=clock))
+    return clock
+
+
+def step(round: int, row: dict[str, float] | None = None) -> Any:
+    return SimpleNamespace(**{**vars(made_up(round)), "metrics": {"round": round, **(row or {})}})
+
+
+def test_a_pipe_gets_plain_lines_with_the_time_left(time: Clock) -> None:
+    out = io.StringIO()
+    with progress(Console(file=out, width=40)) as watch:
+        for t in range(1, 11):
+            time.now += 1.5
+            watch(step(t, {"accuracy": t / 10} if t % 2 else {}))
+    lines = out.getvalue().splitlines()  # none is folded, none holds an escape sequence
+    assert lines[0] == "round 2/10  accuracy 10.00%  20% spent of ε 8 per example, by the server  12 s left"
+    assert lines[-1] == "round 10/10  accuracy 90.00%  100% spent of ε 8 per example, by the server"
+    assert len(lines) == 5
+    assert "\x1b" not in out.getvalue()
+
+
+def test_a_resumed_run_is_not_taken_for_a_fast_one(time: Clock) -> None:
+    out = io.StringIO()
+    with progress(Console(file=out)) as watch:
+        for t in (8, 9):
+            time.now += 60
+            watch(step(t))
+    assert "1 min 00 s left" in out.getvalue()
+
+
+def test_a_terminal_gets_a_bar_and_the_price(tmp_path: Path) -> None:
+    out = io.StringIO()
+    console = Console(file=out, force_terminal=True, width=90)
+    with progress(console) as watch:
+        start(config.load(None, FEW), tmp_path / "run", watch)
+    text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", out.getvalue())
+    assert f"/{ROUNDS} ━" in text
+    assert "accuracy" in text
+    assert "100% spent of ε 8 per example, by the server" in text
+
+
+def test_quiet_is_quiet_and_composes_nothing() -> None:
+    out = io.StringIO()
+    with progress(Console(file=out, quiet=True, force_terminal=True)) as watch:
+        watch(object())  # type: ignore[arg-type]
+    assert out.getvalue() == ""
+
+
+def test_the_newest_score_stays() -> None:
+    reached = Reached()
+    assert [reached.text(row) for row in ({}, {"loss": 2.0}, {"accuracy": 0.5, "loss": 1.0}, {})] == [
+        "",
+        "loss 2.0000",
+        "accuracy 50.00%",
+        "accuracy 50.00%",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0.2, "0 s left"), (59.4, "59 s left"), (61, "1 min 01 s left"), (7260, "2 h 01 min left"), (float("inf"), "")],
+)
+def test_time_left_in_words(seconds: float, text: str) -> None:
+    assert left(seconds) == text
