@@ -9,6 +9,7 @@ twice. It is NOT cryptographic: keys serve simulation, data order and initial we
 from __future__ import annotations
 
 import hashlib
+from functools import lru_cache
 from typing import TypeAlias
 
 import numpy as np
@@ -41,9 +42,12 @@ def _mix(x: Tensor) -> Tensor:
 
 
 def _word(part: int | str) -> int:
-    if isinstance(part, str):
-        return int.from_bytes(hashlib.blake2b(part.encode(), digest_size=8).digest(), "little")
-    return part & _MASK
+    return _name(part) if isinstance(part, str) else part & _MASK
+
+
+@lru_cache(maxsize=1024)
+def _name(part: str) -> int:
+    return int.from_bytes(hashlib.blake2b(part.encode(), digest_size=8).digest(), "little")
 
 
 def root(seed: int) -> int:

@@ -206,7 +206,7 @@ def _curve(metrics: list[dict[str, Any]], width: int = 260, height: int = 64) ->
     line = " ".join(f"{(x - rounds[0]) / across * width:.1f},{height - (y - low) / up * height:.1f}" for x, y in points)
     told = f"{measure} from {values[0]:.3g} in round {rounds[0]} to {values[-1]:.3g} in round {rounds[-1]}"
     return (
-        f'<svg role="img" aria-label="{html.escape(told)}" width="{width}" height="{height}" viewBox="-2 -2 {width + 4} {height + 4}" '
+        f'<svg role="img" aria-label="{html.escape(told)}" width="{width + 4}" height="{height + 4}" viewBox="-2 -2 {width + 4} {height + 4}" '
         f'style="display:block"><path d="M0,0V{height}H{width}" fill="none" stroke="currentColor" stroke-opacity=".3"/>'
         f'<polyline points="{line}" fill="none" stroke="#2a78d6" stroke-width="2"/></svg>'
     )

@@ -12,7 +12,7 @@ rounds = 30
 seed = 0                        # of everything random in a simulation
 
 [data]
-source = "digits"               # real 8x8 images that ship with scikit-learn; or:
+source = "digits"               # real 8x8 images that ship with sordino; or:
 # source = "tabular"            # path = "table.csv", label = "column", group = "column that names the client"
 # source = "images"             # path = a folder of parquet files in the Hugging Face image format
 

@@ -7,6 +7,7 @@ leaf has a name ("delta/conv1.weight") that is the same on the wire, in a checkp
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import cache
 from typing import Any, TypeAlias, TypeVar
 
 import torch
@@ -17,24 +18,33 @@ T = TypeVar("T")
 
 
 class Product:
-    """A matrix that is still a product, left^T right: the gradient of a linear layer. Adding it to a matrix never forms it.
+    """A gradient that is still a product, left^T right, or left^T 1 without a right: of a linear layer. Adding it to something never forms it.
 
-    Everything but `axpy` and `descend` sees the matrix: any torch function or operator on a Product acts on `dense()`.
+    Everything but `axpy` and `descend` sees the tensor: any torch function or operator on a Product acts on `dense()`.
     """
 
-    def __init__(self, left: Tensor, right: Tensor) -> None:
+    __slots__ = ("left", "right")
+
+    def __init__(self, left: Tensor, right: Tensor | None = None) -> None:
         self.left, self.right = left, right  # [n, rows], [n, columns]
 
     def dense(self) -> Tensor:
-        return self.left.mT @ self.right
+        return self.left.sum(0) if self.right is None else self.left.t() @ self.right
 
-    def added_to(self, y: Tensor, factor: float, into: Tensor | None = None) -> Tensor:
-        """y + factor * left^T right, in `into`'s memory where that is given."""
+    def added_to(self, y: Tensor, factor: float) -> Tensor:
+        """y + factor * left^T right."""
+        if self.left.dtype != y.dtype or self.right is None:
+            return torch.add(y, self.dense(), alpha=factor)
+        return torch.addmm(y, self.left.t(), self.right, alpha=factor)
+
+    def add_to(self, y: Tensor, factor: float) -> None:
+        """The same in y's own memory."""
         if self.left.dtype != y.dtype:
-            return torch.add(y, self.dense(), alpha=factor, out=into)
-        if into is not None:
-            return into.addmm_(self.left.mT, self.right, alpha=factor)
-        return torch.addmm(y, self.left.mT, self.right, alpha=factor)
+            y.add_(self.dense(), alpha=factor)
+        elif self.right is None:
+            y.addmv_(self.left.t(), _ones(self.left.shape[0], y.dtype), alpha=factor)
+        else:
+            y.addmm_(self.left.t(), self.right, alpha=factor)
 
     @classmethod
     def __torch_function__(cls, fn: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -42,6 +52,11 @@ class Product:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.dense(), name)
+
+
+@cache
+def _ones(count: int, dtype: torch.dtype) -> Tensor:
+    return torch.ones(count, dtype=dtype)
 
 
 def _dense(value: Any) -> Any:
@@ -146,15 +161,17 @@ def descend(y: T, eta: float, direction: T, start: T) -> T:
     """y - eta * direction. The first step away from `start` makes a tree of its own; later ones walk in that memory."""
     if y is start:
         return axpy(-eta, direction, y)
-    if isinstance(y, dict) and isinstance(direction, dict) and y.keys() == direction.keys():
-        for name, leaf in y.items():
-            descend(leaf, eta, direction[name], start)
-    elif isinstance(direction, Product):
-        direction.added_to(y, -eta, into=y)  # type: ignore[arg-type]
-    elif isinstance(y, Tensor) and isinstance(direction, Tensor):
-        y.add_(direction, alpha=-eta)
-    else:
+    if not isinstance(y, dict) or not isinstance(direction, dict) or y.keys() != direction.keys():
         map(lambda leaf, step: leaf.add_(step, alpha=-eta), y, direction)
+        return y
+    for name, leaf in y.items():
+        step = direction[name]
+        if isinstance(step, Product):
+            step.add_to(leaf, -eta)
+        elif isinstance(step, Tensor):
+            leaf.add_(step, alpha=-eta)
+        else:
+            descend(leaf, eta, step, start)
     return y
 
 

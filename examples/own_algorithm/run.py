@@ -1,6 +1,7 @@
 """Compare your algorithm (fedprox.py) with FedAvg, then make it private. Run it in this folder: python run.py"""
 
 import statistics
+from itertools import pairwise
 
 import sordino
 
@@ -26,7 +27,7 @@ for name, algorithm in METHODS.items():
         result = sordino.run(SETTING, name=f"{name}-{seed}", seed=seed, algorithm=algorithm | LOCAL)
         accuracy = [row["accuracy"] for row in result.metrics]
         late.append(statistics.mean(accuracy[-5:]))
-        swing.append(statistics.mean(abs(b - a) for a, b in zip(accuracy[5:], accuracy[6:], strict=False)))
+        swing.append(statistics.mean(abs(b - a) for a, b in pairwise(accuracy[5:])))
     print(f"{name:<20} {statistics.mean(late):>24.1%} {statistics.mean(swing):>28.1%}")
 
 print("\nTwo seeds are a look, not a result: `sordino compare` runs more and says how sure it is.")

@@ -28,7 +28,7 @@ class Source(NamedTuple):
 
 
 SOURCES = {
-    "digits": Source("1,797 real 8x8 images of handwritten digits, shipped with scikit-learn", (), ("test_fraction",)),
+    "digits": Source("1,797 real 8x8 images of handwritten digits, shipped with sordino", (), ("test_fraction",)),
     "images": Source(
         "images in the parquet format of the Hugging Face hub: a folder, or a hub id", ("path",), ("label", "download")
     ),

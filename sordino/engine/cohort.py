@@ -4,16 +4,23 @@ A draw depends on (key, round) only, so methods under comparison see the same co
 training: it divides a client's budget. Amplification belongs to the sampler (Balle, Barthe & Gaboardi 2018): only
 hidden, independent coins earn it, and never against a server that sees who uploads. Fixed-size and shuffled
 cohorts earn nothing here: they are not what the sampled accountants assume (Chua et al. 2024).
+
+Drawing costs what the cohort costs, not what the population does, and what is known of every client is one array:
+a memoryview of it, whose items are plain integers.
 """
 
 from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
+
+import numpy as np
 
 from sordino import keys
+from sordino.engine.draws import heads, subset
 from sordino.errors import ConfigError
 from sordino.ledger.events import Event, Poisson
 
@@ -28,7 +35,7 @@ class Cohort(ABC):
         """The clients of this round."""
 
     @abstractmethod
-    def exposures(self, rounds: int, population: int) -> list[int]:
+    def exposures(self, rounds: int, population: int) -> Sequence[int]:
         """T_k of every client, as planned: what its budget is divided by."""
 
     @abstractmethod
@@ -48,8 +55,8 @@ class Everyone(Cohort):
     def draw(self, round_index: int, population: int, key: keys.Key) -> list[int]:
         return list(range(_people(population)))
 
-    def exposures(self, rounds: int, population: int) -> list[int]:
-        return [rounds] * _people(population)
+    def exposures(self, rounds: int, population: int) -> Sequence[int]:
+        return _alike(rounds, population)
 
     def expected(self, population: int) -> float:
         return float(_people(population))
@@ -68,10 +75,10 @@ class RoundRobin(Cohort):
         _fits(self.size, population)
         return [(round_index * self.size + i) % population for i in range(self.size)]
 
-    def exposures(self, rounds: int, population: int) -> list[int]:
+    def exposures(self, rounds: int, population: int) -> Sequence[int]:
         _fits(self.size, population)
         each, more = divmod(rounds * self.size, population)
-        return [each + (k < more) for k in range(population)]
+        return (each + (np.arange(population) < more)).data
 
     def expected(self, population: int) -> float:
         _fits(self.size, population)
@@ -100,13 +107,14 @@ class RoundRobinPeer(Cohort):
         start = round_index % self._blocks(population) * size
         return list(range(start, start + size))
 
-    def exposures(self, rounds: int, population: int) -> list[int]:
-        return [max(1, round(rounds * self.fraction))] * _people(population)
+    def exposures(self, rounds: int, population: int) -> Sequence[int]:
+        return _alike(max(1, round(rounds * self.fraction)), population)
 
-    def actual(self, rounds: int, population: int) -> list[int]:
+    def actual(self, rounds: int, population: int) -> Sequence[int]:
         """How often the blocks really come round."""
         blocks, size = self._blocks(population), self._size(population)
-        return [len(range(k // size, rounds, blocks)) if k < blocks * size else 0 for k in range(population)]
+        turns = np.array([len(range(block, rounds, blocks)) for block in range(blocks)])
+        return np.pad(np.repeat(turns, size), (0, population - blocks * size)).data
 
     def overspend(self, rounds: int, population: int) -> float:
         """What the busiest client spends, in units of its budget, when each share is 1/(R f)."""
@@ -116,7 +124,7 @@ class RoundRobinPeer(Cohort):
         return float(self._size(population))
 
     def warnings(self, rounds: int, population: int) -> list[str]:
-        never = self.actual(rounds, population).count(0)
+        never = list(self.actual(rounds, population)).count(0)
         over = self.overspend(rounds, population)
         found = []
         if over > 1 + 1e-9:
@@ -153,13 +161,13 @@ class Random(Cohort):
 
     def draw(self, round_index: int, population: int, key: keys.Key) -> list[int]:
         _fits(self.size, population)
-        order = keys.permutation(_coins(key, round_index), population)
-        return sorted(order[: self.size].tolist())
+        drawn: list[int] = subset(keys.word(_coins(key, round_index)), self.size, population).tolist()
+        return drawn
 
-    def exposures(self, rounds: int, population: int) -> list[int]:
+    def exposures(self, rounds: int, population: int) -> Sequence[int]:
         _fits(self.size, population)
         planned = self.t_plan or binomial_quantile(0.999, rounds, self.size / population)
-        return [min(planned, rounds)] * population
+        return _alike(min(planned, rounds), population)
 
     def expected(self, population: int) -> float:
         _fits(self.size, population)
@@ -185,12 +193,11 @@ class PoissonSample(Cohort):
             )
 
     def draw(self, round_index: int, population: int, key: keys.Key) -> list[int]:
-        coins = keys.coin(_coins(key, round_index), _people(population), self.rate)
-        drawn: list[int] = coins.nonzero().flatten().tolist()
+        drawn: list[int] = heads(keys.word(_coins(key, round_index)), self.rate, _people(population)).tolist()
         return drawn
 
-    def exposures(self, rounds: int, population: int) -> list[int]:
-        return [rounds] * _people(population)
+    def exposures(self, rounds: int, population: int) -> Sequence[int]:
+        return _alike(rounds, population)
 
     def expected(self, population: int) -> float:
         return self.rate * _people(population)
@@ -223,6 +230,11 @@ def binomial_quantile(level: float, trials: int, probability: float) -> int:
 
 def _coins(key: keys.Key, round_index: int) -> keys.Key:
     return keys.fold(key, "cohort", round_index)
+
+
+def _alike(value: int, population: int) -> memoryview[Any]:
+    """The same number for everybody, kept once."""
+    return np.broadcast_to(np.int64(value), _people(population)).data
 
 
 def _people(population: int) -> int:

@@ -47,7 +47,8 @@ class Stragglers:
         here = keys.fold(key, "stragglers", t)
         slow = [cohort[i] for i in keys.permutation(here, len(cohort))[:slow_count].tolist()]
         if self.policy == "drop":
-            return Crew([k for k in cohort if k not in slow], frozenset(), {})
+            dropped = frozenset(slow)
+            return Crew([k for k in cohort if k not in dropped], frozenset(), {})
         if self.policy == "late":
             return Crew(list(cohort), frozenset(slow), {})
         assert self.epochs is not None

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import heapq
 import logging
 
 import numpy as np
 from numpy.random import Generator
 
 from sordino.partition.bounds import check_clients, require
-from sordino.partition.describe import Array
+from sordino.partition.rows import Array
 
 MAX_DRAWS = 100
+MAX_CELLS = 10_000_000  # of all draws together: a table of ten classes for a million clients is drawn once
 _log = logging.getLogger(__name__)
 
 
@@ -42,12 +44,12 @@ def dirichlet(
     rng: Generator,
     balanced: bool = False,
 ) -> Array:
-    """Draws until every client has min_size, at most MAX_DRAWS times; then the last draw is repaired."""
+    """Draws until every client has min_size, at most MAX_DRAWS times (MAX_CELLS cells); then the last draw is repaired."""
     n = int(totals.sum())
     check_clients(clients, n)
     require(0 < alpha < np.inf, f"{name} = {alpha} is not a finite number above 0", "concentration")
     require(min_size * clients <= n, f"clients * min_size = {clients * min_size} > {n} examples", "min-size")
-    for _ in range(MAX_DRAWS):
+    for _ in range(max(1, min(MAX_DRAWS, MAX_CELLS // (clients * len(totals))))):
         counts = np.zeros((clients, len(totals)), np.int64)
         for c, logs in enumerate(_log_gamma_variates(alpha, (len(totals), clients), rng)):
             if balanced and totals[c]:
@@ -74,12 +76,16 @@ def _repair(counts: Array, min_size: int, rng: Generator) -> Array:
     """
     sizes = counts.sum(1)
     moved = int(np.maximum(min_size - sizes, 0).sum())
+    # the largest first, the lower number where they are alike; only those above the minimum ever give
+    able = np.flatnonzero(sizes > min_size).tolist()
+    givers = [(-int(sizes[k]), k) for k in able]
+    heapq.heapify(givers)
     for poor in np.flatnonzero(sizes < min_size):
         for _ in range(min_size - sizes[poor]):
-            rich = sizes.argmax()
-            c = np.searchsorted(counts[rich].cumsum(), rng.integers(sizes[rich]), side="right")
+            size, rich = givers[0]
+            c = np.searchsorted(counts[rich].cumsum(), rng.integers(-size), side="right")
             counts[rich, c], counts[poor, c] = counts[rich, c] - 1, counts[poor, c] + 1
-            sizes[rich], sizes[poor] = sizes[rich] - 1, sizes[poor] + 1
+            heapq.heapreplace(givers, (size + 1, rich))
     _log.info("partition repaired: %d examples moved to reach min_size = %d", moved, min_size)
     return counts
 

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-Array = NDArray[Any]
+from sordino.partition.rows import Array, Rows
+
+__all__ = ["Array", "summary", "table"]
 
 
 def table(labels: Array, parts: Sequence[Array], classes: int) -> Array:
     """Counts [clients, classes]."""
-    return np.array([np.bincount(labels[part], minlength=classes) for part in parts], dtype=np.int64)
+    rows = Rows.of(parts)
+    cells = rows.owners * classes + np.asarray(labels)[rows.numbers]
+    return np.bincount(cells, minlength=len(rows) * classes).reshape(len(rows), classes)
 
 
 def summary(labels: Array, parts: Sequence[Array], classes: int) -> dict[str, float]:

@@ -11,14 +11,13 @@
 Most schemes first settle a table of counts and then deal random examples by it, so the table depends on the
 seed and the class counts only, not on the order of the examples. A request that cannot be met is refused
 before anything is drawn, with the bound that fails; every other request ends. The result is one sorted int64
-index array per client, disjoint; only long_tail leaves examples over.
+index array per client, disjoint, all in one `Rows`; only long_tail leaves examples over.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Literal, Protocol
 
 import numpy as np
@@ -27,7 +26,8 @@ from numpy.random import Generator
 from sordino.errors import PartitionError
 from sordino.partition import counts
 from sordino.partition.bounds import check_clients, choice, require
-from sordino.partition.describe import Array, table
+from sordino.partition.describe import table
+from sordino.partition.rows import Array, Rows
 
 HOLDERS: Mapping[str, Callable[[Array, int, int, Generator], Array]] = {
     "circulant": counts.circulant,
@@ -40,7 +40,7 @@ TAILS: Mapping[str, Callable[[int], Array]] = {  # number of classes -> the powe
 
 
 class Scheme(Protocol):
-    def assign(self, labels: Array, group: Array | None, rng: Generator) -> list[Array]: ...
+    def assign(self, labels: Array, group: Array | None, rng: Generator) -> Rows: ...
 
 
 @dataclass(frozen=True)
@@ -49,9 +49,9 @@ class IID:
 
     clients: int
 
-    def assign(self, labels: Array, group: Array | None, rng: Generator) -> list[Array]:
+    def assign(self, labels: Array, group: Array | None, rng: Generator) -> Rows:
         check_clients(self.clients, len(labels))
-        return _by_owner(rng.permutation(np.arange(len(labels)) % self.clients), self.clients)
+        return Rows.by_owner(rng.permutation(np.arange(len(labels)) % self.clients), self.clients)
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class Dirichlet:
     min_size: int = 10
     balanced: bool = False
 
-    def assign(self, labels: Array, group: Array | None, rng: Generator) -> list[Array]:
+    def assign(self, labels: Array, group: Array | None, rng: Generator) -> Rows:
         limits = self.clients, "alpha", self.alpha, self.min_size
         return _deal(labels, counts.dirichlet(np.bincount(labels), *limits, rng, self.balanced), rng)
 
@@ -75,7 +75,7 @@ class Shards:
     clients: int
     shards_per_client: int = 2
 
-    def assign(self, labels: Array, group: Array | None, rng: Generator) -> list[Array]:
+    def assign(self, labels: Array, group: Array | None, rng: Generator) -> Rows:
         n, each = len(labels), self.shards_per_client
         shards = self.clients * each
         check_clients(self.clients, n)
@@ -84,7 +84,7 @@ class Shards:
         shard = np.arange(n) * shards // n  # sizes differ by at most one
         owner = np.empty(n, np.int64)
         owner[np.argsort(labels, kind="stable")] = rng.permutation(np.arange(shards) // each)[shard]
-        return _by_owner(owner, self.clients)
+        return Rows.by_owner(owner, self.clients)
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ class Classes:
     k: int
     holders: Literal["circulant", "random"] = "circulant"
 
-    def assign(self, labels: Array, group: Array | None, rng: Generator) -> list[Array]:
+    def assign(self, labels: Array, group: Array | None, rng: Generator) -> Rows:
         totals = np.bincount(labels)
         check_clients(self.clients, len(labels))
         require(self.k >= 1, f"k = {self.k} < 1", "classes-per-client")
@@ -115,7 +115,7 @@ class Quantity:
     beta: float
     min_size: int = 1
 
-    def assign(self, labels: Array, group: Array | None, rng: Generator) -> list[Array]:
+    def assign(self, labels: Array, group: Array | None, rng: Generator) -> Rows:
         totals = np.array([len(labels)])  # a Dirichlet division of one single class: the labels play no part
         sizes = counts.dirichlet(totals, self.clients, "beta", self.beta, self.min_size, rng)
         return _deal(np.zeros_like(labels), sizes, rng)
@@ -131,7 +131,7 @@ class LongTail:
     kind: Literal["exp", "step"] = "exp"
     min_size: int = 10
 
-    def assign(self, labels: Array, group: Array | None, rng: Generator) -> list[Array]:
+    def assign(self, labels: Array, group: Array | None, rng: Generator) -> Rows:
         limits = self.clients, "alpha", self.alpha, self.min_size
         return _deal(labels, counts.dirichlet(self.class_counts(labels), *limits, rng), rng)
 
@@ -152,7 +152,7 @@ class LongTail:
 class Natural:
     """One client per distinct value of the group column, in its sorted order."""
 
-    def assign(self, labels: Array, group: Array | None, rng: Generator) -> list[Array]:
+    def assign(self, labels: Array, group: Array | None, rng: Generator) -> Rows:
         if group is None:
             raise PartitionError(
                 "this data has no natural clients",
@@ -161,7 +161,15 @@ class Natural:
                 code="no-group",
             )
         keys, owner = np.unique(group, return_inverse=True)
-        return _by_owner(owner, len(keys))
+        return Rows.by_owner(owner, len(keys))
+
+    @staticmethod
+    def match(group: Array, test_group: Array) -> Rows:
+        """Every client's own test examples; those of groups without training examples belong to nobody."""
+        keys = np.unique(group)
+        place = np.searchsorted(keys, test_group)
+        known = keys[np.minimum(place, len(keys) - 1)] == test_group
+        return Rows.by_owner(np.where(known, place, -1), len(keys))
 
 
 SCHEMES: Mapping[str, type[Scheme]] = {
@@ -175,7 +183,7 @@ SCHEMES: Mapping[str, type[Scheme]] = {
 }
 
 
-def match_test(train_labels: Array, train_parts: Sequence[Array], test_labels: Array, rng: Generator) -> list[Array]:
+def match_test(train_labels: Array, train_parts: Sequence[Array], test_labels: Array, rng: Generator) -> Rows:
     """Divides every class of the test examples in proportion to the clients' training examples of that class.
 
     A test example is used once if anybody trains on its class, else not at all.
@@ -186,16 +194,10 @@ def match_test(train_labels: Array, train_parts: Sequence[Array], test_labels: A
     return _deal(test_labels, counts.divide(totals, shares), rng)
 
 
-def _deal(labels: Array, held: Array, rng: Generator) -> list[Array]:
+def _deal(labels: Array, held: Array, rng: Generator) -> Rows:
     """Random examples of each class by the table; those left over belong to nobody."""
     owner = np.full(len(labels), -1)
     for c, column in enumerate(held.T):
         rows = rng.permutation(np.flatnonzero(labels == c))
         owner[rows[: column.sum()]] = np.repeat(np.arange(len(column)), column)
-    return _by_owner(owner, len(held))
-
-
-def _by_owner(owner: Array, clients: int) -> list[Array]:
-    order = np.argsort(owner, kind="stable")
-    ends = np.searchsorted(owner[order], np.arange(clients + 1))
-    return [order[start:end] for start, end in pairwise(ends)]
+    return Rows.by_owner(owner, len(held))

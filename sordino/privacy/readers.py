@@ -85,24 +85,24 @@ class OpenShard:
 
     def batches(self, work: Work, key: Key) -> Iterator[Batch]:
         effort, step, (x, y) = _effort(work, self._grant), 0, self._examples
-        size = effort.batch(self.size)
+        size, few = effort.batch(self.size), x.numel() <= FEW
+        prepared = self._task.ready(x, y) if few else None  # all together where they are few
         for order, count in epochs(self.size, effort, key):
-            few = x.numel() <= FEW  # then the whole epoch is made ready together
-            ready = self._task.ready(x.index_select(0, order)) if few else None
-            labels = y[order]
+            ready = (
+                None if prepared is None else (prepared[0].index_select(0, order), prepared[1].index_select(0, order))
+            )
             for i in range(count):
                 part = slice(i * size, (i + 1) * size)
-                yield OpenBatch(self, order, part, None if ready is None else ready[part], labels[part], step, key)
+                yield OpenBatch(self, order, part, ready, step, key)
                 step += 1
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True, eq=False, repr=False)
 class OpenBatch:
-    _shard: OpenShard = field(repr=False)
-    _order: Tensor = field(repr=False)  # of the rows in this epoch
+    _shard: OpenShard
+    _order: Tensor  # of the rows in this epoch
     _part: slice  # of them
-    _ready: Tensor | None = field(repr=False)
-    _labels: Tensor = field(repr=False)
+    _ready: tuple[Tensor, Tensor] | None
     _step: int
     _key: Key
 
@@ -110,17 +110,21 @@ class OpenBatch:
         """Mean gradient of the batch."""
         task = self._shard._task
         if losses == task.losses:
-            ready = task.ready(self._raw()) if self._ready is None else self._ready
-            return task.gradient(params, ready, self._labels, self._draws)
+            if self._ready is None:
+                x, y = task.ready(*self._raw())
+            else:
+                x, y = self._ready[0][self._part], self._ready[1][self._part]
+            return task.gradient(params, x, y, self._draws)
         leaves = {name: value.detach().requires_grad_() for name, value in params.items()}
-        value = losses(leaves, self._raw(), self._labels, self._draws()).mean()
+        value = losses(leaves, *self._raw(), self._draws()).mean()
         return dict(zip(leaves, torch.autograd.grad(value, list(leaves.values())), strict=True))
 
-    def _raw(self) -> Tensor:
-        return self._shard._examples.x.index_select(0, self._order[self._part])
+    def _raw(self) -> Examples:
+        rows, examples = self._order[self._part], self._shard._examples
+        return Examples(examples.x.index_select(0, rows), examples.y.index_select(0, rows))
 
     def _draws(self) -> Tensor:
-        return keys.bits(keys.fold(self._key, "draw", self._step), len(self._labels))
+        return keys.bits(keys.fold(self._key, "draw", self._step), len(self._order[self._part]))
 
 
 # NoisyGradient --------------------------------------------------------------------------------------------------------------------------

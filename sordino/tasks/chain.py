@@ -68,8 +68,6 @@ class Link:
 
 class Linear(Link):
     def forward(self, p: Params, x: Tensor, draws: Tensor | None) -> tuple[Tensor, Any]:
-        if self.bias and x.dim() == 2:
-            return torch.addmm(p[self.bias], x, p[self.weight].mT), x
         return F.linear(x, p[self.weight], p.get(self.bias)), x
 
     def backward(self, p: Params, kept: Any, g: Tensor, deeper: bool) -> Tensor:
@@ -82,7 +80,7 @@ class Linear(Link):
         left, right = (g, kept) if g.dim() == 2 else (g.flatten(0, -2), kept.flatten(0, -2))
         found: dict[str, Any] = {self.weight: Product(left, right)}
         if self.bias:
-            found[self.bias] = left.sum(0)
+            found[self.bias] = Product(left)
         return (g @ p[self.weight] if deeper else g), found
 
 
@@ -113,29 +111,29 @@ class Conv(Link):
 
 class Norm(Link):
     def forward(self, p: Params, x: Tensor, draws: Tensor | None) -> tuple[Tensor, Any]:
-        x = x.contiguous()
-        n, c, rest = x.shape[0], x.shape[1], x[0, 0].numel()
-        m = self.module
-        out, mean, rstd = aten.native_group_norm(x, p[self.weight], p[self.bias], n, c, rest, m.num_groups, m.eps)
-        return out, (x, mean, rstd)
+        n, c, m = x.shape[0], x.shape[1], self.module
+        flat = x.reshape(n, c, -1).contiguous()
+        rest = flat.shape[2]
+        out, mean, rstd = aten.native_group_norm(flat, p[self.weight], p[self.bias], n, c, rest, m.num_groups, m.eps)
+        return out.view(x.shape), (flat, mean, rstd, x)
 
     def _back(self, p: Params, kept: Any, g: Tensor, mask: list[bool]) -> tuple[Tensor, Tensor, Tensor]:
-        x, mean, rstd = kept
-        n, c, rest = x.shape[0], x.shape[1], x[0, 0].numel()
+        x, mean, rstd, _ = kept
+        n, c, rest = x.shape
         found: tuple[Tensor, Tensor, Tensor] = aten.native_group_norm_backward(
-            g.contiguous(), x, mean, rstd, p[self.weight], n, c, rest, self.module.num_groups, mask
+            g.reshape(x.shape).contiguous(), x, mean, rstd, p[self.weight], n, c, rest, self.module.num_groups, mask
         )
         return found
 
     def backward(self, p: Params, kept: Any, g: Tensor, deeper: bool) -> Tensor:
-        return self._back(p, kept, g, [True, False, False])[0] if deeper else g
+        return self._back(p, kept, g, [True, False, False])[0].view(g.shape) if deeper else g
 
     def seen(self, kept: Any) -> Tensor | None:
-        return kept[0]  # type: ignore[no-any-return]
+        return kept[3]  # type: ignore[no-any-return]
 
     def weights(self, p: Params, kept: Any, g: Tensor, deeper: bool) -> tuple[Tensor, dict[str, Any]]:
         gx, gw, gb = self._back(p, kept, g, [deeper, True, True])
-        return gx, {self.weight: gw, self.bias: gb}
+        return gx.view(g.shape) if deeper else g, {self.weight: gw, self.bias: gb}
 
 
 class Relu(Link):
@@ -221,18 +219,23 @@ class Chain:
 
     def __init__(self, links: list[Link]) -> None:
         self.links = links
+        self.classes = int(links[-1].module.out_features)
         self.drops = any(isinstance(link, Drop) for link in links)
         self.images = any(isinstance(link, Conv) for link in links)
         self.first = next((i for i, link in enumerate(links) if isinstance(link, Linear | Conv | Norm)), 0)
 
     @staticmethod
     def of(net: nn.Module) -> Chain | None:
-        """None where the network is not a chain of known layers, each used once with parameters of its own."""
+        """None where the network is not a chain of known layers that ends in a linear one, each used once with parameters of its own."""
         if type(net) is not nn.Sequential:
             return None
         modules = list(net._modules.items())  # named_children leaves out a layer that is used again
         owned = [p for _, m in modules for p in m.parameters()]
-        known = all(type(m) in LINKS and _plain(m) for _, m in modules)
+        known = (
+            bool(modules)
+            and all(type(m) in LINKS and _plain(m) for _, m in modules)
+            and type(modules[-1][1]) is nn.Linear
+        )
         if not known or len({id(p) for p in owned}) < len(owned) or not all(p.requires_grad for p in owned):
             return None
         links = [LINKS[type(m)](name, m) for name, m in modules]
@@ -253,32 +256,26 @@ class Chain:
             x, _ = link.forward(p, x, None)
         return x
 
-    def gradient(self, p: Params, x: Tensor, y: Tensor, draws: Tensor | None) -> dict[str, Any]:
-        """Of the mean cross-entropy, in the precision of `p`; leaves are tensors or products of two."""
+    def gradient(self, p: Params, x: Tensor, target: Tensor, draws: Tensor | None) -> dict[str, Any]:
+        """Of the mean cross-entropy, in the precision of `p`; leaves are tensors or products of two. `target` is one-hot."""
         logits, kept = self.forward(p, x, draws)
         found: dict[str, Any] = {}
-        g = surprise(logits, y).div_(len(y)).to(logits.dtype)
+        # the gradient at the logits: what was expected minus what is, in float32 at least
+        g = torch.softmax(logits, 1, dtype=target.dtype).sub_(target).div_(target.shape[0])
+        if g.dtype != logits.dtype:
+            g = g.to(logits.dtype)
         for i in range(len(self.links) - 1, self.first - 1, -1):
             g, own = self.links[i].weights(p, kept[i], g, i > self.first)
-            found |= own
+            found.update(own)
         return {name: found[name] for name in p}
 
-    def tape(self, p: Params, x: Tensor, y: Tensor, draws: Tensor | None) -> list[Passed]:
+    def tape(self, p: Params, x: Tensor, target: Tensor, draws: Tensor | None) -> list[Passed]:
         """Inputs and output gradients of the layers with parameters, for the sum of the examples' cross-entropies."""
         logits, kept = self.forward(p, x, draws)
-        g, passed = surprise(logits, y), []
+        g, passed = torch.softmax(logits, 1, dtype=target.dtype).sub_(target), []
         for i in range(len(self.links) - 1, self.first - 1, -1):
             link = self.links[i]
             if (a := link.seen(kept[i])) is not None:
                 passed.append(Passed(link.name, link.module, a, g))
             g = link.backward(p, kept[i], g, i > self.first)
         return passed[::-1]
-
-
-MINUS = {dtype: torch.full((1, 1), -1.0, dtype=dtype) for dtype in (torch.float32, torch.float64)}
-
-
-def surprise(logits: Tensor, y: Tensor) -> Tensor:
-    """Gradient of the summed cross-entropy at the logits: what was expected minus what is; in float32 at least."""
-    g = torch.softmax(logits, 1, dtype=None if logits.dtype == torch.float64 else torch.float32)
-    return g.scatter_add_(1, y[:, None], MINUS[g.dtype].expand(len(y), 1))

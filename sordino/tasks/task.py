@@ -82,35 +82,46 @@ class Classification:
         logits = torch.func.functional_call(self._net, params, (self._inputs(x, params),))
         return F.cross_entropy(logits, y, reduction="none")
 
-    def ready(self, x: Tensor) -> Tensor:
-        """Rows as the network takes them, for `gradient`: prepared once, cut into batches later."""
-        return self._scaled(x, torch.float32).to(self.precision)
+    def ready(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        """Rows and labels as `gradient` takes them: prepared once, cut into batches later."""
+        scaled = self._scaled(x, torch.float32)
+        return (
+            (scaled.contiguous(), y)
+            if self._chain is None
+            else (scaled.to(self.precision), self._one_hot(y, torch.float32))
+        )
 
     def gradient(self, params: Params, x: Tensor, y: Tensor, draws: Callable[[], Tensor]) -> Params:
-        """Of the mean loss over rows made `ready`: what autograd finds for `losses`, without a graph where the network is a chain."""
+        """Of the mean loss over what is `ready`: what autograd finds for `losses`, without a graph where the network is a chain."""
         kind = next(iter(params.values())).dtype
         if self.precision == torch.bfloat16:
             assert self._chain is not None
             low = {name: value.to(self.precision) for name, value in params.items()}
             found = self._chain.gradient(low, x, y, draws() if self._chain.drops else None)
             return {name: (g.dense() if isinstance(g, Product) else g).to(kind) for name, g in found.items()}
+        if x.dtype != kind:
+            x, y = x.to(kind), y if self._chain is None else y.to(kind)
         if self._chain is not None:
-            return self._chain.gradient(params, x.to(kind), y, draws() if self._chain.drops else None)
+            return self._chain.gradient(params, x, y, draws() if self._chain.drops else None)
         self._net.train()
         for dropout in self._dropouts:
             dropout.keys = draws()
         for name, p in self._trained:
             p.data = params[name]
-        value = F.cross_entropy(self._net(x.to(kind).contiguous()), y)
+        value = F.cross_entropy(self._net(x), y)
         back = torch.autograd.grad(value, [p for _, p in self._trained])
         return {name: g for (name, _), g in zip(self._trained, back, strict=True)}
+
+    def _one_hot(self, y: Tensor, dtype: torch.dtype) -> Tensor:
+        assert self._chain is not None
+        return torch.zeros(len(y), self._chain.classes, dtype=dtype).scatter_(1, y[:, None], 1.0)
 
     def pooled(self, params: Params, x: Tensor, y: Tensor, clip: float, order: int) -> Sides | None:
         """Both sides of every layer for many clients' rows at once; None where the layers do not allow it."""
         if self._chain is None or self._chain.drops or not self._trusted(self.losses, params):
             return None
         kind = next(iter(params.values())).dtype
-        return Sides(self._chain.tape(params, self._scaled(x, kind), y, None), clip, order, kind)
+        return Sides(self._chain.tape(params, self._scaled(x, kind), self._one_hot(y, kind), None), clip, order, kind)
 
     def predict(self, params: Params, x: Tensor) -> Tensor:
         if self._chain is not None:
@@ -145,7 +156,9 @@ class Classification:
         if self._chain is None or losses != self.losses:
             return fast_sum(self._recorder, losses, params, batch, keys, clip, order)
         kind = next(iter(params.values())).dtype
-        tape = self._chain.tape(params, self._scaled(batch.x, kind), batch.y, keys if self._chain.drops else None)
+        tape = self._chain.tape(
+            params, self._scaled(batch.x, kind), self._one_hot(batch.y, kind), keys if self._chain.drops else None
+        )
         return Sides(tape, clip, order, kind).sum(params)
 
     def _trusted(self, losses: Losses, params: Params) -> bool:
@@ -160,7 +173,11 @@ class Classification:
     def _scaled(self, x: Tensor, dtype: torch.dtype) -> Tensor:
         """(x - mean) / std; images as [n, c, h, w] in channels-last memory, which is how they lie."""
         scaled = torch.addcmul(self._shift.to(dtype), x.to(dtype), self._scale.to(dtype))
-        return scaled.movedim(-1, 1) if self._image else scaled
+        if not self._image:
+            return scaled
+        n, height, width, channels = scaled.shape
+        # with one channel both layouts are the same memory, and only the ordinary strides say so to every kernel
+        return scaled.view(n, 1, height, width) if channels == 1 else scaled.movedim(-1, 1)
 
     def _rules_hold(self, losses: Losses, params: Params) -> bool:
         # the layer rules assume that each layer is used once and owns its parameters, and that a loss reads its own example
@@ -202,8 +219,8 @@ class Quadratic:
         a, b = x.to(self.dtype).chunk(2, dim=1)
         return 0.5 * (a * (params["w"] - b) ** 2).sum(1)
 
-    def ready(self, x: Tensor) -> Tensor:
-        return x
+    def ready(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        return x, y
 
     def gradient(self, params: Params, x: Tensor, y: Tensor, draws: Callable[[], Tensor]) -> Params:
         a, b = x.to(self.dtype).chunk(2, dim=1)

@@ -146,8 +146,6 @@ def serve(place: str) -> None:
 
 def _entries() -> dict[str, Callable[[list[str]], None]]:
     """Everything a run needs, imported and used once."""
-    import sklearn.datasets  # noqa: F401
-
     import sordino.report.tables  # noqa: F401
     from sordino import config, worker
     from sordino.cli import main

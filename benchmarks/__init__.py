@@ -1,0 +1,1 @@
+"""Programs that measure; `BENCHMARKS.md` says how to run them."""

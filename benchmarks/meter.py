@@ -1,0 +1,123 @@
+"""What a side speaks: it is told the workload, does one warm-up round, and then one round for every line `go`.
+
+    python -m benchmarks.sides.NAME '{"workload": {...}, "threads": 1, ...}'
+
+It answers in lines of JSON. First: memory before it began, its loss on the fixed batch after the warm-up round and how far its weights moved.
+Then for every round CPU seconds, wall seconds and peak memory, of the process and all its descendants.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from benchmarks.workloads import Workload, data, floats, network
+
+TICK = os.sysconf("SC_CLK_TCK")
+
+
+class Meter:
+    def __init__(self) -> None:
+        told = json.loads(sys.argv[1])
+        self.w = Workload(**{**told["workload"], "shape": tuple(told["workload"]["shape"])})
+        self.options: dict[str, Any] = told
+        self._leave: Callable[[], Any] = lambda: None
+        # what a library prints is no answer
+        self._answers = os.fdopen(os.dup(1), "w")
+        os.dup2(2, 1)
+        torch.set_num_threads(told.get("threads", 1))
+        self.data = data(self.w)
+        Path("/proc/self/clear_refs").write_text("5")  # the peak counts from here
+        self._base = _peak()
+        self._began: tuple[float, float] | None = None
+
+    def leaving(self, do: Callable[[], Any]) -> None:
+        """What to do when there is no other round."""
+        self._leave = do
+
+    def drive(self, step: Callable[[], Any], weights: Callable[[], Sequence[Tensor] | None], says: str) -> NoReturn:
+        """For a side that can be stepped from outside."""
+        while True:
+            step()
+            self.ended(weights, says)
+
+    def ended(self, weights: Callable[[], Sequence[Tensor] | None], says: str) -> None:
+        """After every round: say what it took, wait for the next `go`. The first one is the warm-up."""
+        if self._began is None:
+            self._answer(base_kb=self._base, says=says, **self._learned(weights()))
+        else:
+            cpu, wall = (now - then for now, then in zip(_clocks(), self._began, strict=True))
+            self._answer(cpu=cpu, wall=wall, peak_kb=_peak())
+        if sys.stdin.readline().strip() != "go":
+            self._leave()
+            os._exit(0)  # some libraries keep threads that would outlive a return
+        self._began = _clocks()
+
+    def _answer(self, **said: Any) -> None:
+        print(json.dumps(said), file=self._answers, flush=True)
+
+    def _learned(self, weights: Sequence[Tensor] | None) -> dict[str, float]:
+        if weights is None:
+            return {}
+        net = network(self.w)
+        with torch.no_grad():
+            before = F.cross_entropy(net(floats(self.data.held_x)), self.data.held_y)
+            moved = 0.0
+            for p, value in zip(net.parameters(), weights, strict=True):
+                moved += float((value - p).square().sum())
+                p.copy_(value)
+            after = F.cross_entropy(net(floats(self.data.held_x)), self.data.held_y)
+        return {"loss_before": float(before), "loss": float(after), "moved": moved**0.5}
+
+
+def _clocks() -> tuple[float, float]:
+    waited = os.times()
+    cpu = time.process_time() + waited.children_user + waited.children_system
+    for pid in _descendants():
+        fields = _read(pid, "stat").rpartition(")")[2].split()
+        cpu += sum(map(int, fields[11:15])) / TICK  # its own time and that of the children it has waited for
+    return cpu, time.perf_counter()
+
+
+def _peak() -> int:
+    """KB. Pages of files and shared memory that several processes map are counted once, at the root."""
+    peak = _memory(os.getpid())["VmHWM"]
+    for pid in _descendants():
+        if one := _memory(pid):
+            peak += one["VmHWM"] - one["RssFile"] - one["RssShmem"]
+    return peak
+
+
+def _memory(pid: int) -> dict[str, int]:
+    fields = (line.split() for line in _read(pid, "status").splitlines())
+    return {name[:-1]: int(rest[0]) for name, *rest in fields if name in ("VmHWM:", "RssFile:", "RssShmem:")}
+
+
+def _descendants() -> list[int]:
+    children: dict[int, list[int]] = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit() and (stat := _read(int(entry.name), "stat")):
+            children.setdefault(int(stat.rpartition(")")[2].split()[1]), []).append(int(entry.name))
+    return list(_below(os.getpid(), children))
+
+
+def _below(pid: int, children: dict[int, list[int]]) -> Iterator[int]:
+    for child in children.get(pid, []):
+        yield child
+        yield from _below(child, children)
+
+
+def _read(pid: int, name: str) -> str:
+    try:
+        return Path(f"/proc/{pid}/{name}").read_text()
+    except (FileNotFoundError, ProcessLookupError):  # it has just ended
+        return ""

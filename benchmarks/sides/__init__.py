@@ -1,0 +1,1 @@
+"""One way of doing the work each, a process of its own."""

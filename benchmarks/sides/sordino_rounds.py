@@ -1,0 +1,70 @@
+"""sordino, by its own `one_round`: prices, a ledger on disk, digests, noise, sum, update. Evaluation and checkpoints are left out, as on every side.
+
+Options: `precision` and `executor`, as in the table [engine].
+"""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.meter import Meter
+from benchmarks.workloads import CLASSES, HELD_OUT, Workload, network
+
+MODELS = {"cnn": "cnn_wide", "mlp": "mlp"}
+
+
+def main() -> None:
+    meter = Meter()
+    import sordino  # after what memory is measured against
+    from sordino import config
+    from sordino.assemble import Parts
+    from sordino.data import Dataset, Split
+    from sordino.engine.memory import keep_freed_memory
+    from sordino.round import one_round
+
+    w, data = meter.w, meter.data
+    engine = {name: meter.options[name] for name in ("precision", "executor") if name in meter.options}
+    parts = Parts(config.validate(table(w) | {"engine": engine}))
+    owner, half = np.arange(w.clients).repeat(w.examples), (0.5,) * w.shape[-1]
+    train = Split(data.x.numpy(), data.y.numpy(), owner)
+    test = Split(data.held_x.numpy(), data.held_y.numpy(), np.arange(HELD_OUT) % w.clients)
+    parts.__dict__["dataset"] = Dataset("pixels", "image", CLASSES, train, test, half, half)  # in place of a loader
+    keep_freed_memory()  # as every run does
+    folder = tempfile.TemporaryDirectory()
+    meter.leaving(folder.cleanup)
+    federation, clients = parts.federation(Path(folder.name) / "ledger.sqlite", "bench"), parts.clients("bench")
+    server = parts.state("server")
+    start = zip(server.x, network(w).parameters(), strict=True)
+    server = server._replace(x={name: value.detach().clone() for name, value in start})
+    turn = iter(range(10**9))
+
+    def step() -> None:
+        nonlocal server
+        server = one_round(federation, server, next(turn), clients).server
+
+    meter.drive(step, lambda: list(server.x.values()), f"sordino {sordino.__version__}")
+
+
+def table(w: Workload) -> dict[str, Any]:
+    effort: dict[str, Any] = {"lr": w.lr, "local_steps": w.steps, "batch_size": w.batch or "full"}
+    if w.clip is None:
+        algorithm = {"name": "fedavg", **effort}
+    else:
+        name = "gaussian_gdp" if w.steps == 1 else "noisy_steps"
+        algorithm = {"name": name, "clip": w.clip, "multiplier": w.multiplier, **effort}
+    return {
+        "partition": {"scheme": "natural"},
+        "model": {"name": MODELS[w.model]},
+        "cohort": {"name": "round_robin", "size": w.cohort},
+        "algorithm": algorithm,
+        "privacy": {},
+        "rounds": 10_000,
+    }
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,58 @@
+"""Who holds which rows, as two arrays for all clients together: a million clients cost their starts, not a million objects."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, overload
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[Any]
+
+
+class Rows(Sequence[Array]):
+    """Row numbers in the order of the clients, and where each client's begin; `rows[k]` is a view."""
+
+    def __init__(self, numbers: Array, starts: Array) -> None:
+        assert starts[0] == 0
+        assert starts[-1] == len(numbers)
+        self.numbers, self.starts = numbers, starts  # starts: one more than there are clients
+
+    @classmethod
+    def of(cls, parts: Iterable[Array]) -> Rows:
+        """The same of one array per client."""
+        if isinstance(parts, Rows):
+            return parts
+        listed = [np.asarray(part, np.int64) for part in parts]
+        starts = np.cumsum([0, *map(len, listed)])
+        return cls(np.concatenate([np.empty(0, np.int64), *listed]), starts)
+
+    @classmethod
+    def by_owner(cls, owner: Array, clients: int) -> Rows:
+        """From the owner of every row; rows with the owner -1 belong to nobody. A client's rows are in rising order."""
+        order = np.argsort(owner, kind="stable")
+        ends = np.searchsorted(owner[order], np.arange(clients + 1))
+        return cls(order[ends[0] :], ends - ends[0])
+
+    @property
+    def sizes(self) -> Array:
+        return np.diff(self.starts)
+
+    @property
+    def owners(self) -> Array:
+        """The client of each of `numbers`."""
+        return np.repeat(np.arange(len(self)), self.sizes)
+
+    def __len__(self) -> int:
+        return len(self.starts) - 1
+
+    @overload
+    def __getitem__(self, k: int) -> Array: ...
+    @overload
+    def __getitem__(self, k: slice) -> list[Array]: ...
+    def __getitem__(self, k: int | slice) -> Array | list[Array]:
+        if isinstance(k, slice):
+            return [self[i] for i in range(len(self))[k]]
+        k = range(len(self))[k]
+        return self.numbers[self.starts[k] : self.starts[k + 1]]
