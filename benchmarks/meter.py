@@ -36,8 +36,7 @@ class Meter:
         os.dup2(2, 1)
         torch.set_num_threads(told.get("threads", 1))
         self.data = data(self.w)
-        Path("/proc/self/clear_refs").write_text("5")  # the peak counts from here
-        self._base = _peak()
+        self._base = fresh_peak()
         self._began: tuple[float, float] | None = None
 
     def leaving(self, do: Callable[[], Any]) -> None:
@@ -55,12 +54,12 @@ class Meter:
         if self._began is None:
             self._answer(base_kb=self._base, says=says, **self._learned(weights()))
         else:
-            cpu, wall = (now - then for now, then in zip(_clocks(), self._began, strict=True))
-            self._answer(cpu=cpu, wall=wall, peak_kb=_peak())
+            cpu, wall = (now - then for now, then in zip(clocks(), self._began, strict=True))
+            self._answer(cpu=cpu, wall=wall, peak_kb=peak())
         if sys.stdin.readline().strip() != "go":
             self._leave()
             os._exit(0)  # some libraries keep threads that would outlive a return
-        self._began = _clocks()
+        self._began = clocks()
 
     def _answer(self, **said: Any) -> None:
         print(json.dumps(said), file=self._answers, flush=True)
@@ -79,7 +78,8 @@ class Meter:
         return {"loss_before": float(before), "loss": float(after), "moved": moved**0.5}
 
 
-def _clocks() -> tuple[float, float]:
+def clocks() -> tuple[float, float]:
+    """CPU seconds of this process and all its descendants, wall seconds."""
     waited = os.times()
     cpu = time.process_time() + waited.children_user + waited.children_system
     for pid in _descendants():
@@ -88,13 +88,19 @@ def _clocks() -> tuple[float, float]:
     return cpu, time.perf_counter()
 
 
-def _peak() -> int:
+def peak() -> int:
     """KB. Pages of files and shared memory that several processes map are counted once, at the root."""
     peak = _memory(os.getpid())["VmHWM"]
     for pid in _descendants():
         if one := _memory(pid):
             peak += one["VmHWM"] - one["RssFile"] - one["RssShmem"]
     return peak
+
+
+def fresh_peak() -> int:
+    """Forget the peak so far: it counts from here."""
+    Path("/proc/self/clear_refs").write_text("5")
+    return peak()
 
 
 def _memory(pid: int) -> dict[str, int]:

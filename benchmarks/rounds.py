@@ -1,163 +1,276 @@
-"""Seconds per round against a plain PyTorch loop written as a user would write it, in the same run: python benchmarks/rounds.py [w1 w2 w3].
+"""What one round costs on sordino and on everything else at hand, in the same run: python benchmarks/rounds.py [w1 w2 w3 w4] [--peers DIR].
 
-    w1   CIFAR shape, 10 clients per round, 25 steps of 50 images, CNN with 797,962 parameters (compute)
-    w2   MNIST shape, 100 clients per round with 60 images, 1 epoch of batches of 10, MLP 784-200-10 (overhead)
-    w3   as w2, but one full-batch step with per-example L2 clip 1 and Gaussian noise at each client (privacy); the baseline uses torch.func.vmap
+`workloads` says what is done, `sides/` how each side does it. Every side is a process of its own; they take turns, one round each, and medians are
+compared. A side that did not learn the same in its warm-up round, or did not add the same noise, did other work: it gets no ratio, and the exit
+status is 1. Peers live in environments of their own, DIR/pfl, DIR/flower and DIR/fedlab; one that is not there is not guessed.
 
-Random pixels: this measures time, not accuracy. Repetitions of both sides alternate, medians are compared, one thread each. The sordino side does
-everything a run does in a round: ledger, wire bytes, digests, noise, sum, update; it leaves out evaluation and checkpoints, as the loop does.
+    --check   no timing, and next to no noise: do all sides learn the same?
 """
 
 from __future__ import annotations
 
 import argparse
+import json
+import os
+import platform
 import statistics
-import time
-from collections.abc import Callable
-from dataclasses import dataclass
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
-import numpy as np
-import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT))  # also where this file is started by its path: other packages have a `benchmarks`
 
-from sordino import config
-from sordino.assemble import Parts
-from sordino.data import Dataset, Split
-from sordino.engine.memory import keep_freed_memory
-from sordino.round import one_round
-from sordino.tasks.nets import NETS
+from benchmarks.workloads import WORKLOADS, Workload  # noqa: E402
+
+TOLERANCE = 0.1  # of what the reference learned, and of how far its weights moved
 
 
 @dataclass(frozen=True)
-class Workload:
+class Side:
     name: str
-    shape: tuple[int, ...]  # height, width, channels
-    clients: int
-    examples: int  # per client
-    cohort: int
-    model: str
-    algorithm: dict[str, Any]
-    private: bool
-    repeats: int
+    module: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+    peer: str = ""  # the environment it needs
+    reference: bool = False  # what the others are measured against: the best of these
+    limit: bool = False  # arithmetic only: learns nothing
 
 
-SGD = {"name": "fedavg", "lr": 0.1}
-NOISY = {"name": "gaussian_gdp", "clip": 1.0, "lr": 0.1, "multiplier": 1.0}
-WORKLOADS = [
-    Workload("w1", (32, 32, 3), 20, 500, 10, "cnn_wide", {**SGD, "local_steps": 25, "batch_size": 50}, False, 3),
-    Workload("w2", (28, 28, 1), 1000, 60, 100, "mlp", {**SGD, "local_epochs": 1, "batch_size": 10}, False, 7),
-    Workload("w3", (28, 28, 1), 1000, 60, 100, "mlp", NOISY, True, 7),
+def plain(module: str, name: str) -> list[Side]:
+    return [
+        Side(f"{name}, {threads} thread{'s'[: threads - 1]}", module, {"threads": threads}, reference=True)
+        for threads in (1, 2)
+    ]
+
+
+SORDINO, LIMIT = "benchmarks.sides.sordino_rounds", "benchmarks.sides.limit"
+PEERS = [
+    Side("pfl-research", "benchmarks.sides.pfl_research", peer="pfl"),
+    Side("Flower on Ray", "benchmarks.sides.flower", peer="flower"),
+    Side("FedLab", "benchmarks.sides.fedlab", peer="fedlab"),
+]
+LIMITS = [Side(f"limit, {kind}", LIMIT, {"precision": kind}, limit=True) for kind in ("fp32", "bf16")]
+OPEN = plain("benchmarks.sides.plain", "plain loop")
+PRIVATE = [
+    *plain("benchmarks.sides.opacus_hooks", "Opacus hooks"),
+    Side("public client code", "benchmarks.sides.public_client_code"),
+    Side("vmap over examples", "benchmarks.sides.vmap"),
+]
+NOISE = Side("limit, noise alone", LIMIT, {"precision": "noise"}, limit=True)
+SIDES = {
+    "w1": [*OPEN, Side("sordino", SORDINO), Side("sordino, fp32", SORDINO, {"precision": "fp32"}), *PEERS, *LIMITS],
+    "w2": [*OPEN, Side("sordino", SORDINO), Side("vmap over clients", "benchmarks.sides.vmap"), *PEERS, *LIMITS],
+    "w3": [*PRIVATE, Side("sordino", SORDINO), Side("sordino, loop", SORDINO, {"executor": "loop"}), *LIMITS, NOISE],
+    "w4": [*PRIVATE, Side("sordino", SORDINO), *LIMITS, NOISE],
+}
+
+
+class Running:
+    """One side at work in a process of its own."""
+
+    def __init__(self, side: Side, w: Workload, python: Path, log: Path) -> None:
+        self.side, self._log = side, log
+        told = json.dumps({"workload": asdict(w), **side.options})
+        with log.open("w") as errors:
+            self._process = subprocess.Popen(
+                [str(python), "-m", side.module, told],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                text=True,
+                cwd=ROOT,
+            )
+        self.ready: dict[str, Any] = self._heard()
+        self.rounds: list[dict[str, float]] = []
+
+    def __enter__(self) -> Running:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.close()  # no more rounds: the side ends by itself
+        try:
+            self._process.wait(30)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+    def go(self) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.write("go\n")
+        self._process.stdin.flush()
+        self.rounds.append(self._heard())
+
+    def _heard(self) -> Any:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            raise SystemExit(
+                f"{self.side.name} ended with status {self._process.wait()}:\n{self._log.read_text()[-2000:]}"
+            )
+        return json.loads(line)
+
+    def median(self, what: str) -> float:
+        return statistics.median(one[what] for one in self.rounds)
+
+
+def interpreter(side: Side, peers: Path | None) -> Path | None:
+    """None where the environment that a peer needs is not there."""
+    if not side.peer:
+        return Path(sys.executable)
+    found = (peers or Path()) / side.peer / "bin" / "python"
+    return found.absolute() if peers is not None and found.exists() else None
+
+
+def measured(w: Workload, sides: Sequence[Side], repeats: int, peers: Path | None = None) -> list[dict[str, Any]]:
+    """One row a side. With no repeats, only what each learned."""
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        running: dict[str, Running] = {}
+        for side in sides:
+            if python := interpreter(side, peers):
+                running[side.name] = stack.enter_context(Running(side, w, python, folder / "log"))
+        for _ in range(repeats):
+            for one in running.values():
+                one.go()
+        return [row(side, running.get(side.name)) for side in sides]
+
+
+def row(side: Side, ran: Running | None) -> dict[str, Any]:
+    head = {"side": side.name, "reference": side.reference, "limit": side.limit}
+    if ran is None:
+        return head | {"absent": True}
+    figures = {f"{what}_all": [one[what] for one in ran.rounds] for what in ("cpu", "wall")}
+    medians = {what: ran.median(what) for what in ("cpu", "wall", "peak_kb")} if ran.rounds else {}
+    return head | ran.ready | figures | medians
+
+
+def guard(w: Workload, rows: Sequence[dict[str, Any]]) -> list[str]:
+    """Who did other work than the reference, and how it shows."""
+    ran = [one for one in rows if not one.get("absent") and not one["limit"]]
+    first, found = next(one for one in ran if one["reference"]), []
+    for one in ran:
+        shares = {"its weights moved": one["moved"] / first["moved"]}  # under noise: how much of that there was
+        if w.noise < 1e-3:  # else one round's loss is mostly noise
+            shares["it learned"] = learned(one) / learned(first)
+        wrong = [
+            f"{what} {share:.2f} times as much as {first['side']}"
+            for what, share in shares.items()
+            if abs(share - 1) > TOLERANCE
+        ]
+        one["other_work"] = bool(wrong)
+        found += [f"{one['side']}: {line}" for line in wrong]
+    return found
+
+
+def learned(one: Mapping[str, Any]) -> float:
+    return float(one["loss_before"] - one["loss"])
+
+
+# what is printed -----------------------------------------------------------------------------------------------------
+
+COLUMNS = [
+    "side",
+    "CPU s",
+    "faster",
+    "wall s",
+    "faster",
+    "peak MB",
+    "of base",
+    "of fp32 limit",
+    "of bf16 limit",
+    "loss",
+    "moved",
 ]
 
 
-def dataset(w: Workload) -> Dataset:
-    rng, n = np.random.default_rng(0), w.clients * w.examples
-    train = Split(rng.integers(0, 256, (n, *w.shape), dtype=np.uint8), rng.integers(0, 10, n))
-    test = Split(train.x[:10], train.y[:10])
-    flat = (0.5,) * w.shape[-1]
-    return Dataset("random pixels", "image", 10, train, test, flat, flat)
+def table(rows: Sequence[dict[str, Any]]) -> list[list[str]]:
+    """`faster`: than the best of the reference, in that measure. `of base`: peak memory over that with torch and the data alone."""
+    references = [one for one in rows if one["reference"] and "cpu" in one]
+    best = {what: min(one[what] for one in references) for what in ("cpu", "wall")} if references else {}
+    limits = {
+        kind: next((one.get("cpu") for one in rows if one["side"] == f"limit, {kind}"), None)
+        for kind in ("fp32", "bf16")
+    }
+    return [line(one, best, limits) for one in rows]
 
 
-def ours(w: Workload, data: Dataset) -> Callable[[], None]:
-    experiment = config.validate(
-        {
-            "partition": {"scheme": "iid", "clients": w.clients},
-            "model": {"name": w.model},
-            "cohort": {"name": "round_robin", "size": w.cohort},
-            "algorithm": w.algorithm,
-            "privacy": {},
-            "engine": {"precision": __import__("os").environ.get("PREC","auto")},
-            "rounds": 10_000,
-        }
-    )
-    parts = Parts(experiment)
-    parts.__dict__["dataset"] = data  # in place of a loader
-    federation, clients = parts.federation(":memory:", "bench"), parts.clients("bench")
-    state = {"server": parts.state("server"), "t": 0}
-
-    def step() -> None:
-        state["server"] = one_round(federation, state["server"], state["t"], clients).server
-        state["t"] += 1
-
-    return step
+def line(one: Mapping[str, Any], best: Mapping[str, float], limits: Mapping[str, float | None]) -> list[str]:
+    if one.get("absent"):
+        return [one["side"], "not installed", *[""] * (len(COLUMNS) - 2)]
+    cells = [one["side"]]
+    for what in ("cpu", "wall"):
+        cells.append(f"{one[what]:.3f}" if what in one else "")
+        compared = what in one and what in best and not one["limit"] and not one["other_work"]
+        cells.append(f"{best[what] / one[what]:.2f}x" if compared else "")
+    peak = one.get("peak_kb")
+    cells += [f"{peak / 1024:.0f}", f"{peak / one['base_kb']:.2f}x"] if peak else ["", ""]
+    cells += [f"{limit / one['cpu']:.0%}" if limit and "cpu" in one else "" for limit in limits.values()]
+    return cells + [f"{one[what]:.4f}" if what in one else "" for what in ("loss", "moved")]
 
 
-def plain(w: Workload, data: Dataset) -> Callable[[], None]:
-    """What a user writes: tensors, a model, a loop over clients, deep state copies, one optimiser each."""
-    net = NETS[w.model]((w.shape[2], *w.shape[:2]), 10)
-    x = (torch.from_numpy(np.asarray(data.train.x)).float() / 255 - 0.5) / 0.5
-    x, y = x.permute(0, 3, 1, 2).contiguous(), torch.from_numpy(np.asarray(data.train.y))
-    shards = torch.randperm(len(y)).view(w.clients, w.examples)
-    turn = {"t": 0}
-    train = noisy_step if w.private else sgd
-
-    def step() -> None:
-        start = {name: value.clone() for name, value in net.state_dict().items()}
-        total = {name: torch.zeros_like(value) for name, value in start.items()}
-        for i in range(w.cohort):
-            rows = shards[(turn["t"] * w.cohort + i) % w.clients]
-            net.load_state_dict(start)
-            train(net, x[rows], y[rows], w)
-            for name, value in net.state_dict().items():
-                total[name] += value / w.cohort
-        net.load_state_dict(total)
-        turn["t"] += 1
-
-    return step
+def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    widths = [max(len(cells[i]) for cells in [head, *rows]) for i in range(len(head))]
+    lines = [head, [":" + "-" * (widths[0] - 1), *("-" * (w - 1) + ":" for w in widths[1:])], *rows]
+    justified = [[c[0].ljust(widths[0]), *(v.rjust(w) for v, w in zip(c[1:], widths[1:], strict=True))] for c in lines]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in justified)
 
 
-def sgd(net: nn.Module, x: Tensor, y: Tensor, w: Workload) -> None:
-    optimiser = torch.optim.SGD(net.parameters(), lr=w.algorithm["lr"])
-    size, steps = w.algorithm["batch_size"], w.algorithm.get("local_steps", len(y) // w.algorithm["batch_size"])
-    batches = [rows for _ in range(-(-steps * size // len(y))) for rows in torch.randperm(len(y)).split(size)]
-    for rows in batches[:steps]:
-        optimiser.zero_grad()
-        F.cross_entropy(net(x[rows]), y[rows]).backward()
-        optimiser.step()
+def machine() -> dict[str, str]:
+    try:
+        found = [one for one in Path("/proc/cpuinfo").read_text().splitlines() if one.startswith("model name")]
+        processor = found[0].partition(":")[2].strip()
+    except (OSError, IndexError):
+        processor = platform.processor()
+    load = ", ".join(f"{one:.2f}" for one in os.getloadavg())
+    return {
+        "processor": processor,
+        "cores": str(os.cpu_count()),
+        "python": platform.python_version(),
+        "load average": load,
+    }
 
 
-def noisy_step(net: nn.Module, x: Tensor, y: Tensor, w: Workload) -> None:
-    params = {name: value.detach() for name, value in net.named_parameters()}
-
-    def loss(p: dict[str, Tensor], xi: Tensor, yi: Tensor) -> Tensor:
-        return F.cross_entropy(torch.func.functional_call(net, p, (xi[None],)), yi[None])
-
-    grads = torch.func.vmap(torch.func.grad(loss), in_dims=(None, 0, 0))(params, x, y)
-    norms = torch.cat([g.flatten(1) for g in grads.values()], 1).norm(dim=1)
-    factor = (w.algorithm["clip"] / norms).clamp(max=1)
-    with torch.no_grad():
-        for name, value in net.named_parameters():
-            g = torch.einsum("n,n...->...", factor, grads[name]) + 2 * w.algorithm["clip"] * torch.randn_like(value)
-            value -= w.algorithm["lr"] * g / len(y)
-
-
-def seconds(step: Callable[[], None]) -> float:
-    began = time.process_time()
-    step()
-    return time.process_time() - began
-
-
-def main() -> None:
+def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("names", nargs="*", default=[w.name for w in WORKLOADS])
-    names = parser.parse_args().names
-    torch.set_num_threads(1)
-    keep_freed_memory()
-    print(
-        f"{'':4s} {'plain loop':>12s} {'sordino':>12s} {'ratio':>7s}   CPU seconds per round, medians of alternating repetitions"
+    parser.add_argument("names", nargs="*", default=[*WORKLOADS], help=" ".join(WORKLOADS))
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--peers", type=Path, default=os.environ.get("SORDINO_PEERS"), help="or SORDINO_PEERS")
+    parser.add_argument(
+        "--only", nargs="+", metavar="WORD", help="sides whose name holds one of these, beside the reference"
     )
-    for w in WORKLOADS:
-        if w.name in names:
-            data = dataset(w)
-            sides = [plain(w, data), ours(w, data)]
-            for step in sides:  # warm up
-                step()
-            times = [[seconds(step) for step in sides] for _ in range(w.repeats)]
-            a, b = (statistics.median(side) for side in zip(*times, strict=True))
-            print(f"{w.name:4s} {a:12.3f} {b:12.3f} {a / b:6.2f}x", flush=True)
+    parser.add_argument("--check", action="store_true")
+    parser.add_argument("--json", action="store_true")
+    asked, wrong = parser.parse_args(), False
+    for name in asked.names:
+        w = replace(WORKLOADS[name], multiplier=WORKLOADS[name].multiplier and 1e-6) if asked.check else WORKLOADS[name]
+        sides = [
+            one
+            for one in SIDES[name]
+            if not asked.only or one.reference or any(word in one.name for word in asked.only)
+        ]
+        before = machine()
+        rows = measured(w, sides, 0 if asked.check else asked.repeats, asked.peers)
+        found = guard(w, rows)
+        wrong |= bool(found)
+        if asked.json:
+            print(json.dumps({"workload": name, "machine": before, "rows": rows, "other work": found}), flush=True)
+            continue
+        said = {one["says"]: None for one in rows if "says" in one}
+        print(f"{name}: {', '.join(f'{key} {value}' for key, value in before.items())}; {', '.join(said)}")
+        print(markdown(COLUMNS, table(rows)))
+        print(
+            "\n".join(f"NOT THE SAME WORK  {one}" for one in found) or "all sides did the same work",
+            end="\n\n",
+            flush=True,
+        )
+    return int(wrong)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -34,7 +34,9 @@ class Workload:
     batch: int | None  # None: all examples of the client
     steps: int
     clip: float | None = None  # L2, of every example's gradient; None: not private
-    multiplier: float = 0.0  # noise over the sensitivity of the sum, which is twice the clip where one example is replaced
+    multiplier: float = (
+        0.0  # noise over the sensitivity of the sum, which is twice the clip where one example is replaced
+    )
 
     @property
     def noise(self) -> float:

@@ -13,19 +13,20 @@ import torch
 
 from sordino import gates, keys, own, tree
 from sordino.algorithms import ALGORITHMS
-from sordino.config import Experiment, Privacy, build
+from sordino.config import Engine, Experiment, Privacy, build
 from sordino.data import SOURCES, Dataset, Split
 from sordino.engine.client import Clients
 from sordino.engine.cohort import COHORTS, Cohort
 from sordino.engine.federation import Federation
-from sordino.engine.machine import matrix_units
+from sordino.engine.machine import decide
 from sordino.engine.stragglers import Stragglers
 from sordino.engine.wire import Header
 from sordino.errors import ConfigError, DataError, InvalidBudget, UnsoundGuarantee
 from sordino.evaluate.accuracy import Evaluator
-from sordino.ledger.ledger import Charter, Ledger
+from sordino.ledger.ledger import Charter, Each, Ledger
 from sordino.ledger.published import nominal_multiplier
 from sordino.ledger.schedules import SCHEDULES, Adaptive, Schedule
+from sordino.partition.rows import Rows
 from sordino.partition.schemes import SCHEMES, Natural, match_test
 from sordino.plan import Budget, Plan, draft
 from sordino.privacy.readers import NoisyGradient
@@ -85,6 +86,13 @@ class Parts:
     experiment: Experiment
 
     @property
+    def engine(self) -> Engine:
+        """[engine] with every `auto` decided."""
+        given = self.experiment.engine
+        executor, precision = decide(given.executor, given.precision)
+        return given.model_copy(update={"executor": executor, "precision": precision})
+
+    @property
     def key(self) -> int:
         return keys.root(self.experiment.seed)
 
@@ -111,28 +119,20 @@ class Parts:
         return SOURCES[data.source](**takes[data.source])
 
     @cached_property
-    def shares(self) -> tuple[list[Any], list[Any]]:
+    def shares(self) -> tuple[Rows, Rows]:
         """Row numbers of each client, of the training and the test examples."""
         scheme = build(self.experiment.partition, SCHEMES, "partition", "scheme")
         train, test = self.dataset.train, self.dataset.test
         rng = np.random.default_rng(keys.word(keys.fold(self.key, "partition")))
         rows = scheme.assign(train.y, train.group, rng)
         if isinstance(scheme, Natural) and test.group is not None and train.group is not None:
-            held = np.unique(train.group)
-            return rows, [np.flatnonzero(test.group == group) for group in held]
+            return rows, Natural.match(train.group, test.group)
         return rows, match_test(train.y, rows, test.y, rng)
 
-    @property
-    def sizes(self) -> list[int]:
-        return [len(rows) for rows in self.shares[0]]
-
-    @property
-    def precision(self) -> torch.dtype:
-        """Of the forward and backward passes. bf16 where asked for, or where this processor has matrix units for it."""
-        wanted = self.experiment.engine.precision
-        if wanted == "auto":
-            wanted = "bf16" if matrix_units() else "fp32"
-        return torch.bfloat16 if wanted == "bf16" else torch.float32
+    @cached_property
+    def sizes(self) -> Sequence[int]:
+        """Of each client; an array, but its items are plain integers."""
+        return self.shares[0].sizes.data
 
     @cached_property
     def task(self) -> Task:
@@ -158,7 +158,7 @@ class Parts:
             mean=self.dataset.mean,
             std=self.dataset.std,
             image=image,
-            precision=self.precision,
+            precision=torch.bfloat16 if self.engine.precision == "bf16" else torch.float32,
         )
 
     @cached_property
@@ -197,7 +197,7 @@ class Parts:
         algorithm.read.check(algorithm.work, self.task)
         algorithm.uplink.bound(self.coordinates)
         _ = self.stragglers
-        exposures = list(self.cohort.exposures(self.experiment.rounds, population))
+        exposures = self.cohort.exposures(self.experiment.rounds, population)
         reader, uplink = (
             algorithm.read.offer(),
             algorithm.uplink.offer(getattr(self.cohort, "rate", 1.0), self.cohort.hidden),
@@ -213,7 +213,8 @@ class Parts:
         if privacy.epsilon is not None:
             made: dict[str, Callable[..., Schedule | Adaptive]] = dict(SCHEDULES)
             budget = Budget(privacy.epsilon, privacy.delta, build(privacy.schedule, made, "privacy.schedule"))
-        reads = [algorithm.read.reads(algorithm.work, size) for size in self.sizes]
+        sizes, where = np.unique(self.sizes, return_inverse=True)
+        reads = np.array([algorithm.read.reads(algorithm.work, size) for size in sizes.tolist()])[where].data
         published = None
         if isinstance(algorithm.read, NoisyGradient) and algorithm.read.sampling == "fixed_subset" and budget:
             published = nominal_multiplier(budget.epsilon, budget.delta, algorithm.read.rate, max(exposures))
@@ -248,13 +249,13 @@ class Parts:
 
     def federation(self, ledger: Path | str, run: str) -> Federation:
         cap, shared = self.plan.cap, self.plan.offer is not None and self.plan.offer.everyone_pays
-        caps = {str(k): cap for k in range(len(self.sizes))} if cap is not None and not shared else None
+        each = Each(len(self.sizes), cap) if cap is not None and not shared else None
         return Federation(
             algorithm=self.algorithm,
             cohort=self.cohort,
             stragglers=self.stragglers,
             plan=self.plan,
-            ledger=Ledger.open(ledger, self.charter(), caps, cap if shared else None),
+            ledger=Ledger.open(ledger, self.charter(), total=cap if shared else None, each=each),
             sizes=self.sizes,
             key=self.key,
             noise=self.experiment.privacy.noise,
@@ -270,12 +271,12 @@ class Parts:
 
         rows = self.shares[0]
         shards = Shards(self.dataset.train, rows, which if which is not None else range(len(rows)))
-        return Clients(self.algorithm, self.task, shards, header, self.experiment.engine.executor in ("auto", "pooled"))
+        return Clients(self.algorithm, self.task, shards, header, self.engine.executor == "pooled")
 
     def evaluator(self) -> Evaluator:
         test = self.dataset.test
         examples = Examples(torch.from_numpy(np.asarray(test.x)), torch.from_numpy(np.asarray(test.y)))
-        return Evaluator(self.task, examples, [torch.from_numpy(rows) for rows in self.shares[1]])
+        return Evaluator(self.task, examples, self.shares[1])
 
     def state(self, name: str) -> Any:
         """The shape of a tree in a checkpoint, by name."""

@@ -129,6 +129,26 @@ def engine(facts: Facts, clients: int) -> dict[str, Any]:
     }
 
 
+def benched(facts: Facts) -> Iterator[Finding]:
+    """What `auto` chooses here, held against measurements."""
+    from sordino.engine.bench import measure as race
+
+    chosen = engine(facts, 20)
+    auto = {"bf16": chosen["precision"] == "bf16", "pooled": True}
+    for row in race():
+        times = " against ".join(f"{name} {1000 * seconds:.2f} ms" for name, seconds in (row.first, row.second))
+        winner = row.second[0] if row.ratio > 1 else row.first[0]
+        taken = row.second[0] if auto[row.second[0]] else row.first[0]
+        says = f"{row.what}: {times}, {row.ratio:.1f}x; auto takes {taken}"
+        key = "precision" if row.second[0] == "bf16" else "executor"
+        better = {"alone": "loop"}.get(winner, winner)
+        yield (
+            Finding(f"auto {key}", "ok", says)
+            if winner == taken
+            else Finding(f"auto {key}", "slow", says, f'set engine.{key} = "{better}" for such work')
+        )
+
+
 def _disk(facts: Facts) -> Finding:
     if facts.write_ms is None:
         return Finding(

@@ -1,7 +1,8 @@
 """The plan: from a budget to one price per client and exposure, before any data is read.
 
 A gate says what it could promise (`Offer`); the cohort says how often a client will be seen; the budget says what may be spent. The plan cuts the budget
-into integers, one per exposure, turns each into a noise multiplier, and refuses what no longer fits. Everything in it is public.
+into integers, one per exposure, turns each into a noise multiplier, and refuses what no longer fits. Everything in it is public. Clients are many and their
+kinds are few: each kind is priced once.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
+
+import numpy as np
 
 from sordino.errors import InvalidBudget, UnsoundGuarantee
 from sordino.ledger.currency import UNIT, ZCDP, Amount, Currency, cap, cost
@@ -99,8 +102,7 @@ class Plan:
         """Price every planned exposure once, so that what cannot be priced is refused before the first round."""
         if self.budget is not None and isinstance(self.budget.schedule, Adaptive):
             return  # known only on the way
-        first = {pair: k for k, pair in reversed(list(enumerate(zip(self.exposures, self.reads, strict=True))))}
-        for (times, _), client in first.items():
+        for times, _, client in kinds(self.exposures, self.reads):
             for exposure in range(times if self.budget is not None else 1):  # a typed price is the same for all
                 self.price(client, exposure, self.currency.zero())
 
@@ -128,6 +130,14 @@ class Plan:
         history = [] if last is None else [last[0] / self.cap[0]]
         share = self.budget.schedule.next_share(history, 1 - spent[0] / self.cap[0], times - exposure, stalled, times)
         return tuple(min(int(share * limit), limit - gone) for limit, gone in zip(self.cap, spent, strict=True))
+
+
+def kinds(exposures: Sequence[int], reads: Sequence[int]) -> list[tuple[int, int, int]]:
+    """Every (exposures, reads per exposure) that occurs, and the first client it occurs at."""
+    times, each = np.asarray(exposures, np.int64), np.asarray(reads, np.int64)
+    width = int(each.max(initial=0)) + 1
+    found, first = np.unique(times * width + each, return_index=True)
+    return [(*divmod(pair, width), client) for pair, client in zip(found.tolist(), first.tolist(), strict=True)]
 
 
 def draft(
@@ -161,14 +171,19 @@ def draft(
             code="mechanism-without-budget",
         )
     if not offers:
-        return Plan(None, None, None, None, exposures, [1] * len(exposures))
+        return Plan(None, None, None, None, exposures, _once(exposures))
     offer, typed = next((pair for pair in offers if pair[1] is None), offers[0])
-    per_round = reads["example"] if offer.unit == "example" else [1] * len(exposures)
-    longest = max((t * r for t, r in zip(exposures, per_round, strict=True)), default=1)
+    per_round = reads["example"] if offer.unit == "example" else _once(exposures)
+    longest = max((times * each for times, each, _ in kinds(exposures, per_round)), default=1)
     pricing = _pricing(offer, budget, max(longest, 1), published)
     plan = Plan(offer, pricing, budget, typed, exposures, per_round)
     plan.rehearse()
     return plan
+
+
+def _once(exposures: Sequence[int]) -> Sequence[int]:
+    """One read per exposure, for everybody."""
+    return np.broadcast_to(np.int64(1), len(exposures)).data
 
 
 def _pricing(offer: Offer, budget: Budget | None, longest: int, published: float | None) -> Pricing:

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import json
 import math
-import statistics
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from itertools import accumulate
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+
+import numpy as np
 
 from sordino import config
 from sordino.assemble import Parts
@@ -16,6 +21,8 @@ from sordino.ledger.currency import UNIT
 from sordino.ledger.ledger import EVERYONE
 from sordino.ledger.statement import statement
 from sordino.privacy.sources import TABLE_ERROR
+
+T = TypeVar("T", int, float)
 
 SIMULATED = "noise came from a seeded generator: a simulation, no guarantee for real data"
 TUNING = "choosing hyper-parameters on the same data is not accounted for"
@@ -59,19 +66,21 @@ def spending(folder: Path) -> dict[str, Any]:
     parts, federation = opened(folder)
     try:
         made = receipt(parts, federation)
-        cap, clients = federation.plan.cap, []
-        for k in range(len(federation.sizes)):
-            spent = federation.ledger.spent(EVERYONE if federation.everyone_pays else str(k))
-            clients.append(
-                {
-                    "client": k,
-                    "examples": federation.sizes[k],
-                    "exposures": federation.exposures.get(k, 0),
-                    "planned": federation.plan.exposures[k],
-                    "spent": [part / UNIT for part in spent],
-                    "granted": None if cap is None else [part / UNIT for part in cap],
-                }
-            )
+        cap, ledger = federation.plan.cap, federation.ledger
+        paid = {name for entry in ledger.entries() for name in entry.charges}  # by any run on this ledger
+        spent = {name: [part / UNIT for part in ledger.spent(name)] for name in (*paid, EVERYONE)}
+        granted = None if cap is None else [part / UNIT for part in cap]
+        clients = [
+            {
+                "client": k,
+                "examples": federation.sizes[k],
+                "exposures": federation.exposures.get(federation.payer(k), 0),
+                "planned": federation.plan.exposures[k],
+                "spent": spent[EVERYONE] if federation.everyone_pays else spent.get(str(k), spent[EVERYONE]),
+                "granted": granted,
+            }
+            for k in range(len(federation.sizes))
+        ]
     finally:
         federation.ledger.close()
     return {**made, "by_client": clients, "currency": federation.plan.currency.name}
@@ -102,25 +111,39 @@ def _table_error(parts: Parts) -> str:
 
 def _budget(parts: Parts, federation: Federation) -> dict[str, Any] | None:
     """Granted and spent, in the currency that adds up, over clients."""
-    plan, zero = federation.plan, federation.plan.currency.zero()
+    plan = federation.plan
     if plan.cap is None or plan.budget is None:
         return None
-    spent = [federation.spent.get(k, zero) for k in range(len(federation.sizes))]  # by this run, in a shared ledger too
-    shares = [max(part / limit for part, limit in zip(amounts, plan.cap, strict=True)) for amounts in spent]
-    planned, used = list(plan.exposures), [federation.exposures.get(k, 0) for k in range(len(federation.sizes))]
+    everyone, people = federation.everyone_pays, len(federation.sizes)
+    # by this run, in a shared ledger too
+    spent = [
+        max(part / limit for part, limit in zip(paid, plan.cap, strict=True)) for paid in federation.spent.values()
+    ]
+    planned = dict(zip(*(found.tolist() for found in np.unique(plan.exposures, return_counts=True)), strict=True))
     return {
         "epsilon": plan.budget.epsilon,
         "delta": plan.budget.delta,
         "currency": plan.currency.name,
         "granted": [part / UNIT for part in plan.cap],
-        "spent_share": _spread(shares),
+        "spent_share": _spread(_of_all(spent, 0.0, people, everyone)),
         "exposures_planned": _spread(planned),
-        "exposures_used": _spread(used),
+        "exposures_used": _spread(_of_all(list(federation.exposures.values()), 0, people, everyone)),
     }
 
 
-def _spread(values: list[Any]) -> dict[str, float]:
-    return {"min": min(values), "median": statistics.median(values), "max": max(values)}
+def _of_all(values: Sequence[T], otherwise: T, people: int, everyone: bool) -> Mapping[T, int]:
+    """How many clients have each value: the counters of those who took part speak for themselves, or one for everyone; the others have nothing."""
+    counted = Counter(dict.fromkeys(values, people) if everyone else values)
+    counted[otherwise] += people - counted.total()
+    return counted
+
+
+def _spread(counted: Mapping[Any, int]) -> dict[str, float]:
+    """Of so many clients with each value; a median as `statistics.median` defines it."""
+    values = sorted(value for value, count in counted.items() if count)
+    ends, people = list(accumulate(counted[value] for value in values)), sum(counted.values())
+    low, high = (values[bisect_right(ends, place)] for place in ((people - 1) // 2, people // 2))
+    return {"min": values[0], "median": low if people % 2 else (low + high) / 2, "max": values[-1]}
 
 
 def verify(folder: Path) -> list[str]:

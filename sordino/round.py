@@ -50,9 +50,7 @@ def one_round(
     received, mail = run.receive(t, answers, crew.late, down, prices)  # sum, central noise, decode, divide
     server = run.algorithm.update(server, received)
     outcome = Outcome(server, received, crew.active, mail.answered, run.bytes_down(t, down, len(grants)), mail.size)
-    keep(
-        outcome, mail.digest
-    )  # durable before the ledger says so: a crash from here on ends this release, and makes no other
+    keep(outcome, mail.digest)  # durable first: a crash from here on ends this release, and makes no other
     run.store(t, mail.digest)  # from here on this release has one content
     run.publish(t)
     return outcome

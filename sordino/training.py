@@ -65,6 +65,7 @@ class Ended:
 def start(experiment: Experiment, folder: Path, watch: Callable[[Progress], None] | None = None) -> Ended:
     """Run an experiment in a new folder."""
     experiment = settle(experiment)
+    experiment = experiment.model_copy(update={"engine": Parts(experiment).engine})
     parts = Parts(experiment)
     _ = parts.plan  # every refusal happens before a folder exists
     if folder.exists():

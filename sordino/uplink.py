@@ -188,12 +188,13 @@ class Uplink:
         multiplier: float | None,
         source: Source,
         each: bool = True,
+        weight: float | None = None,
     ) -> Received[U]:
         """Sum, noise, decode, divide.
 
         Uploads may come one by one, in the order of their clients, and are let go once added, unless the algorithm reads `each`.
         `zero` is the contribution of nobody: it gives the shape, so that an empty round is legal. `weights` are the
-        public weights of the whole population, `expected` the public denominator of the `expected` rule.
+        public weights of the whole population and `weight` their sum, where it is known; `expected` is the public denominator of the `expected` rule.
         """
         bound = self.bound(tree.size(zero))
         total = tree.map(_wide_zero, self.shape(zero))
@@ -216,7 +217,10 @@ class Uplink:
         mean = tree.map(lambda y, leaf: (y / denominator if denominator > 0 else y).to(leaf.dtype), decoded, zero)
         # who took part is part of what central noise hides: the server learns the public expectation
         hidden = bool(private(self.server))
-        participation = expected / math.fsum(weights) if hidden else len(who) / len(weights)
+        if hidden:
+            participation = expected / (math.fsum(weights) if weight is None else weight)
+        else:
+            participation = len(who) / len(weights)
         return Received(mean, participation, lambda: self._single(kept if each else None))
 
     def _admit(self, upload: Tree, bound: Bound) -> Tree:

@@ -104,7 +104,7 @@ def test_a_partition_is_that_of_the_run(cli: Callable[..., Said]) -> None:
     parts = Parts(config.load(None, words))
     counts = table(parts.dataset.train.y, parts.shares[0], 10)
     assert [client["labels"] for client in found["clients"]] == counts.tolist()
-    assert [client["train"] for client in found["clients"]] == parts.sizes
+    assert [client["train"] for client in found["clients"]] == list(parts.sizes)
     assert [client["test"] for client in found["clients"]] == [len(rows) for rows in parts.shares[1]]
     assert found["smallest"] == int(np.argmin(parts.sizes))
     assert found["summary"]["clients"] == 7

@@ -264,7 +264,7 @@ def check_caps(federation: Federation) -> None:
     for k in range(federation.population):
         own = paid(federation, k)
         assert sum(charge[0] for charge in own) <= cap[0]
-        assert len(own) == federation.exposures.get(k, 0) <= federation.plan.exposures[k]
+        assert len(own) == federation.exposures.get(federation.payer(k), 0) <= federation.plan.exposures[k]
 
 
 def test_round_robin_counts_equal_the_ledger() -> None:

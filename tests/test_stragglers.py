@@ -117,13 +117,11 @@ def test_partial_work_is_that_many_epochs(tmp_path: Any, monkeypatch: pytest.Mon
         count[0] += 1
         return local(self, g, y, x)
 
-    def watched(self: Any, t: int, message: bytes, grants: Any, key: Any) -> dict[int, bytes]:
-        answers: dict[int, bytes] = {}
-        for k, grant in grants.items():
+    def watched(self: Any, t: int, down: Any, grants: Any, key: Any) -> Any:
+        for k, grant in sorted(grants.items()):
             count[0] = 0
-            answers |= whole(self, t, message, {k: grant}, key)
+            yield from whole(self, t, down, {k: grant}, key)
             steps[t, k], granted[t, k] = count[0], grant.epochs
-        return answers
 
     monkeypatch.setattr(FedAvg, "direction", counted)
     monkeypatch.setattr(Clients, "__call__", watched)

@@ -41,12 +41,14 @@ def main() -> None:
     os.environ["PYTHONPATH"] = os.getcwd()  # for the actors
     meter = Meter()
     import flwr
+    import ray
     from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
     from flwr.clientapp import ClientApp
     from flwr.serverapp import Grid, ServerApp
     from flwr.serverapp.strategy import FedAvg
     from flwr.simulation import run_simulation
 
+    meter.leaving(ray.shutdown)
     w = meter.w
     spoken, client_app, server_app = asdict(w), ClientApp(), ServerApp()
 

@@ -55,9 +55,7 @@ def arithmetic(w: Workload, kind: torch.dtype) -> list[tuple[Op, int]]:
     return found
 
 
-def linear(
-    layer: nn.Linear, x: Tensor, first: bool, size: int, passes: int, together: int
-) -> list[tuple[Op, int]]:
+def linear(layer: nn.Linear, x: Tensor, first: bool, size: int, passes: int, together: int) -> list[tuple[Op, int]]:
     weight = layer.weight.detach().to(x.dtype)
     out, back, own = x @ weight.mT, torch.empty_like(x), torch.empty_like(weight)
     g, one_g, one_x = torch.randn_like(out), torch.randn_like(out[:size]).mT, x[:size]

@@ -42,7 +42,7 @@ def main() -> None:
         return F.cross_entropy(net(x), y)
 
     def metrics(x: torch.Tensor, y: torch.Tensor, eval: bool = False) -> Any:
-        return {"loss": Weighted(float(loss(x, y)), len(y))}
+        return {"loss": Weighted(loss(x, y).item() * len(y), len(y))}
 
     net.loss, net.metrics = loss, metrics
     turns = cycle(range(w.clients))

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.meter import Meter
-from benchmarks.workloads import CLASSES, HELD_OUT, Workload, network
+from benchmarks.workloads import CLASSES, HELD_OUT, Data, Workload, network
 
 MODELS = {"cnn": "cnn_wide", "mlp": "mlp"}
 
@@ -20,19 +20,12 @@ MODELS = {"cnn": "cnn_wide", "mlp": "mlp"}
 def main() -> None:
     meter = Meter()
     import sordino  # after what memory is measured against
-    from sordino import config
-    from sordino.assemble import Parts
-    from sordino.data import Dataset, Split
     from sordino.engine.memory import keep_freed_memory
     from sordino.round import one_round
 
-    w, data = meter.w, meter.data
+    w = meter.w
     engine = {name: meter.options[name] for name in ("precision", "executor") if name in meter.options}
-    parts = Parts(config.validate(table(w) | {"engine": engine}))
-    owner, half = np.arange(w.clients).repeat(w.examples), (0.5,) * w.shape[-1]
-    train = Split(data.x.numpy(), data.y.numpy(), owner)
-    test = Split(data.held_x.numpy(), data.held_y.numpy(), np.arange(HELD_OUT) % w.clients)
-    parts.__dict__["dataset"] = Dataset("pixels", "image", CLASSES, train, test, half, half)  # in place of a loader
+    parts = prepared(w, meter.data, engine=engine)
     keep_freed_memory()  # as every run does
     folder = tempfile.TemporaryDirectory()
     meter.leaving(folder.cleanup)
@@ -47,6 +40,20 @@ def main() -> None:
         server = one_round(federation, server, next(turn), clients).server
 
     meter.drive(step, lambda: list(server.x.values()), f"sordino {sordino.__version__}")
+
+
+def prepared(w: Workload, data: Data, **tables: Any) -> Any:
+    """The parts of the experiment that is this workload, with `tables` in place of its own."""
+    from sordino import config
+    from sordino.assemble import Parts
+    from sordino.data import Dataset, Split
+
+    parts = Parts(config.validate(table(w) | tables))
+    half, owner = (0.5,) * w.shape[-1], np.arange(w.clients).repeat(w.examples)
+    train = Split(data.x.numpy(), data.y.numpy(), owner)
+    test = Split(data.held_x.numpy(), data.held_y.numpy(), np.arange(HELD_OUT) % w.clients)
+    parts.__dict__["dataset"] = Dataset("pixels", "image", CLASSES, train, test, half, half)  # in place of a loader
+    return parts
 
 
 def table(w: Workload) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import asdict
 from pathlib import Path
+from typing import Annotated
 
 import typer
 from rich.console import Console
@@ -15,14 +16,17 @@ from sordino.cli.options import Json
 STYLES = {"ok": "green", "slow": "yellow", "broken": "bold red"}
 
 
-def doctor(as_json: Json = False) -> None:
+def doctor(
+    bench: Annotated[bool, typer.Option("--bench", help="Measure as well: about ten seconds.")] = False,
+    as_json: Json = False,
+) -> None:
     """Look at this machine: what it can do, what would be slow, what is broken. Exit code 2 where something is broken."""
     from rich.table import Table
 
-    from sordino.doctor import engine, judge, measure
+    from sordino.doctor import benched, engine, judge, measure
 
     facts = measure(Path("runs"))
-    findings = list(judge(facts))
+    findings = [*judge(facts), *(benched(facts) if bench else ())]
     if as_json:
         told = {
             "facts": asdict(facts),

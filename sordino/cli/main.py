@@ -5,6 +5,7 @@ Exit codes: 0 done, 1 unexpected, 2 configuration, 3 data, 4 privacy refusal, 5 
 
 from __future__ import annotations
 
+import contextlib
 import io
 import sys
 from typing import Annotated
@@ -50,7 +51,8 @@ def main() -> None:
     """The entry point: a user's mistake is one screen and an exit code, never a traceback."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")  # a terminal without an infinity sign shows a question mark
+            with contextlib.suppress(OSError):
+                stream.reconfigure(errors="replace")  # a terminal without an infinity sign shows a question mark
     try:
         app(standalone_mode=True)
     except SordinoError as error:

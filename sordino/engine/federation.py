@@ -66,9 +66,10 @@ class Federation:
     noise: str  # "counter" (simulation) or "system"
     run: str  # id on the wire and in the ledger
     config: str  # digest of the experiment
-    exposures: dict[int, int] = field(default_factory=dict)  # per client, of rounds already played
+    # of rounds already played, under the `payer` of a client; who never took part is not in them
+    exposures: dict[int, int] = field(default_factory=dict)
     spent: dict[int, tuple[int, ...]] = field(default_factory=dict)
-    latest: dict[int, tuple[int, ...]] = field(default_factory=dict)  # the last charge of each client
+    latest: dict[int, tuple[int, ...]] = field(default_factory=dict)  # the last charge
     _central: float | None = None  # multiplier of this round's central noise
     _noise_norm: float = 0.0
     _coordinates: int = 0
@@ -80,6 +81,10 @@ class Federation:
     @property
     def everyone_pays(self) -> bool:
         return self.plan.offer is not None and self.plan.offer.everyone_pays
+
+    def payer(self, client: int) -> int:
+        """Whose counters speak for this client: where everyone pays, all have paid the same, and one set of counters serves them."""
+        return 0 if self.everyone_pays else client
 
     def op(self, t: int) -> str:
         return f"{self.run}/{t}"
@@ -122,7 +127,7 @@ class Federation:
         granted = self.ledger.reserve(self.op(t), {EVERYONE: price.charge}, self._digest(t, {}), claims)
         if EVERYONE not in granted:
             raise _exhausted(t)
-        self._remember(range(self.population), dict.fromkeys(range(self.population), price))
+        self._remember([self.payer(0)], {self.payer(0): price})
         self._central = price.multiplier  # released even where nobody was drawn
         return sorted(prices)
 
@@ -132,7 +137,7 @@ class Federation:
             raise _exhausted(t)
         return price
 
-    def _remember(self, clients: Sequence[int] | range, prices: Mapping[int, Price | None]) -> None:
+    def _remember(self, clients: Sequence[int], prices: Mapping[int, Price | None]) -> None:
         for k in clients:
             self.exposures[k] = self.exposures.get(k, 0) + 1
             if price := prices[k]:
@@ -156,7 +161,7 @@ class Federation:
             if run != self.run or int(t) >= rounds:
                 continue
             if EVERYONE in entry.charges:
-                who: list[int] = list(range(self.population))
+                who: list[int] = [self.payer(0)]
             else:
                 who = [k for group in json.loads(entry.note) for k in group["clients"]]
             for k in who:
@@ -228,7 +233,7 @@ class Federation:
         return Grant(
             client=client,
             size=self.sizes[client],
-            largest=max(self.sizes),
+            largest=self.largest,
             source=for_client(self.noise, self.key, t, client),
             multiplier=None if price is None else price.multiplier,
             epochs=epochs,
@@ -251,6 +256,7 @@ class Federation:
             self._central,
             self.source(t).child("server"),
             getattr(self.algorithm, "reads_each", False),
+            self._weight,
         )
         mail.seal(received.mean)
         if self._adaptive:
@@ -288,12 +294,23 @@ class Federation:
     @property
     def _denominator(self) -> float:
         """The public one: the weight that a cohort of the expected size would have."""
-        return self.cohort.expected(self.population) * math.fsum(self.weights) / self.population
+        return self.cohort.expected(self.population) * self._weight / self.population
 
     @cached_property
-    def weights(self) -> list[float]:
+    def largest(self) -> int:
+        """The size of the largest client."""
+        return max(self.sizes)
+
+    @cached_property
+    def weights(self) -> Sequence[float]:
         """The public weight of every client."""
-        return [self.algorithm.uplink.weight(size, max(self.sizes)) for size in self.sizes]
+        sizes, where = np.unique(self.sizes, return_inverse=True)
+        return np.array([self.algorithm.uplink.weight(size, self.largest) for size in sizes.tolist()])[where].data
+
+    @cached_property
+    def _weight(self) -> float:
+        """Of all clients together."""
+        return math.fsum(self.weights)
 
 
 def _exhausted(t: int) -> BudgetExhausted:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from operator import add
@@ -37,6 +37,61 @@ class Charter:
     currency: Currency
 
 
+class Each(NamedTuple):
+    """One cap for each of the clients "0", ..., that has none of its own: a million clients are one line."""
+
+    clients: int
+    cap: Amount
+
+
+class Caps(Mapping[str, Amount]):
+    """Who may spend how much: single names, and clients that are alike. Whoever is not in it is unlimited."""
+
+    def __init__(self, single: Mapping[str, Amount], each: Each | None = None) -> None:
+        self.single, self.each = single, each
+
+    def __getitem__(self, name: str) -> Amount:
+        if name in self.single:
+            return self.single[name]
+        if self.each is None or not self._numbered(name):
+            raise KeyError(name)
+        return self.each.cap
+
+    def __iter__(self) -> Iterator[str]:
+        yield from self.single
+        yield from (name for name in map(str, range(self._clients)) if name not in self.single)
+
+    def __len__(self) -> int:
+        return len(self.single) + self._alike
+
+    def told_apart(self, names: Iterable[str]) -> Iterator[str]:
+        """Of all names with a cap the single ones, those among `names`, and one that stands for the others."""
+        yield from self.single
+        alike = {name for name in names if name not in self.single and self._numbered(name)}
+        yield from alike
+        if len(alike) < self._alike:
+            known = alike | self.single.keys()
+            yield next(name for name in map(str, range(self._clients)) if name not in known)
+
+    def to_json(self) -> dict[str, Any]:
+        each = {} if self.each is None else {"each": list(self.each)}
+        return {"caps": self.single, **each}
+
+    @property
+    def _clients(self) -> int:
+        return self.each.clients if self.each else 0
+
+    @property
+    def _alike(self) -> int:
+        """How many clients have no cap of their own."""
+        return self._clients - sum(map(self._numbered, self.single))
+
+    def _numbered(self, name: str) -> bool:
+        # as `str` writes it: "01" and "١" are other names
+        short = len(name) <= len(str(self._clients))
+        return short and name.isdecimal() and str(int(name)) == name and int(name) < self._clients
+
+
 class State(StrEnum):
     RESERVED = "reserved"
     DRAWN = "drawn"
@@ -61,7 +116,7 @@ class Standing(NamedTuple):
 class Books:
     """What the records add up to. Only `fold` changes it, and it only ever adds."""
 
-    def __init__(self, charter: Charter, caps: Mapping[str, Amount]) -> None:
+    def __init__(self, charter: Charter, caps: Caps) -> None:
         self.charter, self.caps = charter, caps
         self.sequence, self.head = -1, ORIGIN
         self.own: dict[str, Amount] = {}
@@ -70,7 +125,7 @@ class Books:
     def genesis(self) -> dict[str, Any]:
         # delta as text: the file holds no floating-point number
         charter = asdict(self.charter) | {"delta": repr(self.charter.delta)}
-        return {"kind": "charter", "charter": charter, "caps": self.caps}
+        return {"kind": "charter", "charter": charter, **self.caps.to_json()}
 
     def spent(self, principal: str) -> Amount:
         shared = self.own.get(EVERYONE, self.charter.currency.zero())
@@ -82,10 +137,14 @@ class Books:
         cap = self.caps.get(principal)
         return cap is None or self.charter.currency.fits(tuple(map(add, self.spent(principal), extra)), cap)
 
+    def all_fit(self, extra: Amount) -> bool:
+        """Has everyone with a cap room for this? Clients that never paid for themselves have spent the same, so one of them answers for all."""
+        return all(self.fits(name, extra) for name in self.caps.told_apart(self.own))
+
     def granted(self, charges: Mapping[str, Amount]) -> frozenset[str]:
         """Who can pay. A charge to everyone comes first and needs room under every cap."""
         names, below = set(), self.charter.currency.zero()
-        if EVERYONE in charges and all(self.fits(name, charges[EVERYONE]) for name in self.caps):
+        if EVERYONE in charges and self.all_fit(charges[EVERYONE]):
             names, below = {EVERYONE}, charges[EVERYONE]
         for name in charges.keys() - {EVERYONE}:
             if self.fits(name, tuple(map(add, charges[name], below))):
@@ -115,13 +174,17 @@ class Books:
                 fix="open the ledger of these data, or found a new one",
                 code="ledger-foreign",
             )
-        if record["caps"] != ours["caps"]:
+        if any(record.get(part) != ours.get(part) for part in ("caps", "each")) and not self._listed(record):
             raise LedgerError(
                 "the ledger was founded with other caps",
                 why="a cap that can be moved is no cap",
                 fix="give the caps it was founded with",
                 code="ledger-caps-changed",
             )
+
+    def _listed(self, record: dict[str, Any]) -> bool:
+        """A file of format 1 says the same cap client by client."""
+        return "each" not in record and record["caps"] == {name: list(cap) for name, cap in self.caps.items()}
 
     def _reserve(self, sequence: int, record: dict[str, Any]) -> None:
         if record["op"] in self.ops:

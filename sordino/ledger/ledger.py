@@ -34,7 +34,9 @@ from sordino.ledger.books import (
     EVERYONE,
     ORIGIN,
     Books,
+    Caps,
     Charter,
+    Each,
     State,
     canonical,
     charged,
@@ -44,7 +46,7 @@ from sordino.ledger.books import (
 from sordino.ledger.currency import Amount
 from sordino.ledger.storage import damaged, identity, open_database, refusals, turnstile
 
-__all__ = ["EVERYONE", "MEMORY", "Charter", "Entry", "Ledger", "State"]
+__all__ = ["EVERYONE", "MEMORY", "Charter", "Each", "Entry", "Ledger", "State"]
 
 MEMORY = ":memory:"
 
@@ -81,10 +83,12 @@ class Ledger:
         charter: Charter,
         caps: Mapping[str, Amount] | None = None,
         total: Amount | None = None,
+        each: Each | None = None,
     ) -> Ledger:
         """Create the ledger, or reopen it with the charter and caps it was founded with.
 
-        `caps` bind single principals, others are unlimited; `total` caps what is charged to everyone.
+        `caps` bind single principals, `each` the clients "0", "1", ... that have no cap of their own, others are unlimited; `total` caps what is
+        charged to everyone.
         """
         limits = {
             _name(name): charter.currency.amount(cap, what=f"cap of {name}") for name, cap in (caps or {}).items()
@@ -93,7 +97,9 @@ class Ledger:
             raise LedgerError(f"{EVERYONE!r} has a cap", why="it is everyone", fix="use total=", code="name-invalid")
         if total is not None:
             limits[EVERYONE] = charter.currency.amount(total, what="total cap")
-        books = Books(charter, limits)
+        if each is not None:
+            each = Each(each.clients, charter.currency.amount(each.cap, what="cap of each client"))
+        books = Books(charter, Caps(limits, each))
         place = None if str(path) == MEMORY else Path(path).resolve()
         body = canonical(books.genesis()).encode()
         with refusals():
@@ -225,7 +231,7 @@ class Ledger:
                     raise damaged("its past has changed")
             if books.sequence < max(self._books.sequence, 0):
                 raise damaged("its last records are gone")
-            for name in books.caps:
+            for name in books.caps.told_apart(books.own):
                 # totals only grow, so caps that hold at the end held all along
                 if not books.fits(name, books.charter.currency.zero()):
                     raise damaged(f"{name} has spent more than the cap")

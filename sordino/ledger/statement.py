@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import math
-from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -16,6 +15,7 @@ from typing import Any
 from sordino.ledger.accountants import best, bounds
 from sordino.ledger.claims import STATUSES, Adversary, Claim, Neighbours, Status, Unit
 from sordino.ledger.events import Event, compact, to_json
+from sordino.ledger.histories import Histories
 
 Key = tuple[Unit, Neighbours, Adversary]
 
@@ -55,16 +55,26 @@ def note(claims: Iterable[tuple[list[int] | str, list[Claim]]]) -> str:
 
 
 def read_notes(notes: Iterable[str], population: int) -> dict[Key, dict[int, list[Claim]]]:
-    """Claims by row and client, from the notes of a ledger's entries."""
-    rows: dict[Key, dict[int, list[Claim]]] = defaultdict(lambda: defaultdict(list))
-    parsed: dict[str, list[tuple[Any, list[Claim]]]] = {}
+    """Claims by row and client, from the notes of a ledger's entries. Of all clients with one history only the first is in the result."""
+    rows: dict[Key, Histories] = {}
+    parsed: dict[str, dict[Key, list[Claim]]] = {}
     for text in notes:
-        if text not in parsed:
-            parsed[text] = [(g["clients"], [Claim.from_json(c) for c in g["claims"]]) for g in json.loads(text)]
-        for clients, claims in parsed[text]:
-            for client in range(population) if clients == "*" else clients:
-                for claim in claims:
-                    rows[claim.unit, claim.neighbours, claim.adversary][client].append(claim)
+        for group in json.loads(text):
+            words = json.dumps(group["claims"], sort_keys=True)
+            if words not in parsed:
+                parsed[words] = _by_row(map(Claim.from_json, group["claims"]))
+            clients = range(population) if group["clients"] == "*" else group["clients"]
+            for key, claims in parsed[words].items() if clients else ():
+                if key not in rows:
+                    rows[key] = Histories(population)
+                rows[key].add(clients, claims, words)
+    return {key: row.distinct() for key, row in rows.items()}
+
+
+def _by_row(claims: Iterable[Claim]) -> dict[Key, list[Claim]]:
+    rows: dict[Key, list[Claim]] = {}
+    for claim in claims:
+        rows.setdefault((claim.unit, claim.neighbours, claim.adversary), []).append(claim)
     return rows
 
 

@@ -19,7 +19,8 @@ from sordino.errors import LedgerError
 
 PATIENCE = 60.0  # seconds to wait for other writers
 
-_APPLICATION, _VERSION = 0x536F7264, 1
+_APPLICATION, _VERSION = 0x536F7264, 2
+_READ = (1, 2)  # 1 lists the cap of every client, 2 may say once what is the same for many; nothing else differs
 _SCHEMA = [
     "CREATE TABLE record (sequence INTEGER PRIMARY KEY, hash BLOB NOT NULL, body BLOB NOT NULL)",
     "CREATE TABLE payload (sequence INTEGER PRIMARY KEY REFERENCES record, body BLOB NOT NULL)",
@@ -100,10 +101,10 @@ def _check_database(connection: sqlite3.Connection) -> None:
     if _ask(connection, "application_id") != _APPLICATION:
         raise damaged("it is a database, but not a ledger")
     version = _ask(connection, "user_version")
-    if version != _VERSION:
+    if version not in _READ:
         raise LedgerError(
             f"the ledger has format {version}",
-            why=f"this program reads format {_VERSION}",
+            why=f"this program reads formats {' and '.join(map(str, _READ))}",
             fix="open it with the version of sordino that wrote it",
             code="ledger-version",
         )

@@ -14,8 +14,6 @@ import torch
 from sordino.privacy.per_example import Sides
 from sordino.types import Examples, Params, Task
 
-ROWS = 4096  # of one pass
-
 
 class Pool:
     """The clients that this process will train in one round, in order."""
@@ -30,23 +28,25 @@ class Pool:
         """The client's sum of clipped gradients at `params`; None where this network cannot be pooled."""
         at = [(id(value), value._version) for value in params.values()]
         if at != self._at or client not in self._rows:
-            self._at = at
-            self._pass(client, params, clip, order)
-        rows = self._rows.pop(client)
-        return None if self._sides is None else self._sides.sum(params, rows)
+            room = self._task.room(params)
+            if not room:
+                return None
+            self._at, self._params = at, params  # kept alive as long as its ids are compared
+            self._pass(client, room, clip, order)
+        assert self._sides is not None
+        return self._sides.sum(params, self._rows.pop(client))
 
-    def _pass(self, client: int, params: Params, clip: float, order: int) -> None:
-        together, count = [self._examples(client)], 1
+    def _pass(self, client: int, room: int, clip: float, order: int) -> None:
+        """For this client and as many of the next ones as there is room for."""
         self._left = [k for k in self._left if k != client]
-        self._rows = {client: slice(0, len(together[0].y))}
-        end = len(together[0].y)
-        for k in self._left:
-            if end >= ROWS:
+        together: list[Examples] = []
+        self._rows, end = {}, 0
+        for k in [client, *self._left]:
+            if together and end >= room:
                 break
             together.append(self._examples(k))
             self._rows[k] = slice(end, end + len(together[-1].y))
-            end, count = self._rows[k].stop, count + 1
-        self._left = self._left[count - 1 :]
-        self._params = params  # alive as long as its ids are compared
+            end = self._rows[k].stop
+        self._left = self._left[len(together) - 1 :]
         x, y = torch.cat([e.x for e in together]), torch.cat([e.y for e in together])
-        self._sides = self._task.pooled(params, x, y, clip, order)
+        self._sides = self._task.pooled(self._params, x, y, clip, order)

@@ -256,6 +256,15 @@ class Chain:
             x, _ = link.forward(p, x, None)
         return x
 
+    def floats(self, p: Params, one: Tensor) -> int:
+        """Numbers that a forward and backward pass over one row goes through, windows of convolutions included."""
+        total, x = one.numel(), one
+        for link in self.links:
+            x, _ = link.forward(p, x, None)
+            windows = link.module.weight[0].numel() * x[0, 0].numel() if isinstance(link, Conv) else 0
+            total += 2 * x.numel() + windows
+        return total
+
     def gradient(self, p: Params, x: Tensor, target: Tensor, draws: Tensor | None) -> dict[str, Any]:
         """Of the mean cross-entropy, in the precision of `p`; leaves are tensors or products of two. `target` is one-hot."""
         logits, kept = self.forward(p, x, draws)

@@ -16,6 +16,8 @@ from sordino.tasks.nets import NETS, Ball, keyed_dropout
 from sordino.tree import Product
 from sordino.types import Examples, Losses, Params
 
+POOL_FLOATS = 6_000_000  # of one pass over many clients' rows: about what the caches hold
+
 
 class Classification:
     """Softmax cross-entropy. Rows stay as they were decoded (uint8, channels last) until a batch is read."""
@@ -59,6 +61,7 @@ class Classification:
             )
         self._trained = [(name, p) for name, p in net.named_parameters() if p.requires_grad]
         self._chain = Chain.of(net)
+        self._room: int | None = None
         # bf16 pays where convolutions do the work; weights, sums and everything private stay in fp32
         self.precision = precision if self._chain is not None and self._chain.images else torch.float32
         self._recorder = Recorder(net)
@@ -116,10 +119,19 @@ class Classification:
         assert self._chain is not None
         return torch.zeros(len(y), self._chain.classes, dtype=dtype).scatter_(1, y[:, None], 1.0)
 
-    def pooled(self, params: Params, x: Tensor, y: Tensor, clip: float, order: int) -> Sides | None:
-        """Both sides of every layer for many clients' rows at once; None where the layers do not allow it."""
+    def room(self, params: Params) -> int:
         if self._chain is None or self._chain.drops or not self._trusted(self.losses, params):
-            return None
+            return 0
+        if self._room is None:
+            one = torch.zeros(1, *self._shape, dtype=torch.uint8 if self._image else torch.float32)
+            self._room = max(
+                1, POOL_FLOATS // self._chain.floats(params, self._scaled(one, next(iter(params.values())).dtype))
+            )
+        return self._room
+
+    def pooled(self, params: Params, x: Tensor, y: Tensor, clip: float, order: int) -> Sides:
+        """Both sides of every layer for many clients' rows at once."""
+        assert self._chain is not None
         kind = next(iter(params.values())).dtype
         return Sides(self._chain.tape(params, self._scaled(x, kind), self._one_hot(y, kind), None), clip, order, kind)
 
@@ -226,8 +238,11 @@ class Quadratic:
         a, b = x.to(self.dtype).chunk(2, dim=1)
         return {"w": (a * (params["w"] - b)).mean(0)}
 
+    def room(self, params: Params) -> int:
+        return 0
+
     def pooled(self, params: Params, x: Tensor, y: Tensor, clip: float, order: int) -> None:
-        return None
+        raise AssertionError("no room was offered")
 
     def predict(self, params: Params, x: Tensor) -> Tensor:
         return params["w"].expand(len(x), -1)

@@ -66,8 +66,8 @@ MUTANTS = [
     one(
         "an extra field without noise",
         "privacy/stages.py",
-        "lambda leaf: self.mechanism.add(leaf.double(), scale,",
-        "lambda leaf: self.mechanism.add(leaf.double(), scale * (1 if leaf.dim() < 2 else 1e-6),",
+        "lambda leaf: self.mechanism.add(leaf, scale,",
+        "lambda leaf: self.mechanism.add(leaf, scale * (1 if leaf.dim() < 2 else 1e-6),",
         f"{SENSITIVITY}::test_an_upload_moves_by_its_sensitivity_and_never_further",
     ),
     one(
@@ -263,8 +263,8 @@ MUTANTS = [
         (
             ("granted = run.reserve(t, prices)", "granted = sorted(prices)"),
             (
-                "    run.store(t, release)",
-                "    run.reserve(t, prices)\n    run.store(t, release)",
+                "    run.store(t, mail.digest)",
+                "    run.reserve(t, prices)\n    run.store(t, mail.digest)",
             ),
         ),
         (f"{BAD}::test_spoiled_values_count_as_zero_and_change_nothing_else",),
@@ -273,8 +273,8 @@ MUTANTS = [
         "stored before it is kept",
         "round.py",
         (
-            ("    keep(outcome, release)", "    run.store(t, release)"),
-            ("    run.store(t, release)  # from", "    keep(outcome, release)  # from"),
+            ("    keep(outcome, mail.digest)", "    run.store(t, mail.digest)"),
+            ("    run.store(t, mail.digest)  # from", "    keep(outcome, mail.digest)  # from"),
         ),
         ("tests/test_resume.py::test_noise_from_the_system_is_drawn_again_only_while_nothing_was_kept[stored]",),
     ),
@@ -310,8 +310,8 @@ MUTANTS = [
     one(
         "the sign of SCAFFOLD's control",
         "algorithms/scaffold.py",
-        "y - eta * (g - ci + c)",
-        "y - eta * (g + ci - c)",
+        "correction = tree.sub(c, c_i)",
+        "correction = tree.sub(c_i, c)",
         "tests/test_algorithms.py",
     ),
 ]

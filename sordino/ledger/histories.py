@@ -1,0 +1,94 @@
+"""What was claimed about whom: clients with the same history have lost the same, so histories are followed, not clients.
+
+A history is a node of a tree: the claims of one more release lead to a child. Clients at the same node stand in one cell, and a release about
+everyone moves the cells, not the clients in them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+
+import numpy as np
+
+from sordino.ledger.claims import Claim
+
+NEVER = np.iinfo(np.int64).max
+INSIDE, OUTSIDE = 0, 1  # cells of those whom "everyone" means, and of whoever else is named, before anything is said
+
+
+class Histories:
+    """Of the claims in one row of a statement, over all clients."""
+
+    def __init__(self, population: int) -> None:
+        self._tree: list[tuple[int, Sequence[Claim]]] = [
+            (0, ())
+        ]  # of each node: its parent, and what was claimed since
+        self._children: dict[tuple[int, Hashable], int] = {}
+        self._node = [0, 0]  # of each cell
+        self._inside = [True, False]  # of each cell
+        self._cells = {(0, True): INSIDE, (0, False): OUTSIDE}
+        self._cell = np.full(population, INSIDE, np.int32)  # of each client
+        self._since = np.full(population, NEVER)  # when each client was first spoken of
+        self._spoken, self._all_spoken = 0, False
+
+    def add(self, clients: Sequence[int], claims: Sequence[Claim], words: Hashable) -> None:
+        """A release about these clients; a range is everyone. Equal words say equal claims."""
+        (self._everyone if isinstance(clients, range) else self._some)(clients, claims, words)
+
+    def _everyone(self, clients: Sequence[int], claims: Sequence[Claim], words: Hashable) -> None:
+        if not self._all_spoken:
+            new = np.arange(self._spoken, self._spoken + len(clients))
+            self._since[: len(clients)] = np.minimum(self._since[: len(clients)], new)
+            self._all_spoken = True
+        self._spoken += len(clients)
+        for cell, inside in enumerate(self._inside):
+            if inside:
+                self._node[cell] = self._child(self._node[cell], claims, words)
+        self._cells = {(node, inside): i for i, (node, inside) in enumerate(zip(self._node, self._inside, strict=True))}
+
+    def _some(self, clients: Sequence[int], claims: Sequence[Claim], words: Hashable) -> None:
+        """Whoever is named twice has lost twice."""
+        who, first, times = np.unique(np.asarray(clients, np.int64), return_index=True, return_counts=True)
+        self._reach(int(who[-1]) + 1)
+        self._since[who] = np.minimum(self._since[who], self._spoken + first)
+        self._spoken += len(clients)
+        while len(who):
+            cells, place = np.unique(self._cell[who], return_inverse=True)
+            moved = [self._next_cell(cell, claims, words) for cell in cells.tolist()]
+            self._cell[who] = np.asarray(moved, np.int32)[place]
+            who, times = who[times > 1], times[times > 1] - 1
+
+    def distinct(self) -> dict[int, list[Claim]]:
+        """Every history, under the first client that has it, in the order in which these were first spoken of."""
+        node = np.asarray(self._node)[self._cell]
+        first = np.full(len(self._tree), NEVER)
+        np.minimum.at(first, node, self._since)
+        clients = np.flatnonzero((self._since == first[node]) & (self._since < NEVER))
+        return {k: self._claims(int(node[k])) for k in clients[np.argsort(self._since[clients])].tolist()}
+
+    def _child(self, node: int, claims: Sequence[Claim], words: Hashable) -> int:
+        if (node, words) not in self._children:
+            self._children[node, words] = len(self._tree)
+            self._tree.append((node, claims))
+        return self._children[node, words]
+
+    def _next_cell(self, cell: int, claims: Sequence[Claim], words: Hashable) -> int:
+        at = self._child(self._node[cell], claims, words), self._inside[cell]
+        if at not in self._cells:
+            self._cells[at] = len(self._node)
+            self._node.append(at[0])
+            self._inside.append(at[1])
+        return self._cells[at]
+
+    def _reach(self, clients: int) -> None:
+        more = clients - len(self._cell)
+        if more > 0:
+            self._cell = np.pad(self._cell, (0, more), constant_values=OUTSIDE)
+            self._since = np.pad(self._since, (0, more), constant_values=NEVER)
+
+    def _claims(self, node: int) -> list[Claim]:
+        path = []
+        while node:
+            node, claims = self._tree[node]
+            path.append(claims)
+        return [claim for claims in reversed(path) for claim in claims]
