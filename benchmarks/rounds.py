@@ -84,6 +84,7 @@ class Running:
                 stderr=errors,
                 text=True,
                 cwd=ROOT,
+                process_group=0,  # Ctrl-C is for the one who asks; what a side's libraries signal stays with it
             )
         self.ready: dict[str, Any] = self._heard()
         self.rounds: list[dict[str, float]] = []
@@ -133,18 +134,29 @@ def measured(w: Workload, sides: Sequence[Side], repeats: int, peers: Path | Non
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         running: dict[str, Running] = {}
         for side in sides:
-            if python := interpreter(side, peers):
+            python = interpreter(side, peers)
+            if python is None:
+                continue
+            try:
                 running[side.name] = stack.enter_context(Running(side, w, python, folder / "log"))
+            except SystemExit as error:
+                if not side.peer:
+                    raise
+                print(error, file=sys.stderr)  # somebody else's package: the others go on
         for _ in range(repeats):
             for one in running.values():
                 one.go()
-        return [row(side, running.get(side.name)) for side in sides]
+        there = {side.name for side in sides if interpreter(side, peers)}
+        return [
+            row(side, running.get(side.name), "did not run" if side.name in there else "not installed")
+            for side in sides
+        ]
 
 
-def row(side: Side, ran: Running | None) -> dict[str, Any]:
+def row(side: Side, ran: Running | None, absent: str) -> dict[str, Any]:
     head = {"side": side.name, "reference": side.reference, "limit": side.limit}
     if ran is None:
-        return head | {"absent": True}
+        return head | {"absent": absent}
     figures = {f"{what}_all": [one[what] for one in ran.rounds] for what in ("cpu", "wall")}
     medians = {what: ran.median(what) for what in ("cpu", "wall", "peak_kb")} if ran.rounds else {}
     return head | ran.ready | figures | medians
@@ -202,7 +214,7 @@ def table(rows: Sequence[dict[str, Any]]) -> list[list[str]]:
 
 def line(one: Mapping[str, Any], best: Mapping[str, float], limits: Mapping[str, float | None]) -> list[str]:
     if one.get("absent"):
-        return [one["side"], "not installed", *[""] * (len(COLUMNS) - 2)]
+        return [one["side"], one["absent"], *[""] * (len(COLUMNS) - 2)]
     cells = [one["side"]]
     for what in ("cpu", "wall"):
         cells.append(f"{one[what]:.3f}" if what in one else "")

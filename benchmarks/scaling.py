@@ -11,6 +11,7 @@ Every point is a process of its own. A series ends where a point takes more than
 from __future__ import annotations
 
 import argparse
+import ctypes
 import json
 import statistics
 import subprocess
@@ -102,15 +103,19 @@ def measure(repeats: int, workload: dict[str, Any], scheme: str, hidden: int) ->
 
     keep_freed_memory()
     imported, began = meter.fresh_peak(), time.perf_counter()
-    parts = prepared(
-        w, held, partition={"scheme": scheme, "clients": w.clients}, model={"name": "mlp", "hidden": hidden}
-    )
+    tables = {
+        "partition": {"scheme": scheme, "clients": w.clients},
+        "model": {"name": "mlp", "hidden": hidden},
+        "privacy": {"delta": 1e-8},  # below one over the largest population
+    }
+    parts = prepared(w, held, **tables)
     with tempfile.TemporaryDirectory() as folder:
         federation, clients = parts.federation(Path(folder) / "ledger.sqlite", "bench"), parts.clients("bench")
         server, taken = parts.state("server"), []
         start = time.perf_counter() - began
         peak = meter.peak()
-        idle = meter.fresh_peak() - imported  # what stays, with the passing peaks of the start forgotten
+        ctypes.CDLL(None).malloc_trim(0)  # what was freed is no client's
+        idle = meter.fresh_peak() - imported
         for t in range(repeats + 1):
             before = meter.clocks()
             server = one_round(federation, server, t, clients).server

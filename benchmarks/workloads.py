@@ -93,7 +93,7 @@ def data(w: Workload) -> Data:
 
 def floats(x: Tensor) -> Tensor:
     """As a user prepares images: [n, c, h, w], -1..1."""
-    return x.permute(0, 3, 1, 2).float(memory_format=torch.contiguous_format).div_(127.5).sub_(1)
+    return x.permute(0, 3, 1, 2).to(torch.float32, memory_format=torch.contiguous_format).div_(127.5).sub_(1)
 
 
 def mlp(shape: tuple[int, int, int]) -> nn.Sequential:

@@ -15,10 +15,12 @@ from sordino import gates, keys, own, tree
 from sordino.algorithms import ALGORITHMS
 from sordino.config import Engine, Experiment, Privacy, build
 from sordino.data import SOURCES, Dataset, Split
+from sordino.engine.checkpoint import Loaded
 from sordino.engine.client import Clients
 from sordino.engine.cohort import COHORTS, Cohort
 from sordino.engine.federation import Federation
 from sordino.engine.machine import decide
+from sordino.engine.store import States, template
 from sordino.engine.stragglers import Stragglers
 from sordino.engine.wire import Header
 from sordino.errors import ConfigError, DataError, InvalidBudget, UnsoundGuarantee
@@ -133,6 +135,11 @@ class Parts:
     def sizes(self) -> Sequence[int]:
         """Of each client; an array, but its items are plain integers."""
         return self.shares[0].sizes.data
+
+    @cached_property
+    def largest(self) -> int:
+        """The size of the largest client."""
+        return max(self.sizes)
 
     @cached_property
     def task(self) -> Task:
@@ -263,7 +270,11 @@ class Parts:
             config=self.experiment.digest(),
         )
 
-    def clients(self, run: str, which: range | None = None) -> Clients:
+    def states(self, folder: Path | None, loaded: Loaded | None = None) -> States:
+        """What clients keep; beyond what memory should hold it lies in the folder."""
+        return States(self.algorithm.init_client(self.task), folder).restore(loaded.trees if loaded else {})
+
+    def clients(self, run: str, which: range | None = None, states: States | None = None) -> Clients:
         config = self.experiment.digest()
 
         def header(t: int, sender: int) -> Header:
@@ -271,7 +282,10 @@ class Parts:
 
         rows = self.shares[0]
         shards = Shards(self.dataset.train, rows, which if which is not None else range(len(rows)))
-        return Clients(self.algorithm, self.task, shards, header, self.engine.executor == "pooled")
+        pooled = self.engine.executor in ("pooled", "ranks")
+        return Clients(
+            self.algorithm, self.task, shards, header, self.states(None) if states is None else states, pooled
+        )
 
     def evaluator(self) -> Evaluator:
         test = self.dataset.test
@@ -285,4 +299,6 @@ class Parts:
             return self.algorithm.init(self.task, self.key)
         if kind == "clients":
             return self.algorithm.init_client(self.task)
+        if kind == "states":
+            return template(int(name.partition("/")[2]), self.algorithm.init_client(self.task))
         raise DataError(f"a checkpoint holds {name!r}, which this version does not know", code="unknown-state")

@@ -61,8 +61,8 @@ def receipt(parts: Parts, federation: Federation) -> dict[str, Any]:
     }
 
 
-def spending(folder: Path) -> dict[str, Any]:
-    """What a run has spent so far, from its ledger: guarantees, and one row per client."""
+def spending(folder: Path, most: int | None = None) -> dict[str, Any]:
+    """What a run has spent so far, from its ledger: guarantees, and one row per client; `most` rows where there are more, at even distances."""
     parts, federation = opened(folder)
     try:
         made = receipt(parts, federation)
@@ -79,11 +79,16 @@ def spending(folder: Path) -> dict[str, Any]:
                 "spent": spent[EVERYONE] if federation.everyone_pays else spent.get(str(k), spent[EVERYONE]),
                 "granted": granted,
             }
-            for k in range(len(federation.sizes))
+            for k in some_of(len(federation.sizes), most)
         ]
     finally:
         federation.ledger.close()
     return {**made, "by_client": clients, "currency": federation.plan.currency.name}
+
+
+def some_of(clients: int, most: int | None) -> Sequence[int]:
+    """All clients, or `most` of them at even distances."""
+    return range(clients) if most is None or clients <= most else [i * clients // most for i in range(most)]
 
 
 def opened(folder: Path) -> tuple[Parts, Federation]:

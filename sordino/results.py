@@ -105,7 +105,7 @@ class Result:
         frame["spent"] = [_amount(spent) for spent, _ in pairs]
         frame["granted"] = [math.inf if cap is None else _amount(cap) for _, cap in pairs]
         scored = next((row["clients"] for row in reversed(self.metrics) if "clients" in row), None)
-        if scored is not None:
+        if scored is not None and "each" in scored:  # single clients are scored where there are not too many
             frame[scored["metric"]] = [math.nan if value is None else value for value in scored["each"]]
         return frame
 

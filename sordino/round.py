@@ -14,9 +14,10 @@ from typing import Any, NamedTuple
 from sordino.engine.federation import Federation
 from sordino.keys import Key
 from sordino.types import Grant, Received
+from sordino.uplink import Summed
 
-# clients: the broadcast -> their answers in the order of their ids, as trees or as messages
-Execute = Callable[[int, Any, Mapping[int, Grant], Key], Iterable[tuple[int, Any]]]
+# clients: the broadcast -> their answers in the order of their ids, as trees or as messages; or already added up
+Execute = Callable[[int, Any, Mapping[int, Grant], Key], Iterable[tuple[int, Any]] | Summed]
 
 
 class Outcome(NamedTuple):

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from sordino.engine import checkpoint
+from sordino.engine.store import unpacked
 from sordino.ledger.ledger import Entry
 from sordino.receipt import opened
 
@@ -29,11 +30,12 @@ def trace(folder: Path) -> Trace:
         entries, head = tuple(ledger.entries()), ledger.head()
     loaded = checkpoint.load(folder / "checkpoints", parts.state)
     assert loaded is not None
-    clients = {name: tree for name, tree in loaded.trees.items() if name != "server"}
+    held = [loaded]
     for worker in sorted(folder.glob("clients-*")):  # of client processes
-        held = checkpoint.load(worker, parts.state)
-        assert held is not None
-        clients |= held.trees
+        found = checkpoint.load(worker, parts.state)
+        assert found is not None
+        held.append(found)
+    clients = {f"{k}": state for one in held for name, made in one.trees.items() for k, state in unpacked(name, made)}
     model, metrics, receipt = (
         hashlib.sha256((folder / name).read_bytes()).hexdigest()
         for name in ("model.safetensors", "metrics.jsonl", "privacy.json")

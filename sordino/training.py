@@ -37,6 +37,7 @@ from sordino.engine.memory import keep_freed_memory
 from sordino.engine.processes import Processes
 from sordino.errors import BudgetExhausted, LedgerError, RunError
 from sordino.folder import check_is_run, read_metrics
+from sordino.ranks import Ranks
 from sordino.receipt import receipt
 from sordino.round import Outcome, one_round
 from sordino.version import __version__
@@ -239,12 +240,12 @@ def _executor(
         if loaded is not None:
             workers.restore(loaded.step)
         return workers
-    clients = parts.clients(run)
-    if loaded is not None:
-        clients.states = {
-            int(name.partition("/")[2]): state for name, state in loaded.trees.items() if name.startswith("clients/")
-        }
-    return clients
+    if engine.executor == "ranks":
+        ranks = stack.enter_context(Ranks(parts, run, folder))
+        if loaded is not None:
+            ranks.restore(loaded.step)
+        return ranks
+    return parts.clients(run, states=parts.states(folder, loaded))
 
 
 def _save(
@@ -255,7 +256,7 @@ def _save(
     os.fsync(metrics.fileno())
     trees = {"server": server}
     if isinstance(execute, Clients):
-        trees |= {f"clients/{k}": state for k, state in sorted(execute.states.items())}
+        trees |= execute.states.trees()
     else:
         execute.save(t)
     checkpoint.save(folder / "checkpoints", t, trees, {**now, "metrics_bytes": metrics.tell()})

@@ -28,6 +28,14 @@ SUM = "sees sums of uploads, no client-level noise"
 
 
 @dataclass(frozen=True)
+class Summed:
+    """Uploads that were added up where they were made: their sum in float64, and whose they are."""
+
+    total: Tree
+    who: list[int]
+
+
+@dataclass(frozen=True)
 class Uplink:
     """`client=(Clip(1), Noise())` is local privacy, `client=(Clip(1),), server=(Noise(neighbours="add_remove"),)` is central: one word apart.
 
@@ -181,7 +189,7 @@ class Uplink:
 
     def receive(
         self,
-        uploads: Mapping[int, U] | Iterable[tuple[int, U]],
+        uploads: Mapping[int, U] | Iterable[tuple[int, U]] | Summed,
         zero: U,
         weights: Sequence[float],
         expected: float,
@@ -197,14 +205,10 @@ class Uplink:
         public weights of the whole population and `weight` their sum, where it is known; `expected` is the public denominator of the `expected` rule.
         """
         bound = self.bound(tree.size(zero))
-        total = tree.map(_wide_zero, self.shape(zero))
-        sums, kept, who = tree.leaves(total), [], []
-        for client, upload in sorted(uploads.items()) if isinstance(uploads, Mapping) else uploads:
-            for t, u in zip(sums, tree.leaves(self._admit(upload, bound)), strict=True):
-                t.add_(u)
-            who.append(client)
-            if each:
-                kept.append(upload)
+        kept: list[U] = []
+        if not isinstance(uploads, Summed):
+            uploads = self.sum(uploads, zero, kept if each else None)
+        total, who = uploads.total, uploads.who
         for stage in private(self.server):
             used = stage.multiplier if stage.multiplier is not None else multiplier
             if used is None:  # every client abstained, in a cohort everybody sees: nobody is left to protect
@@ -222,6 +226,19 @@ class Uplink:
         else:
             participation = len(who) / len(weights)
         return Received(mean, participation, lambda: self._single(kept if each else None))
+
+    def sum(self, uploads: Mapping[int, U] | Iterable[tuple[int, U]], zero: U, kept: list[U] | None = None) -> Summed:
+        """What each client may add, added up; single uploads go into `kept`."""
+        bound, who = self.bound(tree.size(zero)), []
+        total = tree.map(_wide_zero, self.shape(zero))
+        sums = tree.leaves(total)
+        for client, upload in sorted(uploads.items()) if isinstance(uploads, Mapping) else uploads:
+            for t, u in zip(sums, tree.leaves(self._admit(upload, bound)), strict=True):
+                t.add_(u)
+            who.append(client)
+            if kept is not None:
+                kept.append(upload)
+        return Summed(total, who)
 
     def _admit(self, upload: Tree, bound: Bound) -> Tree:
         """What one client adds to the sum: nothing where it broke the promise of its own stages. Honest uploads pass bit for bit."""

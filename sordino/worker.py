@@ -37,13 +37,12 @@ def serve(parts: Parts, clients: Clients, place: Path, incoming: IO[bytes], outg
                 for answer in _round(parts, clients, command, message):
                     write(outgoing, answer)
             elif command["do"] == "save":
-                trees = {f"clients/{k}": state for k, state in sorted(clients.states.items())}
-                checkpoint.save(place, command["step"], trees, {})
+                checkpoint.save(place, command["step"], clients.states.trees(), {})
                 write(outgoing, b"saved")
             else:
                 loaded = checkpoint.load(place, parts.state, at=command["step"])
                 assert loaded is not None
-                clients.states = {int(name.partition("/")[2]): state for name, state in loaded.trees.items()}
+                clients.states = parts.states(place.parent, loaded)
                 write(outgoing, b"restored")
         except SordinoError as error:
             write(outgoing, b"ERROR " + str(error).encode())
@@ -53,7 +52,7 @@ def _round(parts: Parts, clients: Clients, command: dict[str, object], message: 
     t, granted = command["t"], command["grants"]
     assert isinstance(t, int)
     assert isinstance(granted, dict)
-    largest, noise = max(parts.sizes), parts.experiment.privacy.noise
+    largest, noise = parts.largest, parts.experiment.privacy.noise
     grants = {
         k: Grant(k, parts.sizes[k], largest, for_client(noise, parts.key, t, k), multiplier, epochs)
         for k, (multiplier, epochs) in sorted((int(name), value) for name, value in granted.items())
@@ -67,7 +66,7 @@ def main(arguments: list[str]) -> None:
     parts = Parts(config.load(Path(path)))
     torch.set_num_threads(parts.experiment.engine.threads)
     keep_freed_memory()
-    clients = parts.clients(run, range(int(first), len(parts.sizes), int(step)))
+    clients = parts.clients(run, range(int(first), len(parts.sizes), int(step)), parts.states(Path(folder)))
     answers, sys.stdout = sys.stdout.buffer, sys.stderr  # what client code prints is no message
     with contextlib.suppress(BrokenPipeError):  # the server is gone: nobody is left to answer
         serve(parts, clients, Path(folder) / f"clients-{first}", sys.stdin.buffer, answers)

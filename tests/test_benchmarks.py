@@ -13,7 +13,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))  # before site-packages, where another package has a `benchmarks`
 
-from benchmarks.rounds import COLUMNS, SIDES, Side, guard, measured, row, table  # noqa: E402
+from benchmarks.rounds import COLUMNS, SIDES, Side, guard, measured, table  # noqa: E402
 from benchmarks.workloads import WORKLOADS, Workload, network  # noqa: E402
 
 # full batches: all sides do the very same arithmetic, so that their losses can be compared closely
@@ -93,6 +93,19 @@ def test_the_guard_finds_cheats(multiplier: float, cheat: dict[str, Any]) -> Non
     assert {line.partition(":")[0] for line in guard(w, rows)} == {cheat["side"]}
 
 
+def test_a_peer_that_fails_is_told_apart_from_one_that_is_missing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "broken" / "bin").mkdir(parents=True)
+    (tmp_path / "broken" / "bin" / "python").symlink_to(sys.executable)
+    sides = [Side(name, "benchmarks.sides.nowhere", peer=name) for name in ("broken", "missing")]
+    assert [one["absent"] for one in measured(TINY, sides, repeats=0, peers=tmp_path)] == [
+        "did not run",
+        "not installed",
+    ]
+    assert "broken ended with status 1" in capsys.readouterr().err
+
+
 @pytest.mark.slow
 def test_a_private_round_without_noise_is_the_same_on_every_side() -> None:
     w = replace(TINY, clip=1.0, multiplier=1e-6)
@@ -113,7 +126,7 @@ def test_the_limit_runs(name: str, precision: str) -> None:
 
 
 def test_a_side_that_fails_says_why() -> None:
-    with pytest.raises(SystemExit, match="No module named 'benchmarks.sides.nowhere'"):
+    with pytest.raises(SystemExit, match=r"No module named benchmarks\.sides\.nowhere"):
         measured(TINY, [Side("nowhere", "benchmarks.sides.nowhere")], repeats=0)
 
 
@@ -127,12 +140,3 @@ def test_workloads_are_those_of_the_table() -> None:
         seen = sum(map(len, batches)) // w.examples * w.examples
         once = [int(i) for rows in batches for i in rows][:seen]
         assert all(once.count(i) == seen // w.examples for i in range(0, w.examples, 7))
-
-
-def test_an_absent_peer_is_not_guessed() -> None:
-    assert row(Side("peer", "x", peer="x"), None) == {
-        "side": "peer",
-        "reference": False,
-        "limit": False,
-        "absent": True,
-    }

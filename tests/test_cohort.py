@@ -98,6 +98,7 @@ def test_random_cohorts_need_a_plan() -> None:
     assert list(Random(20, t_plan=25).exposures(100, 100)) == [25] * 100
     assert list(Random(20, t_plan=25).exposures(10, 100)) == [10] * 100  # never more than the rounds
     assert list(Random(5).exposures(9, 5)) == [9] * 5
+    assert set(Random(100).exposures(3, 10**6)) == {1}  # hardly anybody is drawn, but whoever is may take part
 
 
 def test_everybody_is_charged_where_participation_is_hidden() -> None:

@@ -76,6 +76,11 @@ def resume(
 
 
 def _show_run(go: Any, track: list[str], as_json: bool, quiet: bool) -> None:
+    from sordino.ranks import follow, following
+
+    if following():  # under torchrun the first rank runs, the others do what it says
+        follow()
+        return
     from sordino.cli.progress import progress
     from sordino.tracking import tracked
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from sordino import keys
 from sordino.engine import wire
+from sordino.engine.store import States
 from sordino.keys import Key
 from sordino.privacy.pool import Pool
 from sordino.types import Examples, Grant, Task
@@ -21,8 +22,8 @@ class Clients:
     task: Task
     shards: Mapping[int, Examples]
     header: Callable[[int, int], wire.Header]  # (round, sender; -1 the server) -> what a message must say
+    states: States
     pooled: bool = False  # may clients at the same weights share a pass over the network?
-    states: dict[int, Any] = field(default_factory=dict)
 
     def __call__(self, t: int, down: Any, grants: Mapping[int, Grant], key: Key) -> Iterator[tuple[int, Any]]:
         """One round of every client named in `grants`, one after another. The executor of one process: nothing needs to be packed."""

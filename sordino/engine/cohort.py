@@ -146,7 +146,7 @@ class RoundRobinPeer(Cohort):
 class Random(Cohort):
     """`size` clients without replacement. T_k is random: plan for `t_plan`, who needs more abstains.
 
-    The default plan is the 99.9% quantile of the binomial T_k. Abstaining depends on counts alone and leaks nothing.
+    The default plan is the 99.9% quantile of the binomial T_k, at least 1. Abstaining depends on counts alone and leaks nothing.
     """
 
     size: int
@@ -166,7 +166,7 @@ class Random(Cohort):
 
     def exposures(self, rounds: int, population: int) -> Sequence[int]:
         _fits(self.size, population)
-        planned = self.t_plan or binomial_quantile(0.999, rounds, self.size / population)
+        planned = self.t_plan or max(1, binomial_quantile(0.999, rounds, self.size / population))
         return _alike(min(planned, rounds), population)
 
     def expected(self, population: int) -> float:

@@ -6,7 +6,7 @@ import hashlib
 import json
 import math
 import zlib
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -26,6 +26,7 @@ from sordino.ledger.statement import note
 from sordino.plan import Plan, Price
 from sordino.privacy.sources import for_client, for_round
 from sordino.types import Claim, Grant, Received, Source
+from sordino.uplink import Summed
 
 STALL = 1.1  # a mean update within a tenth of its expected noise norm carries no visible signal
 
@@ -211,10 +212,8 @@ class Federation:
     ) -> Iterator[tuple[int, Any]]:
         """The uploads of those who were in time, noting on the way what came."""
         shape = self.algorithm.uplink.shape(self.algorithm.zero(down))
-        length = wire.sizes(self.header(t, 0), wire.schema(shape))
-        each_is_seen = (
-            not self.algorithm.uplink.server
-        )  # where the server adds noise of its own, nobody sees single uploads
+        length = self._length(t, down)
+        each_is_seen = not self.algorithm.uplink.server  # where the server adds noise, nobody sees single uploads
         for k, answer in answers:
             upload = wire.decode(answer, self.header(t, k), shape)[1] if isinstance(answer, bytes) else answer
             mail.size += length(k)
@@ -223,6 +222,10 @@ class Federation:
                 yield k, upload
             elif each_is_seen:
                 mail.note(upload)
+
+    def _length(self, t: int, down: Any) -> Callable[[int], int]:
+        """Of one client's message."""
+        return wire.sizes(self.header(t, 0), wire.schema(self.algorithm.uplink.shape(self.algorithm.zero(down))))
 
     # the sum --------------------------------------------------------------------------------------------------------------------
 
@@ -242,14 +245,20 @@ class Federation:
     def receive(
         self,
         t: int,
-        answers: Iterable[tuple[int, Any]],
+        answers: Iterable[tuple[int, Any]] | Summed,
         late: Collection[int],
         down: Any,
         prices: Mapping[int, Price | None],
     ) -> tuple[Received[Any], Mail]:
         mail, zero = Mail(), self.algorithm.zero(down)
+        if isinstance(answers, Summed):
+            length = self._length(t, down)
+            mail.answered, mail.size = answers.who, sum(map(length, answers.who))
+            uploads: Any = answers
+        else:
+            uploads = self.open(t, answers, late, down, mail)
         received: Received[Any] = self.algorithm.uplink.receive(
-            self.open(t, answers, late, down, mail),
+            uploads,
             zero,
             self.weights,
             self._denominator,

@@ -10,6 +10,7 @@ import json
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any
 
 from sordino.ledger.accountants import best, bounds
@@ -127,6 +128,7 @@ def _implied(rows: list[Row], delta: float) -> Iterator[Row]:
             )
 
 
+@lru_cache(maxsize=64)
 def two_steps(event: Event, delta: float, neighbours: Neighbours) -> float:
     """Take a client away, bring it back with one example changed: (2 epsilon, (1 + e^epsilon) delta) (Dwork and Roth 2014, 2.3)."""
     smaller = delta

@@ -17,9 +17,10 @@ from sordino.ledger.currency import UNIT
 from sordino.ledger.ledger import Entry
 from sordino.ledger.statement import statement
 from sordino.partition.describe import summary, table
-from sordino.receipt import opened, spending
+from sordino.receipt import opened, some_of, spending
 from sordino.report.words import described, merged, subject
 
+LISTED = 10_000  # clients that a page shows: of more, so many at even distances
 POINTS = 12  # of the epsilon curve: each is a full composition
 
 
@@ -29,8 +30,9 @@ def gather(folder: Path) -> dict[str, Any]:
         entries = federation.entries()
     finally:
         federation.ledger.close()
-    spent = spending(folder)
+    spent = spending(folder, LISTED)
     rows, labels = parts.shares[0], np.asarray(parts.dataset.train.y)
+    shown = rows if len(rows) <= LISTED else [rows[k] for k in some_of(len(rows), LISTED)]
     classes = max(parts.dataset.classes, 1)
     if parts.dataset.classes == 0:
         labels = np.zeros(len(labels), dtype=np.int64)  # no classes to count: one that all examples are in
@@ -40,7 +42,7 @@ def gather(folder: Path) -> dict[str, Any]:
         "note": parts.dataset.note,
         "algorithm": parts.experiment.algorithm["name"],
         "clients": len(rows),
-        "examples": int(sum(map(len, rows))),
+        "examples": len(rows.numbers),
         "parameters": parts.coordinates,
         "metrics": _thin(read_metrics(folder)),
         "guarantees": described(spent["guarantees"]),
@@ -54,7 +56,7 @@ def gather(folder: Path) -> dict[str, Any]:
         "currency": spent["currency"],
         "assumptions": spent["assumptions"],
         "simulated": spent["simulated"],
-        "partition": table(labels, rows, classes).tolist(),
+        "partition": table(labels, shown, classes).tolist(),
         "heterogeneity": {key: _plain(value) for key, value in summary(labels, rows, classes).items()},
         "experiment": parts.experiment.toml(),
         "commands": [

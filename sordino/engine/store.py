@@ -1,0 +1,131 @@
+"""What clients keep between rounds: made when a client first takes part, one row in one tensor per leaf.
+
+Idle clients cost nothing, active ones their numbers. Up to a budget the tensors lie in memory; larger ones lie in files without a name in the run's
+folder, which are mapped: the system keeps the rows in use in memory, and drops the files with the process. A run goes on from its checkpoints alone.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sordino import tree
+from sordino.tree import Tree
+
+BUDGET = 1 << 28  # bytes of client state in memory
+FEWEST = 64  # rows to begin with
+
+
+class Packed(NamedTuple):
+    """Many states as one tree of a checkpoint: a row for each client, in rising order."""
+
+    clients: Tensor
+    states: Tree
+
+
+class States(Mapping[int, Tree]):
+    """The state of every client that took part. What is read is a copy; what does not look like `template` is kept as it came."""
+
+    def __init__(self, template: Tree, place: Path | None = None) -> None:
+        self._template, self._place = template, place
+        self._leaves = tree.leaves(template)
+        self._looks = _looks(template)
+        self._columns = [leaf.new_empty(0, *leaf.shape) for leaf in self._leaves]
+        self._row: dict[int, int] = {}
+        self._capacity = 0
+        self._odd: dict[int, Tree] = {}
+
+    def __getitem__(self, client: int) -> Tree:
+        if client in self._odd:
+            return self._odd[client]
+        row = self._row[client]
+        found = [
+            column[row].to(leaf.device, copy=True) for column, leaf in zip(self._columns, self._leaves, strict=True)
+        ]
+        return tree.like(self._template, found)
+
+    def __setitem__(self, client: int, state: Tree) -> None:
+        if _looks(state) != self._looks:
+            self._odd[client] = state
+            return
+        self._odd.pop(client, None)
+        if client not in self._row:
+            self._reach(len(self._row) + 1)
+            self._row[client] = len(self._row)
+        for column, leaf in zip(self._columns, tree.leaves(state), strict=True):
+            column[self._row[client]] = leaf.detach()
+
+    def __iter__(self) -> Iterator[int]:
+        yield from sorted(self._row.keys() | self._odd.keys())
+
+    def __len__(self) -> int:
+        return len(self._row.keys() | self._odd.keys())
+
+    # checkpoints ----------------------------------------------------------------------------------------------------
+
+    def trees(self) -> dict[str, Tree]:
+        """For a checkpoint. The order in which clients came does not show."""
+        who = sorted(self._row.keys() - self._odd.keys())
+        rows = torch.tensor([self._row[client] for client in who], dtype=torch.int64)
+        held = [column.index_select(0, rows.to(column.device)) for column in self._columns]
+        packed = Packed(torch.tensor(who, dtype=torch.int64), tree.like(self._template, held))
+        odd = {f"clients/{client}": self._odd[client] for client in sorted(self._odd)}
+        return ({f"states/{len(who)}": packed} if who else {}) | odd
+
+    def restore(self, trees: Mapping[str, Tree]) -> States:
+        """Back from a checkpoint; other trees in it are passed over."""
+        for name, found in trees.items():
+            for client, state in unpacked(name, found):
+                self[client] = state
+        return self
+
+    # columns --------------------------------------------------------------------------------------------------------
+
+    def _reach(self, rows: int) -> None:
+        if rows <= self._capacity:
+            return
+        self._capacity = max(FEWEST, 2 * self._capacity)
+        size = self._capacity * sum(leaf.nbytes for leaf in self._leaves)
+        for i, (old, leaf) in enumerate(zip(self._columns, self._leaves, strict=True)):
+            shape = self._capacity, *leaf.shape
+            mapped = self._place is not None and size > BUDGET and leaf.nbytes > 0
+            new = _mapped(self._place, shape, leaf.dtype) if mapped else leaf.new_empty(shape)  # type: ignore[arg-type]
+            new[: len(old)] = old
+            self._columns[i] = new
+
+
+def _looks(state: Tree) -> list[tuple[str, torch.Size, torch.dtype]]:
+    return [(name, leaf.shape, leaf.dtype) for name, leaf in tree.named(state)]
+
+
+def template(clients: int, state: Tree) -> Packed:
+    """The shape of a packed tree in a checkpoint."""
+    states = tree.map(lambda leaf: leaf.expand(clients, *leaf.shape), state)
+    return Packed(torch.zeros(clients, dtype=torch.int64), states)
+
+
+def unpacked(name: str, found: Tree) -> Iterator[tuple[int, Tree]]:
+    """The client states in one tree of a checkpoint, none in the server's."""
+    kind, _, rest = name.partition("/")
+    if kind == "clients":
+        yield int(rest), found
+    elif kind == "states":
+        for row, client in enumerate(found.clients.tolist()):
+            yield client, tree.map(lambda leaf, row=row: leaf[row], found.states)
+
+
+def _mapped(place: Path, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    size = int(np.prod(shape)) * dtype.itemsize
+    with tempfile.TemporaryFile(dir=place) as file:
+        if hasattr(os, "posix_fallocate"):
+            os.posix_fallocate(file.fileno(), 0, size)  # a full disk is noticed here, not by a signal later
+        else:
+            file.truncate(size)
+        return torch.from_numpy(np.memmap(file, np.uint8, "r+", shape=(size,))).view(dtype).reshape(shape)
