@@ -221,10 +221,8 @@ class Uplink:
         mean = tree.map(lambda y, leaf: (y / denominator if denominator > 0 else y).to(leaf.dtype), decoded, zero)
         # who took part is part of what central noise hides: the server learns the public expectation
         hidden = bool(private(self.server))
-        if hidden:
-            participation = expected / (math.fsum(weights) if weight is None else weight)
-        else:
-            participation = len(who) / len(weights)
+        everybody = math.fsum(weights) if weight is None else weight
+        participation = expected / everybody if hidden else len(who) / len(weights)
         return Received(mean, participation, lambda: self._single(kept if each else None))
 
     def sum(self, uploads: Mapping[int, U] | Iterable[tuple[int, U]], zero: U, kept: list[U] | None = None) -> Summed:

@@ -252,7 +252,7 @@ MUTANTS = [
     one(
         "participation told beside a noised sum",
         "uplink.py",
-        "participation = expected / math.fsum(weights) if hidden else",
+        "participation = expected / everybody if hidden else",
         "participation =",
         f"{SENSITIVITY}::test_a_central_sum_hides_who_took_part",
     ),
