@@ -133,8 +133,8 @@ class Parts:
 
     @cached_property
     def sizes(self) -> Sequence[int]:
-        """Of each client; an array, but its items are plain integers."""
-        return self.shares[0].sizes.data
+        """Of each client."""
+        return self.shares[0].sizes
 
     @cached_property
     def largest(self) -> int:
@@ -220,7 +220,7 @@ class Parts:
         if privacy.epsilon is not None:
             made: dict[str, Callable[..., Schedule | Adaptive]] = dict(SCHEDULES)
             budget = Budget(privacy.epsilon, privacy.delta, build(privacy.schedule, made, "privacy.schedule"))
-        sizes, where = np.unique(self.sizes, return_inverse=True)
+        sizes, where = np.unique(np.asarray(self.sizes), return_inverse=True)
         reads = np.array([algorithm.read.reads(algorithm.work, size) for size in sizes.tolist()])[where].data
         published = None
         if isinstance(algorithm.read, NoisyGradient) and algorithm.read.sampling == "fixed_subset" and budget:

@@ -43,6 +43,7 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[dict[str, An
 LIMIT = {"side": "limit, fp32", "reference": False, "limit": True, "cpu": 1e-4, "wall": 1e-4}
 
 
+@pytest.mark.slow
 def test_the_guard_lets_equal_work_pass_and_finds_the_side_that_does_nothing(rows: list[dict[str, Any]]) -> None:
     complaints = guard(TINY, rows)
     assert {line.partition(":")[0] for line in complaints} == {"idle"}
@@ -52,6 +53,7 @@ def test_the_guard_lets_equal_work_pass_and_finds_the_side_that_does_nothing(row
     assert plain["loss"] < plain["loss_before"]
 
 
+@pytest.mark.slow
 def test_the_table_has_a_row_for_every_side(rows: list[dict[str, Any]]) -> None:
     guard(TINY, rows)
     cells = {one[0]: dict(zip(COLUMNS[1:], one[1:], strict=True)) for one in table([*rows, LIMIT])}
@@ -66,6 +68,7 @@ def test_the_table_has_a_row_for_every_side(rows: list[dict[str, Any]]) -> None:
     assert cells["limit, fp32"]["faster"] == ""
 
 
+@pytest.mark.slow
 def test_every_round_is_told(rows: list[dict[str, Any]]) -> None:
     for one in rows:
         if not one.get("absent"):

@@ -453,6 +453,7 @@ def test_well_known_statistics_apply_where_the_shape_agrees(tiny: SimpleNamespac
     assert len(images.load(named, cache).mean) == 3
 
 
+@pytest.mark.slow
 def test_real_mnist(cache: Path) -> None:
     data = images.load(real("mnist"), cache)
     assert (data.shape, data.classes, data.note) == ((28, 28, 1), 10, "")

@@ -31,6 +31,7 @@ def runs(folder: Path) -> dict[str, sordino.results.Result]:
     return {path.name[11:]: sordino.open_run(path) for path in sorted((folder / "runs").iterdir())}
 
 
+@pytest.mark.slow
 def test_first_run(tmp_path: Path) -> None:
     said = run("first_run.py", tmp_path)
     result = runs(tmp_path)["digits"]
@@ -42,6 +43,7 @@ def test_first_run(tmp_path: Path) -> None:
     assert verify(result.folder) == []
 
 
+@pytest.mark.slow
 def test_own_model_and_data(tmp_path: Path) -> None:
     said = run("own_model_and_data/run.py", tmp_path)
     found = runs(tmp_path / "own_model_and_data")

@@ -273,7 +273,7 @@ def test_rows_are_one_array_for_every_client(owner: list[int]) -> None:
     rows = Rows.by_owner(np.array(owner, np.int64), 7)
     parts = [np.flatnonzero(np.array(owner) == k) for k in range(7)]
     assert [part.tolist() for part in rows] == [part.tolist() for part in parts]
-    assert (len(rows), rows.sizes.tolist()) == (7, [len(part) for part in parts])
+    assert (len(rows), list(rows.sizes)) == (7, [len(part) for part in parts])
     assert rows.owners.tolist() == sorted(k for k in owner if k >= 0)
     assert all(part.base is not None for part in rows)  # views
     again = Rows.of(parts)

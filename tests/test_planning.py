@@ -365,7 +365,8 @@ def test_the_printed_commands_keep_the_promise(kind: str, tmp_path: Path) -> Non
         kept(row, row["run"], tmp_path / str(number), 4.0)
 
 
-@pytest.mark.parametrize("cohort", [12, pytest.param(6, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("cohort", [12, 6])
 @pytest.mark.parametrize("unit", ["client", "example"])
 def test_the_printed_numbers_are_those_of_the_run(unit: str, cohort: int, tmp_path: Path) -> None:
     """Without data: the same commands over a file of 12 equal clients, 650 parameters and 119 or 120 records each."""

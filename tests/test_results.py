@@ -123,6 +123,7 @@ POISSON = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "changes",
     [

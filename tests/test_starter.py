@@ -14,6 +14,7 @@ from sordino.errors import RunError
 from sordino.report.runs import listed, promise
 
 
+@pytest.mark.slow
 def test_a_new_project_runs_and_is_listed(tmp_path: Path) -> None:
     starter.write(tmp_path / "mine")
 

@@ -6,8 +6,8 @@ whole new one. Its metadata holds the step, the names of the trees, the caller's
 of it and every tensor; loading verifies that before anything is used, then fits names, dtypes and shapes to
 the caller's templates. The SHA-256 finds damage, not forgery. A directory has one writer.
 
-Trees come and go (client states exist only for clients that took part): store each under its own name,
-"clients/17", and let the template function answer by name.
+Trees come and go (client states exist only for clients that took part): store each under its own name, "states/17"
+for those of 17 clients, and let the template function answer by name.
 """
 
 from __future__ import annotations

@@ -51,6 +51,23 @@ class Mail:
         self.digest = digest.digest()
 
 
+@dataclass(frozen=True)
+class Weights(Sequence[float]):
+    """Of every client, by its size: sizes are fewer than clients."""
+
+    sizes: Sequence[int]
+    of: Mapping[int, float]
+
+    def __len__(self) -> int:
+        return len(self.sizes)
+
+    def __getitem__(self, client: Any) -> Any:
+        return self.of[self.sizes[client]]
+
+    def __iter__(self) -> Iterator[float]:
+        return map(self.of.__getitem__, self.sizes)
+
+
 def _buffer(leaf: Tensor) -> Any:
     return leaf.contiguous().numpy().reshape(-1).view(np.uint8)
 
@@ -313,8 +330,7 @@ class Federation:
     @cached_property
     def weights(self) -> Sequence[float]:
         """The public weight of every client."""
-        sizes, where = np.unique(self.sizes, return_inverse=True)
-        return np.array([self.algorithm.uplink.weight(size, self.largest) for size in sizes.tolist()])[where].data
+        return Weights(self.sizes, {size: self.algorithm.uplink.weight(size, self.largest) for size in set(self.sizes)})
 
     @cached_property
     def _weight(self) -> float:

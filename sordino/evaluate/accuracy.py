@@ -56,8 +56,7 @@ class Evaluator:
     @cached_property
     def _tested(self) -> _Tested:
         rows = Rows.of(self.rows)
-        clients = np.flatnonzero(rows.sizes)
-        device = self.test.y.device
-        return _Tested(
-            clients, torch.as_tensor(rows.numbers, device=device), torch.as_tensor(rows.sizes[clients], device=device)
-        )
+        sizes, device = np.asarray(rows.sizes), self.test.y.device
+        clients = np.flatnonzero(sizes)
+        held = torch.as_tensor(sizes[clients], device=device)
+        return _Tested(clients, torch.as_tensor(rows.numbers, device=device), held)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, overload
 
 import numpy as np
@@ -36,13 +36,13 @@ class Rows(Sequence[Array]):
         return cls(order[ends[0] :], ends - ends[0])
 
     @property
-    def sizes(self) -> Array:
-        return np.diff(self.starts)
+    def sizes(self) -> Sizes:
+        return Sizes(self.starts)
 
     @property
     def owners(self) -> Array:
         """The client of each of `numbers`."""
-        return np.repeat(np.arange(len(self)), self.sizes)
+        return np.repeat(np.arange(len(self)), np.diff(self.starts))
 
     def __len__(self) -> int:
         return len(self.starts) - 1
@@ -56,3 +56,29 @@ class Rows(Sequence[Array]):
             return [self[i] for i in range(len(self))[k]]
         k = range(len(self))[k]
         return self.numbers[self.starts[k] : self.starts[k + 1]]
+
+
+class Sizes(Sequence[int]):
+    """How many rows each client has: plain numbers, told from where the rows begin and kept nowhere."""
+
+    def __init__(self, starts: Array) -> None:
+        self._starts = starts
+
+    def __len__(self) -> int:
+        return len(self._starts) - 1
+
+    @overload
+    def __getitem__(self, k: int) -> int: ...
+    @overload
+    def __getitem__(self, k: slice) -> list[int]: ...
+    def __getitem__(self, k: int | slice) -> int | list[int]:
+        if isinstance(k, slice):
+            return [self[i] for i in range(len(self))[k]]
+        k = range(len(self))[k]
+        return int(self._starts[k + 1] - self._starts[k])
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(np.diff(self._starts).tolist())
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
+        return np.diff(self._starts).astype(dtype or np.int64, copy=False)

@@ -36,7 +36,13 @@ def apart(a: Path, b: Path) -> float:
     return float((model(a) - model(b)).norm() / (model(a) - start_).norm())
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+QUICK = ("fedavg", "scaffold", "gaussian_gdp", "noisy_steps")
+by_case = pytest.mark.parametrize(
+    "case", [pytest.param(c, id=c.name, marks=[] if c.name in QUICK else [pytest.mark.slow]) for c in CASES]
+)
+
+
+@by_case
 def test_clients_that_share_a_pass_train_the_same_model(case: Case, tmp_path: Path) -> None:
     alone = finished(case.experiment(), tmp_path / "loop")
     pooled = finished(case.experiment(engine={"executor": "pooled"}), tmp_path / "pooled")

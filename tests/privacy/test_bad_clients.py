@@ -236,9 +236,8 @@ def test_a_nan_through_an_open_uplink_stops_the_run_at_the_last_good_model(
 
     made = Parts.clients
 
-    def clients(self: Parts, run: str, which: range | None = None) -> Clients:
-        honest = made(self, run, which)
-        return Spoiling(honest.algorithm, honest.task, honest.shards, honest.header)
+    def clients(self: Parts, *arguments: Any, **named: Any) -> Clients:
+        return Spoiling(**vars(made(self, *arguments, **named)))
 
     monkeypatch.setattr(Parts, "clients", clients)
     parts = parts_of(None)
