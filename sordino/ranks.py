@@ -55,7 +55,7 @@ class Share:
         keep_freed_memory()
         rank, world = dist.get_rank(), dist.get_world_size()
         self._parts, self._which = parts, range(rank, len(parts.sizes), world)
-        self.clients: Clients = parts.clients(run, self._which)
+        self.clients: Clients = parts.clients(run, self._which, parts.states(folder))
         self._place = folder / f"clients-{rank}-of-{world}"
 
     def obey(self, command: Mapping[str, Any], message: bytes) -> Summed | None:

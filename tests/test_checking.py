@@ -389,7 +389,6 @@ def test_fedprox_of_ones_own_passes(judged: Callable[..., Report]) -> None:
 # a law's second and third twin, and the dear ones
 AGAIN = {
     "a process that knows its number",
-    "momentum in a global",
     "a list of tensors",
     "a truth value in a message",
     "a state that loses a name",
