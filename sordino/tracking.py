@@ -23,6 +23,7 @@ from sordino.folder import numbers
 if TYPE_CHECKING:
     from sordino.training import Ended, Progress
 
+CROWD = {"active", "answered", "bytes_down", "bytes_up"}  # how many were drawn is what a hidden cohort hides
 Watch = Callable[["Progress"], None]
 
 
@@ -189,9 +190,9 @@ class _Follower:
             if not self.started:  # not before the first round: a run folder appears whole or not at all
                 self.tracker.start(_settings(step.parts.experiment.model_dump(mode="json")), step.folder)
                 self.started = True
-            self.tracker.round(
-                {name: value for name, value in numbers(step.metrics).items() if name != "round"}, step.round
-            )
+            kept = {"round"} | (CROWD if step.parts.cohort.hidden else set())
+            row = {name: value for name, value in numbers(step.metrics).items() if name not in kept}
+            self.tracker.round(row, step.round)
 
         self._safely(tell)
 

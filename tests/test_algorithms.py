@@ -353,3 +353,25 @@ def test_convex_stable_releases_once_a_round() -> None:
     with pytest.raises(PrivacyError) as refused:
         last.grad(task.losses, params)
     assert refused.value.code == "read-beyond-reservation"
+
+
+@pytest.mark.parametrize("epochs", [None, 1, 2])
+def test_convex_stable_noises_its_last_step_whatever_the_effort(epochs: int | None) -> None:
+    """A straggler's smaller effort must not end the round before the step that carries the noise."""
+    from sordino.privacy.convex import ConvexStable, LastBatch
+    from sordino.privacy.readers import OpenShard
+    from sordino.privacy.sources import Counter
+    from sordino.tasks.task import Quadratic
+    from sordino.types import Examples, Grant, Work
+
+    task, params = Quadratic(2), {"w": torch.zeros(2, dtype=torch.float64)}
+    rows = Examples(torch.ones(3, 4, dtype=torch.float64), torch.zeros(3))
+    grant = Grant(0, 3, 3, Counter(1), epochs=epochs)
+    *before, last = ConvexStable(2.0, 1.0).open(rows, grant, task).batches(Work(4, None, None), 1)
+    assert len(before) == 3
+    assert isinstance(last, LastBatch)
+    assert not any(isinstance(batch, LastBatch) for batch in before)
+    plain = before[0].grad(task.losses, params)["w"]
+    assert not torch.equal(last.grad(task.losses, params)["w"], plain)
+    # the shard that it must not pass its grant to: this one ends early
+    assert len(list(OpenShard(rows, grant, task).batches(Work(4, None, None), 1))) == (epochs or 4)

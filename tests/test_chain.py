@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -154,12 +156,20 @@ class Residual(nn.Module):
         return out
 
 
+def hooked() -> nn.Module:
+    """A layer whose output somebody doubles on its way."""
+    layer = nn.Linear(SIDE * SIDE, CLASSES)
+    layer.register_forward_hook(lambda module, inputs, output: 2 * output)
+    return nn.Sequential(nn.Flatten(), layer, nn.ReLU(), nn.Linear(CLASSES, CLASSES))
+
+
 tied = nn.Linear(CLASSES, CLASSES)
 OTHERS: dict[str, nn.Module] = {
     "not a chain": Residual(),
     "an unknown layer": nn.Sequential(nn.Flatten(), nn.Linear(SIDE * SIDE, CLASSES), nn.Tanh()),
     "a shared layer": nn.Sequential(nn.Flatten(), nn.Linear(SIDE * SIDE, CLASSES), tied, nn.ReLU(), tied),
     "logits of a pooling": nn.Sequential(nn.Conv2d(1, CLASSES, 3), MeanPool()),
+    "a hook": hooked(),
     "groups": nn.Sequential(nn.Conv2d(1, 2, 3), nn.Conv2d(2, 2, 3, groups=2), MeanPool(), nn.Linear(2, CLASSES)),
     "padding that reflects": nn.Sequential(
         nn.Conv2d(1, 2, 3, padding=1, padding_mode="reflect"), MeanPool(), nn.Linear(2, CLASSES)
@@ -182,7 +192,7 @@ def test_others_take_the_general_way_to_the_same_gradient(name: str) -> None:
 
 def test_bf16_is_rounding_and_stays_out_of_what_is_private() -> None:
     net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(8 * 25, CLASSES))
-    low, full = (task_of(net, 3, precision) for precision in (torch.bfloat16, torch.float32))
+    low, full = (task_of(copy.deepcopy(net), 3, precision) for precision in (torch.bfloat16, torch.float32))
     assert (low.precision, full.precision) == (torch.bfloat16, torch.float32)
     params, x, y, draws = batch_of(full, 40, 3)
     params = {k: v.float() for k, v in params.items()}

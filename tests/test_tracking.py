@@ -97,6 +97,18 @@ def test_the_numbers_of_the_folder_go_out_and_no_others(tmp_path: Path, monkeypa
     assert result.notes == []
 
 
+def test_how_many_a_hidden_cohort_drew_stays_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    recorder, twin = Recorder(), Recorder()
+    hidden = {"cohort": {"name": "poisson", "rate": 0.5}, "algorithm": {"name": "fedavg"}, "privacy": {}}
+    run(tmp_path, monkeypatch, recorder, **hidden)
+    crowd = {"active", "answered", "bytes_down", "bytes_up"}
+    assert not set().union(*(row for _, row in recorder.rows)) & crowd
+    assert any("accuracy" in row for _, row in recorder.rows)
+    monkeypatch.setattr(tracking, "CROWD", set())  # the twin that tells
+    run(tmp_path / "twin", monkeypatch, twin, **hidden)
+    assert set().union(*(row for _, row in twin.rows)) >= crowd
+
+
 def test_no_value_of_a_single_client_goes_out() -> None:
     leaky = {"round": 1, "loss": 0.5, "clients": {"mean": 0.5, "each": [0.1, 0.9], "metric": "accuracy"}, "x": [1, 2]}
     assert tracking.numbers(leaky) == {"round": 1, "loss": 0.5, "clients_mean": 0.5}

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from sordino.errors import ConfigError, PrivacyError, UnsoundGuarantee
 from sordino.keys import Key
@@ -86,7 +86,8 @@ class StableShard:
 
     def batches(self, work: Work, key: Key) -> Iterator[Batch]:
         steps = work.count(self.size)
-        plainly = OpenShard(self._examples, self._grant, self._task)
+        # without the grant's smaller effort: the noise comes with the last of exactly these steps
+        plainly = OpenShard(self._examples, replace(self._grant, epochs=None), self._task)
         for step, plain in enumerate(plainly.batches(Work(None, steps, None), key)):
             yield LastBatch(self, plain, steps) if step == steps - 1 else plain
 

@@ -204,7 +204,9 @@ LINKS: dict[type[nn.Module], Callable[[str, Any], Link]] = {
 
 
 def _plain(m: nn.Module) -> bool:
-    """Has the layer only the settings that its link knows?"""
+    """Has the layer only the settings that its link knows, and nobody listening?"""
+    if m._forward_hooks or m._forward_pre_hooks or m._backward_hooks or m._backward_pre_hooks:
+        return False
     if isinstance(m, nn.Conv2d):
         return m.groups == 1 and m.padding_mode == "zeros" and not isinstance(m.padding, str)
     if isinstance(m, nn.MaxPool2d):
