@@ -9,16 +9,16 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 import typer.main
+from command_line import Said
 from laws import warm
 from laws.traces import differences, trace
 
 from sordino import errors
 from sordino.algorithms import ALGORITHMS
-from sordino.cli import main
 from sordino.cli.main import app
 from sordino.config import parameters
 from sordino.errors import SordinoError
@@ -26,26 +26,6 @@ from sordino.receipt import verify
 from sordino.version import __version__
 
 SMALL = ("rounds=3", "partition=iid", "partition.clients=3", "evaluation.final=1")
-
-
-class Said(NamedTuple):
-    code: int
-    out: str
-    err: str
-
-
-@pytest.fixture
-def cli(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Callable[..., Said]:
-    """`sordino ...` in this process."""
-
-    def call(*arguments: object) -> Said:
-        monkeypatch.setattr(sys, "argv", ["sordino", *map(str, arguments)])
-        with pytest.raises(SystemExit) as end:
-            main()
-        said = capsys.readouterr()
-        return Said(end.value.code if isinstance(end.value.code, int) else int(end.value.code is not None), *said)
-
-    return call
 
 
 @pytest.fixture(scope="module")

@@ -16,34 +16,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import tomli_w
+from command_line import Said
 from laws.cases import CASES, Case
 from PIL import Image
 
 from sordino import config
-from sordino.cli import main
 from sordino.config import load, validate
 from sordino.errors import ConfigError
 from sordino.training import start
-
-
-class Said(NamedTuple):
-    code: int
-    out: str
-    err: str
-
-
-@pytest.fixture
-def cli(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Callable[..., Said]:
-    """`sordino ...` in this process."""
-
-    def call(*arguments: object) -> Said:
-        monkeypatch.setattr(sys, "argv", ["sordino", *map(str, arguments)])
-        with pytest.raises(SystemExit) as end:
-            main()
-        said = capsys.readouterr()
-        return Said(end.value.code if isinstance(end.value.code, int) else int(end.value.code is not None), *said)
-
-    return call
 
 
 def folder_of_images(side: int, broken: bool = False) -> Callable[[Path], None]:

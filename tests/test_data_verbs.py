@@ -5,18 +5,19 @@ from __future__ import annotations
 import json
 import math
 import re
-import sys
 import xml.etree.ElementTree as ET
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pytest
+from command_line import Said
 
 from sordino import config
 from sordino.assemble import Parts
-from sordino.cli import data, main
+from sordino.cli import data
 from sordino.config import Data
 from sordino.data import SOURCES
 from sordino.errors import ConfigError
@@ -26,23 +27,10 @@ from sordino.partition.picture import LARGEST, LEVELS, NAMED, Frame, svg
 SVG = "{http://www.w3.org/2000/svg}"
 
 
-class Said(NamedTuple):
-    code: int
-    out: str
-    err: str
-
-
 @pytest.fixture
-def cli(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Callable[..., Said]:
+def cli(cli: Callable[..., Said], monkeypatch: pytest.MonkeyPatch) -> Callable[..., Said]:
     monkeypatch.setenv("COLUMNS", "150")
-
-    def call(*arguments: object) -> Said:
-        monkeypatch.setattr(sys, "argv", ["sordino", "data", *map(str, arguments)])
-        with pytest.raises(SystemExit) as end:
-            main()
-        return Said(int(end.value.code or 0), *capsys.readouterr())
-
-    return call
+    return partial(cli, "data")
 
 
 @pytest.fixture

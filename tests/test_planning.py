@@ -9,13 +9,14 @@ from __future__ import annotations
 import itertools
 import json
 import math
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
+from command_line import Said
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import norm
@@ -23,7 +24,6 @@ from scipy.stats import norm
 from sordino import audible, config, planning, tree
 from sordino.assemble import Parts
 from sordino.audible import drowning, expected_noise, loud_enough
-from sordino.cli.main import main
 from sordino.forecast import Compared, Forecast, compare
 from sordino.planning import Enough, Question, answer, ask, asked, bought, enough, enough_for
 from sordino.round import one_round
@@ -476,22 +476,9 @@ def test_the_warning_reads_public_numbers_and_calibrates_nothing(monkeypatch: py
 # the conversation ----------------------------------------------------------------------------------------------------------
 
 
-class Said(NamedTuple):
-    code: int
-    out: str
-    err: str
-
-
 @pytest.fixture
-def cli(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Callable[..., Said]:
-    def call(*arguments: object) -> Said:
-        monkeypatch.setattr(sys, "argv", ["sordino", "privacy", "plan", *map(str, arguments)])
-        with pytest.raises(SystemExit) as end:
-            main()
-        said = capsys.readouterr()
-        return Said(end.value.code if isinstance(end.value.code, int) else int(end.value.code is not None), *said)
-
-    return call
+def cli(cli: Callable[..., Said]) -> Callable[..., Said]:
+    return partial(cli, "privacy", "plan")
 
 
 RECORDS = ("--unit", "example", "--clients", 20, "--cohort", 20, "--rounds", 100)

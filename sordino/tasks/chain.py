@@ -9,6 +9,7 @@ ReLU and max-pooling commute, with their gradients wherever these exist, so a Re
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
@@ -35,18 +36,18 @@ class Passed(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Link:
+class Link(ABC):
     """One layer. `forward` gives the output and whatever `backward` wants to see again."""
 
     name: str
     module: Any
 
-    def forward(self, p: Params, x: Tensor, draws: Tensor | None) -> tuple[Tensor, Any]:
-        raise NotImplementedError
+    @abstractmethod
+    def forward(self, p: Params, x: Tensor, draws: Tensor | None) -> tuple[Tensor, Any]: ...
 
+    @abstractmethod
     def backward(self, p: Params, kept: Any, g: Tensor, deeper: bool) -> Tensor:
         """The gradient at the input; anything where `deeper` is False and nobody asks."""
-        raise NotImplementedError
 
     def seen(self, kept: Any) -> Tensor | None:
         """The input, of a layer with parameters."""

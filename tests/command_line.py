@@ -1,0 +1,24 @@
+"""`sordino ...` in the process of the tests: what it said, and how it ended."""
+
+from __future__ import annotations
+
+import sys
+from typing import NamedTuple
+
+import pytest
+
+from sordino.cli import main
+
+
+class Said(NamedTuple):
+    code: int
+    out: str
+    err: str
+
+
+def spoken(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *arguments: object) -> Said:
+    monkeypatch.setattr(sys, "argv", ["sordino", *map(str, arguments)])
+    with pytest.raises(SystemExit) as end:
+        main()
+    said = capsys.readouterr()
+    return Said(end.value.code if isinstance(end.value.code, int) else int(end.value.code is not None), *said)
