@@ -60,7 +60,7 @@ MUTANTS = [
         "noise left out of the sum",
         "uplink.py",
         "total = stage.release(total, bound, used, source)",
-        "total = stage.release(total, bound, used, source) if uploads else total",
+        "total = stage.release(total, bound, used, source) if uploads.who else total",
         LAW,
     ),
     one(
