@@ -31,7 +31,7 @@ from sordino.ledger.schedules import SCHEDULES, Adaptive, Schedule
 from sordino.partition.rows import Rows
 from sordino.partition.schemes import SCHEMES, Natural, match_test
 from sordino.plan import Budget, Plan, draft
-from sordino.privacy.readers import NoisyGradient
+from sordino.privacy.readers import NoisyGradient, Open
 from sordino.privacy.stages import Weigh
 from sordino.tasks.task import Classification, Quadratic, build_net, fits
 from sordino.types import Examples, Offer, Task
@@ -91,8 +91,20 @@ class Parts:
     def engine(self) -> Engine:
         """[engine] with every `auto` decided."""
         given = self.experiment.engine
-        executor, precision = decide(given.executor, given.precision)
+        executor, precision = decide(given.executor, given.precision, not self._plain_reads)
         return given.model_copy(update={"executor": executor, "precision": precision})
+
+    @property
+    def sharing(self) -> str:
+        """Which clients of one process share a pass."""
+        executor = self.engine.executor
+        if executor == "ranks":
+            return "stack" if self._plain_reads else "pooled"
+        return executor if executor == "pooled" or (executor == "stack" and self._plain_reads) else "loop"
+
+    @property
+    def _plain_reads(self) -> bool:
+        return isinstance(self.algorithm.read, Open)
 
     @property
     def key(self) -> int:
@@ -282,10 +294,8 @@ class Parts:
 
         rows = self.shares[0]
         shards = Shards(self.dataset.train, rows, which if which is not None else range(len(rows)))
-        pooled = self.engine.executor in ("pooled", "ranks")
-        return Clients(
-            self.algorithm, self.task, shards, header, self.states(None) if states is None else states, pooled
-        )
+        states = self.states(None) if states is None else states
+        return Clients(self.algorithm, self.task, shards, header, states, self.sharing)
 
     def evaluator(self) -> Evaluator:
         test = self.dataset.test

@@ -62,7 +62,7 @@ class Evaluation(Section):
 
 
 class Engine(Section):
-    executor: Literal["auto", "loop", "pooled", "processes", "ranks"] = "auto"
+    executor: Literal["auto", "loop", "stack", "pooled", "processes", "ranks"] = "auto"
     precision: Literal["auto", "fp32", "bf16"] = (
         "auto"  # of training; sums, clipping, noise and evaluation are fp32 or wider
     )

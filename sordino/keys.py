@@ -24,7 +24,8 @@ _FRESH = torch.Generator().manual_seed(0).get_state().numpy().view(np.uint64)
 _GAMMA, _MUL1, _MUL2 = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 
 
-def _signed(x: int) -> int:
+def signed(x: int) -> int:
+    """The same 64 bits as a number that int64 holds."""
     return x - (1 << 64) if x >> 63 else x
 
 
@@ -36,8 +37,8 @@ def _mix_int(x: int) -> int:
 
 def _mix(x: Tensor) -> Tensor:
     # int64 multiplication wraps like uint64; a logical shift is an arithmetic one with the sign bits cleared
-    x = (x ^ ((x >> 30) & ((1 << 34) - 1))) * _signed(_MUL1)
-    x = (x ^ ((x >> 27) & ((1 << 37) - 1))) * _signed(_MUL2)
+    x = (x ^ ((x >> 30) & ((1 << 34) - 1))) * signed(_MUL1)
+    x = (x ^ ((x >> 27) & ((1 << 37) - 1))) * signed(_MUL2)
     return x ^ ((x >> 31) & ((1 << 33) - 1))
 
 
@@ -59,7 +60,7 @@ def fold(key: Key, *parts: int | str) -> Key:
     """A child key: fold(key, "noise", round, client)."""
     for part in parts:
         if isinstance(key, Tensor):
-            key = _mix(_mix(key + _signed(_GAMMA)) ^ _signed(_mix_int((_word(part) + _GAMMA) & _MASK)))
+            key = _mix(_mix(key + signed(_GAMMA)) ^ signed(_mix_int((_word(part) + _GAMMA) & _MASK)))
         else:
             key = _mix_int(_mix_int((key + _GAMMA) & _MASK) ^ _mix_int((_word(part) + _GAMMA) & _MASK))
     return key
@@ -69,7 +70,7 @@ def bits(key: Key, count: int) -> Tensor:
     """`count` independent 64-bit words; a tensor of keys gives one row per key."""
     if not isinstance(key, Tensor):
         return torch.from_numpy(words(key, count).view(np.int64))
-    counter = torch.arange(1, count + 1, dtype=torch.int64, device=key.device) * _signed(_GAMMA)
+    counter = torch.arange(1, count + 1, dtype=torch.int64, device=key.device) * signed(_GAMMA)
     return _mix(_mix(key.unsqueeze(-1) + counter))
 
 

@@ -7,91 +7,21 @@ leaf has a name ("delta/conv1.weight") that is the same on the wire, in a checkp
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from functools import cache
 from typing import Any, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor
 
+from sordino.products import Lazy, Moved, Span, Zero, dense
+
 Tree: TypeAlias = Any  # Tensor | dict[str, Tree] | tuple[Tree, ...]; the recursion is checked at run time by `leaves`
 T = TypeVar("T")
 
 
-class Product:
-    """A gradient that is still a product, left^T right, or left^T 1 without a right: of a linear layer. Adding it to something never forms it.
-
-    Everything but `axpy` and `descend` sees the tensor: any torch function or operator on a Product acts on `dense()`.
-    """
-
-    __slots__ = ("left", "right")
-
-    def __init__(self, left: Tensor, right: Tensor | None = None) -> None:
-        self.left, self.right = left, right  # [n, rows], [n, columns]
-
-    def dense(self) -> Tensor:
-        return self.left.sum(0) if self.right is None else self.left.t() @ self.right
-
-    def added_to(self, y: Tensor, factor: float) -> Tensor:
-        """y + factor * left^T right."""
-        if self.left.dtype != y.dtype or self.right is None:
-            return torch.add(y, self.dense(), alpha=factor)
-        return torch.addmm(y, self.left.t(), self.right, alpha=factor)
-
-    def add_to(self, y: Tensor, factor: float) -> None:
-        """The same in y's own memory."""
-        if self.left.dtype != y.dtype:
-            y.add_(self.dense(), alpha=factor)
-        elif self.right is None:
-            y.addmv_(self.left.t(), _ones(self.left.shape[0], y.dtype), alpha=factor)
-        else:
-            y.addmm_(self.left.t(), self.right, alpha=factor)
-
-    @classmethod
-    def __torch_function__(cls, fn: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return fn(*_dense(args), **{k: _dense(v) for k, v in (kwargs or {}).items()})
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.dense(), name)
-
-
-@cache
-def _ones(count: int, dtype: torch.dtype) -> Tensor:
-    return torch.ones(count, dtype=dtype)
-
-
-def _dense(value: Any) -> Any:
-    if isinstance(value, Product):
-        return value.dense()
-    return type(value)(_dense(v) for v in value) if isinstance(value, list | tuple) else value
-
-
-def _operator(name: str) -> Callable[..., Any]:
-    return lambda self, *rest: getattr(self.dense(), name)(*_dense(rest))
-
-
-for _name in (
-    "add",
-    "radd",
-    "sub",
-    "rsub",
-    "mul",
-    "rmul",
-    "truediv",
-    "neg",
-    "pow",
-    "matmul",
-    "rmatmul",
-    "getitem",
-    "len",
-    "abs",
-):
-    setattr(Product, f"__{_name}__", _operator(f"__{_name}__"))
-
-
 def map(fn: Callable[..., Tensor], tree: T, *rest: T) -> T:
     """Apply `fn` leaf by leaf; all trees must have the same structure."""
-    if isinstance(tree, Tensor | Product):
-        return fn(_dense(tree), *_dense(rest))  # type: ignore[return-value]
+    if isinstance(tree, Tensor | Lazy):
+        return fn(dense(tree), *dense(rest))  # type: ignore[return-value]
     if isinstance(tree, dict):
         if any(list(other) != list(tree) for other in rest):  # type: ignore[call-overload]
             raise ValueError(f"trees differ: {sorted(tree)} against {[sorted(other) for other in rest]}")  # type: ignore[call-overload]
@@ -106,8 +36,8 @@ def map(fn: Callable[..., Tensor], tree: T, *rest: T) -> T:
 
 def named(tree: Tree, prefix: str = "") -> Iterator[tuple[str, Tensor]]:
     """Leaves with their path, in a fixed order."""
-    if isinstance(tree, Tensor | Product):
-        yield prefix.rstrip("/") or "value", tree  # type: ignore[misc]  # a product is as good as its matrix
+    if isinstance(tree, Tensor | Lazy):
+        yield prefix.rstrip("/") or "value", tree  # type: ignore[misc]  # as good as its matrix
     elif isinstance(tree, dict):
         for name, value in tree.items():
             yield from named(value, f"{prefix}{name}/")
@@ -137,10 +67,23 @@ def add(a: T, b: T) -> T:
 
 
 def sub(a: T, b: T) -> T:
+    if isinstance(a, dict) and isinstance(b, dict) and a.keys() == b.keys():
+        return {k: sub(a[k], b[k]) for k in a}  # type: ignore[return-value]
+    if isinstance(a, Moved) and a.start is b:
+        return a.way()  # type: ignore[return-value]
+    if a is b and isinstance(a, Tensor):
+        return Zero(a)  # type: ignore[return-value]
     return map(torch.sub, a, b)
 
 
 def scale(factor: float | Tensor, a: T) -> T:
+    if isinstance(factor, float) and isinstance(a, Lazy):
+        return a.scaled(factor)  # type: ignore[no-any-return]
+    if isinstance(a, dict):
+        return {k: scale(factor, v) for k, v in a.items()}  # type: ignore[return-value]
+    if isinstance(a, tuple):
+        parts = [scale(factor, v) for v in a]
+        return type(a)(*parts) if hasattr(a, "_fields") else tuple(parts)  # type: ignore[return-value]
     return map(lambda leaf: leaf * factor, a)
 
 
@@ -150,29 +93,27 @@ def axpy(factor: float | Tensor, a: T, b: T) -> T:
         return map(lambda x, y: factor * x + y, a, b)
     if isinstance(a, dict) and isinstance(b, dict) and a.keys() == b.keys():
         return {k: axpy(factor, a[k], b[k]) for k in b}  # type: ignore[return-value]
-    if isinstance(a, Product) and isinstance(b, Tensor):
-        return a.added_to(b, factor)  # type: ignore[return-value]
-    if isinstance(a, Tensor) and isinstance(b, Product):
-        return b.added_to(a * factor, 1.0)  # type: ignore[return-value]
+    if isinstance(a, Lazy):
+        return a.added_to(b, factor)  # type: ignore[no-any-return]
+    if isinstance(a, Tensor) and isinstance(b, Lazy):
+        return b.added_to(a * factor, 1.0)  # type: ignore[no-any-return]
     return map(lambda x, y: torch.add(y, x, alpha=factor), a, b)
 
 
 def descend(y: T, eta: float, direction: T, start: T) -> T:
     """y - eta * direction. The first step away from `start` makes a tree of its own; later ones walk in that memory."""
+    if isinstance(y, dict) and isinstance(direction, dict) and y.keys() == direction.keys():
+        walked = {} if y is start else y
+        for name in y:
+            walked[name] = descend(y[name], eta, direction[name], y[name] if y is start else None)
+        return walked  # type: ignore[return-value]
     if y is start:
+        if isinstance(direction, Span) and isinstance(y, Tensor):
+            return Moved(y, direction.rows, direction.coefficients(-eta))  # type: ignore[return-value]
         return axpy(-eta, direction, y)
-    if not isinstance(y, dict) or not isinstance(direction, dict) or y.keys() != direction.keys():
-        map(lambda leaf, step: leaf.add_(step, alpha=-eta), y, direction)
-        return y
-    for name, leaf in y.items():
-        step = direction[name]
-        if isinstance(step, Product):
-            step.add_to(leaf, -eta)
-        elif isinstance(step, Tensor):
-            leaf.add_(step, alpha=-eta)
-        else:
-            descend(leaf, eta, step, start)
-    return y
+    if isinstance(direction, Lazy):
+        return direction.add_to(y, -eta)  # type: ignore[no-any-return]
+    return map(lambda leaf, step: leaf.add_(step, alpha=-eta), y, direction)
 
 
 def zeros_like(a: T) -> T:

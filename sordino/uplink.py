@@ -18,6 +18,7 @@ from sordino import tree
 from sordino.errors import ConfigError, UnsoundGuarantee
 from sordino.ledger.events import Event, NonPrivate
 from sordino.privacy.stages import Clip, Noise, Stage, Weigh, private
+from sordino.products import Total
 from sordino.tree import Tree
 from sordino.types import ADVERSARIES, Adversary, Bound, Claim, Grant, Neighbours, Offer, Received, Source
 
@@ -229,14 +230,14 @@ class Uplink:
         """What each client may add, added up; single uploads go into `kept`."""
         bound, who = self.bound(tree.size(zero)), []
         total = tree.map(_wide_zero, self.shape(zero))
-        sums = tree.leaves(total)
+        sums = [Total(leaf) for leaf in tree.leaves(total)]
         for client, upload in sorted(uploads.items()) if isinstance(uploads, Mapping) else uploads:
             for t, u in zip(sums, tree.leaves(self._admit(upload, bound)), strict=True):
-                t.add_(u)
+                t.add(u)
             who.append(client)
             if kept is not None:
                 kept.append(upload)
-        return Summed(total, who)
+        return Summed(tree.like(total, [t.sum() for t in sums]), who)
 
     def _admit(self, upload: Tree, bound: Bound) -> Tree:
         """What one client adds to the sum: nothing where it broke the promise of its own stages. Honest uploads pass bit for bit."""

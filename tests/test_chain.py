@@ -13,10 +13,10 @@ from torch import Tensor, nn
 
 from sordino import keys, tree
 from sordino.privacy.per_example import slow_sum
+from sordino.products import Product
 from sordino.tasks.chain import Chain, Linear
 from sordino.tasks.nets import Dropout, MeanPool
 from sordino.tasks.task import Classification
-from sordino.tree import Product
 from sordino.types import Examples, Params
 
 CLASSES, SIDE = 4, 12

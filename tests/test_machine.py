@@ -35,7 +35,7 @@ def test_auto_follows_the_processor_and_is_written_down(
     monkeypatch.setattr(machine, "matrix_units", lambda: units)
     start(made(), tmp_path / "run")
     engine = config.load(tmp_path / "run" / "experiment.toml").engine
-    assert (engine.executor, engine.precision) == ("pooled", "bf16" if units else "fp32")
+    assert (engine.executor, engine.precision) == ("stack", "bf16" if units else "fp32")
     wanted = torch.bfloat16 if units else torch.float32
     assert Parts(config.load(tmp_path / "run" / "experiment.toml")).task.precision == wanted  # type: ignore[attr-defined]
 
@@ -43,8 +43,10 @@ def test_auto_follows_the_processor_and_is_written_down(
 def test_what_was_asked_for_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     for units in (True, False):
         monkeypatch.setattr(machine, "matrix_units", lambda units=units: units)
-        assert machine.decide("loop", "fp32") == ("loop", "fp32")
-        assert machine.decide("processes", "bf16") == ("processes", "bf16")
+        for noisy in (True, False):
+            assert machine.decide("loop", "fp32", noisy) == ("loop", "fp32")
+            assert machine.decide("processes", "bf16", noisy) == ("processes", "bf16")
+    assert machine.decide("auto", "fp32", noisy=True)[0] == "pooled"  # at the same weights until the first step
 
 
 def test_a_run_goes_on_in_its_own_precision_on_another_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

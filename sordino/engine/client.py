@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from sordino import keys
 from sordino.engine import wire
+from sordino.engine.stack import Member, stacks, together
 from sordino.engine.store import States
 from sordino.keys import Key
 from sordino.privacy.pool import Pool
@@ -23,14 +24,22 @@ class Clients:
     shards: Mapping[int, Examples]
     header: Callable[[int, int], wire.Header]  # (round, sender; -1 the server) -> what a message must say
     states: States
-    pooled: bool = False  # may clients at the same weights share a pass over the network?
+    executor: str = "loop"  # who shares a pass over the network: "pooled" clients at the same weights, "stack" clients of equal shape
 
     def __call__(self, t: int, down: Any, grants: Mapping[int, Grant], key: Key) -> Iterator[tuple[int, Any]]:
-        """One round of every client named in `grants`, one after another. The executor of one process: nothing needs to be packed."""
+        """One round of every client named in `grants`, in their order. Nothing needs to be packed in one process."""
         order = sorted(grants)
-        pool = Pool(self.task, order, self.shards.__getitem__) if self.pooled else None
-        for k in order:
-            yield k, self._one(k, down, replace(grants[k], pool=pool), keys.fold(key, "client", k))
+        pool = Pool(self.task, order, self.shards.__getitem__) if self.executor == "pooled" else None
+        members = (
+            Member(
+                k, self.shards[k], self._state(k), replace(grants[k], pool=pool), keys.word(keys.fold(key, "client", k))
+            )
+            for k in order
+        )
+        for stack in stacks(members, self.task.stacks if self.executor == "stack" else lambda n: 1):
+            for member, (upload, state) in zip(stack, self._local(down, stack), strict=True):
+                self.states[member.client] = state
+                yield member.client, self.algorithm.uplink.encode(upload, member.grant)
 
     def answer(self, t: int, message: bytes, grants: Mapping[int, Grant], key: Key) -> Iterator[tuple[int, bytes]]:
         """The same for a server in another process: the broadcast as it came, the answers as they go."""
@@ -40,12 +49,21 @@ class Clients:
             for k, upload in self(t, down, grants, key):
                 yield k, wire.encode(self.header(t, k), upload)
 
-    def _one(self, k: int, down: Any, grant: Grant, key: Key) -> Any:
+    def _state(self, k: int) -> Any:
         state = self.states.get(k)
-        if state is None:
-            state = self.algorithm.init_client(self.task)
-        reader = self.algorithm.read
-        reads = reader.reads(self.algorithm.work, grant.size)
-        shard = reader.open(self.shards[k], replace(grant, reads=reads), self.task)
-        upload, self.states[k] = self.algorithm.local(self.task, down, state, shard, key)
-        return self.algorithm.uplink.encode(upload, grant)
+        return self.algorithm.init_client(self.task) if state is None else state
+
+    def _local(self, down: Any, stack: list[Member]) -> Iterable[tuple[Any, Any]]:
+        if len(stack) > 1:
+            try:
+                return together(self.algorithm, self.task, down, stack)
+            except RuntimeError:  # client code that looks at a value; an error of its own comes up again
+                self.executor = "loop"
+        return self._alone(down, stack)
+
+    def _alone(self, down: Any, stack: list[Member]) -> Iterator[tuple[Any, Any]]:
+        for member in stack:
+            reader = self.algorithm.read
+            grant = replace(member.grant, reads=reader.reads(self.algorithm.work, member.grant.size))
+            shard = reader.open(member.examples, grant, self.task)
+            yield self.algorithm.local(self.task, down, member.state, shard, member.key)

@@ -10,10 +10,11 @@ from functools import cache
 from pathlib import Path
 
 
-def decide(executor: str, precision: str) -> tuple[str, str]:
+def decide(executor: str, precision: str, noisy: bool) -> tuple[str, str]:
     """Both without `auto`. A run decides once, when it starts, and keeps that in its experiment.toml."""
-    # clients that stand at the same weights can only gain by sharing a pass; elsewhere `pooled` is the plain loop
-    executor = "pooled" if executor == "auto" else executor
+    # noisy reads are shared by clients at the same weights, others by clients of equal shape; where a task cannot gain, both are the plain loop
+    if executor == "auto":
+        executor = "pooled" if noisy else "stack"
     return executor, ("bf16" if matrix_units() else "fp32") if precision == "auto" else precision
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -19,6 +19,7 @@ from sordino.errors import ConfigError, PrivacyError, UnsoundGuarantee
 from sordino.keys import Key
 from sordino.ledger.events import Event, NonPrivate, Poisson, Repeat
 from sordino.privacy.mechanisms import GaussianNoise, LaplaceNoise
+from sordino.products import take
 from sordino.types import (
     ADVERSARIES,
     Batch,
@@ -85,24 +86,28 @@ class OpenShard:
 
     def batches(self, work: Work, key: Key) -> Iterator[Batch]:
         effort, step, (x, y) = _effort(work, self._grant), 0, self._examples
-        size, few = effort.batch(self.size), x.numel() <= FEW
-        prepared = self._task.ready(x, y) if few else None  # all together where they are few
-        for order, count in epochs(self.size, effort, key):
-            ready = (
-                None if prepared is None else (prepared[0].index_select(0, order), prepared[1].index_select(0, order))
-            )
+        n, size, few = self.size, effort.batch(self.size), x.numel() <= FEW
+        ready: tuple[Any, Tensor] | None = None
+        for order, count in epochs(n, effort, key):
+            if few:  # all together, in the order in which the first epoch reads them
+                if step == 0:
+                    rows = take(x, order), y[order]
+                    x_all, y_all = self._task.ready(*rows, whole=effort.count(n) * size >= n)
+                    ready, place = (x_all, y_all), order.argsort()
+                else:
+                    now = place[order]
+                    ready = x_all[now], y_all[now]
             for i in range(count):
-                part = slice(i * size, (i + 1) * size)
-                yield OpenBatch(self, order, part, ready, step, key)
+                part = slice(i * size, min((i + 1) * size, n))
+                yield OpenBatch(self, order[part], ready and (ready[0][part], ready[1][part]), step, key)
                 step += 1
 
 
 @dataclass(slots=True, eq=False, repr=False)
 class OpenBatch:
     _shard: OpenShard
-    _order: Tensor  # of the rows in this epoch
-    _part: slice  # of them
-    _ready: tuple[Tensor, Tensor] | None
+    _rows: Tensor  # of the shard
+    _ready: tuple[Any, Tensor] | None  # what they are once prepared, where that is known
     _step: int
     _key: Key
 
@@ -110,21 +115,17 @@ class OpenBatch:
         """Mean gradient of the batch."""
         task = self._shard._task
         if losses == task.losses:
-            if self._ready is None:
-                x, y = task.ready(*self._raw())
-            else:
-                x, y = self._ready[0][self._part], self._ready[1][self._part]
-            return task.gradient(params, x, y, self._draws)
+            return task.gradient(params, *(self._ready or task.ready(*self._raw())), self._draws)
         leaves = {name: value.detach().requires_grad_() for name, value in params.items()}
         value = losses(leaves, *self._raw(), self._draws()).mean()
         return dict(zip(leaves, torch.autograd.grad(value, list(leaves.values())), strict=True))
 
     def _raw(self) -> Examples:
-        rows, examples = self._order[self._part], self._shard._examples
-        return Examples(examples.x.index_select(0, rows), examples.y.index_select(0, rows))
+        examples = self._shard._examples
+        return Examples(examples.x.index_select(0, self._rows), examples.y.index_select(0, self._rows))
 
     def _draws(self) -> Tensor:
-        return keys.bits(keys.fold(self._key, "draw", self._step), len(self._order[self._part]))
+        return keys.bits(keys.fold(self._key, "draw", self._step), len(self._rows))
 
 
 # NoisyGradient --------------------------------------------------------------------------------------------------------------------------

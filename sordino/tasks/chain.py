@@ -19,8 +19,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from sordino.products import Part, Product, Span
 from sordino.tasks.nets import Dropout, MeanPool
-from sordino.tree import Product
 from sordino.types import Params
 
 aten = torch.ops.aten
@@ -68,7 +68,9 @@ class Link(ABC):
 
 
 class Linear(Link):
-    def forward(self, p: Params, x: Tensor, draws: Tensor | None) -> tuple[Tensor, Any]:
+    def forward(self, p: Params, x: Any, draws: Tensor | None) -> tuple[Tensor, Any]:
+        if isinstance(x, Part):
+            return x.rows.times(p[self.weight], p.get(self.bias), x.index), x
         return F.linear(x, p[self.weight], p.get(self.bias)), x
 
     def backward(self, p: Params, kept: Any, g: Tensor, deeper: bool) -> Tensor:
@@ -78,8 +80,12 @@ class Linear(Link):
         return kept  # type: ignore[no-any-return]
 
     def weights(self, p: Params, kept: Any, g: Tensor, deeper: bool) -> tuple[Tensor, dict[str, Any]]:
-        left, right = (g, kept) if g.dim() == 2 else (g.flatten(0, -2), kept.flatten(0, -2))
-        found: dict[str, Any] = {self.weight: Product(left, right)}
+        found: dict[str, Any]
+        if isinstance(kept, Part):
+            left, found = g, {self.weight: Span(kept.rows, g, kept.index)}
+        else:
+            left, right = (g, kept) if g.dim() == 2 else (g.flatten(0, -2), kept.flatten(0, -2))
+            found = {self.weight: Product(left, right)}
         if self.bias:
             found[self.bias] = Product(left)
         return (g @ p[self.weight] if deeper else g), found
@@ -226,6 +232,9 @@ class Chain:
         self.drops = any(isinstance(link, Drop) for link in links)
         self.images = any(isinstance(link, Conv) for link in links)
         self.first = next((i for i, link in enumerate(links) if isinstance(link, Linear | Conv | Norm)), 0)
+        self._linear = isinstance(links[self.first], Linear) and all(
+            isinstance(link, Flatten) for link in links[: self.first]
+        )
 
     @staticmethod
     def of(net: nn.Module) -> Chain | None:
@@ -247,9 +256,11 @@ class Chain:
                 links[i], links[i + 1] = links[i + 1], links[i]
         return Chain(links)
 
-    def forward(self, p: Params, x: Tensor, draws: Tensor | None) -> tuple[Tensor, list[Any]]:
-        kept = []
-        for link in self.links:
+    def forward(self, p: Params, x: Any, draws: Tensor | None) -> tuple[Tensor, list[Any]]:
+        """`x` are images, or some of the `Rows` that they are once they are flat."""
+        start = self.first if isinstance(x, Part) else 0
+        kept: list[Any] = [None] * start
+        for link in self.links[start:]:
             x, saved = link.forward(p, x, draws)
             kept.append(saved)
         return x, kept
@@ -258,6 +269,13 @@ class Chain:
         for link in self.links:
             x, _ = link.forward(p, x, None)
         return x
+
+    def spans(self, n: int) -> bool:
+        """Do n rows cost less as `Rows` than as images? Where a first linear layer has more weights than the rows have coefficients."""
+        if not self._linear:
+            return False
+        first = self.links[self.first].module
+        return bool(n * (first.in_features + first.out_features) <= first.in_features * first.out_features)
 
     def floats(self, p: Params, one: Tensor) -> int:
         """Numbers that a forward and backward pass over one row goes through, windows of convolutions included."""
@@ -268,7 +286,7 @@ class Chain:
             total += 2 * x.numel() + windows
         return total
 
-    def gradient(self, p: Params, x: Tensor, target: Tensor, draws: Tensor | None) -> dict[str, Any]:
+    def gradient(self, p: Params, x: Any, target: Tensor, draws: Tensor | None) -> dict[str, Any]:
         """Of the mean cross-entropy, in the precision of `p`; leaves are tensors or products of two. `target` is one-hot."""
         logits, kept = self.forward(p, x, draws)
         found: dict[str, Any] = {}

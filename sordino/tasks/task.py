@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import cached_property
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -11,11 +13,12 @@ from torch import Tensor, nn
 from sordino import keys, own
 from sordino.errors import ConfigError, DataError, SordinoError, UnsoundGuarantee
 from sordino.privacy.per_example import Recorder, Sides, fast_sum, slow_sum
+from sordino.products import Part, Rows, dense
 from sordino.tasks.chain import Chain
 from sordino.tasks.nets import NETS, Ball, keyed_dropout
-from sordino.tree import Product
 from sordino.types import Examples, Losses, Params
 
+STACK_WEIGHTS = 1 << 16  # of one client: more of them leave the cache faster than calls are saved
 POOL_FLOATS = 6_000_000  # of one pass over many clients' rows: about what the caches hold
 
 
@@ -61,7 +64,6 @@ class Classification:
             )
         self._trained = [(name, p) for name, p in net.named_parameters() if p.requires_grad]
         self._chain = Chain.of(net)
-        self._room: int | None = None
         # bf16 pays where convolutions do the work; weights, sums and everything private stay in fp32
         self.precision = precision if self._chain is not None and self._chain.images else torch.float32
         self._recorder = Recorder(net)
@@ -85,24 +87,27 @@ class Classification:
         logits = torch.func.functional_call(self._net, params, (self._inputs(x, params),))
         return F.cross_entropy(logits, y, reduction="none")
 
-    def ready(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        """Rows and labels as `gradient` takes them: prepared once, cut into batches later."""
+    def ready(self, x: Tensor, y: Tensor, whole: bool = False) -> tuple[Any, Tensor]:
+        """Rows and labels as `gradient` takes them: prepared once, cut into batches later. `whole`: all rows of a client, and all will be used."""
         scaled = self._scaled(x, torch.float32)
-        return (
-            (scaled.contiguous(), y)
-            if self._chain is None
-            else (scaled.to(self.precision), self._one_hot(y, torch.float32))
-        )
+        if self._chain is None:
+            return scaled.contiguous(), y
+        labels = self._one_hot(y, torch.float32)
+        if whole and self._chain.spans(len(y)):
+            return Rows(scaled.flatten(1)), labels
+        return scaled.to(self.precision), labels
 
-    def gradient(self, params: Params, x: Tensor, y: Tensor, draws: Callable[[], Tensor]) -> Params:
+    def gradient(self, params: Params, x: Any, y: Tensor, draws: Callable[[], Tensor]) -> Params:
         """Of the mean loss over what is `ready`: what autograd finds for `losses`, without a graph where the network is a chain."""
         kind = next(iter(params.values())).dtype
         if self.precision == torch.bfloat16:
             assert self._chain is not None
             low = {name: value.to(self.precision) for name, value in params.items()}
             found = self._chain.gradient(low, x, y, draws() if self._chain.drops else None)
-            return {name: (g.dense() if isinstance(g, Product) else g).to(kind) for name, g in found.items()}
-        if x.dtype != kind:
+            return {name: dense(g).to(kind) for name, g in found.items()}
+        if isinstance(x, Part) and y.dtype != kind:
+            x = x.taken()
+        if not isinstance(x, Part) and x.dtype != kind:
             x, y = x.to(kind), y if self._chain is None else y.to(kind)
         if self._chain is not None:
             return self._chain.gradient(params, x, y, draws() if self._chain.drops else None)
@@ -117,17 +122,28 @@ class Classification:
 
     def _one_hot(self, y: Tensor, dtype: torch.dtype) -> Tensor:
         assert self._chain is not None
-        return torch.zeros(len(y), self._chain.classes, dtype=dtype).scatter_(1, y[:, None], 1.0)
+        return torch.zeros(len(y), self._chain.classes, dtype=dtype).scatter(1, y[:, None], 1.0)
 
     def room(self, params: Params) -> int:
         if self._chain is None or self._chain.drops or not self._trusted(self.losses, params):
             return 0
-        if self._room is None:
-            one = torch.zeros(1, *self._shape, dtype=torch.uint8 if self._image else torch.float32)
-            self._room = max(
-                1, POOL_FLOATS // self._chain.floats(params, self._scaled(one, next(iter(params.values())).dtype))
-            )
-        return self._room
+        return max(1, POOL_FLOATS // self._floats)
+
+    def stacks(self, n: int) -> int:
+        """How many clients of n rows are trained in one call. Where the arithmetic of one client fills the processor, one."""
+        if self._chain is None or self._chain.images:
+            return 1
+        walks = self._chain.spans(n)
+        weights = 0 if walks else sum(p.numel() for _, p in self._trained)
+        return 1 if weights > STACK_WEIGHTS else max(1, POOL_FLOATS // (n * self._floats + weights))
+
+    @cached_property
+    def _floats(self) -> int:
+        """Numbers that a pass over one row goes through."""
+        assert self._chain is not None
+        one = torch.zeros(1, *self._shape, dtype=torch.uint8 if self._image else torch.float32)
+        own = {name: p.detach() for name, p in self._trained}
+        return self._chain.floats(own, self._scaled(one, next(iter(own.values())).dtype))
 
     def pooled(self, params: Params, x: Tensor, y: Tensor, clip: float, order: int) -> Sides:
         """Both sides of every layer for many clients' rows at once."""
@@ -184,7 +200,7 @@ class Classification:
 
     def _scaled(self, x: Tensor, dtype: torch.dtype) -> Tensor:
         """(x - mean) / std; images as [n, c, h, w] in channels-last memory, which is how they lie."""
-        scaled = torch.addcmul(self._shift.to(dtype), x.to(dtype), self._scale.to(dtype))
+        scaled = x.to(dtype, copy=True).mul_(self._scale.to(dtype)).add_(self._shift.to(dtype))
         if not self._image:
             return scaled
         n, height, width, channels = scaled.shape
@@ -231,12 +247,15 @@ class Quadratic:
         a, b = x.to(self.dtype).chunk(2, dim=1)
         return 0.5 * (a * (params["w"] - b) ** 2).sum(1)
 
-    def ready(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    def ready(self, x: Tensor, y: Tensor, whole: bool = False) -> tuple[Tensor, Tensor]:
         return x, y
 
     def gradient(self, params: Params, x: Tensor, y: Tensor, draws: Callable[[], Tensor]) -> Params:
         a, b = x.to(self.dtype).chunk(2, dim=1)
         return {"w": (a * (params["w"] - b)).mean(0)}
+
+    def stacks(self, n: int) -> int:
+        return 1
 
     def room(self, params: Params) -> int:
         return 0

@@ -50,6 +50,20 @@ def test_clients_that_share_a_pass_train_the_same_model(case: Case, tmp_path: Pa
     assert apart(tmp_path / "loop", tmp_path / "pooled") < CLOSE
 
 
+@pytest.mark.parametrize(
+    "case", [pytest.param(c, id=c.name, marks=[] if c.name == "fedavg" else [pytest.mark.slow]) for c in CASES]
+)
+def test_clients_of_one_shape_train_the_same_model_in_one_call(case: Case, tmp_path: Path) -> None:
+    same = {
+        "partition": {"scheme": "iid", "clients": 6},
+        "cohort": case.cohort | ({"size": 3} if "size" in case.cohort else {}),
+    }
+    alone = finished(case.experiment(**same), tmp_path / "loop")
+    stacked = finished(case.experiment(**same, engine={"executor": "stack"}), tmp_path / "stack")
+    assert [paid(entry) for entry in alone.ledger] == [paid(entry) for entry in stacked.ledger]
+    assert apart(tmp_path / "loop", tmp_path / "stack") < CLOSE
+
+
 def test_the_law_catches_a_pool_that_mixes_clients(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     case = next(case for case in CASES if case.name == "gaussian_gdp")
     whole = Sides.sum

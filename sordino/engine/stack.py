@@ -1,0 +1,106 @@
+"""Several clients in one call: `torch.func.vmap` runs an algorithm's `local` once for clients of equal shape.
+
+Client code is not changed and cannot tell: every tensor it makes has a hidden dimension of clients, keys included, so that order of data and draws
+are each client's own. Numbers that steer Python (a count of participations behind a step size) are shared, so only clients that agree on them share a
+stack; so are effort and size. What vmap cannot do (a branch on a value) is left to the loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from sordino import tree
+from sordino.keys import Key, signed
+from sordino.products import EVERY, Lazy, Rows, Span
+from sordino.tree import Tree
+from sordino.types import Examples, Grant, Task
+
+
+class Member(NamedTuple):
+    """One client of a stack."""
+
+    client: int
+    examples: Examples
+    state: Tree
+    grant: Grant
+    key: int
+
+
+def alike(a: Member, b: Member) -> bool:
+    """May both be in one stack?"""
+    return (
+        a.examples.x.shape == b.examples.x.shape
+        and a.grant.epochs == b.grant.epochs
+        and all(
+            p.shape == q.shape and (p.dim() > 0 or bool(p == q))
+            for p, q in zip(tree.leaves(a.state), tree.leaves(b.state), strict=True)
+        )
+    )
+
+
+def stacks(members: Iterable[Member], most: Callable[[int], int]) -> Iterator[list[Member]]:
+    """Neighbours in the order of clients that are alike, at most so many of so many rows together."""
+    stack: list[Member] = []
+    for member in members:
+        if stack and (len(stack) >= most(member.grant.size) or not alike(stack[0], member)):
+            yield stack
+            stack = []
+        stack.append(member)
+    if stack:
+        yield stack
+
+
+def together(algorithm: Any, task: Task, down: Any, stack: Sequence[Member]) -> list[tuple[Any, Any]]:
+    """(upload, new state) of each member, in order."""
+    reader, first = algorithm.read, stack[0]
+    grant = replace(first.grant, reads=reader.reads(algorithm.work, first.grant.size))
+    inner = [leaf.dim() > 0 for leaf in tree.leaves(first.state)]
+    seen: list[Any] = []  # how to build an upload and a state from the flat list that comes out
+
+    def local(x: Tensor, y: Tensor, key: Key, state: list[Tensor]) -> list[Tensor]:
+        shard = reader.open(Examples(x, y), grant, task)
+        mine = iter(state)
+        own = [next(mine) if is_inner else leaf for is_inner, leaf in zip(inner, tree.leaves(first.state), strict=True)]
+        upload, new = algorithm.local(task, down, tree.like(first.state, own), shard, key)
+        flat: list[Tensor] = []
+        seen[:] = [_taken_apart(upload, flat), _taken_apart(new, flat)]
+        return flat
+
+    columns = [torch.stack(leaves) for leaves in zip(*map(_arrays, stack), strict=True)]
+    keys = torch.tensor([signed(member.key) for member in stack])
+    flat = torch.vmap(local)(
+        torch.stack([m.examples.x for m in stack]), torch.stack([m.examples.y for m in stack]), keys, columns
+    )
+    upload, new = seen
+    each = zip(*(column.unbind() for column in flat), strict=True)
+    return [(upload(mine), new(mine)) for mine in each]
+
+
+def _arrays(member: Member) -> list[Tensor]:
+    return [leaf for leaf in tree.leaves(member.state) if leaf.dim() > 0]
+
+
+def _taken_apart(value: Tree, into: list[Tensor]) -> Callable[[Sequence[Tensor]], Tree]:
+    """Put the tensors of a tree into a list, and say how to build the tree from such a list."""
+    if isinstance(value, dict):
+        parts = {name: _taken_apart(part, into) for name, part in value.items()}
+        return lambda found: {name: build(found) for name, build in parts.items()}
+    if isinstance(value, tuple):
+        builds = [_taken_apart(part, into) for part in value]
+        made = type(value) if hasattr(value, "_fields") else lambda *found: tuple(found)
+        return lambda found: made(*(build(found) for build in builds))
+    if isinstance(value, Span) and value.index is EVERY:
+        c, x = _place(value.c, into), _place(value.rows.x, into)
+        return lambda found: Span(Rows(found[x]), found[c])
+    at = _place(value.dense() if isinstance(value, Lazy) else value, into)
+    return lambda found: found[at]
+
+
+def _place(value: Tensor, into: list[Tensor]) -> int:
+    into.append(value)
+    return len(into) - 1

@@ -1,0 +1,268 @@
+"""Clients of equal shape in one call: what the loop does, for any client code; and their first layer told by coefficients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from sordino import config, keys, tree
+from sordino.algorithms.fedavg import Client, FedAvg, Server, Up
+from sordino.assemble import Parts
+from sordino.engine import client as clients
+from sordino.engine import stack
+from sordino.keys import Key
+from sordino.privacy.sources import for_client
+from sordino.products import Moved, Part, Product, Rows, Span, Total, Zero, dense, take
+from sordino.tasks.task import Classification
+from sordino.types import Grant, Params, Shard, Task
+
+CLOSE = 1e-5  # of the way the model went
+ALIKE = {
+    "few rows": 36,
+    "many rows": 6,
+}  # clients; digits have 64 inputs, so that few rows span less than the layer holds
+
+
+def made(executor: str, algorithm: dict[str, Any], many: int = 36, **tables: Any) -> Parts:
+    table = {
+        "rounds": 3,
+        "partition": {"scheme": "iid", "clients": many},
+        "cohort": {"name": "round_robin", "size": 4},
+        "algorithm": {"lr": 0.3, "local_epochs": 2, "batch_size": 16} | algorithm,
+        "model": {"name": "mlp", "hidden": 128},
+        "privacy": {},
+        "engine": {"executor": executor, "precision": "fp32"},
+    }
+    return Parts(config.validate(table | tables))
+
+
+def trained(parts: Parts, rounds: int = 3) -> list[Tensor]:
+    """The uploads of three rounds, each round starting where the last one's mean led."""
+    server, who, found = parts.state("server"), parts.clients("run"), []
+    for t in range(rounds):
+        cohort = [(4 * t + i) % len(parts.sizes) for i in range(4)]
+        grants = {k: parts_grant(parts, k) for k in cohort}
+        down = parts.algorithm.broadcast(server)
+        uploads = [tree.map(dense, up) for _, up in who(t, down, grants, keys.fold(parts.key, "round", t))]
+        found += [tree.flat(up) for up in uploads]
+        server = server._replace(x=tree.axpy(0.25, uploads[0][0], server.x))
+    return found
+
+
+def parts_grant(parts: Parts, k: int) -> Grant:
+    return Grant(k, parts.sizes[k], parts.largest, for_client("counter", parts.key, 0, k), epochs=None if k % 3 else 1)
+
+
+def apart(a: list[Tensor], b: list[Tensor]) -> float:
+    return max(float((x - y).norm() / x.norm()) for x, y in zip(a, b, strict=True))
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Sizes of the stacks that were run."""
+    seen: list[int] = []
+
+    def counted(algorithm: Any, task: Any, down: Any, members: Any) -> Any:
+        seen.append(len(members))
+        return stack.together(algorithm, task, down, members)
+
+    monkeypatch.setattr(clients, "together", counted)
+    return seen
+
+
+@pytest.mark.parametrize("many", ALIKE.values(), ids=list(ALIKE))
+@pytest.mark.parametrize("name", ["fedavg", "fedprox", "scaffold"])
+def test_a_stack_uploads_what_the_loop_uploads(name: str, many: int, calls: list[int]) -> None:
+    algorithm = {"name": name, "lr_decay": 0.9, "lr_decay_per": "participation"}
+    alone = trained(made("loop", algorithm, many))
+    assert not calls
+    stacked = trained(made("stack", algorithm, many))
+    assert max(calls) >= 2
+    assert apart(alone, stacked) < CLOSE
+
+
+@pytest.mark.parametrize("model", ["logistic", "mlp"])
+def test_first_layers_are_told_by_coefficients_where_rows_are_few(model: str) -> None:
+    task = made("loop", {"name": "fedavg"}, model={"name": model}).task
+    assert isinstance(task, Classification)
+    x, y = torch.zeros(20, 8, 8, 1, dtype=torch.uint8), torch.zeros(20, dtype=torch.int64)
+    assert isinstance(task.ready(x, y, whole=True)[0], Rows) == (model == "mlp")
+    assert isinstance(task.ready(x, y)[0], Tensor)
+
+
+def test_convolutions_go_one_client_at_a_time_here_and_could_go_together(
+    calls: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = {"name": "cnn_norm"}
+    alone = trained(made("stack", {"name": "fedavg"}, model=model), rounds=1)
+    assert not calls  # on a processor one client's convolutions fill it
+    monkeypatch.setattr(Classification, "stacks", lambda self, n: 4)
+    stacked = trained(made("stack", {"name": "fedavg"}, model=model), rounds=1)
+    assert calls
+    assert apart(alone, stacked) < CLOSE
+
+
+# any client code --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Clipping(FedAvg):
+    """Looks at a norm: inside a stack it must be one client's."""
+
+    def direction(self, g: Params, y: Params, x: Params) -> Params:
+        norm = torch.sqrt(sum((leaf**2).sum() for leaf in g.values()))  # type: ignore[arg-type]
+        return tree.scale(torch.clamp(0.1 / norm, max=1.0), g)
+
+
+@dataclass(frozen=True)
+class Drawing(FedAvg):
+    """Draws numbers of its own from the key it is given."""
+
+    def local(self, task: Task, down: Server, c: Client, shard: Shard, key: Key) -> tuple[Up, Client]:
+        up, c = super().local(task, down, c, shard, key)
+        noise = keys.uniform(keys.fold(key, "mine"), 128).float()
+        return up._replace(delta={n: v + noise if v.shape == (128,) else v for n, v in up.delta.items()}), c
+
+
+@dataclass(frozen=True)
+class Branching(FedAvg):
+    """Decides by a value, which no stack can do."""
+
+    def direction(self, g: Params, y: Params, x: Params) -> Params:
+        return g if float(next(iter(g.values())).norm()) > 0 else y
+
+
+@dataclass(frozen=True)
+class Failing(FedAvg):
+    def direction(self, g: Params, y: Params, x: Params) -> Params:
+        raise RuntimeError("of its own")
+
+
+@pytest.mark.parametrize("mine", [Clipping, Drawing, Branching])
+def test_code_of_ones_own_stacks_or_is_left_to_the_loop(mine: type, calls: list[int]) -> None:
+    both = []
+    for executor in ("loop", "stack"):
+        parts = made(executor, {"name": "fedavg"})
+        parts.__dict__["algorithm"] = mine(lr=0.3, local_epochs=2, batch_size=16)
+        both.append(trained(parts))
+    assert apart(*both) < CLOSE
+    assert calls
+    assert mine is not Branching or len(calls) == 1  # tried once
+
+
+def test_an_error_of_its_own_comes_up() -> None:
+    parts = made("stack", {"name": "fedavg"})
+    parts.__dict__["algorithm"] = Failing()
+    with pytest.raises(RuntimeError, match="of its own"):
+        trained(parts)
+
+
+def test_a_stack_that_gives_everybody_the_same_order_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    alone = trained(made("loop", {"name": "fedavg"}))
+    whole = stack.together
+
+    def same(algorithm: Any, task: Any, down: Any, members: list[stack.Member]) -> Any:
+        return whole(algorithm, task, down, [m._replace(key=members[0].key) for m in members])
+
+    monkeypatch.setattr(clients, "together", same)
+    assert apart(alone, trained(made("stack", {"name": "fedavg"}))) > CLOSE
+
+
+# matrices that are not formed -------------------------------------------------------------------------------------------
+
+IN, OUT, N = 7, 5, 6
+whole_or_part = st.sampled_from([slice(None), slice(0, 2), slice(2, 5), torch.tensor([5, 0, 3])])
+
+
+def numbers(seed: int, *shape: int) -> Tensor:
+    return keys.normal(keys.root(seed), torch.Size(shape).numel()).reshape(shape)
+
+
+@given(whole_or_part, whole_or_part, st.integers(0, 99), st.floats(-2, 2))
+def test_spans_add_and_scale_as_their_matrices_do(a: Any, b: Any, seed: int, factor: float) -> None:
+    rows, start = Rows(numbers(seed, N, IN)), numbers(seed + 1, OUT, IN)
+
+    def span(index: Any, salt: int) -> Span:
+        return Span(rows, numbers(seed + salt, len(rows.x[index]), OUT), index)
+
+    p, q = span(a, 2), span(b, 3)
+    moved = tree.descend(start, factor, p, start)
+    assert isinstance(moved, Moved)
+    close(moved, start - factor * dense(p))
+    close(tree.sub(moved, start), -factor * dense(p))
+    close(tree.axpy(factor, p, q), factor * dense(p) + dense(q))
+    close(tree.axpy(factor, p, start), factor * dense(p) + start)
+    close(tree.axpy(factor, q, moved), factor * dense(q) + dense(moved))
+    close(tree.scale(factor, p), factor * dense(p))
+    before = dense(moved)
+    close(tree.descend(moved, factor, q, start), before - factor * dense(q))
+    before = dense(moved)
+    close(tree.descend(moved, factor, numbers(seed, OUT, IN), start), before - factor * numbers(seed, OUT, IN))
+    left, right = numbers(seed, 3, OUT), numbers(seed + 5, 3, IN)
+    close(tree.descend(moved, factor, Product(left, right), start), before - factor * left.T @ right)
+    assert dense(p).shape == p.shape
+
+
+def test_a_tensor_less_itself_adds_nothing() -> None:
+    x, g = numbers(1, OUT, IN), Span(Rows(numbers(2, N, IN)), numbers(3, N, OUT))
+    nothing = tree.sub({"w": x}, {"w": x})
+    assert isinstance(nothing["w"], Zero)
+    assert dense(nothing["w"]).abs().sum() == 0
+    assert tree.axpy(0.3, nothing, {"w": g})["w"] is g
+    assert tree.scale(2.0, nothing)["w"].shape == x.shape
+
+
+@given(whole_or_part, st.integers(0, 99))
+def test_rows_see_moved_weights_as_images_do(index: Any, seed: int) -> None:
+    rows, start, bias = Rows(numbers(seed, N, IN)), numbers(seed + 1, OUT, IN), numbers(seed + 2, OUT)
+    moved = Moved(start, rows, numbers(seed + 3, N, OUT))
+    other = Moved(start + 1, rows, numbers(seed + 3, N, OUT))
+    for weight in (start, moved, other, start + 1, Moved(start, Rows(rows.x), moved.c)):
+        close(rows.times(weight, bias, index), rows.x[index] @ dense(weight).T + bias)
+
+
+def test_parts_are_cut_like_tensors() -> None:
+    rows = Rows(numbers(1, N, IN))
+    for index in (slice(1, None), torch.tensor([4, 2, 0, 1])):
+        part: Part = rows[index][1:3]
+        assert torch.equal(part.taken(), rows.x[index][1:3])
+
+
+@given(st.integers(1, 4), st.sampled_from([1, 5, 10_000]))
+def test_a_total_of_spans_is_the_sum_of_their_matrices(count: int, bunch: int) -> None:
+    spans = [Span(Rows(numbers(i, N, IN)), numbers(i + 9, N, OUT)) for i in range(count)]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("sordino.products.BUNCH", bunch)
+        total = Total(torch.zeros(OUT, IN, dtype=torch.float64))
+        for span in spans:
+            total.add(span)
+        total.add(numbers(77, OUT, IN))
+        close(total.sum(), torch.stack([dense(s) for s in spans]).sum(0) + numbers(77, OUT, IN))
+        close(total.sum(), torch.stack([dense(s) for s in spans]).sum(0) + numbers(77, OUT, IN))
+
+
+@pytest.mark.parametrize("in_dims", [(0, 0), (None, 0), (0, None)])
+def test_rows_are_taken_alike_in_a_stack(in_dims: tuple[int | None, int | None]) -> None:
+    x, rows = numbers(1, 3, N, 2, 2), torch.stack([keys.permutation(keys.root(i), N)[:4] for i in range(3)])
+    given = tuple(value if dim == 0 else value[0] for value, dim in zip((x, rows), in_dims, strict=True))
+    found = torch.vmap(take, in_dims)(*given)
+    for i in range(3):
+        assert torch.equal(found[i], (x[i] if in_dims[0] == 0 else x[0])[rows[i] if in_dims[1] == 0 else rows[0]])
+
+
+def close(found: Any, wanted: Tensor) -> None:
+    assert torch.allclose(dense(found), wanted, rtol=1e-9, atol=1e-9)
+
+
+def test_every_function_sees_the_matrix() -> None:
+    seen: list[Callable[[Any], Any]] = [torch.sum, lambda x: x + 1, lambda x: x.T, lambda x: (x @ x.T)[0], abs]
+    span = Span(Rows(numbers(1, N, IN)), numbers(2, N, OUT))
+    for function in seen:
+        close(function(span), function(dense(span)))
