@@ -124,7 +124,8 @@ def generator(key: Key) -> torch.Generator:
     The layout (seed, counters, 624 words, a spare normal) is the one that `torch.Generator.get_state` gives; a test holds it against numpy's.
     """
     made, state = torch.Generator(), _FRESH.copy()
-    state[3 : 3 + 624] = words(word(key), 312).view(np.uint32)
+    drawn = hashlib.shake_128(word(key).to_bytes(8, "little")).digest(4 * 624)
+    state[3 : 3 + 624] = np.frombuffer(drawn, dtype="<u4")
     made.set_state(torch.from_numpy(state.view(np.uint8)))
     return made
 

@@ -2,7 +2,8 @@
 
 `Product`  left^T right: the gradient of a linear layer, until somebody adds it to something.
 `Span`     c^T x, a combination of a client's own rows x: such a gradient at the first layer, told by its coefficients.
-`Moved`    a matrix that went some way inside that span: first-layer weights during local training.
+`Scaled`   factor * x, for a step that somebody else will take.
+`Moved`    start + way: weights during local training, as long as nobody needs to see them.
 
 Whoever uses one as a tensor gets the tensor: any torch function or operator acts on `dense()`.
 """
@@ -125,6 +126,9 @@ class Product(Lazy):
     def scaled(self, factor: float) -> Product:
         return Product(self.left * factor, self.right)
 
+    def to(self, dtype: torch.dtype) -> Product:
+        return Product(self.left.to(dtype), None if self.right is None else self.right.to(dtype))
+
 
 class Rows:
     """All rows x of a client in one round, and what a first layer makes of them at the weights it starts from.
@@ -146,7 +150,7 @@ class Rows:
         """What a linear layer makes of some of the rows."""
         if self._start is None and isinstance(weight, Tensor):
             self._start, self._through = weight, F.linear(self.x, weight)
-        moved = isinstance(weight, Moved) and weight.rows is self
+        moved = isinstance(weight, Moved) and weight.along(self)
         if (weight.start if moved else weight) is not self._start:
             return F.linear(self.x[index], dense(weight), bias)
         assert self._through is not None
@@ -154,7 +158,7 @@ class Rows:
         if moved:
             if self._gram is None:
                 self._gram = self.x @ self.x.t()
-            out = torch.addmm(out, self._gram[index], weight.c)
+            out = torch.addmm(out, self._gram[index], weight.way.c)
         return out if bias is None else out + bias
 
 
@@ -216,15 +220,15 @@ class Span(Lazy):
     def added_to(self, y: Any, factor: float) -> Any:
         if isinstance(y, Span) and y.rows is self.rows:
             return Span(self.rows, self.on(y.coefficients(1.0), factor))
-        if isinstance(y, Moved) and y.rows is self.rows:
-            return Moved(y.start, self.rows, self.on(y.c.clone(), factor))
+        if isinstance(y, Moved) and y.along(self.rows):
+            return Moved(y.start, Span(self.rows, self.on(y.way.coefficients(1.0), factor)))
         if isinstance(y, Lazy) or self.c.dtype != y.dtype:
             return super().added_to(y, factor)
         return torch.addmm(y, self.c.t(), self.rows.x[self.index], alpha=factor)
 
     def add_to(self, y: Any, factor: float) -> Any:
-        if isinstance(y, Moved) and y.rows is self.rows:
-            self.on(y.c, factor)
+        if isinstance(y, Moved) and y.along(self.rows):
+            self.on(y.way.c, factor)
             return y
         return super().add_to(y, factor)
 
@@ -232,28 +236,62 @@ class Span(Lazy):
         return Span(self.rows, self.c * factor, self.index)
 
 
-class Moved(Lazy):
-    """start + c^T x."""
+class Scaled(Lazy):
+    """factor * x: a step that is not taken yet."""
 
-    __slots__ = ("c", "rows", "start")
+    __slots__ = ("factor", "x")
 
-    def __init__(self, start: Tensor, rows: Rows, c: Tensor) -> None:
-        self.start, self.rows, self.c = start, rows, c
+    def __init__(self, x: Tensor, factor: float) -> None:
+        self.x, self.factor = x, factor
 
     @property
     def dtype(self) -> torch.dtype:
-        return self.c.dtype
+        return self.x.dtype
+
+    @property
+    def shape(self) -> torch.Size:
+        return self.x.shape
+
+    def dense(self) -> Tensor:
+        return self.x * self.factor
+
+    def added_to(self, y: Any, factor: float) -> Any:
+        return torch.add(dense(y), self.x, alpha=factor * self.factor)
+
+    def add_to(self, y: Any, factor: float) -> Any:
+        return dense(y).add_(self.x, alpha=factor * self.factor)
+
+    def scaled(self, factor: float) -> Scaled:
+        return Scaled(self.x, factor * self.factor)
+
+
+class Moved(Lazy):
+    """start + way, of memory of its own once somebody wants to see it."""
+
+    __slots__ = ("_whole", "start", "way")
+
+    def __init__(self, start: Tensor, way: Span | Scaled) -> None:
+        self.start, self.way = start, way
+        self._whole: Tensor | None = None
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.start.dtype
 
     @property
     def shape(self) -> torch.Size:
         return self.start.shape
 
     def dense(self) -> Tensor:
-        return torch.addmm(self.start, self.c.t(), self.rows.x)
+        if isinstance(self.way, Span):  # it may go on
+            return torch.addmm(self.start, self.way.c.t(), self.way.rows.x)
+        if self._whole is None:
+            self._whole = self.way.added_to(self.start, 1.0)
+        return self._whole
 
-    def way(self) -> Span:
-        """How far it went."""
-        return Span(self.rows, self.c)
+    def along(self, rows: Rows) -> bool:
+        """Did it stay in the span of these rows?"""
+        return isinstance(self.way, Span) and self.way.rows is rows
 
 
 def take(x: Tensor, rows: Tensor) -> Tensor:
@@ -288,6 +326,9 @@ class Total:
         self._waiting: list[Span] = []
 
     def add(self, leaf: Any) -> None:
+        if isinstance(leaf, Scaled):
+            self._sum.add_(leaf.x, alpha=leaf.factor)
+            return
         if not (isinstance(leaf, Span) and leaf.index is EVERY):
             self._sum.add_(dense(leaf))
             return

@@ -12,7 +12,7 @@ from typing import Any, TypeAlias, TypeVar
 import torch
 from torch import Tensor
 
-from sordino.products import Lazy, Moved, Span, Zero, dense
+from sordino.products import Lazy, Moved, Scaled, Span, Zero, dense
 
 Tree: TypeAlias = Any  # Tensor | dict[str, Tree] | tuple[Tree, ...]; the recursion is checked at run time by `leaves`
 T = TypeVar("T")
@@ -70,7 +70,7 @@ def sub(a: T, b: T) -> T:
     if isinstance(a, dict) and isinstance(b, dict) and a.keys() == b.keys():
         return {k: sub(a[k], b[k]) for k in a}  # type: ignore[return-value]
     if isinstance(a, Moved) and a.start is b:
-        return a.way()  # type: ignore[return-value]
+        return a.way  # type: ignore[return-value]
     if a is b and isinstance(a, Tensor):
         return Zero(a)  # type: ignore[return-value]
     return map(torch.sub, a, b)
@@ -108,12 +108,20 @@ def descend(y: T, eta: float, direction: T, start: T) -> T:
             walked[name] = descend(y[name], eta, direction[name], y[name] if y is start else None)
         return walked  # type: ignore[return-value]
     if y is start:
-        if isinstance(direction, Span) and isinstance(y, Tensor):
-            return Moved(y, direction.rows, direction.coefficients(-eta))  # type: ignore[return-value]
+        if isinstance(y, Tensor):
+            if isinstance(direction, Span):
+                return Moved(y, Span(direction.rows, direction.coefficients(-eta)))  # type: ignore[return-value]
+            if isinstance(direction, Scaled):
+                return Moved(y, direction.scaled(-eta))  # type: ignore[return-value]
         return axpy(-eta, direction, y)
     if isinstance(direction, Lazy):
         return direction.add_to(y, -eta)  # type: ignore[no-any-return]
     return map(lambda leaf, step: leaf.add_(step, alpha=-eta), y, direction)
+
+
+def formed(a: T) -> T:
+    """The same with nothing but tensors."""
+    return map(lambda leaf: leaf, a)
 
 
 def zeros_like(a: T) -> T:

@@ -19,7 +19,7 @@ from sordino.engine import client as clients
 from sordino.engine import stack
 from sordino.keys import Key
 from sordino.privacy.sources import for_client
-from sordino.products import Moved, Part, Product, Rows, Span, Total, Zero, dense, take
+from sordino.products import Moved, Part, Product, Rows, Scaled, Span, Total, Zero, dense, take
 from sordino.tasks.task import Classification
 from sordino.types import Grant, Params, Shard, Task
 
@@ -219,12 +219,34 @@ def test_a_tensor_less_itself_adds_nothing() -> None:
     assert tree.scale(2.0, nothing)["w"].shape == x.shape
 
 
+@given(st.integers(0, 99), st.floats(-2, 2))
+def test_a_step_put_off_is_the_step(seed: int, factor: float) -> None:
+    start, g, other = (numbers(seed + i, OUT, IN) for i in range(3))
+    step = Scaled(g, 0.25)
+    moved = tree.descend(start, factor, step, start)
+    close(tree.sub(moved, start), -factor * g / 4)
+    close(tree.axpy(factor, step, other), factor * g / 4 + other)
+    before = dense(moved).clone()
+    close(before, start - factor * g / 4)
+    close(tree.descend(moved, factor, step, start), before - factor * g / 4)
+    total = Total(torch.zeros(OUT, IN, dtype=torch.float64))
+    total.add(tree.scale(factor, step))
+    close(total.sum(), factor * g / 4)
+
+
 @given(whole_or_part, st.integers(0, 99))
 def test_rows_see_moved_weights_as_images_do(index: Any, seed: int) -> None:
     rows, start, bias = Rows(numbers(seed, N, IN)), numbers(seed + 1, OUT, IN), numbers(seed + 2, OUT)
-    moved = Moved(start, rows, numbers(seed + 3, N, OUT))
-    other = Moved(start + 1, rows, numbers(seed + 3, N, OUT))
-    for weight in (start, moved, other, start + 1, Moved(start, Rows(rows.x), moved.c)):
+    way = Span(rows, numbers(seed + 3, N, OUT))
+    elsewhere = Moved(start, Span(Rows(rows.x), way.c))
+    for weight in (
+        start,
+        Moved(start, way),
+        Moved(start + 1, way),
+        start + 1,
+        elsewhere,
+        Moved(start, Scaled(start, 0.3)),
+    ):
         close(rows.times(weight, bias, index), rows.x[index] @ dense(weight).T + bias)
 
 

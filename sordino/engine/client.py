@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from sordino import keys
+from sordino import keys, tree
 from sordino.engine import wire
 from sordino.engine.stack import Member, stacks, together
 from sordino.engine.store import States
@@ -66,4 +66,6 @@ class Clients:
             reader = self.algorithm.read
             grant = replace(member.grant, reads=reader.reads(self.algorithm.work, member.grant.size))
             shard = reader.open(member.examples, grant, self.task)
-            yield self.algorithm.local(self.task, down, member.state, shard, member.key)
+            upload, state = self.algorithm.local(self.task, down, member.state, shard, member.key)
+            # alone is the reference: the same bytes as from a process of its own, which has to write them out
+            yield (tree.formed(upload) if self.executor == "loop" else upload), state

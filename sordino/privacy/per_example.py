@@ -11,13 +11,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sordino.privacy.stages import clip_factor
+from sordino.products import Product
 from sordino.types import Examples, Losses, Params
 
 CHUNK_FLOATS = (
@@ -129,6 +130,8 @@ def slow_sum(losses: Losses, params: Params, batch: Examples, keys: Tensor, clip
 
 def _norm(x: Tensor, order: int, dim: int) -> Tensor:
     # in float64: the square of 1e-25 is no float32, and a factor taken for 0 would let the other pass unclipped
+    if dim == 1 and x.dim() == 2:  # widening some rows first is five times as fast as widening in the reduction
+        return torch.cat([torch.linalg.vector_norm(part.double(), order, dim=1) for part in torch.split(x, 256)])
     found: Tensor = torch.linalg.vector_norm(x, order, dim=dim, dtype=torch.float64)
     return found
 
@@ -161,7 +164,8 @@ class Outer:
 
     def weighted(self, weights: Tensor, finite: Tensor | None, rows: slice) -> Params:
         g = _only(finite, self.g[rows]) * weights[:, None]
-        return {"weight": g.mT @ _only(finite, self.a[rows])} | ({"bias": g.sum(0)} if self.bias else {})
+        weight: Any = Product(g, _only(finite, self.a[rows]))
+        return {"weight": weight} | ({"bias": g.sum(0)} if self.bias else {})
 
 
 class Positions:

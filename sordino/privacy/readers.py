@@ -19,7 +19,7 @@ from sordino.errors import ConfigError, PrivacyError, UnsoundGuarantee
 from sordino.keys import Key
 from sordino.ledger.events import Event, NonPrivate, Poisson, Repeat
 from sordino.privacy.mechanisms import GaussianNoise, LaplaceNoise
-from sordino.products import take
+from sordino.products import Scaled, take
 from sordino.types import (
     ADVERSARIES,
     Batch,
@@ -295,12 +295,15 @@ class NoisyShard:
             for _ in range(work.epochs or 1):
                 yield from torch.split(torch.arange(n), work.batch(self.size))
             return
-        fixed = keys.permutation(keys.fold(keys.root(self._grant.client), "subset"), n)[: max(1, int(reader.rate * n))]
         for step in range(work.count(self.size)):
             if reader.sampling == "poisson":
                 yield torch.nonzero(self._grant.source.child("sample", step).coins(n, reader.rate)).flatten()
+            elif reader.sampling == "fixed_subset":
+                yield keys.permutation(keys.fold(keys.root(self._grant.client), "subset"), n)[
+                    : max(1, int(reader.rate * n))
+                ]
             else:
-                yield fixed if reader.sampling == "fixed_subset" else torch.arange(n)
+                yield torch.arange(n)
 
     def read(self, step: int, rows: Tensor, losses: Losses, params: Params, key: Key, work_batch: int) -> Params:
         if step in self._read:
@@ -318,10 +321,8 @@ class NoisyShard:
         scale = multiplier * reader.sensitivity
         source = self._grant.source.child("read", step)
         denominator = reader.denominator(self.size, work_batch)
-        return {
-            name: reader.mechanism.add(total[name], scale, source.child(name)).div_(denominator).to(params[name].dtype)
-            for name in params
-        }
+        noisy = {name: reader.mechanism.add(total[name], scale, source.child(name)) for name in params}
+        return {name: Scaled(noisy[name].to(params[name].dtype), 1 / denominator) for name in params}  # type: ignore[misc]
 
     def _sum(self, rows: Tensor, losses: Losses, params: Params, key: Key) -> Params:
         """Of the clipped gradients, the same alone and in a pool of clients that stand at the same weights."""

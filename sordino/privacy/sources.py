@@ -28,6 +28,7 @@ from torch import Tensor
 
 from sordino import keys
 from sordino.errors import UnsoundGuarantee
+from sordino.products import Product
 from sordino.types import Source
 
 GRID = 4096  # noise scale in grid steps: at least this, less than twice
@@ -47,7 +48,9 @@ class Counter:
 
     def gaussian(self, values: Tensor, std: float) -> Tensor:
         noise = torch.randn(values.shape, generator=keys.generator(self.key), dtype=values.dtype)
-        return torch.add(values, noise, alpha=std)
+        if isinstance(values, Product) and values.right is not None:
+            return noise.addmm_(values.left.t(), values.right, beta=std)
+        return noise.mul_(std).add_(values)
 
     def laplace(self, values: Tensor, scale: float) -> Tensor:
         # the difference of two exponential variables

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from sordino import keys, own
 from sordino.errors import ConfigError, DataError, SordinoError, UnsoundGuarantee
 from sordino.privacy.per_example import Recorder, Sides, fast_sum, slow_sum
-from sordino.products import Part, Rows, dense
+from sordino.products import Part, Rows
 from sordino.tasks.chain import Chain
 from sordino.tasks.nets import NETS, Ball, keyed_dropout
 from sordino.types import Examples, Losses, Params
@@ -104,7 +104,7 @@ class Classification:
             assert self._chain is not None
             low = {name: value.to(self.precision) for name, value in params.items()}
             found = self._chain.gradient(low, x, y, draws() if self._chain.drops else None)
-            return {name: dense(g).to(kind) for name, g in found.items()}
+            return {name: g.to(kind) for name, g in found.items()}
         if isinstance(x, Part) and y.dtype != kind:
             x = x.taken()
         if not isinstance(x, Part) and x.dtype != kind:
