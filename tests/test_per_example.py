@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from sordino import keys
-from sordino.privacy.per_example import fast_sum, slow_sum
+from sordino.privacy.per_example import covered, fast_sum, slow_sum
 from sordino.privacy.stages import SLACK
 from sordino.tasks.nets import Dropout
 from sordino.tasks.task import Classification, Quadratic
@@ -128,6 +128,35 @@ def test_a_linear_layer_at_many_positions(order: int) -> None:
         net = nn.Sequential(nn.Linear(6, 4), nn.ReLU(), nn.Flatten(), nn.Linear(4 * t, CLASSES))
         task = task_of(net, (t, 6))
         agree(task, weights(task, torch.float64), rows(4, (t, 6)), 0.5, order)
+
+
+class Words(nn.Module):
+    """Looks up the signs and sizes of numbers as if they were words, the same one several times in an example."""
+
+    def __init__(self, padding: int | None) -> None:
+        super().__init__()
+        self.words, self.mix = nn.Embedding(4, 6, padding_idx=padding), nn.Linear(6, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        index = ((x.flatten(1) > 0).long() + 2 * (x.flatten(1).abs() > 1).long()).detach()
+        return self.mix(torch.tanh(self.words(index)).mean(1))  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("order", [1, 2])
+@pytest.mark.parametrize("padding", [None, 2])
+@pytest.mark.parametrize("clip", [1e-3, 0.05, 10.0])
+def test_a_table_of_words(order: int, padding: int | None, clip: float) -> None:
+    shape = (7,)
+    task = task_of(Words(padding), shape)
+    assert task._recorder.supported
+    for dtype in TOLERANCE:
+        agree(task, weights(task, dtype), rows(5, shape), clip, order)
+
+
+def test_tables_that_change_themselves_are_not_covered() -> None:
+    for options in ({"max_norm": 1.0}, {"scale_grad_by_freq": True}, {"sparse": True}):
+        assert not covered(nn.Embedding(4, 6, **options))
+    assert covered(nn.Embedding(4, 6))
 
 
 def test_a_wide_convolution_forms_no_gradient_per_example() -> None:

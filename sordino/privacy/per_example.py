@@ -68,6 +68,8 @@ class Recorder:
 def covered(leaf: nn.Module) -> bool:
     if isinstance(leaf, nn.Conv2d):
         return leaf.groups == 1 and leaf.padding_mode == "zeros" and not isinstance(leaf.padding, str)
+    if isinstance(leaf, nn.Embedding):
+        return leaf.max_norm is None and not leaf.scale_grad_by_freq and not leaf.sparse
     return type(leaf) in RULES
 
 
@@ -214,6 +216,27 @@ class Elementwise:
         return {k: torch.tensordot(weights, _only(finite, g[rows]), dims=1) for k, g in self.grads.items()}
 
 
+class Lookup:
+    """An embedding: the gradient of example n has g[n, t] in the row index[n, t], added up where an index comes again."""
+
+    def __init__(self, index: Tensor, g: Tensor, module: nn.Embedding) -> None:
+        self.index, self.g = index, g  # [n, t], [n, t, width]
+        if module.padding_idx is not None:
+            self.g = torch.where((index == module.padding_idx)[..., None], 0.0, g)
+        self.rows = module.num_embeddings
+
+    def norm(self, order: int) -> Tensor:
+        same = self.index[:, :, None] == self.index[:, None, :]
+        first = ~same.tril(-1).any(2)  # every row of the table once
+        each = torch.where(first[..., None], same.to(self.g.dtype) @ self.g, 0.0)
+        return _norm(each.flatten(1), order, 1)
+
+    def weighted(self, weights: Tensor, finite: Tensor | None, rows: slice) -> Params:
+        g = _only(finite, self.g[rows]) * weights[:, None, None]
+        total = g.new_zeros(self.rows, g.shape[2])
+        return {"weight": total.index_add(0, self.index[rows].flatten(), g.flatten(0, 1))}
+
+
 def _linear(module: nn.Module, a: Tensor, g: Tensor) -> Side:
     assert isinstance(module, nn.Linear)
     if a.dim() == 2:
@@ -234,9 +257,15 @@ def _group_norm(module: nn.Module, a: Tensor, g: Tensor) -> Elementwise:
     return Elementwise({"weight": (normal * g).sum(over) if over else normal * g, "bias": g.sum(over) if over else g})
 
 
-Side: TypeAlias = Outer | Positions | Elementwise
+def _embedding(module: nn.Module, a: Tensor, g: Tensor) -> Lookup:
+    assert isinstance(module, nn.Embedding)
+    return Lookup(a.flatten(1), g.flatten(1, -2), module)
+
+
+Side: TypeAlias = Outer | Positions | Elementwise | Lookup
 RULES: dict[type[nn.Module], Callable[[nn.Module, Tensor, Tensor], Side]] = {
     nn.Linear: _linear,
     nn.Conv2d: _conv2d,
     nn.GroupNorm: _group_norm,
+    nn.Embedding: _embedding,
 }
