@@ -1,4 +1,4 @@
-"""Seconds of the few operations that decide how a run should be computed: fp32 against bf16, alone against pooled. One thread, random numbers."""
+"""Seconds of the few operations that decide how a run should be computed: fp32 against bf16, alone against together. One thread, random numbers."""
 
 from __future__ import annotations
 
@@ -8,12 +8,17 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
-from sordino import keys
+from sordino import keys, tree
+from sordino.engine.stack import Member, stacks, together
+from sordino.keys import Key
 from sordino.privacy.pool import Pool
+from sordino.privacy.readers import Open
+from sordino.privacy.sources import Counter
 from sordino.tasks.nets import cnn_wide, mlp
 from sordino.tasks.task import Classification
-from sordino.types import Examples, Params
+from sordino.types import Examples, Grant, Params, Shard, Task, Work
 
 REPEATS = 5
 
@@ -34,7 +39,7 @@ def measure() -> list[Measured]:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        return [_products(), _convolutions(), _pools()]
+        return [_products(), _convolutions(), _pools(), _stacks()]
     finally:
         torch.set_num_threads(threads)
 
@@ -87,6 +92,40 @@ def _pools() -> Measured:
             pool.sum(k, params, 1.0, 2)
 
     return _race("clipped sums of 50 clients at the same weights", "alone", alone, "pooled", pooled)
+
+
+class _Epoch:
+    """A local epoch of plain SGD: the least that an algorithm does."""
+
+    read, work = Open(), Work(1, None, 10)
+
+    def local(self, task: Task, x: Params, state: Tensor, shard: Shard, key: Key) -> tuple[Params, Tensor]:
+        y = x
+        for batch in shard.batches(self.work, key):
+            y = tree.descend(y, 0.1, batch.grad(task.losses, y), x)
+        return tree.sub(y, x), state
+
+
+def _stacks() -> Measured:
+    image, epoch = (28, 28, 1), _Epoch()
+    task = _task(torch.float32, image, wide=False)
+    params, source = task.init(keys.root(1)), Counter(1)
+    who = [
+        Member(k, _rows(60, image, k), torch.tensor(0), Grant(k, 60, 60, source), keys.word(keys.root(k)))
+        for k in range(50)
+    ]
+
+    def alone() -> None:
+        for k in who:
+            shard = epoch.read.open(k.examples, k.grant, task)
+            tree.formed(epoch.local(task, params, k.state, shard, k.key)[0])
+
+    def stack() -> None:
+        for part in stacks(who, task.stacks):
+            for upload, _ in together(epoch, task, params, part):
+                tree.formed(upload)
+
+    return _race("an epoch of 50 clients with 60 rows each, batches of 10", "alone", alone, "stack", stack)
 
 
 def _race(what: str, first: str, one: Callable[[], object], second: str, other: Callable[[], object]) -> Measured:
