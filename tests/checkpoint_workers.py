@@ -1,6 +1,6 @@
-"""A process that saves checkpoints and is killed; run as a script by test_checkpoint.py.
+"""A process that saves checkpoints and is killed; started by test_checkpoint.py as a child of the warm server (`laws.warm`).
 
-It imports torch once and forks a child for every crash, so a crash costs milliseconds. Commands come as JSON
+It forks a child for every crash, so a crash costs milliseconds. Commands come as JSON
 lines on stdin; each is answered by one JSON line when its child is gone.
 """
 
@@ -159,7 +159,3 @@ def main() -> None:
         killed = os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL
         print(json.dumps("killed" if killed else os.read(reading, 4096).decode()), flush=True)
         os.close(reading)
-
-
-if __name__ == "__main__":
-    main()

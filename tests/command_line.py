@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import sys
+from functools import cache
 from typing import NamedTuple
 
 import pytest
+import typer.main
 
 from sordino.cli import main
+
+# typer builds all commands anew at every call, which takes longer than most of them do
+built = cache(typer.main.get_command)
 
 
 class Said(NamedTuple):
@@ -18,6 +23,7 @@ class Said(NamedTuple):
 
 def spoken(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *arguments: object) -> Said:
     monkeypatch.setattr(sys, "argv", ["sordino", *map(str, arguments)])
+    monkeypatch.setattr(typer.main, "get_command", built)
     with pytest.raises(SystemExit) as end:
         main()
     said = capsys.readouterr()

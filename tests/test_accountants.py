@@ -34,6 +34,7 @@ INTEGERS = tuple(range(2, 257))
 FEW_ORDERS = (1.5, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)  # enough for laws that hold at any orders
 
 Accountant = Callable[[Event, float], float]
+slow = pytest.mark.slow
 
 
 def by(name: str, event: Event, delta: float, neighbours: str = "add_remove") -> float:
@@ -138,7 +139,10 @@ def test_loss_distributions_lie_below_renyi() -> None:
     assert by("pld", Repeat(Poisson(0.2, Gaussian(2.0)), 100), 1e-5) == pytest.approx(5.023, abs=1e-3)
 
 
-@pytest.mark.parametrize(("nominal", "true"), [(1, 0.130), (5, 0.749), (10, 1.607), (20, 3.503), (30, 5.604)])
+@pytest.mark.parametrize(
+    ("nominal", "true"),
+    [(5, 0.749), (30, 5.604), *(pytest.param(*p, marks=slow) for p in ((1, 0.130), (10, 1.607), (20, 3.503)))],
+)
 def test_twenty_classic_exposures_cost_less_than_their_label(nominal: float, true: float) -> None:
     z = math.sqrt(2 * math.log(1.25 / 5e-7)) / (nominal / 20)
     assert best(Repeat(Gaussian(z), 20), 1e-5, "replace").epsilon == pytest.approx(true, abs=6e-4)
@@ -158,20 +162,20 @@ def test_laplace_pure_and_renyi(pure: float, renyi_value: float) -> None:
 
 
 @given(st.floats(0.05, 5.0), st.floats(1e-9, 1e-2))
-@settings(max_examples=5, deadline=None)
+@settings(max_examples=3, deadline=None)
 def test_one_laplace_draw_in_closed_form(epsilon: float, delta: float) -> None:
     exact = max(0.0, epsilon + 2 * math.log1p(-delta))  # delta = 1 - e^((eps' - eps)/2)
     assert by("pld", Laplace(1 / epsilon), delta, "zero_out") == pytest.approx(exact, abs=1e-3 * epsilon)
     assert by("pld", Laplace(1 / epsilon), delta, "zero_out") >= exact - 1e-9
 
 
-def test_laplace_worst_vector_puts_its_length_on_one_coordinate() -> None:
+@pytest.mark.parametrize(("a", "b"), [(0.3, 2.0), pytest.param(1.0, 1.0, marks=slow)])
+def test_laplace_worst_vector_puts_its_length_on_one_coordinate(a: float, b: float) -> None:
     # why one scalar event may stand for a vector with a bounded 1-norm
-    for a, b in ((1.0, 1.0), (0.3, 2.0)):
-        for delta in (1e-9, 0.3):
-            split, whole = Together((Laplace(1 / a), Laplace(1 / b))), Laplace(1 / (a + b))
-            assert by("pld", split, delta) <= by("pld", whole, delta) + 1e-4
-            assert by("rdp", split, delta) <= by("rdp", whole, delta) + 1e-9
+    for delta in (1e-9, 0.3):
+        split, whole = Together((Laplace(1 / a), Laplace(1 / b))), Laplace(1 / (a + b))
+        assert by("pld", split, delta) <= by("pld", whole, delta) + 1e-4
+        assert by("rdp", split, delta) <= by("rdp", whole, delta) + 1e-9
 
 
 def test_sampled_laplace() -> None:
@@ -198,7 +202,10 @@ KINDS: dict[str, Event] = {
 }
 
 
-@pytest.mark.parametrize("event", KINDS.values(), ids=KINDS.keys())
+DEAR = {"gaussians on one sample", "everybody sampled", "both noises"}  # built from the other kinds
+
+
+@pytest.mark.parametrize("event", [pytest.param(e, id=k, marks=[slow] * (k in DEAR)) for k, e in KINDS.items()])
 def test_every_kind_has_two_opinions_and_composition_is_counting(event: Event) -> None:
     once = bounds(event, 1e-5, "add_remove")
     assert len({b.accountant for b in once}) >= 2
@@ -245,26 +252,25 @@ def test_a_tiny_loss_is_not_called_zero() -> None:
         assert all(b.epsilon > 0 for b in bounds(event, delta, "add_remove"))
 
 
-def test_huge_and_tiny_noise_are_charged_without_overflow() -> None:
-    for noise in (1e-5, 1 / 699, 1e300):
-        for event in (Gaussian(noise), Laplace(noise), Poisson(1e-9, Gaussian(noise)), Poisson(0.01, Laplace(noise))):
-            assert all(0 <= b.epsilon < math.inf for b in bounds(event, 1e-5, "add_remove"))
+@pytest.mark.parametrize("noise", [1e-5, pytest.param(1 / 699, marks=slow), 1e300])
+def test_huge_and_tiny_noise_are_charged_without_overflow(noise: float) -> None:
+    for event in (Gaussian(noise), Laplace(noise), Poisson(1e-9, Gaussian(noise)), Poisson(0.01, Laplace(noise))):
+        assert all(0 <= b.epsilon < math.inf for b in bounds(event, 1e-5, "add_remove"))
 
 
-def test_monotone_in_steps_rate_and_noise() -> None:
-    for name in ("rdp", "pld"):
+@pytest.mark.parametrize("name", ["rdp", pytest.param("pld", marks=slow)])
+def test_monotone_in_steps_rate_and_noise(name: str) -> None:
+    def cost(event: Event, delta: float = 1e-5) -> float:
+        return epsilon_by(name, event, delta, "add_remove", orders=FEW_ORDERS)
 
-        def cost(event: Event, delta: float = 1e-5, name: str = name) -> float:
-            return epsilon_by(name, event, delta, "add_remove", orders=FEW_ORDERS)
-
-        for values in (
-            [cost(Repeat(Poisson(0.05, Gaussian(1.2)), steps)) for steps in (1, 40, 2000)],
-            [cost(Repeat(Poisson(q, Gaussian(1.2)), 100)) for q in (0.001, 0.1, 0.5, 1.0)],
-            [cost(Repeat(Poisson(0.05, Gaussian(1 / s)), 100)) for s in (0.1, 0.5, 1.0)],
-            [cost(Repeat(Gaussian(4.0), 30), delta) for delta in (1e-3, 1e-5, 1e-9)],
-        ):
-            assert values == sorted(values)
-            assert values[0] < values[-1]
+    for values in (
+        [cost(Repeat(Poisson(0.05, Gaussian(1.2)), steps)) for steps in (1, 40, 2000)],
+        [cost(Repeat(Poisson(q, Gaussian(1.2)), 100)) for q in (0.001, 0.1, 0.5, 1.0)],
+        [cost(Repeat(Poisson(0.05, Gaussian(1 / s)), 100)) for s in (0.1, 0.5, 1.0)],
+        [cost(Repeat(Gaussian(4.0), 30), delta) for delta in (1e-3, 1e-5, 1e-9)],
+    ):
+        assert values == sorted(values)
+        assert values[0] < values[-1]
 
 
 def test_refusals() -> None:
@@ -335,23 +341,26 @@ def delta_times_ten(event: Event, delta: float) -> float:
     return best(event, 10 * delta, "add_remove").epsilon
 
 
-FEW = PRV[1:28:6]  # five rows: the others run in the slow tier
+FEW = PRV[1:28:6]  # five rows: the others, and some of these, run in the slow tier
 
 
-def test_truth_and_tightness_against_prv() -> None:
-    check_tightness(FEW)
-    check_truth(partial(by, "rdp"), FEW)
-    check_truth(partial(by, "pld"), FEW)
+@pytest.mark.parametrize("rows", [FEW[::2], pytest.param(FEW, marks=slow)], ids=len)
+def test_truth_and_tightness_against_prv(rows: list[dict[str, float]]) -> None:
+    check_tightness(rows)
+    check_truth(partial(by, "rdp"), rows)
+    check_truth(partial(by, "pld"), rows)
 
 
+@pytest.mark.parametrize(
+    "row", [FEW[0], *(pytest.param(row, marks=slow) for row in FEW[1:3])], ids=lambda row: row["rate"]
+)
 @pytest.mark.parametrize("twin", [once_only, rate_over_ten, delta_times_ten])
-def test_broken_accountants_are_caught(twin: Accountant) -> None:
-    for row in FEW[:3]:
-        with pytest.raises(AssertionError):
-            check_truth(twin, [row])
+def test_broken_accountants_are_caught(twin: Accountant, row: dict[str, float]) -> None:
+    with pytest.raises(AssertionError):
+        check_truth(twin, [row])
 
 
-@pytest.mark.slow
+@slow
 def test_all_prv_goldens() -> None:
     assert len(PRV) == 34
     check_tightness(PRV)
@@ -371,16 +380,19 @@ def renyi_above_exact(points: int, seed: int) -> None:
         assert all(b.epsilon >= exact * (1 - 1e-6) for b in bounds(plain, delta, "replace", orders=FEW_ORDERS))
 
 
-def test_renyi_above_loss_distribution_above_exact() -> None:
-    renyi_above_exact(12, seed=3)
+@pytest.mark.parametrize("points", [4, pytest.param(12, marks=slow)])
+def test_renyi_above_loss_distribution_above_exact(points: int) -> None:
+    renyi_above_exact(points, seed=3)
 
 
-@pytest.mark.slow
+@slow
 def test_renyi_above_loss_distribution_above_exact_on_200_points() -> None:
     renyi_above_exact(200, seed=4)
 
 
-@pytest.mark.parametrize(("z", "delta"), [(1.0, 1e-5), (3.0, 1e-6), (0.7, 1e-9)])
+@pytest.mark.parametrize(
+    ("z", "delta"), [(1.0, 1e-5), *(pytest.param(*p, marks=slow) for p in ((3.0, 1e-6), (0.7, 1e-9)))]
+)
 def test_two_steps_of_a_client_row_bound_replacing_an_example(z: float, delta: float) -> None:
     from sordino.ledger.statement import two_steps
 

@@ -86,6 +86,7 @@ def test_more_sampled_numbers(epsilon: float, z: float) -> None:
     assert sampled_multiplier(epsilon, 1e-5, 0.01, 20) <= z  # our finer orders need no more noise
 
 
+@pytest.mark.slow
 def test_loss_distributions_need_less_noise_than_renyi() -> None:
     by_pld = sampled_multiplier(2.0, 1e-5, 0.05, 50, accountant="pld")
     assert spent(by_pld, 1e-5, 0.05, 50, "pld") <= 2.0 < spent(0.99 * by_pld, 1e-5, 0.05, 50, "pld")
@@ -184,7 +185,10 @@ PEER = [  # nominal epsilon, noise std, proved bound, bound for a known member, 
 ]
 
 
-@pytest.mark.parametrize(("nominal", "std", "proved", "member", "least", "fresh"), PEER)
+@pytest.mark.parametrize(
+    ("nominal", "std", "proved", "member", "least", "fresh"),
+    [pytest.param(*row, marks=[pytest.mark.slow] * (row not in PEER[::4])) for row in PEER],
+)
 def test_published_table(nominal: float, std: float, proved: float, member: float, least: float, fresh: float) -> None:
     z = nominal_multiplier(nominal, 1e-5, 0.01, 20)
     assert z * 0.1 * 10 / 6 == pytest.approx(std, abs=6e-7)

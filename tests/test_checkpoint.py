@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 import torch
 from checkpoint_workers import FAILPOINTS, acknowledged, meta, state, template
+from laws import warm
 
 from sordino import tree
 from sordino.engine import checkpoint
@@ -30,27 +31,22 @@ Ask = Callable[..., str]
 
 @pytest.fixture(scope="module")
 def ask() -> Iterator[Ask]:
-    """Talks to the process that saves and dies."""
-    worker = subprocess.Popen(
-        [sys.executable, str(Path(__file__).with_name("checkpoint_workers.py"))],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
+    """Talks to the process that saves and dies, forked from one that has imported everything."""
+    warm.start()
+    arguments = [sys.executable, "-m", "checkpoint_workers"]
+    worker = warm.Process(arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert worker.stdin is not None
     assert worker.stdout is not None
     to, back = worker.stdin, worker.stdout
 
     def tell(action: str, directory: Path, **arguments: Any) -> str:
-        to.write(json.dumps({"action": action, "directory": str(directory), **arguments}) + "\n")
+        to.write(json.dumps({"action": action, "directory": str(directory), **arguments}).encode() + b"\n")
         to.flush()
         return str(json.loads(back.readline()))
 
     yield tell
-    to.close()
-    assert worker.wait(timeout=30) == 0
-    back.close()
+    worker.communicate()
+    assert worker.returncode == 0
 
 
 def saved(directory: Path, *steps: int) -> Path:

@@ -153,7 +153,10 @@ def subsets(draw: Callable[[int], list[int]], size: int, population: int, draws:
     return float(stats.chisquare([found[one] for one in every]).pvalue)
 
 
-@pytest.mark.parametrize(("size", "population"), [(1, 2), (2, 5), (3, 6), (4, 6), (5, 6)])
+@pytest.mark.parametrize(
+    ("size", "population"),
+    [(2, 5), (4, 6), *(pytest.param(*pair, marks=pytest.mark.slow) for pair in ((1, 2), (3, 6), (5, 6)))],
+)
 def test_every_set_of_clients_is_equally_likely(size: int, population: int) -> None:
     # level 1e-6 for each of five pairs, fixed seed
     assert subsets(lambda r: Random(size).draw(r, population, KEY), size, population) > 1e-6
@@ -227,12 +230,13 @@ def shuffled(rounds: int, clients: int, size: int) -> Drawn:
     return table
 
 
-def test_the_poisson_sampler_is_what_its_event_says() -> None:
+@pytest.mark.parametrize("rounds", [10_000, pytest.param(20_000, marks=pytest.mark.slow)])
+def test_the_poisson_sampler_is_what_its_event_says(rounds: int) -> None:
     cohort = PoissonSample(0.2)
     event = cohort.amplify(Gaussian(1.0), "public")
     assert event == Poisson(0.2, Gaussian(1.0))
     assert isinstance(event, Poisson)
-    table = drawn(cohort, 20_000, 100)
+    table = drawn(cohort, rounds, 100)
     check_poisson(table, event.rate)
     for wrong in (event.rate / 10, event.rate * 1.05, event.rate * 0.95):
         with pytest.raises(AssertionError):
@@ -241,7 +245,8 @@ def test_the_poisson_sampler_is_what_its_event_says() -> None:
         assert poisson_scores(table, event.rate)[name] > 1  # the families really hold many statistics
 
 
-@pytest.mark.parametrize("rate", [0.02, 0.3, 0.62, 0.97])  # 50, 3, 2 coins and 1 coin to a word
+# 50, 3, 2 coins and 1 coin to a word
+@pytest.mark.parametrize("rate", [0.02, 0.62, *(pytest.param(q, marks=pytest.mark.slow) for q in (0.3, 0.97))])
 def test_the_law_holds_at_other_rates(rate: float) -> None:
     check_poisson(drawn(PoissonSample(rate), 10_000, 100), rate)
 
@@ -280,7 +285,7 @@ def broken_heads(how: str) -> Callable[[int, float, int], NDArray[np.int64]]:
     return heads
 
 
-@pytest.mark.parametrize("how", ["one", "skips", "twice"])
+@pytest.mark.parametrize("how", ["skips", *(pytest.param(how, marks=pytest.mark.slow) for how in ("one", "twice"))])
 def test_a_broken_skipper_is_rejected(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cohorts, "heads", broken_heads(how))
     scores = poisson_scores(drawn(PoissonSample(0.2), 5_000, 60), 0.2)
@@ -300,16 +305,17 @@ def test_gaps_are_geometric_however_long_the_blocks() -> None:
             assert (stats.chisquare(seen, mass * len(gaps)).pvalue > 1e-6) == holds
 
 
-def test_other_samplers_are_rejected() -> None:
-    fixed = poisson_scores(drawn(Random(20), 20_000, 100), 0.2)
-    assert fixed["size variance"] < -50
-    shuffle = poisson_scores(shuffled(20_000, 100, 20), 0.2)
-    assert shuffle["size variance"] < -50
-    assert shuffle["serial overlap"] < -50
-    repeated = np.repeat(drawn(PoissonSample(0.2), 10_000, 100), 2, axis=0)  # coins reused for a second round
-    assert poisson_scores(repeated, 0.2)["serial overlap"] > 50
-    twins = drawn(PoissonSample(0.2), 20_000, 50)[:, np.arange(100) % 50]  # two clients sharing a coin
-    assert poisson_scores(twins, 0.2)["pairs"] > 50
+@pytest.mark.parametrize(("rounds", "beyond"), [(4_000, 20), pytest.param(20_000, 50, marks=pytest.mark.slow)])
+def test_other_samplers_are_rejected(rounds: int, beyond: int) -> None:
+    fixed = poisson_scores(drawn(Random(20), rounds, 100), 0.2)
+    assert fixed["size variance"] < -beyond
+    shuffle = poisson_scores(shuffled(rounds, 100, 20), 0.2)
+    assert shuffle["size variance"] < -beyond
+    assert shuffle["serial overlap"] < -beyond
+    repeated = np.repeat(drawn(PoissonSample(0.2), rounds // 2, 100), 2, axis=0)  # coins reused for a second round
+    assert poisson_scores(repeated, 0.2)["serial overlap"] > beyond
+    twins = drawn(PoissonSample(0.2), rounds, 50)[:, np.arange(100) % 50]  # two clients sharing a coin
+    assert poisson_scores(twins, 0.2)["pairs"] > beyond
 
 
 # ------------------------------------------------------------------------------------------------ amplification

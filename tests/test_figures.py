@@ -93,7 +93,7 @@ def test_lines_repeat_neither_colour_nor_dash_together() -> None:
     assert len({colour for colour, _ in styles[:6]}) == len({dash for _, dash in styles[:6]}) == 6
 
 
-@pytest.mark.parametrize("kind", ["svg", "pdf", "png"])
+@pytest.mark.parametrize("kind", ["svg", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("pdf", "png"))])
 def test_the_same_facts_give_the_same_files(tmp_path: Path, kind: str) -> None:
     once, again = (figures.of_comparison(FACTS, tmp_path / place, kind) for place in ("a", "b"))
     assert [path.name for path in once] == [f"accuracy-{over}.{kind}" for over in ("rounds", "bytes", "epsilon")]

@@ -245,7 +245,7 @@ def play(path: str | Path, rules: World, steps: list[Any]) -> list[str]:
     return differences
 
 
-@pytest.mark.parametrize("rule", ["all", "any"])
+@pytest.mark.parametrize("rule", ["all", pytest.param("any", marks=pytest.mark.slow)])
 @given(steps=STEPS)
 @settings(derandomize=True, deadline=None, max_examples=150)
 def test_the_ledger_in_memory_does_what_the_model_does(rule: str, steps: list[Any]) -> None:
@@ -320,7 +320,8 @@ TWINS: dict[str, tuple[Any, str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("twin", TWINS)
+# the search for a sum that floats get wrong is long
+@pytest.mark.parametrize("twin", [pytest.param(t, marks=[pytest.mark.slow] * (t == "adds floats")) for t in TWINS])
 def test_a_broken_twin_is_caught(monkeypatch: pytest.MonkeyPatch, twin: str) -> None:
     monkeypatch.setattr(*TWINS[twin])
     search = settings(derandomize=True, deadline=None, max_examples=1000, phases=[Phase.generate], database=None)

@@ -225,7 +225,11 @@ def check_noise(name: str, expected: float) -> None:
     assert made == pytest.approx(expected, rel=0.08)
 
 
-@pytest.mark.parametrize("name", NOISY)
+# variations of the others in how often somebody takes part
+VARIED = {name for name in NOISY if name.endswith(("slow", "every round", "three steps", "in turn"))}
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] * (n in VARIED)) for n in NOISY])
 def test_the_expected_noise_is_the_noise(name: str) -> None:
     parts = parts_of(NOISY[name])
     noise = expected_noise(parts)
@@ -307,7 +311,10 @@ EXPERIMENTS: dict[str, Table] = {
 }
 
 
-@pytest.mark.parametrize("name", EXPERIMENTS)
+DEAR = {"hidden", "more turns than planned", "scaffold, no privacy"}
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] * (n in DEAR)) for n in EXPERIMENTS])
 def test_bytes_and_promise_are_those_of_the_run(name: str, tmp_path: Path) -> None:
     made = config.validate(DIGITS | EXPERIMENTS[name])
     foreseen = Forecast(Parts(made))
@@ -355,7 +362,7 @@ KINDS = {
 }
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [pytest.param(k, marks=[pytest.mark.slow] * (k != "local")) for k in KINDS])
 def test_the_printed_commands_keep_the_promise(kind: str, tmp_path: Path) -> None:
     """Each is run as printed; its receipt promises at most what was asked, for the unit and the adversary of its row."""
     found = planned(*KINDS[kind])

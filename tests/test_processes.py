@@ -176,7 +176,7 @@ class Talkative(FedAvg):
 
 
 def test_what_client_code_prints_is_no_message(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    tmp_path: Path, quick_workers: None, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """More than a pipe's buffer of it: it goes to the standard error, and the frames stay whole."""
     (tmp_path / "talkative.py").write_text(TALKATIVE)

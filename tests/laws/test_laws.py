@@ -40,6 +40,12 @@ from sordino.training import Progress, resume, start
 from sordino.types import Grant, Shard, Task
 
 by_name = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+# laws that run a case anew try these in the slow tier: another case goes the same way through client, gate and ledger
+AGAIN = {"fedprox", "gaussian_simple", "gaussian_gdp", "gaussian_sampled_published", "noisy_steps", "central_visible"}
+by_way = pytest.mark.parametrize(
+    "case",
+    [pytest.param(case, id=case.name, marks=[pytest.mark.slow] * (case.name in AGAIN)) for case in CASES],
+)
 Grants = dict[int, Grant]
 
 
@@ -110,7 +116,7 @@ def shuffled(case: Case, folder: Path) -> Trace:
         return finished(case.experiment(), folder)
 
 
-@by_name
+@by_way
 def test_the_order_of_clients_changes_nothing(case: Case, base: Base, tmp_path: Path) -> None:
     assert differences(base.trace(case), shuffled(case, tmp_path / "run")) == []
 
@@ -135,7 +141,7 @@ def test_the_order_law_catches_shared_randomness(tmp_path: Path, monkeypatch: py
 # processes -------------------------------------------------------------------------------------------------------------
 
 
-@by_name
+@by_way
 def test_other_processes_say_the_same_bytes(
     case: Case, base: Base, tmp_path: Path, warm_server: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -147,7 +153,7 @@ def test_other_processes_say_the_same_bytes(
 # resume ----------------------------------------------------------------------------------------------------------------
 
 
-@by_name
+@by_way
 def test_resumed_is_uninterrupted(case: Case, base: Base, tmp_path: Path) -> None:
     assert differences(base.trace(case), interrupted(case.experiment(), tmp_path / "run")) == []
 
@@ -183,7 +189,7 @@ def test_the_resume_law_catches_hidden_state(tmp_path: Path, monkeypatch: pytest
 # seed ------------------------------------------------------------------------------------------------------------------
 
 
-@by_name
+@by_way
 def test_another_seed_is_another_run(case: Case, base: Base, tmp_path: Path) -> None:
     other = finished(case.experiment(seed=1), tmp_path / "run")
     # a client state may be a count of participations and nothing else
@@ -235,7 +241,9 @@ def model_of(folder: Path) -> torch.Tensor:
 silenced = [case for case in CASES if case.silent is not None]
 
 
-@pytest.mark.parametrize("case", silenced, ids=lambda case: case.name)
+@pytest.mark.parametrize(
+    "case", [pytest.param(c, id=c.name, marks=[pytest.mark.slow] * (c.name in AGAIN)) for c in silenced]
+)
 def test_without_noise_it_is_its_plain_twin(case: Case, base: Base, tmp_path: Path) -> None:
     assert case.silent is not None
     assert case.plain is not None
@@ -339,7 +347,9 @@ TAMPERINGS: dict[str, Callable[[Path], None]] = {
 
 
 @pytest.mark.parametrize("tampering", TAMPERINGS)
-@pytest.mark.parametrize("name", ["fedavg", "gaussian_gdp", "central"])
+@pytest.mark.parametrize(
+    "name", ["gaussian_gdp", *(pytest.param(name, marks=pytest.mark.slow) for name in ("fedavg", "central"))]
+)
 def test_a_tampered_receipt_does_not(name: str, tampering: str, base: Base, tmp_path: Path) -> None:
     folder = shutil.copytree(base.folder(BY_NAME[name]), tmp_path / "run")
     if tampering == "step size edited" and "lr = " not in (folder / "experiment.toml").read_text():

@@ -1,8 +1,8 @@
 """Real processes at the price of a fork: a server imports everything once and forks a child for every command.
 
-`Process` looks like `subprocess.Popen` and runs `[python, "-m", "sordino", ...]` or `[python, "-m", "sordino.worker", ...]` in a
-process of its own, with its own memory and descriptors, that dies of real signals. Only the seconds of importing torch are saved. The
-client processes that such a child starts are warm too.
+`Process` looks like `subprocess.Popen` and runs `[python, "-m", "sordino", ...]`, `[python, "-m", "sordino.worker", ...]` or
+`[python, "-m", "checkpoint_workers"]` in a process of its own, with its own memory and descriptors, that dies of real signals. Only the
+seconds of importing torch are saved. The client processes that such a child starts are warm too.
 """
 
 from __future__ import annotations
@@ -156,12 +156,18 @@ def _entries() -> dict[str, Callable[[list[str]], None]]:
     with tempfile.TemporaryDirectory() as folder:
         start(config.load(None, few), Path(folder) / "run")
     processes.subprocess = stand_in()  # type: ignore[attr-defined]
+    sys.path.insert(0, str(Path(__file__).parents[1]))
+    import checkpoint_workers
 
     def command_line(arguments: list[str]) -> None:
         sys.argv = ["sordino", *arguments]
         main()
 
-    return {"sordino": command_line, "sordino.worker": worker.main}
+    return {
+        "sordino": command_line,
+        "sordino.worker": worker.main,
+        "checkpoint_workers": lambda arguments: checkpoint_workers.main(),
+    }
 
 
 def _attend(line: socket.socket, entries: dict[str, Callable[[list[str]], None]]) -> None:

@@ -51,7 +51,9 @@ def worst_z(draws: Draws) -> dict[str, float]:
     }
 
 
-@pytest.mark.parametrize("source", [Counter(5), System()], ids=lambda s: s.name)
+@pytest.mark.parametrize(
+    "source", [pytest.param(Counter(5), id="counter", marks=pytest.mark.slow), pytest.param(System(), id="system")]
+)
 def test_every_example_tosses_its_own_coin_at_every_read(source: Source) -> None:
     draws = drawn(source)
     assert set(np.unique(draws)) == {0.0, 1.0}

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal, NamedTuple
@@ -32,6 +32,7 @@ from sordino.uplink import Uplink
 from .doubles import Still, linear
 
 DOUBLE = torch.float64
+slow = pytest.mark.slow
 MAGNITUDES = (0.0, 5e-324, 1e-30, 0.2, 1.0, 7.0, 1e30, 1e300, math.inf, -math.inf, math.nan)
 PARAMS = {"a": torch.zeros(3, dtype=DOUBLE), "b": torch.zeros(2, 2, dtype=DOUBLE)}
 DIM = 7
@@ -149,10 +150,25 @@ READERS: dict[str, tuple[Gate, str]] = {
 }
 
 
-@pytest.mark.parametrize("name", READERS)
-def test_a_reader_moves_by_its_sensitivity_and_never_further(name: str) -> None:
+def tiers(every: Iterable[str], first: set[str], few: int, many: int) -> list[Any]:
+    """Some names with few pairs in the fast tier, every name with many in the slow one."""
+    return [
+        *((name, few) for name in every if name in first),
+        *(pytest.param(name, many, marks=slow) for name in every),
+    ]
+
+
+# every sampling, every relation and every law once; the other combinations in the slow tier
+FIRST_READERS = {
+    "full-2-replace", "full-1-add_remove", "full-1-zero_out",
+    "poisson-2-add_remove", "fixed_batches-1-replace", "fixed_batches-2-zero_out",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "count"), tiers(READERS, FIRST_READERS, 60, 150))
+def test_a_reader_moves_by_its_sensitivity_and_never_further(name: str, count: int) -> None:
     gate, relation = READERS[name]
-    assert tight(reader_ratio(gate, neighbours(relation, 150, seed=1)))
+    assert tight(reader_ratio(gate, neighbours(relation, count, seed=1)))
 
 
 def test_an_l1_clip_before_gaussian_noise_is_sound() -> None:
@@ -228,7 +244,7 @@ def no_keys(rows: Tensor) -> Tensor:
 )
 def test_a_broken_clip_is_caught(how: Callable[[Tensor, float], Tensor], name: str) -> None:
     gate, relation = READERS[name]
-    assert not sound(reader_ratio(gate._replace(task=Twin(how)), neighbours(relation, 150, seed=1)))
+    assert not sound(reader_ratio(gate._replace(task=Twin(how)), neighbours(relation, 50, seed=1)))
 
 
 def test_noise_without_the_factor_two_is_caught() -> None:
@@ -238,7 +254,7 @@ def test_noise_without_the_factor_two_is_caught() -> None:
 
 def test_a_denominator_that_follows_the_own_size_is_caught() -> None:
     gate, relation = READERS["full-2-add_remove"]
-    assert not sound(reader_ratio(gate, neighbours(relation, 150, seed=1), own_size=True))
+    assert not sound(reader_ratio(gate, neighbours(relation, 50, seed=1), own_size=True))
 
 
 # the layer rules that spare one gradient per example
@@ -278,7 +294,7 @@ def labelled_pairs(shape: tuple[int, ...], count: int, dtype: torch.dtype) -> It
         yield Pair(*(Examples(torch.stack([x for x, _ in d]), torch.tensor([y for _, y in d])) for d in (a, b)))
 
 
-@pytest.mark.parametrize("order", [1, 2])
+@pytest.mark.parametrize("order", [pytest.param(1, marks=slow), 2])
 @pytest.mark.parametrize("name", NETS)
 def test_layer_rules_keep_the_bound(name: str, order: int) -> None:
     task, shape = NETS[name]
@@ -391,10 +407,14 @@ CENTRAL: dict[str, tuple[Uplink, str]] = {
 }
 
 
-@pytest.mark.parametrize("name", CENTRAL)
-def test_a_central_sum_moves_by_its_sensitivity_and_never_further(name: str) -> None:
+# every relation, law and weighing; the other combinations in the slow tier
+FIRST_CENTRAL = {"2-add_remove-plain", "1-add_remove-weighed", "2-zero_out-weighed", "1-replace-plain"}
+
+
+@pytest.mark.parametrize(("name", "count"), tiers(CENTRAL, FIRST_CENTRAL, 150, 400))
+def test_a_central_sum_moves_by_its_sensitivity_and_never_further(name: str, count: int) -> None:
     uplink, relation = CENTRAL[name]
-    assert tight(central_ratio(uplink, relation, count=400))
+    assert tight(central_ratio(uplink, relation, count))
 
 
 LOCAL: dict[str, Uplink] = {
@@ -423,19 +443,22 @@ def local_ratio(uplink: Uplink, count: int, dtype: torch.dtype = DOUBLE, relatio
     return largest_move(encode, pairs, scale / Z, noise.mechanism.order)
 
 
-@pytest.mark.parametrize("name", LOCAL)
-def test_an_upload_moves_by_its_sensitivity_and_never_further(name: str) -> None:
-    ratio = local_ratio(LOCAL[name], count=400)
+FIRST_LOCAL = {"gaussian, weighed first", "gaussian, zero_out", "laplace", "laplace, l2 clip"}
+
+
+@pytest.mark.parametrize(("name", "count"), tiers(LOCAL, FIRST_LOCAL, 150, 400))
+def test_an_upload_moves_by_its_sensitivity_and_never_further(name: str, count: int) -> None:
+    ratio = local_ratio(LOCAL[name], count)
     assert sound(ratio)
     weighed_first, loose = "weighed first" in name, name == "laplace, l2 clip"
     reached = 0.5 if weighed_first else 1.0  # the noise is sized for the largest client, whose weight is 1
     assert ratio >= 0.99 * reached or (loose and ratio > 0.9)
 
 
-@pytest.mark.parametrize("name", LOCAL)
-def test_the_bound_holds_for_float32_uploads(name: str) -> None:
+@pytest.mark.parametrize(("name", "count"), tiers(LOCAL, FIRST_LOCAL, 80, 200))
+def test_the_bound_holds_for_float32_uploads(name: str, count: int) -> None:
     # the clip stops short of its radius by 1e-6, which is more than float32 can lose on the way
-    assert local_ratio(LOCAL[name], count=200, dtype=torch.float32) <= 1 + 1e-6
+    assert local_ratio(LOCAL[name], count, dtype=torch.float32) <= 1 + 1e-6
 
 
 def test_a_subnormal_clip_factor_is_no_way_around_the_bound() -> None:
@@ -493,20 +516,21 @@ BROKEN: dict[str, tuple[tuple[Stage, ...], str]] = {
 
 @pytest.mark.parametrize("name", BROKEN)
 def test_a_broken_stage_is_caught(name: str) -> None:
-    assert not sound(local_ratio(Uplink(client=(*BROKEN[name][0], Noise())), count=400))
+    assert not sound(local_ratio(Uplink(client=(*BROKEN[name][0], Noise())), count=100))
 
 
+@pytest.mark.parametrize("count", [100, pytest.param(300, marks=slow)])
 @pytest.mark.parametrize("name", BROKEN)
-def test_a_server_adds_nothing_for_a_client_whose_stages_are_broken(name: str) -> None:
+def test_a_server_adds_nothing_for_a_client_whose_stages_are_broken(name: str, count: int) -> None:
     stages, relation = BROKEN[name]
     noise = Noise(neighbours=relation)  # type: ignore[arg-type]
-    assert sound(central_ratio(Uplink(client=stages, server=(noise,)), relation, count=300))
+    assert sound(central_ratio(Uplink(client=stages, server=(noise,)), relation, count))
 
 
 def test_a_mean_by_realised_count_is_caught() -> None:
     honest, relation = CENTRAL["2-add_remove-plain"]
     twin = Uplink(client=honest.client, denominator="received")
-    assert not sound(central_ratio(twin, relation, count=300, like=honest))
+    assert not sound(central_ratio(twin, relation, count=100, like=honest))
 
 
 def test_add_remove_noise_for_replaced_clients_is_caught() -> None:
