@@ -26,7 +26,7 @@ from sordino.algorithms import ALGORITHMS
 from sordino.cli.main import app
 from sordino.comparing import Comparison
 from sordino.config import Experiment
-from sordino.engine.cohort import COHORTS
+from sordino.engine.personal import COHORTS
 from sordino.ledger.schedules import SCHEDULES
 from sordino.partition.schemes import SCHEMES
 from sordino.report.words import merged, sentence

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 
-def one(base: Path, row: dict[str, Any], seed: int) -> dict[str, Any]:
+def one(base: Path, row: dict[str, Any], seed: int, last: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as place:
         command = [
             sys.executable,
@@ -38,35 +38,48 @@ def one(base: Path, row: dict[str, Any], seed: int) -> dict[str, Any]:
         raise SystemExit(f"{row['name']} seed {seed} failed:\n{done.stderr}")
     found = json.loads(done.stdout)
     accuracy = [m["accuracy"] for m in found["metrics"] if "accuracy" in m]
-    server = [g for g in found["privacy"]["guarantees"] if g["unit"] == "example" and g["adversary"] == "server"]
+    stated = strongest(found["privacy"]["guarantees"])
+    losses = [m["loss"] for m in found["metrics"] if "loss" in m]
     return {
         "name": row["name"],
         "seed": seed,
         "final": 100 * accuracy[-1],
-        "last10": 100 * statistics.mean(accuracy[-10:]),
-        "epsilon": server[0]["epsilon"],
-        "status": server[0]["status"],
+        "last": 100 * statistics.mean(accuracy[-last:]),
+        "loss": statistics.mean(losses[-last:]),
+        "epsilon": stated["epsilon"],
+        "status": stated["status"],
+        "subject": f"{stated['unit']}, {stated['adversary']}",
+        "groups": (found["privacy"]["budget"] or {}).get("groups", []),
         "bytes_up": sum(m["bytes_up"] for m in found["metrics"]),
     }
+
+
+def strongest(guarantees: list[dict[str, Any]]) -> dict[str, Any]:
+    """The finite row about the largest unit and the strongest adversary; a row of the server's where none is finite."""
+    order = [(unit, adversary) for unit in ("client", "example") for adversary in ("server", "participants", "public")]
+    by = {(g["unit"], g["adversary"]): g for g in guarantees}
+    return next((by[key] for key in order if key in by and by[key]["epsilon"] != "inf"), guarantees[0])
 
 
 def spread(values: list[float]) -> str:
     return f"{statistics.mean(values):.2f} ± {statistics.stdev(values):.2f}" if len(values) > 1 else f"{values[0]:.2f}"
 
 
-def table(rows: list[dict[str, Any]], results: list[dict[str, Any]]) -> str:
+def table(rows: list[dict[str, Any]], results: list[dict[str, Any]], last: int) -> str:
     lines = [
-        "| row | n | final accuracy | mean of last 10 | yardstick final / last 10 | epsilon of one example against the server | status |",
-        "|---|---|---|---|---|---|---|",
+        f"| row | n | final accuracy | mean of last {last} | loss | yardstick | epsilon | of one, against | status |",
+        "|---|---|---|---|---|---|---|---|---|",
     ]
     for row in rows:
         mine = [r for r in results if r["name"] == row["name"]]
         if not mine:
             continue
         yard = " / ".join(f"{v:.2f}" for v in row["yardstick"]) if "yardstick" in row else "-"
+        loss = spread([r["loss"] for r in mine]) if "loss" in mine[0] else "-"
         epsilon = mine[0]["epsilon"] if isinstance(mine[0]["epsilon"], str) else f"{mine[0]['epsilon']:.3f}"
-        final, last = spread([r["final"] for r in mine]), spread([r["last10"] for r in mine])
-        lines.append(f"| {row['name']} | {len(mine)} | {final} | {last} | {yard} | {epsilon} | {mine[0]['status']} |")
+        final, recent = spread([r["final"] for r in mine]), spread([r["last"] for r in mine])
+        facts = (row["name"], len(mine), final, recent, loss, yard, epsilon, mine[0]["subject"], mine[0]["status"])
+        lines.append(f"| {' | '.join(map(str, facts))} |")
     return "\n".join(lines) + "\n"
 
 
@@ -75,20 +88,21 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--jobs", type=int, default=2)
     arguments = parser.parse_args()
-    rows = tomllib.loads((arguments.folder / "rows.toml").read_text())["row"]
+    given = tomllib.loads((arguments.folder / "rows.toml").read_text())
+    rows, last = given["row"], given.get("last", 10)
     base = next(path for path in arguments.folder.glob("*.toml") if path.name != "rows.toml")
     store = arguments.folder / "results.jsonl"
     results = [json.loads(line) for line in store.read_text().splitlines()] if store.exists() else []
     done = {(r["name"], r["seed"]) for r in results}
     todo = [(row, seed) for row in rows for seed in range(row["seeds"]) if (row["name"], seed) not in done]
     with ThreadPoolExecutor(arguments.jobs) as pool, open(store, "a") as file:
-        for found in pool.map(lambda job: one(base, *job), todo):
+        for found in pool.map(lambda job: one(base, *job, last), todo):
             results.append(found)
             file.write(json.dumps(found) + "\n")
             file.flush()
-            (arguments.folder / "table.md").write_text(table(rows, results))
+            (arguments.folder / "table.md").write_text(table(rows, results, last))
             print(f"{found['name']:40s} seed {found['seed']}  {found['final']:.2f}", flush=True)
-    (arguments.folder / "table.md").write_text(table(rows, results))
+    (arguments.folder / "table.md").write_text(table(rows, results, last))
 
 
 if __name__ == "__main__":

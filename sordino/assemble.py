@@ -11,15 +11,16 @@ from typing import Any
 import numpy as np
 import torch
 
-from sordino import gates, keys, own, tree
+from sordino import budgets, gates, keys, own, tree
 from sordino.algorithms import ALGORITHMS
 from sordino.config import Engine, Experiment, Privacy, build
 from sordino.data import SOURCES, Dataset, Split
 from sordino.engine.checkpoint import Loaded
 from sordino.engine.client import Clients
-from sordino.engine.cohort import COHORTS, Cohort
+from sordino.engine.cohort import Cohort
 from sordino.engine.federation import Federation
 from sordino.engine.machine import decide
+from sordino.engine.personal import COHORTS, Personal
 from sordino.engine.store import States, template
 from sordino.engine.stragglers import Stragglers
 from sordino.engine.wire import Header
@@ -30,6 +31,7 @@ from sordino.ledger.published import nominal_multiplier
 from sordino.ledger.schedules import SCHEDULES, Adaptive, Schedule
 from sordino.partition.rows import Rows
 from sordino.partition.schemes import SCHEMES, Natural, match_test
+from sordino.personal_plans import draft_personal
 from sordino.plan import Budget, Plan, draft
 from sordino.privacy.readers import NoisyGradient, Open
 from sordino.privacy.stages import Weigh
@@ -119,16 +121,28 @@ class Parts:
                 raise ConfigError(
                     f"data.source = {data.source!r} needs data.{name}", fix=f"set data.{name}", code="missing-key"
                 )
+        held = {} if data.test_fraction is None else {"test_fraction": data.test_fraction}
+        many = {} if data.clients is None else {"clients": data.clients}
         takes: Mapping[str, Mapping[str, Any]] = {
-            "digits": {"test_fraction": data.test_fraction},
-            "images": {"path": data.path, "allow_download": data.download, "label": data.label},
-            "tabular": {
+            "digits": held,
+            "images": {
                 "path": data.path,
+                "allow_download": data.download,
                 "label": data.label,
-                "group": data.group,
-                "test_fraction": data.test_fraction,
+                "merge": data.merge,
+                "standardise": data.standardise,
             },
-            "quadratic": {"clients": data.clients, "dim": data.dim, "heterogeneity": data.heterogeneity},
+            "tabular": {"path": data.path, "label": data.label, "group": data.group, **held},
+            "quadratic": {"dim": data.dim, "heterogeneity": data.heterogeneity, **many},
+            "synthetic": {
+                "alpha": data.alpha,
+                "beta": data.beta,
+                "iid": data.iid,
+                "largest": data.largest,
+                "seed": keys.word(keys.fold(self.key, "data")),
+                **held,
+                **many,
+            },
         }
         return SOURCES[data.source](**takes[data.source])
 
@@ -139,6 +153,9 @@ class Parts:
         train, test = self.dataset.train, self.dataset.test
         rng = np.random.default_rng(keys.word(keys.fold(self.key, "partition")))
         rows = scheme.assign(train.y, train.group, rng)
+        if test.x is train.x:  # merged
+            fraction = self.experiment.data.test_fraction
+            return rows.held_back(0.1 if fraction is None else fraction, rng)
         if isinstance(scheme, Natural) and test.group is not None and train.group is not None:
             return rows, Natural.match(train.group, test.group)
         return rows, match_test(train.y, rows, test.y, rng)
@@ -198,8 +215,9 @@ class Parts:
 
     @cached_property
     def stragglers(self) -> Stragglers:
-        slow = self.experiment.stragglers
-        return Stragglers(slow.share, slow.policy, self.algorithm.work.epochs)
+        slow, chaos = self.experiment.stragglers, self.experiment.chaos
+        whole = self._plain_reads  # what is noised step by step is planned step by step
+        return Stragglers(slow.share, slow.policy, self.algorithm.work.epochs, whole, (chaos.drop, chaos.slow))
 
     @cached_property
     def coordinates(self) -> int:
@@ -216,10 +234,9 @@ class Parts:
         algorithm.read.check(algorithm.work, self.task)
         algorithm.uplink.bound(self.coordinates)
         _ = self.stragglers
-        exposures = self.cohort.exposures(self.experiment.rounds, population)
         reader, uplink = (
             algorithm.read.offer(),
-            algorithm.uplink.offer(getattr(self.cohort, "rate", 1.0), self.cohort.hidden),
+            algorithm.uplink.offer(self.cohort.expected(population) / population, self.cohort.hidden),
         )
         offers: list[tuple[Offer, float | None]] = []
         if reader is not None:
@@ -228,16 +245,27 @@ class Parts:
             offers.append((uplink, algorithm.uplink.noise().multiplier))
         for offer, _ in offers:
             self._check_delta(offer, privacy.delta, population)
-        budget = None
-        if privacy.epsilon is not None:
-            made: dict[str, Callable[..., Schedule | Adaptive]] = dict(SCHEDULES)
-            budget = Budget(privacy.epsilon, privacy.delta, build(privacy.schedule, made, "privacy.schedule"))
+        if isinstance(self.cohort, Personal) and len(offers) == 1:
+            return draft_personal(self.cohort, offers[0][0], self.budget, self.experiment.rounds, population)
+        exposures, budget = self.cohort.exposures(self.experiment.rounds, population), self.budget
         sizes, where = np.unique(np.asarray(self.sizes), return_inverse=True)
         reads = np.array([algorithm.read.reads(algorithm.work, size) for size in sizes.tolist()])[where].data
         published = None
         if isinstance(algorithm.read, NoisyGradient) and algorithm.read.sampling == "fixed_subset" and budget:
             published = nominal_multiplier(budget.epsilon, budget.delta, algorithm.read.rate, max(exposures))
         return draft(offers, budget, exposures, {"example": reads}, published)
+
+    @cached_property
+    def budget(self) -> Budget | None:
+        privacy, personal = self.experiment.privacy, None
+        if privacy.epsilon is None:
+            return None
+        if isinstance(privacy.epsilon, dict):
+            personal = budgets.personal(privacy.epsilon, len(self.sizes), self.key)
+        made: dict[str, Callable[..., Schedule | Adaptive]] = dict(SCHEDULES)
+        schedule = build(privacy.schedule, made, "privacy.schedule")
+        epsilon = privacy.epsilon if personal is None else float(personal.max())
+        return Budget(epsilon, privacy.delta, schedule, None if personal is None else personal.data)  # type: ignore[arg-type]
 
     def _check_delta(self, offer: Offer, delta: float, population: int) -> None:
         protected = population if offer.unit == "client" else sum(self.sizes)
@@ -267,14 +295,17 @@ class Parts:
     # the two sides --------------------------------------------------------------------------------------------------
 
     def federation(self, ledger: Path | str, run: str) -> Federation:
-        cap, shared = self.plan.cap, self.plan.offer is not None and self.plan.offer.everyone_pays
-        each = Each(len(self.sizes), cap) if cap is not None and not shared else None
+        plan, people = self.plan, len(self.sizes)
+        cap, shared = plan.cap, plan.offer is not None and plan.offer.everyone_pays and not plan.individual
+        own = plan.budget is not None and plan.budget.personal is not None and not shared
+        each = Each(people, cap) if cap is not None and not shared and not own else None
+        caps = {str(k): limit for k in range(people) if (limit := plan.cap_of(k)) is not None} if own else None
         return Federation(
             algorithm=self.algorithm,
             cohort=self.cohort,
             stragglers=self.stragglers,
             plan=self.plan,
-            ledger=Ledger.open(ledger, self.charter(), total=cap if shared else None, each=each),
+            ledger=Ledger.open(ledger, self.charter(), caps, total=cap if shared else None, each=each),
             sizes=self.sizes,
             key=self.key,
             noise=self.experiment.privacy.noise,

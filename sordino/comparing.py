@@ -39,7 +39,15 @@ from sordino.report import comparison as pages
 from sordino.sweeps import Composed, Notes, Setting, composed, grid
 from sordino.training import Ended, Progress, resume, start
 
-EQUAL = ("data", "partition", "model", "cohort", "rounds", "stragglers", "evaluation")
+EQUAL = (
+    "data",
+    "partition",
+    "model",
+    "cohort",
+    "rounds",
+    "chaos",
+    "evaluation",
+)  # and the share of stragglers: what becomes of them is the method's
 
 Watch = Callable[[Progress], None]
 Follow = Callable[[str], AbstractContextManager[Watch | None]]  # what is run now -> who watches its rounds
@@ -225,8 +233,10 @@ def check_equal(experiments: Sequence[Experiment]) -> None:
     """What must be the same for a difference to mean anything."""
     first = experiments[0]
     for other in experiments[1:]:
-        for section in EQUAL:
-            if getattr(first, section) != getattr(other, section):
+        pairs = {section: (getattr(first, section), getattr(other, section)) for section in EQUAL}
+        pairs["stragglers.share"] = first.stragglers.share, other.stragglers.share
+        for section, (one, another) in pairs.items():
+            if one != another:
                 raise ConfigError(
                     f"{first.name} and {other.name} differ in {section}",
                     why="then a difference in accuracy could come from there",

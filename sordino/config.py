@@ -31,19 +31,33 @@ class Section(BaseModel):
 
 
 class Data(Section):
-    source: Literal["digits", "images", "tabular", "quadratic"] = "digits"
+    source: Literal["digits", "images", "tabular", "quadratic", "synthetic"] = "digits"
     path: str | None = None  # a directory or file; for images also a hub id
     label: str | None = None  # of a table: the column to predict
     group: str | None = None  # of a table: the column that names the client
     download: bool = False  # allow the hub (needs the `hub` extra)
-    test_fraction: float = 0.2
-    clients: int = 10  # of the quadratics
-    dim: int = 10
-    heterogeneity: float = 1.0
+    test_fraction: float | None = (
+        None  # what is held back where the source has no test set of its own; 0.2, synthetic 0.1
+    )
+    merge: bool = (
+        False  # of images: training and test images together; each client holds back `test_fraction` of its own
+    )
+    standardise: Literal["channel", "pixel"] = (
+        "channel"  # of images: one mean and deviation per channel, or for every pixel
+    )
+    clients: int | None = None  # of quadratics (10) and synthetic devices (30)
+    dim: int = 10  # of quadratics
+    heterogeneity: float = 1.0  # of quadratics
+    alpha: float = 1.0  # of synthetic devices: how much their truths differ
+    beta: float = 1.0  # and their inputs
+    iid: bool = False  # synthetic devices that are all alike
+    largest: int | None = None  # examples of a synthetic device at most
 
 
 class Privacy(Section):
-    epsilon: float | None = None  # None: no budget; private algorithms then need a typed multiplier
+    epsilon: float | Table | None = (
+        None  # for all clients, or a rule of `budgets`; None: private algorithms then need a typed multiplier
+    )
     delta: float = 1e-5
     schedule: Table = {"name": "uniform"}
     noise: Literal["counter", "system"] = "counter"  # counter: seeded simulation; system: protects real people
@@ -54,6 +68,13 @@ class Privacy(Section):
 class Slow(Section):
     share: float = 0.0
     policy: Literal["drop", "keep", "late"] = "drop"
+
+
+class Chaos(Section):
+    """Rehearsed faults, after a round was reserved: how likely an active client never answers, or answers too late."""
+
+    drop: float = 0.0
+    slow: float = 0.0
 
 
 class Evaluation(Section):
@@ -86,6 +107,7 @@ class Experiment(Section):
     uplink: Table | None = None
     privacy: Privacy = Privacy(epsilon=8.0)
     stragglers: Slow = Slow()
+    chaos: Chaos = Chaos()
     evaluation: Evaluation = Evaluation()
     engine: Engine = Engine()
 

@@ -184,7 +184,7 @@ class Forecast:
         """Who will take part and pay, round by round. Reserving fills the books of `federation`."""
         run, played = self.federation, []
         for t in range(self.parts.experiment.rounds):
-            crew = run.stragglers.split(run.cohort.draw(t, run.population, run.key), t, run.key)
+            crew = run.stragglers.split(run.draw(t), t, run.key)
             played.append(run.reserve(t, run.prices(crew.active, stalled=False)))
         return played
 
@@ -194,7 +194,11 @@ class Forecast:
         _, run = self.rounds, self.federation
         notes = [entry.note for entry in run.ledger.entries()]
         # where everyone pays for every round, one client's row is everyone's
-        rows = statement(notes, 1 if run.everyone_pays else run.population, self.parts.experiment.privacy.delta)
+        rows = statement(
+            notes,
+            1 if run.all_alike and not run.cohort.personal else run.population,
+            self.parts.experiment.privacy.delta,
+        )
         return [row.to_json() for row in rows]
 
     @cached_property

@@ -10,9 +10,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from functools import cached_property
+from typing import ClassVar, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from sordino.errors import InvalidBudget, UnsoundGuarantee
 from sordino.ledger.currency import UNIT, ZCDP, Amount, Currency, cap, cost
@@ -23,11 +25,12 @@ from sordino.types import Offer
 
 @dataclass(frozen=True)
 class Budget:
-    """What one client grants over the whole training."""
+    """What one client grants over the whole training; where budgets are personal, `epsilon` is the largest."""
 
     epsilon: float
     delta: float
     schedule: Schedule | Adaptive
+    personal: Sequence[float] | None = None  # the epsilon of each client
 
     def __post_init__(self) -> None:
         if isinstance(self.epsilon, bool) or not (math.isfinite(self.epsilon) and self.epsilon > 0):
@@ -43,6 +46,16 @@ class Budget:
                 why="delta is a probability between 0 and 1",
                 code="delta-out-of-range",
             )
+
+    def of(self, client: int) -> float:
+        return self.epsilon if self.personal is None else float(self.personal[client])
+
+    def levels(self) -> dict[float, list[int]]:
+        """Who grants the same, from the smallest budget to the largest; nobody is listed where all grant the same."""
+        if self.personal is None:
+            return {}
+        each = np.asarray(self.personal)
+        return {float(level): np.flatnonzero(each == level).tolist() for level in np.unique(each)}
 
 
 class Price(NamedTuple):
@@ -60,19 +73,35 @@ class Plan:
     fixed: float | None  # a multiplier typed by the user, where no budget is given
     exposures: Sequence[int]  # planned T_k per client (rounds where everyone pays)
     reads: Sequence[int]  # noisy reads per exposure, per client
-    _shares: dict[int, list[Amount]] = field(default_factory=dict)
+    _shares: dict[tuple[Amount, int], list[Amount]] = field(default_factory=dict)
+    _caps: dict[float, Amount] = field(default_factory=dict)
     _multipliers: dict[tuple[Amount, int], float] = field(default_factory=dict)
+
+    individual: ClassVar[bool] = False  # does everyone pay, and each its own price?
+    claimed: ClassVar[bool] = False  # are the budgets only claimed to hold?
 
     @property
     def currency(self) -> Currency:
         return self.pricing.currency if self.pricing else ZCDP
 
+    def rates(self, t: int, spent: Mapping[int, Amount]) -> NDArray[np.float64] | None:
+        """How likely each client takes part in a round; None where the cohort knows by itself. `spent` is what clients have spent so far."""
+        return None
+
     @property
     def cap(self) -> Amount | None:
-        """Of one client, in the ledger's integers."""
-        if self.budget is None or self.pricing is None:
-            return None
-        return cap(self.pricing.total(self.budget.epsilon, self.budget.delta))
+        """Of one client, in the ledger's integers; where budgets are personal, of the most generous one."""
+        return None if self.budget is None or self.pricing is None else self._cap(self.budget.epsilon)
+
+    def cap_of(self, client: int) -> Amount | None:
+        return None if self.budget is None or self.pricing is None else self._cap(self.budget.of(client))
+
+    def _cap(self, epsilon: float) -> Amount:
+        if epsilon not in self._caps:
+            assert self.pricing is not None
+            assert self.budget is not None
+            self._caps[epsilon] = cap(self.pricing.total(epsilon, self.budget.delta))
+        return self._caps[epsilon]
 
     def price(
         self, client: int, exposure: int, spent: Amount, stalled: bool = False, last: Amount | None = None
@@ -102,9 +131,44 @@ class Plan:
         """Price every planned exposure once, so that what cannot be priced is refused before the first round."""
         if self.budget is not None and isinstance(self.budget.schedule, Adaptive):
             return  # known only on the way
-        for times, _, client in kinds(self.exposures, self.reads):
+        for times, client in self._kinds():
             for exposure in range(times if self.budget is not None else 1):  # a typed price is the same for all
                 self.price(client, exposure, self.currency.zero())
+
+    def _kinds(self) -> list[tuple[int, int]]:
+        """Exposures of, and the first client of, every kind that is priced differently."""
+        levels = None if self.budget is None else self.budget.personal
+        return [(times, client) for times, _, client in kinds(self.exposures, self.reads, levels)]
+
+    @cached_property
+    def quietest(self) -> float:
+        """The smallest multiplier that any planned exposure has."""
+        if self.budget is None:
+            assert self.fixed is not None
+            return self.fixed
+        priced = (
+            self.price(client, exposure, self.currency.zero())
+            for times, client in self._kinds()
+            for exposure in range(times)
+        )
+        return min(price.multiplier for price in priced if price is not None)
+
+    def precision(self, client: int) -> float:
+        """What one exposure of this client may say, as a share of what the most generous client's may: the inverse of its noise variance."""
+        if self.budget is None or self.pricing is None:
+            return 1.0
+        return self._per_exposure(client) / self._most
+
+    def _per_exposure(self, client: int) -> float:
+        assert self.pricing is not None
+        limit, times = self.cap_of(client), self.exposures[client]
+        if limit is None or not times:
+            return 0.0
+        return float(self.pricing.multiplier([part / UNIT / times / self.reads[client] for part in limit]) ** -2)
+
+    @cached_property
+    def _most(self) -> float:
+        return max((self._per_exposure(client) for times, client in self._kinds() if times), default=1.0)
 
     def _multiplier(self, charge: Amount, reads: int) -> float:
         assert self.pricing is not None
@@ -113,31 +177,35 @@ class Plan:
         return self._multipliers[charge, reads]
 
     def _share(self, client: int, exposure: int) -> Amount:
-        times = self.exposures[client]
-        if times not in self._shares:
-            assert self.cap is not None
+        times, limit = self.exposures[client], self.cap_of(client)
+        assert limit is not None
+        if (limit, times) not in self._shares:
             assert self.budget is not None
             assert not isinstance(self.budget.schedule, Adaptive)
-            parts = [integer_shares(self.budget.schedule.shares(times, self.budget.epsilon), part) for part in self.cap]
-            self._shares[times] = list(zip(*parts, strict=True))
-        return self._shares[times][exposure]
+            shares = self.budget.schedule.shares(times, self.budget.of(client))
+            self._shares[limit, times] = list(zip(*(integer_shares(shares, part) for part in limit), strict=True))
+        return self._shares[limit, times][exposure]
 
     def _adaptive(self, client: int, exposure: int, spent: Amount, stalled: bool, last: Amount | None) -> Amount:
-        assert self.cap is not None
+        limits = self.cap_of(client)
+        assert limits is not None
         assert self.budget is not None
         assert isinstance(self.budget.schedule, Adaptive)
         times = self.exposures[client]
-        history = [] if last is None else [last[0] / self.cap[0]]
-        share = self.budget.schedule.next_share(history, 1 - spent[0] / self.cap[0], times - exposure, stalled, times)
-        return tuple(min(int(share * limit), limit - gone) for limit, gone in zip(self.cap, spent, strict=True))
+        history = [] if last is None else [last[0] / limits[0]]
+        share = self.budget.schedule.next_share(history, 1 - spent[0] / limits[0], times - exposure, stalled, times)
+        return tuple(min(int(share * limit), limit - gone) for limit, gone in zip(limits, spent, strict=True))
 
 
-def kinds(exposures: Sequence[int], reads: Sequence[int]) -> list[tuple[int, int, int]]:
-    """Every (exposures, reads per exposure) that occurs, and the first client it occurs at."""
+def kinds(
+    exposures: Sequence[int], reads: Sequence[int], levels: Sequence[float] | None = None
+) -> list[tuple[int, int, int]]:
+    """Every (exposures, reads per exposure) that occurs, at every level of budgets, and the first client it occurs at."""
     times, each = np.asarray(exposures, np.int64), np.asarray(reads, np.int64)
-    width = int(each.max(initial=0)) + 1
-    found, first = np.unique(times * width + each, return_index=True)
-    return [(*divmod(pair, width), client) for pair, client in zip(found.tolist(), first.tolist(), strict=True)]
+    width, pairs = int(each.max(initial=0)) + 1, int(times.max(initial=0) + 1) * (int(each.max(initial=0)) + 1)
+    level = 0 if levels is None else np.unique(np.asarray(levels), return_inverse=True)[1]
+    found, first = np.unique(times * width + each + pairs * level, return_index=True)
+    return [(*divmod(pair % pairs, width), client) for pair, client in zip(found.tolist(), first.tolist(), strict=True)]
 
 
 def draft(
@@ -171,9 +239,16 @@ def draft(
             code="mechanism-without-budget",
         )
     if not offers:
-        return Plan(None, None, None, None, exposures, _once(exposures))
+        return Plan(None, None, None, None, exposures, once(exposures))
     offer, typed = next((pair for pair in offers if pair[1] is None), offers[0])
-    per_round = reads["example"] if offer.unit == "example" else _once(exposures)
+    per_round = reads["example"] if offer.unit == "example" else once(exposures)
+    if budget is not None and budget.personal is not None and offer.everyone_pays:
+        raise UnsoundGuarantee(
+            "personal budgets under one hidden sampling rate",
+            why="everybody is drawn and charged alike, so all would spend what the smallest budget allows",
+            fix='cohort = {name = "by_budget", size = ...}, or give one epsilon',
+            code="personal-budgets-one-rate",
+        )
     longest = max((times * each for times, each, _ in kinds(exposures, per_round)), default=1)
     pricing = _pricing(offer, budget, max(longest, 1), published)
     plan = Plan(offer, pricing, budget, typed, exposures, per_round)
@@ -181,7 +256,7 @@ def draft(
     return plan
 
 
-def _once(exposures: Sequence[int]) -> Sequence[int]:
+def once(exposures: Sequence[int]) -> Sequence[int]:
     """One read per exposure, for everybody."""
     return np.broadcast_to(np.int64(1), len(exposures)).data
 

@@ -89,7 +89,7 @@ class Share:
         a = parts.algorithm
         _, down = wire.decode(message, clients.header(t, -1), a.broadcast(a.init(parts.task, 0)))
         uploads = clients(t, down, grants, keys.fold(parts.key, "round", t))
-        total = a.uplink.sum(uploads, a.zero(down)).total
+        total = a.uplink.sum(uploads, a.zero(down), reach=lambda k: grants[k].reach).total
         flat = torch.cat([leaf.double().reshape(-1) for leaf in tree.leaves(total)])
         dist.all_reduce(flat)
         return Summed(tree.unflat(flat, total), sorted(everyone))
@@ -115,7 +115,7 @@ class Ranks:
 
     def __call__(self, t: int, down: Any, grants: Mapping[int, Grant], key: Key) -> Summed:
         largest = max((grant.largest for grant in grants.values()), default=1)
-        told = {str(k): [grant.multiplier, grant.epochs] for k, grant in grants.items()}
+        told = {str(k): list(grant.told()) for k, grant in grants.items()}
         message = wire.encode(self._share.clients.header(t, -1), down)
         found = self._all({"do": "round", "t": t, "largest": largest, "grants": told}, message)
         assert found is not None
@@ -140,7 +140,8 @@ def _check(parts: Parts) -> None:
             fix="torchrun --nproc-per-node 2 -m sordino run ...; or another executor",
             code="no-ranks",
         )
-    late = parts.experiment.stragglers.policy == "late" and parts.experiment.stragglers.share > 0
+    slow, chaos = parts.experiment.stragglers, parts.experiment.chaos
+    late = (slow.policy == "late" and slow.share > 0) or chaos.drop + chaos.slow > 0
     if late or getattr(parts.algorithm, "reads_each", False):
         raise ConfigError(
             "this run needs single uploads, and ranks send sums",

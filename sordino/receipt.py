@@ -19,7 +19,7 @@ from sordino.engine.federation import Federation
 from sordino.errors import LedgerError, RunError
 from sordino.ledger.currency import UNIT
 from sordino.ledger.ledger import EVERYONE
-from sordino.ledger.statement import statement
+from sordino.ledger.statement import of_groups, statement
 from sordino.privacy.sources import TABLE_ERROR
 
 T = TypeVar("T", int, float)
@@ -66,18 +66,18 @@ def spending(folder: Path, most: int | None = None) -> dict[str, Any]:
     parts, federation = opened(folder)
     try:
         made = receipt(parts, federation)
-        cap, ledger = federation.plan.cap, federation.ledger
+        plan, ledger = federation.plan, federation.ledger
         paid = {name for entry in ledger.entries() for name in entry.charges}  # by any run on this ledger
         spent = {name: [part / UNIT for part in ledger.spent(name)] for name in (*paid, EVERYONE)}
-        granted = None if cap is None else [part / UNIT for part in cap]
         clients = [
             {
                 "client": k,
                 "examples": federation.sizes[k],
                 "exposures": federation.exposures.get(federation.payer(k), 0),
-                "planned": federation.plan.exposures[k],
-                "spent": spent[EVERYONE] if federation.everyone_pays else spent.get(str(k), spent[EVERYONE]),
-                "granted": granted,
+                "planned": plan.exposures[k],
+                "spent": spent[EVERYONE] if federation.all_alike else spent.get(str(k), spent[EVERYONE]),
+                "granted": None if (cap := plan.cap_of(k)) is None else [part / UNIT for part in cap],
+                "epsilon": None if plan.budget is None else plan.budget.of(k),
             }
             for k in some_of(len(federation.sizes), most)
         ]
@@ -119,11 +119,9 @@ def _budget(parts: Parts, federation: Federation) -> dict[str, Any] | None:
     plan = federation.plan
     if plan.cap is None or plan.budget is None:
         return None
-    everyone, people = federation.everyone_pays, len(federation.sizes)
+    everyone, people = federation.all_alike, len(federation.sizes)
     # by this run, in a shared ledger too
-    spent = [
-        max(part / limit for part, limit in zip(paid, plan.cap, strict=True)) for paid in federation.spent.values()
-    ]
+    spent = [share_of(federation, client) for client in federation.spent]
     planned = dict(zip(*(found.tolist() for found in np.unique(plan.exposures, return_counts=True)), strict=True))
     return {
         "epsilon": plan.budget.epsilon,
@@ -133,7 +131,39 @@ def _budget(parts: Parts, federation: Federation) -> dict[str, Any] | None:
         "spent_share": _spread(_of_all(spent, 0.0, people, everyone)),
         "exposures_planned": _spread(planned),
         "exposures_used": _spread(_of_all(list(federation.exposures.values()), 0, people, everyone)),
+        **({"groups": _groups(federation)} if plan.budget.personal is not None else {}),
     }
+
+
+def share_of(federation: Federation, client: int) -> float:
+    """Of its budget, what this client has spent."""
+    limits = federation.plan.cap_of(client)
+    paid = federation.spent.get(client, ())
+    return max((part / limit for part, limit in zip(paid, limits or (), strict=bool(paid))), default=0.0)
+
+
+def _groups(federation: Federation) -> list[dict[str, Any]]:
+    """Clients that grant the same: what they lost, by the ledger's events, beside what they granted (or, as published, what is claimed)."""
+    plan = federation.plan
+    assert plan.offer is not None
+    assert plan.budget is not None
+    levels = plan.budget.levels()
+    notes = [entry.note for entry in federation.entries()]
+    subject = (plan.offer.unit, plan.offer.neighbours, plan.offer.adversary)
+    rows = of_groups(notes, len(federation.sizes), plan.budget.delta, subject, list(levels.values()))
+    return [
+        {
+            "granted": level,
+            "clients": len(members),
+            "spent": 0.0 if row is None else row.to_json()["epsilon"],  # of the client that lost most
+            "status": "none" if row is None else row.status,
+            "claimed": level * max(share_of(federation, federation.payer(k)) for k in members)
+            if plan.claimed
+            else None,
+            "exposures": _spread(Counter(federation.exposures.get(federation.payer(k), 0) for k in members)),
+        }
+        for (level, members), row in zip(levels.items(), rows, strict=True)
+    ]
 
 
 def _of_all(values: Sequence[T], otherwise: T, people: int, everyone: bool) -> Mapping[T, int]:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from sordino.errors import ConfigError, RunError
 from sordino.folder import check_is_run, numbers, read_metrics, read_receipt
+from sordino.ledger.books import EVERYONE
 from sordino.report.runs import promise
 
 if TYPE_CHECKING:
@@ -134,10 +135,11 @@ class Result:
             entries = federation.entries()
         finally:
             federation.ledger.close()
-        limits, spent, shares = federation.plan.cap or (), Counter[tuple[str, int]](), []
-        for entry in entries if limits else ():
+        plan, spent, shares = federation.plan, Counter[tuple[str, int]](), []
+        for entry in entries if plan.cap else ():
             spent.update({(who, i): part for who, amount in entry.charges.items() for i, part in enumerate(amount)})
-            shares.append(max((part / limits[i] for (_, i), part in spent.items()), default=0.0))
+            limits = {who: plan.cap if who == EVERYONE else plan.cap_of(int(who)) for who, _ in spent}
+            shares.append(max((part / (limits[who] or ())[i] for (who, i), part in spent.items()), default=0.0))
         return [entry.note for entry in entries], shares, len(federation.sizes), parts.experiment.privacy.delta
 
     # what a person sees ---------------------------------------------------------------------------------------------

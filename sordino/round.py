@@ -39,16 +39,16 @@ def forget(outcome: Outcome, release: bytes) -> None:
 def one_round(
     run: Federation, server: Any, t: int, execute: Execute, stalled: bool = False, keep: Keep = forget
 ) -> Outcome:
-    cohort = run.cohort.draw(t, run.population, run.key)  # who: public order, or hidden coins
+    cohort = run.draw(t)  # who: public order, or hidden coins
     crew = run.stragglers.split(cohort, t, run.key)
     prices = run.prices(crew.active, stalled)  # what this exposure costs each; the others abstain
     granted = run.reserve(t, prices)  # durable, before any data is read
 
     down = run.algorithm.broadcast(server)
-    grants = {k: run.grant(t, k, prices[k], crew.epochs.get(k)) for k in granted}
+    grants = {k: run.grant(t, k, prices[k], crew.epochs.get(k), crew.parts.get(k)) for k in granted}
     answers = execute(t, down, grants, run.round_key(t))  # at the clients: local(), then uplink.encode()
 
-    received, mail = run.receive(t, answers, crew.late, down, prices)  # sum, central noise, decode, divide
+    received, mail = run.receive(t, answers, crew, down, prices)  # sum, central noise, decode, divide
     server = run.algorithm.update(server, received)
     outcome = Outcome(server, received, crew.active, mail.answered, run.bytes_down(t, down, len(grants)), mail.size)
     keep(outcome, mail.digest)  # durable first: a crash from here on ends this release, and makes no other

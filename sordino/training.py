@@ -63,8 +63,10 @@ class Ended:
     interrupted: bool
 
 
-def start(experiment: Experiment, folder: Path, watch: Callable[[Progress], None] | None = None) -> Ended:
-    """Run an experiment in a new folder."""
+def start(
+    experiment: Experiment, folder: Path, watch: Callable[[Progress], None] | None = None, crash: int | None = None
+) -> Ended:
+    """Run an experiment in a new folder. `crash` rehearses: the process is killed in that round, once it is reserved."""
     experiment = settle(experiment)
     experiment = experiment.model_copy(update={"engine": Parts(experiment).engine})
     parts = Parts(experiment)
@@ -77,7 +79,7 @@ def start(experiment: Experiment, folder: Path, watch: Callable[[Progress], None
             code="run-exists",
         )
     _found(folder, experiment)
-    return _train(parts, folder, watch)
+    return _train(parts, folder, watch, crash=crash)
 
 
 def _found(folder: Path, experiment: Experiment) -> None:
@@ -114,7 +116,13 @@ def resume(folder: Path, watch: Callable[[Progress], None] | None = None, fallba
     return _train(Parts(config.load(folder / "experiment.toml")), folder, watch, fallback)
 
 
-def _train(parts: Parts, folder: Path, watch: Callable[[Progress], None] | None, fallback: bool = False) -> Ended:
+def _train(
+    parts: Parts,
+    folder: Path,
+    watch: Callable[[Progress], None] | None,
+    fallback: bool = False,
+    crash: int | None = None,
+) -> Ended:
     experiment = parts.experiment
     torch.set_num_threads(experiment.engine.threads)
     keep_freed_memory()
@@ -160,7 +168,7 @@ def _train(parts: Parts, folder: Path, watch: Callable[[Progress], None] | None,
 
         try:
             while t < experiment.rounds and not (interrupted := asked()):
-                outcome = one_round(federation, server, t, execute, stalled, keep)
+                outcome = one_round(federation, server, t, _killed if t + 1 == crash else execute, stalled, keep)
                 server, t = outcome.server, t + 1
                 if not outcome.answered and not federation.everyone_pays:
                     notes.append(f"round {t}: nobody could take part, the model stays as it was")
@@ -246,6 +254,11 @@ def _executor(
             ranks.restore(loaded.step)
         return ranks
     return parts.clients(run, states=parts.states(folder, loaded))
+
+
+def _killed(*_: Any) -> Any:
+    """An executor on a machine that loses power."""
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def _save(

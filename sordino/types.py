@@ -74,8 +74,15 @@ class Grant:
     source: Source
     multiplier: float | None = None  # of the private gate's noise; None where no gate is private
     epochs: int | None = None  # a straggler's smaller effort
+    part: float | None = None  # or the part of its batches that it does
+    reach: float = 1.0  # of a personal clip: what this client's budget buys, against the most generous one's
+    precision: float = 1.0  # of its noisy upload, against the most precise one's
     reads: int | None = None  # noisy reads that were reserved; None: the caller sees to it
     pool: Any = None  # privacy.pool.Pool: clients of this process that may share a pass over the network
+
+    def told(self) -> tuple[float | int | None, ...]:
+        """What another process must hear, in the order of the fields behind the source; the rest it knows."""
+        return self.multiplier, self.epochs, self.part, self.reach, self.precision
 
 
 @dataclass(frozen=True)

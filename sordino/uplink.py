@@ -48,6 +48,7 @@ class Uplink:
     denominator: Literal["received", "expected"] | None = (
         None  # None: expected where the server adds noise, else received
     )
+    published: str = ""  # why a published set-up that is not proved is allowed all the same: said with every claim, whose status is `conditional`
 
     def __post_init__(self) -> None:
         if self.denominator is None:
@@ -65,7 +66,7 @@ class Uplink:
                 fix="put the other stages into client = [...]",
                 code="server-stage-not-noise",
             )
-        if private(self.server) and self.denominator == "received":
+        if private(self.server) and self.denominator == "received" and not self.published:
             raise UnsoundGuarantee(
                 "central noise with a realised denominator",
                 why="the number of clients that answered depends on who is in the data, so dividing by it changes the sensitivity",
@@ -98,11 +99,24 @@ class Uplink:
                 code="two-noises",
             )
 
+        if self.personal and not any(stage.neighbours != "add_remove" for stage in private(self.server)):
+            raise UnsoundGuarantee(
+                "a personal clip without central noise for visible clients",
+                why="it spends each client's own budget under one noise: at the client, each adds its own noise instead; in a hidden cohort, each has its own rate",
+                fix='server = [{name = "noise", neighbours = "zero_out"}], or take personal = true away',
+                code="personal-clip-needs-central-noise",
+            )
+
     # what it promises -------------------------------------------------------------------------------------------------------------
 
     def noise(self) -> Noise | None:
         stages = private(self.client) + private(self.server)
         return stages[0] if stages else None
+
+    @property
+    def personal(self) -> bool:
+        """Is every client bounded by what its own budget buys?"""
+        return any(isinstance(stage, Clip) and stage.personal for stage in self.client)
 
     def offer(self, rate: float, hidden: bool) -> Offer | None:
         """`rate` and `hidden` describe the cohort: only a hidden Poisson cohort may amplify, and never against the server."""
@@ -117,14 +131,14 @@ class Uplink:
                 fix='use neighbours = "add_remove"',
                 code="poisson-needs-add-remove",
             )
-        if central and not hidden and noise.neighbours == "add_remove":
+        if central and not hidden and noise.neighbours == "add_remove" and not self.published:
             raise UnsoundGuarantee(
                 "add_remove neighbours without a Poisson cohort",
                 why="removing a client changes who else is drawn, so more than one summand changes",
                 fix='use cohort = {name = "poisson", rate = ...}, or neighbours = "zero_out"',
                 code="add-remove-needs-poisson",
             )
-        amplified = central and hidden
+        amplified = central and (hidden or bool(self.published))
         return Offer(
             unit="client",
             neighbours=noise.neighbours,
@@ -141,7 +155,7 @@ class Uplink:
             return [_nothing("replace", a, RAW if a == "server" else SUM) for a in ADVERSARIES]
         used = noise.multiplier if noise.multiplier is not None else multiplier
         assert used is not None
-        event, central = noise.mechanism.event(used), noise in self.server
+        event, central = noise.mechanism.event(used * noise.louder), noise in self.server
         return [
             _nothing(noise.neighbours, a, RAW)
             if central and a == "server"
@@ -150,14 +164,14 @@ class Uplink:
                 noise.neighbours,
                 a,
                 amplify(event, a) if central else event,
-                "proved",
-                self._assumed(),
+                "conditional" if self.published else "proved",
+                (*([self.published] if self.published else []), *self._assumed()),
             )
             for a in ADVERSARIES
         ]
 
     def _assumed(self) -> tuple[str, ...]:
-        weighed = any(isinstance(stage, Weigh) for stage in self.client)
+        weighed = any(isinstance(stage, Weigh) and stage.by == "examples" for stage in self.client)
         return ("the number of examples of each client is public",) if weighed else ()
 
     # what it does -----------------------------------------------------------------------------------------------------------------
@@ -184,9 +198,9 @@ class Uplink:
             upload = stage.shape(upload)
         return upload
 
-    def weight(self, size: int, largest: int) -> float:
+    def weight(self, size: int, largest: int, precision: float = 1.0) -> float:
         """The public weight of one client: the product of its stages' weights."""
-        return math.prod(stage.weight(size, largest) for stage in self.client)
+        return math.prod(stage.weight(size, largest, precision) for stage in self.client)
 
     def receive(
         self,
@@ -198,17 +212,19 @@ class Uplink:
         source: Source,
         each: bool = True,
         weight: float | None = None,
+        reach: Callable[[int], float] = lambda client: 1.0,
     ) -> Received[U]:
         """Sum, noise, decode, divide.
 
         Uploads may come one by one, in the order of their clients, and are let go once added, unless the algorithm reads `each`.
         `zero` is the contribution of nobody: it gives the shape, so that an empty round is legal. `weights` are the
-        public weights of the whole population and `weight` their sum, where it is known; `expected` is the public denominator of the `expected` rule.
+        public weights of the whole population and `weight` their sum, where it is known; `expected` is the public denominator of the `expected` rule,
+        `reach` the share of a personal clip that a client may use.
         """
         bound = self.bound(tree.size(zero))
         kept: list[U] = []
         if not isinstance(uploads, Summed):
-            uploads = self.sum(uploads, zero, kept if each else None)
+            uploads = self.sum(uploads, zero, kept if each else None, reach)
         total, who = uploads.total, uploads.who
         for stage in private(self.server):
             used = stage.multiplier if stage.multiplier is not None else multiplier
@@ -226,26 +242,32 @@ class Uplink:
         participation = expected / everybody if hidden else len(who) / len(weights)
         return Received(mean, participation, lambda: self._single(kept if each else None))
 
-    def sum(self, uploads: Mapping[int, U] | Iterable[tuple[int, U]], zero: U, kept: list[U] | None = None) -> Summed:
+    def sum(
+        self,
+        uploads: Mapping[int, U] | Iterable[tuple[int, U]],
+        zero: U,
+        kept: list[U] | None = None,
+        reach: Callable[[int], float] = lambda client: 1.0,
+    ) -> Summed:
         """What each client may add, added up; single uploads go into `kept`."""
         bound, who = self.bound(tree.size(zero)), []
         total = tree.map(_wide_zero, self.shape(zero))
         sums = [Total(leaf) for leaf in tree.leaves(total)]
         for client, upload in sorted(uploads.items()) if isinstance(uploads, Mapping) else uploads:
-            for t, u in zip(sums, tree.leaves(self._admit(upload, bound)), strict=True):
+            for t, u in zip(sums, tree.leaves(self._admit(upload, bound, reach(client))), strict=True):
                 t.add(u)
             who.append(client)
             if kept is not None:
                 kept.append(upload)
         return Summed(tree.like(total, [t.sum() for t in sums]), who)
 
-    def _admit(self, upload: Tree, bound: Bound) -> Tree:
+    def _admit(self, upload: Tree, bound: Bound, reach: float) -> Tree:
         """What one client adds to the sum: nothing where it broke the promise of its own stages. Honest uploads pass bit for bit."""
         if private(self.client):
             kept = tree.finite(upload)  # the bound held before the noise; only numbers can be asked for now
         elif math.isfinite(bound.l2):
             order = 1 if bound.l1 <= bound.l2 else 2
-            kept = bool(tree.norm(upload, order) <= bound.of(order))
+            kept = bool(tree.norm(upload, order) <= bound.of(order) * (reach if self.personal else 1.0))
         else:
             kept = True
         return upload if kept else tree.zeros_like(upload)

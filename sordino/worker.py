@@ -54,8 +54,8 @@ def _round(parts: Parts, clients: Clients, command: dict[str, object], message: 
     assert isinstance(granted, dict)
     largest, noise = parts.largest, parts.experiment.privacy.noise
     grants = {
-        k: Grant(k, parts.sizes[k], largest, for_client(noise, parts.key, t, k), multiplier, epochs)
-        for k, (multiplier, epochs) in sorted((int(name), value) for name, value in granted.items())
+        k: Grant(k, parts.sizes[k], largest, for_client(noise, parts.key, t, k), *told)
+        for k, told in sorted((int(name), value) for name, value in granted.items())
     }
     for _, answer in clients.answer(t, message, grants, keys.fold(parts.key, "round", t)):
         yield answer

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -14,7 +15,8 @@ from scipy import optimize, stats
 
 from sordino.errors import PartitionError
 from sordino.partition import SCHEMES, counts, match_test, summary, table
-from sordino.partition.schemes import IID, Classes, Dirichlet, LongTail, Natural, Quantity, Scheme, Shards
+from sordino.partition.rows import Rows
+from sordino.partition.schemes import IID, Classes, Dirichlet, LongTail, Natural, PowerLaw, Quantity, Scheme, Shards
 
 Array = NDArray[Any]
 MNIST = [5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949]  # LeCun et al.
@@ -80,6 +82,7 @@ EVERY: list[Any] = [
     Quantity(7, 0.5, min_size=3),
     LongTail(7, 0.5, rho=0.2, min_size=2),
     LongTail(7, 0.5, rho=0.2, kind="step", min_size=2),
+    PowerLaw(10, least=3),
     Natural(),
 ]
 
@@ -89,8 +92,8 @@ def test_every_scheme_partitions_and_repeats(scheme: Scheme) -> None:
     labels = labels_of([60, 50, 70, 40, 80])
     group = rng(5).integers(0, 7, len(labels))
     first, again, other = (scheme.assign(labels, group, rng(seed)) for seed in (1, 1, 2))
-    assert len(first) == 7
-    assert flaws(first, len(labels), complete=not isinstance(scheme, LongTail)) == set()
+    assert len(first) == getattr(scheme, "clients", 7)
+    assert flaws(first, len(labels), complete=not isinstance(scheme, LongTail | PowerLaw)) == set()
     assert all(np.array_equal(a, b) for a, b in zip(first, again, strict=True))
     same = all(np.array_equal(a, b) for a, b in zip(first, other, strict=True))
     assert same == isinstance(scheme, Natural)
@@ -108,6 +111,48 @@ def test_the_table_does_not_depend_on_the_order_of_the_examples(scheme: Scheme) 
     if isinstance(scheme, IID | Quantity):  # these do not look at labels: only their sizes are settled
         first, second = first.sum(1), second.sum(1)
     assert np.array_equal(first, second)
+
+
+# ---- power law
+
+
+def test_power_law_deals_two_classes_a_least_and_a_heavy_tail() -> None:
+    labels = labels_of([7000] * 10)
+    parts = PowerLaw(1000).assign(labels, None, rng(3))
+    counts = table(labels, parts, 10)
+    for u in range(1000):
+        assert set(np.flatnonzero(counts[u])) == {u % 10, (u + 1) % 10}
+    assert counts[counts > 0].min() >= 5
+    sizes = counts.sum(1)
+    assert sizes.min() >= 10
+    assert 68_000 < sizes.sum() <= 70_000  # of 70,000; the published draw has 69,035
+    assert 80 < sizes.std() < 250  # heavy tail: 106 as published
+    assert (counts.sum(0) <= 7000).all()
+
+
+def test_a_power_law_that_cannot_be() -> None:
+    for scheme, code in (
+        (PowerLaw(1001), "clients-per-class"),
+        (PowerLaw(1000, least=0), "least"),
+        (PowerLaw(1000, sigma=0.0), "sigma"),
+        (PowerLaw(100, least=500), "too-few-examples"),
+    ):
+        assert code_of(scheme, labels_of([700] * 10)) == code
+
+
+def test_clients_hold_back_a_part_of_their_own() -> None:
+    parts = Rows.of([np.arange(0, 50), np.arange(50, 53), np.arange(53, 54)])
+    train, test = parts.held_back(0.1, rng(1))
+    assert [len(p) for p in train] == [45, 2, 1]
+    assert [len(p) for p in test] == [5, 1, 0]
+    for k in range(3):
+        assert sorted([*train[k], *test[k]]) == parts[k].tolist()
+        assert (np.diff(train[k]) > 0).all()
+    assert len({tuple(parts.held_back(0.1, rng(seed))[1][0]) for seed in range(20)}) > 10
+    for bad in (0.0, 1.0, math.nan):
+        with pytest.raises(PartitionError) as refusal:
+            parts.held_back(bad, rng(1))
+        assert refusal.value.code == "bad-test-fraction"
 
 
 # ---- iid, quantity, natural

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -145,6 +147,31 @@ def test_a_share_is_a_share(share: float) -> None:
 @pytest.mark.parametrize("epochs", [None, 1])
 def test_without_partial_work_there_is_nothing_to_keep(epochs: int | None) -> None:
     with pytest.raises(ConfigError) as refusal:
-        Stragglers(0.5, "keep", epochs)
+        Stragglers(0.5, "keep", epochs, divisible=False)  # noisy reads are paid for as a whole
     assert refusal.value.code == "no-partial-work"
-    assert Stragglers(0.0, "keep", epochs).split(TEN, 0, KEY).active == TEN
+    assert Stragglers(0.0, "keep", epochs, divisible=False).split(TEN, 0, KEY).active == TEN
+
+
+@pytest.mark.parametrize("epochs", [None, 1])
+def test_one_epoch_is_kept_in_part(epochs: int | None) -> None:
+    parts = [Stragglers(0.5, "keep", epochs).split(TEN, t, KEY).parts for t in range(200)]
+    assert all(len(part) == 5 for part in parts)
+    drawn = [share for part in parts for share in part.values()]
+    assert 0 < min(drawn) < 0.01
+    assert 0.99 < max(drawn) < 1
+    # of 6 batches any number from 1 to 6, each as often as another: 1000 draws, 7 standard deviations
+    counts = np.bincount([math.ceil(share * 6) for share in drawn], minlength=7)
+    assert counts[0] == 0
+    assert abs(counts[1:] - 1000 / 6).max() < 7 * math.sqrt(1000 / 6)
+
+
+def test_faults_strike_after_the_round_was_reserved() -> None:
+    lose, delay = 0.3, 0.2
+    crews = [Stragglers(faults=(lose, delay)).split(TEN, t, KEY) for t in range(500)]
+    assert all(crew.active == TEN and not crew.lost & crew.late for crew in crews)
+    lost, late = (sum(len(getattr(crew, name)) for crew in crews) / 5000 for name in ("lost", "late"))
+    assert lost == pytest.approx(lose, abs=0.05)
+    assert late == pytest.approx(delay, abs=0.05)
+    # a client's fate does not depend on who else is there
+    few = [Stragglers(faults=(lose, delay)).split(TEN[3:5], t, KEY) for t in range(500)]
+    assert all(small.lost == crew.lost & set(TEN[3:5]) for small, crew in zip(few, crews, strict=True))

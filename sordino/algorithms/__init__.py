@@ -14,8 +14,10 @@ from sordino.algorithms.client_noise import (
     noisy_steps,
     whole_update,
 )
+from sordino.algorithms.dp_prox import dp_fedavg, dp_prox, dp_sgd
 from sordino.algorithms.fedavg import FedAvg
 from sordino.algorithms.fedprox import FedProx
+from sordino.algorithms.pdp_prox import pdp_prox
 from sordino.algorithms.scaffold import Scaffold
 
 ALGORITHMS: dict[str, Callable[..., Any]] = {
@@ -29,4 +31,8 @@ ALGORITHMS: dict[str, Callable[..., Any]] = {
     "whole_update": whole_update,
     "noisy_steps": noisy_steps,
     "convex_stable": convex_stable,
+    "dp_sgd": dp_sgd,
+    "dp_fedavg": dp_fedavg,
+    "dp_prox": dp_prox,
+    "pdp_prox": pdp_prox,
 }

@@ -10,7 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import safetensors.torch
+import torch
 
+from sordino import tree
 from sordino.assemble import Parts
 from sordino.checking.trial import QUADRATIC, ROUNDS, STOP, Broken, Sealed, Trial, require
 from sordino.engine import checkpoint
@@ -22,6 +25,9 @@ from sordino.round import one_round
 from sordino.traces import differences, trace
 from sordino.training import Progress, resume
 from sordino.types import Grant, Work
+
+SHARING = {"pooled": "clients that share their passes", "stack": "clients that are trained in one call"}
+CLOSE = 1e-5  # other orders of addition round otherwise
 
 
 def ends(trial: Trial) -> None:
@@ -52,10 +58,22 @@ def _played(trial: Trial, mix: int) -> tuple[str, str, str]:
 
 def processes(trial: Trial) -> None:
     fix = "read nothing but the arguments: no globals that clients share, no clock, no process id"
-    for executor, what in {"pooled": "clients that share their passes", "processes": "two client processes"}.items():
-        engine = f'engine={{executor="{executor}", workers=2, checkpoint_every=2}}'
-        found = differences(trial.trace, trace(trial.run(executor, engine)))
-        require(not found, f"{what} give another {', '.join(found)} than one client after another", fix)
+    for executor, what in SHARING.items():
+        away = _apart(trial.base, trial.run(executor, f'engine={{executor="{executor}", checkpoint_every=2}}'))
+        require(
+            away < CLOSE, f"{what} give another model (by {away:.2g} of its size) than one client after another", fix
+        )
+    found = differences(
+        trial.trace, trace(trial.run("processes", 'engine={executor="processes", workers=2, checkpoint_every=2}'))
+    )
+    require(not found, f"two client processes give another {', '.join(found)} than one client after another", fix)
+
+
+def _apart(a: Path, b: Path) -> float:
+    """Distance of two runs' models, against the size of the first."""
+    one, other = (safetensors.torch.load_file(folder / "model.safetensors") for folder in (a, b))
+    away, size = (torch.linalg.vector_norm(tree.flat(x).double()) for x in (tree.sub(one, other), one))
+    return float(away / size) if size else float(away)
 
 
 class Stopped(BaseException):

@@ -30,9 +30,16 @@ class Source(NamedTuple):
 SOURCES = {
     "digits": Source("1,797 real 8x8 images of handwritten digits, shipped with sordino", (), ("test_fraction",)),
     "images": Source(
-        "images in the parquet format of the Hugging Face hub: a folder, or a hub id", ("path",), ("label", "download")
+        "images in the parquet format of the Hugging Face hub: a folder, or a hub id",
+        ("path",),
+        ("label", "download", "merge", "test_fraction", "standardise"),
     ),
     "tabular": Source("one CSV or parquet table", ("path", "label"), ("group", "test_fraction")),
+    "synthetic": Source(
+        "synthetic(alpha, beta): devices with linear truths of their own",
+        (),
+        ("alpha", "beta", "clients", "iid", "largest", "test_fraction"),
+    ),
     "quadratic": Source(
         "clients whose best model is known in closed form: a test bed", (), ("clients", "dim", "heterogeneity")
     ),

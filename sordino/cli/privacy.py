@@ -146,7 +146,7 @@ def spent(
 ) -> None:
     """What a run has spent, to whom; read from its ledger."""
     from sordino.receipt import spending
-    from sordino.report.tables import guarantees
+    from sordino.report.tables import groups, guarantees
     from sordino.report.tables import spending as spending_table
 
     found = spending(folder)
@@ -155,6 +155,8 @@ def spent(
         return
     console = Console()
     console.print(guarantees(found))
+    if found["budget"] and "groups" in found["budget"]:
+        console.print(groups(found["budget"]["groups"]))
     if by_client:
         console.print(spending_table(found["by_client"]))
 

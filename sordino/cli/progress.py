@@ -147,6 +147,7 @@ class Spending:
 
 def spent_share(step: Step) -> float:
     """Of the client that spent most, in the currency that adds up."""
-    federation, cap = step.federation, step.federation.plan.cap
-    shares = (part / limit for spent in federation.spent.values() for part, limit in zip(spent, cap or (), strict=True))
+    from sordino.receipt import share_of
+
+    shares = [share_of(step.federation, client) for client in step.federation.spent]
     return max(shares, default=0.0)

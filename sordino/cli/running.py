@@ -34,6 +34,12 @@ def run(
     ] = None,
     out: Annotated[Path | None, typer.Option(help="The run folder; default runs/DATE-NAME.")] = None,
     seed: Annotated[int | None, typer.Option(help="Of everything that is random in a simulation.")] = None,
+    chaos: Annotated[
+        str | None,
+        typer.Option(
+            metavar="drop=0.2,slow=0.1,crash@7", help="Rehearse faults: lost and late clients, a killed process."
+        ),
+    ] = None,
     track: Track = None,
     as_json: Json = False,
     quiet: Quiet = False,
@@ -48,14 +54,29 @@ def run(
     overrides = [word for word in words if "=" in word] + (set_ or [])
     if seed is not None:
         overrides.append(f"seed={seed}")
+    crash = _faults(chaos, overrides)
     experiment = config.load(Path(files[0]) if files else None, overrides)
 
     def go(watch: Any) -> Ended:
         from sordino.training import fresh_folder, start
 
-        return start(experiment, out if out is not None else fresh_folder(experiment.name), watch)
+        return start(experiment, out if out is not None else fresh_folder(experiment.name), watch, crash)
 
     _show_run(go, track or [], as_json, quiet)
+
+
+def _faults(chaos: str | None, overrides: list[str]) -> int | None:
+    """Into [chaos]; returns the round in which the process is to be killed, which no resumed run shall repeat."""
+    crash = None
+    for word in chaos.split(",") if chaos else ():
+        name, sign, value = word.strip().partition("@" if "@" in word else "=")
+        if name == "crash" and sign == "@" and value.isdecimal() and int(value) > 0:
+            crash = int(value)
+        elif name in ("drop", "slow") and sign == "=":
+            overrides.append(f"chaos.{name}={value}")
+        else:
+            raise typer.BadParameter(f"--chaos knows drop=SHARE, slow=SHARE and crash@ROUND, not {word!r}")
+    return crash
 
 
 def resume(

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from importlib import import_module
 from typing import Any
 
-from sordino.data import digits, quadratic
+from sordino.data import digits, quadratic, synthetic
 from sordino.data.dataset import Dataset, Split
 from sordino.errors import DataError
 
@@ -35,4 +35,5 @@ SOURCES: Mapping[str, Callable[..., Dataset]] = {
     "images": _with_extra("images"),
     "tabular": _with_extra("tabular"),
     "quadratic": quadratic.load,
+    "synthetic": synthetic.load,
 }

@@ -13,6 +13,7 @@ import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import pyarrow as pa
@@ -21,7 +22,7 @@ import pyarrow.parquet as pq
 from PIL import Image
 
 from sordino.data import layout, pixels
-from sordino.data.dataset import Array, Dataset, Split, Stats, pixel_stats
+from sordino.data.dataset import Array, Dataset, Split, Stats, each_pixel_stats, pixel_stats
 from sordino.errors import DataError
 
 LABEL_NAMES = ("label", "labels", "fine_label", "y")
@@ -51,10 +52,13 @@ def load(
     allow_download: bool = False,
     label: str | None = None,
     verify: bool = False,
+    merge: bool = False,
+    standardise: Literal["channel", "pixel"] = "channel",
 ) -> Dataset:
     """`path` is a directory or, with allow_download, a hub id.
 
-    `label` names the label column where it is not obvious; `verify` hashes the cached pixels before use.
+    `label` names the label column where it is not obvious; `verify` hashes the cached pixels before use; `merge` puts training and test images into
+    one set, for clients that hold back test examples of their own; `standardise` each channel or each pixel.
     """
     name = Path(path).expanduser().resolve().name
     folder = layout.folder(path, allow_download)
@@ -77,11 +81,17 @@ def load(
             fix="name the label column with label=..., or renumber the labels",
             code="label-not-a-code",
         )
+    if merge:
+        whole = (np.concatenate([train.pixels, test.pixels]), np.concatenate([train.labels, test.labels]))
+        train = test = pixels.Decoded(*whole, train.jpegs or test.jpegs)
     stats = WELL_KNOWN.get(re.sub(r"[-_]", "", name.lower()))
     if stats is None or len(stats[0]) != shape[-1]:
         stats = pixel_stats(train.pixels)
+    if standardise == "pixel":
+        stats = each_pixel_stats(train.pixels)
     note = "images are a JPEG copy of the original" if train.jpegs or test.jpegs else ""
-    return Dataset(name, "image", classes, Split(*train[:2]), Split(*test[:2]), *stats, note)
+    first = Split(*train[:2])
+    return Dataset(name, "image", classes, first, first if merge else Split(*test[:2]), *stats, note)
 
 
 def _open(name: str, split: str, files: list[Path], label: str | None, cache: Path, verify: bool) -> pixels.Decoded:

@@ -29,6 +29,7 @@ class Cohort(ABC):
     """What every cohort answers; the defaults are those of a cohort everybody can see."""
 
     hidden: ClassVar[bool] = False
+    personal: ClassVar[bool] = False  # drawn by personal budgets: at rates that the plan says
 
     @abstractmethod
     def draw(self, round_index: int, population: int, key: keys.Key) -> list[int]:
@@ -56,7 +57,7 @@ class Everyone(Cohort):
         return list(range(_people(population)))
 
     def exposures(self, rounds: int, population: int) -> Sequence[int]:
-        return _alike(rounds, population)
+        return alike(rounds, population)
 
     def expected(self, population: int) -> float:
         return float(_people(population))
@@ -108,7 +109,7 @@ class RoundRobinPeer(Cohort):
         return list(range(start, start + size))
 
     def exposures(self, rounds: int, population: int) -> Sequence[int]:
-        return _alike(max(1, round(rounds * self.fraction)), population)
+        return alike(max(1, round(rounds * self.fraction)), population)
 
     def actual(self, rounds: int, population: int) -> Sequence[int]:
         """How often the blocks really come round."""
@@ -167,7 +168,7 @@ class Random(Cohort):
     def exposures(self, rounds: int, population: int) -> Sequence[int]:
         _fits(self.size, population)
         planned = self.t_plan or max(1, binomial_quantile(0.999, rounds, self.size / population))
-        return _alike(min(planned, rounds), population)
+        return alike(min(planned, rounds), population)
 
     def expected(self, population: int) -> float:
         _fits(self.size, population)
@@ -197,7 +198,7 @@ class PoissonSample(Cohort):
         return drawn
 
     def exposures(self, rounds: int, population: int) -> Sequence[int]:
-        return _alike(rounds, population)
+        return alike(rounds, population)
 
     def expected(self, population: int) -> float:
         return self.rate * _people(population)
@@ -232,7 +233,7 @@ def _coins(key: keys.Key, round_index: int) -> keys.Key:
     return keys.fold(key, "cohort", round_index)
 
 
-def _alike(value: int, population: int) -> memoryview[Any]:
+def alike(value: int, population: int) -> memoryview[Any]:
     """The same number for everybody, kept once."""
     return np.broadcast_to(np.int64(value), _people(population)).data
 

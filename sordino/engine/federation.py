@@ -6,26 +6,30 @@ import hashlib
 import json
 import math
 import zlib
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 
 from sordino import keys, tree
 from sordino.engine import wire
 from sordino.engine.cohort import Cohort
 from sordino.engine.loudness import in_mean, of_reader, of_uplink
-from sordino.engine.stragglers import Stragglers
+from sordino.engine.personal import Personal
+from sordino.engine.stragglers import Crew, Stragglers
 from sordino.errors import BudgetExhausted
+from sordino.ledger.events import Event, Poisson
 from sordino.ledger.ledger import EVERYONE, Entry, Ledger
 from sordino.ledger.schedules import Adaptive
 from sordino.ledger.statement import note
 from sordino.plan import Plan, Price
 from sordino.privacy.sources import for_client, for_round
-from sordino.types import Claim, Grant, Received, Source
+from sordino.privacy.stages import Weigh
+from sordino.types import Adversary, Claim, Grant, Received, Source
 from sordino.uplink import Summed
 
 STALL = 1.1  # a mean update within a tenth of its expected noise norm carries no visible signal
@@ -91,6 +95,7 @@ class Federation:
     _central: float | None = None  # multiplier of this round's central noise
     _noise_norm: float = 0.0
     _coordinates: int = 0
+    _rates: NDArray[np.float64] | None = None  # of this round's coins, where budgets are personal
 
     @property
     def population(self) -> int:
@@ -100,9 +105,21 @@ class Federation:
     def everyone_pays(self) -> bool:
         return self.plan.offer is not None and self.plan.offer.everyone_pays
 
+    @property
+    def all_alike(self) -> bool:
+        """Has everybody paid the same, in every round?"""
+        return self.everyone_pays and not self.plan.individual
+
     def payer(self, client: int) -> int:
-        """Whose counters speak for this client: where everyone pays, all have paid the same, and one set of counters serves them."""
-        return 0 if self.everyone_pays else client
+        """Whose counters speak for this client: where all have paid the same, one set of counters serves them."""
+        return 0 if self.all_alike else client
+
+    def draw(self, t: int) -> list[int]:
+        """The cohort: public order, hidden coins, or coins at the rates that the plan says."""
+        self._rates = self.plan.rates(t, self.spent)
+        if isinstance(self.cohort, Personal):
+            return self.cohort.draw(t, self.population, self.key, self._rates)
+        return self.cohort.draw(t, self.population, self.key)
 
     def op(self, t: int) -> str:
         return f"{self.run}/{t}"
@@ -116,7 +133,7 @@ class Federation:
         """What this exposure costs each active client; a client missing from the result abstains."""
         if self.plan.pricing is None:
             return dict.fromkeys(active)
-        if self.everyone_pays:
+        if self.all_alike:
             return dict.fromkeys(active, self._shared_price(max(self.exposures.values(), default=0)))
         priced = {
             k: self.plan.price(k, self.exposures.get(k, 0), self._spent(k), stalled, self.latest.get(k)) for k in active
@@ -128,26 +145,49 @@ class Federation:
 
     def reserve(self, t: int, prices: Mapping[int, Price | None]) -> list[int]:
         """Durable before anything is read. Returns the clients that may take part."""
-        if self.everyone_pays:
+        if self.all_alike:
             return self._reserve_for_all(t, prices)
+        if self.everyone_pays:
+            return self._reserve_from_each(t, prices)
         charges = {str(k): price.charge for k, price in prices.items() if price is not None}
         granted = self.ledger.reserve(self.op(t), charges, self._digest(t, prices), self._note(prices))
         clients = sorted(k for k, price in prices.items() if price is None or str(k) in granted)
         self._remember(clients, prices)
-        # one noise for all who paid: sized for the one who paid least
+        # one noise for all who paid: sized for the one who paid least, or the same in every round where each is bounded by what it paid
         self._central = max((price.multiplier for k in clients if (price := prices[k])), default=None)
+        if self.algorithm.uplink.personal:
+            self._central = self.plan.quietest
         return clients
 
     def _reserve_for_all(self, t: int, prices: Mapping[int, Price | None]) -> list[int]:
         # hidden participation: who was drawn must not show in who pays, so everyone pays in every round, drawn or not
         price = self._shared_price(t)
-        claims = note([("*", self._claims(0, price.multiplier))])
-        granted = self.ledger.reserve(self.op(t), {EVERYONE: price.charge}, self._digest(t, {}), claims)
+        granted = self.ledger.reserve(self.op(t), {EVERYONE: price.charge}, self._digest(t, {}), self._of_all(price))
         if EVERYONE not in granted:
             raise _exhausted(t)
         self._remember([self.payer(0)], {self.payer(0): price})
         self._central = price.multiplier  # released even where nobody was drawn
         return sorted(prices)
+
+    def _reserve_from_each(self, t: int, prices: Mapping[int, Price | None]) -> list[int]:
+        # everyone pays, drawn or not, and each its own price
+        asked = {k: self.plan.price(k, t, self._spent(k)) for k in range(self.population)}
+        due = {k: price for k, price in asked.items() if price is not None}
+        charges = {str(k): price.charge for k, price in due.items() if any(price.charge)}
+        granted = self.ledger.reserve(self.op(t), charges, self._digest(t, {}), self._of_all(due[0]) if due else "[]")
+        if len(granted) < len(charges) or not due:
+            raise _exhausted(t)
+        self._remember(sorted(due), due)
+        self._central = due[0].multiplier
+        return sorted(prices)
+
+    def _of_all(self, price: Price) -> str:
+        """The claims of a round in which everybody may have taken part, each at its own rate."""
+        if self._rates is None:
+            return note([("*", self._claims(0, price.multiplier))])
+        levels, which = np.unique(self._rates, return_inverse=True)
+        groups = [np.flatnonzero(which == i).tolist() for i in range(len(levels))]
+        return note([(clients, self._claims(clients[0], price.multiplier)) for clients in groups])
 
     def _shared_price(self, t: int) -> Price:
         price = self.plan.price(0, t, self._spent(0), last=self.latest.get(0))
@@ -213,8 +253,18 @@ class Federation:
     def _claims(self, client: int, multiplier: float | None) -> list[Claim]:
         return [
             *self.algorithm.read.claims(self.algorithm.work, self.sizes[client], multiplier),
-            *self.algorithm.uplink.claims(multiplier, self.cohort.amplify),
+            *self.algorithm.uplink.claims(multiplier, self._amplifies(client)),
         ]
+
+    def _amplifies(self, client: int) -> Callable[[Event, Adversary], Event]:
+        """What the sampler makes of an event, by adversary: a hidden coin at the client's own rate, or whatever the cohort says."""
+        if self.algorithm.uplink.published:  # as if each client had tossed a coin
+            rate = self.cohort.expected(self.population) / self.population
+        elif self._rates is None or not self.cohort.hidden:
+            return self.cohort.amplify
+        else:
+            rate = float(self._rates[client])
+        return lambda event, adversary: event if adversary == "server" or rate == 1 else Poisson(rate, event)
 
     # the wire -------------------------------------------------------------------------------------------------------------------
 
@@ -225,16 +275,18 @@ class Federation:
         return clients * wire.size(self.header(t, -1), wire.schema(down))
 
     def open(
-        self, t: int, answers: Iterable[tuple[int, Any]], late: Collection[int], down: Any, mail: Mail
+        self, t: int, answers: Iterable[tuple[int, Any]], crew: Crew, down: Any, mail: Mail
     ) -> Iterator[tuple[int, Any]]:
         """The uploads of those who were in time, noting on the way what came."""
         shape = self.algorithm.uplink.shape(self.algorithm.zero(down))
         length = self._length(t, down)
         each_is_seen = not self.algorithm.uplink.server  # where the server adds noise, nobody sees single uploads
         for k, answer in answers:
+            if k in crew.lost:
+                continue
             upload = wire.decode(answer, self.header(t, k), shape)[1] if isinstance(answer, bytes) else answer
             mail.size += length(k)
-            if k not in late:
+            if k not in crew.late:
                 mail.answered.append(k)
                 yield k, upload
             elif each_is_seen:
@@ -249,7 +301,9 @@ class Federation:
     def source(self, t: int) -> Source:
         return for_round(self.noise, self.key, t)
 
-    def grant(self, t: int, client: int, price: Price | None, epochs: int | None) -> Grant:
+    def grant(
+        self, t: int, client: int, price: Price | None, epochs: int | None = None, part: float | None = None
+    ) -> Grant:
         return Grant(
             client=client,
             size=self.sizes[client],
@@ -257,13 +311,21 @@ class Federation:
             source=for_client(self.noise, self.key, t, client),
             multiplier=None if price is None else price.multiplier,
             epochs=epochs,
+            part=part,
+            reach=self._reach(price),
+            precision=self._precisions[client] if self._precisions else 1.0,
         )
+
+    def _reach(self, price: Price | None) -> float:
+        """A client under one noise for all may be as large as its own noise would have allowed."""
+        personal = self.algorithm.uplink.personal and price is not None
+        return self.plan.quietest / price.multiplier if personal and price is not None else 1.0
 
     def receive(
         self,
         t: int,
         answers: Iterable[tuple[int, Any]] | Summed,
-        late: Collection[int],
+        crew: Crew,
         down: Any,
         prices: Mapping[int, Price | None],
     ) -> tuple[Received[Any], Mail]:
@@ -273,7 +335,7 @@ class Federation:
             mail.answered, mail.size = answers.who, sum(map(length, answers.who))
             uploads: Any = answers
         else:
-            uploads = self.open(t, answers, late, down, mail)
+            uploads = self.open(t, answers, crew, down, mail)
         received: Received[Any] = self.algorithm.uplink.receive(
             uploads,
             zero,
@@ -283,6 +345,7 @@ class Federation:
             self.source(t).child("server"),
             getattr(self.algorithm, "reads_each", False),
             self._weight,
+            lambda client: self._reach(prices.get(client)),
         )
         mail.seal(received.mean)
         if self._adaptive:
@@ -320,6 +383,8 @@ class Federation:
     @property
     def _denominator(self) -> float:
         """The public one: the weight that a cohort of the expected size would have."""
+        if self._rates is not None:
+            return math.fsum(rate * weight for rate, weight in zip(self._rates.tolist(), self.weights, strict=True))
         return self.cohort.expected(self.population) * self._weight / self.population
 
     @cached_property
@@ -330,7 +395,16 @@ class Federation:
     @cached_property
     def weights(self) -> Sequence[float]:
         """The public weight of every client."""
-        return Weights(self.sizes, {size: self.algorithm.uplink.weight(size, self.largest) for size in set(self.sizes)})
+        uplink = self.algorithm.uplink
+        if self._precisions:
+            return [uplink.weight(n, self.largest, p) for n, p in zip(self.sizes, self._precisions, strict=True)]
+        return Weights(self.sizes, {size: uplink.weight(size, self.largest) for size in set(self.sizes)})
+
+    @cached_property
+    def _precisions(self) -> Sequence[float]:
+        """Of every client's noise, where uploads are weighed by it."""
+        weighed = any(isinstance(stage, Weigh) and stage.by == "precision" for stage in self.algorithm.uplink.client)
+        return [self.plan.precision(k) for k in range(self.population)] if weighed else []
 
     @cached_property
     def _weight(self) -> float:

@@ -64,7 +64,7 @@ class Processes:
         message = wire.encode(self._header(t), down)
         jobs: dict[int, subprocess.Popen[bytes]] = {}
         for i, worker in enumerate(self._workers):
-            mine = {str(k): [g.multiplier, g.epochs] for k, g in grants.items() if k % len(self._workers) == i}
+            mine = {str(k): list(g.told()) for k, g in grants.items() if k % len(self._workers) == i}
             self._send(worker, json.dumps({"do": "round", "t": t, "grants": mine}).encode())
             self._send(worker, message)
             jobs |= {int(k): worker for k in mine}

@@ -1,8 +1,10 @@
-"""Slow clients (Li et al., MLSys 2020): the same clients are slow in every compared method, because only (seed, round) decides.
+"""Slow clients (Li et al., MLSys 2020) and rehearsed faults: the same clients in every compared method, because only (seed, round) decides.
 
 drop   a slow client is left out: nothing computed, nothing spent
-keep   it does between 1 and E-1 of its E epochs, and that counts
+keep   it does between 1 and E-1 of its E epochs, of one epoch or of a number of steps any part of its batches, and that counts
 late   it computes and uploads after the deadline: spent, but not used
+
+A fault strikes after the round was reserved: what was granted is spent. `lost` clients never answer, `late` ones too late.
 """
 
 from __future__ import annotations
@@ -18,7 +20,9 @@ from sordino.errors import ConfigError
 class Crew(NamedTuple):
     active: list[int]
     late: frozenset[int]
-    epochs: Mapping[int, int]  # of the slow ones that keep partial work
+    epochs: Mapping[int, int]  # of the slow ones that keep whole epochs
+    lost: frozenset[int] = frozenset()
+    parts: Mapping[int, float] = {}  # of the slow ones that keep a part of their batches: how large a part
 
 
 @dataclass(frozen=True)
@@ -26,21 +30,36 @@ class Stragglers:
     share: float = 0.0
     policy: Literal["drop", "keep", "late"] = "drop"
     epochs: int | None = None  # E of the algorithm, where it counts in epochs
+    divisible: bool = True  # may an epoch, or a number of steps, be left unfinished?
+    faults: tuple[float, float] = (0.0, 0.0)  # how likely an active client is lost, or late
 
     def __post_init__(self) -> None:
-        if not 0 <= self.share <= 1:
+        if not all(0 <= share <= 1 for share in (self.share, *self.faults)) or sum(self.faults) > 1:
             raise ConfigError(
-                f"straggler share is {self.share}", why="a share lies in [0, 1]", code="share-out-of-range"
+                f"shares of {self.share} stragglers, {self.faults[0]} lost and {self.faults[1]} late clients",
+                why="a share lies in [0, 1], and nobody is both lost and late",
+                code="share-out-of-range",
             )
-        if self.policy == "keep" and self.share > 0 and (self.epochs is None or self.epochs < 2):
+        whole_epochs = self.epochs is not None and self.epochs >= 2
+        if self.policy == "keep" and self.share > 0 and not whole_epochs and not self.divisible:
             raise ConfigError(
-                'stragglers with policy "keep" need at least two local epochs',
-                why="with one epoch or a number of steps there is no partial work to keep",
+                'stragglers with policy "keep" need at least two local epochs here',
+                why="noisy reads are planned as a whole: half an epoch of them is no partial work that was paid for",
                 fix='set algorithm.local_epochs to 2 or more, or stragglers.policy to "drop"',
                 code="no-partial-work",
             )
 
     def split(self, cohort: Sequence[int], t: int, key: int) -> Crew:
+        crew, here = self._slow(cohort, t, key), keys.fold(key, "faults", t)
+        lose, delay = self.faults
+        if not lose + delay or not crew.active:
+            return crew
+        tossed = keys.uniform(here, max(crew.active) + 1)[crew.active].tolist()  # a client's fate is its own
+        lost = frozenset(k for k, toss in zip(crew.active, tossed, strict=True) if toss < lose)
+        late = frozenset(k for k, toss in zip(crew.active, tossed, strict=True) if lose <= toss < lose + delay)
+        return crew._replace(lost=lost, late=crew.late | late)
+
+    def _slow(self, cohort: Sequence[int], t: int, key: int) -> Crew:
         slow_count = len(cohort) - round(len(cohort) * (1 - self.share))  # Python rounds half to even
         if slow_count == 0:
             return Crew(list(cohort), frozenset(), {})
@@ -51,6 +70,8 @@ class Stragglers:
             return Crew([k for k in cohort if k not in dropped], frozenset(), {})
         if self.policy == "late":
             return Crew(list(cohort), frozenset(slow), {})
-        assert self.epochs is not None
+        if self.epochs is None or self.epochs < 2:
+            drawn = keys.uniform(keys.fold(here, "parts"), slow_count).tolist()
+            return Crew(list(cohort), frozenset(), {}, parts=dict(zip(slow, drawn, strict=True)))
         efforts = 1 + keys.integers(keys.fold(here, "epochs"), slow_count, self.epochs - 1)
         return Crew(list(cohort), frozenset(), dict(zip(slow, efforts.tolist(), strict=True)))

@@ -58,12 +58,15 @@ class Histories:
             self._cell[who] = np.asarray(moved, np.int32)[place]
             who, times = who[times > 1], times[times > 1] - 1
 
-    def distinct(self) -> dict[int, list[Claim]]:
-        """Every history, under the first client that has it, in the order in which these were first spoken of."""
-        node = np.asarray(self._node)[self._cell]
+    def distinct(self, among: Sequence[int] | None = None) -> dict[int, list[Claim]]:
+        """Every history (of these clients), under the first client that has it, in the order in which these were first spoken of."""
+        node, since = np.asarray(self._node)[self._cell], self._since
+        if among is not None:
+            since = np.full_like(self._since, NEVER)
+            since[among] = self._since[among]
         first = np.full(len(self._tree), NEVER)
-        np.minimum.at(first, node, self._since)
-        clients = np.flatnonzero((self._since == first[node]) & (self._since < NEVER))
+        np.minimum.at(first, node, since)
+        clients = np.flatnonzero((since == first[node]) & (since < NEVER))
         return {k: self._claims(int(node[k])) for k in clients[np.argsort(self._since[clients])].tolist()}
 
     def _child(self, node: int, claims: Sequence[Claim], words: Hashable) -> int:

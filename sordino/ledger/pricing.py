@@ -115,13 +115,13 @@ class Counted:
     Valid because nothing in the plan adapts to outputs; it takes several percent less noise than the Renyi filter.
     """
 
-    rate: float
+    name: str  # of the plan: two plans are two currencies
     planned: float  # the multiplier
     releases: int
 
     @property
     def currency(self) -> Currency:
-        return Currency(f"plan q={self.rate:g} z={self.planned:.9g}", ("release",), "all")
+        return Currency(f"plan {self.name}", ("release",), "all")
 
     def total(self, epsilon: float, delta: float) -> tuple[float, ...]:
         return (float(self.releases),)
@@ -171,7 +171,8 @@ def sampled_gaussian(rate: float, multiplier: float, order: int) -> float:
 
 
 def counted(rate: float, epsilon: float, delta: float, releases: int) -> Counted:
-    return Counted(rate, sampled_multiplier(epsilon, delta, rate, releases, "pld"), releases)
+    multiplier = sampled_multiplier(epsilon, delta, rate, releases, "pld")
+    return Counted(f"q={rate:g} z={multiplier:.9g}", multiplier, releases)
 
 
 @lru_cache(maxsize=256)

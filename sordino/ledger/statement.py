@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
@@ -57,6 +57,10 @@ def note(claims: Iterable[tuple[list[int] | str, list[Claim]]]) -> str:
 
 def read_notes(notes: Iterable[str], population: int) -> dict[Key, dict[int, list[Claim]]]:
     """Claims by row and client, from the notes of a ledger's entries. Of all clients with one history only the first is in the result."""
+    return {key: row.distinct() for key, row in _histories(notes, population).items()}
+
+
+def _histories(notes: Iterable[str], population: int) -> dict[Key, Histories]:
     rows: dict[Key, Histories] = {}
     parsed: dict[str, dict[Key, list[Claim]]] = {}
     for text in notes:
@@ -69,7 +73,7 @@ def read_notes(notes: Iterable[str], population: int) -> dict[Key, dict[int, lis
                 if key not in rows:
                     rows[key] = Histories(population)
                 rows[key].add(clients, claims, words)
-    return {key: row.distinct() for key, row in rows.items()}
+    return rows
 
 
 def _by_row(claims: Iterable[Claim]) -> dict[Key, list[Claim]]:
@@ -82,6 +86,15 @@ def _by_row(claims: Iterable[Claim]) -> dict[Key, list[Claim]]:
 def statement(notes: Iterable[str], population: int, delta: float) -> list[Row]:
     rows = [_row(key, clients, delta) for key, clients in read_notes(notes, population).items()]
     return sorted(_implied(rows, delta), key=_order)
+
+
+def of_groups(
+    notes: Iterable[str], population: int, delta: float, subject: Key, groups: Sequence[Sequence[int]]
+) -> list[Row | None]:
+    """The row of one subject for each group of clients: that of the client in it that lost most, None where nobody took part."""
+    histories = _histories(notes, population).get(subject)
+    found = [histories.distinct(group) if histories is not None else {} for group in groups]
+    return [_row(subject, clients, delta) if clients else None for clients in found]
 
 
 def _order(row: Row) -> tuple[int, int]:

@@ -22,6 +22,10 @@ FIXES = {
     "thin-class": "use fewer clients or a smaller k",
     "rho": "rho is the smallest class over the largest: at most 1, and enough for one example",
     "missing-class": "renumber the labels without gaps",
+    "clients-per-class": "use a multiple of the number of classes, for instance 1000",
+    "least": "5 is usual",
+    "sigma": "2 is very uneven, 0.5 uneven",
+    "too-few-examples": "use fewer clients or a smaller least",
     "unknown-choice": "use one of those listed",
 }
 

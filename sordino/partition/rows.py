@@ -8,6 +8,8 @@ from typing import Any, overload
 import numpy as np
 from numpy.typing import NDArray
 
+from sordino.errors import PartitionError
+
 Array = NDArray[Any]
 
 
@@ -34,6 +36,26 @@ class Rows(Sequence[Array]):
         order = np.argsort(owner, kind="stable")
         ends = np.searchsorted(owner[order], np.arange(clients + 1))
         return cls(order[ends[0] :], ends - ends[0])
+
+    def held_back(self, fraction: float, rng: np.random.Generator) -> tuple[Rows, Rows]:
+        """Every client's rows in two: what it trains on, and a random `fraction` that it is tested on. It always keeps one to train on."""
+        if not 0 < fraction < 1:
+            raise PartitionError(
+                f"test_fraction = {fraction} is not between 0 and 1",
+                fix="use for instance 0.1",
+                code="bad-test-fraction",
+            )
+        order = np.lexsort((rng.random(len(self.numbers)), self.owners))
+        sizes = np.diff(self.starts)
+        kept = np.maximum(np.minimum(1, sizes), ((1 - fraction) * sizes).astype(np.int64))
+        place = np.arange(len(self.numbers)) - np.repeat(self.starts[:-1], sizes)
+        training = place < np.repeat(kept, sizes)
+        parts = []
+        for chosen, each in ((training, kept), (~training, sizes - kept)):
+            starts = np.concatenate([[0], np.cumsum(each)])
+            numbers = self.numbers[order][chosen]
+            parts.append(Rows(numbers[np.lexsort((numbers, np.repeat(np.arange(len(self)), each)))], starts))
+        return parts[0], parts[1]
 
     @property
     def sizes(self) -> Sizes:

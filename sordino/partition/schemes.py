@@ -6,6 +6,7 @@
     classes    every client holds exactly k classes
     quantity   Dirichlet sizes, labels alike
     long_tail  class counts of Cao et al., NeurIPS 2019, then dirichlet
+    power_law  two classes and a heavy-tailed size per client (Li et al., MLSys 2020)
     natural    the data set's own clients
 
 Most schemes first settle a table of counts and then deal random examples by it, so the table depends on the
@@ -149,6 +150,40 @@ class LongTail:
 
 
 @dataclass(frozen=True)
+class PowerLaw:
+    """Li et al., MLSys 2020: client u holds the classes u and u + 1 (modulo their number), `least` examples of each first, more by LogNormal(0, sigma).
+
+    Of each class the rest is shared out in proportion to the draws, cut to whole numbers; a client whose share would pass the end of the class is skipped.
+    """
+
+    clients: int
+    least: int = 5
+    sigma: float = 2.0
+
+    def assign(self, labels: Array, group: Array | None, rng: Generator) -> Rows:
+        totals = np.bincount(labels)
+        classes = len(totals)
+        check_clients(self.clients, len(labels))
+        require(self.clients % classes == 0, f"{self.clients} clients for {classes} classes", "clients-per-class")
+        require(self.least >= 1, f"least = {self.least} < 1", "least")
+        require(0 < self.sigma < np.inf, f"sigma = {self.sigma} is not a number above 0", "sigma")
+        first = 2 * self.least * self.clients // classes  # of each class, dealt to everybody who holds it
+        require(
+            first <= int(totals.min()), f"{first} examples of each class first, of {totals.min()}", "too-few-examples"
+        )
+        draws = rng.lognormal(0, self.sigma, (classes, self.clients // classes, 2))
+        shares = draws / draws.sum((1, 2), keepdims=True) * (totals - first)[:, None, None]
+        held, taken = np.zeros((self.clients, classes), np.int64), np.full(classes, first)
+        for u in range(self.clients):
+            for j in range(2):
+                c = (u + j) % classes
+                more = int(shares[c, u // classes, j])
+                held[u, c] = self.least + (more if taken[c] + more < totals[c] else 0)
+                taken[c] += held[u, c] - self.least
+        return _deal(labels, held, rng)
+
+
+@dataclass(frozen=True)
 class Natural:
     """One client per distinct value of the group column, in its sorted order."""
 
@@ -179,6 +214,7 @@ SCHEMES: Mapping[str, type[Scheme]] = {
     "classes": Classes,
     "quantity": Quantity,
     "long_tail": LongTail,
+    "power_law": PowerLaw,
     "natural": Natural,
 }
 

@@ -48,6 +48,8 @@ def epochs(size: int, work: Work, key: Key) -> Iterator[tuple[Tensor, int]]:
 
 
 def _effort(work: Work, grant: Grant) -> Work:
+    if grant.part is not None:
+        return Work(None, max(1, math.ceil(grant.part * work.count(grant.size))), work.batch_size)
     return work if grant.epochs is None else Work(grant.epochs, None, work.batch_size)
 
 

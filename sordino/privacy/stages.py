@@ -29,7 +29,7 @@ class Stage:
     def bound(self, bound: Bound, coordinates: int) -> Bound:
         return bound
 
-    def weight(self, size: int, largest: int) -> float:
+    def weight(self, size: int, largest: int, precision: float = 1.0) -> float:
         return 1.0
 
     def encode(self, x: Tree, bound: Bound, grant: Grant) -> Tree:
@@ -56,6 +56,9 @@ class Clip(Stage):
 
     radius: float
     order: Literal[1, 2] = 2
+    personal: bool = (
+        False  # the radius times what the client's budget buys: under one central noise everybody then spends its own
+    )
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.radius) and self.radius > 0):
@@ -75,9 +78,10 @@ class Clip(Stage):
         return Bound(l1=min(bound.l1, self.radius * math.sqrt(coordinates)), l2=min(bound.l2, self.radius))
 
     def encode(self, x: Tree, bound: Bound, grant: Grant) -> Tree:
+        x, radius = tree.formed(x), self.radius * grant.reach if self.personal else self.radius
         norm = tree.norm(x, self.order)
         return tree.map(
-            lambda leaf: torch.where(torch.isfinite(leaf), leaf, 0.0) * clip_factor(norm, self.radius, leaf.dtype), x
+            lambda leaf: torch.where(torch.isfinite(leaf), leaf, 0.0) * clip_factor(norm, radius, leaf.dtype), x
         )
 
 
@@ -91,15 +95,15 @@ def clip_factor(norm: Tensor, radius: float, dtype: torch.dtype) -> Tensor:
 
 @dataclass(frozen=True)
 class Weigh(Stage):
-    """Multiply by n_k / max n: public, at most 1, so the bound stays."""
+    """Multiply by a public number that is at most 1, so the bound stays: n_k / max n, or where clients add noise of their own its inverse variance."""
 
-    by: Literal["examples"] = "examples"
+    by: Literal["examples", "precision"] = "examples"
 
-    def weight(self, size: int, largest: int) -> float:
-        return size / largest
+    def weight(self, size: int, largest: int, precision: float = 1.0) -> float:
+        return size / largest if self.by == "examples" else precision
 
     def encode(self, x: Tree, bound: Bound, grant: Grant) -> Tree:
-        weight = self.weight(grant.size, grant.largest)
+        weight = self.weight(grant.size, grant.largest, grant.precision)
         return x if weight == 1.0 else tree.scale(weight, x)
 
 
@@ -114,6 +118,7 @@ class Noise(Stage):
     mechanism: GaussianNoise | LaplaceNoise = GaussianNoise()
     neighbours: Neighbours = "replace"
     multiplier: float | None = None  # None: the plan decides from the budget
+    louder: float = 1.0  # than the multiplier says, and accounted for as it is: a published unit mismatch
 
     def __post_init__(self) -> None:
         if self.multiplier is not None and not (math.isfinite(self.multiplier) and self.multiplier > 0):
@@ -136,7 +141,7 @@ class Noise(Stage):
         return 2 * limit if self.neighbours == "replace" else limit
 
     def release(self, x: Tree, bound: Bound, multiplier: float, source: Source) -> Tree:
-        scale = multiplier * self.sensitivity(bound)
+        scale = multiplier * self.louder * self.sensitivity(bound)
         names = iter([name for name, _ in tree.named(x)])
         return tree.map(lambda leaf: self.mechanism.add(leaf, scale, source.child(next(names))), x)
 

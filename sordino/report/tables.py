@@ -30,11 +30,43 @@ def summary(console: Console, metrics: Sequence[dict[str, Any]], receipt: dict[s
     if budget:
         spent, used = budget["spent_share"], budget["exposures_used"]
         console.print(
-            f"Budget per client: epsilon {budget['epsilon']:g} at delta {budget['delta']:g}, counted in {budget['currency']}; "
+            f"Budget per client: epsilon {granted_text(budget)} at delta {budget['delta']:g}, counted in {budget['currency']}; "
             f"spent {spent['min']:.1%} to {spent['max']:.1%} over {used['min']:g} to {used['max']:g} exposures."
         )
+        if "groups" in budget:
+            console.print(groups(budget["groups"]))
     for line in receipt["assumptions"]:
         console.print(f"[dim]· {line}[/dim]")
+
+
+def granted_text(budget: dict[str, Any]) -> str:
+    levels = [group["granted"] for group in budget.get("groups", [])]
+    return f"{levels[0]:g} to {levels[-1]:g}" if len(levels) > 1 else f"{budget['epsilon']:g}"
+
+
+def groups(found: Sequence[dict[str, Any]]) -> Table:
+    """Clients that grant the same."""
+    claimed = any(group["claimed"] is not None for group in found)
+    table = Table(title="Personal budgets, by epsilon granted", title_justify="left", title_style="bold")
+    for column in (
+        "granted",
+        "clients",
+        "exposures",
+        *(["claimed spent"] if claimed else []),
+        "epsilon spent",
+        "status",
+    ):
+        table.add_column(column, justify="right" if column != "status" else "left")
+    for group in found:
+        used, over = group["exposures"], group["spent"] != "inf" and group["spent"] > group["granted"] * (1 + 1e-9)
+        between = f"{used['min']:g}" if used["min"] == used["max"] else f"{used['min']:g} to {used['max']:g}"
+        style = "red" if over or group["spent"] == "inf" else STATUS_STYLE[group["status"]]
+        table.add_row(
+            f"{group['granted']:g}", str(group["clients"]), between,
+            *([f"{group['claimed']:.3g}"] if claimed else []),
+            f"[{style}]{epsilon_text(group['spent'])}[/{style}]", group["status"] + (", over budget" if over else ""),
+        )  # fmt: skip
+    return table
 
 
 def results(metrics: Sequence[dict[str, Any]]) -> Table:

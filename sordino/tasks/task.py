@@ -38,9 +38,10 @@ class Classification:
     ) -> None:
         self.name = name
         self._net, self._image, self._shape = net, image, shape
-        deviation = torch.tensor(std, dtype=torch.float64).clamp_min(1e-6)
+        each = shape if image and len(mean) > shape[-1] else (-1,)  # for every pixel, or for a channel or feature
+        deviation = torch.tensor(std, dtype=torch.float64).clamp_min(1e-6).reshape(each)
         self._scale = (1 / (deviation * (255 if image else 1))).float()
-        self._shift = (-torch.tensor(mean, dtype=torch.float64) / deviation).float()
+        self._shift = (-torch.tensor(mean, dtype=torch.float64).reshape(each) / deviation).float()
         self._dropouts = keyed_dropout(net)
         for module in net.modules():
             if getattr(module, "inplace", False):

@@ -38,8 +38,8 @@ MUTANTS = [
     one(
         "noise halved",
         "privacy/stages.py",
-        "scale = multiplier * self.sensitivity(bound)",
-        "scale = multiplier * self.sensitivity(bound) / 2",
+        "scale = multiplier * self.louder * self.sensitivity(bound)",
+        "scale = multiplier * self.louder * self.sensitivity(bound) / 2",
         LAW,
     ),
     one(
@@ -131,8 +131,8 @@ MUTANTS = [
     one(
         "clip per layer",
         "privacy/stages.py",
-        "clip_factor(norm, self.radius, leaf.dtype)",
-        "clip_factor(tree.norm(leaf, self.order), self.radius, leaf.dtype)",
+        "clip_factor(norm, radius, leaf.dtype)",
+        "clip_factor(tree.norm(leaf, self.order), radius, leaf.dtype)",
         f"{SENSITIVITY}::test_an_upload_moves_by_its_sensitivity_and_never_further",
     ),
     one(
@@ -145,8 +145,8 @@ MUTANTS = [
     one(
         "the clip of layer norms in single precision",
         "privacy/per_example.py",
-        "vector_norm(x, order, dim=dim, dtype=torch.float64)",
-        "vector_norm(x, order, dim=dim).double()",
+        "vector_norm(part.double(), order, dim=1)",
+        "vector_norm(part, order, dim=1).double()",
         f"{SENSITIVITY}::test_tiny_factors_of_huge_factors_are_measured",
     ),
     one(
@@ -223,8 +223,8 @@ MUTANTS = [
     one(
         "delta times 10",
         "assemble.py",
-        "Budget(privacy.epsilon, privacy.delta,",
-        "Budget(privacy.epsilon, 10 * privacy.delta,",
+        "Budget(epsilon, privacy.delta,",
+        "Budget(epsilon, 10 * privacy.delta,",
         PLANNED,
     ),
     one(

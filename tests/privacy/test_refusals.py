@@ -11,16 +11,18 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
 import torch
 
 import sordino
-from sordino import checking, config, gates, keys, planning, training
+from sordino import budgets, checking, config, gates, keys, planning, training
+from sordino.algorithms.pdp_prox import pdp_prox
 from sordino.assemble import Parts
 from sordino.cli import data as data_verbs
 from sordino.engine.stragglers import Stragglers
 from sordino.errors import PrivacyError, SordinoError
-from sordino.ledger import accountants, calibrate, currency, events, gaussian_dp, pricing, schedules
+from sordino.ledger import accountants, calibrate, currency, events, gaussian_dp, personal, pricing, schedules
 from sordino.privacy.convex import ConvexStable
 from sordino.privacy.mechanisms import GaussianNoise, LaplaceNoise
 from sordino.privacy.readers import NoisyGradient
@@ -324,6 +326,22 @@ def single_uploads(uplink: Uplink) -> Any:
     return uplink.receive({0: zero}, zero, [1.0], 1.0, 1.0, Counter(1)).each
 
 
+def granted(rule: dict[str, Any]) -> Any:
+    return budgets.personal(rule, 2, keys.root(1))
+
+
+def priced(algorithm: dict[str, Any], cohort: dict[str, Any], schedule: str = "uniform") -> Any:
+    table = {
+        "data": {"source": "synthetic", "clients": 4, "largest": 60},
+        "partition": {"scheme": "natural"},
+        "model": {"name": "logistic"},
+        "cohort": cohort,
+        "algorithm": algorithm,
+        "privacy": {"epsilon": {"linspace": [1.0, 2.0], "levels": 2}, "schedule": {"name": schedule}},
+    }
+    return Parts(config.validate(table)).plan
+
+
 SAMPLED = events.Poisson(0.5, events.Together((events.Gaussian(1.0), events.Laplace(1.0))))
 CALLS: dict[str, Call] = {
     "one upload of a central sum": Call(
@@ -405,6 +423,34 @@ CALLS: dict[str, Call] = {
     ),
     "planning with a delta of 0": Call(
         "delta-out-of-range", lambda: planning.answer(planning.ask(epsilon=1.0, delta=0.0, cohort=1000))
+    ),
+    "budgets by two rules": Call("budget-rule", lambda: granted({"groups": {"1": 1.0}, "linspace": [1, 2]})),
+    "budgets that are words": Call("budget-malformed", lambda: granted({"groups": {"much": 1.0}})),
+    "a client without a budget": Call("budget-missing", lambda: granted({"clients": {"0": 1.0}})),
+    "a budget for a stranger": Call("budget-unknown-client", lambda: granted({"clients": {"7": 1.0}})),
+    "budgets in a file that is not there": Call("budget-file", lambda: granted({"file": "not_there.csv"})),
+    "a personal budget of 0": Call("epsilon-not-positive", lambda: granted({"linspace": [0.0, 1.0]})),
+    "a threshold among no budgets": Call("threshold-without-budgets", lambda: personal.threshold(np.zeros(2))),
+    "rates for more clients than there are": Call(
+        "cohort-larger-than-population", lambda: personal.balanced([1.0], 1e-5, 3, 2.0)
+    ),
+    "a personal clip without central noise": Call(
+        "personal-clip-needs-central-noise", lambda: Uplink((Clip(1.0, personal=True), Noise()))
+    ),
+    "personal budgets under one rate": Call(
+        "personal-budgets-one-rate", lambda: priced({"name": "dp_prox"}, {"name": "poisson", "rate": 0.5})
+    ),
+    "rates by budget for local noise": Call(
+        "personal-cohort-needs-its-noise",
+        lambda: priced({"name": "pdp_prox", "mechanism": "local"}, {"name": "by_budget", "size": 2}),
+    ),
+    "rates by budget that change": Call(
+        "personal-schedule",
+        lambda: priced({"name": "pdp_prox", "mechanism": "rates"}, {"name": "by_budget", "size": 2}, "linear_back"),
+    ),
+    "algorithm 3 to the letter": Call("un-noised-update", lambda: pdp_prox("published", returns="printed")),
+    "a literal reading of a sound mechanism": Call(
+        "literal-without-published", lambda: pdp_prox("bounds", literal=True)
     ),
     "a straggler share above 1": Call("share-out-of-range", lambda: Stragglers(1.5)),
     "a noise law nobody knows": Call(

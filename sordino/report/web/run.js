@@ -107,6 +107,15 @@ function budgets(place) {
     rows: () => clients.map(c => [c.client, c.examples, c.exposures, c.planned, numbers(c.spent), numbers(c.granted)]),
   });
   bars(box, { values: list.map(([share]) => share), colours: list.map(() => "c0"), format: percent, top: 1, xLabel: `${list.length} clients, from most to least spent`, limit: { at: 1, name: "granted" } });
+  const groups = facts.budget && facts.budget.groups;
+  if (!groups) return;
+  const claimed = groups.some(g => g.claimed !== null), span = e => (e.min === e.max ? digits(e.min) : `${digits(e.min)} to ${digits(e.max)}`);
+  const over = g => (g.spent === "inf" || g.spent > g.granted * (1 + 1e-9) ? ", over budget" : "");
+  table(make("figure", place), {
+    caption: claimed ? "Personal budgets: what the source's count says, and what holds" : "Personal budgets: epsilon granted and spent, at most", wide: true,
+    columns: ["granted", "clients", "exposures", ...(claimed ? ["claimed spent"] : []), "epsilon that holds", "status"],
+    rows: groups.map(g => [digits(g.granted), g.clients, span(g.exposures), ...(claimed ? [digits(g.claimed)] : []), g.spent === "inf" ? "∞" : digits(g.spent), g.status + over(g)]),
+  });
 }
 
 function partition(place) {

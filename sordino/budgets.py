@@ -1,0 +1,143 @@
+"""Who grants how much: one epsilon for everybody, or a budget for every client.
+
+    epsilon = 1.0
+    epsilon = {groups = {"1" = 0.54, "2" = 0.37, "4" = 0.09}}     shares of the clients, dealt by the seed
+    epsilon = {linspace = [1.0, 4.0], levels = 20}                equal groups between two budgets, dealt by the seed
+    epsilon = {clients = {"0" = 1.0, "1" = 2.0}}                  one by one
+    epsilon = {file = "budgets.csv"}                              two columns: client, epsilon
+
+Budgets are public (Jorgensen, Yu and Cormode 2015): whoever deduces something about a client's data from the budget it chose is not covered.
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sordino import keys
+from sordino.errors import InvalidBudget
+from sordino.ledger.events import is_number
+
+Floats = NDArray[np.float64]
+
+
+def personal(given: Mapping[str, Any], clients: int, key: keys.Key) -> Floats:
+    """The budget of every client."""
+    named = [name for name in RULES if name in given]
+    extra = sorted(given.keys() - {*named, *(["levels"] if named == ["linspace"] else [])})
+    if len(named) != 1 or extra:
+        raise InvalidBudget(
+            f"privacy.epsilon = {dict(given)!r}",
+            why=f"{', '.join(extra)} is unknown here" if extra else "it takes exactly one rule",
+            fix=f"one of {', '.join(RULES)}; linspace also takes levels",
+            code="budget-rule",
+        )
+    rule = named[0]
+    budgets = RULES[rule](given[rule], clients, keys.fold(key, "budgets"), given)
+    for k in np.flatnonzero(~((budgets > 0) & np.isfinite(budgets))).tolist()[:1]:
+        raise InvalidBudget(
+            f"the budget of client {k} is {budgets[k]}",
+            why="a budget is a finite number above 0; who grants nothing cannot take part",
+            fix="give a number above 0, or leave the client's data out",
+            code="epsilon-not-positive",
+        )
+    return budgets
+
+
+def _groups(table: Any, clients: int, key: keys.Key, given: Mapping[str, Any]) -> Floats:
+    if not isinstance(table, Mapping) or not all(is_number(share) and 0 <= share <= 1 for share in table.values()):
+        raise _malformed(f"groups = {table!r}", 'a table {"epsilon" = share of the clients, ...}')
+    levels = np.array([_number(level) for level in table])
+    shares = np.array(list(table.values()), dtype=np.float64)
+    if abs(math.fsum(shares) - 1) > 1e-9:
+        raise _malformed(f"groups with shares that add up to {math.fsum(shares):g}", "shares that add up to 1")
+    ends = np.rint(np.cumsum(shares) * clients).astype(np.int64)
+    return _dealt(np.repeat(levels, np.diff(ends, prepend=0)), key)
+
+
+def _linspace(ends: Any, clients: int, key: keys.Key, given: Mapping[str, Any]) -> Floats:
+    levels = given.get("levels", 20)
+    pair = isinstance(ends, list) and len(ends) == 2 and all(map(is_number, ends))
+    if not pair or isinstance(levels, bool) or not isinstance(levels, int) or levels < 1:
+        raise _malformed(
+            f"linspace = {ends!r}, levels = {levels!r}", "linspace = [lo, hi] and a whole number of levels"
+        )
+    steps = np.linspace(ends[0], ends[1], levels)
+    return _dealt(steps[np.arange(clients) * levels // clients], key)
+
+
+def _clients(table: Any, clients: int, key: keys.Key, given: Mapping[str, Any]) -> Floats:
+    if not isinstance(table, Mapping):
+        raise _malformed(f"clients = {table!r}", 'a table {"client" = epsilon, ...}')
+    return _listed([(str(client), epsilon) for client, epsilon in table.items()], clients, "privacy.epsilon.clients")
+
+
+def _file(path: Any, clients: int, key: keys.Key, given: Mapping[str, Any]) -> Floats:
+    try:
+        with open(Path(path), newline="", encoding="utf-8") as file:
+            rows = list(csv.DictReader(file, skipinitialspace=True))
+    except (OSError, TypeError, UnicodeDecodeError, csv.Error) as error:
+        raise InvalidBudget(
+            f"cannot read the budgets in {path}", why=str(error), fix="give a CSV file", code="budget-file"
+        ) from None
+    if not rows or not {"client", "epsilon"} <= rows[0].keys():
+        raise _malformed(f"{path} without the columns client and epsilon", "a first line `client,epsilon`")
+    return _listed([(str(row["client"]), row["epsilon"]) for row in rows], clients, str(path))
+
+
+def _listed(pairs: list[tuple[str, Any]], clients: int, where: str) -> Floats:
+    budgets: dict[int, float] = {}
+    for name, epsilon in pairs:
+        name = name.strip()
+        known = name.isdecimal() and int(name) < clients
+        if not known or int(name) in budgets:
+            raise InvalidBudget(
+                f"{where} names client {name!r}" + (" twice" if known else ""),
+                why=f"the clients of this federation are 0 to {clients - 1}, each with one budget",
+                fix="name every client once",
+                code="budget-unknown-client",
+            )
+        budgets[int(name)] = _number(epsilon)
+    missing = [k for k in range(clients) if k not in budgets]
+    if missing:
+        raise InvalidBudget(
+            f"{where} gives no budget for {len(missing)} of {clients} clients, the first is {missing[0]}",
+            why="a client without a budget has granted nothing",
+            fix="give every client a line, or leave its data out",
+            code="budget-missing",
+        )
+    return np.array([budgets[k] for k in range(clients)])
+
+
+def _dealt(budgets: Floats, key: keys.Key) -> Floats:
+    dealt: Floats = budgets[keys.permutation(key, len(budgets)).numpy()]
+    return dealt
+
+
+def _number(text: Any) -> float:
+    try:
+        if isinstance(text, bool):
+            raise ValueError
+        return float(text)
+    except (TypeError, ValueError):
+        raise _malformed(f"a budget of {text!r}", "a number") from None
+
+
+def _malformed(what: str, wanted: str) -> InvalidBudget:
+    return InvalidBudget(
+        what, why="budgets that are guessed are no promise", fix=f"give {wanted}", code="budget-malformed"
+    )
+
+
+RULES: dict[str, Callable[[Any, int, keys.Key, Mapping[str, Any]], Floats]] = {
+    "groups": _groups,
+    "linspace": _linspace,
+    "clients": _clients,
+    "file": _file,
+}

@@ -1,0 +1,71 @@
+"""synthetic(alpha, beta): devices with a linear truth and inputs of their own (Li et al., MLSys 2020; after Shamir, Srebro and Zhang, ICML 2014).
+
+Device k: u_k ~ N(0, alpha), B_k ~ N(0, beta) (standard deviations, as in the authors' code); W_k and b_k ~ N(u_k, 1), v_k ~ N(B_k, 1) entry by entry;
+x ~ N(v_k, diag(j^-1.2)), y = argmax(x W_k + b_k). alpha is how much local truths differ, beta how much inputs differ; synthetic(0, 0) is still not IID.
+The IID set has one W, b ~ N(0, 1) for all and v_k = 0. Sizes are 50 + floor(LogNormal(4, 2)).
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+
+from sordino.data.dataset import Array, Dataset, Split
+from sordino.errors import DataError
+
+FEATURES, CLASSES = 60, 10
+SPREAD = np.arange(1, FEATURES + 1) ** -0.6  # standard deviations
+
+
+class Truth(NamedTuple):
+    """Of one device."""
+
+    w: Array  # [features, classes]
+    b: Array
+    v: Array  # the mean of its inputs
+
+
+def truth(alpha: float, beta: float, rng: np.random.Generator) -> Truth:
+    u, middle = rng.normal(0, alpha), rng.normal(0, beta)
+    return Truth(rng.normal(u, 1, (FEATURES, CLASSES)), rng.normal(u, 1, CLASSES), rng.normal(middle, 1, FEATURES))
+
+
+def drawn(device: Truth, size: int, rng: np.random.Generator) -> tuple[Array, Array]:
+    """Its examples: inputs with variances j^-1.2, and what its truth says of them."""
+    x = rng.normal(device.v, SPREAD, (size, FEATURES)).astype(np.float32)
+    return x, (x @ device.w + device.b).argmax(1)
+
+
+def load(
+    alpha: float = 1.0,
+    beta: float = 1.0,
+    clients: int = 30,
+    iid: bool = False,
+    largest: int | None = None,
+    test_fraction: float = 0.1,
+    seed: int = 0,
+) -> Dataset:
+    """`largest` cuts the sizes of the devices, which are heavy-tailed; each device holds back its own test examples."""
+    sound = all(math.isfinite(v) and v >= 0 for v in (alpha, beta)) and 0 < test_fraction < 1
+    if not sound or clients < 1 or (largest is not None and largest < 2):
+        raise DataError(
+            f"no synthetic({alpha}, {beta}) with {clients=}, {largest=}, {test_fraction=}",
+            why="alpha and beta are standard deviations, clients at least 1, largest at least 2, test_fraction inside (0, 1)",
+            code="bad-synthetic",
+        )
+    rng = np.random.default_rng(seed)
+    sizes = 50 + rng.lognormal(4, 2, clients).astype(np.int64)
+    sizes = np.minimum(sizes, largest) if largest is not None else sizes
+    shared = Truth(rng.normal(size=(FEATURES, CLASSES)), rng.normal(size=CLASSES), np.zeros(FEATURES))
+    parts: dict[str, list[Split]] = {"train": [], "test": []}
+    for k, size in enumerate(sizes.tolist()):
+        x, y = drawn(shared if iid else truth(alpha, beta, rng), size, rng)
+        cut = max(1, int((1 - test_fraction) * size))
+        for name, rows in (("train", slice(cut)), ("test", slice(cut, None))):
+            parts[name].append(Split(x[rows], y[rows], np.full(len(y[rows]), k)))
+    train, test = (Split(*(np.concatenate(column) for column in zip(*parts[n], strict=True))) for n in parts)
+    untouched = (0.0,) * FEATURES, (1.0,) * FEATURES
+    name = "synthetic(iid)" if iid else f"synthetic({alpha:g}, {beta:g})"
+    return Dataset(name, "table", CLASSES, train, test, *untouched)

@@ -1,0 +1,79 @@
+"""Cohorts drawn by personal budgets. Who takes part how often is the plan's to say (`Plan.rates`); here it is tossed for.
+
+by_budget            one hidden coin each, all rounds alike, at the rate a client's budget affords (Boenisch et al., NeurIPS 2023)
+threshold            one hidden coin each, at rates that change with a threshold planned in advance (after Jorgensen, Yu and Cormode, ICDE 2015)
+threshold_published  as printed in "Consideration of FedProx in Privacy Protection" (Electronics 12(20), 2023): thresholds from what is left of the
+                     budgets, participation visible, only those drawn pay. It does not keep the budgets it names; the receipt says what holds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sordino import keys
+from sordino.engine import cohort
+from sordino.engine.cohort import Cohort, alike
+from sordino.errors import ConfigError
+from sordino.ledger.personal import Waste
+
+
+@dataclass(frozen=True)
+class Personal(Cohort):
+    """One coin per client and round."""
+
+    personal: ClassVar[bool] = True
+
+    def draw(self, round_index: int, population: int, key: keys.Key, rates: Rates | None = None) -> list[int]:
+        assert rates is not None, "the plan of personal budgets says the rates"
+        tossed = keys.uniform(keys.fold(key, "cohort", round_index), population).numpy()
+        return np.flatnonzero(tossed < rates).tolist()
+
+    def exposures(self, rounds: int, population: int) -> Sequence[int]:
+        return alike(rounds, population)
+
+    def expected(self, population: int) -> float:
+        return float(population)  # at most; the plan knows the rates of each round
+
+
+@dataclass(frozen=True)
+class ByBudget(Personal):
+    hidden: ClassVar[bool] = True
+    size: float  # expected
+
+    def expected(self, population: int) -> float:
+        return self.size
+
+
+@dataclass(frozen=True)
+class Threshold(Personal):
+    hidden: ClassVar[bool] = True
+    waste: Waste = "weighted"
+
+
+@dataclass(frozen=True)
+class ThresholdPublished(Personal):
+    waste: Waste = "weighted"
+    cost: Literal["one_round", "share", "full_round"] = "one_round"
+    retire_below: float = 0.01  # of the smallest budget: who has less left takes no part any more
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.retire_below < 1:
+            raise ConfigError(
+                f"retire_below = {self.retire_below}",
+                why="it is a share of the smallest budget, at least 0 and below 1",
+                code="share-out-of-range",
+            )
+
+
+Rates = NDArray[np.float64]
+COHORTS: dict[str, type[Cohort]] = {
+    **cohort.COHORTS,
+    "by_budget": ByBudget,
+    "threshold": Threshold,
+    "threshold_published": ThresholdPublished,
+}

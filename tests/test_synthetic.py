@@ -1,0 +1,72 @@
+"""synthetic(alpha, beta): what Li et al. (MLSys 2020) say of it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from sordino.data import synthetic
+from sordino.data.synthetic import CLASSES, FEATURES, drawn, truth
+from sordino.errors import DataError
+
+
+def test_devices_have_sizes_a_tail_and_tests_of_their_own() -> None:
+    found = synthetic.load(1.0, 1.0, clients=200, seed=4)
+    sizes = np.bincount(found.train.group) + np.bincount(found.test.group, minlength=200)
+    assert sizes.min() >= 50
+    assert np.median(sizes) == pytest.approx(50 + np.exp(4), rel=0.25)
+    assert sizes.max() > 1500
+    assert (np.bincount(found.train.group) == np.floor(0.9 * sizes)).mean() > 0.95
+    assert found.train.x.shape[1] == FEATURES
+    assert found.classes == CLASSES
+    assert synthetic.load(seed=4, largest=80, clients=50).train.group is not None
+    assert np.bincount(synthetic.load(seed=4, largest=80, clients=50).train.group).max() <= 72
+
+
+def test_labels_are_what_the_truth_of_a_device_says_and_variances_fall() -> None:
+    rng = np.random.default_rng(1)
+    pooled = []
+    for _ in range(20):
+        device = truth(1.0, 1.0, rng)
+        x, y = drawn(device, 1000, rng)
+        assert np.array_equal(y, np.argmax(x @ device.w + device.b, axis=1))
+        pooled.append(x - device.v)
+    variances = np.concatenate(pooled).var(0)
+    assert variances == pytest.approx(np.arange(1, FEATURES + 1) ** -1.2, rel=0.05)  # 20,000 draws: 5 standard errors
+
+
+def test_alpha_sets_how_much_truths_differ_and_beta_inputs() -> None:
+    def spread(alpha: float, beta: float) -> tuple[float, float]:
+        rng = np.random.default_rng(7)
+        devices = [truth(alpha, beta, rng) for _ in range(400)]
+        return float(np.std([d.w.mean() for d in devices])), float(np.std([d.v.mean() for d in devices]))
+
+    assert spread(0.0, 0.0) == pytest.approx((1 / np.sqrt(600), 1 / np.sqrt(60)), rel=0.15)
+    assert spread(1.0, 0.0)[0] == pytest.approx(1.0, rel=0.15)
+    assert spread(0.0, 2.0)[1] == pytest.approx(2.0, rel=0.15)
+
+
+def test_the_iid_set_has_one_truth() -> None:
+    """What is learned from half of the devices holds for the others; without iid it does not."""
+
+    def error(iid: bool) -> float:
+        found = synthetic.load(1.0, 1.0, clients=10, iid=iid, largest=400, seed=2)
+        x, first = np.hstack([found.train.x, np.ones((len(found.train.x), 1))]), found.train.group < 5
+        least, *_ = np.linalg.lstsq(x[first], np.eye(CLASSES)[found.train.y[first]], rcond=None)
+        return float(((x[~first] @ least).argmax(1) != found.train.y[~first]).mean())
+
+    assert error(iid=True) < 0.4 < 0.7 < error(iid=False)
+
+
+def test_the_seed_is_all_that_is_random() -> None:
+    one, again, other = (synthetic.load(seed=s).fingerprint() for s in (1, 1, 2))
+    assert one == again != other
+
+
+@pytest.mark.parametrize(
+    "bad", [{"alpha": -1.0}, {"beta": float("nan")}, {"clients": 0}, {"largest": 1}, {"test_fraction": 1.0}]
+)
+def test_what_cannot_be_is_refused(bad: dict[str, float]) -> None:
+    with pytest.raises(DataError) as refusal:
+        synthetic.load(**bad)  # type: ignore[arg-type]
+    assert refusal.value.code == "bad-synthetic"
