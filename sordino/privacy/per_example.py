@@ -130,6 +130,21 @@ def slow_sum(losses: Losses, params: Params, batch: Examples, keys: Tensor, clip
     return total
 
 
+def one_by_one(losses: Losses, params: Params, batch: Examples, keys: Tensor, clip: float, order: int) -> Params:
+    """The same by ordinary backward passes, one example after another: for a handful, without loading torch.func."""
+    total = {name: torch.zeros_like(value) for name, value in params.items()}
+    for i in range(len(batch.y)):
+        one = slice(i, i + 1)
+        leaves = {name: value.detach().requires_grad_() for name, value in params.items()}
+        value = losses(leaves, batch.x[one], batch.y[one], keys[one]).sum()
+        found = torch.autograd.grad(value, list(leaves.values()), allow_unused=True)
+        grads = [torch.zeros_like(p) if g is None else g for p, g in zip(leaves.values(), found, strict=True)]
+        norm = _norm(torch.stack([_norm(g.reshape(1, -1), order, 1) for g in grads]), order, 0)
+        for name, g in zip(total, grads, strict=True):
+            total[name] += clip_factor(norm, clip, g.dtype) * g if bool(torch.isfinite(norm)) else 0
+    return total
+
+
 def _norm(x: Tensor, order: int, dim: int) -> Tensor:
     # in float64: the square of 1e-25 is no float32, and a factor taken for 0 would let the other pass unclipped
     if dim == 1 and x.dim() == 2:  # widening some rows first is five times as fast as widening in the reduction
