@@ -36,7 +36,13 @@ from sordino.tasks.nets import NETS
 # A small run of each: two rounds of three clients. Private ones get a budget every formula in the library accepts.
 TINY = ("rounds=2", "partition=iid", "partition.clients=3", "evaluation.final=1")
 BUDGET = ("privacy.epsilon=0.9", "privacy.delta=1e-5")
-SPECIAL = {"convex_stable": ("model={name='logistic', radius=4.0}",)}
+HIDDEN = ("cohort={name='poisson', rate=0.5}", "privacy.epsilon=4", "privacy.delta=1e-3")
+SPECIAL = {
+    "convex_stable": ("model={name='logistic', radius=4.0}",),
+    "dp_prox": HIDDEN,
+    "dp_fedavg": HIDDEN,
+    "pdp_prox": ("cohort=everyone", "privacy.epsilon={linspace=[1.0, 4.0], levels=3}"),
+}
 
 
 def write(folder: Path) -> None:

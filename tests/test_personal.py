@@ -16,8 +16,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from laws.traces import differences, finished, killed_at, trace
 
 from sordino import budgets, config, keys, tree
+from sordino.algorithms.dp_prox import dp_prox
 from sordino.assemble import Parts
 from sordino.errors import ConfigError, InvalidBudget, SordinoError, UnsoundGuarantee
 from sordino.ledger.accountants import best
@@ -38,10 +40,12 @@ from sordino.ledger.personal import (
     wasted,
 )
 from sordino.personal_plans import PublishedPlan, ThresholdPlan
+from sordino.privacy.sources import for_client, for_round
 from sordino.receipt import opened, receipt, verify
 from sordino.results import open_run
 from sordino.round import one_round
-from sordino.training import start
+from sordino.training import resume, start
+from sordino.types import Grant
 
 DELTA = 1e-5
 GROUPS = {"groups": {"1": 0.54, "2": 0.37, "4": 0.09}}
@@ -259,15 +263,22 @@ def test_hidden_and_redrawn_is_safe_and_wasteful(budget: float, loss: float) -> 
 
 
 def made(
-    algorithm: dict[str, Any], cohort: dict[str, Any], epsilon: Any, rounds: int = 6, clients: int = 22, **tables: Any
+    algorithm: dict[str, Any],
+    cohort: dict[str, Any],
+    epsilon: Any,
+    rounds: int = 6,
+    clients: int = 22,
+    clip: float | None = 0.5,
+    **tables: Any,
 ) -> Parts:
+    effort = {"lr": 0.05} | ({} if "local_steps" in algorithm else {"local_epochs": 2})
     table: dict[str, Any] = {
         "rounds": rounds,
         "data": {"source": "synthetic", "clients": clients, "largest": 60},
         "partition": {"scheme": "natural"},
         "model": {"name": "logistic"},
         "cohort": cohort,
-        "algorithm": {"clip": 0.5, "lr": 0.05, "local_epochs": 2} | algorithm,
+        "algorithm": effort | ({} if clip is None else {"clip": clip}) | algorithm,
         "privacy": {"epsilon": epsilon, "delta": DELTA},
         "evaluation": {"every": rounds, "final": 1},
     }
@@ -544,6 +555,72 @@ def test_nobody_answers_and_the_noise_comes_all_the_same() -> None:
     assert q is not None
     assert float(moved.double().std()) == pytest.approx(z * 0.5 / q.sum(), rel=0.15)  # 610 coordinates
     assert isinstance(federation.ledger, Ledger)
+
+
+@pytest.mark.parametrize("placement", ["once", "per_client"])
+def test_noise_comes_once_a_round_or_with_every_update(placement: str) -> None:
+    """std of the noise in a mean: z C / den, or z C sqrt(|S|) / den; 10^5 coordinates, so 1 % is 4.5 standard errors."""
+    clip, z, cohort = 0.5, 0.8, 9
+    uplink = dp_prox(clip, noise_placement=placement, multiplier=z).uplink  # type: ignore[arg-type]
+    zero = {"w": torch.zeros(100_000)}
+    grants = [Grant(k, 1, 1, for_client("counter", 7, 0, k), z) for k in range(cohort)]
+    sent = {k: uplink.encode(zero, grant) for k, grant in enumerate(grants)}
+    mean = uplink.receive(sent, zero, [1.0] * cohort, cohort, z, for_round("counter", 7, 0)).mean["w"]
+    wanted = z * clip * (math.sqrt(cohort) if placement == "per_client" else 1) / cohort
+    assert float(mean.double().std()) == pytest.approx(wanted, rel=0.01)
+
+
+@pytest.mark.parametrize("faults", [{"drop": 0.5}, {"slow": 0.5}, {"drop": 0.9, "slow": 0.1}])
+@pytest.mark.parametrize("mechanism", ["rates", "bounds", "local"])
+def test_faults_never_take_noise_away(mechanism: str, faults: dict[str, float]) -> None:
+    """What the server releases is at least as noisy as the plan says, however many clients are lost or late; and they have paid."""
+    algorithm = {"name": "pdp_prox", "mechanism": mechanism, "clip": 1e-6}  # hardly any signal: what is left is noise
+    heard: list[list[float]] = []
+    accounts: list[dict[int, Any]] = []
+    for chaos in ({}, faults):
+        parts = made(algorithm, MECHANISMS[mechanism], GROUPS, rounds=3, chaos=chaos)
+        federation, clients, server = parts.federation(":memory:", "run"), parts.clients("run"), parts.state("server")
+        stds = []
+        with federation.ledger:
+            for t in range(3):
+                outcome = one_round(federation, server, t, clients)
+                moved, server = tree.flat(tree.sub(outcome.server.x, server.x)), outcome.server
+                stds.append(float(moved.double().std()) / 1e-6)
+                if chaos:
+                    assert len(outcome.answered) < max(2, len(outcome.active))
+            accounts.append({k: federation.spent.get(federation.payer(k)) for k in range(22)})
+        heard.append(stds)
+    assert accounts[0] == accounts[1]
+    for sound, faulty in zip(*heard, strict=True):
+        assert faulty == 0 or faulty > sound * 0.85  # nobody answered a local round: nothing is released
+
+
+def test_one_step_does_not_feel_mu_and_no_mu_is_fedavg() -> None:
+    def model(**algorithm: Any) -> torch.Tensor:
+        parts = made(algorithm, {"name": "everyone"}, None, rounds=2, clip=None, uplink={"client": []}, privacy={})
+        federation, clients, server = parts.federation(":memory:", "run"), parts.clients("run"), parts.state("server")
+        with federation.ledger:
+            for t in range(2):
+                server = one_round(federation, server, t, clients).server
+        return tree.flat(server.x)
+
+    assert torch.equal(model(name="fedprox", mu=0.0, local_epochs=2), model(name="fedavg", local_epochs=2))
+    one = {"local_steps": 1, "batch_size": "full"}
+    assert torch.equal(model(name="fedprox", mu=5.0, **one), model(name="fedavg", **one))
+    start_ = tree.flat(made({"name": "fedavg"}, ROBIN, None, clip=None, privacy={}).state("server").x)
+    far = [float((model(name="fedprox", mu=mu, local_epochs=5) - start_).norm()) for mu in (0.0, 1.0, 10.0)]
+    assert far[0] > far[1] > far[2]  # the larger mu, the nearer to the start
+
+
+def test_a_killed_run_keeps_every_account(tmp_path: Path) -> None:
+    parts = made(
+        {"name": "pdp_prox"}, {"name": "random", "size": 11}, GROUPS, stragglers={"share": 0.5, "policy": "keep"}
+    )
+    whole = finished(parts.experiment, tmp_path / "whole")
+    with killed_at("computed", 3):
+        start(parts.experiment, tmp_path / "run")
+    resume(tmp_path / "run")
+    assert differences(whole, trace(tmp_path / "run")) == []
 
 
 def test_literal_noise_is_louder_and_accounted_for() -> None:

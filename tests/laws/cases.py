@@ -66,6 +66,8 @@ OFF = 1e-9  # a noise multiplier that is as good as none
 ONE_STEP = {"name": "fedavg", "lr": 0.5, "local_steps": 1, "batch_size": "full"}
 FIVE_STEPS = {"name": "fedavg", "lr": 0.5, "local_steps": 3, "batch_size": "full"}
 
+PERSONAL = {"linspace": [4.0, 12.0], "levels": 3}
+
 CENTRAL: Table = {
     "client": [{"name": "clip", "radius": 1.0}],
     "server": [{"name": "noise", "neighbours": "add_remove"}],
@@ -207,6 +209,59 @@ CASES = [
             "server": [{"name": "noise", "neighbours": "zero_out"}],
         },
         protects="central",
+    ),
+    Case(
+        "dp_prox",
+        {"name": "dp_prox", "clip": 1.0, "mu": 0.1, "local_epochs": 2, "batch_size": 32, "lr": 0.2},
+        privacy={"epsilon": 8.0, "delta": 1e-3},
+        cohort={"name": "poisson", "rate": 0.5},
+        protects="central",
+        silent={
+            "algorithm": {
+                "name": "dp_prox",
+                "clip": 1e4,
+                "mu": 0.1,
+                "local_steps": 3,
+                "batch_size": "full",
+                "lr": 0.5,
+                "multiplier": OFF,
+            }
+        },
+        plain={
+            "algorithm": {"name": "fedprox", "mu": 0.1, "local_steps": 3, "batch_size": "full", "lr": 0.5},
+            "uplink": {"client": [], "denominator": "expected"},
+        },
+    ),
+    Case(
+        "dp_prox_published",
+        {"name": "dp_prox", "variant": "published", "clip": 1.0, "local_epochs": 1, "batch_size": 32, "lr": 0.2},
+        privacy={"epsilon": 8.0, "delta": 1e-3},
+        cohort={"name": "random", "size": 2},
+        protects="central",
+        status="conditional",
+    ),
+    Case(
+        "dp_fedavg",
+        {"name": "dp_fedavg", "clip": 1.0, "neighbours": "replace", "local_epochs": 1, "batch_size": 32, "lr": 0.2},
+        privacy={"epsilon": 8.0, "delta": 1e-3},
+        cohort={"name": "round_robin", "size": 2},
+        protects="central",
+    ),
+    *(
+        Case(
+            f"pdp_prox_{mechanism}",
+            {"name": "pdp_prox", "mechanism": mechanism, "clip": 1.0, "local_epochs": 1, "batch_size": 32, "lr": 0.2},
+            privacy={"epsilon": PERSONAL, "delta": 1e-3},
+            cohort=cohort,
+            protects=protects,
+        )
+        for mechanism, cohort, protects in (
+            ("bounds", {"name": "round_robin", "size": 2}, "central"),
+            ("local", {"name": "round_robin", "size": 2}, "client"),
+            ("rates", {"name": "by_budget", "size": 2}, "central"),
+            ("threshold", {"name": "threshold"}, "central"),
+            ("published", {"name": "threshold_published"}, "client"),
+        )
     ),
 ]
 BY_NAME = {case.name: case for case in CASES}
