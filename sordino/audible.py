@@ -39,13 +39,14 @@ def expected_noise(parts: Parts) -> Noise | None:
     if offer is None:
         return None
     # clients of one kind are alike in all that follows
-    kinds = list(zip(plan.exposures, plan.reads, parts.sizes, strict=True))
+    granted = [None if plan.budget is None else plan.budget.of(k) for k in range(len(parts.sizes))]
+    kinds = list(zip(plan.exposures, plan.reads, parts.sizes, granted, strict=True))
     one_of = {kind: k for k, kind in enumerate(kinds)}
     cohort, largest = parts.cohort.expected(len(kinds)), max(parts.sizes)
     answering = 1 - slow.share if slow.policy in ("drop", "late") else 1.0
     seen: list[tuple[float, float, Loudness]] = []  # (how often, weight, loudness)
     for kind, count in Counter(kinds).items():
-        z, (times, _, size) = multiplier(parts, one_of[kind]), kind
+        z, (times, _, size, _) = multiplier(parts, one_of[kind]), kind
         if z is None:
             continue
         loud = (
@@ -55,7 +56,10 @@ def expected_noise(parts: Parts) -> Noise | None:
         )
         if loud is None:
             return None
-        seen.append((count * times, algorithm.uplink.weight(size, largest), loud))
+        if algorithm.uplink.personal:  # one noise for all, and a bound for each
+            loud = Loudness(loud.std * plan.quietest / z, loud.signal * plan.quietest / z)
+        weight = algorithm.uplink.weight(size, largest, plan.precision(one_of[kind]))
+        seen.append((count * times, weight, loud))
     visits = math.fsum(often for often, _, _ in seen)
     if not visits or not answering:
         return None

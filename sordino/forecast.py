@@ -135,6 +135,8 @@ def _other_gates(parts: Parts) -> Iterator[tuple[str, list[str]]]:
     unit = "protect clients, " if records else ""
     if records or not (hidden and algorithm.uplink.server):
         coins = [] if hidden else [f"cohort={{name='poisson', rate={rate}}}"]
+        if parts.budget is not None and parts.budget.personal is not None:  # each at the rate its own budget affords
+            coins = [f"cohort={{name='by_budget', size={parts.cohort.expected(population):g}}}"]
         central = bounded % ("", "{name='noise', neighbours='add_remove'}")
         yield f"{unit}central noise, hidden cohort", [*fedavg, central, *coins]
     if records or algorithm.uplink.server:
