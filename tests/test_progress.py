@@ -98,7 +98,7 @@ def spending_plan(unit: str, epsilon: float) -> Any:
     return SimpleNamespace(
         offer=SimpleNamespace(unit=unit, neighbours="replace", adversary="server"),
         budget=SimpleNamespace(epsilon=epsilon),
-        cap=(10,),
+        cap_of=lambda client: (10,),
     )
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -13,12 +12,12 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import Tensor
 
 from sordino import keys, tree
 from sordino.engine import wire
 from sordino.engine.cohort import Cohort
 from sordino.engine.loudness import in_mean, of_reader, of_uplink
+from sordino.engine.mail import Mail
 from sordino.engine.personal import Personal
 from sordino.engine.stragglers import Crew, Stragglers
 from sordino.errors import BudgetExhausted
@@ -33,26 +32,6 @@ from sordino.types import Adversary, Claim, Grant, Received, Source
 from sordino.uplink import Summed
 
 STALL = 1.1  # a mean update within a tenth of its expected noise norm carries no visible signal
-
-
-@dataclass
-class Mail:
-    """What came in one round: from whom, how much, and a digest of all that it lets the server see."""
-
-    answered: list[int] = field(default_factory=list)
-    size: int = 0
-    digest: bytes = b""
-    _sums: list[int] = field(default_factory=list)
-
-    def note(self, upload: Any) -> None:
-        # who was in time is in the mean, whose digest tells any two releases apart; who was late was seen all the same
-        self._sums += [zlib.crc32(_buffer(leaf)) for leaf in tree.leaves(upload)]
-
-    def seal(self, mean: Any) -> None:
-        digest = hashlib.sha256(json.dumps(self._sums).encode())
-        for leaf in tree.leaves(mean):
-            digest.update(_buffer(leaf))
-        self.digest = digest.digest()
 
 
 @dataclass(frozen=True)
@@ -70,10 +49,6 @@ class Weights(Sequence[float]):
 
     def __iter__(self) -> Iterator[float]:
         return map(self.of.__getitem__, self.sizes)
-
-
-def _buffer(leaf: Tensor) -> Any:
-    return leaf.contiguous().numpy().reshape(-1).view(np.uint8)
 
 
 @dataclass

@@ -503,7 +503,7 @@ class LayerClip(Clip):
 class Trusting(Weigh):
     """A client's number of examples as its weight, however large."""
 
-    def weight(self, size: int, largest: int) -> float:
+    def weight(self, size: int, largest: int, precision: float = 1.0) -> float:
         return float(size)
 
 
