@@ -10,7 +10,6 @@ Whoever uses one as a tensor gets the tensor: any torch function or operator act
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable
 from functools import cache
 from typing import Any, TypeAlias
@@ -25,19 +24,21 @@ SMALL = 1 << 16
 BUNCH = 1 << 10  # rows of a span that are multiplied out together
 
 
-class Lazy(ABC):
+class Lazy:
+    """What all of them answer. No ABC: its `isinstance` costs as much as a small tensor operation."""
+
     __slots__ = ()
 
-    @abstractmethod
-    def dense(self) -> Tensor: ...
+    def dense(self) -> Tensor:
+        raise NotImplementedError
 
     @property
-    @abstractmethod
-    def dtype(self) -> torch.dtype: ...
+    def dtype(self) -> torch.dtype:
+        raise NotImplementedError
 
     @property
-    @abstractmethod
-    def shape(self) -> torch.Size: ...
+    def shape(self) -> torch.Size:
+        raise NotImplementedError
 
     def numel(self) -> int:
         return self.shape.numel()

@@ -69,10 +69,10 @@ def add(a: T, b: T) -> T:
 def sub(a: T, b: T) -> T:
     if isinstance(a, dict) and isinstance(b, dict) and a.keys() == b.keys():
         return {k: sub(a[k], b[k]) for k in a}  # type: ignore[return-value]
+    if isinstance(a, Tensor) and isinstance(b, Tensor):
+        return Zero(a) if a is b else torch.sub(a, b)  # type: ignore[return-value]
     if isinstance(a, Moved) and a.start is b:
         return a.way  # type: ignore[return-value]
-    if a is b and isinstance(a, Tensor):
-        return Zero(a)  # type: ignore[return-value]
     return map(torch.sub, a, b)
 
 
@@ -93,6 +93,8 @@ def axpy(factor: float | Tensor, a: T, b: T) -> T:
         return map(lambda x, y: factor * x + y, a, b)
     if isinstance(a, dict) and isinstance(b, dict) and a.keys() == b.keys():
         return {k: axpy(factor, a[k], b[k]) for k in b}  # type: ignore[return-value]
+    if isinstance(a, Tensor) and isinstance(b, Tensor):
+        return torch.add(b, a, alpha=factor)  # type: ignore[return-value]
     if isinstance(a, Lazy):
         return a.added_to(b, factor)  # type: ignore[no-any-return]
     if isinstance(a, Tensor) and isinstance(b, Lazy):
@@ -114,6 +116,8 @@ def descend(y: T, eta: float, direction: T, start: T) -> T:
             if isinstance(direction, Scaled):
                 return Moved(y, direction.scaled(-eta))  # type: ignore[return-value]
         return axpy(-eta, direction, y)
+    if isinstance(y, Tensor) and isinstance(direction, Tensor):
+        return y.add_(direction, alpha=-eta)  # type: ignore[return-value]
     if isinstance(direction, Lazy):
         return direction.add_to(y, -eta)  # type: ignore[no-any-return]
     return map(lambda leaf, step: leaf.add_(step, alpha=-eta), y, direction)
