@@ -248,6 +248,13 @@ class Parts:
         if isinstance(self.cohort, Personal) and len(offers) == 1:
             return draft_personal(self.cohort, offers[0][0], self.budget, self.experiment.rounds, population)
         exposures, budget = self.cohort.exposures(self.experiment.rounds, population), self.budget
+        if algorithm.uplink.personal and budget is not None and isinstance(budget.schedule, Adaptive):
+            raise UnsoundGuarantee(
+                "personal clips with an adaptive schedule",
+                why="all of them are in proportion to the least noise that the plan holds, which must be known before the first round",
+                fix='schedule = {name = "uniform"}, or another that is fixed in advance',
+                code="personal-schedule",
+            )
         sizes, where = np.unique(np.asarray(self.sizes), return_inverse=True)
         reads = np.array([algorithm.read.reads(algorithm.work, size) for size in sizes.tolist()])[where].data
         published = None

@@ -519,12 +519,15 @@ def test_what_does_not_fit_together_is_refused(
     assert refusal.value.fix
 
 
-@pytest.mark.parametrize("schedule", ["adaptive", "linear_back"])
-def test_rates_need_equal_rounds(schedule: str) -> None:
+@pytest.mark.parametrize(
+    ("mechanism", "schedule"),
+    [("rates", "adaptive"), ("rates", "linear_back"), ("threshold", "adaptive"), ("bounds", "adaptive")],
+)
+def test_rates_need_equal_rounds_and_clips_a_plan(mechanism: str, schedule: str) -> None:
     with pytest.raises(UnsoundGuarantee) as refusal:
         _ = made(
-            {"name": "pdp_prox", "mechanism": "rates"},
-            MECHANISMS["rates"],
+            {"name": "pdp_prox", "mechanism": mechanism},
+            MECHANISMS[mechanism],
             GROUPS,
             privacy={"epsilon": GROUPS, "schedule": {"name": schedule}},
         ).plan
