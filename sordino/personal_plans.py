@@ -102,7 +102,7 @@ class PublishedPlan(Plan):
         active = left > self.cohort.retire_below * self._granted.min()
         if not active.any():
             return np.zeros_like(left)
-        self._tau = threshold(left[active], self.cohort.waste)
+        self._tau = threshold(left[active], self.cohort.by)
         return np.where(active, included(left, self._tau), 0.0)
 
     def left(self, spent: Spent) -> Floats:
@@ -176,8 +176,6 @@ def draft_personal(cohort: Personal, offer: Offer, budget: Budget | None, rounds
         pricing = Counted(f"rates by budget z={multiplier:.9g}", multiplier, rounds)
         return RatesPlan(offer, pricing, budget, None, exposures, once(exposures), each=each)
     if isinstance(cohort, Threshold):
-        return ThresholdPlan(
-            *common, rows=planned(budgets, budget.schedule.shares(rounds, budget.epsilon), cohort.waste)
-        )
+        return ThresholdPlan(*common, rows=planned(budgets, budget.schedule.shares(rounds, budget.epsilon), cohort.by))
     assert isinstance(cohort, ThresholdPublished)
     return PublishedPlan(*common, cohort=cohort, rounds=rounds)

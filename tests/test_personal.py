@@ -28,6 +28,7 @@ from sordino.ledger.events import Gaussian, Poisson, Repeat
 from sordino.ledger.gaussian_dp import epsilon_of, mu_of
 from sordino.ledger.ledger import Ledger
 from sordino.ledger.personal import (
+    Waste,
     amplified,
     balanced,
     included,
@@ -126,18 +127,18 @@ def test_the_least_waste(phi: tuple[float, ...], least: float, at: float) -> Non
 def test_its_parts_and_the_other_rules() -> None:
     phi = each(0.1, 0.5, 1.0)
     assert wasted(phi, 0.768719) == pytest.approx((0.310564, 0.231281), abs=2e-6)
-    assert waste(phi, 0.7687, "sum") == pytest.approx(0.5418, abs=1e-4)
-    assert waste(phi, 1.0, "sum") == pytest.approx(
+    assert waste(phi, 0.7687, Waste("sum")) == pytest.approx(0.5418, abs=1e-4)
+    assert waste(phi, 1.0, Waste("sum")) == pytest.approx(
         0.4051, abs=1e-4
     )  # less: the weighted rule favours equal parts, not little waste
-    assert threshold(phi, "sum") == pytest.approx(1.0)
-    assert waste(phi, 0.5, "count") == pytest.approx(0.7 * (1 - float(included(phi, 0.5)[0])) + 0.3 * 0.5)
+    assert threshold(phi, Waste("sum")) == pytest.approx(1.0)
+    assert waste(phi, 0.5, Waste("count")) == pytest.approx(0.7 * (1 - float(included(phi, 0.5)[0])) + 0.3 * 0.5)
 
 
-@given(st.lists(st.floats(0.05, 8), min_size=1, max_size=6), st.sampled_from(["weighted", "sum", "count"]))
+@given(st.lists(st.floats(0.05, 8), min_size=1, max_size=6), st.sampled_from(["weighted", "sum", "fixed", "count"]))
 @settings(max_examples=25, deadline=None)
-def test_no_grid_point_wastes_less(phi: list[float], rule: Any) -> None:
-    grid = np.linspace(min(phi), max(phi), 301)
+def test_no_grid_point_wastes_less(phi: list[float], name: Any) -> None:
+    grid, rule = np.linspace(min(phi), max(phi), 301), Waste(name, (0.4, 0.6))
     assert (
         waste(each(*phi), threshold(each(*phi), rule), rule)
         <= min(waste(each(*phi), float(t), rule) for t in grid) + 1e-6
@@ -532,6 +533,17 @@ def test_rates_need_equal_rounds_and_clips_a_plan(mechanism: str, schedule: str)
             privacy={"epsilon": GROUPS, "schedule": {"name": schedule}},
         ).plan
     assert refusal.value.code == "personal-schedule"
+
+
+def test_weights_of_waste_are_two_numbers() -> None:
+    phi = each(0.1, 0.5, 1.0)
+    sampling, noise = wasted(phi, 0.6)
+    assert waste(phi, 0.6, Waste("fixed", (2.0, 3.0))) == pytest.approx(2 * sampling + 3 * noise)
+    for bad in ([1.0], [1.0, -1.0], [1.0, math.inf], ["a", "b"]):
+        with pytest.raises(ConfigError):
+            _ = made(
+                {"name": "pdp_prox", "mechanism": "threshold"}, {"name": "threshold", "waste_weights": bad}, GROUPS
+            ).plan
 
 
 def test_a_share_beyond_the_whole_is_refused() -> None:

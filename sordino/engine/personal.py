@@ -8,6 +8,7 @@ threshold_published  as printed in "Consideration of FedProx in Privacy Protecti
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
@@ -19,6 +20,7 @@ from sordino import keys
 from sordino.engine import cohort
 from sordino.engine.cohort import Cohort, alike
 from sordino.errors import ConfigError
+from sordino.ledger.events import is_number
 from sordino.ledger.personal import Waste
 
 
@@ -50,18 +52,36 @@ class ByBudget(Personal):
 
 
 @dataclass(frozen=True)
-class Threshold(Personal):
-    hidden: ClassVar[bool] = True
-    waste: Waste = "weighted"
+class _ByThreshold(Personal):
+    waste: Literal["weighted", "sum", "fixed", "count"] = "weighted"
+    waste_weights: Sequence[float] = (0.7, 0.3)  # of sampling and of noise, where waste is "fixed" or "count"
+
+    def __post_init__(self) -> None:
+        if len(self.waste_weights) != 2 or not all(is_number(w) and 0 <= w < math.inf for w in self.waste_weights):
+            raise ConfigError(
+                f"waste_weights = {self.waste_weights!r}",
+                why="they weigh what is lost to sampling and what is lost to noise: two numbers, none negative",
+                code="waste-weights",
+            )
+
+    @property
+    def by(self) -> Waste:
+        first, second = self.waste_weights
+        return Waste(self.waste, (float(first), float(second)))
 
 
 @dataclass(frozen=True)
-class ThresholdPublished(Personal):
-    waste: Waste = "weighted"
+class Threshold(_ByThreshold):
+    hidden: ClassVar[bool] = True
+
+
+@dataclass(frozen=True)
+class ThresholdPublished(_ByThreshold):
     cost: Literal["one_round", "share", "full_round"] = "one_round"
     retire_below: float = 0.01  # of the smallest budget: who has less left takes no part any more
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if not 0 <= self.retire_below < 1:
             raise ConfigError(
                 f"retire_below = {self.retire_below}",

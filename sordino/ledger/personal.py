@@ -11,7 +11,7 @@ import math
 from collections.abc import Sequence
 from functools import cache
 from itertools import pairwise
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,7 +20,16 @@ from sordino.errors import InvalidBudget
 from sordino.ledger.pricing import ORDERS
 
 Floats = NDArray[np.float64]
-Waste = Literal["weighted", "sum", "count"]
+
+
+class Waste(NamedTuple):
+    """How the budget that is lost to sampling and the budget that is lost to noise are weighed."""
+
+    rule: Literal["weighted", "sum", "fixed", "count"] = "weighted"
+    weights: tuple[float, float] = (0.7, 0.3)  # of `fixed` and `count`
+
+
+WEIGHTED = Waste()
 _TIGHT = 1e-5  # of the logarithms of rates and multipliers
 SEARCHES = 4  # intervals inside each gap between neighbouring budgets
 
@@ -47,17 +56,19 @@ def wasted(budgets: Floats, tau: float, count: Floats | float = 1.0) -> tuple[fl
     return float(sampling[below].sum()), float(noise[above].sum())
 
 
-def waste(budgets: Floats, tau: float, rule: Waste = "weighted", count: Floats | float = 1.0) -> float:
+def waste(budgets: Floats, tau: float, by: Waste = WEIGHTED, count: Floats | float = 1.0) -> float:
     """What a threshold costs in usefulness. `weighted` by each part's own share; `count` counts clients that stay away, as a public re-implementation does."""
     sampling, noise = wasted(budgets, tau, count)
-    if rule == "sum":
+    if by.rule == "sum":
         return sampling + noise
-    if rule == "count":
-        return 0.7 * float(((1 - included(budgets, tau)) * count)[budgets < tau].sum()) + 0.3 * noise
+    if by.rule == "count":
+        sampling = float(((1 - included(budgets, tau)) * count)[budgets < tau].sum())
+    if by.rule in ("fixed", "count"):
+        return by.weights[0] * sampling + by.weights[1] * noise
     return (sampling**2 + noise**2) / (sampling + noise) if sampling + noise else 0.0
 
 
-def threshold(budgets: Floats, rule: Waste = "weighted") -> float:
+def threshold(budgets: Floats, by: Waste = WEIGHTED) -> float:
     """The tau of least waste between the smallest and the largest budget; of equals the smallest. Continuous, not convex: every gap is searched."""
     from scipy.optimize import minimize_scalar
 
@@ -67,12 +78,12 @@ def threshold(budgets: Floats, rule: Waste = "weighted") -> float:
         raise InvalidBudget(
             "no budgets to choose a threshold from", why="all are used up", code="threshold-without-budgets"
         )
-    tried = [(waste(levels, float(level), rule, count), float(level)) for level in levels]
+    tried = [(waste(levels, float(level), by, count), float(level)) for level in levels]
     for low, high in pairwise(levels.tolist()):
         ends = np.linspace(low, high, SEARCHES + 1)
         for a, b in pairwise(ends.tolist()):
             inside = minimize_scalar(
-                lambda t: waste(levels, float(t), rule, count), bounds=(a, b), method="bounded", options={"xatol": 1e-9}
+                lambda t: waste(levels, float(t), by, count), bounds=(a, b), method="bounded", options={"xatol": 1e-9}
             )
             tried.append((float(inside.fun), float(inside.x)))
     least = min(value for value, _ in tried)
@@ -148,7 +159,7 @@ def balanced(budgets: Sequence[float], delta: float, rounds: int, expected: floa
 
 
 def planned(
-    budgets: Sequence[float], shares: Sequence[float] | Floats, rule: Waste = "weighted"
+    budgets: Sequence[float], shares: Sequence[float] | Floats, by: Waste = WEIGHTED
 ) -> list[tuple[float, Floats, Floats]]:
     """Of each round (tau, rates, payments): allowances by the shares of each budget, and what a threshold below an allowance left of it.
 
@@ -158,7 +169,7 @@ def planned(
     carried, rounds = np.zeros_like(each), []
     for share in np.asarray(shares, dtype=np.float64):
         allowance: Any = each * share + carried
-        tau = threshold(allowance, rule)
+        tau = threshold(allowance, by)
         paid = np.minimum(allowance, tau)
         rounds.append((tau, included(allowance, tau), paid))
         carried = allowance - paid
