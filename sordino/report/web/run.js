@@ -98,20 +98,19 @@ function epsilons(place, curves, { title, about, unproved = false }) {
 }
 
 function budgets(place) {
-  const clients = facts.by_client;
+  const clients = facts.by_client, groups = facts.budget && facts.budget.groups, claimed = groups && groups.some(g => g.claimed !== null);
   if (!clients.length || !clients[0].granted) return;
   const list = clients.map(c => [Math.max(...c.spent.map((s, i) => s / c.granted[i])), c]).sort(([a], [b]) => b - a), numbers = v => v.map(part => digits(part, 4)).join(", ");
   const box = figure(place, {
-    title: "Spent of granted, client by client", about: `In ${facts.currency}, the currency that adds up. Nobody is asked again once the budget is spent.`,
+    title: "Spent of granted, client by client", about: claimed ? "In the source's own count of epsilon, which proves nothing: read the table below." : `In ${facts.currency}, the currency that adds up. Nobody is asked again once the budget is spent.`,
     columns: ["client", "examples", "exposures", "planned", "spent", "granted"],
     rows: () => clients.map(c => [c.client, c.examples, c.exposures, c.planned, numbers(c.spent), numbers(c.granted)]),
   });
   bars(box, { values: list.map(([share]) => share), colours: list.map(() => "c0"), format: percent, top: 1, xLabel: `${list.length} clients, from most to least spent`, limit: { at: 1, name: "granted" } });
-  const groups = facts.budget && facts.budget.groups;
   if (!groups) return;
-  const claimed = groups.some(g => g.claimed !== null), span = e => (e.min === e.max ? digits(e.min) : `${digits(e.min)} to ${digits(e.max)}`);
+  const span = e => (e.min === e.max ? digits(e.min) : `${digits(e.min)} to ${digits(e.max)}`);
   const over = g => (g.spent === "inf" || g.spent > g.granted * (1 + 1e-9) ? ", over budget" : "");
-  table(make("figure", place), {
+  table(make("figure", place, null, { class: "row" }), {
     caption: claimed ? "Personal budgets: what the source's count says, and what holds" : "Personal budgets: epsilon granted and spent, at most", wide: true,
     columns: ["granted", "clients", "exposures", ...(claimed ? ["claimed spent"] : []), "epsilon that holds", "status"],
     rows: groups.map(g => [digits(g.granted), g.clients, span(g.exposures), ...(claimed ? [digits(g.claimed)] : []), g.spent === "inf" ? "∞" : digits(g.spent), g.status + over(g)]),
