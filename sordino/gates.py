@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
+from sordino.compression.block_sum import BlockSum
 from sordino.config import build, check_keys
 from sordino.privacy.mechanisms import GaussianNoise, LaplaceNoise
 from sordino.privacy.readers import NoisyGradient, Open, Sampling
@@ -41,7 +42,7 @@ def noise(law: Law = "gaussian", neighbours: Neighbours = "replace", multiplier:
 
 
 READERS: dict[str, Callable[..., Reader]] = {"open": Open, "noisy_gradient": noisy_gradient}
-STAGES: dict[str, Callable[..., Stage]] = {"clip": Clip, "weigh": Weigh, "noise": noise}
+STAGES: dict[str, Callable[..., Stage]] = {"clip": Clip, "weigh": Weigh, "noise": noise, "block_sum": BlockSum}
 
 
 def reader(table: Mapping[str, Any]) -> Reader:

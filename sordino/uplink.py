@@ -232,7 +232,7 @@ class Uplink:
                 assert not who
                 continue
             total = stage.release(total, bound, used, source)
-        decoded = self._decode(total)
+        decoded = self._decode(total, zero)
         realised = math.fsum(weights[client] for client in who)
         denominator = expected if self.denominator == "expected" else realised
         mean = tree.map(lambda y, leaf: (y / denominator if denominator > 0 else y).to(leaf.dtype), decoded, zero)
@@ -240,7 +240,7 @@ class Uplink:
         hidden = bool(private(self.server))
         everybody = math.fsum(weights) if weight is None else weight
         participation = expected / everybody if hidden else len(who) / len(weights)
-        return Received(mean, participation, lambda: self._single(kept if each else None))
+        return Received(mean, participation, lambda: self._single(kept if each else None, zero))
 
     def sum(
         self,
@@ -272,12 +272,15 @@ class Uplink:
             kept = True
         return upload if kept else tree.zeros_like(upload)
 
-    def _decode(self, y: Tree) -> Tree:
-        for stage in reversed(self.client):
-            y = stage.decode(y)
+    def _decode(self, y: Tree, zero: Tree) -> Tree:
+        looks = [zero]
+        for stage in self.client:
+            looks.append(stage.shape(looks[-1]))
+        for stage, like in zip(reversed(self.client), reversed(looks[:-1]), strict=True):
+            y = stage.decode(y, like)
         return y
 
-    def _single(self, uploads: Sequence[U] | None) -> list[U]:
+    def _single(self, uploads: Sequence[U] | None, zero: U) -> list[U]:
         if private(self.server) or any(stage.aggregate_only for stage in self.client):
             raise UnsoundGuarantee(
                 "this algorithm reads single uploads, but the uplink releases only their sum",
@@ -292,7 +295,7 @@ class Uplink:
                 fix="set `reads_each = True` in the class of the algorithm",
                 code="reads-each",
             )
-        return [self._decode(upload) for upload in uploads]
+        return [self._decode(upload, zero) for upload in uploads]
 
 
 def _wide_zero(leaf: Tensor) -> Tensor:

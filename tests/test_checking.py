@@ -227,7 +227,7 @@ class Mine(FedAvg):
         {"linear"},
         """
 class Squash(Stage):
-    def decode(self, y):
+    def decode(self, y, like):
         return tree.map(torch.tanh, y)
 @dataclass(frozen=True)
 class Mine(FedAvg):

@@ -38,7 +38,8 @@ class Stage:
     def shape(self, x: Tree) -> Tree:
         return x
 
-    def decode(self, y: Tree) -> Tree:
+    def decode(self, y: Tree, like: Tree) -> Tree:
+        """From the sum of what it encoded to the sum of what it was given, which looks `like` that."""
         return y
 
     @property
