@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import ClassVar
 
 import numpy as np
@@ -75,7 +75,7 @@ class ThresholdPlan(Plan):
         charge = tuple(
             min(part, left - gone) for part, left, gone in zip(wanted, limit, spent, strict=True)
         )  # pico-units of rounding
-        return Price(exact_multiplier(tau, self._delta) * NUDGE, charge)
+        return Price(_once_at(tau, self._delta), charge)
 
     def rehearse(self) -> None:
         pass
@@ -124,9 +124,9 @@ class PublishedPlan(Plan):
         assert limit is not None
         if math.isnan(self._tau) or limit[0] <= spent[0]:
             return None
-        multiplier = exact_multiplier(self._tau, self.budget.delta, self.rounds)
+        multiplier = _spread_over(self._tau, self.budget.delta, self.rounds)
         charge = {
-            "one_round": epsilon_of(1 / multiplier, self.budget.delta),
+            "one_round": _of_one(multiplier, self.budget.delta),
             "share": self._tau / self.rounds,
             "full_round": self._tau,
         }[self.cohort.cost]
@@ -134,6 +134,24 @@ class PublishedPlan(Plan):
 
     def rehearse(self) -> None:
         pass
+
+
+# asked for once per client, and the same for all of them
+
+
+@lru_cache(maxsize=64)
+def _once_at(tau: float, delta: float) -> float:
+    return exact_multiplier(tau, delta) * NUDGE
+
+
+@lru_cache(maxsize=64)
+def _spread_over(tau: float, delta: float, rounds: int) -> float:
+    return exact_multiplier(tau, delta, rounds)
+
+
+@lru_cache(maxsize=64)
+def _of_one(multiplier: float, delta: float) -> float:
+    return epsilon_of(1 / multiplier, delta)
 
 
 def draft_personal(cohort: Personal, offer: Offer, budget: Budget | None, rounds: int, clients: int) -> Plan:
