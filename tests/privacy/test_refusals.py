@@ -22,7 +22,17 @@ from sordino.assemble import Parts
 from sordino.cli import data as data_verbs
 from sordino.engine.stragglers import Stragglers
 from sordino.errors import PrivacyError, SordinoError
-from sordino.ledger import accountants, calibrate, currency, events, gaussian_dp, personal, pricing, schedules
+from sordino.ledger import (
+    accountants,
+    calibrate,
+    currency,
+    events,
+    gaussian_dp,
+    personal,
+    pricing,
+    published_pfl,
+    schedules,
+)
 from sordino.privacy.convex import ConvexStable
 from sordino.privacy.mechanisms import GaussianNoise, LaplaceNoise
 from sordino.privacy.readers import NoisyGradient
@@ -448,6 +458,7 @@ CALLS: dict[str, Call] = {
         "personal-schedule",
         lambda: priced({"name": "pdp_prox", "mechanism": "rates"}, {"name": "by_budget", "size": 2}, "linear_back"),
     ),
+    "a published budget of 0": Call("mu-not-positive", lambda: published_pfl.adaptive_scale(0.0, 1)),
     "algorithm 3 to the letter": Call("un-noised-update", lambda: pdp_prox("published", returns="printed")),
     "a literal reading of a sound mechanism": Call(
         "literal-without-published", lambda: pdp_prox("bounds", literal=True)
