@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 from sordino.compression.block_sum import BlockSum
+from sordino.compression.sensing import Sensing
 from sordino.config import build, check_keys
 from sordino.privacy.mechanisms import GaussianNoise, LaplaceNoise
 from sordino.privacy.readers import NoisyGradient, Open, Sampling
@@ -42,7 +43,13 @@ def noise(law: Law = "gaussian", neighbours: Neighbours = "replace", multiplier:
 
 
 READERS: dict[str, Callable[..., Reader]] = {"open": Open, "noisy_gradient": noisy_gradient}
-STAGES: dict[str, Callable[..., Stage]] = {"clip": Clip, "weigh": Weigh, "noise": noise, "block_sum": BlockSum}
+STAGES: dict[str, Callable[..., Stage]] = {
+    "clip": Clip,
+    "weigh": Weigh,
+    "noise": noise,
+    "block_sum": BlockSum,
+    "sensing": Sensing,
+}
 
 
 def reader(table: Mapping[str, Any]) -> Reader:

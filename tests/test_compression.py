@@ -18,6 +18,17 @@ from sordino import config, keys, tree
 from sordino.assemble import Parts
 from sordino.compression.block_sum import BlockSum, runs, spread, sums
 from sordino.compression.rates import rate, rates
+from sordino.compression.sensing import (
+    Matrix,
+    Sensing,
+    adjoint,
+    coherence,
+    cosines,
+    dct_ista,
+    dct_omp,
+    matrix,
+    minnorm,
+)
 from sordino.errors import ConfigError
 from sordino.privacy.sources import Counter
 from sordino.privacy.stages import Clip, Noise
@@ -34,7 +45,7 @@ def numbers(seed: int, *shape: int) -> Tensor:
     return keys.normal(keys.root(seed), torch.Size(shape).numel()).reshape(shape)
 
 
-def matrix(size: int, kept: float) -> Tensor:
+def matrix_of_runs(size: int, kept: float) -> Tensor:
     """Row by row, with nothing of the package but the lengths."""
     lengths = runs(size, kept).lengths().tolist()
     rows, at = torch.zeros(len(lengths), size, dtype=torch.float64), 0
@@ -80,7 +91,7 @@ def test_runs_tile_every_layer() -> None:
 
 @given(st.integers(1, 80), st.integers(1, 10), st.integers(0, 99))
 def test_it_is_the_matrix(size: int, tenths: int, seed: int) -> None:
-    kept, phi = tenths / 10, matrix(size, tenths / 10)
+    kept, phi = tenths / 10, matrix_of_runs(size, tenths / 10)
     x, y = numbers(seed, size), numbers(seed + 1, len(phi))
     close(sums(x, kept), phi @ x)
     close(spread(y, x, kept), torch.linalg.pinv(phi) @ y)
@@ -198,6 +209,112 @@ def test_a_rate_is_a_share(bad: float) -> None:
     assert refusal.value.code == "rate-out-of-range"
 
 
+# random measurements ----------------------------------------------------------------------------------------------------
+
+
+def sparse(atoms: int, among: int, seed: int, size: int = 512) -> Tensor:
+    """A few waves of the cosine transform, all of them among the lowest."""
+    s = torch.zeros(size, dtype=torch.float64)
+    s[keys.permutation(keys.root(seed), among)[:atoms]] = numbers(seed + 1, atoms)
+    return cosines(size) @ s
+
+
+def test_waves_are_orthonormal_and_scipys() -> None:
+    from scipy import fft
+
+    close(cosines(64).T @ cosines(64), torch.eye(64, dtype=torch.float64))
+    x = numbers(3, 64)
+    close(cosines(64).T @ x, torch.from_numpy(fft.dct(x.numpy(), norm="ortho")))
+
+
+@pytest.mark.parametrize("kind", ["gaussian", "bernoulli"])
+def test_reconstructions_by_their_definitions(kind: Any) -> None:
+    by, x = matrix(kind, 153, 512, 0), numbers(1, 2, 512)
+    y = x @ by.phi.T
+    close(minnorm(y, by), x @ by.phi.T @ torch.linalg.pinv(by.phi).T)
+    close(minnorm(minnorm(y, by) @ by.phi.T, by), minnorm(y, by))
+    close(adjoint(y, by), x @ by.phi.T @ by.phi)
+    assert float(minnorm(y, by).square().sum() / x.square().sum()) == pytest.approx(
+        153 / 512, abs=0.05
+    )  # of white numbers
+
+
+@pytest.mark.parametrize("kept", [0.2, 0.3, 0.4, 0.5])
+def test_pursuit_finds_scattered_waves_behind_a_random_matrix_and_not_behind_block_sums(kept: float) -> None:
+    scattered, low = sparse(20, 512, 5), sparse(20, 128, 6)
+    rows = math.floor(kept * 512)
+    random, blocks = matrix("gaussian", rows, 512, 1), Matrix(matrix_of_runs(512, kept))
+
+    def error(x: Tensor, by: Matrix) -> float:
+        return float((dct_omp((by.phi @ x)[None], by)[0] - x).norm() / x.norm())
+
+    assert error(scattered, random) < 1e-6
+    assert error(scattered, blocks) > 0.3
+    assert (error(low, blocks) < 1e-6) == (kept >= 0.3)
+
+
+def test_shrinkage_explains_sparse_waves_better_than_the_least_norm() -> None:
+    by, x = matrix("gaussian", 204, 512, 2), sparse(10, 512, 8)
+    y = (by.phi @ x)[None]
+    ista, least = (float((rebuild(y, by)[0] - x).norm() / x.norm()) for rebuild in (dct_ista, minnorm))
+    assert ista < 0.15 < 0.5 < least
+
+
+@pytest.mark.parametrize(
+    ("kept", "cosine", "fourier"),
+    [
+        (0.1, 4.687, 3.317),
+        (0.2, 3.463, 2.449),
+        (0.3, 2.828, 2.0),
+        (0.4, 2.449, 1.732),
+        (0.5, 2.0, 1.414),
+        (0.9, 2.0, 1.414),
+    ],
+)
+def test_coherence_of_block_sums_and_of_random_rows(kept: float, cosine: float, fourier: float) -> None:
+    phi, waves = matrix_of_runs(512, kept), torch.fft.fft(torch.eye(512, dtype=torch.complex128)) / math.sqrt(512)
+    assert coherence(phi, cosines(512)) == pytest.approx(cosine, abs=6e-3)
+    assert coherence(phi, waves) == pytest.approx(fourier, abs=6e-3)
+    for kind in ("gaussian", "bernoulli"):
+        random = matrix(kind, len(phi), 512, 3).phi  # type: ignore[arg-type]
+        assert 3.8 < coherence(random, cosines(512)) < 5.6
+        assert 2.8 < coherence(random, waves) < 4.2
+
+
+@pytest.mark.parametrize("reconstruct", ["minnorm", "adjoint", "dct_ista", "dct_omp"])
+def test_sensing_as_a_stage(reconstruct: Any) -> None:
+    stage = Sensing(rate=0.5, block=32, reconstruct=reconstruct, seed=4)
+    x = {"w": numbers(1, 10, 7).float(), "b": numbers(2, 3).float()}  # two blocks and a part, and less than one
+    sent = stage.encode(x, Bound(), GRANT)
+    assert tree.size(sent) == tree.size(stage.shape(x)) == 16 + 16 + 3 + 1
+    back = stage.decode(sent, x)
+    assert {name: leaf.shape for name, leaf in back.items()} == {name: leaf.shape for name, leaf in x.items()}
+    if reconstruct == "minnorm":
+        close(stage.encode(back, Bound(), GRANT)["w"].double(), sent["w"].double(), 1e-5)
+    other = Sensing(rate=0.5, block=32, seed=5).encode(x, Bound(), GRANT)
+    assert not torch.allclose(other["w"], sent["w"])  # another seed, another matrix
+
+
+@pytest.mark.parametrize("kind", ["gaussian", "bernoulli"])
+def test_the_bound_of_sensing_holds(kind: Any) -> None:
+    stage = Sensing(kind, 0.4, block=24)
+    bound = stage.bound(Bound(l1=9.0, l2=1.0), 100)
+    for size in (24, 100, 11):
+        by = matrix(kind, stage._rows(min(size, 24)), min(size, 24), 0)
+        worst = torch.linalg.svd(by.phi).Vh[0]
+        x = {"w": torch.cat([worst, torch.zeros(size - len(worst), dtype=torch.float64)])}
+        stretched = float(tree.norm(stage.encode(x, Bound(), GRANT)))
+        assert stretched <= bound.l2
+        assert stretched == pytest.approx(by.stretch, rel=1e-6)
+    assert Sensing().bound(Bound(), 10).l2 == math.inf
+
+
+def test_sensing_settings_that_are_none() -> None:
+    for bad in ({"rate": 0.0}, {"rate": 2.0}, {"block": 0}):
+        with pytest.raises(ConfigError):
+            Sensing(**bad)  # type: ignore[arg-type]
+
+
 # layer rates ------------------------------------------------------------------------------------------------------------
 
 
@@ -232,5 +349,5 @@ def test_shares_of_layers() -> None:
             rates(norms, **bad)  # type: ignore[arg-type]
 
 
-def close(a: Any, b: Any) -> None:
-    assert torch.allclose(torch.as_tensor(a), torch.as_tensor(b), rtol=1e-9, atol=1e-9)
+def close(a: Any, b: Any, tolerance: float = 1e-9) -> None:
+    assert torch.allclose(torch.as_tensor(a), torch.as_tensor(b), rtol=tolerance, atol=tolerance)
