@@ -54,12 +54,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", default=[*SERIES], help=" ".join(SERIES))
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--figure", type=Path, help="also draw it, as PNG, SVG or PDF (needs the `plots` extra)")
     parser.add_argument("--point", help=argparse.SUPPRESS)  # JSON: be the process that measures it
     asked = parser.parse_args()
     if asked.point:
         print(json.dumps(measure(asked.repeats, **json.loads(asked.point))))
         return
     print(", ".join(f"{name} {value}" for name, value in machine().items()))
+    series: dict[str, dict[int, dict[str, float]]] = {}
     for name in asked.names:
         sizes, make = SERIES[name]
         rows, measured, stopped = list[list[str]](), list[dict[str, float]](), ""
@@ -69,8 +71,33 @@ def main() -> None:
                 stopped = f"{name} {size:,}: {found}; the series ends here"
                 break
             measured.append(found)
+            series.setdefault(name, {})[size] = found
             rows.append([f"{size:,}", *cells(found), per_client(measured)])
         print(markdown([name, *COLUMNS], rows), stopped, sep="\n", flush=True)
+    if asked.figure:
+        draw(series, asked.figure)
+
+
+def draw(series: dict[str, dict[int, dict[str, float]]], place: Path) -> None:
+    """Time above, memory below, both axes logarithmic: a straight line of slope 1 is in proportion, a level one does not grow."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(2, len(series), figsize=(3.2 * len(series), 5.2), squeeze=False, sharey="row")
+    for column, (name, points) in enumerate(series.items()):
+        sizes = list(points)
+        axes[0][column].loglog(sizes, [points[n]["cpu"] for n in sizes], "o-")
+        axes[1][column].loglog(sizes, [points[n]["peak"] / 1024 for n in sizes], "s-", color="tab:orange")
+        axes[0][column].set_title(name)
+        axes[1][column].set_xlabel(
+            {"model": "hidden units", "cohort": "clients a round"}.get(name, "registered clients")
+        )
+    axes[0][0].set_ylabel("CPU seconds a round")
+    axes[1][0].set_ylabel("peak MB")
+    figure.tight_layout()
+    figure.savefig(place, dpi=130)
 
 
 def at(point: Point, repeats: int) -> dict[str, float] | str:

@@ -57,7 +57,8 @@ def trained(parts: Parts, rounds: int = 3) -> list[Tensor]:
 
 
 def parts_grant(parts: Parts, k: int) -> Grant:
-    return Grant(k, parts.sizes[k], parts.largest, for_client("counter", parts.key, 0, k), epochs=None if k % 3 else 1)
+    source, effort = for_client("counter", parts.key, 0, k), (None, None, 1, None, None)[k % 5]
+    return Grant(k, parts.sizes[k], parts.largest, source, epochs=effort, part=0.4 if k % 7 == 3 else None)
 
 
 def apart(a: list[Tensor], b: list[Tensor]) -> float:

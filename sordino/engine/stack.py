@@ -35,7 +35,7 @@ def alike(a: Member, b: Member) -> bool:
     """May both be in one stack?"""
     return (
         a.examples.x.shape == b.examples.x.shape
-        and a.grant.epochs == b.grant.epochs
+        and (a.grant.epochs, a.grant.part) == (b.grant.epochs, b.grant.part)
         and all(
             p.shape == q.shape and (p.dim() > 0 or bool(p == q))
             for p, q in zip(tree.leaves(a.state), tree.leaves(b.state), strict=True)
