@@ -121,6 +121,13 @@ class Parts:
                 raise ConfigError(
                     f"data.source = {data.source!r} needs data.{name}", fix=f"set data.{name}", code="missing-key"
                 )
+        if data.merge and data.source != "images":
+            raise ConfigError(
+                f"data.merge = true with data.source = {data.source!r}",
+                why="only images come as a training and a test set of their own that could be put together",
+                fix="leave data.merge out",
+                code="nothing-to-merge",
+            )
         held = {} if data.test_fraction is None else {"test_fraction": data.test_fraction}
         many = {} if data.clients is None else {"clients": data.clients}
         takes: Mapping[str, Mapping[str, Any]] = {
@@ -153,7 +160,7 @@ class Parts:
         train, test = self.dataset.train, self.dataset.test
         rng = np.random.default_rng(keys.word(keys.fold(self.key, "partition")))
         rows = scheme.assign(train.y, train.group, rng)
-        if test.x is train.x:  # merged
+        if self.experiment.data.merge:
             fraction = self.experiment.data.test_fraction
             return rows.held_back(0.1 if fraction is None else fraction, rng)
         if isinstance(scheme, Natural) and test.group is not None and train.group is not None:

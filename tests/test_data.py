@@ -16,15 +16,18 @@ import pyarrow as pa
 import pyarrow.csv as csv
 import pyarrow.parquet as pq
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from PIL import Image
 from real_data import real
 
+from sordino import config
+from sordino.assemble import Parts
 from sordino.data import SOURCES, Dataset, Split, digits, images, pixels, quadratic, tabular
 from sordino.data.dataset import pixel_stats, stratified
-from sordino.errors import DataError
+from sordino.errors import ConfigError, DataError
 from sordino.partition.schemes import LongTail, Natural, Shards
 
 Array = NDArray[Any]
@@ -159,6 +162,49 @@ def test_images_come_back_exactly(tiny: SimpleNamespace, cache: Path) -> None:
         assert split.group is None
     assert (data.name, data.kind, data.classes, data.shape, data.note) == ("tiny", "image", 3, (4, 5, 3), "")
     assert data.mean == pytest.approx((tiny.x["train"] / 255).mean((0, 1, 2)))
+
+
+def test_training_and_test_images_go_together_and_every_pixel_has_its_scale(
+    tiny: SimpleNamespace, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SORDINO_CACHE", str(cache))
+    apart = images.load(tiny.root, cache=cache)
+    whole = images.load(tiny.root, cache=cache, merge=True, standardise="pixel")
+    assert np.array_equal(whole.train.x, np.concatenate([apart.train.x, apart.test.x]))
+    assert np.array_equal(whole.train.y, np.concatenate([apart.train.y, apart.test.y]))
+    assert whole.test is whole.train  # each client holds back rows of its own
+    pixels = whole.train.x.astype(np.float64)
+    assert np.array(whole.mean) * 255 == pytest.approx(pixels.mean(0).reshape(-1))
+    assert np.array(whole.std) * 255 == pytest.approx(pixels.std(0).reshape(-1) + 0.001)
+    experiment = config.validate(
+        {
+            "data": {
+                "source": "images",
+                "path": str(tiny.root),
+                "merge": True,
+                "standardise": "pixel",
+                "test_fraction": 0.5,
+            },
+            "partition": {"scheme": "iid", "clients": 2},
+            "model": {"name": "logistic"},
+            "algorithm": {"name": "fedavg"},
+            "privacy": {},
+        }
+    )
+    parts = Parts(experiment)
+    train, test = parts.shares
+    assert sorted([*train.numbers, *test.numbers]) == list(range(len(pixels)))
+    scaled = parts.task._scaled(torch.from_numpy(whole.train.x.copy()), torch.float32)  # type: ignore[attr-defined]
+    own = scaled.movedim(1, -1).double() if scaled.dim() == 4 else scaled.double()
+    assert float(own.mean(0).abs().max()) < 1e-3
+
+
+def test_only_images_are_put_together() -> None:
+    with pytest.raises(ConfigError) as refusal:
+        _ = Parts(config.validate({"data": {"merge": True}})).dataset
+    assert refusal.value.code == "nothing-to-merge"
+    quadratics = Parts(config.validate({"data": {"source": "quadratic"}, "partition": {"scheme": "natural"}}))
+    assert list(quadratics.shares[1].sizes) == [1] * 10  # whose test rows are the training rows, all of them
 
 
 def test_the_second_load_decodes_nothing(tiny: SimpleNamespace, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
