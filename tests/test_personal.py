@@ -185,7 +185,7 @@ def test_the_vector_of_losses_is_that_of_the_accountant() -> None:
         assert mine < exact * 1.25
 
 
-@pytest.mark.parametrize("expected", [6.0, 40.0])
+@pytest.mark.parametrize("expected", [6.0, pytest.param(40.0, marks=pytest.mark.slow)])
 def test_balanced_rates_add_up_and_keep_every_budget(expected: float) -> None:
     granted = [1.0] * 27 + [2.0] * 18 + [4.0] * 5
     z, q = balanced(granted, DELTA, 50, expected)
@@ -301,7 +301,7 @@ def ran(parts: Parts, folder: Path) -> dict[str, Any]:
     return open_run(folder).receipt
 
 
-@pytest.mark.parametrize("mechanism", MECHANISMS)
+@pytest.mark.parametrize("mechanism", ["bounds", "local", "rates", pytest.param("threshold", marks=pytest.mark.slow)])
 def test_every_budget_holds_and_is_used(mechanism: str, tmp_path: Path) -> None:
     made_ = made({"name": "pdp_prox", "mechanism": mechanism}, MECHANISMS[mechanism], GROUPS)
     groups = ran(made_, tmp_path / "run")["budget"]["groups"]
@@ -314,7 +314,9 @@ def test_every_budget_holds_and_is_used(mechanism: str, tmp_path: Path) -> None:
             assert group["spent"] == pytest.approx(group["granted"], rel=1e-3)
 
 
-@pytest.mark.parametrize("cost", ["one_round", "share", "full_round"])
+@pytest.mark.parametrize(
+    "cost", ["one_round", *(pytest.param(c, marks=pytest.mark.slow) for c in ("share", "full_round"))]
+)
 def test_published_budgets_are_claimed_and_what_holds_is_said(cost: str, tmp_path: Path) -> None:
     parts = made(
         {"name": "pdp_prox", "mechanism": "published"}, {"name": "threshold_published", "cost": cost}, GROUPS, rounds=12
@@ -585,7 +587,10 @@ def test_noise_comes_once_a_round_or_with_every_update(placement: str) -> None:
     assert float(mean.double().std()) == pytest.approx(wanted, rel=0.01)
 
 
-@pytest.mark.parametrize("faults", [{"drop": 0.5}, {"slow": 0.5}, {"drop": 0.9, "slow": 0.1}])
+@pytest.mark.parametrize(
+    "faults",
+    [{"drop": 0.9, "slow": 0.1}, *(pytest.param(f, marks=pytest.mark.slow) for f in ({"drop": 0.5}, {"slow": 0.5}))],
+)
 @pytest.mark.parametrize("mechanism", ["rates", "bounds", "local"])
 def test_faults_never_take_noise_away(mechanism: str, faults: dict[str, float]) -> None:
     """What the server releases is at least as noisy as the plan says, however many clients are lost or late; and they have paid."""
@@ -627,6 +632,7 @@ def test_one_step_does_not_feel_mu_and_no_mu_is_fedavg() -> None:
     assert far[0] > far[1] > far[2]  # the larger mu, the nearer to the start
 
 
+@pytest.mark.slow
 def test_a_killed_run_keeps_every_account(tmp_path: Path) -> None:
     parts = made(
         {"name": "pdp_prox"}, {"name": "random", "size": 11}, GROUPS, stragglers={"share": 0.5, "policy": "keep"}

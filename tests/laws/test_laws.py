@@ -39,10 +39,21 @@ from sordino.receipt import opened, verify
 from sordino.training import Progress, resume, start
 from sordino.types import Grant, Shard, Task
 
-by_name = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+# compositions of parts whose laws other rows hold: all of theirs are for the slow tier
+LATER = {
+    "dp_prox_published",
+    "dp_fedavg",
+    "pdp_prox_local",
+    "pdp_prox_rates",
+    "pdp_prox_threshold",
+    "pdp_prox_published",
+}
+by_name = pytest.mark.parametrize(
+    "case", [pytest.param(case, id=case.name, marks=[pytest.mark.slow] * (case.name in LATER)) for case in CASES]
+)
 # laws that run a case anew try these in the slow tier: another case goes the same way through client, gate and ledger
 AGAIN = {"fedprox", "gaussian_simple", "gaussian_gdp", "gaussian_sampled_published", "noisy_steps", "central_visible"}
-AGAIN |= {"dp_prox_published", "dp_fedavg", "pdp_prox_local", "pdp_prox_threshold", "pdp_prox_published"}
+AGAIN |= LATER
 by_way = pytest.mark.parametrize(
     "case",
     [pytest.param(case, id=case.name, marks=[pytest.mark.slow] * (case.name in AGAIN)) for case in CASES],
