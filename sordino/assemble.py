@@ -17,10 +17,10 @@ from sordino.config import Engine, Experiment, Privacy, build
 from sordino.data import SOURCES, Dataset, Split
 from sordino.engine.checkpoint import Loaded
 from sordino.engine.client import Clients
-from sordino.engine.cohort import Cohort
+from sordino.engine.cohort import Cohort, alike
 from sordino.engine.federation import Federation
 from sordino.engine.machine import decide
-from sordino.engine.personal import COHORTS, Personal
+from sordino.engine.personal import COHORTS, Personal, ThresholdPublished
 from sordino.engine.store import States, template
 from sordino.engine.stragglers import Stragglers
 from sordino.engine.wire import Header
@@ -106,7 +106,7 @@ class Parts:
 
     @property
     def _plain_reads(self) -> bool:
-        return isinstance(self.algorithm.read, Open)
+        return type(self.algorithm.read) is Open  # a reader that is more than this one may tell clients apart
 
     @property
     def key(self) -> int:
@@ -252,9 +252,19 @@ class Parts:
             offers.append((uplink, algorithm.uplink.noise().multiplier))
         for offer, _ in offers:
             self._check_delta(offer, privacy.delta, population)
-        if isinstance(self.cohort, Personal) and len(offers) == 1:
-            return draft_personal(self.cohort, offers[0][0], self.budget, self.experiment.rounds, population)
+        noise = algorithm.uplink.noise()
+        if noise is not None and noise.louder != 1 and not isinstance(self.cohort, ThresholdPublished):
+            raise UnsoundGuarantee(
+                f"noise of {noise.louder:g} times what its price buys",
+                why="only the published mechanism, whose budgets are not proved, may be read by the letter",
+                fix='cohort = {name = "threshold_published"}, or literal = false',
+                code="literal-needs-its-cohort",
+            )
+        if isinstance(self.cohort, Personal):
+            return draft_personal(self.cohort, offers, self.budget, self.experiment.rounds, population)
         exposures, budget = self.cohort.exposures(self.experiment.rounds, population), self.budget
+        if any(offer.everyone_pays for offer, _ in offers):  # in every round, whoever is drawn
+            exposures = alike(self.experiment.rounds, population)
         if algorithm.uplink.personal and budget is not None and isinstance(budget.schedule, Adaptive):
             raise UnsoundGuarantee(
                 "personal clips with an adaptive schedule",
@@ -271,15 +281,15 @@ class Parts:
 
     @cached_property
     def budget(self) -> Budget | None:
-        privacy, personal = self.experiment.privacy, None
+        privacy = self.experiment.privacy
         if privacy.epsilon is None:
             return None
-        if isinstance(privacy.epsilon, dict):
-            personal = budgets.personal(privacy.epsilon, len(self.sizes), self.key)
         made: dict[str, Callable[..., Schedule | Adaptive]] = dict(SCHEDULES)
         schedule = build(privacy.schedule, made, "privacy.schedule")
-        epsilon = privacy.epsilon if personal is None else float(personal.max())
-        return Budget(epsilon, privacy.delta, schedule, None if personal is None else personal.data)  # type: ignore[arg-type]
+        if not isinstance(privacy.epsilon, dict):
+            return Budget(privacy.epsilon, privacy.delta, schedule)
+        each = budgets.personal(privacy.epsilon, len(self.sizes), self.key).tolist()
+        return Budget(max(each), privacy.delta, schedule, each)
 
     def _check_delta(self, offer: Offer, delta: float, population: int) -> None:
         protected = population if offer.unit == "client" else sum(self.sizes)

@@ -7,7 +7,7 @@ as its source prints it, and proves nothing about them.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from typing import ClassVar
@@ -72,9 +72,10 @@ class ThresholdPlan(Plan):
         limit = self.cap_of(client)
         assert limit is not None
         wanted = cost((float(paid[client]), float(rates[client]) * self._delta))
-        charge = tuple(
-            min(part, left - gone) for part, left, gone in zip(wanted, limit, spent, strict=True)
-        )  # pico-units of rounding
+        left = [granted - gone for granted, gone in zip(limit, spent, strict=True)]
+        if any(part - rest > len(self.rows) for part, rest in zip(wanted, left, strict=True)):
+            return None  # not rounding: this budget is spent
+        charge = tuple(map(min, wanted, left))  # every round was rounded up by less than a pico-unit
         return Price(_once_at(tau, self._delta), charge)
 
     def rehearse(self) -> None:
@@ -154,8 +155,23 @@ def _of_one(multiplier: float, delta: float) -> float:
     return epsilon_of(1 / multiplier, delta)
 
 
-def draft_personal(cohort: Personal, offer: Offer, budget: Budget | None, rounds: int, clients: int) -> Plan:
+def draft_personal(
+    cohort: Personal,
+    offers: Sequence[tuple[Offer, float | None]],
+    budget: Budget | None,
+    rounds: int,
+    clients: int,
+) -> Plan:
     """The plan of a personal cohort for the central noise of an algorithm (or, as published, the clients' own)."""
+    if len(offers) != 1 or offers[0][1] is not None:
+        raise UnsoundGuarantee(
+            f"a cohort of the kind {type(cohort).__name__} with {len(offers)} noises"
+            + (", one of them typed" if any(typed is not None for _, typed in offers) else ""),
+            why="rates and thresholds keep budgets under exactly one noise, whose size they decide",
+            fix="one private uplink, without a multiplier of its own and with an open reader",
+            code="personal-cohort-needs-its-noise",
+        )
+    offer = offers[0][0]
     if budget is None:
         raise UnsoundGuarantee(
             "a cohort drawn by budgets without a budget",

@@ -140,7 +140,7 @@ class Rows:
 
     def __init__(self, x: Tensor) -> None:
         self.x = x  # [n, in]
-        self._start: Tensor | None = None
+        self._start: tuple[Tensor, int] | None = None  # and how often it had been written to
         self._through: Tensor | None = None
         self._gram: Tensor | None = None
 
@@ -149,17 +149,16 @@ class Rows:
 
     def times(self, weight: Any, bias: Tensor | None, index: Index) -> Tensor:
         """What a linear layer makes of some of the rows."""
-        if self._start is None and isinstance(weight, Tensor):
-            self._start, self._through = weight, F.linear(self.x, weight)
-        moved = isinstance(weight, Moved) and weight.along(self)
-        if (weight.start if moved else weight) is not self._start:
+        if not (isinstance(weight, Moved) and weight.along(self)):
+            # a tensor may be walked on in its own memory, so nothing of it is remembered
             return F.linear(self.x[index], dense(weight), bias)
+        start = weight.start, weight.start._version
+        if self._start is None or self._start[0] is not start[0] or self._start[1] != start[1]:
+            self._start, self._through = start, F.linear(self.x, start[0])
+        if self._gram is None:
+            self._gram = self.x @ self.x.t()
         assert self._through is not None
-        out = self._through[index]
-        if moved:
-            if self._gram is None:
-                self._gram = self.x @ self.x.t()
-            out = torch.addmm(out, self._gram[index], weight.way.c)
+        out = torch.addmm(self._through[index], self._gram[index], weight.way.c)
         return out if bias is None else out + bias
 
 
@@ -236,6 +235,10 @@ class Span(Lazy):
     def scaled(self, factor: float) -> Span:
         return Span(self.rows, self.c * factor, self.index)
 
+    def kept(self) -> Span:
+        """As it is now: weights that go on write into their own coefficients."""
+        return Span(self.rows, self.c.clone(), self.index)
+
 
 class Scaled(Lazy):
     """factor * x: a step that is not taken yet."""
@@ -264,6 +267,9 @@ class Scaled(Lazy):
 
     def scaled(self, factor: float) -> Scaled:
         return Scaled(self.x, factor * self.factor)
+
+    def kept(self) -> Scaled:
+        return self
 
 
 class Moved(Lazy):

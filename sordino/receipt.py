@@ -20,6 +20,7 @@ from sordino.errors import LedgerError, RunError
 from sordino.ledger.currency import UNIT
 from sordino.ledger.ledger import EVERYONE
 from sordino.ledger.statement import of_groups, statement
+from sordino.plan import Plan
 from sordino.privacy.sources import TABLE_ERROR
 
 T = TypeVar("T", int, float)
@@ -28,6 +29,7 @@ SIMULATED = "noise came from a seeded generator: a simulation, no guarantee for 
 TUNING = "choosing hyper-parameters on the same data is not accounted for"
 ARITHMETIC = "sums of clipped gradients are exact up to floating-point rounding"
 SCALING = "inputs are scaled by the mean and deviation of all training data, whose release is not accounted for"
+BUDGETS = "the budget of every client is public, and chosen without looking at its data"
 EVALUATION = "test metrics were computed by the evaluator and are no releases"
 
 
@@ -47,6 +49,8 @@ def receipt(parts: Parts, federation: Federation) -> dict[str, Any]:
     assumptions = [SIMULATED if simulated else _table_error(parts), TUNING, ARITHMETIC, EVALUATION]
     if parts.dataset.classes:
         assumptions.append(SCALING)
+    if parts.budget is not None and parts.budget.personal is not None:
+        assumptions.append(BUDGETS)
     return {
         "format": 1,
         "run": federation.run,
@@ -131,15 +135,22 @@ def _budget(parts: Parts, federation: Federation) -> dict[str, Any] | None:
         "spent_share": _spread(_of_all(spent, 0.0, people, everyone)),
         "exposures_planned": _spread(planned),
         "exposures_used": _spread(_of_all(list(federation.exposures.values()), 0, people, everyone)),
-        **({"groups": _groups(federation)} if plan.budget.personal is not None else {}),
+        **({"groups": _groups(federation), "subject": _subject_of(plan)} if plan.budget.personal is not None else {}),
     }
+
+
+def _subject_of(plan: Plan) -> dict[str, str]:
+    """Whose loss the groups tell, under which change, to whom."""
+    assert plan.offer is not None
+    return {"unit": plan.offer.unit, "neighbours": plan.offer.neighbours, "adversary": plan.offer.adversary}
 
 
 def share_of(federation: Federation, client: int) -> float:
     """Of its budget, what this client has spent."""
-    limits = federation.plan.cap_of(client)
-    paid = federation.spent.get(client, ())
-    return max((part / limit for part, limit in zip(paid, limits or (), strict=bool(paid))), default=0.0)
+    limits, paid = federation.plan.cap_of(client), federation.spent.get(client)
+    if limits is None or paid is None:
+        return 0.0
+    return max(part / limit for part, limit in zip(paid, limits, strict=True))
 
 
 def _groups(federation: Federation) -> list[dict[str, Any]]:

@@ -72,7 +72,7 @@ def sub(a: T, b: T) -> T:
     if isinstance(a, Tensor) and isinstance(b, Tensor):
         return Zero(a) if a is b else torch.sub(a, b)  # type: ignore[return-value]
     if isinstance(a, Moved) and a.start is b:
-        return a.way  # type: ignore[return-value]
+        return a.way.kept()  # type: ignore[return-value]
     return map(torch.sub, a, b)
 
 

@@ -156,9 +156,9 @@ def spent(
     console = Console()
     console.print(guarantees(found))
     if found["budget"] and "groups" in found["budget"]:
-        console.print(groups(found["budget"]["groups"]))
+        console.print(groups(found["budget"]))
     if by_client:
-        console.print(spending_table(found["by_client"]))
+        console.print(spending_table(found["by_client"], found["currency"]))
 
 
 @app.command()

@@ -57,8 +57,10 @@ class Clients:
         if len(stack) > 1:
             try:
                 return together(self.algorithm, self.task, down, stack)
-            except RuntimeError:  # client code that looks at a value; an error of its own comes up again
-                self.executor = "loop"
+            except RuntimeError:
+                # client code that looks at a value; an error of its own comes up again. Nothing is remembered of it: a run that
+                # goes on after a crash must take the same turns
+                pass
         return self._alone(down, stack)
 
     def _alone(self, down: Any, stack: list[Member]) -> Iterator[tuple[Any, Any]]:

@@ -33,13 +33,13 @@ class Member(NamedTuple):
 
 def alike(a: Member, b: Member) -> bool:
     """May both be in one stack?"""
+    ours, theirs = list(tree.named(a.state)), list(tree.named(b.state))
     return (
         a.examples.x.shape == b.examples.x.shape
         and (a.grant.epochs, a.grant.part) == (b.grant.epochs, b.grant.part)
-        and all(
-            p.shape == q.shape and (p.dim() > 0 or bool(p == q))
-            for p, q in zip(tree.leaves(a.state), tree.leaves(b.state), strict=True)
-        )
+        and [(name, leaf.shape, leaf.dtype) for name, leaf in ours]
+        == [(n, leaf.shape, leaf.dtype) for n, leaf in theirs]
+        and all(p.dim() > 0 or bool(p == q) for (_, p), (_, q) in zip(ours, theirs, strict=True))
     )
 
 

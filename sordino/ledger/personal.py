@@ -155,7 +155,15 @@ def balanced(budgets: Sequence[float], delta: float, rounds: int, expected: floa
         middle = (low + high) / 2
         low, high = (low, middle) if enough(middle) else (middle, high)
     found = math.exp(high)
-    return found, rates(budgets, delta, found, rounds)
+    each = rates(budgets, delta, found, rounds)
+    if not each.all():
+        raise InvalidBudget(
+            f"a budget of {min(budgets):g} affords no rate at all at delta {delta:g}",
+            why="the conversion from Renyi divergence to epsilon alone costs more",
+            fix="raise the smallest budgets or delta, or use the bounds of visible cohorts",
+            code="budget-out-of-reach",
+        )
+    return found, each
 
 
 def planned(

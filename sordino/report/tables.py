@@ -34,7 +34,7 @@ def summary(console: Console, metrics: Sequence[dict[str, Any]], receipt: dict[s
             f"spent {spent['min']:.1%} to {spent['max']:.1%} over {used['min']:g} to {used['max']:g} exposures."
         )
         if "groups" in budget:
-            console.print(groups(budget["groups"]))
+            console.print(groups(budget))
     for line in receipt["assumptions"]:
         console.print(f"[dim]· {line}[/dim]")
 
@@ -44,18 +44,13 @@ def granted_text(budget: dict[str, Any]) -> str:
     return f"{levels[0]:g} to {levels[-1]:g}" if len(levels) > 1 else f"{budget['epsilon']:g}"
 
 
-def groups(found: Sequence[dict[str, Any]]) -> Table:
+def groups(budget: dict[str, Any]) -> Table:
     """Clients that grant the same."""
+    found, of = budget["groups"], budget["subject"]
     claimed = any(group["claimed"] is not None for group in found)
-    table = Table(title="Personal budgets, by epsilon granted", title_justify="left", title_style="bold")
-    for column in (
-        "granted",
-        "clients",
-        "exposures",
-        *(["claimed spent"] if claimed else []),
-        "epsilon spent",
-        "status",
-    ):
+    who = f"epsilon of one {of['unit']} ({of['neighbours']}) against {of['adversary']}, at delta {budget['delta']:g}"
+    table = Table(title=f"Personal budgets: {who}", title_justify="left", title_style="bold")
+    for column in ("granted", "clients", "exposures", *(["claimed (nominal)"] if claimed else []), "spent", "status"):
         table.add_column(column, justify="right" if column != "status" else "left")
     for group in found:
         used, over = group["exposures"], group["spent"] != "inf" and group["spent"] > group["granted"] * (1 + 1e-9)
@@ -115,8 +110,8 @@ def guarantees(receipt: dict[str, Any]) -> Table:
     return table
 
 
-def spending(clients: Sequence[dict[str, Any]]) -> Table:
-    table = Table(title="Spent, client by client", title_justify="left", title_style="bold")
+def spending(clients: Sequence[dict[str, Any]], currency: str) -> Table:
+    table = Table(title=f"Spent, client by client, in {currency}", title_justify="left", title_style="bold")
     for column in ("client", "examples", "exposures", "planned", "spent", "granted"):
         table.add_column(column, justify="right")
     for row in clients:

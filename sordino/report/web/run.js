@@ -108,11 +108,11 @@ function budgets(place) {
   });
   bars(box, { values: list.map(([share]) => share), colours: list.map(() => "c0"), format: percent, top: 1, xLabel: `${list.length} clients, from most to least spent`, limit: { at: 1, name: "granted" } });
   if (!groups) return;
-  const span = e => (e.min === e.max ? digits(e.min) : `${digits(e.min)} to ${digits(e.max)}`);
+  const of = facts.budget.subject, span = e => (e.min === e.max ? digits(e.min) : `${digits(e.min)} to ${digits(e.max)}`);
   const over = g => (g.spent === "inf" || g.spent > g.granted * (1 + 1e-9) ? ", over budget" : "");
   table(make("figure", place, null, { class: "row" }), {
-    caption: claimed ? "Personal budgets: what the source's count says, and what holds" : "Personal budgets: epsilon granted and spent, at most", wide: true,
-    columns: ["granted", "clients", "exposures", ...(claimed ? ["claimed spent"] : []), "epsilon that holds", "status"],
+    caption: `Personal budgets: epsilon of one ${of.unit} (${of.neighbours}) against ${of.adversary}, at delta ${digits(facts.budget.delta)}${claimed ? "; what the source's count claims, and what holds" : ""}`, wide: true,
+    columns: ["granted", "clients", "exposures", ...(claimed ? ["claimed (nominal)"] : []), "spent", "status"],
     rows: groups.map(g => [digits(g.granted), g.clients, span(g.exposures), ...(claimed ? [digits(g.claimed)] : []), g.spent === "inf" ? "∞" : digits(g.spent), g.status + over(g)]),
   });
 }
