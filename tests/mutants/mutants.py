@@ -223,8 +223,8 @@ MUTANTS = [
     one(
         "delta times 10",
         "assemble.py",
-        "Budget(epsilon, privacy.delta,",
-        "Budget(epsilon, 10 * privacy.delta,",
+        "return Budget(privacy.epsilon, privacy.delta, schedule)",
+        "return Budget(privacy.epsilon, 10 * privacy.delta, schedule)",
         PLANNED,
     ),
     one(

@@ -454,6 +454,16 @@ CALLS: dict[str, Call] = {
         "personal-cohort-needs-its-noise",
         lambda: priced({"name": "pdp_prox", "mechanism": "local"}, {"name": "by_budget", "size": 2}),
     ),
+    "a typed multiplier under a personal cohort": Call(
+        "personal-cohort-needs-its-noise",
+        lambda: priced({"name": "dp_prox", "multiplier": 0.01}, {"name": "by_budget", "size": 2}),
+    ),
+    "noise by the letter in a cohort that keeps budgets": Call(
+        "literal-needs-its-cohort",
+        lambda: priced(
+            {"name": "pdp_prox", "mechanism": "published", "literal": True, "clip": 2.0}, {"name": "everyone"}
+        ),
+    ),
     "rates by budget that change": Call(
         "personal-schedule",
         lambda: priced({"name": "pdp_prox", "mechanism": "rates"}, {"name": "by_budget", "size": 2}, "linear_back"),
