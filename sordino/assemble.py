@@ -15,6 +15,7 @@ from sordino import budgets, gates, keys, own, tree
 from sordino.algorithms import ALGORITHMS
 from sordino.config import Engine, Experiment, Privacy, build
 from sordino.data import SOURCES, Dataset, Split
+from sordino.engine.adapting import Adapting
 from sordino.engine.checkpoint import Loaded
 from sordino.engine.client import Clients
 from sordino.engine.cohort import Cohort, alike
@@ -26,11 +27,12 @@ from sordino.engine.stragglers import Stragglers
 from sordino.engine.wire import Header
 from sordino.errors import ConfigError, DataError, InvalidBudget, UnsoundGuarantee
 from sordino.evaluate.accuracy import Evaluator
+from sordino.evaluate.evaluation import Evaluation, check
 from sordino.ledger.ledger import Charter, Each, Ledger
 from sordino.ledger.published import nominal_multiplier
 from sordino.ledger.schedules import SCHEDULES, Adaptive, Schedule
 from sordino.partition.rows import Rows
-from sordino.partition.schemes import SCHEMES, Natural, match_test
+from sordino.partition.schemes import SCHEMES, Scheme
 from sordino.personal_plans import draft_personal
 from sordino.plan import Budget, Plan, draft
 from sordino.privacy.readers import NoisyGradient, Open
@@ -66,7 +68,7 @@ class Shards(Mapping[int, Examples]):
         return len(self._which)
 
 
-SPOKEN = ("read", "uplink", "work", "init", "init_client", "broadcast", "zero", "local", "update", "personal")
+SPOKEN = ("read", "uplink", "work", "init", "init_client", "broadcast", "zero", "local", "update", "models", "personal")
 
 
 def _users_own(path: str) -> Callable[..., Any]:
@@ -156,16 +158,30 @@ class Parts:
     @cached_property
     def shares(self) -> tuple[Rows, Rows]:
         """Row numbers of each client, of the training and the test examples."""
-        scheme = build(self.experiment.partition, SCHEMES, "partition", "scheme")
         train, test = self.dataset.train, self.dataset.test
         rng = np.random.default_rng(keys.word(keys.fold(self.key, "partition")))
-        rows = scheme.assign(train.y, train.group, rng)
+        rows = self.scheme.assign(train.y, train.group, rng)
         if self.experiment.data.merge:
             fraction = self.experiment.data.test_fraction
             return rows.held_back(0.1 if fraction is None else fraction, rng)
-        if isinstance(scheme, Natural) and test.group is not None and train.group is not None:
-            return rows, Natural.match(train.group, test.group)
-        return rows, match_test(train.y, rows, test.y, rng)
+        return rows, self.scheme.match(train, rows, test, rng)
+
+    @cached_property
+    def scheme(self) -> Scheme:
+        return build(self.experiment.partition, SCHEMES, "partition", "scheme")
+
+    @cached_property
+    def named(self) -> Dataset:
+        """The data with the labels as the clients call them: what is learned and tested."""
+        data = self.dataset
+        if not self.scheme.anonymous:
+            return data
+        rows, tests = self.shares
+        if self.experiment.data.merge:  # both are of one set
+            rows = tests = Rows.of(np.concatenate(both) for both in zip(rows, tests, strict=True))
+        rng = np.random.default_rng(keys.word(keys.fold(self.key, "names")))
+        train, test, classes = self.scheme.relabel(data.train.y, rows, data.test.y, tests, rng)
+        return replace(data, train=data.train._replace(y=train), test=data.test._replace(y=test), classes=classes)
 
     @cached_property
     def sizes(self) -> Sequence[int]:
@@ -179,6 +195,14 @@ class Parts:
 
     @cached_property
     def task(self) -> Task:
+        augment = self.experiment.data.augment
+        if augment != "none" and self.dataset.kind != "image":
+            raise ConfigError(
+                f"data.augment = {augment!r} with data.source = {self.experiment.data.source!r}",
+                why="only images can be cut and mirrored",
+                fix="leave data.augment out",
+                code="nothing-to-augment",
+            )
         if self.dataset.classes == 0:
             return Quadratic(self.dataset.shape[0] // 2)
         options = {k: v for k, v in self.experiment.model.items() if k not in ("name", "options")}
@@ -192,8 +216,8 @@ class Parts:
         with torch.random.fork_rng(devices=[]):
             # a user's class may draw buffers or bare parameters: the same ones in every process
             torch.manual_seed(keys.word(keys.fold(self.key, "model")))
-            net = build_net(name, inputs, self.dataset.classes, options)
-        fits(net, name, inputs, self.dataset.classes)
+            net = build_net(name, inputs, self.named.classes, options)
+        fits(net, name, inputs, self.named.classes)
         return Classification(
             net,
             name=name,
@@ -202,6 +226,7 @@ class Parts:
             std=self.dataset.std,
             image=image,
             precision=torch.bfloat16 if self.engine.precision == "bf16" else torch.float32,
+            augment=augment,
         )
 
     @cached_property
@@ -214,7 +239,7 @@ class Parts:
             algorithm = replace(algorithm, read=gates.reader(self.experiment.read))
         if self.experiment.uplink is not None:
             algorithm = replace(algorithm, uplink=gates.uplink(self.experiment.uplink))
-        return algorithm
+        return Adapting(algorithm) if algorithm.uplink.learns else algorithm
 
     @cached_property
     def cohort(self) -> Cohort:
@@ -347,15 +372,18 @@ class Parts:
         def header(t: int, sender: int) -> Header:
             return Header(run, config, t, sender, 0, "down" if sender < 0 else "up")
 
-        rows = self.shares[0]
-        shards = Shards(self.dataset.train, rows, which if which is not None else range(len(rows)))
+        rows, tested = self.shares
+        which = range(len(rows)) if which is None else which
+        shards, tests = Shards(self.named.train, rows, which), Shards(self.named.test, tested, which)
         states = self.states(None) if states is None else states
-        return Clients(self.algorithm, self.task, shards, header, states, self.sharing)
+        return Clients(self.algorithm, self.task, shards, header, states, tests, self.sharing)
 
-    def evaluator(self) -> Evaluator:
-        test = self.dataset.test
+    def evaluation(self) -> Evaluation:
+        test, given = self.named.test, self.experiment.evaluation
         examples = Examples(torch.from_numpy(np.asarray(test.x)), torch.from_numpy(np.asarray(test.y)))
-        return Evaluator(self.task, examples, self.shares[1])
+        evaluator = Evaluator(self.task, examples, self.shares[1])
+        check(given.personal)
+        return Evaluation(self.algorithm, evaluator, tuple(given.models), tuple(given.personal))
 
     def state(self, name: str) -> Any:
         """The shape of a tree in a checkpoint, by name."""

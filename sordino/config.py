@@ -45,6 +45,7 @@ class Data(Section):
     standardise: Literal["channel", "pixel"] = (
         "channel"  # of images: one mean and deviation per channel, or for every pixel
     )
+    augment: Literal["none", "crop_flip"] = "none"  # of images: training batches are cut (4 pixels off) and mirrored
     clients: int | None = None  # of quadratics (10) and synthetic devices (30)
     dim: int = 10  # of quadratics
     heterogeneity: float = 1.0  # of quadratics
@@ -79,6 +80,10 @@ class Chaos(Section):
 
 class Evaluation(Section):
     every: int = 1
+    models: list[str] = []  # of those the server holds, the headline first; none: the one it hands out
+    personal: list[
+        str
+    ] = []  # how clients make it their own, the headline first: own, plain, finetune, proto; none: as the algorithm says
     final: int = 10  # the last rounds are always evaluated: their mean is a headline number
 
 
@@ -186,11 +191,11 @@ def build(table: Mapping[str, Any], choices: Mapping[str, Callable[..., T]], whe
 
 
 def parameters(made: Callable[..., Any]) -> dict[str, tuple[Any, Any]]:
-    """Name -> (type, default) of what a table may set. Gates have tables of their own."""
+    """Name -> (type, default) of what a table may set. Gates have tables of their own; what begins with `_` is the engine's to set."""
     hints = get_type_hints(made)
     found = {}
     for name, parameter in inspect.signature(made).parameters.items():
-        if name not in ("read", "uplink"):
+        if name not in ("read", "uplink") and not name.startswith("_"):
             default = ... if parameter.default is inspect.Parameter.empty else parameter.default
             found[name] = (hints[name], default)
     return found

@@ -216,7 +216,7 @@ class Forecast:
         """Bytes: in total, of one message, and of the client that takes part most often."""
         run, algorithm = self.federation, self.parts.algorithm
         down = algorithm.broadcast(self.parts.state("server"))
-        fields = wire.schema(algorithm.uplink.shape(algorithm.zero(down)))
+        fields = wire.schema(algorithm.uplink.at(0, down).shape(algorithm.zero(down)))
         both, total_down = Counter[int](), 0
         for t, granted in enumerate(self.rounds):
             one, up = run.bytes_down(t, down, 1), wire.sizes(run.header(t, 0), fields)
@@ -301,14 +301,14 @@ def _time(parts: Parts, run: Federation) -> Seconds:
     chosen = sorted(able, key=lambda k: (parts.sizes[k], k))[start : start + SAMPLE]
     epochs, zero = parts.algorithm.work.epochs, parts.plan.currency.zero()
     grants = {k: run.grant(0, k, parts.plan.price(k, 0, zero), 1 if epochs else None) for k in chosen}
-    clients, down = parts.clients(run.run), parts.algorithm.broadcast(parts.state("server"))
-    evaluate, model = parts.evaluator(), parts.algorithm.personal(parts.task, down, None)
+    server = parts.state("server")
+    clients, down, evaluate = parts.clients(run.run), parts.algorithm.broadcast(server), parts.evaluation()
     effort = sum(_effort(parts, k) for k in chosen) // (epochs or 1)
     before = torch.get_num_threads()
     torch.set_num_threads(parts.experiment.engine.threads)
     try:
         work = _second_time(lambda: list(clients(0, down, grants, run.round_key(0))))
-        return Seconds(len(chosen), work, effort, _second_time(lambda: evaluate(model)))
+        return Seconds(len(chosen), work, effort, _second_time(lambda: evaluate(0, server, clients.score)))
     finally:
         torch.set_num_threads(before)
 

@@ -12,6 +12,9 @@ from typing import Any, Literal
 from sordino.compression.block_sum import BlockSum
 from sordino.compression.sensing import Sensing
 from sordino.config import build, check_keys
+from sordino.privacy.as_published import OwnNorm, UpdateLevel, UserLevel
+from sordino.privacy.episodes import CellGradient
+from sordino.privacy.layers import ClipLayers
 from sordino.privacy.mechanisms import GaussianNoise, LaplaceNoise
 from sordino.privacy.readers import NoisyGradient, Open, Sampling
 from sordino.privacy.stages import Clip, Noise, Stage, Weigh
@@ -42,13 +45,27 @@ def noise(law: Law = "gaussian", neighbours: Neighbours = "replace", multiplier:
     return Noise(LAWS[law], neighbours, multiplier)
 
 
-READERS: dict[str, Callable[..., Reader]] = {"open": Open, "noisy_gradient": noisy_gradient}
+def cells(
+    clip: float,
+    cells: int = 10,
+    sampling: Literal["poisson", "fresh"] = "poisson",
+    rate: float = 0.2,
+    multiplier: float | None = None,
+) -> CellGradient:
+    return CellGradient(clip, cells, sampling, rate, multiplier=multiplier)
+
+
+READERS: dict[str, Callable[..., Reader]] = {"open": Open, "noisy_gradient": noisy_gradient, "cells": cells}
 STAGES: dict[str, Callable[..., Stage]] = {
     "clip": Clip,
     "weigh": Weigh,
     "noise": noise,
     "block_sum": BlockSum,
     "sensing": Sensing,
+    "clip_layers": ClipLayers,
+    "own_norm": OwnNorm,
+    "update_level": UpdateLevel,
+    "user_level": UserLevel,
 }
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import os
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -26,7 +26,7 @@ from sordino.engine.memory import keep_freed_memory
 from sordino.errors import ConfigError, RunError
 from sordino.keys import Key
 from sordino.privacy.sources import for_client
-from sordino.types import Grant
+from sordino.types import Grant, Params
 from sordino.uplink import Summed
 
 
@@ -58,9 +58,11 @@ class Share:
         self.clients: Clients = parts.clients(run, self._which, parts.states(folder))
         self._place = folder / f"clients-{rank}-of-{world}"
 
-    def obey(self, command: Mapping[str, Any], message: bytes) -> Summed | None:
+    def obey(self, command: Mapping[str, Any], message: bytes) -> Summed | torch.Tensor | None:
         if command["do"] == "round":
             return self._round(command, message)
+        if command["do"] == "score":
+            return self._score(command, message)
         if command["do"] == "save":
             checkpoint.save(self._place, command["step"], self.clients.states.trees(), {})
         else:
@@ -89,10 +91,19 @@ class Share:
         a = parts.algorithm
         _, down = wire.decode(message, clients.header(t, -1), a.broadcast(a.init(parts.task, 0)))
         uploads = clients(t, down, grants, keys.fold(parts.key, "round", t))
-        total = a.uplink.sum(uploads, a.zero(down), reach=lambda k: grants[k].reach).total
+        total = a.uplink.at(t, down).sum(uploads, a.zero(down), reach=lambda k: grants[k].reach).total
         flat = torch.cat([leaf.double().reshape(-1) for leaf in tree.leaves(total)])
         dist.all_reduce(flat)
         return Summed(tree.unflat(flat, total), sorted(everyone))
+
+    def _score(self, command: Mapping[str, Any], message: bytes) -> torch.Tensor:
+        """A row for every client of the federation; sums, since each client's own rank alone has numbers for it."""
+        width = command["models"] * len(command["ways"]) * len(self._parts.task.metrics)
+        table = torch.zeros(len(self._parts.sizes), width, dtype=torch.float64)
+        for k, row in self.clients.answer_scores(command, message).items():
+            table[k] = torch.tensor(row, dtype=torch.float64)
+        dist.all_reduce(table)
+        return table
 
 
 class Ranks:
@@ -118,8 +129,14 @@ class Ranks:
         told = {str(k): list(grant.told()) for k, grant in grants.items()}
         message = wire.encode(self._share.clients.header(t, -1), down)
         found = self._all({"do": "round", "t": t, "largest": largest, "grants": told}, message)
-        assert found is not None
+        assert isinstance(found, Summed)
         return found
+
+    def score(self, t: int, models: Sequence[Params], ways: Sequence[str]) -> dict[int, list[float]]:
+        message = wire.encode(self._share.clients.header(t, -1), tuple(models))
+        found = self._all({"do": "score", "t": t, "models": len(models), "ways": list(ways)}, message)
+        assert isinstance(found, torch.Tensor)
+        return dict(enumerate(found.tolist()))
 
     def save(self, step: int) -> None:
         self._all({"do": "save", "step": step})
@@ -127,7 +144,7 @@ class Ranks:
     def restore(self, step: int) -> None:
         self._all({"do": "restore", "step": step})
 
-    def _all(self, command: dict[str, Any], message: bytes = b"") -> Summed | None:
+    def _all(self, command: dict[str, Any], message: bytes = b"") -> Summed | torch.Tensor | None:
         _say(command, message)
         return self._share.obey(command, message)
 

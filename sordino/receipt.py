@@ -42,10 +42,8 @@ def receipt(parts: Parts, federation: Federation) -> dict[str, Any]:
     simulated = federation.noise == "counter"
     budget, guarantees = _budget(parts, federation), [row.to_json() for row in rows]
     for row in guarantees:
-        if budget is not None and row["status"] == "nominal":
-            row["nominal_epsilon"] = (
-                budget["epsilon"] * budget["spent_share"]["max"]
-            )  # what the source's formula would print
+        if row["status"] == "nominal":
+            row |= _as_published(parts, len(notes), budget)
     assumptions = [SIMULATED if simulated else _table_error(parts), TUNING, ARITHMETIC, EVALUATION]
     if parts.dataset.classes:
         assumptions.append(SCALING)
@@ -63,6 +61,15 @@ def receipt(parts: Parts, federation: Federation) -> dict[str, Any]:
         "assumptions": assumptions,
         "ledger_head": ledger.head(),
     }
+
+
+def _as_published(parts: Parts, rounds: int, budget: Mapping[str, Any] | None) -> dict[str, float]:
+    """What the source's formula prints, and where its rounds do not add up to that, what the same formula gives for all of them."""
+    for gate in (parts.algorithm.uplink.as_published, parts.algorithm.read):
+        if (stated := getattr(gate, "stated", None)) is not None:
+            found = stated(rounds, parts.experiment.privacy.delta)
+            return {"nominal_epsilon": found.epsilon, "nominal_composed": found.composed}
+    return {"nominal_epsilon": budget["epsilon"] * budget["spent_share"]["max"]} if budget is not None else {}
 
 
 def spending(folder: Path, most: int | None = None) -> dict[str, Any]:

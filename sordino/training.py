@@ -135,7 +135,7 @@ def _train(
         server, t, stalled, written = _state(parts, folder, federation, loaded)
         execute = _executor(parts, folder, run, loaded, stack)
         metrics_file = stack.enter_context(_metrics(folder, written))
-        evaluate = parts.evaluator()
+        evaluate = parts.evaluation()
         notes = [*parts.cohort.warnings(experiment.rounds, len(parts.sizes)), *drowning(parts)]
         # noise from the system cannot be drawn again: there every round is kept
         every = 1 if experiment.privacy.noise == "system" else experiment.engine.checkpoint_every
@@ -154,8 +154,7 @@ def _train(
                 )
             row = _row(t + 1, outcome)
             if _due(t + 1, experiment):
-                model = parts.algorithm.personal(parts.task, parts.algorithm.broadcast(outcome.server), None)
-                row |= evaluate(model)
+                row |= evaluate(t, outcome.server, execute.score)
             metrics_file.write(json.dumps(row).encode() + b"\n")
             stalled = federation.stalled(outcome.received)
             if (t + 1) % every == 0 or t + 1 == experiment.rounds:
@@ -208,7 +207,7 @@ def _row(t: int, outcome: Outcome) -> Metrics:
 
 
 def _finish(parts: Parts, folder: Path, federation: Federation, server: Any) -> dict[str, Any]:
-    model = parts.algorithm.personal(parts.task, parts.algorithm.broadcast(server), None)
+    model = next(iter(parts.algorithm.models(server).values()))
     atomic_write(folder / "model.safetensors", safetensors.torch.save({k: v.contiguous() for k, v in model.items()}))
     made = receipt(parts, federation)
     atomic_write(folder / "privacy.json", json.dumps(made, indent=2).encode())

@@ -108,17 +108,36 @@ class Batch(Protocol):
     def grad(self, losses: Losses, params: Params) -> Params: ...
 
 
-class Shard(Protocol):
-    @property
-    def size(self) -> int: ...
-    def batches(self, work: Work, key: Key) -> Iterator[Batch]: ...
-
-
 class Examples(NamedTuple):
     """Raw rows: only readers and evaluators hold them."""
 
     x: Tensor
     y: Tensor
+
+
+EpisodeLoss: TypeAlias = Callable[
+    [Params, Examples, Examples, Tensor], Tensor
+]  # (params, support, query, one key per example of both) -> one loss
+
+
+class Episode(Protocol):
+    """Two sealed batches, of which the first explains the classes of the second."""
+
+    def grad(self, loss: EpisodeLoss, params: Params) -> Params: ...
+
+
+class Shard(Protocol):
+    @property
+    def size(self) -> int: ...
+    def batches(self, work: Work, key: Key) -> Iterator[Batch]: ...
+    def episodes(self, work: Work, key: Key) -> Iterator[Episode]: ...
+    def sum(self, of: Callable[[Tensor, Tensor], Any]) -> Any: ...  # over all examples, of a tree computed from (x, y)
+
+
+class Model(Protocol):
+    """What somebody predicts with."""
+
+    def score(self, examples: Examples) -> Mapping[str, Tensor]: ...  # one value per example, by metric
 
 
 class Reader(Protocol):
@@ -155,6 +174,13 @@ class Task(Protocol):
     def stacks(self, n: int) -> int: ...  # clients of n rows that are trained in one call
     def room(self, params: Params) -> int: ...  # rows that `pooled` takes at once; 0 where it cannot
     def pooled(self, params: Params, x: Tensor, y: Tensor, clip: float, order: int) -> Any: ...
+    @property
+    def metrics(self) -> tuple[str, ...]: ...  # of `score`, the headline first
+    @property
+    def classes(self) -> int: ...  # 0 where nothing is classified
+    def features(
+        self, params: Params, x: Tensor, keys: Tensor | None
+    ) -> Tensor: ...  # what the last layer sees; keys in training
     def predict(self, params: Params, x: Tensor) -> Tensor: ...
     def score(self, params: Params, examples: Examples) -> Mapping[str, Tensor]: ...  # one value per example, by metric
     def clipped_sum(
@@ -171,6 +197,7 @@ class Received(Generic[U]):
     mean: U  # sum / public denominator
     participation: float  # |cohort| / population; its public expectation where central noise hides who took part
     _each: Callable[[], list[U]]
+    public: Any = ()  # what the uplink's own stages have learnt for the next round
 
     @property
     def each(self) -> list[U]:
@@ -191,4 +218,9 @@ class Algorithm(Protocol[S, C, D, U]):
     def zero(self, down: D) -> U: ...
     def local(self, task: Task, down: D, c: C, shard: Shard, key: Key) -> tuple[U, C]: ...
     def update(self, s: S, r: Received[U]) -> S: ...
-    def personal(self, task: Task, down: D, c: C) -> Params: ...
+    def models(
+        self, s: S
+    ) -> Mapping[str, Params]: ...  # what the server holds, by name; the first is the one it hands out
+    def personal(
+        self, task: Task, params: Params, c: C, shard: Shard
+    ) -> Model: ...  # what this client makes of one of them

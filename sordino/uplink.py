@@ -7,9 +7,10 @@ in float64 over clients in the order of their ids, so that arrival order cannot 
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Literal, TypeVar
+from dataclasses import dataclass, replace
+from typing import Any, Literal, TypeVar
 
 import torch
 from torch import Tensor
@@ -17,15 +18,17 @@ from torch import Tensor
 from sordino import tree
 from sordino.errors import ConfigError, UnsoundGuarantee
 from sordino.ledger.events import Event, NonPrivate
+from sordino.privacy.as_published import AsPublished
 from sordino.privacy.stages import Clip, Noise, Stage, Weigh, private
 from sordino.products import Total
 from sordino.tree import Tree
-from sordino.types import ADVERSARIES, Adversary, Bound, Claim, Grant, Neighbours, Offer, Received, Source
+from sordino.types import ADVERSARIES, Adversary, Bound, Claim, Grant, Neighbours, Offer, Params, Received, Source
 
 U = TypeVar("U")
 
 RAW = "sees each upload, no client-level noise"
 SUM = "sees sums of uploads, no client-level noise"
+NOMINAL = "noise as published, whose size follows from no bound"
 
 
 @dataclass(frozen=True)
@@ -114,6 +117,11 @@ class Uplink:
         return stages[0] if stages else None
 
     @property
+    def as_published(self) -> AsPublished | None:
+        """Noise that proves nothing."""
+        return next((stage for stage in self.client if isinstance(stage, AsPublished)), None)
+
+    @property
     def personal(self) -> bool:
         """Is every client bounded by what its own budget buys?"""
         return any(isinstance(stage, Clip) and stage.personal for stage in self.client)
@@ -151,6 +159,8 @@ class Uplink:
     def claims(self, multiplier: float | None, amplify: Callable[[Event, Adversary], Event]) -> list[Claim]:
         """`amplify` is the cohort's: what its sampler makes of an event against an adversary."""
         noise = self.noise()
+        if (shown := self.as_published) is not None:
+            return [Claim("client", "replace", a, NonPrivate(NOMINAL), "nominal", shown.reasons) for a in ADVERSARIES]
         if noise is None:
             return [_nothing("replace", a, RAW if a == "server" else SUM) for a in ADVERSARIES]
         used = noise.multiplier if noise.multiplier is not None else multiplier
@@ -173,6 +183,22 @@ class Uplink:
     def _assumed(self) -> tuple[str, ...]:
         weighed = any(isinstance(stage, Weigh) and stage.by == "examples" for stage in self.client)
         return ("the number of examples of each client is public",) if weighed else ()
+
+    # what changes from round to round -------------------------------------------------------------------------------------------
+
+    @property
+    def learns(self) -> bool:
+        return any(stage.learns for stage in self.client)
+
+    def begin(self, zero: Tree, model: Params) -> tuple[Tree, ...]:
+        """What its stages start from, in their order."""
+        return tuple(stage.begin(x, model) for stage, x in zip(self.client, self._looks(zero), strict=False))
+
+    def at(self, t: int, down: Any) -> Uplink:
+        """The uplink of round t, where its stages learn from what was released before."""
+        public = down.public if self.learns else [()] * len(self.client)
+        stages = tuple(stage.at(t, known) for stage, known in zip(self.client, public, strict=True))
+        return self if all(map(operator.is_, stages, self.client)) else replace(self, client=stages)
 
     # what it does -----------------------------------------------------------------------------------------------------------------
 
@@ -213,18 +239,20 @@ class Uplink:
         each: bool = True,
         weight: float | None = None,
         reach: Callable[[int], float] = lambda client: 1.0,
+        std: Callable[[list[int]], float] = lambda who: 0.0,
     ) -> Received[U]:
         """Sum, noise, decode, divide.
 
         Uploads may come one by one, in the order of their clients, and are let go once added, unless the algorithm reads `each`.
         `zero` is the contribution of nobody: it gives the shape, so that an empty round is legal. `weights` are the
         public weights of the whole population and `weight` their sum, where it is known; `expected` is the public denominator of the `expected` rule,
-        `reach` the share of a personal clip that a client may use.
+        `reach` the share of a personal clip that a client may use, `std` the deviation of the noise in the mean of those who answered.
         """
         bound = self.bound(tree.size(zero))
         kept: list[U] = []
         if not isinstance(uploads, Summed):
-            uploads = self.sum(uploads, zero, kept if each else None, reach)
+            keeps = each or any(stage.reads_each for stage in self.client)
+            uploads = self.sum(uploads, zero, kept if keeps else None, reach)
         total, who = uploads.total, uploads.who
         for stage in private(self.server):
             used = stage.multiplier if stage.multiplier is not None else multiplier
@@ -232,15 +260,16 @@ class Uplink:
                 assert not who
                 continue
             total = stage.release(total, bound, used, source)
-        decoded = self._decode(total, zero)
         realised = math.fsum(weights[client] for client in who)
         denominator = expected if self.denominator == "expected" else realised
-        mean = tree.map(lambda y, leaf: (y / denominator if denominator > 0 else y).to(leaf.dtype), decoded, zero)
+        divided = tree.map(lambda y: y / denominator if denominator > 0 else y, total)
+        mean = tree.map(lambda y, leaf: y.to(leaf.dtype), self._decode(divided, zero), zero)
+        public = self._learn(divided, zero, std(who), kept) if self.learns else ()
         # who took part is part of what central noise hides: the server learns the public expectation
         hidden = bool(private(self.server))
         everybody = math.fsum(weights) if weight is None else weight
         participation = expected / everybody if hidden else len(who) / len(weights)
-        return Received(mean, participation, lambda: self._single(kept if each else None, zero))
+        return Received(mean, participation, lambda: self._single(kept if each else None, zero), public)
 
     def sum(
         self,
@@ -272,13 +301,24 @@ class Uplink:
             kept = True
         return upload if kept else tree.zeros_like(upload)
 
-    def _decode(self, y: Tree, zero: Tree) -> Tree:
+    def _looks(self, zero: Tree) -> list[Tree]:
+        """The shape before every stage, and behind the last one."""
         looks = [zero]
         for stage in self.client:
             looks.append(stage.shape(looks[-1]))
-        for stage, like in zip(reversed(self.client), reversed(looks[:-1]), strict=True):
+        return looks
+
+    def _decode(self, y: Tree, zero: Tree) -> Tree:
+        for stage, like in zip(reversed(self.client), reversed(self._looks(zero)[:-1]), strict=True):
             y = stage.decode(y, like)
         return y
+
+    def _learn(self, y: Tree, zero: Tree, std: float, each: list[Any]) -> tuple[Tree, ...]:
+        found: list[Tree] = []
+        for stage, like in zip(reversed(self.client), reversed(self._looks(zero)[:-1]), strict=True):
+            found.append(stage.learn(y, like, std, each))
+            y, each = stage.decode(y, like), [stage.decode(upload, like) for upload in each]
+        return tuple(reversed(found))
 
     def _single(self, uploads: Sequence[U] | None, zero: U) -> list[U]:
         if private(self.server) or any(stage.aggregate_only for stage in self.client):

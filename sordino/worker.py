@@ -36,6 +36,10 @@ def serve(parts: Parts, clients: Clients, place: Path, incoming: IO[bytes], outg
                 assert message is not None
                 for answer in _round(parts, clients, command, message):
                     write(outgoing, answer)
+            elif command["do"] == "score":
+                message = read(incoming)
+                assert message is not None
+                write(outgoing, json.dumps(clients.answer_scores(command, message)).encode())
             elif command["do"] == "save":
                 checkpoint.save(place, command["step"], clients.states.trees(), {})
                 write(outgoing, b"saved")

@@ -87,14 +87,14 @@ class Mine:
     def local(self, task, down, c, shard, key):
         return down, c
 """,
-        "work, init, init_client, broadcast, zero, update, personal",
+        "work, init, init_client, broadcast, zero, update, models, personal",
     ),
     "no dataclass": Twin(
         {"complete"},
         """
 class Mine:
     read, uplink, work = Open(), Uplink(), None
-    init = init_client = broadcast = zero = local = update = personal = print
+    init = init_client = broadcast = zero = local = update = models = personal = print
 """,
         "not a dataclass",
     ),
@@ -105,7 +105,7 @@ class Mine:
 class Mine:
     uplink: Uplink = Uplink()
     read, work = Open(), None
-    init = init_client = broadcast = zero = local = update = personal = print
+    init = init_client = broadcast = zero = local = update = models = personal = print
 """,
         "read cannot be exchanged",
     ),
@@ -118,10 +118,10 @@ class Mine:
     read: Reader = Open()
     uplink: Uplink = Uplink()
     lr: float = 0.1
-    rate, work, direction = FedAvg.rate, FedAvg().work, FedAvg.direction
-    lr_decay, lr_decay_per, server_lr = 1.0, "round", 1.0
+    rate, work, direction, step = FedAvg.rate, FedAvg().work, FedAvg.direction, FedAvg.step
+    lr_decay, lr_decay_per, server_lr, weight_decay, most_grad = 1.0, "round", 1.0, 0.0, None
     init, init_client, broadcast, zero = FedAvg.init, FedAvg.init_client, FedAvg.broadcast, FedAvg.zero
-    local, update, personal = FedAvg.local, FedAvg.update, FedAvg.personal
+    local, update, models, personal = FedAvg.local, FedAvg.update, FedAvg.models, FedAvg.personal
 """,
         "can change",
     ),

@@ -144,11 +144,9 @@ def test_traffic_of_the_large_network(kept: float, gib: float) -> None:
 @settings(max_examples=40)
 def test_the_bound_holds_and_is_needed(kept: float, seed: int) -> None:
     stage, x = BlockSum(kept), {"w": numbers(seed, 3, 17), "b": numbers(seed + 1, 7)}
-    bound = stage.bound(Bound(l1=5.0, l2=1.0), tree.size(x))
-    for order, limit in ((1, 5.0), (2, 1.0)):
+    bound = stage.bound(Bound(l1=20.0, l2=1.0), tree.size(x))
+    for order, limit in ((1, 20.0), (2, 1.0)):
         inside = tree.scale(float(limit / tree.norm(x, order)), x)
-        if order == 2 and float(tree.norm(inside, 1)) > 5:
-            continue
         assert float(tree.norm(stage.encode(inside, Bound(), GRANT), order)) <= bound.of(order) * (1 + 1e-9)
     aligned = {"w": torch.ones(40, dtype=torch.float64)}
     grown = float(tree.norm(stage.encode(aligned, Bound(), GRANT)) / tree.norm(aligned))
@@ -297,10 +295,10 @@ def test_sensing_as_a_stage(reconstruct: Any) -> None:
 
 @pytest.mark.parametrize("kind", ["gaussian", "bernoulli"])
 def test_the_bound_of_sensing_holds(kind: Any) -> None:
-    stage = Sensing(kind, 0.4, block=24)
+    stage = Sensing(0.4, kind=kind, block=24)
     bound = stage.bound(Bound(l1=9.0, l2=1.0), 100)
     for size in (24, 100, 11):
-        by = matrix(kind, stage._rows(min(size, 24)), min(size, 24), 0)
+        by = matrix(kind, math.floor(0.4 * min(size, 24)), min(size, 24), 0)
         worst = torch.linalg.svd(by.phi).Vh[0]
         x = {"w": torch.cat([worst, torch.zeros(size - len(worst), dtype=torch.float64)])}
         stretched = float(tree.norm(stage.encode(x, Bound(), GRANT)))
@@ -340,10 +338,10 @@ def test_the_published_rule_is_v_shaped() -> None:
 
 
 def test_shares_of_layers() -> None:
-    norms = {"a": 3.0, "b": 4.0}
-    assert rates(norms) == {"a": rate(0.6), "b": rate(0.8)}
-    assert rates(norms, share="sum_of_norms") == {"a": rate(3 / 7), "b": rate(4 / 7)}
-    assert rates({"a": 0.0, "b": 0.0}) == {"a": 0.5, "b": 0.5}
+    norms = [3.0, 4.0]
+    assert rates(norms) == [rate(0.6), rate(0.8)]
+    assert rates(norms, share="sum_of_norms") == [rate(3 / 7), rate(4 / 7)]
+    assert rates([0.0, 0.0]) == [0.5, 0.5]
     for bad in ({"least": 0.0}, {"most": 1.2}, {"least": 0.6}):
         with pytest.raises(ConfigError):
             rates(norms, **bad)  # type: ignore[arg-type]

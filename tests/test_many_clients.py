@@ -288,7 +288,8 @@ def test_rows_are_one_array_for_every_client(owner: list[int]) -> None:
 @given(st.lists(st.integers(-5, 9), min_size=1, max_size=20), st.lists(st.integers(-6, 10), max_size=20))
 def test_natural_clients_keep_their_own_test_rows(group: list[int], test: list[int]) -> None:
     train, held = np.array(group, np.int64), np.array(test, np.int64)
-    matched = Natural.match(train, held)
+    splits = (Split(rows, np.zeros(len(rows), np.int64), rows) for rows in (train, held))
+    matched = Natural().match(next(splits), Rows.of([]), next(splits), np.random.default_rng(0))
     assert [rows.tolist() for rows in matched] == [np.flatnonzero(held == g).tolist() for g in np.unique(train)]
 
 

@@ -16,7 +16,18 @@ from scipy import optimize, stats
 from sordino.errors import PartitionError
 from sordino.partition import SCHEMES, counts, match_test, summary, table
 from sordino.partition.rows import Rows
-from sordino.partition.schemes import IID, Classes, Dirichlet, LongTail, Natural, PowerLaw, Quantity, Scheme, Shards
+from sordino.partition.schemes import (
+    IID,
+    Active,
+    Classes,
+    Dirichlet,
+    LongTail,
+    Natural,
+    PowerLaw,
+    Quantity,
+    Scheme,
+    Shards,
+)
 
 Array = NDArray[Any]
 MNIST = [5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949]  # LeCun et al.
@@ -79,6 +90,8 @@ EVERY: list[Any] = [
     Shards(7, 3),
     Classes(7, 3),
     Classes(7, 2, "random"),
+    Active(7, 3),
+    Active(7, 4, "random"),
     Quantity(7, 0.5, min_size=3),
     LongTail(7, 0.5, rho=0.2, min_size=2),
     LongTail(7, 0.5, rho=0.2, kind="step", min_size=2),

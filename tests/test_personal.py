@@ -1,4 +1,4 @@
-"""Personal budgets: the arithmetic of rates, thresholds and waste by closed forms and by enumeration, and the runs that keep (or, as published, break) them.
+"""Personal budgets: the arithmetic of rates, thresholds and waste by closed forms and by enumeration, and how budgets are read.
 
 Numbers are those of the sources or of exact accountants; the published mechanism is held to what it really loses, not to what it claims.
 """
@@ -6,27 +6,24 @@ Numbers are those of the sources or of exact accountants; the published mechanis
 from __future__ import annotations
 
 import itertools
-import json
 import math
+from operator import add
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from laws.traces import differences, finished, killed_at, trace
+from personal_budgets import DELTA, GROUPS, MECHANISMS, ROBIN, made
 
-from sordino import budgets, config, keys, tree
-from sordino.algorithms.dp_prox import dp_prox
-from sordino.assemble import Parts
-from sordino.errors import ConfigError, InvalidBudget, SordinoError, UnsoundGuarantee
+from sordino import budgets, keys
+from sordino.errors import InvalidBudget
 from sordino.ledger.accountants import best
-from sordino.ledger.calibrate import exact_multiplier, sampled_multiplier
+from sordino.ledger.calibrate import exact_multiplier
+from sordino.ledger.currency import UNIT
 from sordino.ledger.events import Gaussian, Poisson, Repeat
 from sordino.ledger.gaussian_dp import epsilon_of, mu_of
-from sordino.ledger.ledger import Ledger
 from sordino.ledger.personal import (
     Waste,
     amplified,
@@ -41,15 +38,6 @@ from sordino.ledger.personal import (
     wasted,
 )
 from sordino.personal_plans import PublishedPlan, ThresholdPlan
-from sordino.privacy.sources import for_client, for_round
-from sordino.receipt import opened, receipt, verify
-from sordino.results import open_run
-from sordino.round import one_round
-from sordino.training import resume, start
-from sordino.types import Grant
-
-DELTA = 1e-5
-GROUPS = {"groups": {"1": 0.54, "2": 0.37, "4": 0.09}}
 
 
 def each(*values: float) -> Any:
@@ -197,15 +185,90 @@ def test_balanced_rates_add_up_and_keep_every_budget(expected: float) -> None:
         balanced(granted, DELTA, 50, 51.0)
 
 
+@pytest.mark.parametrize(
+    ("granted", "why"),
+    [([0.01] * 10, "too small for so many rounds"), ([0.01] * 2 + [4.0] * 8, "affords no rate at all")],
+    ids=["everybody's", "somebody's"],
+)
+def test_budgets_below_the_conversion_buy_no_rate(granted: list[float], why: str) -> None:
+    """At delta 1e-5 no order up to 256 turns even a divergence of nothing into an epsilon of 0.01."""
+    with pytest.raises(InvalidBudget) as refusal:
+        balanced(granted, DELTA, 20, 2.0)
+    assert refusal.value.code == "budget-out-of-reach"
+    assert why in str(refusal.value)
+    _, q = balanced([max(level, 0.1) for level in granted], DELTA, 20, 2.0)  # control: ten times as much does
+    assert (q > 0).all()
+
+
 def test_a_plan_of_thresholds_pays_no_more_than_was_granted() -> None:
     granted = np.array([1.0] * 27 + [2.0] * 18 + [4.0] * 5)
-    rows = planned(granted, np.full(20, 1 / 20))
+    rows = planned(granted.tolist(), np.full(20, 1 / 20))
     paid = sum(payment for _, _, payment in rows)
     assert (paid <= granted * (1 + 1e-12)).all()
     for tau, q, payment in rows:
         lost = [amplified(float(rate), tau) for rate in q]  # of one hidden release
         assert (np.array(lost) <= payment * (1 + 1e-9)).all()
     assert exact_multiplier(0.01, 1e-7) == pytest.approx(362, rel=0.01)
+
+
+def thresholds(granted: list[float], rounds: int) -> ThresholdPlan:
+    budget = {"clients": {str(k): level for k, level in enumerate(granted)}}
+    plan = made(
+        {"name": "pdp_prox", "mechanism": "threshold"}, MECHANISMS["threshold"], budget, rounds, len(granted)
+    ).plan
+    assert isinstance(plan, ThresholdPlan)
+    return plan
+
+
+@given(st.lists(st.sampled_from([0.3, 1.0, 2.0, 4.0]), min_size=2, max_size=6), st.integers(1, 12))
+@settings(max_examples=15, deadline=None)
+def test_a_plan_of_thresholds_never_charges_above_the_cap(granted: list[float], rounds: int) -> None:
+    plan = thresholds(granted, rounds)
+    for client in range(len(granted)):
+        limit, gone = plan.cap_of(client), plan.currency.zero()
+        assert limit is not None
+        for t in range(rounds):
+            price = plan.price(client, t, gone)
+            assert price is not None
+            owed = float(plan.rows[t][2][client]) * UNIT
+            assert owed - rounds <= price.charge[0] <= owed + 1  # every round is rounded up, the last ones pay for it
+            gone = tuple(map(add, gone, price.charge))
+        assert plan.currency.fits(gone, limit)
+        assert plan.price(client, rounds, gone) is None  # nothing is planned beyond
+
+
+def test_who_spent_more_than_planned_is_refused_and_not_charged_less() -> None:
+    plan = thresholds([1.0, 2.0, 4.0], 8)
+    for client in range(3):
+        limit = plan.cap_of(client)
+        assert limit is not None
+        for t in range(8):
+            sound = plan.price(client, t, plan.currency.zero())
+            assert sound is not None
+            for part in range(2):
+                short = [0, 0]
+                short[part] = limit[part] - sound.charge[part] // 2  # half of what the round costs is left
+                assert plan.price(client, t, tuple(short)) is None
+                short[part] = limit[part] + 1
+                assert plan.price(client, t, tuple(short)) is None
+                short[part] = limit[part] - sound.charge[part]
+                assert plan.price(client, t, tuple(short)) == sound  # control: just enough
+
+
+def test_personal_noise_is_weighed_by_its_inverse_variance() -> None:
+    parts = made(
+        {"name": "pdp_prox", "mechanism": "local"},
+        ROBIN | {"size": 3},
+        {"clients": {"0": 1.0, "1": 4.0, "2": 8.0}},
+        rounds=10,
+        clients=3,
+    )
+    z = [parts.plan.price(k, 0, (0,)).multiplier for k in range(3)]  # type: ignore[union-attr]
+    # noise for replacing a client's data: twice the clip
+    assert [2 * v for v in z] == pytest.approx([23.595, 6.838, 3.796], rel=1e-3)
+    weights = np.array([parts.plan.precision(k) for k in range(3)])
+    assert weights / weights.sum() == pytest.approx(np.array(z) ** -2 / (np.array(z) ** -2).sum(), rel=1e-6)
+    assert weights.max() == pytest.approx(1.0)
 
 
 # as published -----------------------------------------------------------------------------------------------------------
@@ -253,6 +316,12 @@ def test_visible_participation_overspends(exposures: float, loss: float) -> None
     assert epsilon_of(math.sqrt(exposures) / exact_multiplier(1, DELTA, 100), DELTA) == pytest.approx(loss, abs=1e-3)
 
 
+def test_a_device_below_the_threshold_is_undercharged_as_published() -> None:
+    """tau/R for each of ten exposures is 0.1 of 1; what holds is 0.28."""
+    z = exact_multiplier(1, DELTA, 100)
+    assert epsilon_of(math.sqrt(10) / z, DELTA) == pytest.approx(0.2845, abs=2e-4)
+
+
 @pytest.mark.parametrize(("budget", "loss"), [(0.5, 0.346), (0.1, 0.047)])
 def test_hidden_and_redrawn_is_safe_and_wasteful(budget: float, loss: float) -> None:
     q = float(included(each(budget), 1.0)[0])
@@ -260,175 +329,17 @@ def test_hidden_and_redrawn_is_safe_and_wasteful(budget: float, loss: float) -> 
     assert best(event, DELTA, "add_remove").epsilon == pytest.approx(loss, abs=2e-3)
 
 
-# runs -------------------------------------------------------------------------------------------------------------------
-
-
-def made(
-    algorithm: dict[str, Any],
-    cohort: dict[str, Any],
-    epsilon: Any,
-    rounds: int = 6,
-    clients: int = 22,
-    clip: float | None = 0.5,
-    **tables: Any,
-) -> Parts:
-    effort = {"lr": 0.05} | ({} if "local_steps" in algorithm else {"local_epochs": 2})
-    table: dict[str, Any] = {
-        "rounds": rounds,
-        "data": {"source": "synthetic", "clients": clients, "largest": 60},
-        "partition": {"scheme": "natural"},
-        "model": {"name": "logistic"},
-        "cohort": cohort,
-        "algorithm": effort | ({} if clip is None else {"clip": clip}) | algorithm,
-        "privacy": {"epsilon": epsilon, "delta": DELTA},
-        "evaluation": {"every": rounds, "final": 1},
-    }
-    return Parts(config.validate(table | tables))
-
-
-ROBIN = {"name": "round_robin", "size": 11}
-MECHANISMS: dict[str, dict[str, Any]] = {
-    "bounds": ROBIN,
-    "local": ROBIN,
-    "rates": {"name": "by_budget", "size": 8},
-    "threshold": {"name": "threshold"},
-}
-
-
-def ran(parts: Parts, folder: Path) -> dict[str, Any]:
-    start(parts.experiment, folder)
-    assert verify(folder) == []
-    return open_run(folder).receipt
-
-
-@pytest.mark.parametrize("mechanism", ["bounds", "local", "rates", pytest.param("threshold", marks=pytest.mark.slow)])
-def test_every_budget_holds_and_is_used(mechanism: str, tmp_path: Path) -> None:
-    made_ = made({"name": "pdp_prox", "mechanism": mechanism}, MECHANISMS[mechanism], GROUPS)
-    groups = ran(made_, tmp_path / "run")["budget"]["groups"]
-    assert [g["granted"] for g in groups] == [1.0, 2.0, 4.0]
-    assert [g["clients"] for g in groups] == [12, 8, 2]
-    for group in groups:
-        assert group["status"] == "proved"
-        assert group["spent"] <= group["granted"] * (1 + 1e-6)
-        if mechanism in ("bounds", "local"):  # exact composition over known counts: all of it
-            assert group["spent"] == pytest.approx(group["granted"], rel=1e-3)
-
-
-@pytest.mark.parametrize(
-    "cost", ["one_round", *(pytest.param(c, marks=pytest.mark.slow) for c in ("share", "full_round"))]
-)
-def test_published_budgets_are_claimed_and_what_holds_is_said(cost: str, tmp_path: Path) -> None:
+def test_literal_noise_is_louder_and_accounted_for() -> None:
     parts = made(
-        {"name": "pdp_prox", "mechanism": "published"}, {"name": "threshold_published", "cost": cost}, GROUPS, rounds=12
-    )
-    found = ran(parts, tmp_path / "run")
-    groups = found["budget"]["groups"]
-    _, federation = opened(tmp_path / "run")
-    with federation.ledger as ledger:
-        events: dict[int, float] = {}
-        for entry in ledger.entries():
-            for group in json.loads(entry.note):
-                z = next(c["event"] for c in group["claims"] if c["unit"] == "client" and c["adversary"] == "server")
-                for k in group["clients"]:
-                    events[k] = events.get(k, 0.0) + z["noise_multiplier"] ** -2
-    levels = parts.plan.budget.levels()  # type: ignore[union-attr]
-    for group in groups:
-        true = max(epsilon_of(math.sqrt(events.get(k, 0.0)), DELTA) for k in levels[group["granted"]])
-        assert group["spent"] == pytest.approx(true, rel=1e-3)
-        assert group["claimed"] <= group["granted"] * (1 + 1e-9)
-
-
-def test_a_device_below_the_threshold_is_undercharged_as_published(tmp_path: Path) -> None:
-    """tau/R for each of ten exposures is 0.1 of 1; what holds is 0.28."""
-    z = exact_multiplier(1, DELTA, 100)
-    assert pytest.approx(0.1) == 10 * 1 / 100
-    assert epsilon_of(math.sqrt(10) / z, DELTA) == pytest.approx(0.2845, abs=2e-4)
-
-
-def test_personal_bounds_are_in_the_ratio_of_what_budgets_buy() -> None:
-    parts = made(
-        {"name": "pdp_prox", "clip": 1.0},
-        ROBIN | {"size": 4},
-        {"clients": {"0": 0.5, "1": 1.0, "2": 2.0, "3": 4.0}},
-        rounds=10,
-        clients=4,
-    )
-    federation = parts.federation(":memory:", "run")
-    with federation.ledger:
-        prices = federation.prices([0, 1, 2, 3], stalled=False)
-        federation.reserve(0, prices)
-        reach = [federation.grant(0, k, prices[k], None).reach for k in range(4)]
-        assert reach == pytest.approx([0.15375, 0.28981, 0.54226, 1.0], abs=1e-5)
-        assert federation._central == pytest.approx(prices[3].multiplier)  # type: ignore[union-attr]
-
-
-def test_personal_noise_is_weighed_by_its_inverse_variance() -> None:
-    parts = made(
-        {"name": "pdp_prox", "mechanism": "local"},
-        ROBIN | {"size": 3},
-        {"clients": {"0": 1.0, "1": 4.0, "2": 8.0}},
-        rounds=10,
-        clients=3,
-    )
-    z = [parts.plan.price(k, 0, (0,)).multiplier for k in range(3)]  # type: ignore[union-attr]
-    # noise for replacing a client's data: twice the clip
-    assert [2 * v for v in z] == pytest.approx([23.595, 6.838, 3.796], rel=1e-3)
-    weights = np.array([parts.plan.precision(k) for k in range(3)])
-    assert weights / weights.sum() == pytest.approx(np.array(z) ** -2 / (np.array(z) ** -2).sum(), rel=1e-6)
-    assert weights.max() == pytest.approx(1.0)
-
-
-def test_a_client_beyond_its_own_bound_adds_nothing(tmp_path: Path) -> None:
-    parts = made(
-        {"name": "pdp_prox", "clip": 1.0}, {"name": "everyone"}, {"clients": {"0": 1.0, "1": 4.0}}, rounds=2, clients=2
+        {"name": "pdp_prox", "mechanism": "published", "literal": True}, {"name": "threshold_published"}, GROUPS
     )
     uplink = parts.algorithm.uplink
-    zero = {"w": torch.zeros(3)}
-    full = {"w": torch.tensor([0.9, 0.0, 0.0])}
-    whole = uplink.sum({0: full, 1: full}, zero, None, lambda k: 1.0)
-    bounded = uplink.sum({0: full, 1: full}, zero, None, lambda k: 0.3 if k == 0 else 1.0)
-    assert float(whole.total["w"][0]) == pytest.approx(1.8)
-    assert float(bounded.total["w"][0]) == pytest.approx(0.9)
+    event = uplink.claims(1.0, lambda e, a: e)[0].event
+    assert epsilon_of(1 / event.noise_multiplier, DELTA) == pytest.approx(9.997, abs=2e-3)  # clip 1, noise of 1 * 0.5
+    assert epsilon_of(1.0, DELTA) == pytest.approx(4.377, abs=1e-3)
 
 
-@pytest.mark.slow
-def test_ten_thousand_rounds_take_nobody_over_its_cap() -> None:
-    parts = made(
-        {"name": "pdp_prox"}, {"name": "random", "size": 20, "t_plan": 40}, {"linspace": [0.3, 6.0], "levels": 20},
-        rounds=10_000, clients=1000, data={"source": "quadratic", "clients": 1000, "dim": 2},
-    )  # fmt: skip
-    federation = parts.federation(":memory:", "run")
-    with federation.ledger as ledger:
-        for t in range(10_000):
-            federation.reserve(t, federation.prices(federation.draw(t), stalled=False))
-        exhausted = 0
-        for k in range(1000):
-            gone, limit = ledger.spent(str(k))[0], parts.plan.cap_of(k)
-            assert limit is not None
-            assert gone <= limit[0]
-            exhausted += federation.exposures.get(k, 0) == 40
-        assert exhausted > 900
-        ledger.check()
-
-
-def test_an_exhausted_client_changes_no_bit() -> None:
-    """Three exposures are planned and six rounds played: what a client holds after its last exposure is never looked at."""
-
-    def model(poison: bool) -> torch.Tensor:
-        parts = made({"name": "pdp_prox"}, {"name": "random", "size": 22, "t_plan": 3}, GROUPS)
-        federation, clients = parts.federation(":memory:", "run"), parts.clients("run")
-        server = parts.state("server")
-        with federation.ledger:
-            for t in range(6):
-                if t == 3 and poison:
-                    clients.shards = {k: clients.shards[k]._replace(x=clients.shards[k].x * 0 + 7) for k in range(22)}
-                server = one_round(federation, server, t, clients).server
-        return tree.flat(server.x)
-
-    assert torch.equal(model(poison=False), model(poison=True))
-
-
-# bad input --------------------------------------------------------------------------------------------------------------
+# budgets as they are given --------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -483,185 +394,3 @@ def test_groups_are_dealt_by_the_seed(clients: int, seed: int) -> None:
     assert abs((one == 1).sum() - 0.54 * clients) <= 1
     levels = budgets.personal({"linspace": [1, 4], "levels": 4}, clients, keys.root(seed))
     assert set(levels) <= {1.0, 2.0, 3.0, 4.0}
-
-
-@pytest.mark.parametrize(
-    ("algorithm", "cohort", "epsilon", "code"),
-    [
-        ({"name": "dp_prox"}, {"name": "poisson", "rate": 0.5}, GROUPS, "personal-budgets-one-rate"),
-        ({"name": "dp_prox"}, ROBIN, 1.0, "add-remove-needs-poisson"),
-        ({"name": "pdp_prox"}, {"name": "by_budget", "size": 5}, GROUPS, "poisson-needs-add-remove"),
-        (
-            {"name": "pdp_prox", "mechanism": "local"},
-            {"name": "by_budget", "size": 5},
-            GROUPS,
-            "personal-cohort-needs-its-noise",
-        ),
-        (
-            {"name": "pdp_prox", "mechanism": "rates"},
-            {"name": "by_budget", "size": 5},
-            None,
-            "mechanism-without-budget",
-        ),
-        (
-            {"name": "pdp_prox", "mechanism": "rates"},
-            {"name": "by_budget", "size": 50},
-            GROUPS,
-            "cohort-larger-than-population",
-        ),
-        ({"name": "pdp_prox", "mechanism": "published", "returns": "printed"}, ROBIN, 1.0, "un-noised-update"),
-        ({"name": "pdp_prox", "mechanism": "bounds", "literal": True}, ROBIN, 1.0, "literal-without-published"),
-    ],
-)
-def test_what_does_not_fit_together_is_refused(
-    algorithm: dict[str, Any], cohort: dict[str, Any], epsilon: Any, code: str
-) -> None:
-    with pytest.raises(SordinoError) as refusal:
-        _ = made(algorithm, cohort, epsilon, privacy={"epsilon": epsilon} if epsilon else {}).plan
-    assert refusal.value.code == code
-    assert refusal.value.fix
-
-
-@pytest.mark.parametrize(
-    ("mechanism", "schedule"),
-    [("rates", "adaptive"), ("rates", "linear_back"), ("threshold", "adaptive"), ("bounds", "adaptive")],
-)
-def test_rates_need_equal_rounds_and_clips_a_plan(mechanism: str, schedule: str) -> None:
-    with pytest.raises(UnsoundGuarantee) as refusal:
-        _ = made(
-            {"name": "pdp_prox", "mechanism": mechanism},
-            MECHANISMS[mechanism],
-            GROUPS,
-            privacy={"epsilon": GROUPS, "schedule": {"name": schedule}},
-        ).plan
-    assert refusal.value.code == "personal-schedule"
-
-
-def test_weights_of_waste_are_two_numbers() -> None:
-    phi = each(0.1, 0.5, 1.0)
-    sampling, noise = wasted(phi, 0.6)
-    assert waste(phi, 0.6, Waste("fixed", (2.0, 3.0))) == pytest.approx(2 * sampling + 3 * noise)
-    for bad in ([1.0], [1.0, -1.0], [1.0, math.inf], ["a", "b"]):
-        with pytest.raises(ConfigError):
-            _ = made(
-                {"name": "pdp_prox", "mechanism": "threshold"}, {"name": "threshold", "waste_weights": bad}, GROUPS
-            ).plan
-
-
-def test_a_share_beyond_the_whole_is_refused() -> None:
-    with pytest.raises(ConfigError) as refusal:
-        _ = made(
-            {"name": "pdp_prox", "mechanism": "published"}, {"name": "threshold_published", "retire_below": 1.0}, GROUPS
-        ).plan
-    assert refusal.value.code == "share-out-of-range"
-
-
-def test_nobody_answers_and_the_noise_comes_all_the_same() -> None:
-    parts = made(
-        {"name": "pdp_prox", "mechanism": "rates"},
-        MECHANISMS["rates"],
-        GROUPS,
-        stragglers={"share": 1.0, "policy": "drop"},
-    )
-    federation, clients, server = parts.federation(":memory:", "run"), parts.clients("run"), parts.state("server")
-    with federation.ledger:
-        outcome = one_round(federation, server, 0, clients)
-    assert outcome.answered == []
-    moved = tree.flat(tree.sub(outcome.server.x, server.x))
-    z, q = parts.plan.quietest, federation._rates
-    assert q is not None
-    assert float(moved.double().std()) == pytest.approx(z * 0.5 / q.sum(), rel=0.15)  # 610 coordinates
-    assert isinstance(federation.ledger, Ledger)
-
-
-@pytest.mark.parametrize("placement", ["once", "per_client"])
-def test_noise_comes_once_a_round_or_with_every_update(placement: str) -> None:
-    """std of the noise in a mean: z C / den, or z C sqrt(|S|) / den; 10^5 coordinates, so 1 % is 4.5 standard errors."""
-    clip, z, cohort = 0.5, 0.8, 9
-    uplink = dp_prox(clip, noise_placement=placement, multiplier=z).uplink  # type: ignore[arg-type]
-    zero = {"w": torch.zeros(100_000)}
-    grants = [Grant(k, 1, 1, for_client("counter", 7, 0, k), z) for k in range(cohort)]
-    sent = {k: uplink.encode(zero, grant) for k, grant in enumerate(grants)}
-    mean = uplink.receive(sent, zero, [1.0] * cohort, cohort, z, for_round("counter", 7, 0)).mean["w"]
-    wanted = z * clip * (math.sqrt(cohort) if placement == "per_client" else 1) / cohort
-    assert float(mean.double().std()) == pytest.approx(wanted, rel=0.01)
-
-
-@pytest.mark.parametrize(
-    "faults",
-    [{"drop": 0.9, "slow": 0.1}, *(pytest.param(f, marks=pytest.mark.slow) for f in ({"drop": 0.5}, {"slow": 0.5}))],
-)
-@pytest.mark.parametrize("mechanism", ["rates", "bounds", "local"])
-def test_faults_never_take_noise_away(mechanism: str, faults: dict[str, float]) -> None:
-    """What the server releases is at least as noisy as the plan says, however many clients are lost or late; and they have paid."""
-    algorithm = {"name": "pdp_prox", "mechanism": mechanism, "clip": 1e-6}  # hardly any signal: what is left is noise
-    heard: list[list[float]] = []
-    accounts: list[dict[int, Any]] = []
-    for chaos in ({}, faults):
-        parts = made(algorithm, MECHANISMS[mechanism], GROUPS, rounds=3, chaos=chaos)
-        federation, clients, server = parts.federation(":memory:", "run"), parts.clients("run"), parts.state("server")
-        stds = []
-        with federation.ledger:
-            for t in range(3):
-                outcome = one_round(federation, server, t, clients)
-                moved, server = tree.flat(tree.sub(outcome.server.x, server.x)), outcome.server
-                stds.append(float(moved.double().std()) / 1e-6)
-                if chaos:
-                    assert len(outcome.answered) < max(2, len(outcome.active))
-            accounts.append({k: federation.spent.get(federation.payer(k)) for k in range(22)})
-        heard.append(stds)
-    assert accounts[0] == accounts[1]
-    for sound, faulty in zip(*heard, strict=True):
-        assert faulty == 0 or faulty > sound * 0.85  # nobody answered a local round: nothing is released
-
-
-def test_one_step_does_not_feel_mu_and_no_mu_is_fedavg() -> None:
-    def model(**algorithm: Any) -> torch.Tensor:
-        parts = made(algorithm, {"name": "everyone"}, None, rounds=2, clip=None, uplink={"client": []}, privacy={})
-        federation, clients, server = parts.federation(":memory:", "run"), parts.clients("run"), parts.state("server")
-        with federation.ledger:
-            for t in range(2):
-                server = one_round(federation, server, t, clients).server
-        return tree.flat(server.x)
-
-    assert torch.equal(model(name="fedprox", mu=0.0, local_epochs=2), model(name="fedavg", local_epochs=2))
-    one = {"local_steps": 1, "batch_size": "full"}
-    assert torch.equal(model(name="fedprox", mu=5.0, **one), model(name="fedavg", **one))
-    start_ = tree.flat(made({"name": "fedavg"}, ROBIN, None, clip=None, privacy={}).state("server").x)
-    far = [float((model(name="fedprox", mu=mu, local_epochs=5) - start_).norm()) for mu in (0.0, 1.0, 10.0)]
-    assert far[0] > far[1] > far[2]  # the larger mu, the nearer to the start
-
-
-@pytest.mark.slow
-def test_a_killed_run_keeps_every_account(tmp_path: Path) -> None:
-    parts = made(
-        {"name": "pdp_prox"}, {"name": "random", "size": 11}, GROUPS, stragglers={"share": 0.5, "policy": "keep"}
-    )
-    whole = finished(parts.experiment, tmp_path / "whole")
-    with killed_at("computed", 3):
-        start(parts.experiment, tmp_path / "run")
-    resume(tmp_path / "run")
-    assert differences(whole, trace(tmp_path / "run")) == []
-
-
-def test_literal_noise_is_louder_and_accounted_for() -> None:
-    parts = made(
-        {"name": "pdp_prox", "mechanism": "published", "literal": True}, {"name": "threshold_published"}, GROUPS
-    )
-    uplink = parts.algorithm.uplink
-    event = uplink.claims(1.0, lambda e, a: e)[0].event
-    assert epsilon_of(1 / event.noise_multiplier, DELTA) == pytest.approx(9.997, abs=2e-3)  # clip 1, noise of 1 * 0.5
-    assert epsilon_of(1.0, DELTA) == pytest.approx(4.377, abs=1e-3)
-
-
-def test_a_hidden_plan_of_thresholds_charges_everybody() -> None:
-    parts = made({"name": "pdp_prox", "mechanism": "threshold"}, MECHANISMS["threshold"], GROUPS)
-    assert isinstance(parts.plan, ThresholdPlan)
-    federation, clients, server = parts.federation(":memory:", "run"), parts.clients("run"), parts.state("server")
-    with federation.ledger as ledger:
-        for t in range(6):
-            server = one_round(federation, server, t, clients).server
-        for entry in ledger.entries():
-            assert len(entry.charges) == 22
-        assert receipt(parts, federation)["budget"]["exposures_used"]["min"] == 6
-    assert sampled_multiplier(1.0, DELTA, 0.1, 100) == pytest.approx(4.278, rel=0.01)

@@ -153,7 +153,7 @@ def test_frames_of_other_runs(changes: dict[str, Any], tmp_path: Path) -> None:
 
 def test_the_model_scores_what_the_last_round_says(result: Result) -> None:
     parts = Parts(config.load(result.folder / "experiment.toml"))
-    assert parts.evaluator()(result.model)["accuracy"] == result.accuracy
+    assert parts.evaluation().evaluator(result.model)["accuracy"] == result.accuracy
 
 
 def test_report_writes_the_page(result: Result, tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import statistics
 from collections import defaultdict
 from pathlib import Path
@@ -31,8 +30,8 @@ def main() -> None:
     points: dict[str, dict[float, list[float]]] = defaultdict(lambda: defaultdict(list))
     for found in results:
         for prefix in STYLES:
-            if found["name"].startswith(prefix):
-                e = float(re.search(r"[\d.]+", found["name"][len(prefix) :]).group())  # type: ignore[union-attr]
+            if found["name"].startswith(prefix):  # "P1 rates, 1/2/4": e is the smallest of the budgets
+                e = float(found["name"].removeprefix(prefix).partition("/")[0])
                 points[prefix][e].append(found["last"])
     figure, axes = plt.subplots(figsize=(7.5, 4.8))
     for prefix, (label, colour, line, mark) in STYLES.items():

@@ -14,11 +14,15 @@ from sordino.algorithms.client_noise import (
     noisy_steps,
     whole_update,
 )
+from sordino.algorithms.cuag_pfl import cuag_pfl
 from sordino.algorithms.dp_prox import dp_fedavg, dp_prox, dp_sgd
 from sordino.algorithms.fedavg import FedAvg
 from sordino.algorithms.fedprox import FedProx
 from sordino.algorithms.pdp_prox import pdp_prox
+from sordino.algorithms.pfl_dyn import PFLDyn
+from sordino.algorithms.prifedsync import prifedsync
 from sordino.algorithms.scaffold import Scaffold
+from sordino.algorithms.udp import udp
 
 ALGORITHMS: dict[str, Callable[..., Any]] = {
     "fedavg": FedAvg,
@@ -35,4 +39,8 @@ ALGORITHMS: dict[str, Callable[..., Any]] = {
     "dp_fedavg": dp_fedavg,
     "dp_prox": dp_prox,
     "pdp_prox": pdp_prox,
+    "pfl_dyn": PFLDyn,
+    "cuag_pfl": cuag_pfl,
+    "prifedsync": prifedsync,
+    "udp": udp,
 }

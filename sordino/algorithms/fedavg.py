@@ -50,14 +50,11 @@ class FedAvg(LocalSgd):
         y = down.x
         for batch in shard.batches(self.work, key):
             g = batch.grad(task.losses, y)
-            y = tree.descend(y, eta, self.direction(g, y, down.x), down.x)  # w <- w - eta g
+            y = self.step(y, eta, self.direction(g, y, down.x), down.x)  # w <- w - eta g
         return Up(tree.sub(y, down.x)), Client(c.participations + 1)
 
     def update(self, s: Server, r: Received[Up]) -> Server:
         return Server(tree.axpy(self.server_lr, r.mean.delta, s.x), s.round + 1)
-
-    def personal(self, task: Task, down: Server, c: Client) -> Params:
-        return down.x
 
     def direction(self, g: Params, y: Params, x: Params) -> Params:
         """What the local step follows: the gradient itself."""

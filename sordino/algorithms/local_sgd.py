@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, ClassVar, Literal
 
 from torch import Tensor
 
+from sordino import tree
 from sordino.errors import ConfigError
 from sordino.privacy.readers import Open
-from sordino.types import Reader, Work
+from sordino.tasks.personalise import plain
+from sordino.types import Model, Params, Reader, Shard, Task, Work
 from sordino.uplink import Uplink
 
 
@@ -22,6 +25,8 @@ class LocalSgd:
     lr_decay: float = 1.0
     lr_decay_per: Literal["round", "participation"] = "round"
     server_lr: float = 1.0
+    weight_decay: float = 0.0
+    most_grad: float | None = None  # the step is scaled down to this norm, weight decay aside
     read: Reader = Open()
     uplink: Uplink = Uplink()
 
@@ -37,6 +42,14 @@ class LocalSgd:
                     why="it must be finite and above 0",
                     code="not-positive",
                 )
+        if not 0 <= self.weight_decay < float("inf") or (
+            self.most_grad is not None and not 0 < self.most_grad < float("inf")
+        ):
+            raise ConfigError(
+                f"weight_decay is {self.weight_decay}, most_grad is {self.most_grad}",
+                why="the one is a finite number from 0 on, the other one above 0",
+                code="not-positive",
+            )
         for name in ("local_epochs", "local_steps", "batch_size"):
             value = getattr(self, name)
             if isinstance(value, int) and value < 1:
@@ -47,6 +60,25 @@ class LocalSgd:
         batch = None if self.batch_size == "full" else self.batch_size
         epochs = None if self.local_steps is not None else self.local_epochs or 1
         return Work(epochs, self.local_steps, batch)
+
+    def step(self, y: Params, eta: float, direction: Params, start: Params) -> Params:
+        """y - eta (direction + weight decay), the direction no longer than `most_grad`."""
+        if self.most_grad is not None:
+            factor = (self.most_grad / tree.norm(direction)).clamp_max(1.0)
+            direction = tree.map(lambda g: g * factor.to(g.dtype), direction)
+        if self.weight_decay:
+            direction = tree.axpy(self.weight_decay, y, direction)
+        return tree.descend(y, eta, direction, start)
+
+    # what the server holds, and what a client makes of it ------------------------------------------------------------------------
+
+    personalises: ClassVar[bool] = False  # are clients' models their own?
+
+    def models(self, s: Any) -> Mapping[str, Params]:
+        return {"global": s.x}
+
+    def personal(self, task: Task, params: Params, c: Any, shard: Shard) -> Model:
+        return plain(task, params, shard)
 
     def rate(self, round: Tensor, participations: Tensor) -> float:
         times = round if self.lr_decay_per == "round" else participations

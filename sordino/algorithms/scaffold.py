@@ -57,7 +57,7 @@ class Scaffold(LocalSgd):
         correction = tree.sub(c, c_i)
         for batch in shard.batches(self.work, key):
             g = batch.grad(task.losses, y)
-            y = tree.descend(y, eta, tree.axpy(1.0, g, correction), x)  # line 10
+            y = self.step(y, eta, tree.axpy(1.0, g, correction), x)  # line 10
             steps += 1
         c_plus = tree.map(lambda ci, c, x, y: ci - c + (x - y) / (steps * eta), c_i, c, x, y)  # line 12, option II
         return Up(tree.sub(y, x), tree.sub(c_plus, c_i)), Client(c_plus, client.participations + 1)  # lines 13, 14
@@ -68,6 +68,3 @@ class Scaffold(LocalSgd):
             c=tree.axpy(r.participation, r.mean.delta_c, s.c),  # line 17: |S|/N
             round=s.round + 1,
         )
-
-    def personal(self, task: Task, down: Server, client: Client) -> Params:
-        return down.x

@@ -75,7 +75,9 @@ def shapes(trial: Trial) -> None:
         pairs = {
             ("local uploads", "zero"): (upload, a.zero(down)),
             ("local keeps", "init_client"): (after, client),
-            ("personal gives", "the task's parameters"): (a.personal(task, down, None), task.init(scene.key)),
+        } | {
+            (f"the model {name!r} has", "the task's parameters"): (model, task.init(scene.key))
+            for name, model in a.models(server).items()
         }
         for (what, pattern), (found, wanted) in pairs.items():
             difference = unlike(shape(found), shape(wanted))
@@ -106,7 +108,7 @@ def _calls(scene: Scene, now: Moment) -> dict[str, tuple[Callable[[], Tree], Tre
         "broadcast": (lambda: a.broadcast(now.server), (now.server,)),
         "local": (lambda: a.local(task, now.down, now.client, scene.shard(), key), (now.down, now.client)),
         "update": (lambda: a.update(now.server, now.received), (now.server, now.received.mean)),
-        "personal": (lambda: a.personal(task, now.down, None), (now.down,)),
+        "models": (lambda: dict(a.models(now.server)), (now.server,)),
     }
 
 

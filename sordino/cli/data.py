@@ -28,11 +28,13 @@ class Source(NamedTuple):
 
 
 SOURCES = {
-    "digits": Source("1,797 real 8x8 images of handwritten digits, shipped with sordino", (), ("test_fraction",)),
+    "digits": Source(
+        "1,797 real 8x8 images of handwritten digits, shipped with sordino", (), ("test_fraction", "augment")
+    ),
     "images": Source(
         "images in the parquet format of the Hugging Face hub: a folder, or a hub id",
         ("path",),
-        ("label", "download", "merge", "test_fraction", "standardise"),
+        ("label", "download", "merge", "test_fraction", "standardise", "augment"),
     ),
     "tabular": Source("one CSV or parquet table", ("path", "label"), ("group", "test_fraction")),
     "synthetic": Source(

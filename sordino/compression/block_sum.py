@@ -17,11 +17,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from sordino import tree
-from sordino.errors import ConfigError
-from sordino.privacy.stages import Stage
-from sordino.tree import Tree
-from sordino.types import Bound, Grant
+from sordino.compression.rates import LayerByLayer
+from sordino.types import Bound
 
 
 class Runs(NamedTuple):
@@ -67,30 +64,19 @@ def spread(y: Tensor, like: Tensor, rate: float) -> Tensor:
 
 
 @dataclass(frozen=True)
-class BlockSum(Stage):
-    """Every layer at the same rate. Put the clip behind it: bounding what is sent costs less noise than bounding what it was made of."""
-
-    rate: float = 0.5
-
-    def __post_init__(self) -> None:
-        if isinstance(self.rate, bool) or not 0 < self.rate <= 1:
-            raise ConfigError(
-                f"a compression rate of {self.rate!r}",
-                why="it is the share of the numbers that is kept, above 0 and at most 1",
-                fix="for instance 0.3",
-                code="rate-out-of-range",
-            )
+class BlockSum(LayerByLayer):
+    """Put the clip behind it: bounding what is sent costs less noise than bounding what it was made of."""
 
     def bound(self, bound: Bound, coordinates: int) -> Bound:
         # the longest run of any layer: m = floor(rate I) >= 1 leaves runs below 2/rate, and a layer that is smaller than 1/rate is one run
-        longest = math.ceil(2 / self.rate)
+        longest = math.ceil(2 / self._least)
         return Bound(l1=bound.l1, l2=min(bound.l2 * math.sqrt(longest), bound.l1))
 
-    def encode(self, x: Tree, bound: Bound, grant: Grant) -> Tree:
-        return tree.map(lambda leaf: sums(leaf, self.rate), x)
+    def measured(self, layer: Tensor, rate: float) -> Tensor:
+        return sums(layer, rate)
 
-    def shape(self, x: Tree) -> Tree:
-        return tree.map(lambda leaf: leaf.new_zeros(runs(leaf.numel(), self.rate).many), x)
+    def kept(self, layer: Tensor, rate: float) -> int:
+        return runs(layer.numel(), rate).many
 
-    def decode(self, y: Tree, like: Tree) -> Tree:
-        return tree.map(lambda leaf, template: spread(leaf, template, self.rate), y, like)
+    def rebuilt(self, y: Tensor, like: Tensor, rate: float) -> Tensor:
+        return spread(y, like, rate)

@@ -17,11 +17,10 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from sordino import keys, tree
+from sordino import keys
+from sordino.compression.rates import LayerByLayer
 from sordino.errors import ConfigError
-from sordino.privacy.stages import Stage
-from sordino.tree import Tree
-from sordino.types import Bound, Grant
+from sordino.types import Bound
 
 Kind = Literal["gaussian", "bernoulli"]
 Reconstruction = Literal["minnorm", "adjoint", "dct_ista", "dct_omp"]
@@ -126,45 +125,45 @@ RECONSTRUCTIONS: dict[str, Callable[[Tensor, Matrix], Tensor]] = {
 
 
 @dataclass(frozen=True)
-class Sensing(Stage):
+class Sensing(LayerByLayer):
     """Put the clip behind it: the matrix makes vectors longer."""
 
     kind: Kind = "gaussian"
-    rate: float = 0.5
     reconstruct: Reconstruction = "minnorm"
     block: int = 512
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if isinstance(self.rate, bool) or not 0 < self.rate <= 1:
-            raise ConfigError(
-                f"a compression rate of {self.rate!r}",
-                why="it is the share of the numbers that is kept, above 0 and at most 1",
-                fix="for instance 0.3",
-                code="rate-out-of-range",
-            )
+        super().__post_init__()
         if isinstance(self.block, bool) or self.block < 1:
             raise ConfigError(f"blocks of {self.block!r} numbers", fix="512 is usual", code="block-empty")
 
     def bound(self, bound: Bound, coordinates: int) -> Bound:
         if bound.l2 == math.inf:
             return Bound()
-        # the last block of a layer may have any length, so all of them count
-        longest = max(self._matrix(columns).stretch for columns in range(1, self.block + 1))
+        # the last block of a layer may have any length, so all of them count, at every rate that a layer may have
+        rates = [tenths / 10 for tenths in range(round(10 * self.least), round(10 * self.most) + 1)]
+        used = rates if self.rate == "dynamic" else [self.rate]
+        longest = max(self._matrix(columns, rate).stretch for columns in range(1, self.block + 1) for rate in used)
         l2 = bound.l2 * longest
         return Bound(l1=l2 * math.sqrt(coordinates), l2=l2)
 
-    def encode(self, x: Tree, bound: Bound, grant: Grant) -> Tree:
-        return tree.map(lambda leaf: torch.cat([self._measured(part) for part in self._parts(leaf)]), x)
+    def measured(self, layer: Tensor, rate: float) -> Tensor:
+        parts = self._parts(layer)
+        matrices = [self._matrix(part.shape[1], rate).phi.to(part.dtype) for part in parts]
+        return torch.cat([(part @ phi.T).reshape(-1) for part, phi in zip(parts, matrices, strict=True)])
 
-    def shape(self, x: Tree) -> Tree:
-        return tree.map(lambda leaf: leaf.new_zeros(sum(self._kept(part) for part in self._parts(leaf))), x)
+    def kept(self, layer: Tensor, rate: float) -> int:
+        return sum(len(part) * _rows(part.shape[1], rate) for part in self._parts(layer))
 
-    def decode(self, y: Tree, like: Tree) -> Tree:
-        return tree.map(self._rebuilt, y, like)
-
-    def _rows(self, columns: int) -> int:
-        return max(1, math.floor(self.rate * columns + 1e-9))
+    def rebuilt(self, y: Tensor, like: Tensor, rate: float) -> Tensor:
+        rebuild, parts = RECONSTRUCTIONS[self.reconstruct], self._parts(like)
+        pieces = torch.split(y.double(), [len(part) * _rows(part.shape[1], rate) for part in parts])
+        found = [
+            rebuild(piece.view(len(part), -1), self._matrix(part.shape[1], rate)).reshape(-1)
+            for piece, part in zip(pieces, parts, strict=True)
+        ]
+        return torch.cat(found).view(like.shape).to(y.dtype)
 
     def _parts(self, leaf: Tensor) -> list[Tensor]:
         """Whole blocks as rows, and what is left over."""
@@ -173,20 +172,9 @@ class Sensing(Stage):
         parts = (flat[:whole].view(-1, self.block), flat[whole:][None])
         return [part for part in parts if part.numel()]
 
-    def _kept(self, part: Tensor) -> int:
-        return len(part) * self._rows(part.shape[1])
+    def _matrix(self, columns: int, rate: float) -> Matrix:
+        return matrix(self.kind, _rows(columns, rate), columns, self.seed)
 
-    def _matrix(self, columns: int) -> Matrix:
-        return matrix(self.kind, self._rows(columns), columns, self.seed)
 
-    def _measured(self, part: Tensor) -> Tensor:
-        return (part @ self._matrix(part.shape[1]).phi.to(part.dtype).T).reshape(-1)
-
-    def _rebuilt(self, y: Tensor, like: Tensor) -> Tensor:
-        rebuild, parts = RECONSTRUCTIONS[self.reconstruct], self._parts(like)
-        pieces = torch.split(y.double(), [self._kept(part) for part in parts])
-        found = [
-            rebuild(piece.view(len(part), -1), self._matrix(part.shape[1])).reshape(-1)
-            for piece, part in zip(pieces, parts, strict=True)
-        ]
-        return torch.cat(found).view(like.shape).to(y.dtype)
+def _rows(columns: int, rate: float) -> int:
+    return max(1, math.floor(rate * columns + 1e-9))

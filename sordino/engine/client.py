@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from sordino import keys, tree
@@ -12,7 +12,10 @@ from sordino.engine.stack import Member, stacks, together
 from sordino.engine.store import States
 from sordino.keys import Key
 from sordino.privacy.pool import Pool
-from sordino.types import Examples, Grant, Task
+from sordino.privacy.readers import Open
+from sordino.privacy.sources import Counter
+from sordino.tasks.personalise import WAYS
+from sordino.types import Examples, Grant, Params, Task
 
 
 @dataclass
@@ -24,11 +27,12 @@ class Clients:
     shards: Mapping[int, Examples]
     header: Callable[[int, int], wire.Header]  # (round, sender; -1 the server) -> what a message must say
     states: States
+    tests: Mapping[int, Examples] = field(default_factory=dict)  # what each keeps to be tested on
     executor: str = "loop"  # who shares a pass over the network: "pooled" clients at the same weights, "stack" clients of equal shape
 
     def __call__(self, t: int, down: Any, grants: Mapping[int, Grant], key: Key) -> Iterator[tuple[int, Any]]:
         """One round of every client named in `grants`, in their order. Nothing needs to be packed in one process."""
-        order = sorted(grants)
+        order, uplink = sorted(grants), self.algorithm.uplink.at(t, down)
         pool = Pool(self.task, order, self.shards.__getitem__) if self.executor == "pooled" else None
         members = (
             Member(
@@ -39,7 +43,7 @@ class Clients:
         for stack in stacks(members, self.task.stacks if self.executor == "stack" else lambda n: 1):
             for member, (upload, state) in zip(stack, self._local(down, stack), strict=True):
                 self.states[member.client] = state
-                yield member.client, self.algorithm.uplink.encode(upload, member.grant)
+                yield member.client, uplink.encode(upload, member.grant)
 
     def answer(self, t: int, message: bytes, grants: Mapping[int, Grant], key: Key) -> Iterator[tuple[int, bytes]]:
         """The same for a server in another process: the broadcast as it came, the answers as they go."""
@@ -48,6 +52,31 @@ class Clients:
             _, down = wire.decode(message, self.header(t, -1), template)
             for k, upload in self(t, down, grants, key):
                 yield k, wire.encode(self.header(t, k), upload)
+
+    def score(self, t: int, models: Sequence[Params], ways: Sequence[str]) -> dict[int, list[float]]:
+        """Of every client here that has test examples: the means of its metrics, way after way of model after model. Nothing is released by it."""
+        return {k: self._scored(k, models, ways) for k, test in self.tests.items() if len(test.y)}
+
+    def answer_scores(self, command: Mapping[str, Any], message: bytes) -> dict[int, list[float]]:
+        """The same for a server in another process."""
+        templates = (self.task.init(0),) * command["models"]
+        _, models = wire.decode(message, self.header(command["t"], -1), templates)
+        return self.score(command["t"], models, command["ways"])
+
+    def _scored(self, k: int, models: Sequence[Params], ways: Sequence[str]) -> list[float]:
+        own = self.shards[k]
+        shard = Open().open(own, Grant(k, len(own.y), len(own.y), Counter(0)), self.task)
+        found: list[float] = []
+        for params in models:
+            for way in ways:
+                model = (
+                    WAYS[way](self.task, params, shard)
+                    if way in WAYS
+                    else self.algorithm.personal(self.task, params, self._state(k), shard)
+                )
+                scores = model.score(self.tests[k])
+                found += [float(scores[name].mean()) for name in self.task.metrics]
+        return found
 
     def _state(self, k: int) -> Any:
         state = self.states.get(k)

@@ -253,7 +253,7 @@ class Federation:
         self, t: int, answers: Iterable[tuple[int, Any]], crew: Crew, down: Any, mail: Mail
     ) -> Iterator[tuple[int, Any]]:
         """The uploads of those who were in time, noting on the way what came."""
-        shape = self.algorithm.uplink.shape(self.algorithm.zero(down))
+        shape = self.algorithm.uplink.at(t, down).shape(self.algorithm.zero(down))
         length = self._length(t, down)
         each_is_seen = not self.algorithm.uplink.server  # where the server adds noise, nobody sees single uploads
         for k, answer in answers:
@@ -269,7 +269,9 @@ class Federation:
 
     def _length(self, t: int, down: Any) -> Callable[[int], int]:
         """Of one client's message."""
-        return wire.sizes(self.header(t, 0), wire.schema(self.algorithm.uplink.shape(self.algorithm.zero(down))))
+        return wire.sizes(
+            self.header(t, 0), wire.schema(self.algorithm.uplink.at(t, down).shape(self.algorithm.zero(down)))
+        )
 
     # the sum --------------------------------------------------------------------------------------------------------------------
 
@@ -311,7 +313,8 @@ class Federation:
             uploads: Any = answers
         else:
             uploads = self.open(t, answers, crew, down, mail)
-        received: Received[Any] = self.algorithm.uplink.receive(
+        self._coordinates = tree.size(zero)
+        received: Received[Any] = self.algorithm.uplink.at(t, down).receive(
             uploads,
             zero,
             self.weights,
@@ -321,11 +324,11 @@ class Federation:
             getattr(self.algorithm, "reads_each", False),
             self._weight,
             lambda client: self._reach(prices.get(client)),
+            lambda who: self._std(prices, who),
         )
         mail.seal(received.mean)
         if self._adaptive:
-            self._coordinates = tree.size(zero)
-            self._noise_norm = self._expected_noise(prices, mail.answered)
+            self._noise_norm = self._std(prices, mail.answered) * math.sqrt(self._coordinates)
         return received, mail
 
     def stalled(self, received: Received[Any]) -> bool:
@@ -336,16 +339,15 @@ class Federation:
     def _adaptive(self) -> bool:
         return self.plan.budget is not None and isinstance(self.plan.budget.schedule, Adaptive)
 
-    def _expected_noise(self, prices: Mapping[int, Price | None], answered: Iterable[int]) -> float:
-        """Norm of the noise in the mean upload, to be expected from the multipliers alone."""
-        assert self.plan.offer is not None
+    def _std(self, prices: Mapping[int, Price | None], answered: Iterable[int]) -> float:
+        """Deviation of the noise in one coordinate of the mean upload, from the multipliers alone."""
+        if self.plan.offer is None:
+            return 0.0
         if self.plan.offer.unit == "client" and self.algorithm.uplink.server:
             # one noise, over the public denominator, whoever answered
-            std = 0.0 if self._central is None else self._noise_std(self._central, 0) / self._denominator
-        else:
-            found = [(k, price.multiplier) for k in answered if (price := prices[k])]
-            std = in_mean([self._noise_std(z, self.sizes[k]) for k, z in found], [self.weights[k] for k, _ in found])
-        return std * math.sqrt(self._coordinates)
+            return 0.0 if self._central is None else self._noise_std(self._central, 0) / self._denominator
+        found = [(k, price.multiplier) for k in answered if (price := prices[k])]
+        return in_mean([self._noise_std(z, self.sizes[k]) for k, z in found], [self.weights[k] for k, _ in found])
 
     def _noise_std(self, multiplier: float, size: int) -> float:
         """Of one coordinate of what is noised: one upload, or their sum."""

@@ -10,7 +10,7 @@ import json
 import struct
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any
@@ -18,7 +18,7 @@ from typing import IO, Any
 from sordino.engine import wire
 from sordino.errors import RunError
 from sordino.keys import Key
-from sordino.types import Grant
+from sordino.types import Grant, Params
 
 FRAME = struct.Struct("<Q")
 LARGEST = 1 << 34
@@ -70,6 +70,15 @@ class Processes:
             jobs |= {int(k): worker for k in mine}
         for k in sorted(jobs):
             yield k, self._receive(jobs[k])
+
+    def score(self, t: int, models: Sequence[Params], ways: Sequence[str]) -> dict[int, list[float]]:
+        """Every worker scores its own clients, all at once."""
+        message = wire.encode(self._header(t), tuple(models))
+        for worker in self._workers:
+            self._send(worker, json.dumps({"do": "score", "t": t, "models": len(models), "ways": list(ways)}).encode())
+            self._send(worker, message)
+        found = [json.loads(self._receive(worker)) for worker in self._workers]
+        return {int(k): row for part in found for k, row in part.items()}
 
     def save(self, step: int) -> None:
         self._all({"do": "save", "step": step})

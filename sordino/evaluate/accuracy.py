@@ -5,7 +5,7 @@ Single clients are listed up to 10,000 of them; of more, the spread is told and 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -35,23 +35,33 @@ class Evaluator:
     rows: Sequence[Any]  # of each client: its share of the test examples
 
     def __call__(self, params: Params) -> dict[str, Any]:
-        """Global means, and mean, standard deviation and worst tenth over the clients that have test examples."""
-        scores = self.task.score(params, self.test)
-        metric, own = next(iter(scores)), self._tested
-        numbers = [values.mean().double() for values in scores.values()]
+        """Of one model for all: global means, and mean, standard deviation and worst tenth over the clients that have test examples."""
+        scores, own = self.task.score(params, self.test), self._tested
+        means = [values.mean().double() for values in scores.values()]
         if not len(own.clients):
-            return dict(zip(scores, torch.stack(numbers).tolist(), strict=True))
-        each = torch.segment_reduce(scores[metric].double()[own.rows], "mean", lengths=own.sizes, unsafe=True)
+            return dict(zip(scores, torch.stack(means).tolist(), strict=True))
+        each = scores[next(iter(scores))].double()[own.rows]
+        return self._told(list(scores), means, torch.segment_reduce(each, "mean", lengths=own.sizes, unsafe=True))
+
+    def of_each(self, found: Mapping[int, Sequence[float]]) -> dict[str, Any]:
+        """The same of a model for each client, from the means of every client that has test examples."""
+        own, names = self._tested, list(self.task.metrics)
+        each = torch.tensor([found[k] for k in own.clients.tolist()], dtype=torch.float64)
+        sizes = own.sizes.double()[:, None]
+        return self._told(names, list((each * sizes).sum(0) / sizes.sum()), each[:, 0])
+
+    def _told(self, names: list[str], means: list[Tensor], each: Tensor) -> dict[str, Any]:
+        own, metric = self._tested, names[0]
         worst = each.topk(-(-len(each) // 10), largest=metric == "loss").values
-        numbers += [each.mean(), each.std(correction=0), worst.mean()]
         listed = each if len(self.rows) <= LISTED else each[:0]
-        found = torch.cat([torch.stack(numbers), listed]).tolist()  # everything leaves the device at once
-        *means, mean, std, tenth = found[: len(numbers)]
+        spread = torch.stack([each.mean(), each.std(correction=0), worst.mean()])
+        found = torch.cat([torch.stack(means), spread, listed]).tolist()  # everything leaves the device at once
+        mean, std, tenth = found[len(names) : len(names) + 3]
         clients = {"metric": metric, "mean": mean, "std": std, "worst_tenth": tenth}
         if len(self.rows) <= LISTED:
-            known = dict(zip(own.clients.tolist(), found[len(numbers) :], strict=True))
+            known = dict(zip(own.clients.tolist(), found[len(names) + 3 :], strict=True))
             clients["each"] = [known.get(k) for k in range(len(self.rows))]
-        return {**dict(zip(scores, means, strict=True)), "clients": clients}
+        return {**dict(zip(names, found[: len(names)], strict=True)), "clients": clients}
 
     @cached_property
     def _tested(self) -> _Tested:

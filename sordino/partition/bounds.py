@@ -20,6 +20,7 @@ FIXES = {
     "classes-per-client": "k counts the classes of one client: at least 1, at most all",
     "unheld-class": "use more clients or a larger k",
     "thin-class": "use fewer clients or a smaller k",
+    "unfillable-lists": 'use circulant lists, a larger k, or the scheme "classes", where sizes may differ',
     "rho": "rho is the smallest class over the largest: at most 1, and enough for one example",
     "missing-class": "renumber the labels without gaps",
     "clients-per-class": "use a multiple of the number of classes, for instance 1000",

@@ -4,6 +4,7 @@
     dirichlet  Hsu, Qi and Brown, arXiv:1909.06335; balanced: no more for a client that holds its fair share
     shards     McMahan et al., AISTATS 2017
     classes    every client holds exactly k classes
+    active     and all hold equally many examples: Li, Xiao and Chen, Chinese Journal of Computers 2024
     quantity   Dirichlet sizes, labels alike
     long_tail  class counts of Cao et al., NeurIPS 2019, then dirichlet
     power_law  two classes and a heavy-tailed size per client (Li et al., MLSys 2020)
@@ -11,12 +12,14 @@
 
 Most schemes first settle a table of counts and then deal random examples by it, so the table depends on the
 seed and the class counts only, not on the order of the examples. A request that cannot be met is refused
-before anything is drawn, with the bound that fails; every other request ends. The result is one sorted int64
-index array per client, disjoint, all in one `Rows`; only long_tail leaves examples over.
+before anything is drawn, with the bound that fails (random lists of `active` are drawn MAX_DRAWS times first);
+every other request ends. The result is one sorted int64 index array per client, disjoint, all in one `Rows`;
+only long_tail leaves examples over.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
@@ -28,6 +31,7 @@ from sordino.errors import PartitionError
 from sordino.partition import counts
 from sordino.partition.bounds import check_clients, choice, require
 from sordino.partition.describe import table
+from sordino.partition.filling import can_be_even, fill
 from sordino.partition.rows import Array, Rows
 
 HOLDERS: Mapping[str, Callable[[Array, int, int, Generator], Array]] = {
@@ -40,12 +44,35 @@ TAILS: Mapping[str, Callable[[int], Array]] = {  # number of classes -> the powe
 }
 
 
-class Scheme(Protocol):
-    def assign(self, labels: Array, group: Array | None, rng: Generator) -> Rows: ...
+class Labelled(Protocol):
+    """Examples as far as a scheme sees them."""
+
+    @property
+    def y(self) -> Array: ...
+    @property
+    def group(self) -> Array | None: ...
+
+
+class Scheme(ABC):
+    anonymous: bool = False  # do clients number their classes by themselves?
+
+    @abstractmethod
+    def assign(self, labels: Array, group: Array | None, rng: Generator) -> Rows:
+        """Who trains on which rows."""
+
+    def match(self, train: Labelled, rows: Rows, test: Labelled, rng: Generator) -> Rows:
+        """Who is tested on which of the test examples."""
+        return match_test(train.y, rows, test.y, rng)
+
+    def relabel(
+        self, train_labels: Array, rows: Rows, test_labels: Array, test_rows: Rows, rng: Generator
+    ) -> tuple[Array, Array, int]:
+        """Labels of training and test rows as their clients call them, and how many there are."""
+        return train_labels, test_labels, _classes(train_labels, test_labels)
 
 
 @dataclass(frozen=True)
-class IID:
+class IID(Scheme):
     """Sizes differ by at most one."""
 
     clients: int
@@ -56,7 +83,7 @@ class IID:
 
 
 @dataclass(frozen=True)
-class Dirichlet:
+class Dirichlet(Scheme):
     """Each class is divided by its own p ~ Dir(alpha, ..., alpha)."""
 
     clients: int
@@ -70,7 +97,7 @@ class Dirichlet:
 
 
 @dataclass(frozen=True)
-class Shards:
+class Shards(Scheme):
     """The examples, sorted by label, are cut into equal shards; each client is dealt shards_per_client."""
 
     clients: int
@@ -89,7 +116,7 @@ class Shards:
 
 
 @dataclass(frozen=True)
-class Classes:
+class Classes(Scheme):
     """Exactly k classes per client, every example used, a class divided evenly among its holders.
 
     circulant: client n holds the classes n, ..., n + k - 1 modulo their number; random: any k.
@@ -101,15 +128,56 @@ class Classes:
 
     def assign(self, labels: Array, group: Array | None, rng: Generator) -> Rows:
         totals = np.bincount(labels)
-        check_clients(self.clients, len(labels))
-        require(self.k >= 1, f"k = {self.k} < 1", "classes-per-client")
-        require(self.k <= len(totals), f"k = {self.k} > {len(totals)} classes", "classes-per-client")
-        holds = choice("holders", self.holders, HOLDERS)(totals, self.clients, self.k, rng)
+        holds = _lists(totals, self.clients, self.k, self.holders, rng)
         return _deal(labels, counts.divide(totals, holds.astype(float)), rng)
 
 
 @dataclass(frozen=True)
-class Quantity:
+class Active(Scheme):
+    """Exactly k classes and equally many examples per client (at most one more), every example used, classes of a client as even as can be.
+
+    Class lists as in `classes`, the same for training and test; random ones are drawn until equal sizes are possible.
+    anonymous: every client numbers its own classes 0 to k - 1 in a random order, and the model has k outputs.
+    """
+
+    clients: int
+    k: int
+    holders: Literal["circulant", "random"] = "circulant"
+    anonymous: bool = False
+
+    def assign(self, labels: Array, group: Array | None, rng: Generator) -> Rows:
+        totals = np.bincount(labels)
+        tries = counts.MAX_DRAWS if self.holders == "random" else 1
+        lists = (_lists(totals, self.clients, self.k, self.holders, rng) for _ in range(tries))
+        holds = next((drawn for drawn in lists if can_be_even(totals, drawn)), None)
+        bound = f"{self.clients} {self.holders} lists of {self.k} classes cannot be filled in equal parts"
+        require(holds is not None, bound, "unfillable-lists")
+        assert holds is not None
+        return _deal(labels, fill(totals, holds, rng), rng)
+
+    def match(self, train: Labelled, rows: Rows, test: Labelled, rng: Generator) -> Rows:
+        """The same classes, filled as evenly as they can be."""
+        classes = _classes(train.y, test.y)
+        holds = table(train.y, rows, classes) > 0
+        return _deal(test.y, fill(np.bincount(test.y, minlength=classes), holds, rng), rng)
+
+    def relabel(
+        self, train_labels: Array, rows: Rows, test_labels: Array, test_rows: Rows, rng: Generator
+    ) -> tuple[Array, Array, int]:
+        if not self.anonymous:
+            return super().relabel(train_labels, rows, test_labels, test_rows, rng)
+        holds = table(train_labels, rows, _classes(train_labels, test_labels)) > 0
+        names = np.zeros(holds.shape, np.int64)
+        names[holds] = rng.permuted(np.tile(np.arange(self.k), (self.clients, 1)), axis=1).ravel()
+        told = []
+        for labels, held in ((train_labels, rows), (test_labels, test_rows)):
+            told.append(np.zeros_like(labels))  # what nobody holds is nobody's to name
+            told[-1][held.numbers] = names[held.owners, labels[held.numbers]]
+        return told[0], told[1], self.k
+
+
+@dataclass(frozen=True)
+class Quantity(Scheme):
     """Sizes ~ Dir(beta, ..., beta), labels alike."""
 
     clients: int
@@ -123,7 +191,7 @@ class Quantity:
 
 
 @dataclass(frozen=True)
-class LongTail:
+class LongTail(Scheme):
     """Class counts fall from n_max, the smallest class of the data set, to rho * n_max; then as Dirichlet."""
 
     clients: int
@@ -150,7 +218,7 @@ class LongTail:
 
 
 @dataclass(frozen=True)
-class PowerLaw:
+class PowerLaw(Scheme):
     """Li et al., MLSys 2020: client u holds the classes u and u + 1 (modulo their number), `least` examples of each first, more by LogNormal(0, sigma).
 
     Of each class the rest is shared out in proportion to the draws, cut to whole numbers; a client whose share would pass the end of the class is skipped.
@@ -184,7 +252,7 @@ class PowerLaw:
 
 
 @dataclass(frozen=True)
-class Natural:
+class Natural(Scheme):
     """One client per distinct value of the group column, in its sorted order."""
 
     def assign(self, labels: Array, group: Array | None, rng: Generator) -> Rows:
@@ -198,12 +266,13 @@ class Natural:
         keys, owner = np.unique(group, return_inverse=True)
         return Rows.by_owner(owner, len(keys))
 
-    @staticmethod
-    def match(group: Array, test_group: Array) -> Rows:
+    def match(self, train: Labelled, rows: Rows, test: Labelled, rng: Generator) -> Rows:
         """Every client's own test examples; those of groups without training examples belong to nobody."""
-        keys = np.unique(group)
-        place = np.searchsorted(keys, test_group)
-        known = keys[np.minimum(place, len(keys) - 1)] == test_group
+        if train.group is None or test.group is None:
+            return super().match(train, rows, test, rng)
+        keys = np.unique(train.group)
+        place = np.searchsorted(keys, test.group)
+        known = keys[np.minimum(place, len(keys) - 1)] == test.group
         return Rows.by_owner(np.where(known, place, -1), len(keys))
 
 
@@ -212,6 +281,7 @@ SCHEMES: Mapping[str, type[Scheme]] = {
     "dirichlet": Dirichlet,
     "shards": Shards,
     "classes": Classes,
+    "active": Active,
     "quantity": Quantity,
     "long_tail": LongTail,
     "power_law": PowerLaw,
@@ -224,10 +294,22 @@ def match_test(train_labels: Array, train_parts: Sequence[Array], test_labels: A
 
     A test example is used once if anybody trains on its class, else not at all.
     """
-    classes = int(max(train_labels.max(), test_labels.max())) + 1
+    classes = _classes(train_labels, test_labels)
     totals = np.bincount(test_labels, minlength=classes)
     shares = table(train_labels, train_parts, classes).astype(float)
     return _deal(test_labels, counts.divide(totals, shares), rng)
+
+
+def _classes(train_labels: Array, test_labels: Array) -> int:
+    return int(max(train_labels.max(), test_labels.max())) + 1
+
+
+def _lists(totals: Array, clients: int, k: int, holders: str, rng: Generator) -> Array:
+    """Who holds which k classes."""
+    check_clients(clients, int(totals.sum()))
+    require(k >= 1, f"k = {k} < 1", "classes-per-client")
+    require(k <= len(totals), f"k = {k} > {len(totals)} classes", "classes-per-client")
+    return choice("holders", holders, HOLDERS)(totals, clients, k, rng)
 
 
 def _deal(labels: Array, held: Array, rng: Generator) -> Rows:

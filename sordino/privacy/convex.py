@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from sordino.errors import ConfigError, PrivacyError, UnsoundGuarantee
 from sordino.keys import Key
 from sordino.privacy.mechanisms import GaussianNoise
-from sordino.privacy.readers import OpenShard
+from sordino.privacy.readers import GradientsOnly, OpenShard
 from sordino.types import ADVERSARIES, Batch, Claim, Examples, Grant, Losses, Offer, Params, Shard, Task, Work
 
 
@@ -73,7 +73,7 @@ class ConvexStable:
 
 
 @dataclass(frozen=True)
-class StableShard:
+class StableShard(GradientsOnly):
     _reader: ConvexStable
     _examples: Examples = field(repr=False)
     _grant: Grant

@@ -7,7 +7,7 @@ sampler, clip, sensitivity, noise and event come out of this one object, so they
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -18,12 +18,15 @@ from sordino import keys, tree
 from sordino.errors import ConfigError, PrivacyError, UnsoundGuarantee
 from sordino.keys import Key
 from sordino.ledger.events import Event, NonPrivate, Poisson, Repeat
+from sordino.privacy.episodes import opened
 from sordino.privacy.mechanisms import GaussianNoise, LaplaceNoise
 from sordino.products import Scaled, take
+from sordino.tree import Tree
 from sordino.types import (
     ADVERSARIES,
     Batch,
     Claim,
+    Episode,
     Examples,
     Grant,
     Losses,
@@ -85,6 +88,12 @@ class OpenShard:
     @property
     def size(self) -> int:
         return len(self._examples.y)
+
+    def episodes(self, work: Work, key: Key) -> Iterator[Episode]:
+        return opened(self._examples, _effort(work, self._grant), self._grant.client, key)
+
+    def sum(self, of: Callable[[Tensor, Tensor], Tree]) -> Tree:
+        return of(*self._examples)
 
     def batches(self, work: Work, key: Key) -> Iterator[Batch]:
         effort, step, (x, y) = _effort(work, self._grant), 0, self._examples
@@ -264,7 +273,26 @@ class NoisyGradient:
         return multiplier * self.sensitivity / self.denominator(size, size)
 
 
-class NoisyShard:
+class GradientsOnly:
+    """Of a shard whose promise covers gradients of batches."""
+
+    def episodes(self, work: Work, key: Key) -> Iterator[Episode]:
+        raise _not_covered("an episode", 'read = {name = "cells", ...}')
+
+    def sum(self, of: Callable[[Tensor, Tensor], Tree]) -> Tree:
+        raise _not_covered("a sum over examples", "an open reader")
+
+
+def _not_covered(what: str, instead: str) -> PrivacyError:
+    return PrivacyError(
+        f"{what} from a reader of gradients",
+        why="its promise covers clipped gradients of single examples, nothing else",
+        fix=f"use {instead}",
+        code="gradients-only",
+    )
+
+
+class NoisyShard(GradientsOnly):
     """One client's examples during one round: counts its reads against what was reserved."""
 
     def __init__(self, reader: NoisyGradient, examples: Examples, grant: Grant, task: Task) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -17,7 +17,7 @@ from sordino import tree
 from sordino.errors import ConfigError, UnsoundGuarantee
 from sordino.privacy.mechanisms import GaussianNoise, LaplaceNoise
 from sordino.tree import Tree
-from sordino.types import Bound, Grant, Neighbours, Source
+from sordino.types import Bound, Grant, Neighbours, Params, Source
 
 SLACK = 1 + 1e-6  # a clip to C lands at C/SLACK, so that float32 rounding cannot carry it above C
 
@@ -46,12 +46,32 @@ class Stage:
     def aggregate_only(self) -> bool:
         return False
 
+    # what is decided round by round, from public numbers that go down with the model -----------------------------------------
+
+    reads_each: ClassVar[bool] = False  # does `learn` look at single uploads?
+
+    @property
+    def learns(self) -> bool:
+        return False
+
+    def begin(self, x: Tree, model: Params) -> Tree:
+        """What it starts from: the shape of what it encodes, and the model of the first round."""
+        return ()
+
+    def at(self, t: int, public: Tree) -> Stage:
+        """The stage of round t."""
+        return self
+
+    def learn(self, mean: Tree, like: Tree, std: float, each: Sequence[Tree]) -> Tree:
+        """For the next round, from this round's release: its mean as it is before `decode`, and the deviation of the noise in a coordinate of it."""
+        return ()
+
 
 @dataclass(frozen=True)
 class Clip(Stage):
     """Scale the whole upload, all fields as one vector, into the ball of radius `radius`.
 
-    Guarantees: norm <= radius for every input; a non-finite upload becomes exactly zero (data-independently for the rest of the round).
+    Guarantees: norm <= radius for every input and every radius above 1e-30; a non-finite upload becomes exactly zero (data-independently for the rest of the round).
     Proof: the factor is min(1, radius/(norm*SLACK)), or 0 where the upload's dtype cannot hold it; the norm is taken in float64.
     """
 

@@ -53,7 +53,10 @@ def promise(rows: list[dict[str, Any]]) -> str:
     order = {"client": 0, "example": 1, "server": 0, "participants": 1, "public": 2}
     finite = [row for row in rows if row["epsilon"] != "inf"]
     if not finite:
-        return "nothing promised"
+        printed = next(
+            (f"; nominal {row['nominal_epsilon']:.3g} proves nothing" for row in rows if "nominal_epsilon" in row), ""
+        )
+        return f"nothing promised{printed}"
     row = min(finite, key=lambda r: (order[r["unit"]], order[r["adversary"]]))
     text = f"ε {row['epsilon']:.3g} per {row['unit']}, against {row['adversary']}, δ {row['delta']:g}, "
     if "nominal_epsilon" in row:

@@ -52,6 +52,17 @@ def sentence(row: dict[str, Any], adversaries: list[str]) -> str:
     """One row of the statement, said out loud."""
     who = ANYONE if len(adversaries) == len(WHO) else ", and against ".join(WHO[a] for a in adversaries)
     what = WHAT[row["unit"]]
+    if row["epsilon"] == "inf" and "nominal_epsilon" in row:
+        composed = row.get("nominal_composed", row["nominal_epsilon"])
+        more = (
+            f" (all rounds added up, the same formula gives {composed:.3g})"
+            if composed != row["nominal_epsilon"]
+            else ""
+        )
+        return (
+            f"Nothing is promised about {what}, against {who}. The source's formula prints epsilon {row['nominal_epsilon']:.3g}{more}; "
+            f"it proves nothing: {'; '.join(row['because'])}."
+        )
     if row["epsilon"] == "inf":
         return f"Nothing is promised about {what}, against {who}: {'; '.join(row['because']) or 'no noise covers it'}."
     holds = (

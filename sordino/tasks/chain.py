@@ -172,6 +172,15 @@ class MaxPool(Link):
         return found
 
 
+class AdaptivePool(Link):
+    def forward(self, p: Params, x: Tensor, draws: Tensor | None) -> tuple[Tensor, Any]:
+        return self.module(x), x
+
+    def backward(self, p: Params, kept: Any, g: Tensor, deeper: bool) -> Tensor:
+        found: Tensor = aten._adaptive_avg_pool2d_backward(g, kept)
+        return found
+
+
 class Flatten(Link):
     def forward(self, p: Params, x: Tensor, draws: Tensor | None) -> tuple[Tensor, Any]:
         return x.flatten(1), x.shape
@@ -204,6 +213,7 @@ LINKS: dict[type[nn.Module], Callable[[str, Any], Link]] = {
     nn.GroupNorm: Norm,
     nn.ReLU: Relu,
     nn.MaxPool2d: MaxPool,
+    nn.AdaptiveAvgPool2d: AdaptivePool,
     nn.Flatten: Flatten,
     MeanPool: Mean,
     Dropout: Drop,
@@ -229,6 +239,7 @@ class Chain:
     def __init__(self, links: list[Link]) -> None:
         self.links = links
         self.classes = int(links[-1].module.out_features)
+        self.head = (links[-1].weight, links[-1].bias)
         self.drops = any(isinstance(link, Drop) for link in links)
         self.images = any(isinstance(link, Conv) for link in links)
         self.first = next((i for i, link in enumerate(links) if isinstance(link, Linear | Conv | Norm)), 0)
@@ -258,12 +269,26 @@ class Chain:
 
     def forward(self, p: Params, x: Any, draws: Tensor | None) -> tuple[Tensor, list[Any]]:
         """`x` are images, or some of the `Rows` that they are once they are flat."""
+        z, kept = self.body(p, x, draws)
+        logits, saved = self.links[-1].forward(p, z, draws)
+        return logits, [*kept, saved]
+
+    def body(self, p: Params, x: Any, draws: Tensor | None) -> tuple[Any, list[Any]]:
+        """As far as the last layer, which makes logits of it."""
         start = self.first if isinstance(x, Part) else 0
         kept: list[Any] = [None] * start
-        for link in self.links[start:]:
+        for link in self.links[start:-1]:
             x, saved = link.forward(p, x, draws)
             kept.append(saved)
         return x, kept
+
+    def back(self, p: Params, kept: list[Any], g: Tensor) -> dict[str, Any]:
+        """From the gradient at the output of the last of the links that left something."""
+        found: dict[str, Any] = {}
+        for i in range(len(kept) - 1, self.first - 1, -1):
+            g, own = self.links[i].weights(p, kept[i], g, i > self.first)
+            found.update(own)
+        return found
 
     def logits(self, p: Params, x: Tensor) -> Tensor:
         for link in self.links:
@@ -289,14 +314,11 @@ class Chain:
     def gradient(self, p: Params, x: Any, target: Tensor, draws: Tensor | None) -> dict[str, Any]:
         """Of the mean cross-entropy, in the precision of `p`; leaves are tensors or products of two. `target` is one-hot."""
         logits, kept = self.forward(p, x, draws)
-        found: dict[str, Any] = {}
         # the gradient at the logits: what was expected minus what is, in float32 at least
         g = torch.softmax(logits, 1, dtype=target.dtype).sub_(target).div_(target.shape[0])
         if g.dtype != logits.dtype:
             g = g.to(logits.dtype)
-        for i in range(len(self.links) - 1, self.first - 1, -1):
-            g, own = self.links[i].weights(p, kept[i], g, i > self.first)
-            found.update(own)
+        found = self.back(p, kept, g)
         return {name: found[name] for name in p}
 
     def tape(self, p: Params, x: Tensor, target: Tensor, draws: Tensor | None) -> list[Passed]:

@@ -144,6 +144,24 @@ def cnn_wide(shape: tuple[int, ...], classes: int) -> nn.Module:
     )
 
 
+VGG16 = ((64, 64), (128, 128), (256, 256, 256), (512, 512, 512), (512, 512, 512))
+
+
+def vgg16(shape: tuple[int, ...], classes: int, dropout: float = 0.5) -> nn.Module:
+    """Simonyan and Zisserman, ICLR 2015, configuration D, on images of 32x32 or more: 134,301,514 parameters for 10 classes."""
+    channels, _ = _image(shape, "vgg16", 32)
+    layers: list[nn.Module] = []
+    for block in VGG16:
+        for width in block:
+            layers += [nn.Conv2d(channels, width, 3, padding=1), nn.ReLU()]
+            channels = width
+        layers.append(nn.MaxPool2d(2))
+    layers += [nn.AdaptiveAvgPool2d(7), nn.Flatten()]
+    for inputs in (channels * 49, 4096):
+        layers += [nn.Linear(inputs, 4096), nn.ReLU(), Dropout(dropout)]
+    return nn.Sequential(*layers, nn.Linear(4096, classes))
+
+
 class MeanPool(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return torch.mean(x, dim=(2, 3))
@@ -165,4 +183,5 @@ NETS: dict[str, Callable[..., nn.Module]] = {
     "cnn": cnn,
     "cnn_wide": cnn_wide,
     "cnn_norm": cnn_norm,
+    "vgg16": vgg16,
 }

@@ -14,7 +14,9 @@ from sordino import keys, own
 from sordino.errors import ConfigError, DataError, SordinoError, UnsoundGuarantee
 from sordino.privacy.per_example import Recorder, Sides, fast_sum, one_by_one, slow_sum
 from sordino.products import Part, Rows
+from sordino.tasks.augment import AUGMENT
 from sordino.tasks.chain import Chain
+from sordino.tasks.features import Head, of_chain
 from sordino.tasks.nets import NETS, Ball, keyed_dropout
 from sordino.types import Examples, Losses, Params
 
@@ -24,6 +26,8 @@ POOL_FLOATS = 6_000_000  # of one pass over many clients' rows: about what the c
 
 class Classification:
     """Softmax cross-entropy. Rows stay as they were decoded (uint8, channels last) until a batch is read."""
+
+    metrics = ("accuracy", "loss")  # of `score`, the headline first
 
     def __init__(
         self,
@@ -35,14 +39,17 @@ class Classification:
         std: tuple[float, ...],
         image: bool,
         precision: torch.dtype = torch.float32,
+        augment: str = "none",
     ) -> None:
         self.name = name
+        self._augment = AUGMENT[augment]
         self._net, self._image, self._shape = net, image, shape
         each = shape if image and len(mean) > shape[-1] else (-1,)  # for every pixel, or for a channel or feature
         deviation = torch.tensor(std, dtype=torch.float64).clamp_min(1e-6).reshape(each)
         self._scale = (1 / (deviation * (255 if image else 1))).float()
         self._shift = (-torch.tensor(mean, dtype=torch.float64).reshape(each) / deviation).float()
         self._dropouts = keyed_dropout(net)
+        self._drops = bool(self._dropouts)
         for module in net.modules():
             if getattr(module, "inplace", False):
                 module.inplace = False  # type: ignore[assignment]  # same values, and the layer rules can read what came out
@@ -85,7 +92,7 @@ class Classification:
         self._net.train()
         for dropout in self._dropouts:
             dropout.keys = keys
-        logits = torch.func.functional_call(self._net, params, (self._inputs(x, params),))
+        logits = torch.func.functional_call(self._net, params, (self._inputs(x, params, keys),))
         return F.cross_entropy(logits, y, reduction="none")
 
     def ready(self, x: Tensor, y: Tensor, whole: bool = False) -> tuple[Any, Tensor]:
@@ -94,30 +101,34 @@ class Classification:
         if self._chain is None:
             return scaled.contiguous(), y
         labels = self._one_hot(y, torch.float32)
-        if whole and self._chain.spans(len(y)):
+        if whole and self._spans(len(y)):
             return Rows(scaled.flatten(1)), labels
         return scaled.to(self.precision), labels
 
     def gradient(self, params: Params, x: Any, y: Tensor, draws: Callable[[], Tensor]) -> Params:
         """Of the mean loss over what is `ready`: what autograd finds for `losses`, without a graph where the network is a chain."""
         kind = next(iter(params.values())).dtype
+        drawn = draws() if self._drops or self._augment is not None else None
+        if self._augment is not None:
+            assert drawn is not None
+            x = self._augment(x, drawn)
         if self.precision == torch.bfloat16:
             assert self._chain is not None
             low = {name: value.to(self.precision) for name, value in params.items()}
-            found = self._chain.gradient(low, x, y, draws() if self._chain.drops else None)
+            found = self._chain.gradient(low, x, y, drawn)
             return {name: g.to(kind) for name, g in found.items()}
         if isinstance(x, Part) and y.dtype != kind:
             x = x.taken()
         if not isinstance(x, Part) and x.dtype != kind:
             x, y = x.to(kind), y if self._chain is None else y.to(kind)
         if self._chain is not None:
-            return self._chain.gradient(params, x, y, draws() if self._chain.drops else None)
+            return self._chain.gradient(params, x, y, drawn)
         self._net.train()
         for dropout in self._dropouts:
-            dropout.keys = draws()
+            dropout.keys = drawn
         for name, p in self._trained:
             p.data = params[name]
-        value = F.cross_entropy(self._net(x), y)
+        value = F.cross_entropy(self._net(x.contiguous()), y)
         back = torch.autograd.grad(value, [p for _, p in self._trained])
         return {name: g for (name, _), g in zip(self._trained, back, strict=True)}
 
@@ -125,8 +136,11 @@ class Classification:
         assert self._chain is not None
         return torch.zeros(len(y), self._chain.classes, dtype=dtype).scatter(1, y[:, None], 1.0)
 
+    def _spans(self, n: int) -> bool:
+        return self._chain is not None and self._augment is None and self._chain.spans(n)
+
     def room(self, params: Params) -> int:
-        if self._chain is None or self._chain.drops or not self._trusted(self.losses, params):
+        if self._chain is None or self._drops or self._augment is not None or not self._trusted(self.losses, params):
             return 0
         return max(1, POOL_FLOATS // self._floats)
 
@@ -134,7 +148,7 @@ class Classification:
         """How many clients of n rows are trained in one call. Where the arithmetic of one client fills the processor, one."""
         if self._chain is None or self._chain.images:
             return 1
-        walks = self._chain.spans(n)
+        walks = self._spans(n)
         weights = 0 if walks else sum(p.numel() for _, p in self._trained)
         return 1 if weights > STACK_WEIGHTS else max(1, POOL_FLOATS // (n * self._floats + weights))
 
@@ -151,6 +165,42 @@ class Classification:
         assert self._chain is not None
         kind = next(iter(params.values())).dtype
         return Sides(self._chain.tape(params, self._scaled(x, kind), self._one_hot(y, kind), None), clip, order, kind)
+
+    @cached_property
+    def classes(self) -> int:
+        if self._chain is not None:
+            return self._chain.classes
+        return self.predict({name: p.detach() for name, p in self._trained}, self._sample).shape[1]
+
+    def features(self, params: Params, x: Tensor, keys: Tensor | None = None) -> Tensor:
+        """What the last linear layer sees [n, d], differentiable in `params`. With keys, one per example, as in training; without, as in `predict`."""
+        if self._chain is not None:
+            kind = next(iter(params.values())).dtype
+            low = keys is not None and self.precision == torch.bfloat16
+            return of_chain(self._chain, params, self._seen(x, kind, keys), keys, self.precision if low else kind)
+        head = self._head  # before the mode is set: finding it sets its own
+        self._net.train(keys is not None)
+        for dropout in self._dropouts:
+            dropout.keys = keys
+        return head.input(self._net, params, self._inputs(x, params, keys))
+
+    def head(self, params: Params, z: Tensor) -> Tensor:
+        """Logits from features."""
+        if self._chain is not None:
+            logits, _ = self._chain.links[-1].forward(params, z, None)
+            return logits
+        return self._head.logits(params, z)
+
+    @cached_property
+    def _head(self) -> Head:
+        return Head(self._net, self.name, self._inputs(self._sample, dict(self._trained)))
+
+    @cached_property
+    def _sample(self) -> Tensor:
+        """Random rows, to see what a network does."""
+        shape = (3, *self._shape)
+        x = keys.uniform(keys.root(1), torch.Size(shape).numel()).reshape(shape)
+        return (255 * x).to(torch.uint8) if self._image else x.float()
 
     def predict(self, params: Params, x: Tensor) -> Tensor:
         if self._chain is not None:
@@ -185,9 +235,8 @@ class Classification:
         if self._chain is None or losses != self.losses:
             return fast_sum(self._recorder, losses, params, batch, keys, clip, order)
         kind = next(iter(params.values())).dtype
-        tape = self._chain.tape(
-            params, self._scaled(batch.x, kind), self._one_hot(batch.y, kind), keys if self._chain.drops else None
-        )
+        x, y = self._seen(batch.x, kind, keys), self._one_hot(batch.y, kind)
+        tape = self._chain.tape(params, x, y, keys if self._drops else None)
         return Sides(tape, clip, order, kind).sum(params)
 
     def _trusted(self, losses: Losses, params: Params) -> bool:
@@ -195,9 +244,14 @@ class Classification:
             self._tried = losses, self._rules_hold(losses, params)
         return self._tried is not None and self._tried[1]
 
-    def _inputs(self, x: Tensor, params: Params) -> Tensor:
+    def _inputs(self, x: Tensor, params: Params, draws: Tensor | None = None) -> Tensor:
         # somebody's own network may want to `view` its images, and some kernels of torch crash on other layouts
-        return self._scaled(x, next(iter(params.values())).dtype).contiguous()
+        return self._seen(x, next(iter(params.values())).dtype, draws).contiguous()
+
+    def _seen(self, x: Tensor, dtype: torch.dtype, draws: Tensor | None) -> Tensor:
+        """With keys as in training."""
+        scaled = self._scaled(x, dtype)
+        return scaled if draws is None or self._augment is None else self._augment(scaled, draws)
 
     def _scaled(self, x: Tensor, dtype: torch.dtype) -> Tensor:
         """(x - mean) / std; images as [n, c, h, w] in channels-last memory, which is how they lie."""
@@ -211,13 +265,9 @@ class Classification:
     def _rules_hold(self, losses: Losses, params: Params) -> bool:
         # the layer rules assume that each layer is used once and owns its parameters, and that a loss reads its own example
         # and reaches the parameters through the layers only: try it on random rows instead of trusting it
-        key = keys.root(1)
-        shape = (3, *self._shape)
-        x = keys.uniform(key, torch.Size(shape).numel()).reshape(shape)
-        x = (255 * x).to(torch.uint8) if self._image else x.float()
-        logits = self.predict(params, x)
-        batch = Examples(x, torch.arange(3) % logits.shape[1])
-        draws = keys.bits(key, 3)
+        logits = self.predict(params, self._sample)
+        batch = Examples(self._sample, torch.arange(3) % logits.shape[1])
+        draws = keys.bits(keys.root(1), 3)
         try:
             fast = self._fast(losses, params, batch, draws, 0.5, 2)
         except RuntimeError:  # an operation that overwrites what a layer gave
@@ -237,6 +287,8 @@ class Quadratic:
 
     name = "quadratic"
     mixes_examples = ""
+    metrics = ("loss",)
+    classes = 0
 
     def __init__(self, dim: int, dtype: torch.dtype = torch.float64) -> None:
         self.dim, self.dtype = dim, dtype
@@ -263,6 +315,14 @@ class Quadratic:
 
     def pooled(self, params: Params, x: Tensor, y: Tensor, clip: float, order: int) -> None:
         raise AssertionError("no room was offered")
+
+    def features(self, params: Params, x: Tensor, keys: Tensor | None = None) -> Tensor:
+        raise ConfigError(
+            "quadratics have no features",
+            why="there is no network whose last layer sees any",
+            fix="learn to classify something",
+            code="model-without-head",
+        )
 
     def predict(self, params: Params, x: Tensor) -> Tensor:
         return params["w"].expand(len(x), -1)

@@ -40,24 +40,19 @@ from sordino.training import Progress, resume, start
 from sordino.types import Grant, Shard, Task
 
 # compositions of parts whose laws other rows hold: all of theirs are for the slow tier
-LATER = {
-    "dp_prox_published",
-    "dp_fedavg",
-    "pdp_prox_local",
-    "pdp_prox_rates",
-    "pdp_prox_threshold",
-    "pdp_prox_published",
-}
-by_name = pytest.mark.parametrize(
-    "case", [pytest.param(case, id=case.name, marks=[pytest.mark.slow] * (case.name in LATER)) for case in CASES]
-)
+LATER = {"dp_prox_published", "dp_fedavg", "pdp_prox_local", "pdp_prox_rates"}
+LATER |= {"pdp_prox_threshold", "pdp_prox_published"}
 # laws that run a case anew try these in the slow tier: another case goes the same way through client, gate and ledger
 AGAIN = {"fedprox", "gaussian_simple", "gaussian_gdp", "gaussian_sampled_published", "noisy_steps", "central_visible"}
 AGAIN |= LATER
-by_way = pytest.mark.parametrize(
-    "case",
-    [pytest.param(case, id=case.name, marks=[pytest.mark.slow] * (case.name in AGAIN)) for case in CASES],
-)
+
+
+def tried_on(cases: list[Case], later: set[str]) -> pytest.MarkDecorator:
+    rows = [pytest.param(case, id=case.name, marks=[pytest.mark.slow] * (case.name in later)) for case in cases]
+    return pytest.mark.parametrize("case", rows)
+
+
+by_name, by_way = tried_on(CASES, LATER), tried_on(CASES, AGAIN)
 Grants = dict[int, Grant]
 
 
@@ -252,12 +247,7 @@ def model_of(folder: Path) -> torch.Tensor:
     return tree.flat(safetensors.torch.load_file(folder / "model.safetensors")).double()
 
 
-silenced = [case for case in CASES if case.silent is not None]
-
-
-@pytest.mark.parametrize(
-    "case", [pytest.param(c, id=c.name, marks=[pytest.mark.slow] * (c.name in AGAIN)) for c in silenced]
-)
+@tried_on([case for case in CASES if case.silent is not None], AGAIN)
 def test_without_noise_it_is_its_plain_twin(case: Case, base: Base, tmp_path: Path) -> None:
     assert case.silent is not None
     assert case.plain is not None

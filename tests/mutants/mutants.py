@@ -24,6 +24,8 @@ SAMPLING = "tests/privacy/test_sampling.py"
 REFUSALS = "tests/privacy/test_refusals.py"
 BAD = "tests/privacy/test_bad_clients.py"
 LEDGER = "tests/test_ledger.py"
+PERSONAL = "tests/test_personal.py"
+PERSONAL_RUNS = "tests/test_personal_runs.py"
 PLANNED = f"{REFUSALS}::test_the_planned_noise_spends_the_budget_and_no_more"
 SHARED_NOISE = f"{NOISE}::test_rounds_clients_reads_layers_and_seeds_share_no_noise"
 LAW = f"{NOISE}::test_the_law_and_the_scale"
@@ -192,6 +194,27 @@ MUTANTS = [
         f"{BAD}::test_spoiled_values_count_as_zero_and_change_nothing_else",
     ),
     one(
+        "a small budget's clip as wide as a large one's",
+        "privacy/stages.py",
+        "self.radius * grant.reach if self.personal else self.radius",
+        "self.radius",
+        f"{SENSITIVITY}::test_a_personal_clip_stays_within_its_reach",
+    ),
+    one(
+        "a small budget's clip not checked by the server",
+        "uplink.py",
+        "bound.of(order) * (reach if self.personal else 1.0)",
+        "bound.of(order)",
+        f"{PERSONAL_RUNS}::test_a_client_beyond_its_own_bound_adds_nothing",
+    ),
+    one(
+        "block sums as short as what they sum",
+        "compression/block_sum.py",
+        "min(bound.l2 * math.sqrt(longest), bound.l1)",
+        "min(bound.l2, bound.l1)",
+        "tests/test_compression.py::test_noise_behind_it_is_sized_for_what_is_sent",
+    ),
+    one(
         "losses that mix examples summed by the layer rules",
         "tasks/task.py",
         "self._tried[0] != losses",
@@ -248,6 +271,34 @@ MUTANTS = [
         "self._central = max(",
         "self._central = min(",
         f"{BAD}::test_central_noise_is_as_large_as_every_clients_claim_says",
+    ),
+    one(
+        "central noise under personal clips halved",
+        "engine/federation.py",
+        "self._central = self.plan.quietest",
+        "self._central = self.plan.quietest / 2",
+        f"{PERSONAL_RUNS}::test_personal_bounds_are_in_the_ratio_of_what_budgets_buy",
+    ),
+    one(
+        "in a hidden cohort only those drawn pay",
+        "engine/federation.py",
+        "for k, price in due.items() if any(price.charge)",
+        "for k, price in due.items() if k in prices and any(price.charge)",
+        f"{PERSONAL_RUNS}::test_a_hidden_plan_of_thresholds_charges_everybody",
+    ),
+    one(
+        "a round charged as much as is left",
+        "personal_plans.py",
+        "return None  # not rounding: this budget is spent",
+        "pass",
+        f"{PERSONAL}::test_who_spent_more_than_planned_is_refused_and_not_charged_less",
+    ),
+    one(
+        "a published guarantee called proved",
+        "uplink.py",
+        '"conditional" if self.published else "proved",',
+        '"proved",',
+        f"{PERSONAL_RUNS}::test_published_dp_prox_plays_every_round_and_spends_what_it_was_granted[12]",
     ),
     one(
         "participation told beside a noised sum",

@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 import math
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -34,6 +35,7 @@ from sordino.ledger import (
     schedules,
 )
 from sordino.privacy.convex import ConvexStable
+from sordino.privacy.episodes import CellGradient
 from sordino.privacy.mechanisms import GaussianNoise, LaplaceNoise
 from sordino.privacy.readers import NoisyGradient
 from sordino.privacy.sources import Counter, System
@@ -322,6 +324,18 @@ def shard(reader: NoisyGradient, reads: int | None = None) -> Any:
     return reader.open(rows, Grant(0, 4, 4, Counter(1), 1.0, reads=reads), Quadratic(2))
 
 
+ROWS = Examples(torch.zeros(4, 2), torch.tensor([0, 1, 0, 1]))
+GRANT = Grant(0, 4, 4, Counter(1), 1.0)
+
+
+def episodes(times: int = 1, passes: int = 1, reads: int | None = None) -> None:
+    opened = CellGradient(1.0, cells=1).open(ROWS, replace(GRANT, reads=reads), NET)
+    for _ in range(passes):
+        for episode in opened.episodes(Work(None, 2, 1), keys.root(1)):
+            for _ in range(times):
+                episode.grad(lambda params, support, query, draws: params["w"].sum(), {"w": torch.zeros(1)})
+
+
 def read_batches(work: Work, times: int = 1, passes: int = 1, reads: int | None = 1) -> None:
     reader = NoisyGradient(1.0, sampling="full" if work.batch_size is None else "fixed_batches")
     opened = shard(reader, reads)
@@ -468,6 +482,18 @@ CALLS: dict[str, Call] = {
         "personal-schedule",
         lambda: priced({"name": "pdp_prox", "mechanism": "rates"}, {"name": "by_budget", "size": 2}, "linear_back"),
     ),
+    "a batch from cells": Call(
+        "episodes-only", lambda: next(iter(CellGradient(1.0).open(ROWS, GRANT, NET).batches(Work(None, 1, None), 0)))
+    ),
+    "a sum over cells": Call("episodes-only", lambda: CellGradient(1.0).open(ROWS, GRANT, NET).sum(lambda x, y: x)),
+    "an episode of noised gradients": Call(
+        "gradients-only", lambda: shard(NoisyGradient(1.0)).episodes(Work(None, 1, None), 0)
+    ),
+    "a sum over noised gradients": Call("gradients-only", lambda: shard(NoisyGradient(1.0)).sum(lambda x, y: x)),
+    "a second pass over the cells": Call("read-beyond-reservation", lambda: episodes(passes=2)),
+    "an episode read twice": Call("read-beyond-reservation", lambda: episodes(times=2)),
+    "more episodes than were reserved": Call("read-beyond-reservation", lambda: episodes(reads=1)),
+    "cells with no noise": Call("noise-not-positive", lambda: CellGradient(1.0, multiplier=0.0)),
     "a published budget of 0": Call("mu-not-positive", lambda: published_pfl.adaptive_scale(0.0, 1)),
     "algorithm 3 to the letter": Call("un-noised-update", lambda: pdp_prox("published", returns="printed")),
     "a literal reading of a sound mechanism": Call(

@@ -9,12 +9,14 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from sordino import keys, tree
@@ -465,6 +467,48 @@ def test_a_subnormal_clip_factor_is_no_way_around_the_bound() -> None:
     huge = {"w": torch.full((4,), 3e38)}
     clipped = Uplink(client=(Clip(1e-4),)).encode(huge, Grant(0, 1, 1, Still()))
     assert float(tree.norm(clipped)) <= 1e-4
+
+
+@dataclass(frozen=True)
+class Deaf(Clip):
+    """A broken twin: the whole radius, whatever the client's own budget buys."""
+
+    def encode(self, x: Any, bound: Bound, grant: Grant) -> Any:
+        return super().encode(x, bound, replace(grant, reach=1.0))
+
+
+COORDINATES = st.floats(-1e30, 1e30) | st.floats(-2.0, 2.0) | st.sampled_from([math.inf, -math.inf, math.nan])
+
+
+def stays_within_its_reach(clip: type[Clip]) -> None:
+    """The checker: no upload of a client is longer than its own share of the radius, and none is cut that need not be."""
+
+    @given(
+        st.lists(COORDINATES, min_size=DIM, max_size=DIM),
+        st.sampled_from([torch.float32, DOUBLE]),
+        st.sampled_from([1, 2]),
+        st.floats(1e-3, 1e3),
+        st.floats(1e-6, 1.0),
+    )
+    @settings(max_examples=150, deadline=None, database=None)
+    def check(values: list[float], dtype: torch.dtype, order: Literal[1, 2], radius: float, reach: float) -> None:
+        x = tree.map(lambda leaf: leaf.to(dtype), tree.unflat(torch.tensor(values, dtype=DOUBLE), ZERO))
+        sent = clip(radius, order, personal=True).encode(x, Bound(), Grant(0, 1, 1, Still(), Z, reach=reach))
+        allowed, before, after = radius * reach, float(tree.norm(x, order)), float(tree.norm(sent, order))
+        assert after <= allowed * (1 + 1e-6)
+        if before <= 1e25:  # beyond, the factor may be too small for single precision, which then sends nothing
+            assert after >= min(before, allowed) * (1 - 1e-5)
+
+    check()
+
+
+def test_a_personal_clip_stays_within_its_reach() -> None:
+    stays_within_its_reach(Clip)
+
+
+def test_a_personal_clip_that_ignores_its_reach_is_caught() -> None:
+    with pytest.raises(AssertionError):
+        stays_within_its_reach(Deaf)
 
 
 def test_a_central_sum_hides_who_took_part() -> None:

@@ -1,0 +1,84 @@
+"""CUAG-PFL: PFLDyn + block sums + noise. Li, Xiao and Chen, Chinese Journal of Computers 2024, algorithms 1 to 4.
+
+Deviations: the published noise follows the data and proves nothing, which every result made with it says; `local_client`, `central_client` and `local_sample` have
+the same structure and keep their promise. Rates come from the last update the server rebuilt; reconstruction is the least-norm one; g as in `pfl_dyn`.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from sordino.algorithms.pfl_dyn import PFLDyn, ServerState
+from sordino.compression.block_sum import BlockSum
+from sordino.compression.rates import Rule, Share
+from sordino.compression.sensing import Reconstruction, Sensing
+from sordino.privacy.as_published import Beside, OwnNorm
+from sordino.privacy.episodes import CellGradient
+from sordino.privacy.layers import ClipLayers
+from sordino.privacy.mechanisms import GaussianNoise
+from sordino.privacy.readers import Open
+from sordino.privacy.stages import Noise, Stage
+from sordino.types import Reader
+from sordino.uplink import Uplink
+
+Variant = Literal["published", "no_noise", "local_client", "central_client", "local_sample"]
+
+
+def cuag_pfl(
+    variant: Variant = "central_client",
+    mu: float | tuple[float, float] = 0.25,
+    sigma: float | None = None,
+    clip: float | None = None,
+    shares: Literal["equal", "energy"] = "energy",
+    adapt: float | None = None,
+    cells: int = 10,
+    cell_rate: float = 0.2,
+    matrix: Literal["block_sum", "gaussian", "bernoulli"] = "block_sum",
+    rate: float | Literal["dynamic"] = "dynamic",
+    most: float = 0.5,
+    least: float = 0.2,
+    rule: Rule = "published",
+    share: Share = "norm_of_whole",
+    reconstruct: Reconstruction = "minnorm",
+    lr: float = 0.1,
+    lr_decay: float = 0.997,
+    local_steps: int = 25,
+    batch_size: int = 50,
+    alpha: float = 0.1,
+    server_state: ServerState = "scaled",
+    keep: float = 0.9,
+    weight_decay: float = 1e-3,
+    variance_as_std: bool = False,
+    cohort_rate: float = 0.1,
+    multiplier: float | None = None,
+) -> PFLDyn:
+    """`mu`, `sigma`, `cohort_rate` and `variance_as_std` are of `published`; `cells` of `local_sample`. `clip` None is 1 where a bound is needed, else no clip."""
+    rates = (rate, most, least, rule, share)
+    fewer: Stage = BlockSum(*rates) if matrix == "block_sum" else Sensing(*rates, kind=matrix, reconstruct=reconstruct)
+    own = OwnNorm(mu, sigma, clip, "layer", batch_size, local_steps, cohort_rate, variance_as_std=variance_as_std)
+    layers = ClipLayers(1.0 if clip is None else clip, shares, adapt)
+    gates: dict[Variant, tuple[tuple[Stage, ...], tuple[Stage, ...]]] = {
+        "published": ((fewer, own), ()),
+        "no_noise": ((fewer,), ()),
+        "local_client": ((fewer, layers, Noise(GaussianNoise(), "replace", multiplier)), ()),
+        "central_client": ((fewer, layers), (Noise(GaussianNoise(), "add_remove", multiplier),)),
+        "local_sample": ((fewer,), ()),
+    }
+    client, server = gates[variant]
+    if server_state == "oracle":
+        client = tuple(map(Beside, client))
+    read: Reader = Open()
+    if variant == "local_sample":
+        read = CellGradient(1.0 if clip is None else clip, cells, rate=cell_rate, multiplier=multiplier)
+    return PFLDyn(
+        lr,
+        local_steps=local_steps,
+        batch_size=batch_size,
+        lr_decay=lr_decay,
+        weight_decay=weight_decay,
+        alpha=alpha,
+        server_state=server_state,
+        keep=keep,
+        read=read,
+        uplink=Uplink(client, server),
+    )

@@ -1,0 +1,124 @@
+"""PFLDyn with prototypes. Acar et al., "Debiasing model updates for improving personalized federated training", ICML 2021, as run by Li, Xiao and Chen,
+Chinese Journal of Computers 2024, algorithm 1 without compression and noise.
+
+What is learned is features; a client's model is the nearest mean of its own classes. g_n takes the bias of its local objective away and never leaves it.
+
+Deviations: `scaled`, the default, changes g by -alpha (|Q|/N) times the mean update, as the objective wants, so that g is the mean of all g_n; `literal` is the
+line as printed, N/|Q| times too much; `leaky` forgets a part of g per round, which noise needs. `oracle` sends the exact change of g_n beside the update, as the
+authors' simulation does: it leaks exact client state and serves diagnosis only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, ClassVar, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from sordino import tree
+from sordino.algorithms.local_sgd import LocalSgd
+from sordino.errors import ConfigError
+from sordino.keys import Key
+from sordino.tasks.personalise import episode_loss, proto
+from sordino.types import Model, Params, Received, Shard, Task
+from sordino.uplink import Uplink
+
+ServerState = Literal["scaled", "literal", "leaky", "oracle"]
+
+
+class Server(NamedTuple):
+    x: Params
+    g: Params
+    round: Tensor
+
+
+class Down(NamedTuple):
+    x: Params
+    round: Tensor
+
+
+class Client(NamedTuple):
+    g: Params
+    participations: Tensor
+    failures: Tensor  # rounds whose update was no number
+
+
+class Up(NamedTuple):
+    delta: Params
+
+
+class Told(NamedTuple):
+    """With `oracle`."""
+
+    delta: Params
+    g: Params
+
+
+@dataclass(frozen=True)
+class PFLDyn(LocalSgd):
+    batch_size: int | Literal["full"] = 50  # of the support, and of the query
+    local_steps: int | None = 25
+    alpha: float = 0.1
+    server_state: ServerState = "scaled"
+    keep: float = 0.9  # of g per round, with `leaky`
+    weight_decay: float = 1e-3
+    most_grad: float | None = 10.0
+    lr_decay: float = 0.997
+    uplink: Uplink = Uplink(client=())  # uniform weights
+    personalises: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 < self.alpha < float("inf") or not 0 <= self.keep < 1:
+            raise ConfigError(
+                f"alpha is {self.alpha}, keep is {self.keep}",
+                why="the one is a finite number above 0, the other one at least 0 and below 1",
+                code="out-of-range",
+            )
+
+    def init(self, task: Task, key: Key) -> Server:
+        x = task.init(key)
+        return Server(x, tree.zeros_like(x), torch.tensor(0))
+
+    def init_client(self, task: Task) -> Client:
+        return Client(tree.zeros_like(task.init(0)), torch.tensor(0), torch.tensor(0))
+
+    def broadcast(self, s: Server) -> Down:
+        return Down(s.x, s.round)
+
+    def zero(self, down: Down) -> Up | Told:
+        nothing = tree.zeros_like(down.x)
+        return Told(nothing, nothing) if self.server_state == "oracle" else Up(nothing)
+
+    def local(self, task: Task, down: Down, c: Client, shard: Shard, key: Key) -> tuple[Up | Told, Client]:
+        eta, loss, y = self.rate(down.round, c.participations), partial(episode_loss, task), down.x
+        pull = tree.axpy(self.alpha, down.x, c.g)  # alpha w + g_n
+        for episode in shard.episodes(self.work, key):
+            g = episode.grad(loss, y)
+            g = tree.sub(tree.axpy(self.alpha, y, g), pull)  # grad - g_n + alpha (w_n - w)
+            y = self.step(y, eta, g, down.x)
+        delta, good = tree.sub(y, down.x), tree.finite(y)
+        delta = delta if good else tree.zeros_like(down.x)
+        g_n = tree.axpy(-self.alpha, delta, c.g)
+        up = Told(delta, tree.sub(g_n, c.g)) if self.server_state == "oracle" else Up(delta)
+        return up, Client(g_n, c.participations + 1, c.failures + (not good))
+
+    def update(self, s: Server, r: Received[Any]) -> Server:
+        delta = r.mean.delta
+        if self.server_state == "oracle":
+            g = tree.axpy(r.participation, r.mean.g, s.g)
+        else:
+            share = 1.0 if self.server_state == "literal" else r.participation
+            old = tree.scale(self.keep, s.g) if self.server_state == "leaky" else s.g
+            g = tree.axpy(-self.alpha * share, delta, old)
+        return Server(tree.axpy(-1 / self.alpha, g, tree.add(s.x, delta)), g, s.round + 1)
+
+    def models(self, s: Server) -> Mapping[str, Params]:
+        """`aggregate`: before the shift by g."""
+        return {"global": s.x, "aggregate": tree.axpy(1 / self.alpha, s.g, s.x)}
+
+    def personal(self, task: Task, params: Params, c: Any, shard: Shard) -> Model:
+        return proto(task, params, shard)

@@ -1,0 +1,77 @@
+"""After a round: which of the server's models, as each client makes it its own. The first way of the first model is the headline; the others stand beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sordino.errors import ConfigError
+from sordino.evaluate.accuracy import Evaluator
+from sordino.tasks.personalise import WAYS
+from sordino.types import Params
+
+OWN = "own"  # the algorithm's way
+# (round, models, ways) -> the means of each client's metrics, way after way of model after model
+Score = Callable[[int, Sequence[Params], Sequence[str]], Mapping[int, Sequence[float]]]
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    algorithm: Any
+    evaluator: Evaluator
+    models: tuple[str, ...]  # () for the first one
+    ways: tuple[str, ...]  # () as the algorithm says
+
+    def __call__(self, t: int, server: Any, score: Score) -> dict[str, Any]:
+        held = self.algorithm.models(server)
+        names = self.models or tuple(held)[:1]
+        for name in names:
+            if name not in held:
+                raise ConfigError(
+                    f"evaluation.models names {name!r}",
+                    why="the server of this algorithm holds no such model",
+                    fix=f"one of {', '.join(held)}",
+                    code="unknown-model-of-server",
+                )
+        found = (
+            self._personal(t, held, names, score)
+            if self._ways
+            else {name: self.evaluator(held[name]) for name in names}
+        )
+        first, *others = found
+        also = {
+            name: {k: v for k, v in found[name].items() if k != "clients"} | _spread(found[name]) for name in others
+        }
+        return found[first] | ({"also": also} if also else {})
+
+    @property
+    def _ways(self) -> tuple[str, ...]:
+        return self.ways or ((OWN,) if getattr(self.algorithm, "personalises", False) else ())
+
+    def _personal(
+        self, t: int, held: Mapping[str, Params], names: Sequence[str], score: Score
+    ) -> dict[str, dict[str, Any]]:
+        each, count = score(t, [held[name] for name in names], self._ways), len(self.evaluator.task.metrics)
+        labels = [name if way == OWN else f"{name}, {way}" for name in names for way in self._ways]
+        return {
+            label: self.evaluator.of_each({k: row[i * count : (i + 1) * count] for k, row in each.items()})
+            for i, label in enumerate(labels)
+        }
+
+
+def _spread(found: Mapping[str, Any]) -> dict[str, Any]:
+    """Without the list of clients, which the headline alone keeps."""
+    clients = {name: value for name, value in found.get("clients", {}).items() if name != "each"}
+    return {"clients": clients} if clients else {}
+
+
+def check(ways: Sequence[str]) -> None:
+    for way in ways:
+        if way != OWN and way not in WAYS:
+            raise ConfigError(
+                f"evaluation.personal names {way!r}",
+                why="nobody knows this way to make a model one's own",
+                fix=f"one of {', '.join([OWN, *WAYS])}",
+                code="unknown-way",
+            )

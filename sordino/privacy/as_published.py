@@ -1,0 +1,259 @@
+"""Noise as published in CUAG-PFL and two of its baselines. None of it is a guarantee: these stages bound nothing, and everything made with them says so.
+
+    OwnNorm      N(0, (2 C_l sigma / B)^2) on every layer, C_l the layer's own norm (Li, Xiao and Chen, Chinese Journal of Computers 2024, algorithm 4)
+    UpdateLevel  the same for a fixed C and sigma, as that paper runs PriFedSync (Zheng et al., AISTATS 2021)
+    UserLevel    clip to the median norm, noise that grows with the rounds (Wei et al., IEEE TMC 2022)
+
+Deviations: the median is that of the round before, since clients cannot know each other's norms before they send; each upload carries its own.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from sordino import keys, tree
+from sordino.errors import InvalidBudget
+from sordino.ledger.gaussian_dp import epsilon_of
+from sordino.ledger.published_pfl import (
+    Setting,
+    adaptive_scale,
+    composed,
+    limit_mu,
+    prifedsync_mu,
+    relative_noise,
+    udp_multiplier,
+)
+from sordino.privacy.stages import Clip, Stage, clip_factor
+from sordino.tree import Tree
+from sordino.types import Bound, Grant, Params
+
+OWN_NORM = "the noise follows the data: the clip is the identity, so the sensitivity is unbounded and an update of zero has no noise at all"
+ONE_OF_B = "the whole update is treated as a mean of B clipped vectors, so the noise is B times too small"
+NOT_STEPS = "local steps without noise are composed as if each had some, and amplified by sampling that the server sees"
+PER_LAYER = "every layer is charged as if it were the only one"
+EACH_ROUND = (
+    "the scale of a round is the constant one that would have cost the budget by then; the rounds before had less"
+)
+RAW_MEDIAN = "the median of raw norms is used without noise"
+EXACT = "exact client state is sent beside the update"
+ONE_RECORD = "the noise is sized for one record in a mean over all, not for a client"
+
+
+class Stated(NamedTuple):
+    """What the source prints, and what its own formula gives for all rounds together."""
+
+    epsilon: float
+    composed: float
+
+
+@dataclass(frozen=True)
+class AsPublished(Stage):
+    @property
+    def reasons(self) -> tuple[str, ...]:
+        """Why it proves nothing."""
+        raise NotImplementedError
+
+    def bound(self, bound: Bound, coordinates: int) -> Bound:
+        return Bound()
+
+    def stated(self, rounds: int, delta: float) -> Stated:
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class OwnNorm(AsPublished):
+    """mu: the published budget, or (lo, hi): `levels` budgets at even distances, dealt to the clients. sigma: fixed, in its place. clip: fixed, in place of the norm."""
+
+    mu: float | tuple[float, float] = 0.25
+    sigma: float | None = None
+    clip: float | None = None
+    scope: Literal["layer", "whole"] = "layer"
+    batch: int = 50
+    steps: int = 25
+    rate: float = 0.1
+    records: int = 500  # of a client, for what is printed; the noise takes the client's own number
+    variance_as_std: bool = False  # a slip that would explain published accuracies: to find out, not to use
+    levels: int = 100
+    _round: int = 0
+
+    def __post_init__(self) -> None:
+        for mu in self.mu if isinstance(self.mu, tuple) else (self.mu,):
+            adaptive_scale(mu, 1)  # refuses what is no budget
+        for number in (self.clip, self.sigma):
+            if number is not None:
+                Clip(number)
+
+    def at(self, t: int, public: Tree) -> Stage:
+        return replace(self, _round=t)
+
+    def encode(self, x: Tree, bound: Bound, grant: Grant) -> Tree:
+        setting = Setting(self.rate, self.batch, grant.size, self.steps)
+        scale = (
+            self.sigma if self.sigma is not None else adaptive_scale(self._mu(grant.client), self._round + 1, setting)
+        )
+        whole = tree.norm(x) if self.scope == "whole" else None
+        noisy = [self._noised(name, leaf, whole, relative_noise(scale, setting), grant) for name, leaf in tree.named(x)]
+        return tree.like(x, noisy)
+
+    def _noised(self, name: str, y: Tensor, whole: Tensor | None, relative: float, grant: Grant) -> Tensor:
+        norm = torch.linalg.vector_norm(y.double()) if whole is None else whole
+        if self.clip is not None:
+            y = y * clip_factor(norm, self.clip, y.dtype)
+        std = relative * (float(norm) if self.clip is None else self.clip)
+        std = std**2 if self.variance_as_std else std
+        return grant.source.child(name).gaussian(y, std).to(y.dtype) if std else y
+
+    def _mu(self, client: int) -> float:
+        if not isinstance(self.mu, tuple):
+            return self.mu
+        place = int(keys.permutation(keys.fold(keys.root(self.levels), "levels"), self.levels)[client % self.levels])
+        return self.mu[0] + (self.mu[1] - self.mu[0]) * place / (self.levels - 1)
+
+    def stated(self, rounds: int, delta: float) -> Stated:
+        mu, setting = max(self.mu) if isinstance(self.mu, tuple) else self.mu, self._setting
+        if self.sigma is not None:
+            total = limit_mu(setting.product, rounds * self.steps, self.sigma)
+            return Stated(epsilon_of(total, delta), epsilon_of(total, delta))
+        return Stated(epsilon_of(mu, delta), epsilon_of(composed(mu, rounds), delta))
+
+    @property
+    def reasons(self) -> tuple[str, ...]:
+        own = (OWN_NORM,) if self.clip is None else ()
+        return (*own, ONE_OF_B, NOT_STEPS, PER_LAYER, *((EACH_ROUND,) if self.sigma is None else ()))
+
+    @property
+    def _setting(self) -> Setting:
+        return Setting(self.rate, self.batch, self.records, self.steps)
+
+
+@dataclass(frozen=True)
+class UpdateLevel(OwnNorm):
+    sigma: float | None = 0.45
+    clip: float | None = 1.0
+
+    def stated(self, rounds: int, delta: float) -> Stated:
+        assert self.sigma is not None
+        total = prifedsync_mu(rounds, self.sigma, self._setting)
+        return Stated(epsilon_of(total, delta), epsilon_of(total, delta))
+
+
+@dataclass(frozen=True)
+class UserLevel(AsPublished):
+    """epsilon is kept "constant" by noise that grows (`horizon` None), or has the size that the horizon wants from the start.
+
+    clip: fixed, or None: the median norm of the round before, `first` in the first one.
+    """
+
+    epsilon: float = 10.0
+    delta: float = 1e-5
+    clip: float | None = None
+    first: float = 1.0
+    per: Literal["records", "batch"] = "records"  # what 2 C is divided by
+    batch: int = 50
+    rate: float = 0.1
+    horizon: int | None = None
+    _round: int = 0
+    _radius: float = 0.0
+    reads_each: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        if not 0 < self.epsilon < math.inf:
+            raise InvalidBudget(f"epsilon = {self.epsilon}", why="it is a number above 0", code="epsilon-not-positive")
+        Clip(self.first if self.clip is None else self.clip)
+
+    def shape(self, x: Tree) -> Tree:
+        return x, torch.zeros(())
+
+    def encode(self, x: Tree, bound: Bound, grant: Grant) -> Tree:
+        radius, norm = self._radius or self.clip or self.first, tree.norm(x)
+        size = 2 * radius / (grant.size if self.per == "records" else self.batch)
+        std = size * udp_multiplier(self.horizon or self._round + 1, self.epsilon, self.delta, self.rate)
+        noisy = [
+            grant.source.child(name).gaussian(leaf * clip_factor(norm, radius, leaf.dtype), std).to(leaf.dtype)
+            for name, leaf in tree.named(x)
+        ]
+        return tree.like(x, noisy), norm.float()
+
+    def decode(self, y: Tree, like: Tree) -> Tree:
+        return y[0]
+
+    @property
+    def learns(self) -> bool:
+        return self.clip is None
+
+    def begin(self, x: Tree, model: Params) -> Tree:
+        return torch.tensor(self.first, dtype=torch.float64) if self.learns else ()
+
+    def at(self, t: int, public: Any) -> Stage:
+        return replace(self, _round=t, _radius=float(public) if self.learns else 0.0)
+
+    def learn(self, mean: Tree, like: Tree, std: float, each: Sequence[Tree]) -> Tree:
+        if not self.learns:
+            return ()
+        found = statistics.median(float(upload[1]) for upload in each) if each else 0.0
+        return torch.tensor(found or self._radius, dtype=torch.float64)
+
+    @property
+    def reasons(self) -> tuple[str, ...]:
+        return (
+            *((RAW_MEDIAN,) if self.clip is None else ()),
+            ONE_RECORD,
+            NOT_STEPS,
+            *(() if self.horizon else (EACH_ROUND,)),
+        )
+
+    def stated(self, rounds: int, delta: float) -> Stated:
+        each = [
+            1 / udp_multiplier(self.horizon or t, self.epsilon, self.delta, self.rate) for t in range(1, rounds + 1)
+        ]
+        return Stated(self.epsilon, epsilon_of(math.sqrt(self.rate * math.fsum(mu**2 for mu in each)), delta))
+
+
+@dataclass(frozen=True)
+class Beside(AsPublished):
+    """A stage for one field of an upload; the others are sent as they are."""
+
+    stage: Stage
+    field: str = "delta"
+
+    @property
+    def reasons(self) -> tuple[str, ...]:
+        inner = self.stage.reasons if isinstance(self.stage, AsPublished) else ()
+        return (EXACT, *inner)
+
+    def stated(self, rounds: int, delta: float) -> Stated:
+        inner = isinstance(self.stage, AsPublished)
+        return self.stage.stated(rounds, delta) if inner else Stated(math.inf, math.inf)  # type: ignore[attr-defined]
+
+    def encode(self, x: Any, bound: Bound, grant: Grant) -> Tree:
+        return self._with(x, self.stage.encode(getattr(x, self.field), bound, grant))
+
+    def shape(self, x: Any) -> Tree:
+        return self._with(x, self.stage.shape(getattr(x, self.field)))
+
+    def decode(self, y: Any, like: Any) -> Tree:
+        return self._with(y, self.stage.decode(getattr(y, self.field), getattr(like, self.field)))
+
+    @property
+    def learns(self) -> bool:
+        return self.stage.learns
+
+    def begin(self, x: Any, model: Params) -> Tree:
+        return self.stage.begin(getattr(x, self.field), model)
+
+    def at(self, t: int, public: Tree) -> Stage:
+        return replace(self, stage=self.stage.at(t, public))
+
+    def learn(self, mean: Any, like: Any, std: float, each: Sequence[Any]) -> Tree:
+        mine = [getattr(upload, self.field) for upload in each]
+        return self.stage.learn(getattr(mean, self.field), getattr(like, self.field), std, mine)
+
+    def _with(self, x: Any, value: Tree) -> Any:
+        return x._replace(**{self.field: value})

@@ -1,0 +1,96 @@
+"""How a client makes the shared model its own: not at all, by steps on its own data, or by the nearest mean of its own features.
+
+Prototypes (Snell, Swersky and Zemel, NeurIPS 2017): of each class the mean of the features of the client's own examples; an image is given the class of the
+nearest mean. Nothing is trained for it and nothing leaves the client. Labels only divide examples, so no name of a class matters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from sordino import keys, tree
+from sordino.types import Examples, Model, Params, Shard, Task, Work
+
+
+@dataclass(frozen=True)
+class Shared:
+    """The shared model as it is."""
+
+    task: Task
+    params: Params
+
+    def score(self, examples: Examples) -> Mapping[str, Tensor]:
+        return self.task.score(self.params, examples)
+
+
+@dataclass(frozen=True)
+class NearestMean:
+    task: Task
+    params: Params
+    labels: Tensor  # the classes the client has, in rising order
+    means: Tensor  # of their features
+
+    def score(self, examples: Examples) -> Mapping[str, Tensor]:
+        z = _features(self.task, self.params, examples.x)
+        found = distances(z, self.means)
+        place = torch.searchsorted(self.labels, examples.y).clamp_max(len(self.labels) - 1)
+        known = self.labels[place] == examples.y
+        loss = torch.where(known, F.cross_entropy(found, place, reduction="none").double(), torch.inf)
+        return {"accuracy": ((found.argmax(1) == place) & known).double(), "loss": loss}
+
+
+def plain(task: Task, params: Params, shard: Shard) -> Model:
+    return Shared(task, params)
+
+
+def finetune(task: Task, params: Params, shard: Shard) -> Model:
+    """One step of 0.1 along the gradient of all of the client's data."""
+    for batch in shard.batches(Work(None, 1, None), keys.root(0)):
+        params = tree.formed(tree.axpy(-0.1, batch.grad(task.losses, params), params))
+    return Shared(task, params)
+
+
+def proto(task: Task, params: Params, shard: Shard) -> Model:
+    def by_class(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        mine = F.one_hot(y, task.classes).double()
+        return mine.T @ _features(task, params, x).double(), mine.sum(0)
+
+    sums, counts = shard.sum(by_class)
+    labels = torch.nonzero(counts).flatten()
+    means = sums[labels] / counts[labels, None]
+    return NearestMean(task, params, labels, means.to(next(iter(params.values())).dtype))
+
+
+WAYS: dict[str, Callable[[Task, Params, Shard], Model]] = {"plain": plain, "finetune": finetune, "proto": proto}
+
+
+def distances(z: Tensor, means: Tensor) -> Tensor:
+    """Logits: minus the squared distance to each mean."""
+    return 2 * z @ means.T - (z**2).sum(1, keepdim=True) - (means**2).sum(1)
+
+
+def episode_loss(task: Task, params: Params, support: Examples, query: Examples, draws: Tensor) -> Tensor:
+    """Mean cross-entropy of the queries against the prototypes of the support, with the gradient flowing through both.
+
+    A query whose class the support lacks has no say.
+    """
+    z = task.features(params, torch.cat([support.x, query.x]), draws)
+    held, asked = z[: len(support.y)], z[len(support.y) :]
+    labels, which = torch.unique(support.y, return_inverse=True)
+    mine = F.one_hot(which, len(labels)).to(z.dtype)
+    logits = distances(asked, (mine.T @ held) / mine.sum(0)[:, None])
+    place = torch.searchsorted(labels, query.y).clamp_max(len(labels) - 1)
+    losses = F.cross_entropy(logits, place, reduction="none")
+    known = labels[place] == query.y
+    told: Tensor = torch.where(known, losses, 0.0).sum() / known.sum().clamp_min(1)
+    return told
+
+
+def _features(task: Task, params: Params, x: Tensor) -> Tensor:
+    with torch.no_grad():
+        return torch.cat([task.features(params, rows, None) for rows in torch.split(x, 128)])
