@@ -67,7 +67,7 @@ def _as_published(parts: Parts, rounds: int, budget: Mapping[str, Any] | None) -
     """What the source's formula prints, and where its rounds do not add up to that, what the same formula gives for all of them."""
     for gate in (parts.algorithm.uplink.as_published, parts.algorithm.read):
         if (stated := getattr(gate, "stated", None)) is not None:
-            found = stated(rounds, parts.experiment.privacy.delta)
+            found = stated(rounds, parts.experiment.privacy.delta, min(parts.sizes))
             return {"nominal_epsilon": found.epsilon, "nominal_composed": found.composed}
     return {"nominal_epsilon": budget["epsilon"] * budget["spent_share"]["max"]} if budget is not None else {}
 

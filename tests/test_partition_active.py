@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -273,6 +274,19 @@ def test_an_anonymous_federation_learns_and_is_tested_by_its_own_names() -> None
     )
     assert right > 0.9
     assert wrong < 0.1
+
+
+def test_names_hold_for_what_clients_hold_back() -> None:
+    """One set for training and test, as with data.merge: every row is named by who has it, whichever part it is in."""
+    experiment = config.load({}, [*SMALL, "partition.anonymous=true", "data.merge=true"])
+    parts, known = Parts(experiment), Parts(config.load({}, SMALL)).dataset
+    vars(parts)["dataset"] = replace(known, test=known.train)
+    told = parts.named
+    assert np.array_equal(told.train.y, told.test.y)
+    assert same_names(
+        known.train, parts.shares[0], known.train, parts.shares[1], (told.train.y, told.test.y, told.classes)
+    )
+    assert min(parts.shares[1].sizes) > 0
 
 
 def test_anonymous_augmented_clients_train_alike_looped_and_stacked(tmp_path: Path) -> None:

@@ -257,10 +257,10 @@ def test_models_have_the_published_sizes(name: str, classes: int, size: int) -> 
 def test_vgg16_goes_the_written_out_way() -> None:
     net = vgg16((3, 32, 32), 10)
     task = Classification(net, name="vgg16", shape=(32, 32, 3), mean=(0.4,) * 3, std=(0.4,) * 3, image=True)
-    params, x, y = dict(net.named_parameters()), rows(2)[:1].repeat(1, 2, 2, 1), torch.tensor([3])
+    x, y = rows(2)[:1].repeat(1, 2, 2, 1), torch.tensor([3])
     assert task._chain is not None
     # as it starts, signals vanish on the way up, and with them every digit of the first layers' gradients
-    params = {name: p.detach() * (6**0.5 if p.dim() == 4 else 1) for name, p in params.items()}
+    params = {name: p.detach() * (6**0.5 if p.dim() == 4 else 1) for name, p in net.named_parameters()}
     found = task.gradient(params, *task.ready(x, y), lambda: DRAWS[:1])
     leaves = {name: p.requires_grad_() for name, p in params.items()}
     wanted = torch.autograd.grad(task.losses(leaves, x, y, DRAWS[:1]).mean(), list(leaves.values()))

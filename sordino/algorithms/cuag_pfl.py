@@ -16,6 +16,7 @@ from sordino.privacy.as_published import Beside, OwnNorm
 from sordino.privacy.episodes import CellGradient
 from sordino.privacy.layers import ClipLayers
 from sordino.privacy.mechanisms import GaussianNoise
+from sordino.privacy.one_field import OneField
 from sordino.privacy.readers import Open
 from sordino.privacy.stages import Noise, Stage
 from sordino.types import Reader
@@ -66,7 +67,7 @@ def cuag_pfl(
     }
     client, server = gates[variant]
     if server_state == "oracle":
-        client = tuple(map(Beside, client))
+        client = tuple((Beside if isinstance(stage, OwnNorm) else OneField)(stage, "delta") for stage in client)
     read: Reader = Open()
     if variant == "local_sample":
         read = CellGradient(1.0 if clip is None else clip, cells, rate=cell_rate, multiplier=multiplier)

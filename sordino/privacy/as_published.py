@@ -30,6 +30,7 @@ from sordino.ledger.published_pfl import (
     relative_noise,
     udp_multiplier,
 )
+from sordino.privacy.one_field import OneField
 from sordino.privacy.stages import Clip, Stage, clip_factor
 from sordino.tree import Tree
 from sordino.types import Bound, Grant, Params
@@ -63,7 +64,8 @@ class AsPublished(Stage):
     def bound(self, bound: Bound, coordinates: int) -> Bound:
         return Bound()
 
-    def stated(self, rounds: int, delta: float) -> Stated:
+    def stated(self, rounds: int, delta: float, records: int) -> Stated:
+        """Of the client with the fewest records."""
         raise NotImplementedError
 
 
@@ -78,7 +80,6 @@ class OwnNorm(AsPublished):
     batch: int = 50
     steps: int = 25
     rate: float = 0.1
-    records: int = 500  # of a client, for what is printed; the noise takes the client's own number
     variance_as_std: bool = False  # a slip that would explain published accuracies: to find out, not to use
     levels: int = 100
     _round: int = 0
@@ -94,7 +95,7 @@ class OwnNorm(AsPublished):
         return replace(self, _round=t)
 
     def encode(self, x: Tree, bound: Bound, grant: Grant) -> Tree:
-        setting = Setting(self.rate, self.batch, grant.size, self.steps)
+        setting = self._setting(grant.size)
         scale = (
             self.sigma if self.sigma is not None else adaptive_scale(self._mu(grant.client), self._round + 1, setting)
         )
@@ -116,8 +117,8 @@ class OwnNorm(AsPublished):
         place = int(keys.permutation(keys.fold(keys.root(self.levels), "levels"), self.levels)[client % self.levels])
         return self.mu[0] + (self.mu[1] - self.mu[0]) * place / (self.levels - 1)
 
-    def stated(self, rounds: int, delta: float) -> Stated:
-        mu, setting = max(self.mu) if isinstance(self.mu, tuple) else self.mu, self._setting
+    def stated(self, rounds: int, delta: float, records: int) -> Stated:
+        mu, setting = max(self.mu) if isinstance(self.mu, tuple) else self.mu, self._setting(records)
         if self.sigma is not None:
             total = limit_mu(setting.product, rounds * self.steps, self.sigma)
             return Stated(epsilon_of(total, delta), epsilon_of(total, delta))
@@ -128,9 +129,8 @@ class OwnNorm(AsPublished):
         own = (OWN_NORM,) if self.clip is None else ()
         return (*own, ONE_OF_B, NOT_STEPS, PER_LAYER, *((EACH_ROUND,) if self.sigma is None else ()))
 
-    @property
-    def _setting(self) -> Setting:
-        return Setting(self.rate, self.batch, self.records, self.steps)
+    def _setting(self, records: int) -> Setting:
+        return Setting(self.rate, self.batch, records, self.steps)
 
 
 @dataclass(frozen=True)
@@ -138,9 +138,9 @@ class UpdateLevel(OwnNorm):
     sigma: float | None = 0.45
     clip: float | None = 1.0
 
-    def stated(self, rounds: int, delta: float) -> Stated:
+    def stated(self, rounds: int, delta: float, records: int) -> Stated:
         assert self.sigma is not None
-        total = prifedsync_mu(rounds, self.sigma, self._setting)
+        total = prifedsync_mu(rounds, self.sigma, self._setting(records))
         return Stated(epsilon_of(total, delta), epsilon_of(total, delta))
 
 
@@ -209,7 +209,7 @@ class UserLevel(AsPublished):
             *(() if self.horizon else (EACH_ROUND,)),
         )
 
-    def stated(self, rounds: int, delta: float) -> Stated:
+    def stated(self, rounds: int, delta: float, records: int) -> Stated:
         each = [
             1 / udp_multiplier(self.horizon or t, self.epsilon, self.delta, self.rate) for t in range(1, rounds + 1)
         ]
@@ -217,43 +217,17 @@ class UserLevel(AsPublished):
 
 
 @dataclass(frozen=True)
-class Beside(AsPublished):
-    """A stage for one field of an upload; the others are sent as they are."""
-
-    stage: Stage
-    field: str = "delta"
+class Beside(OneField, AsPublished):
+    """Published noise on one field of an upload whose others are exact client state: for diagnosis."""
 
     @property
     def reasons(self) -> tuple[str, ...]:
-        inner = self.stage.reasons if isinstance(self.stage, AsPublished) else ()
-        return (EXACT, *inner)
+        return EXACT, *self._noise.reasons
 
-    def stated(self, rounds: int, delta: float) -> Stated:
-        inner = isinstance(self.stage, AsPublished)
-        return self.stage.stated(rounds, delta) if inner else Stated(math.inf, math.inf)  # type: ignore[attr-defined]
-
-    def encode(self, x: Any, bound: Bound, grant: Grant) -> Tree:
-        return self._with(x, self.stage.encode(getattr(x, self.field), bound, grant))
-
-    def shape(self, x: Any) -> Tree:
-        return self._with(x, self.stage.shape(getattr(x, self.field)))
-
-    def decode(self, y: Any, like: Any) -> Tree:
-        return self._with(y, self.stage.decode(getattr(y, self.field), getattr(like, self.field)))
+    def stated(self, rounds: int, delta: float, records: int) -> Stated:
+        return self._noise.stated(rounds, delta, records)
 
     @property
-    def learns(self) -> bool:
-        return self.stage.learns
-
-    def begin(self, x: Any, model: Params) -> Tree:
-        return self.stage.begin(getattr(x, self.field), model)
-
-    def at(self, t: int, public: Tree) -> Stage:
-        return replace(self, stage=self.stage.at(t, public))
-
-    def learn(self, mean: Any, like: Any, std: float, each: Sequence[Any]) -> Tree:
-        mine = [getattr(upload, self.field) for upload in each]
-        return self.stage.learn(getattr(mean, self.field), getattr(like, self.field), std, mine)
-
-    def _with(self, x: Any, value: Tree) -> Any:
-        return x._replace(**{self.field: value})
+    def _noise(self) -> AsPublished:
+        assert isinstance(self.stage, AsPublished)
+        return self.stage
