@@ -51,7 +51,16 @@ def one(base: Path, row: dict[str, Any], seed: int, last: int) -> dict[str, Any]
         "subject": f"{stated['unit']}, {stated['adversary']}",
         "groups": (found["privacy"]["budget"] or {}).get("groups", []),
         "bytes_up": sum(m["bytes_up"] for m in found["metrics"]),
+        "slot_gib": sum(m["payload"] for m in found["metrics"]) / 2**30,
+        "curve": [[m["round"], round(100 * m["accuracy"], 3)] for m in found["metrics"] if "accuracy" in m],
+        "also": beside(found["metrics"], last),
     }
+
+
+def beside(metrics: list[dict[str, Any]], last: int) -> dict[str, float]:
+    """Of the other models and ways that were evaluated: the mean of their last rounds."""
+    rows = [m["also"] for m in metrics if "also" in m][-last:]
+    return {name: 100 * statistics.mean(row[name]["accuracy"] for row in rows) for name in (rows[0] if rows else {})}
 
 
 def strongest(guarantees: list[dict[str, Any]]) -> dict[str, Any]:
@@ -66,10 +75,20 @@ def spread(values: list[float]) -> str:
 
 
 def table(rows: list[dict[str, Any]], results: list[dict[str, Any]], last: int) -> str:
-    lines = [
-        f"| row | n | final accuracy | mean of last {last} | loss | yardstick | epsilon | of one, against | status |",
-        "|---|---|---|---|---|---|---|---|---|",
+    heads = [
+        "row",
+        "n",
+        "final accuracy",
+        f"mean of last {last}",
+        "loss",
+        "yardstick",
+        "epsilon",
+        "of one, against",
+        "status",
     ]
+    traffic = any("slot_gib" in row for row in rows)
+    heads += ["beside it", "GiB up per slot", "published"] if traffic else []
+    lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
     for row in rows:
         mine = [r for r in results if r["name"] == row["name"]]
         if not mine:
@@ -79,6 +98,9 @@ def table(rows: list[dict[str, Any]], results: list[dict[str, Any]], last: int) 
         epsilon = mine[0]["epsilon"] if isinstance(mine[0]["epsilon"], str) else f"{mine[0]['epsilon']:.3f}"
         final, recent = spread([r["final"] for r in mine]), spread([r["last"] for r in mine])
         facts = (row["name"], len(mine), final, recent, loss, yard, epsilon, mine[0]["subject"], mine[0]["status"])
+        if traffic:
+            also = "; ".join(f"{name} {value:.2f}" for name, value in mine[0].get("also", {}).items()) or "-"
+            facts += (also, f"{statistics.mean(r['slot_gib'] for r in mine):.4f}", row.get("slot_gib", "-"))
         lines.append(f"| {' | '.join(map(str, facts))} |")
     return "\n".join(lines) + "\n"
 

@@ -27,6 +27,7 @@ class Outcome(NamedTuple):
     answered: list[int]
     bytes_down: int
     bytes_up: int
+    payload: int  # bytes of one upload that are numbers
 
 
 Keep = Callable[[Outcome, bytes], None]
@@ -50,7 +51,8 @@ def one_round(
 
     received, mail = run.receive(t, answers, crew, down, prices)  # sum, central noise, decode, divide
     server = run.algorithm.update(server, received)
-    outcome = Outcome(server, received, crew.active, mail.answered, run.bytes_down(t, down, len(grants)), mail.size)
+    traffic = run.bytes_down(t, down, len(grants)), mail.size, run.payload(t, down)
+    outcome = Outcome(server, received, crew.active, mail.answered, *traffic)
     keep(outcome, mail.digest)  # durable first: a crash from here on ends this release, and makes no other
     run.store(t, mail.digest)  # from here on this release has one content
     run.publish(t)

@@ -203,6 +203,7 @@ def _row(t: int, outcome: Outcome) -> Metrics:
         "answered": len(outcome.answered),
         "bytes_down": outcome.bytes_down,
         "bytes_up": outcome.bytes_up,
+        "payload": outcome.payload,
     }
 
 

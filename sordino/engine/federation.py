@@ -253,8 +253,7 @@ class Federation:
         self, t: int, answers: Iterable[tuple[int, Any]], crew: Crew, down: Any, mail: Mail
     ) -> Iterator[tuple[int, Any]]:
         """The uploads of those who were in time, noting on the way what came."""
-        shape = self.algorithm.uplink.at(t, down).shape(self.algorithm.zero(down))
-        length = self._length(t, down)
+        shape, length = self._shape(t, down), self._length(t, down)
         each_is_seen = not self.algorithm.uplink.server  # where the server adds noise, nobody sees single uploads
         for k, answer in answers:
             if k in crew.lost:
@@ -268,10 +267,14 @@ class Federation:
                 mail.note(upload)
 
     def _length(self, t: int, down: Any) -> Callable[[int], int]:
-        """Of one client's message."""
-        return wire.sizes(
-            self.header(t, 0), wire.schema(self.algorithm.uplink.at(t, down).shape(self.algorithm.zero(down)))
-        )
+        return wire.sizes(self.header(t, 0), wire.schema(self._shape(t, down)))
+
+    def payload(self, t: int, down: Any) -> int:
+        """Bytes of one upload without its envelope."""
+        return wire.payload_bytes(wire.schema(self._shape(t, down)))
+
+    def _shape(self, t: int, down: Any) -> Any:
+        return self.algorithm.uplink.at(t, down).shape(self.algorithm.zero(down))
 
     # the sum --------------------------------------------------------------------------------------------------------------------
 

@@ -62,6 +62,11 @@ def traffic(run: Metrics) -> float:
     return next(iter(running_bytes(run)[-1:]), 0.0)
 
 
+def slot_gib(run: Metrics) -> float:
+    """What one client that took part in every round would have sent, in GiB of numbers (Li, Xiao and Chen 2024)."""
+    return float(sum(row["payload"] for row in run)) / 2**30
+
+
 def running_bytes(run: Metrics) -> list[float]:
     """Both directions, added up."""
     spent, found = 0.0, []
