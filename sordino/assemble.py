@@ -37,7 +37,8 @@ from sordino.personal_plans import draft_personal
 from sordino.plan import Budget, Plan, draft
 from sordino.privacy.readers import NoisyGradient, Open
 from sordino.privacy.stages import Weigh
-from sordino.tasks.task import Classification, Quadratic, build_net, fits
+from sordino.tasks.quadratic import Quadratic
+from sordino.tasks.task import Classification, build_net, fits
 from sordino.types import Examples, Offer, Task
 
 

@@ -16,6 +16,7 @@ from sordino.privacy.as_published import OwnNorm, UpdateLevel, UserLevel
 from sordino.privacy.episodes import CellGradient
 from sordino.privacy.layers import ClipLayers
 from sordino.privacy.mechanisms import GaussianNoise, LaplaceNoise
+from sordino.privacy.median_clip import MedianClip
 from sordino.privacy.readers import NoisyGradient, Open, Sampling
 from sordino.privacy.stages import Clip, Noise, Stage, Weigh
 from sordino.types import Neighbours, Reader
@@ -55,7 +56,12 @@ def cells(
     return CellGradient(clip, cells, sampling, rate, multiplier=multiplier)
 
 
-READERS: dict[str, Callable[..., Reader]] = {"open": Open, "noisy_gradient": noisy_gradient, "cells": cells}
+READERS: dict[str, Callable[..., Reader]] = {
+    "open": Open,
+    "noisy_gradient": noisy_gradient,
+    "cells": cells,
+    "median_clip": MedianClip,
+}
 STAGES: dict[str, Callable[..., Stage]] = {
     "clip": Clip,
     "weigh": Weigh,

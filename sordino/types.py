@@ -186,6 +186,9 @@ class Task(Protocol):
     def clipped_sum(
         self, losses: Losses, params: Params, batch: Examples, keys: Tensor, clip: float, order: int
     ) -> Params: ...
+    def median_sum(
+        self, losses: Losses, params: Params, batch: Examples, keys: Tensor
+    ) -> tuple[Params, dict[str, float]]: ...  # each parameter to its own median norm, and these
     @property
     def mixes_examples(self) -> str: ...  # name of a layer that couples examples, "" if none
 

@@ -27,7 +27,8 @@ from sordino.algorithms.scaffold import Client, Scaffold, Server, Up
 from sordino.data import quadratic
 from sordino.errors import ConfigError
 from sordino.privacy.sources import Counter
-from sordino.tasks.task import Classification, Quadratic
+from sordino.tasks.quadratic import Quadratic
+from sordino.tasks.task import Classification
 from sordino.types import Examples, Grant, Params, Received, Shard, Task
 
 DIM, CLIENTS, STEPS, LR = 6, 4, 8, 0.2
@@ -342,7 +343,7 @@ def test_convex_stable_releases_once_a_round() -> None:
     from sordino.errors import PrivacyError
     from sordino.privacy.convex import ConvexStable
     from sordino.privacy.sources import Counter
-    from sordino.tasks.task import Quadratic
+    from sordino.tasks.quadratic import Quadratic
     from sordino.types import Examples, Grant, Work
 
     task, params = Quadratic(2), {"w": torch.zeros(2, dtype=torch.float64)}
@@ -361,7 +362,7 @@ def test_convex_stable_noises_its_last_step_whatever_the_effort(epochs: int | No
     from sordino.privacy.convex import ConvexStable, LastBatch
     from sordino.privacy.readers import OpenShard
     from sordino.privacy.sources import Counter
-    from sordino.tasks.task import Quadratic
+    from sordino.tasks.quadratic import Quadratic
     from sordino.types import Examples, Grant, Work
 
     task, params = Quadratic(2), {"w": torch.zeros(2, dtype=torch.float64)}

@@ -19,7 +19,8 @@ from sordino import keys
 from sordino.privacy.per_example import covered, fast_sum, slow_sum
 from sordino.privacy.stages import SLACK
 from sordino.tasks.nets import Dropout
-from sordino.tasks.task import Classification, Quadratic
+from sordino.tasks.quadratic import Quadratic
+from sordino.tasks.task import Classification
 from sordino.types import Examples, Params
 
 CLASSES = 3

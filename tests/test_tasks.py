@@ -16,7 +16,8 @@ from sordino.assemble import Parts
 from sordino.data import quadratic
 from sordino.errors import ConfigError, UnsoundGuarantee
 from sordino.tasks.nets import NETS, Dropout, keyed_dropout
-from sordino.tasks.task import Classification, Quadratic
+from sordino.tasks.quadratic import Quadratic
+from sordino.tasks.task import Classification
 from sordino.types import Examples
 
 KEY = keys.root(8)

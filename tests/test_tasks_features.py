@@ -16,7 +16,8 @@ from sordino.errors import ConfigError
 from sordino.products import dense
 from sordino.tasks.chain import Chain, Conv, Linear
 from sordino.tasks.nets import NETS, vgg16
-from sordino.tasks.task import Classification, Quadratic
+from sordino.tasks.quadratic import Quadratic
+from sordino.tasks.task import Classification
 from sordino.types import Params
 
 CLASSES, SIDE, CHANNELS, N = 4, 16, 3, 6

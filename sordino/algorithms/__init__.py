@@ -16,6 +16,7 @@ from sordino.algorithms.client_noise import (
 )
 from sordino.algorithms.cuag_pfl import cuag_pfl
 from sordino.algorithms.dp_prox import dp_fedavg, dp_prox, dp_sgd
+from sordino.algorithms.dp_scaffold import dp_scaffold
 from sordino.algorithms.fedavg import FedAvg
 from sordino.algorithms.fedprox import FedProx
 from sordino.algorithms.pdp_prox import pdp_prox
@@ -43,4 +44,5 @@ ALGORITHMS: dict[str, Callable[..., Any]] = {
     "cuag_pfl": cuag_pfl,
     "prifedsync": prifedsync,
     "udp": udp,
+    "dp_scaffold": dp_scaffold,
 }

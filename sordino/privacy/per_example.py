@@ -87,25 +87,47 @@ def fast_sum(
 
 
 class Sides:
-    """Both sides of every layer for a batch of examples, and the factor that clips each example."""
+    """Both sides of every layer for a batch of examples, and the factors that clip each example.
+
+    clip: of the whole gradient. None: of each parameter on its own, to the median norm over the batch, which is private to nobody.
+    """
 
     def __init__(
-        self, passed: Iterable[tuple[str, nn.Module, Tensor, Tensor]], clip: float, order: int, dtype: torch.dtype
+        self,
+        passed: Iterable[tuple[str, nn.Module, Tensor, Tensor]],
+        clip: float | None,
+        order: int,
+        dtype: torch.dtype,
     ):
         self._sides = {name: RULES[type(module)](module, a, g) for name, module, a, g in passed}
-        norms = _norm(torch.stack([side.norm(order) for side in self._sides.values()]), order, 0)
+        each = {(name, leaf): norm for name, side in self._sides.items() for leaf, norm in side.norms(order).items()}
+        norms = _norm(torch.stack(list(each.values())), order, 0)
         finite = torch.isfinite(norms)
-        self._weights = clip_factor(norms, clip, dtype)
         self._finite = None if bool(finite.all()) else finite
+        self.radii = {} if clip is not None else {_path(*at): _median(norm[finite]) for at, norm in each.items()}
+        shared = None if clip is None else clip_factor(norms, clip, dtype)
+        self._weights = {
+            at: shared if shared is not None else clip_factor(norm, self.radii[_path(*at)], dtype)
+            for at, norm in each.items()
+        }
 
     def sum(self, params: Params, rows: slice = EVERY) -> Params:
         """Sum of the clipped gradients of some of the examples."""
-        weights, finite = self._weights[rows], None if self._finite is None else self._finite[rows]
+        finite = None if self._finite is None else self._finite[rows]
         total: Params = {}
         for name, side in self._sides.items():
+            weights = {leaf: w[rows] for (layer, leaf), w in self._weights.items() if layer == name}
             for leaf, gradient in side.weighted(weights, finite, rows).items():
-                total[f"{name}.{leaf}" if name else leaf] = gradient
+                total[_path(name, leaf)] = gradient
         return {name: total[name] for name in params}
+
+
+def _path(layer: str, leaf: str) -> str:
+    return f"{layer}.{leaf}" if layer else leaf
+
+
+def _median(norms: Tensor) -> float:
+    return float(torch.quantile(norms, 0.5)) if len(norms) else 0.0
 
 
 def slow_sum(losses: Losses, params: Params, batch: Examples, keys: Tensor, clip: float, order: int) -> Params:
@@ -128,6 +150,24 @@ def slow_sum(losses: Losses, params: Params, batch: Examples, keys: Tensor, clip
             weights = clip_factor(norms, clip, g.dtype)
             total[name] = total[name] + torch.tensordot(weights, _only(finite, g), dims=1)
     return total
+
+
+def slow_medians(losses: Losses, params: Params, batch: Examples, keys: Tensor) -> tuple[Params, dict[str, float]]:
+    """The definition of `Sides` without a clip: every parameter's gradients to the median of their norms, added up; and the medians."""
+
+    def one(p: Params, x: Tensor, y: Tensor, key: Tensor) -> Tensor:
+        return losses(p, x[None], y[None], key[None])[0]
+
+    each = torch.func.vmap(torch.func.grad(one), in_dims=(None, 0, 0, 0))
+    grads = each({name: value.detach() for name, value in params.items()}, batch.x, batch.y, keys)
+    norms = {name: _norm(g.reshape(len(g), -1), 2, 1) for name, g in grads.items()}
+    finite = torch.isfinite(torch.stack(list(norms.values()))).all(0)
+    radii = {name: _median(norm[finite]) for name, norm in norms.items()}
+    total = {
+        name: torch.tensordot(clip_factor(norms[name], radii[name], g.dtype), _only(finite, g), dims=1)
+        for name, g in grads.items()
+    }
+    return total, radii
 
 
 def one_by_one(losses: Losses, params: Params, batch: Examples, keys: Tensor, clip: float, order: int) -> Params:
@@ -174,15 +214,17 @@ class Outer:
     g: Tensor  # [n, out]
     bias: bool
 
-    def norm(self, order: int) -> Tensor:
+    def norms(self, order: int) -> dict[str, Tensor]:
         g = _norm(self.g, order, 1)
-        weight = _norm(self.a, order, 1) * g
-        return _norm(torch.stack([weight, g]), order, 0) if self.bias else weight
+        return {"weight": _norm(self.a, order, 1) * g} | ({"bias": g} if self.bias else {})
 
-    def weighted(self, weights: Tensor, finite: Tensor | None, rows: slice) -> Params:
-        g = _only(finite, self.g[rows]) * weights[:, None]
+    def weighted(self, weights: dict[str, Tensor], finite: Tensor | None, rows: slice) -> Params:
+        back = _only(finite, self.g[rows])
+        g = back * weights["weight"][:, None]
         weight: Any = Product(g, _only(finite, self.a[rows]))
-        return {"weight": weight} | ({"bias": g.sum(0)} if self.bias else {})
+        if not self.bias:
+            return {"weight": weight}
+        return {"weight": weight, "bias": g.sum(0) if weights["bias"] is weights["weight"] else weights["bias"] @ back}
 
 
 class Positions:
@@ -194,7 +236,7 @@ class Positions:
         t, size = a.shape[2], a.shape[1] * g.shape[1]
         self.each = None if 4 * t * t < size else torch.bmm(g, a.mT)  # [n, out, in]
 
-    def norm(self, order: int) -> Tensor:
+    def norms(self, order: int) -> dict[str, Tensor]:
         if self.each is None and order == 2:
             aa, gg = torch.bmm(self.a.mT, self.a), torch.bmm(self.g.mT, self.g)
             # positions may cancel, and tiny squares vanish: what rounding may have taken from the terms is added back to their sum
@@ -203,18 +245,16 @@ class Positions:
         else:
             each = self.each if self.each is not None else torch.bmm(self.g, self.a.mT)
             weight = _norm(each.flatten(1), order, 1)
-        if self.bias is None:
-            return weight
-        return _norm(torch.stack([weight, _norm(self.bias, order, 1)]), order, dim=0)
+        return {"weight": weight} | ({} if self.bias is None else {"bias": _norm(self.bias, order, 1)})
 
-    def weighted(self, weights: Tensor, finite: Tensor | None, rows: slice) -> Params:
+    def weighted(self, weights: dict[str, Tensor], finite: Tensor | None, rows: slice) -> Params:
         if self.each is not None:
-            total = torch.tensordot(weights, _only(finite, self.each[rows]), dims=1)
+            total = torch.tensordot(weights["weight"], _only(finite, self.each[rows]), dims=1)
         else:
-            g = _only(finite, self.g[rows]) * weights[:, None, None]
+            g = _only(finite, self.g[rows]) * weights["weight"][:, None, None]
             total = torch.einsum("not,nit->oi", g, _only(finite, self.a[rows]))
         found = {"weight": total.reshape(self.shape)}
-        return found if self.bias is None else found | {"bias": weights @ _only(finite, self.bias[rows])}
+        return found if self.bias is None else found | {"bias": weights["bias"] @ _only(finite, self.bias[rows])}
 
 
 @dataclass
@@ -223,12 +263,11 @@ class Elementwise:
 
     grads: Params  # leaf -> [n, ...]
 
-    def norm(self, order: int) -> Tensor:
-        flat = torch.cat([g.flatten(1) for g in self.grads.values()], dim=1)
-        return _norm(flat, order, 1)
+    def norms(self, order: int) -> dict[str, Tensor]:
+        return {k: _norm(g.flatten(1), order, 1) for k, g in self.grads.items()}
 
-    def weighted(self, weights: Tensor, finite: Tensor | None, rows: slice) -> Params:
-        return {k: torch.tensordot(weights, _only(finite, g[rows]), dims=1) for k, g in self.grads.items()}
+    def weighted(self, weights: dict[str, Tensor], finite: Tensor | None, rows: slice) -> Params:
+        return {k: torch.tensordot(weights[k], _only(finite, g[rows]), dims=1) for k, g in self.grads.items()}
 
 
 class Lookup:
@@ -240,14 +279,14 @@ class Lookup:
             self.g = torch.where((index == module.padding_idx)[..., None], 0.0, g)
         self.rows = module.num_embeddings
 
-    def norm(self, order: int) -> Tensor:
+    def norms(self, order: int) -> dict[str, Tensor]:
         same = self.index[:, :, None] == self.index[:, None, :]
         first = ~same.tril(-1).any(2)  # every row of the table once
         each = torch.where(first[..., None], same.to(self.g.dtype) @ self.g, 0.0)
-        return _norm(each.flatten(1), order, 1)
+        return {"weight": _norm(each.flatten(1), order, 1)}
 
-    def weighted(self, weights: Tensor, finite: Tensor | None, rows: slice) -> Params:
-        g = _only(finite, self.g[rows]) * weights[:, None, None]
+    def weighted(self, weights: dict[str, Tensor], finite: Tensor | None, rows: slice) -> Params:
+        g = _only(finite, self.g[rows]) * weights["weight"][:, None, None]
         total = g.new_zeros(self.rows, g.shape[2])
         return {"weight": total.index_add(0, self.index[rows].flatten(), g.flatten(0, 1))}
 

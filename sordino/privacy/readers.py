@@ -50,7 +50,7 @@ def epochs(size: int, work: Work, key: Key) -> Iterator[tuple[Tensor, int]]:
         yield keys.permutation(keys.fold(key, "epoch", epoch), size), min(each, left - epoch * each)
 
 
-def _effort(work: Work, grant: Grant) -> Work:
+def effort(work: Work, grant: Grant) -> Work:
     if grant.part is not None:
         return Work(None, max(1, math.ceil(grant.part * work.count(grant.size))), work.batch_size)
     return work if grant.epochs is None else Work(grant.epochs, None, work.batch_size)
@@ -90,20 +90,20 @@ class OpenShard:
         return len(self._examples.y)
 
     def episodes(self, work: Work, key: Key) -> Iterator[Episode]:
-        return opened(self._examples, _effort(work, self._grant), self._grant.client, key)
+        return opened(self._examples, effort(work, self._grant), self._grant.client, key)
 
     def sum(self, of: Callable[[Tensor, Tensor], Tree]) -> Tree:
         return of(*self._examples)
 
     def batches(self, work: Work, key: Key) -> Iterator[Batch]:
-        effort, step, (x, y) = _effort(work, self._grant), 0, self._examples
-        n, size, few = self.size, effort.batch(self.size), x.numel() <= FEW
+        mine, step, (x, y) = effort(work, self._grant), 0, self._examples
+        n, size, few = self.size, mine.batch(self.size), x.numel() <= FEW
         ready: tuple[Any, Tensor] | None = None
-        for order, count in epochs(n, effort, key):
+        for order, count in epochs(n, mine, key):
             if few:  # all together, in the order in which the first epoch reads them
                 if step == 0:
                     rows = take(x, order), y[order]
-                    x_all, y_all = self._task.ready(*rows, whole=effort.count(n) * size >= n)
+                    x_all, y_all = self._task.ready(*rows, whole=mine.count(n) * size >= n)
                     ready, place = (x_all, y_all), order.argsort()
                 else:
                     now = place[order]
@@ -306,8 +306,8 @@ class NoisyShard(GradientsOnly):
         return self._grant.size
 
     def batches(self, work: Work, key: Key) -> Iterator[Batch]:
-        effort = _effort(work, self._grant)
-        reads, reserved = self._reader.reads(effort, self.size), self._grant.reads
+        mine = effort(work, self._grant)
+        reads, reserved = self._reader.reads(mine, self.size), self._grant.reads
         if self._opened or (reserved is not None and reads > reserved):
             raise PrivacyError(
                 "a second pass over the examples" if self._opened else f"{reads} reads where {reserved} were reserved",
@@ -316,8 +316,8 @@ class NoisyShard(GradientsOnly):
                 code="read-beyond-reservation",
             )
         self._opened = True
-        for step, rows in enumerate(self._rows(effort)):
-            yield NoisyBatch(self, step, rows, keys.fold(key, "draw", step), effort.batch(self.size))
+        for step, rows in enumerate(self._rows(mine)):
+            yield NoisyBatch(self, step, rows, keys.fold(key, "draw", step), mine.batch(self.size))
 
     def _rows(self, work: Work) -> Iterator[Tensor]:
         n, reader = len(self._examples.y), self._reader

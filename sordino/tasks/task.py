@@ -1,4 +1,4 @@
-"""What is learned: a network and its cross-entropy on images or tables, or a quadratic whose optimum is known."""
+"""What is learned: a network and its cross-entropy on images or tables."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from sordino import keys, own
 from sordino.errors import ConfigError, DataError, SordinoError, UnsoundGuarantee
-from sordino.privacy.per_example import Recorder, Sides, fast_sum, one_by_one, slow_sum
+from sordino.privacy.per_example import Recorder, Sides, fast_sum, one_by_one, slow_medians, slow_sum
 from sordino.products import Part, Rows
 from sordino.tasks.augment import AUGMENT
 from sordino.tasks.chain import Chain
@@ -234,10 +234,23 @@ class Classification:
     ) -> Params | None:
         if self._chain is None or losses != self.losses:
             return fast_sum(self._recorder, losses, params, batch, keys, clip, order)
+        return self._sides(self._chain, params, batch, keys, clip, order).sum(params)
+
+    def _sides(
+        self, chain: Chain, params: Params, batch: Examples, keys: Tensor, clip: float | None, order: int
+    ) -> Sides:
         kind = next(iter(params.values())).dtype
         x, y = self._seen(batch.x, kind, keys), self._one_hot(batch.y, kind)
-        tape = self._chain.tape(params, x, y, keys if self._drops else None)
-        return Sides(tape, clip, order, kind).sum(params)
+        return Sides(chain.tape(params, x, y, keys if self._drops else None), clip, order, kind)
+
+    def median_sum(
+        self, losses: Losses, params: Params, batch: Examples, keys: Tensor
+    ) -> tuple[Params, dict[str, float]]:
+        """The same with each parameter clipped to the median of its norms, and these medians: nothing that a promise could rest on."""
+        if self._chain is None or losses != self.losses or not self._trusted(losses, params):
+            return slow_medians(losses, params, batch, keys)
+        sides = self._sides(self._chain, params, batch, keys, None, 2)
+        return sides.sum(params), sides.radii
 
     def _trusted(self, losses: Losses, params: Params) -> bool:
         if self._recorder.supported and (self._tried is None or self._tried[0] != losses):
@@ -280,60 +293,6 @@ def _couples(module: nn.Module) -> bool:
     if isinstance(module, nn.modules.batchnorm._BatchNorm):
         return True
     return isinstance(module, nn.modules.instancenorm._InstanceNorm) and module.track_running_stats
-
-
-class Quadratic:
-    """f(w; [a, b]) = 1/2 sum a (w - b)^2: the optimum of any mixture of clients is known in closed form."""
-
-    name = "quadratic"
-    mixes_examples = ""
-    metrics = ("loss",)
-    classes = 0
-
-    def __init__(self, dim: int, dtype: torch.dtype = torch.float64) -> None:
-        self.dim, self.dtype = dim, dtype
-
-    def init(self, key: keys.Key) -> Params:
-        return {"w": torch.zeros(self.dim, dtype=self.dtype)}
-
-    def losses(self, params: Params, x: Tensor, y: Tensor, keys: Tensor) -> Tensor:
-        a, b = x.to(self.dtype).chunk(2, dim=1)
-        return 0.5 * (a * (params["w"] - b) ** 2).sum(1)
-
-    def ready(self, x: Tensor, y: Tensor, whole: bool = False) -> tuple[Tensor, Tensor]:
-        return x, y
-
-    def gradient(self, params: Params, x: Tensor, y: Tensor, draws: Callable[[], Tensor]) -> Params:
-        a, b = x.to(self.dtype).chunk(2, dim=1)
-        return {"w": (a * (params["w"] - b)).mean(0)}
-
-    def stacks(self, n: int) -> int:
-        return 1
-
-    def room(self, params: Params) -> int:
-        return 0
-
-    def pooled(self, params: Params, x: Tensor, y: Tensor, clip: float, order: int) -> None:
-        raise AssertionError("no room was offered")
-
-    def features(self, params: Params, x: Tensor, keys: Tensor | None = None) -> Tensor:
-        raise ConfigError(
-            "quadratics have no features",
-            why="there is no network whose last layer sees any",
-            fix="learn to classify something",
-            code="model-without-head",
-        )
-
-    def predict(self, params: Params, x: Tensor) -> Tensor:
-        return params["w"].expand(len(x), -1)
-
-    def score(self, params: Params, examples: Examples) -> Mapping[str, Tensor]:
-        return {"loss": self.losses(params, examples.x, examples.y, torch.zeros(0)).double()}
-
-    def clipped_sum(
-        self, losses: Losses, params: Params, batch: Examples, keys: Tensor, clip: float, order: int
-    ) -> Params:
-        return slow_sum(losses, params, batch, keys, clip, order)
 
 
 def build_net(name: str, shape: tuple[int, ...], classes: int, options: Mapping[str, object]) -> nn.Module:

@@ -27,7 +27,7 @@ from sordino.privacy.mechanisms import GaussianNoise, LaplaceNoise
 from sordino.privacy.readers import NoisyGradient
 from sordino.privacy.sources import System
 from sordino.privacy.stages import Clip, Noise, Stage
-from sordino.tasks.task import Quadratic
+from sordino.tasks.quadratic import Quadratic
 from sordino.types import Claim, Examples, Grant, Source, Work
 from sordino.uplink import Uplink
 

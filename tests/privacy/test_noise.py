@@ -24,7 +24,7 @@ from sordino.privacy.mechanisms import GaussianNoise, LaplaceNoise
 from sordino.privacy.readers import NoisyGradient
 from sordino.privacy.sources import Counter, System, for_client, for_round
 from sordino.privacy.stages import Clip, Noise
-from sordino.tasks.task import Quadratic
+from sordino.tasks.quadratic import Quadratic
 from sordino.types import Examples, Grant, Params, Source, Work
 from sordino.uplink import Uplink
 

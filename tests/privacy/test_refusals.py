@@ -41,7 +41,8 @@ from sordino.privacy.readers import NoisyGradient
 from sordino.privacy.sources import Counter, System
 from sordino.privacy.stages import Clip, Noise, Weigh
 from sordino.round import one_round
-from sordino.tasks.task import Classification, Quadratic
+from sordino.tasks.quadratic import Quadratic
+from sordino.tasks.task import Classification
 from sordino.types import Examples, Grant, Work
 from sordino.uplink import Uplink
 

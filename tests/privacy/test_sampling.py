@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from sordino import keys
 from sordino.privacy.readers import NoisyGradient
 from sordino.privacy.sources import Counter, System
-from sordino.tasks.task import Quadratic
+from sordino.tasks.quadratic import Quadratic
 from sordino.types import Examples, Grant, Source, Work
 
 from .doubles import linear

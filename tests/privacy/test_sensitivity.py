@@ -27,7 +27,8 @@ from sordino.privacy.per_example import slow_sum
 from sordino.privacy.readers import NoisyGradient
 from sordino.privacy.stages import Clip, Noise, Stage, Weigh
 from sordino.tasks.nets import logistic
-from sordino.tasks.task import Classification, Quadratic
+from sordino.tasks.quadratic import Quadratic
+from sordino.tasks.task import Classification
 from sordino.types import Bound, Examples, Grant, Losses, Params, Source, Task, Work
 from sordino.uplink import Uplink
 

@@ -1,0 +1,72 @@
+"""A task whose optimum is known in closed form: what laws of federated optimisation are checked on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import torch
+from torch import Tensor
+
+from sordino import keys
+from sordino.errors import ConfigError
+from sordino.privacy.per_example import slow_medians, slow_sum
+from sordino.types import Examples, Losses, Params
+
+
+class Quadratic:
+    """f(w; [a, b]) = 1/2 sum a (w - b)^2: the optimum of any mixture of clients is known in closed form."""
+
+    name = "quadratic"
+    mixes_examples = ""
+    metrics = ("loss",)
+    classes = 0
+
+    def __init__(self, dim: int, dtype: torch.dtype = torch.float64) -> None:
+        self.dim, self.dtype = dim, dtype
+
+    def init(self, key: keys.Key) -> Params:
+        return {"w": torch.zeros(self.dim, dtype=self.dtype)}
+
+    def losses(self, params: Params, x: Tensor, y: Tensor, keys: Tensor) -> Tensor:
+        a, b = x.to(self.dtype).chunk(2, dim=1)
+        return 0.5 * (a * (params["w"] - b) ** 2).sum(1)
+
+    def ready(self, x: Tensor, y: Tensor, whole: bool = False) -> tuple[Tensor, Tensor]:
+        return x, y
+
+    def gradient(self, params: Params, x: Tensor, y: Tensor, draws: Callable[[], Tensor]) -> Params:
+        a, b = x.to(self.dtype).chunk(2, dim=1)
+        return {"w": (a * (params["w"] - b)).mean(0)}
+
+    def stacks(self, n: int) -> int:
+        return 1
+
+    def room(self, params: Params) -> int:
+        return 0
+
+    def pooled(self, params: Params, x: Tensor, y: Tensor, clip: float, order: int) -> None:
+        raise AssertionError("no room was offered")
+
+    def features(self, params: Params, x: Tensor, keys: Tensor | None = None) -> Tensor:
+        raise ConfigError(
+            "quadratics have no features",
+            why="there is no network whose last layer sees any",
+            fix="learn to classify something",
+            code="model-without-head",
+        )
+
+    def predict(self, params: Params, x: Tensor) -> Tensor:
+        return params["w"].expand(len(x), -1)
+
+    def score(self, params: Params, examples: Examples) -> Mapping[str, Tensor]:
+        return {"loss": self.losses(params, examples.x, examples.y, torch.zeros(0)).double()}
+
+    def median_sum(
+        self, losses: Losses, params: Params, batch: Examples, keys: Tensor
+    ) -> tuple[Params, dict[str, float]]:
+        return slow_medians(losses, params, batch, keys)
+
+    def clipped_sum(
+        self, losses: Losses, params: Params, batch: Examples, keys: Tensor, clip: float, order: int
+    ) -> Params:
+        return slow_sum(losses, params, batch, keys, clip, order)
