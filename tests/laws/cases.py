@@ -28,6 +28,7 @@ class Case:
     model: Table = field(default_factory=lambda: {"name": "logistic"})
     protects: Reach = ""  # what is finite: examples, whole clients, or clients against everybody but the server
     status: str = "proved"
+    printed: str = ""  # the unit about which a number is printed that proves nothing: its rows stay infinite
     silent: Table | None = None  # what changes the case into its twin without noise
     plain: Table | None = None  # and the experiment without privacy that it must equal
 
@@ -76,6 +77,12 @@ CENTRAL_OFF: Table = {
     "client": [{"name": "clip", "radius": 1e4}],
     "server": [{"name": "noise", "neighbours": "add_remove", "multiplier": OFF}],
 }
+
+FEW_STEPS = {"local_steps": 3, "batch_size": 16}
+SMALL = {"name": "mlp", "hidden": 16}
+TURNS = {"name": "round_robin", "size": 2}
+# everything kept, nothing cut, next to no noise
+LIKE_PFL_DYN = {"name": "cuag_pfl", "variant": "local_client", "rate": 1.0, "clip": 10.0, "multiplier": OFF}
 
 CASES = [
     Case("fedavg", {"name": "fedavg", "local_epochs": 2, "lr_decay": 0.9, "lr_decay_per": "participation"}),
@@ -263,5 +270,63 @@ CASES = [
             ("published", {"name": "threshold_published"}, "client"),
         )
     ),
+    Case("pfl_dyn", {"name": "pfl_dyn", **FEW_STEPS}, model=SMALL),
+    *(
+        Case(
+            f"cuag_pfl_{name}",
+            {"name": "cuag_pfl", **FEW_STEPS, **rest},
+            privacy,
+            cohort,
+            model=SMALL,
+            protects=protects,
+            printed="" if name == "no_noise" or protects else "client",
+            silent={"algorithm": LIKE_PFL_DYN | FEW_STEPS} if name == "local_client" else None,
+            plain={"algorithm": {"name": "pfl_dyn", **FEW_STEPS}} if name == "local_client" else None,
+        )
+        for name, rest, privacy, cohort, protects in (
+            ("no_noise", {"variant": "no_noise"}, {}, TURNS, ""),
+            ("published", {"variant": "published", "mu": [0.1, 4.0]}, {}, TURNS, ""),
+            ("oracle", {"variant": "published", "server_state": "oracle"}, {}, TURNS, ""),
+            (
+                "local_client",
+                {"variant": "local_client", "matrix": "gaussian"},
+                {"epsilon": 4.0, "delta": 1e-3},
+                TURNS,
+                "client",
+            ),
+            (
+                "central_client",
+                {"adapt": 1.0},
+                {"epsilon": 4.0, "delta": 1e-3},
+                {"name": "poisson", "rate": 0.5},
+                "central",
+            ),
+            ("local_sample", {"variant": "local_sample", "cells": 4}, BUDGET, TURNS, "example"),
+        )
+    ),
+    Case("prifedsync", {"name": "prifedsync", **FEW_STEPS}, model=SMALL, printed="client"),
+    Case(
+        "prifedsync_steps", {"name": "prifedsync", "level": "step_level", **FEW_STEPS}, model=SMALL, protects="example"
+    ),
+    Case("udp", {"name": "udp", **FEW_STEPS}, printed="client"),
+    Case(
+        "dp_scaffold",
+        {"name": "dp_scaffold", "local_steps": 3},
+        privacy=BUDGET,
+        protects="example",
+        silent={"algorithm": {"name": "dp_scaffold", "local_steps": 3, "clip": 1e4, "rate": 1.0, "multiplier": OFF}},
+        plain={
+            "algorithm": {
+                "name": "scaffold",
+                "lr": 0.1,
+                "lr_decay": 0.997,
+                "local_steps": 3,
+                "batch_size": "full",
+                "weight_decay": 1e-3,
+                "most_grad": 10.0,
+            }
+        },
+    ),
+    Case("dp_scaffold_published", {"name": "dp_scaffold", "variant": "published", **FEW_STEPS}, printed="example"),
 ]
 BY_NAME = {case.name: case for case in CASES}

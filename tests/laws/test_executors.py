@@ -16,7 +16,7 @@ from sordino.privacy.per_example import Sides
 from sordino.training import start
 
 from .cases import CASES, Case
-from .traces import finished, parts_of
+from .traces import finished, parts_of, started
 
 CLOSE = 1e-5  # of the way the model went
 
@@ -32,7 +32,7 @@ def model(folder: Path) -> torch.Tensor:
 
 def apart(a: Path, b: Path) -> float:
     """Distance of two models, measured by how far the first one went."""
-    start_ = tree.flat(parts_of(a).state("server").x).double()
+    start_ = tree.flat(started(parts_of(a))).double()
     return float((model(a) - model(b)).norm() / (model(a) - start_).norm())
 
 

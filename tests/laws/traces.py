@@ -28,6 +28,11 @@ def parts_of(folder: Path) -> Parts:
     return Parts(load(folder / "experiment.toml"))
 
 
+def started(parts: Parts) -> Any:
+    """The model of the first round."""
+    return next(iter(parts.algorithm.models(parts.state("server")).values()))
+
+
 # interruptions ---------------------------------------------------------------------------------------------------------
 
 

@@ -1,0 +1,119 @@
+"""One client's worst case: an upload far beyond every bound against another one, against none, or against its absence.
+
+Everything passes the uplink's own `encode` and `receive`. Big models are attacked through a small upload with the same fields and layers: the claim does not
+depend on how many numbers there are.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from sordino import tree
+from sordino.assemble import Parts
+from sordino.attacks.pairs import FAR, Pair, Release
+from sordino.attacks.sources import Silent
+from sordino.engine.federation import Federation
+from sordino.ledger.events import Poisson
+from sordino.plan import Price
+from sordino.privacy.stages import private
+from sordino.tree import Tree
+from sordino.types import Claim, Source
+from sordino.uplink import Uplink
+
+MOST = 4_096  # numbers of an upload
+
+
+class Stand:
+    """Where the attacker stands: the uplink of the first round, and uploads of its shape."""
+
+    def __init__(self, parts: Parts, federation: Federation, client: int, price: Price | None) -> None:
+        algorithm = parts.algorithm
+        down = algorithm.broadcast(algorithm.init(parts.task, parts.key))
+        self.uplink: Uplink = algorithm.uplink.at(0, down)
+        self.zero = smaller(algorithm.zero(down))
+        self.grant = federation.grant(0, client, price)
+        self._federation, self._plan = federation, parts.plan
+
+    def upload(self, length: float) -> Tree:
+        """Spread over all numbers; in a single one where the 1-norm counts, since one number then tells most."""
+        size, noise = tree.size(self.zero), self.uplink.noise()
+        if noise is not None and noise.mechanism.order == 1:
+            vector = length * torch.nn.functional.one_hot(torch.tensor(0), size).double()
+        else:
+            vector = torch.full((size,), length / size**0.5, dtype=torch.float64)
+        return tree.unflat(vector, self.zero)
+
+    def encoded(self, length: float) -> Release:
+        """What the server sees of a client that adds noise itself."""
+        upload = self.upload(length)
+        return lambda source: _seen(self.uplink.encode(upload, replace(self.grant, source=source)))
+
+    def summed(self, length: float | None, rate: float) -> Release:
+        """What the server's sum shows of a client among others that send nothing; None: it is absent. `rate`: of its hidden coin."""
+        federation, client = self._federation, self.grant.client
+        people = federation.population
+        others: dict[int, Any] = {}
+        if people > 1:
+            others[(client + 1) % people] = self.uplink.encode(self.zero, replace(self.grant, source=Silent()))
+        mine = {} if length is None else {client: self.uplink.encode(self.upload(length), replace(self.grant, source=Silent()))}
+        weight = sum(federation.weights)
+        expected = federation.cohort.expected(people) * weight / people
+        multiplier = self._plan.quietest if self.uplink.personal else self.grant.multiplier
+
+        def release(source: Source) -> torch.Tensor:
+            drawn = rate == 1 or bool(source.child("coin").coins(1, rate))
+            received = self.uplink.receive(
+                others | mine if drawn else others,
+                self.zero,
+                federation.weights,
+                expected,
+                multiplier,
+                source.child("server"),
+                each=False,
+                weight=weight,
+                reach=lambda _: self.grant.reach,
+            )
+            return _seen(received.mean)
+
+        return release
+
+
+def pairs(stand: Stand, claim: Claim) -> list[Pair]:
+    """The neighbours of a claim about clients."""
+    if stand.uplink.as_published is not None:
+        return published(stand)
+    far, against = FAR, {"replace": -FAR, "zero_out": 0.0, "add_remove": None}[claim.neighbours]
+    told = f"an update of any length against {WORDS[claim.neighbours]}"
+    if not private(stand.uplink.server):
+        assert against is not None, "presence is not hidden from whoever receives uploads"
+        return [Pair(told, stand.encoded(against), stand.encoded(far))]
+    rate = claim.event.rate if isinstance(claim.event, Poisson) else 1.0
+    return [Pair(told, stand.summed(against, rate), stand.summed(far, rate))]
+
+
+WORDS = {"replace": "its opposite", "zero_out": "none", "add_remove": "an absent client"}
+
+
+def published(stand: Stand) -> list[Pair]:
+    """Noise whose size follows the data betrays the data by its size, too."""
+    here, opposite, nothing, longer = (stand.encoded(length) for length in (FAR, -FAR, 0.0, 1.01 * FAR))
+    return [
+        Pair("an update against its opposite", opposite, here),
+        Pair("an update against none, which has no noise", nothing, here),
+        Pair("two updates 1% apart, by how loud their noise is", here, longer, "energy"),
+    ]
+
+
+def smaller(upload: Tree) -> Tree:
+    """The same tree with at most about MOST numbers, every layer its share."""
+    size = tree.size(upload)
+    if size <= MOST:
+        return tree.zeros_like(upload)
+    return tree.map(lambda leaf: leaf.new_zeros(max(1, leaf.numel() * MOST // size)), upload)
+
+
+def _seen(found: Tree) -> torch.Tensor:
+    return tree.flat(tree.map(lambda leaf: leaf.double(), found))[None]

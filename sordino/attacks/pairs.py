@@ -1,0 +1,50 @@
+"""Two neighbours, and how somebody who knows both tells their releases apart."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from sordino.attacks.bound import Outputs
+from sordino.attacks.sources import Silent
+from sordino.types import Source
+
+FAR = 1e3  # times any bound: what a gate must cut
+Release = Callable[[Source], Tensor]  # [independent draws of one call, numbers seen]
+
+
+@dataclass(frozen=True)
+class Pair:
+    """`by` direction: how far a release went from the one centre towards the other; by energy: how loud its noise is."""
+
+    told: str
+    without: Release
+    with_: Release
+    by: Literal["direction", "energy"] = "direction"
+
+    def outputs(self, draws: int, source: Source) -> Outputs:
+        """Scores of at least so many releases of either neighbour, each under noise of its own."""
+        score = self._score()
+        calls = math.ceil(draws / len(self.without(Silent())))
+        sides = [
+            torch.cat([score(release(source.child(name, call))) for call in range(calls)])
+            for name, release in (("without", self.without), ("with", self.with_))
+        ]
+        return Outputs(*sides)
+
+    def _score(self) -> Callable[[Tensor], Tensor]:
+        centres = [release(Silent()) for release in (self.without, self.with_)]
+        loud = [release(Silent(1.0)) for release in (self.without, self.with_)]
+        std = torch.maximum(*((noisy - centre).abs() for noisy, centre in zip(loud, centres, strict=True)))
+        most = float(std.max())
+        std = std.clamp_min(1e-6 * most if most else 1.0)  # a number without noise counts for nearly everything
+        origin, towards = centres[0], (centres[1] - centres[0]) / std**2
+        if self.by == "energy":
+            return lambda seen: (((seen - origin) / std) ** 2).mean(1)
+        length = ((centres[1] - origin) * towards).sum(1)
+        return lambda seen: ((seen - origin) * towards).sum(1) / length

@@ -1,0 +1,116 @@
+"""One example's worst case: a gradient far beyond the clip against its opposite, against none, or against the example's absence.
+
+The rows are made up, so that example j alone moves coordinate j: one release attacks every example at once, each through numbers that no other one reaches. The
+reader is the experiment's own; gradients are chosen by the attacker, as a bad model could choose them.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from sordino import tree
+from sordino.attacks.pairs import FAR, Pair, Release
+from sordino.attacks.sources import Silent
+from sordino.privacy.episodes import CellGradient
+from sordino.privacy.readers import NoisyGradient
+from sordino.tasks.task import Quadratic
+from sordino.types import Examples, Grant, Neighbours, Params, Shard, Source, Work
+
+ROWS = 200  # examples of the made-up client
+READS = 4  # of one round, at most: later ones cost as much and show the same
+WORDS: dict[Neighbours, str] = {
+    "replace": "a gradient of any length against its opposite",
+    "zero_out": "a gradient of any length against none",
+    "add_remove": "a gradient of any length against an absent example",
+}
+
+
+def fewer(reader: NoisyGradient | CellGradient, work: Work, size: int) -> Work:
+    """The work of one round, cut to READS noisy reads."""
+    reads = min(READS, reader.reads(work, size))
+    if isinstance(reader, CellGradient):
+        return Work(None, reads, 4 * reader.cells)
+    return replace(work, epochs=reads) if reader.sampling == "fixed_batches" else Work(None, reads, None)
+
+
+def rows(reader: NoisyGradient | CellGradient) -> int:
+    """So many that everybody is read: whole episodes in a cell, several examples in a subset."""
+    if isinstance(reader, CellGradient):
+        return (4 if reader.sampling == "poisson" else 8) * reader.cells
+    return min(1000, math.ceil(ROWS / reader.rate)) if reader.sampling == "fixed_subset" else ROWS
+
+
+# gradients ----------------------------------------------------------------------------------------------------------------
+
+
+def gradients(reader: NoisyGradient, work: Work, client: int, multiplier: float | None) -> Pair:
+    size = rows(reader)
+    towards = FAR * max(1.0, reader.clip) * torch.eye(size, dtype=torch.float64)
+    against = {"replace": -towards, "zero_out": 0 * towards, "add_remove": towards[:0]}[reader.neighbours]
+
+    def release(values: Tensor) -> Release:
+        def seen(source: Source) -> Tensor:
+            shard = _opened(reader, values, size, client, multiplier, source)
+            params = {"w": torch.zeros(size, dtype=torch.float64)}
+            reads = [tree.formed(batch.grad(_linear, params))["w"] for batch in shard.batches(work, 1)]
+            return torch.stack(reads, 1)
+
+        return seen
+
+    here = release(towards)
+    read = (here(Silent()) != release(against)(Silent())).any(1)  # who is in a subset, or a batch, is public
+    return Pair(
+        WORDS[reader.neighbours], lambda source: release(against)(source)[read], lambda source: here(source)[read]
+    )
+
+
+def _linear(params: Params, x: Tensor, y: Tensor, draws: Tensor) -> Tensor:
+    """The gradient of example i is row i of x."""
+    return (x * params["w"]).sum(1)
+
+
+# episodes -----------------------------------------------------------------------------------------------------------------
+
+
+def cells(reader: CellGradient, work: Work, client: int, multiplier: float | None) -> Pair:
+    size, hidden = rows(reader), reader.sampling == "poisson"
+    towards = FAR * max(1.0, reader.clip) * torch.eye(size, dtype=torch.float64)
+    if not hidden:
+        towards[1:] = 0  # an episode turns around with one of its examples: the others have nothing to say
+    against = 0 * towards if hidden else -towards
+
+    def release(values: Tensor) -> Release:
+        def seen(source: Source) -> Tensor:
+            shard = _opened(reader, values, size, client, multiplier, source)
+            params = {"w": torch.zeros(size if hidden else 1, dtype=torch.float64)}
+            reads = [episode.grad(_episode, params)["w"] for episode in shard.episodes(work, 1)]
+            return torch.stack(reads)
+
+        return seen
+
+    here, absent = release(towards), release(against)
+    if not hidden:
+        told = "an example that turns its episode around"
+        return Pair(told, lambda source: absent(source).T.reshape(1, -1), lambda source: here(source).T.reshape(1, -1))
+    # which examples lie in which cell is public: a source that chooses one cell shows them
+    masks = torch.stack([here(Silent(only=cell)) != 0 for cell in range(reader.cells)]).flatten(1).double()
+    told = "a cell whose episode has a gradient of any length against an absent cell"
+    return Pair(told, lambda source: absent(source).flatten() * masks, lambda source: here(source).flatten() * masks)
+
+
+def _episode(params: Params, support: Examples, query: Examples, draws: Tensor) -> Tensor:
+    """The gradient of an episode is the sum of its rows."""
+    w = params["w"]
+    return ((support.x.sum(0) + query.x.sum(0))[: len(w)] * w).sum()
+
+
+def _opened(
+    reader: NoisyGradient | CellGradient, values: Tensor, size: int, client: int, multiplier: float | None, source: Source
+) -> Shard:
+    """A shard of made-up rows; two classes, so that episodes find both."""
+    labels = torch.arange(len(values)) % 2
+    return reader.open(Examples(values, labels), Grant(client, size, size, source, multiplier), Quadratic(size))
