@@ -53,6 +53,7 @@ def one(base: Path, row: dict[str, Any], seed: int, last: int) -> dict[str, Any]
         "bytes_up": sum(m["bytes_up"] for m in found["metrics"]),
         "slot_gib": sum(m["payload"] for m in found["metrics"]) / 2**30,
         "curve": [[m["round"], round(100 * m["accuracy"], 3)] for m in found["metrics"] if "accuracy" in m],
+        "norm": [m["model_norm"] for m in found["metrics"] if "model_norm" in m][-1],
         "also": beside(found["metrics"], last),
     }
 
@@ -74,7 +75,7 @@ def spread(values: list[float]) -> str:
     return f"{statistics.mean(values):.2f} ± {statistics.stdev(values):.2f}" if len(values) > 1 else f"{values[0]:.2f}"
 
 
-def table(rows: list[dict[str, Any]], results: list[dict[str, Any]], last: int) -> str:
+def table(rows: list[dict[str, Any]], results: list[dict[str, Any]], last: int, traffic: bool) -> str:
     heads = [
         "row",
         "n",
@@ -86,8 +87,7 @@ def table(rows: list[dict[str, Any]], results: list[dict[str, Any]], last: int) 
         "of one, against",
         "status",
     ]
-    traffic = any("slot_gib" in row for row in rows)
-    heads += ["beside it", "GiB up per slot", "published"] if traffic else []
+    heads += ["beside it", "model norm", "GiB up per slot", "published"] if traffic else []
     lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
     for row in rows:
         mine = [r for r in results if r["name"] == row["name"]]
@@ -100,7 +100,8 @@ def table(rows: list[dict[str, Any]], results: list[dict[str, Any]], last: int) 
         facts = (row["name"], len(mine), final, recent, loss, yard, epsilon, mine[0]["subject"], mine[0]["status"])
         if traffic:
             also = "; ".join(f"{name} {value:.2f}" for name, value in mine[0].get("also", {}).items()) or "-"
-            facts += (also, f"{statistics.mean(r['slot_gib'] for r in mine):.4f}", row.get("slot_gib", "-"))
+            norm = spread([r["norm"] for r in mine]) if "norm" in mine[0] else "-"
+            facts += (also, norm, f"{statistics.mean(r['slot_gib'] for r in mine):.4f}", row.get("slot_gib", "-"))
         lines.append(f"| {' | '.join(map(str, facts))} |")
     return "\n".join(lines) + "\n"
 
@@ -111,20 +112,21 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=2)
     arguments = parser.parse_args()
     given = tomllib.loads((arguments.folder / "rows.toml").read_text())
-    rows, last = given["row"], given.get("last", 10)
+    rows, last, traffic = given["row"], given.get("last", 10), given.get("traffic", False)
     base = next(path for path in arguments.folder.glob("*.toml") if path.name != "rows.toml")
     store = arguments.folder / "results.jsonl"
     results = [json.loads(line) for line in store.read_text().splitlines()] if store.exists() else []
     done = {(r["name"], r["seed"]) for r in results}
-    todo = [(row, seed) for row in rows for seed in range(row["seeds"]) if (row["name"], seed) not in done]
+    most = max(row["seeds"] for row in rows)  # every row has its first seed before one has its second
+    todo = [(r, seed) for seed in range(most) for r in rows if seed < r["seeds"] and (r["name"], seed) not in done]
     with ThreadPoolExecutor(arguments.jobs) as pool, open(store, "a") as file:
         for found in pool.map(lambda job: one(base, *job, last), todo):
             results.append(found)
             file.write(json.dumps(found) + "\n")
             file.flush()
-            (arguments.folder / "table.md").write_text(table(rows, results, last))
+            (arguments.folder / "table.md").write_text(table(rows, results, last, traffic))
             print(f"{found['name']:40s} seed {found['seed']}  {found['final']:.2f}", flush=True)
-    (arguments.folder / "table.md").write_text(table(rows, results, last))
+    (arguments.folder / "table.md").write_text(table(rows, results, last, traffic))
 
 
 if __name__ == "__main__":

@@ -155,6 +155,7 @@ def _train(
             row = _row(t + 1, outcome)
             if _due(t + 1, experiment):
                 row |= evaluate(t, outcome.server, execute.score)
+                row["model_norm"] = float(tree.norm(next(iter(parts.algorithm.models(outcome.server).values()))))
             metrics_file.write(json.dumps(row).encode() + b"\n")
             stalled = federation.stalled(outcome.received)
             if (t + 1) % every == 0 or t + 1 == experiment.rounds:

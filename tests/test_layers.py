@@ -88,12 +88,12 @@ class Forgetful(ClipLayers):
 def test_the_ball_is_filled_and_a_forgotten_layer_is_noticed() -> None:
     x = {str(i): 100 * numbers(i, 50) for i in range(3)}
     for kind in ("equal", "energy"):
-        stage = ClipLayers(2.0, kind)  # type: ignore[arg-type]
+        stage = ClipLayers(2.0, kind)
         check_inside(stage, x, (2.0,) * 3)
         assert float(tree.norm(stage.encode(x, Bound(), GRANT))) == pytest.approx(
             1.0, abs=1e-5
         )  # not smaller than need be
-        twin = Forgetful(2.0, kind)  # type: ignore[arg-type]
+        twin = Forgetful(2.0, kind)
         with pytest.raises(AssertionError):
             check_inside(twin, x, (2.0,) * 3)
 
@@ -103,7 +103,7 @@ def test_what_is_inside_comes_back() -> None:
     x = {"w": numbers(1, 20).view(4, 5), "b": numbers(2, 3)}
     x = {name: leaf * (0.99 * r / leaf.norm()) for (name, leaf), r in zip(x.items(), radii, strict=True)}
     for kind in ("equal", "energy"):
-        stage = at(ClipLayers(1.0, kind, adapt=1.0), radii)  # type: ignore[arg-type]
+        stage = at(ClipLayers(1.0, kind, adapt=1.0), radii)
         back = stage.decode(stage.encode(x, Bound(), GRANT), x)
         assert all(torch.allclose(back[name], x[name], rtol=1e-12) for name in x)
         one = {"w": 10 * x["w"], "b": x["b"]}  # a large layer takes nothing from another one
@@ -120,7 +120,7 @@ def test_what_is_inside_comes_back() -> None:
 def test_every_layer_has_the_noise_of_its_share(kind: Any, where: str) -> None:
     """C_l sigma / sqrt(a_l) in the layer's own units, twice that where a client hides any two of its uploads.
 
-    Five standard errors of a standard deviation, 1/sqrt(2 m): a false alarm in 2,000,000 per layer. Control: the other shares' deviations are refused.
+    Five standard errors of a standard deviation, 1/sqrt(2 m): a false alarm in 1,700,000 per layer. Control: the other shares' deviations are refused.
     """
     clip, sigma = ClipLayers(1.0, kind, adapt=1.0), 1.7
     uplink = (
@@ -151,13 +151,10 @@ def factors(stage: Any, sizes: tuple[int, ...]) -> list[float]:
 def test_energy_shares_leave_the_least_noise(layers: list[tuple[int, float]], seed: int) -> None:
     """sum m_l (C_l / sqrt(a_l))^2 against equal and a hundred random shares, and against the closed form (sum C_l sqrt(m_l))^2."""
     sizes, radii = zip(*layers, strict=True)
-    energy, equal = (
-        factors(at(ClipLayers(1.0, kind, adapt=1.0), radii), sizes)  # type: ignore[arg-type]
-        for kind in ("energy", "equal")
-    )
+    energy, equal = (factors(at(ClipLayers(1.0, kind, adapt=1.0), radii), sizes) for kind in ("energy", "equal"))
 
     def total(found: list[float]) -> float:
-        return sum(m * f**2 for m, f in zip(sizes, found, strict=True))
+        return float(sum(m * f**2 for m, f in zip(sizes, found, strict=True)))
 
     for found in (energy, equal):  # both spend their whole price and no more: sum of (C_l / factor)^2
         assert 1 - 1e-9 < sum((c / f) ** 2 for c, f in zip(radii, found, strict=True)) <= 1

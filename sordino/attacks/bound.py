@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 ALPHA = 1e-6
-GRID = 400  # thresholds that are tried before one is chosen
+GRID = 200  # thresholds that are tried before one is chosen
 
 
 class Outputs(NamedTuple):
@@ -62,8 +62,9 @@ def epsilon_lost(outputs: Outputs, threshold: float, delta: float, alpha: float 
 
 
 def tuned(outputs: Outputs, claimed: Mapping[float, float], alpha: float = ALPHA) -> Found:
-    """The bound where it presses hardest on the claim, an epsilon for each delta: one half of the draws chooses threshold and delta, the other one is believed."""
-    chooses, believed = (Outputs(*(side[part::2] for side in outputs)) for part in (0, 1))
+    """The bound where it presses hardest on the claim, an epsilon for each delta: a quarter of the draws chooses threshold and delta, the others are believed."""
+    chooses = Outputs(*(side[: len(side) // 4] for side in outputs))
+    believed = Outputs(*(side[len(side) // 4 :] for side in outputs))
     both = torch.cat(list(chooses)).sort().values
     tried = [0.5, *both[torch.linspace(0, len(both) - 1, GRID).long()].tolist()]
     _, threshold, delta = max(

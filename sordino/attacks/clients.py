@@ -58,7 +58,11 @@ class Stand:
         others: dict[int, Any] = {}
         if people > 1:
             others[(client + 1) % people] = self.uplink.encode(self.zero, replace(self.grant, source=Silent()))
-        mine = {} if length is None else {client: self.uplink.encode(self.upload(length), replace(self.grant, source=Silent()))}
+        mine = (
+            {}
+            if length is None
+            else {client: self.uplink.encode(self.upload(length), replace(self.grant, source=Silent()))}
+        )
         weight = sum(federation.weights)
         expected = federation.cohort.expected(people) * weight / people
         multiplier = self._plan.quietest if self.uplink.personal else self.grant.multiplier

@@ -7,6 +7,7 @@ reader is the experiment's own; gradients are chosen by the attacker, as a bad m
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 
 import torch
@@ -17,7 +18,7 @@ from sordino.attacks.pairs import FAR, Pair, Release
 from sordino.attacks.sources import Silent
 from sordino.privacy.episodes import CellGradient
 from sordino.privacy.readers import NoisyGradient
-from sordino.tasks.task import Quadratic
+from sordino.tasks.quadratic import Quadratic
 from sordino.types import Examples, Grant, Neighbours, Params, Shard, Source, Work
 
 ROWS = 200  # examples of the made-up client
@@ -33,7 +34,7 @@ def fewer(reader: NoisyGradient | CellGradient, work: Work, size: int) -> Work:
     """The work of one round, cut to READS noisy reads."""
     reads = min(READS, reader.reads(work, size))
     if isinstance(reader, CellGradient):
-        return Work(None, reads, 4 * reader.cells)
+        return Work(None, 1 if reader.sampling == "fresh" else reads, 4 * reader.cells)
     return replace(work, epochs=reads) if reader.sampling == "fixed_batches" else Work(None, reads, None)
 
 
@@ -78,39 +79,57 @@ def _linear(params: Params, x: Tensor, y: Tensor, draws: Tensor) -> Tensor:
 
 def cells(reader: CellGradient, work: Work, client: int, multiplier: float | None) -> Pair:
     size, hidden = rows(reader), reader.sampling == "poisson"
-    towards = FAR * max(1.0, reader.clip) * torch.eye(size, dtype=torch.float64)
-    if not hidden:
-        towards[1:] = 0  # an episode turns around with one of its examples: the others have nothing to say
-    against = 0 * towards if hidden else -towards
+    single = FAR * max(1.0, reader.clip) * torch.eye(size, dtype=torch.float64)
 
     def release(values: Tensor) -> Release:
         def seen(source: Source) -> Tensor:
             shard = _opened(reader, values, size, client, multiplier, source)
-            params = {"w": torch.zeros(size if hidden else 1, dtype=torch.float64)}
-            reads = [episode.grad(_episode, params)["w"] for episode in shard.episodes(work, 1)]
-            return torch.stack(reads)
+            params = {"w": torch.zeros(size, dtype=torch.float64)}
+            return torch.stack([episode.grad(_episode, params)["w"] for episode in shard.episodes(work, 1)])
 
         return seen
 
-    here, absent = release(towards), release(against)
-    if not hidden:
-        told = "an example that turns its episode around"
-        return Pair(told, lambda source: absent(source).T.reshape(1, -1), lambda source: here(source).T.reshape(1, -1))
-    # which examples lie in which cell is public: a source that chooses one cell shows them
-    masks = torch.stack([here(Silent(only=cell)) != 0 for cell in range(reader.cells)]).flatten(1).double()
-    told = "a cell whose episode has a gradient of any length against an absent cell"
-    return Pair(told, lambda source: absent(source).flatten() * masks, lambda source: here(source).flatten() * masks)
+    if hidden:
+        # which examples lie in which cell is public: coins that choose one cell show them
+        here, absent = release(single), release(0 * single)
+        masks = torch.stack([here(Silent(only=cell)) != 0 for cell in range(reader.cells)]).flatten(1)
+        told = "a cell whose episode has a gradient of any length against an absent cell"
+        return Pair(
+            told, lambda source: absent(source).flatten() * masks, lambda source: here(source).flatten() * masks
+        )
+    alone = _one_each(single, lambda values: release(values)(Silent())[0])
+    chosen = torch.zeros(size, 1).index_fill(0, torch.tensor(alone), 1.0) * single
+    here, turned = release(chosen), release(-chosen)
+    told = "an example that turns its episode around"
+    return Pair(told, lambda source: turned(source).T[alone], lambda source: here(source).T[alone])
+
+
+def _one_each(single: Tensor, quiet: Callable[[Tensor], Tensor]) -> list[int]:
+    """Examples no two of which share an episode, and with it a clip."""
+    alone, reach = [0], float(quiet(single * (torch.arange(len(single)) == 0)[:, None])[0])
+    for row in range(1, len(single)):
+        values = torch.zeros_like(single)
+        values[[*alone, row]] = single[[*alone, row]]
+        if bool((quiet(values)[[*alone, row]] > 0.9 * reach).all()):
+            alone.append(row)
+    return alone
 
 
 def _episode(params: Params, support: Examples, query: Examples, draws: Tensor) -> Tensor:
     """The gradient of an episode is the sum of its rows."""
-    w = params["w"]
-    return ((support.x.sum(0) + query.x.sum(0))[: len(w)] * w).sum()
+    return ((support.x.sum(0) + query.x.sum(0)) * params["w"]).sum()
 
 
 def _opened(
-    reader: NoisyGradient | CellGradient, values: Tensor, size: int, client: int, multiplier: float | None, source: Source
+    reader: NoisyGradient | CellGradient,
+    values: Tensor,
+    size: int,
+    client: int,
+    multiplier: float | None,
+    source: Source,
 ) -> Shard:
-    """A shard of made-up rows; two classes, so that episodes find both."""
-    labels = torch.arange(len(values)) % 2
-    return reader.open(Examples(values, labels), Grant(client, size, size, source, multiplier), Quadratic(size))
+    return reader.open(
+        Examples(values, torch.zeros(len(values), dtype=torch.long)),
+        Grant(client, size, size, source, multiplier),
+        Quadratic(size),
+    )

@@ -1,0 +1,240 @@
+"""Attack what an experiment promises, before or after it runs: worst-case neighbours, through the public release calls, with the experiment's own gates.
+
+For each promise: what one exposure claims, and a lower bound on what it loses. A bound above the claim refutes it; one below shows no more than that this attack
+failed. Only the gates are attacked: no data are read and nothing is trained.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from sordino import keys
+from sordino.assemble import Parts, settle
+from sordino.attacks import clients, records
+from sordino.attacks.bound import Found, mu_lost, tuned
+from sordino.attacks.pairs import Pair
+from sordino.attacks.sources import Weak
+from sordino.config import Experiment
+from sordino.errors import ConfigError
+from sordino.ledger.accountants import best
+from sordino.ledger.claims import ADVERSARIES
+from sordino.ledger.events import Event, Gaussian, NonPrivate, Poisson, leaves
+from sordino.ledger.gaussian_dp import epsilon_of
+from sordino.plan import Price
+from sordino.privacy.episodes import CellGradient
+from sordino.privacy.readers import NoisyGradient
+from sordino.privacy.sources import Counter, System
+from sordino.types import Claim, Source
+
+TRIALS = 30_000  # of either neighbour
+WRONG = 1e-4  # how likely an audit is to refute a true claim
+SHORT = 0.7  # the noise of a broken twin, of what its claim says
+DELTAS = (
+    1e-3,
+    1e-2,
+    0.03,
+    0.06,
+    0.1,
+    0.2,
+)  # a sampled claim is pressed hardest where sampling and noise matter equally
+LEAST = 0.1  # an epsilon below which two deltas are not compared
+
+
+@dataclass(frozen=True)
+class Subject:
+    """One promise, attacked. `claimed` and `at_least` are of one exposure; they are compared at `at_delta`."""
+
+    unit: str
+    neighbours: str
+    adversary: str
+    attack: str
+    status: str
+    claimed: float  # at the experiment's delta; of a nominal claim, what its source prints
+    delta: float
+    at_least: float
+    at_delta: float
+    claimed_there: float
+    trials: int
+    confidence: float
+    verdict: str
+
+    def to_json(self) -> dict[str, Any]:
+        return {k: v if not isinstance(v, float) or math.isfinite(v) else "inf" for k, v in vars(self).items()}
+
+
+HOLDS, VIOLATED, NOTHING = "holds", "VIOLATED", "proves nothing"
+CAUGHT, ESCAPED, SKIPPED = "caught", "escaped", "not attacked"
+EMPTY = "nothing to audit: infinity is claimed"
+
+
+@dataclass(frozen=True)
+class Audit:
+    algorithm: str
+    subjects: list[Subject]
+    twin: bool
+    noise: str
+    seed: int
+
+    def having(self, *verdicts: str) -> list[Subject]:
+        return [subject for subject in self.subjects if subject.verdict in verdicts]
+
+    @property
+    def verdict(self) -> str:
+        """Of all subjects together: the worst."""
+        worst = (VIOLATED, ESCAPED, SKIPPED, NOTHING, CAUGHT, HOLDS)
+        return next((verdict for verdict in worst if self.having(verdict)), EMPTY)
+
+    def to_json(self) -> dict[str, Any]:
+        subjects = [subject.to_json() for subject in self.subjects]
+        return {
+            "algorithm": self.algorithm,
+            "verdict": self.verdict,
+            "subjects": subjects,
+            "twin": self.twin,
+            "noise": self.noise,
+            "seed": self.seed,
+        }
+
+
+def audit(
+    experiment: Experiment,
+    trials: int = TRIALS,
+    seed: int = 0,
+    system: bool = False,
+    twin: bool = False,
+    tell: Callable[[str], object] = lambda what: None,
+) -> Audit:
+    """`twin`: the same attack on noise that is 30% too small behind the same claim, which must be caught. `system`: noise that cannot be repeated."""
+    if trials < 100:
+        raise ConfigError(
+            f"{trials} trials",
+            why="fewer than 100 of either neighbour refute no claim",
+            fix=f"--trials {TRIALS}",
+            code="too-few-trials",
+        )
+    parts = Parts(settle(experiment))
+    drawn: Source = System() if system else Counter(keys.word(keys.fold(keys.root(seed), "audit")))
+    source = Weak(drawn, 1 / SHORT) if twin else drawn
+    found = []
+    for number, (claim, stated, pairs) in enumerate(_promises(parts)):
+        if twin and claim.status == "nominal":
+            continue  # there is no promise that a twin could break
+        tell(f"{claim.unit}, {claim.neighbours}")
+        delta = parts.experiment.privacy.delta
+        found.append(_attacked(claim, stated, pairs, delta, trials, source.child(number), twin))
+    return Audit(str(experiment.algorithm.get("name")), found, twin, drawn.name, seed)
+
+
+# what is promised ---------------------------------------------------------------------------------------------------------
+
+
+def _promises(parts: Parts) -> Iterator[tuple[Claim, float, list[Pair]]]:
+    """Each claim of one exposure, the number printed with it where it is nominal, and neighbours that press on it."""
+    federation = parts.federation(":memory:", "audit")
+    federation.draw(0)
+    client, price = _target(parts)
+    reader, multiplier = parts.algorithm.read, None if price is None else price.multiplier
+    if isinstance(reader, NoisyGradient | CellGradient):
+        size = records.rows(reader)
+        work = records.fewer(reader, parts.algorithm.work, parts.sizes[client])
+        attack = records.gradients if isinstance(reader, NoisyGradient) else records.cells
+        for claim in _distinct(reader.claims(work, size, multiplier)):
+            yield claim, _share(parts, price), [attack(reader, work, client, multiplier)]  # type: ignore[operator]
+    else:
+        for claim in _distinct(reader.claims(parts.algorithm.work, parts.sizes[client], multiplier)):
+            yield claim, 0.0, []
+    # as the ledger would hold them: the cohort has its say
+    federation.reserve(0, {client: price})
+    noted = [
+        Claim.from_json(one)
+        for entry in federation.entries()
+        for group in json.loads(entry.note)
+        if group["clients"] == "*" or client in group["clients"]
+        for one in group["claims"]
+    ]
+    mine = _distinct([claim for claim in noted if claim.unit == "client"])
+    stand = clients.Stand(parts, federation, client, price) if mine else None
+    for claim in mine:
+        assert stand is not None
+        shown, delta = parts.algorithm.uplink.as_published, parts.experiment.privacy.delta
+        stated = 0.0 if shown is None else shown.stated(1, delta, min(parts.sizes)).epsilon
+        yield claim, stated, clients.pairs(stand, claim)
+    federation.ledger.close()
+
+
+def _distinct(claims: list[Claim]) -> list[Claim]:
+    """Finite and nominal claims, each for the strongest adversary that it is made for."""
+    found: dict[tuple[str, str, Event], Claim] = {}
+    for claim in sorted(claims, key=lambda claim: ADVERSARIES.index(claim.adversary)):
+        if claim.status == "nominal" or not any(isinstance(leaf, NonPrivate) for leaf in leaves(claim.event)):
+            found.setdefault((claim.unit, claim.neighbours, claim.event), claim)
+    return list(found.values())
+
+
+def _target(parts: Parts) -> tuple[int, Price | None]:
+    """The largest client that will take part: its public weight is 1."""
+    plan = parts.plan
+    client = int(np.argmax(np.where(np.asarray(plan.exposures) > 0, np.asarray(parts.sizes), -1)))
+    return client, plan.price(client, 0, plan.currency.zero())
+
+
+def _share(parts: Parts, price: Price | None) -> float:
+    """Of the epsilon that is typed, what one exposure is charged."""
+    budget, cap = parts.plan.budget, parts.plan.cap
+    return 0.0 if budget is None or cap is None or price is None else budget.epsilon * price.charge[0] / cap[0]
+
+
+# what was lost ------------------------------------------------------------------------------------------------------------
+
+
+def _attacked(
+    claim: Claim, stated: float, pairs: list[Pair], delta: float, trials: int, source: Source, twin: bool
+) -> Subject:
+    nominal = claim.status == "nominal"
+    claimed = stated if nominal else best(claim.event, delta, claim.neighbours).epsilon
+    against = _compared(claim, claimed, delta)
+    alpha, each = WRONG / max(1, len(pairs)), max(100, trials // max(1, len(pairs)))
+    told, found = "", Found(delta, 0.0)
+    for number, pair in enumerate(pairs):
+        one = _lost(claim, pair, against, each, source.child(number), alpha)
+        if not told or one.epsilon - against[one.delta] > found.epsilon - against[found.delta]:
+            told, found = pair.told, one
+    refuted = found.epsilon > against[found.delta]
+    verdict = (CAUGHT if refuted else ESCAPED) if twin else (VIOLATED if refuted else HOLDS)
+    return Subject(
+        unit=claim.unit,
+        neighbours=claim.neighbours,
+        adversary=claim.adversary,
+        attack=told,
+        status=claim.status,
+        claimed=claimed,
+        delta=delta,
+        at_least=max(0.0, found.epsilon),
+        at_delta=found.delta,
+        claimed_there=against[found.delta],
+        trials=each,
+        confidence=1 - WRONG,
+        verdict=SKIPPED if not pairs else NOTHING if nominal else verdict,
+    )
+
+
+def _compared(claim: Claim, claimed: float, delta: float) -> dict[float, float]:
+    """Where bounds are held against the claim: at the delta of the experiment, and of a sample at others, where fewer trials say more."""
+    if claim.status == "nominal" or not any(isinstance(leaf, Poisson) for leaf in leaves(claim.event)):
+        return {delta: claimed}
+    others = {d: best(claim.event, d, claim.neighbours).epsilon for d in DELTAS if d > delta}
+    return {delta: claimed} | {d: epsilon for d, epsilon in others.items() if epsilon >= LEAST}
+
+
+def _lost(claim: Claim, pair: Pair, against: dict[float, float], trials: int, source: Source, alpha: float) -> Found:
+    outputs = pair.outputs(trials, source)
+    if claim.status != "nominal" and all(isinstance(leaf, Gaussian) for leaf in leaves(claim.event)):
+        (delta,) = against
+        return Found(delta, epsilon_of(max(0.0, mu_lost(outputs, alpha)), delta))
+    return tuned(outputs, against, alpha)
