@@ -90,10 +90,6 @@ class Watched:
             yield k, upload
 
 
-def tenths(layers: Params) -> list[int]:
-    return [round(10 * r) for r in rates([float(leaf.double().norm()) for leaf in layers.values()])]
-
-
 # rates and radii that travel ------------------------------------------------------------------------------------------------
 
 
@@ -170,11 +166,11 @@ def test_other_processes_do_what_the_loop_does(name: str, tmp_path: Path, quick_
     assert differences(loop, trace(tmp_path / "apart")) == []
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", ["published", *(pytest.param(c, marks=pytest.mark.slow) for c in list(CASES)[1:])])
 def test_killed_anywhere_it_is_the_run_that_never_stopped(name: str, tmp_path: Path) -> None:
     algorithm, tables = CASES[name]
-    whole = finished(made(algorithm, **tables), tmp_path / "whole")
-    assert differences(whole, interrupted(made(algorithm, **tables), tmp_path / "again")) == []
+    whole = finished(made(algorithm, rounds=4, **tables), tmp_path / "whole")
+    assert differences(whole, interrupted(made(algorithm, rounds=4, **tables), tmp_path / "again")) == []
     assert verify(tmp_path / "again") == []
 
 
@@ -257,7 +253,13 @@ def test_the_receipt_of_the_published_method(tmp_path: Path, cli: Any) -> None:
     ("algorithm", "tables", "neighbours", "adversaries"),
     [
         ({"name": "cuag_pfl", "variant": "local_client"}, {}, "replace", {"server", "participants", "public"}),
-        ({"name": "cuag_pfl"}, {"cohort": POISSON}, "add_remove", {"participants", "public"}),
+        pytest.param(
+            {"name": "cuag_pfl"},
+            {"cohort": POISSON},
+            "add_remove",
+            {"participants", "public"},
+            marks=pytest.mark.slow,  # by loss distributions
+        ),
     ],
 )
 def test_the_rigorous_variants_keep_their_budget(

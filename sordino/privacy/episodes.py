@@ -72,6 +72,8 @@ class OpenEpisode:
     def grad(self, loss: EpisodeLoss, params: Params) -> Params:
         leaves = {name: value.detach().requires_grad_() for name, value in params.items()}
         value = loss(leaves, self._support, self._query, self._draws)
+        if not value.requires_grad:  # features that no parameter changes: the pixels themselves
+            return tree.zeros_like(params)
         found = torch.autograd.grad(value, list(leaves.values()), allow_unused=True, materialize_grads=True)
         return dict(zip(leaves, found, strict=True))
 
