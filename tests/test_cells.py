@@ -17,6 +17,7 @@ from torch import Tensor
 
 from sordino import keys
 from sordino.algorithms.prifedsync import prifedsync
+from sordino.errors import ConfigError
 from sordino.ledger.events import Gaussian, Poisson, Repeat
 from sordino.privacy.episodes import CellGradient
 from sordino.types import Examples, Grant, Params, Source, Work
@@ -195,6 +196,13 @@ def test_claims_and_offers(sampling: Any, neighbours: str, event: Any) -> None:
     assert offer.rate == (0.3 if sampling == "poisson" else 1.0)
     assert reader.reads(work, N) == 7
     assert reader.claims(Work(None, 1, 10), N, Z)[0].event in (event.event,)
+
+
+def test_cells_need_a_number_of_steps() -> None:
+    READER.check(Work(None, 3, 10), NET)
+    with pytest.raises(ConfigError) as refusal:
+        READER.check(Work(2, None, 10), NET)
+    assert refusal.value.code == "episodes-need-steps"
 
 
 def test_prifedsync_at_the_level_of_steps_has_the_noise_it_prints() -> None:

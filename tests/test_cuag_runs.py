@@ -156,7 +156,7 @@ def test_udp_clips_to_the_median_norm_of_the_round_before() -> None:
 # the same bytes -------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["published", "central"])
+@pytest.mark.parametrize("name", ["published", pytest.param("central", marks=pytest.mark.slow)])
 def test_other_processes_do_what_the_loop_does(name: str, tmp_path: Path, quick_workers: None) -> None:
     algorithm, tables = CASES[name]
     loop = finished(made(algorithm, **tables), tmp_path / "loop")
@@ -172,6 +172,15 @@ def test_killed_anywhere_it_is_the_run_that_never_stopped(name: str, tmp_path: P
     whole = finished(made(algorithm, rounds=4, **tables), tmp_path / "whole")
     assert differences(whole, interrupted(made(algorithm, rounds=4, **tables), tmp_path / "again")) == []
     assert verify(tmp_path / "again") == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CASES)
+def test_noise_from_the_system_keeps_the_books_in_order(name: str, tmp_path: Path) -> None:
+    algorithm, tables = CASES[name]
+    run = start(made(algorithm, privacy={"noise": "system"}, **tables), tmp_path / "run")
+    assert not run.receipt["simulated"]
+    assert verify(tmp_path / "run") == []
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -6,15 +6,18 @@ failed. Only the gates are attacked: no data are read and nothing is trained.
 
 from __future__ import annotations
 
+import difflib
 import json
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from sordino import keys
+from sordino import config, keys
+from sordino.algorithms import ALGORITHMS
 from sordino.assemble import Parts, settle
 from sordino.attacks import clients, records
 from sordino.attacks.bound import Found, mu_lost, tuned
@@ -22,6 +25,7 @@ from sordino.attacks.pairs import Pair
 from sordino.attacks.sources import Weak
 from sordino.config import Experiment
 from sordino.errors import ConfigError
+from sordino.folder import check_is_run
 from sordino.ledger.accountants import best
 from sordino.ledger.claims import ADVERSARIES
 from sordino.ledger.events import Event, Gaussian, NonPrivate, Poisson, leaves
@@ -43,7 +47,7 @@ DELTAS = (
     0.1,
     0.2,
 )  # a sampled claim is pressed hardest where sampling and noise matter equally
-LEAST = 0.1  # an epsilon below which two deltas are not compared
+LEAST = 0.02  # an epsilon below which two deltas are not compared
 
 
 @dataclass(frozen=True)
@@ -131,10 +135,32 @@ def audit(
     return Audit(str(experiment.algorithm.get("name")), found, twin, drawn.name, seed)
 
 
+def experiment_of(word: str | None, overrides: Iterable[str] = ()) -> Experiment:
+    """What is meant by a word: a file, the folder of a run, an algorithm, or nothing: the default experiment."""
+    changes = list(overrides)
+    if word is None:
+        return config.load(None, changes)
+    path = Path(word)
+    if path.is_dir():
+        check_is_run(path)
+        return config.load(path / "experiment.toml", changes)
+    if path.is_file() or path.suffix == ".toml":
+        return config.load(path, changes)
+    if word not in ALGORITHMS and ":" not in word:
+        close = difflib.get_close_matches(word, ALGORITHMS, n=1)
+        raise ConfigError(
+            f"nothing to audit is called {word!r}",
+            why="it is no file, no run folder and no algorithm",
+            fix=f"did you mean {close[0]!r}?" if close else "`sordino algorithms` lists the algorithms",
+            code="unknown-subject",
+        )
+    return config.load(None, [f"algorithm={word}", *changes])
+
+
 # what is promised ---------------------------------------------------------------------------------------------------------
 
 
-def _promises(parts: Parts) -> Iterator[tuple[Claim, float, list[Pair]]]:
+def _promises(parts: Parts) -> Iterator[tuple[Claim, float | None, list[Pair]]]:
     """Each claim of one exposure, the number printed with it where it is nominal, and neighbours that press on it."""
     federation = parts.federation(":memory:", "audit")
     federation.draw(0)
@@ -143,12 +169,11 @@ def _promises(parts: Parts) -> Iterator[tuple[Claim, float, list[Pair]]]:
     if isinstance(reader, NoisyGradient | CellGradient):
         size = records.rows(reader)
         work = records.fewer(reader, parts.algorithm.work, parts.sizes[client])
-        attack = records.gradients if isinstance(reader, NoisyGradient) else records.cells
         for claim in _distinct(reader.claims(work, size, multiplier)):
-            yield claim, _share(parts, price), [attack(reader, work, client, multiplier)]  # type: ignore[operator]
+            yield claim, _share(parts, price), [records.pair(reader, work, client, multiplier)]
     else:
         for claim in _distinct(reader.claims(parts.algorithm.work, parts.sizes[client], multiplier)):
-            yield claim, 0.0, []
+            yield claim, None, []
     # as the ledger would hold them: the cohort has its say
     federation.reserve(0, {client: price})
     noted = [
@@ -163,7 +188,7 @@ def _promises(parts: Parts) -> Iterator[tuple[Claim, float, list[Pair]]]:
     for claim in mine:
         assert stand is not None
         shown, delta = parts.algorithm.uplink.as_published, parts.experiment.privacy.delta
-        stated = 0.0 if shown is None else shown.stated(1, delta, min(parts.sizes)).epsilon
+        stated = None if shown is None else shown.stated(1, delta, min(parts.sizes)).epsilon
         yield claim, stated, clients.pairs(stand, claim)
     federation.ledger.close()
 
@@ -184,20 +209,21 @@ def _target(parts: Parts) -> tuple[int, Price | None]:
     return client, plan.price(client, 0, plan.currency.zero())
 
 
-def _share(parts: Parts, price: Price | None) -> float:
+def _share(parts: Parts, price: Price | None) -> float | None:
     """Of the epsilon that is typed, what one exposure is charged."""
     budget, cap = parts.plan.budget, parts.plan.cap
-    return 0.0 if budget is None or cap is None or price is None else budget.epsilon * price.charge[0] / cap[0]
+    return None if budget is None or cap is None or price is None else budget.epsilon * price.charge[0] / cap[0]
 
 
 # what was lost ------------------------------------------------------------------------------------------------------------
 
 
 def _attacked(
-    claim: Claim, stated: float, pairs: list[Pair], delta: float, trials: int, source: Source, twin: bool
+    claim: Claim, stated: float | None, pairs: list[Pair], delta: float, trials: int, source: Source, twin: bool
 ) -> Subject:
     nominal = claim.status == "nominal"
-    claimed = stated if nominal else best(claim.event, delta, claim.neighbours).epsilon
+    proved = best(claim.event, delta, claim.neighbours).epsilon
+    claimed = stated if nominal and stated is not None else proved
     against = _compared(claim, claimed, delta)
     alpha, each = WRONG / max(1, len(pairs)), max(100, trials // max(1, len(pairs)))
     told, found = "", Found(delta, 0.0)
@@ -237,4 +263,4 @@ def _lost(claim: Claim, pair: Pair, against: dict[float, float], trials: int, so
     if claim.status != "nominal" and all(isinstance(leaf, Gaussian) for leaf in leaves(claim.event)):
         (delta,) = against
         return Found(delta, epsilon_of(max(0.0, mu_lost(outputs, alpha)), delta))
-    return tuned(outputs, against, alpha)
+    return tuned(outputs, dict.fromkeys(against, 1.0) if claim.status == "nominal" else against, alpha)

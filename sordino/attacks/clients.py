@@ -23,7 +23,7 @@ from sordino.tree import Tree
 from sordino.types import Claim, Source
 from sordino.uplink import Uplink
 
-MOST = 4_096  # numbers of an upload
+MOST = 512  # numbers of an upload
 
 
 class Stand:

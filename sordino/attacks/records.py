@@ -45,6 +45,12 @@ def rows(reader: NoisyGradient | CellGradient) -> int:
     return min(1000, math.ceil(ROWS / reader.rate)) if reader.sampling == "fixed_subset" else ROWS
 
 
+def pair(reader: NoisyGradient | CellGradient, work: Work, client: int, multiplier: float | None) -> Pair:
+    if isinstance(reader, CellGradient):
+        return cells(reader, work, client, multiplier)
+    return gradients(reader, work, client, multiplier)
+
+
 # gradients ----------------------------------------------------------------------------------------------------------------
 
 
@@ -106,11 +112,13 @@ def cells(reader: CellGradient, work: Work, client: int, multiplier: float | Non
 
 def _one_each(single: Tensor, quiet: Callable[[Tensor], Tensor]) -> list[int]:
     """Examples no two of which share an episode, and with it a clip."""
-    alone, reach = [0], float(quiet(single * (torch.arange(len(single)) == 0)[:, None])[0])
-    for row in range(1, len(single)):
-        values = torch.zeros_like(single)
-        values[[*alone, row]] = single[[*alone, row]]
-        if bool((quiet(values)[[*alone, row]] > 0.9 * reach).all()):
+    alone: list[int] = []
+    for row in range(len(single)):
+        tried = torch.zeros(len(single), dtype=torch.bool).index_fill(0, torch.tensor([*alone, row]), True)
+        moved = quiet(single * tried[:, None])[tried]
+        if row == 0:
+            reach = float(moved)  # of an example that has its episode for itself
+        if float(moved.min()) > 0.9 * reach:
             alone.append(row)
     return alone
 

@@ -14,7 +14,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from sordino.cli import checking, comparing, data, looking, machine, privacy, running, watching
+from sordino.cli import auditing, checking, comparing, data, looking, machine, privacy, running, watching
 from sordino.errors import SordinoError
 from sordino.version import __version__
 
@@ -35,6 +35,7 @@ app.command()(looking.report)
 app.command()(comparing.compare)
 app.command()(looking.algorithms)
 app.command()(checking.check)
+app.command()(auditing.audit)
 app.add_typer(data.app, name="data")
 app.add_typer(privacy.app, name="privacy")
 app.command()(machine.doctor)

@@ -35,8 +35,8 @@ class Evaluation:
                     code="unknown-model-of-server",
                 )
         found = (
-            self._personal(t, held, names, score)
-            if self._ways
+            self._scored(t, held, names, score)
+            if self.personal
             else {name: self.evaluator(held[name]) for name in names}
         )
         first, *others = found
@@ -46,14 +46,15 @@ class Evaluation:
         return found[first] | ({"also": also} if also else {})
 
     @property
-    def _ways(self) -> tuple[str, ...]:
+    def personal(self) -> tuple[str, ...]:
+        """The ways in which clients make a model their own; none where all use the same."""
         return self.ways or ((OWN,) if getattr(self.algorithm, "personalises", False) else ())
 
-    def _personal(
+    def _scored(
         self, t: int, held: Mapping[str, Params], names: Sequence[str], score: Score
     ) -> dict[str, dict[str, Any]]:
-        each, count = score(t, [held[name] for name in names], self._ways), len(self.evaluator.task.metrics)
-        labels = [name if way == OWN else f"{name}, {way}" for name in names for way in self._ways]
+        each, count = score(t, [held[name] for name in names], self.personal), len(self.evaluator.task.metrics)
+        labels = [name if way == OWN else f"{name}, {way}" for name in names for way in self.personal]
         return {
             label: self.evaluator.of_each({k: row[i * count : (i + 1) * count] for k, row in each.items()})
             for i, label in enumerate(labels)

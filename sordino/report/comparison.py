@@ -45,7 +45,7 @@ def gather(
     return {
         "title": " · ".join(side.name for side in sides),
         "lead": f"{len(sides)} methods, {_count(seeds, 'seed')} each, {_count(rounds, 'round')} on {equal['data'].source}. "
-        "Accuracies are of the global model on test data, at the end of the runs.",
+        "Accuracies are on test data, at the end of the runs.",
         "simulated": any(side.simulated for side in sides),
         "metric": metric,
         "seeds": seeds,

@@ -41,6 +41,7 @@ def gather(folder: Path) -> dict[str, Any]:
         "data": parts.experiment.data.source,
         "note": parts.dataset.note,
         "algorithm": parts.experiment.algorithm["name"],
+        "model": "clients' own models" if parts.evaluation().personal else "global model",
         "clients": len(rows),
         "examples": len(rows.numbers),
         "parameters": parts.coordinates,

@@ -92,7 +92,7 @@ def _accuracy(facts: Facts, axes: Any) -> bool:
         return False
     metric = "accuracy" if "accuracy" in rows[-1] else "loss"
     scale = 100 if metric == "accuracy" else 1
-    axes.plot([r["round"] for r in rows], [scale * r[metric] for r in rows], label="global model", **line(0))
+    axes.plot([r["round"] for r in rows], [scale * r[metric] for r in rows], label=facts["model"], **line(0))
     seen = [row for row in rows if "clients" in row]
     if seen:
         x, mean, std, worst = (

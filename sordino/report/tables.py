@@ -84,9 +84,18 @@ def results(metrics: Sequence[dict[str, Any]]) -> Table:
                 ("worst_tenth", "worst 10 % of clients"),
             ):
                 table.add_row(f"{last['clients']['metric']}, {text}", form.format(last["clients"][name]))
+    for name, found in (last or {}).get("also", {}).items():
+        score = f"{found['accuracy']:.2%}" if "accuracy" in found else f"{found['loss']:.4f}"
+        table.add_row(f"test, {name}", score)
     table.add_row("bytes down", bytes_text(sum(row["bytes_down"] for row in metrics)))
     table.add_row("bytes up", bytes_text(sum(row["bytes_up"] for row in metrics)))
     return table
+
+
+def _printed(row: dict[str, Any]) -> str:
+    """What the source prints, and what its own formula makes of all rounds, where that is something else."""
+    text, composed = f"nominal {epsilon_text(row['nominal_epsilon'])}", row.get("nominal_composed")
+    return text if composed in (None, row["nominal_epsilon"]) else f"{text}\ncomposed {epsilon_text(composed)}"
 
 
 def guarantees(receipt: dict[str, Any]) -> Table:
@@ -100,7 +109,7 @@ def guarantees(receipt: dict[str, Any]) -> Table:
         why = row["accountant"] if proved else "; ".join(row["because"])
         epsilon = epsilon_text(row["epsilon"])
         if "nominal_epsilon" in row:
-            epsilon = f"nominal {epsilon_text(row['nominal_epsilon'])}\nholds {epsilon}"
+            epsilon = f"{_printed(row)}\nholds {epsilon}"
         facts = (row["unit"], epsilon, f"{row['delta']:g}", row["neighbours"], row["status"], why)
         merged.setdefault(facts, []).append(row["adversary"])
     for (unit, epsilon, delta, neighbours, status, why), adversaries in merged.items():

@@ -215,6 +215,28 @@ MUTANTS = [
         "tests/test_compression.py::test_noise_behind_it_is_sized_for_what_is_sent",
     ),
     one(
+        "every layer's share is the whole",
+        "privacy/layers.py",
+        "* factor * (math.sqrt(share) / radius)",
+        "* factor * (1 / radius)",
+        "tests/test_layers.py::test_whatever_comes_the_ball_holds",
+    ),
+    one(
+        "cells added up without a clip",
+        "privacy/episodes.py",
+        "clip.encode(self._of(cell, number, loss, params), Bound(), self._grant)",
+        "self._of(cell, number, loss, params)",
+        "tests/test_cells.py::test_the_mean_of_many_draws_is_the_mean_of_the_clipped_cells",
+    ),
+    one(
+        "an example that turns its episode around moves it by one clip",
+        "privacy/episodes.py",
+        'return self.clip if self.sampling == "poisson" else 2 * self.clip',
+        "return self.clip",
+        "tests/test_cells.py::test_an_example_that_changes_turns_its_fresh_episode_around_and_no_more",
+        "tests/test_cells.py::test_the_size_of_the_noise",
+    ),
+    one(
         "losses that mix examples summed by the layer rules",
         "tasks/task.py",
         "self._tried[0] != losses",
@@ -299,6 +321,13 @@ MUTANTS = [
         '"conditional" if self.published else "proved",',
         '"proved",',
         f"{PERSONAL_RUNS}::test_published_dp_prox_plays_every_round_and_spends_what_it_was_granted[12]",
+    ),
+    one(
+        "noise that follows the data called proved",
+        "uplink.py",
+        'NonPrivate(NOMINAL), "nominal", shown.reasons)',
+        'NonPrivate(NOMINAL), "proved", shown.reasons)',
+        "tests/test_cuag.py::test_as_published_nothing_is_proved",
     ),
     one(
         "participation told beside a noised sum",

@@ -1,4 +1,4 @@
-"""Test doubles at the gates' public seams: sources of noise that are silent or too weak, and losses whose gradients are chosen freely."""
+"""Test doubles at the gates' public seams: a source of noise that is silent, and losses whose gradients are chosen freely."""
 
 from __future__ import annotations
 
@@ -35,27 +35,6 @@ class Still:
 
     def coins(self, count: int, probability: float) -> Tensor:
         return keys.coin(self.key, count, probability)
-
-
-@dataclass(frozen=True)
-class Weak:
-    """A broken twin of any source: its noise is `factor` times too small."""
-
-    inner: Source
-    factor: float
-    name: str = "weak"
-
-    def child(self, *parts: int | str) -> Source:
-        return Weak(self.inner.child(*parts), self.factor)
-
-    def gaussian(self, values: Tensor, std: float) -> Tensor:
-        return self.inner.gaussian(values, std / self.factor)
-
-    def laplace(self, values: Tensor, scale: float) -> Tensor:
-        return self.inner.laplace(values, scale / self.factor)
-
-    def coins(self, count: int, probability: float) -> Tensor:
-        return self.inner.coins(count, probability)
 
 
 def linear(params: Params, x: Tensor, y: Tensor, keys: Tensor) -> Tensor:

@@ -13,13 +13,14 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 import torch
-from scipy.stats import beta, norm
 from torch import Tensor
 
+from sordino.attacks.bound import Outputs, epsilon_lost, mu_lost
+from sordino.attacks.sources import Weak
 from sordino.engine.cohort import Everyone
 from sordino.ledger import events
 from sordino.ledger.accountants import best
@@ -31,50 +32,12 @@ from sordino.tasks.quadratic import Quadratic
 from sordino.types import Claim, Examples, Grant, Source, Work
 from sordino.uplink import Uplink
 
-from .doubles import Weak, linear
+from .doubles import linear
 
-ALPHA = 1e-6
 ONCE = Work(1, None, None)
 MANY, SOME, FEW = 10**5, 40_000, 2_500  # draws per side
 slow = pytest.mark.slow
 EFFORTS = [(SOME, 1.2), pytest.param(MANY, 1.1, marks=slow)]  # draws, and how many times too small a twin's noise is
-
-
-class Outputs(NamedTuple):
-    """What the distinguisher sees, in units in which the neighbours' centres lie at 0 and 1."""
-
-    without: Tensor
-    with_: Tensor
-
-
-# ---------------------------------------------------------------- the two bounds
-
-
-class Errors(NamedTuple):
-    false_alarms: float  # upper limits of both error rates
-    misses: float
-
-
-def errors(outputs: Outputs, threshold: float) -> Errors:
-    false, missed = (outputs.without > threshold), (outputs.with_ <= threshold)
-    return Errors(*(_upper(int(wrong.sum()), len(wrong)) for wrong in (false, missed)))
-
-
-def _upper(hits: int, draws: int) -> float:
-    return float(beta.ppf(1 - ALPHA / 2, hits + 1, draws - hits)) if hits < draws else 1.0
-
-
-def mu_lost(outputs: Outputs) -> float:
-    """A lower bound on mu: right where the claim is Gaussian."""
-    found = errors(outputs, 0.5)
-    return float(norm.ppf(1 - found.false_alarms) - norm.ppf(found.misses))
-
-
-def epsilon_lost(outputs: Outputs, threshold: float, delta: float) -> float:
-    """A lower bound on epsilon at this delta: right for any claim."""
-    found = errors(outputs, threshold)
-    sides = ((found.false_alarms, found.misses), (found.misses, found.false_alarms))
-    return max(math.log(max(1 - delta - b, 1e-300) / a) for a, b in sides)
 
 
 def claimed_mu(claims: list[Claim]) -> float:

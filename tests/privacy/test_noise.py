@@ -20,6 +20,7 @@ from torch import Tensor
 
 from sordino import keys, tree
 from sordino.algorithms.fedavg import Client, FedAvg, Server
+from sordino.attacks.sources import Weak
 from sordino.privacy.mechanisms import GaussianNoise, LaplaceNoise
 from sordino.privacy.readers import NoisyGradient
 from sordino.privacy.sources import Counter, System, for_client, for_round
@@ -28,7 +29,7 @@ from sordino.tasks.quadratic import Quadratic
 from sordino.types import Examples, Grant, Params, Source, Work
 from sordino.uplink import Uplink
 
-from .doubles import Weak, linear
+from .doubles import linear
 
 DRAWS = 10**6
 Z = 1.3

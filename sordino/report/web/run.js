@@ -48,11 +48,11 @@ function learning(place) {
     const band = metric === "accuracy" ? [of(c => Math.max(0, c.mean - c.std)), of(c => Math.min(1, c.mean + c.std))] : [of(c => c.mean - c.std), of(c => c.mean + c.std)];
     const box = figure(place, {
       title: `Test ${metric}`, about: "Band: mean over clients ± one standard deviation. Every point is this round's, never the best so far.",
-      columns: ["round", "global model", "mean over clients", "± std", "worst 10 %"],
+      columns: ["round", facts.model, "mean over clients", "± std", "worst 10 %"],
       rows: () => scored.map((r, i) => [r.round, score(global[i]), either(mean[i], score), either(r.clients && r.clients.std, score), either(worst[i], score)]),
     });
     lines(box, { x, xLabel: "round", format: score, range: within, series: [
-      { label: "global model", data: global, colour: "c0" },
+      { label: facts.model, data: global, colour: "c0" },
       { label: "mean over clients", data: mean, colour: "c2", dash: DASHES[2], band },
       { label: "worst 10 % of clients", data: worst, colour: "c1", dash: DASHES[1] },
     ] });
@@ -61,7 +61,7 @@ function learning(place) {
     const each = last.clients.each.map((v, k) => [v, k]).filter(([v]) => v !== null).sort(([a], [b]) => (metric === "loss" ? b - a : a - b));
     const tenth = Math.max(1, Math.ceil(each.length / 10));
     const box = figure(place, {
-      title: `Each client at the end, from worst to best`, about: `Test ${metric} of the global model on each client's own share; the worst tenth stands out.`,
+      title: `Each client at the end, from worst to best`, about: `Test ${metric} of the ${facts.model} on each client's own share; the worst tenth stands out.`,
       columns: ["client", `test ${metric}`], rows: () => each.map(([v, k]) => [k, score(v)]),
     });
     bars(box, { values: each.map(([v]) => v), colours: each.map((_, i) => (i < tenth ? "c1" : "c0")), format: score, top: metric === "accuracy" ? 1 : Math.max(...each.map(([v]) => v)), xLabel: `${each.length} clients` });

@@ -1,0 +1,107 @@
+"""`sordino audit`: attack what an experiment promises."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+
+from sordino.cli.options import Json
+
+if TYPE_CHECKING:
+    from sordino.attacks.audit import Audit, Subject
+
+STYLES = {"holds": "green", "caught": "green", "VIOLATED": "bold red", "escaped": "bold red"}
+ENDS = {"VIOLATED": 4, "escaped": 2}  # other verdicts are no failure
+SAYS = {
+    "holds": "No claim was refuted: this attack did not do better than was claimed.",
+    "VIOLATED": "[bold red]Refuted:[/] more is lost than is claimed.",
+    "proves nothing": "Nothing is proved here: the number beside it is what its source prints, and the attack does far better or not as luck will have it.",
+    "not attacked": "Not every claim could be attacked: this audit knows no worst case for it.",
+    "caught": "Caught: with 30% less noise behind the same claims the attack refutes them.",
+    "escaped": "[bold red]Not caught:[/] these claims are so small that so few trials cannot tell 30% less noise. Give more --trials.",
+}
+
+
+def audit(
+    what: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[EXPERIMENT.toml | RUN | ALGORITHM] [key=value ...]",
+            help="Whose promises to attack; without one, those of the default experiment.",
+        ),
+    ] = None,
+    trials: Annotated[int | None, typer.Option(help="Releases of either neighbour. [default: 30000]")] = None,
+    seed: Annotated[int, typer.Option(help="Of the noise.")] = 0,
+    system: Annotated[
+        bool, typer.Option("--system", help="Noise from the operating system, which no seed repeats.")
+    ] = False,
+    twin: Annotated[
+        bool, typer.Option("--twin", help="Attack a broken twin, with 30% less noise: it must be caught.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Attack the promises of an experiment on worst-case neighbours. Exit code 4 where a claim is refuted.
+
+    Nothing is trained: the experiment's own gates release made-up uploads and gradients, and a proved lower bound on what that loses is held against the claim.
+    """
+    from sordino.attacks import audit as attacks
+
+    words = what or []
+    files = [word for word in words if "=" not in word]
+    if len(files) > 1:
+        raise typer.BadParameter(f"one experiment at a time, got {', '.join(files)}")
+    experiment = attacks.experiment_of(files[0] if files else None, [word for word in words if "=" in word])
+    with Console(stderr=True, quiet=as_json).status("reading") as status:
+        found = attacks.audit(
+            experiment,
+            attacks.TRIALS if trials is None else trials,
+            seed,
+            system,
+            twin,
+            lambda subject: status.update(f"attacking ({subject})"),
+        )
+    if as_json:
+        typer.echo(json.dumps(found.to_json()))
+    else:
+        _show(found)
+    if found.verdict in ENDS:
+        raise typer.Exit(ENDS[found.verdict])
+
+
+def _show(found: Audit) -> None:
+    from rich.table import Table
+
+    console = Console()
+    if not found.subjects:
+        console.print(f"{escape(found.algorithm)}: {found.verdict}.")
+        return
+    table = Table()
+    for column in ("unit", "against", "attack", "claimed, once", "at least", "trials", "verdict"):
+        table.add_column(column)
+    for one in found.subjects:
+        style = STYLES.get(one.verdict, "yellow")
+        table.add_row(
+            f"{one.unit}, {one.neighbours}",
+            one.adversary,
+            one.attack or "none is known for this reader",
+            *_numbers(one),
+            f"{one.trials:,}" if one.attack else "",
+            f"[{style}]{one.verdict}[/]",
+        )
+    console.print(table)
+    console.print(
+        f"{SAYS[found.verdict]} Each bound is wrong with probability {1 - found.subjects[0].confidence:.0e} at most.",
+        highlight=False,
+    )
+
+
+def _numbers(one: Subject) -> tuple[str, str]:
+    """The claim of one exposure and the bound; at another delta too, where they are compared there."""
+    claimed = f"{one.claimed:.3g} ({one.status}) at {one.delta:g}"
+    if one.at_delta != one.delta:
+        claimed += f"\n{one.claimed_there:.3g} at {one.at_delta:g}"
+    return claimed, f"{one.at_least:.3g} at {one.at_delta:g}" if one.attack else ""
