@@ -27,7 +27,7 @@ from sordino.engine.stragglers import Stragglers
 from sordino.engine.wire import Header
 from sordino.errors import ConfigError, DataError, InvalidBudget, UnsoundGuarantee
 from sordino.evaluate.accuracy import Evaluator
-from sordino.evaluate.evaluation import Evaluation, check
+from sordino.evaluate.evaluation import Evaluation, check, check_models
 from sordino.ledger.ledger import Charter, Each, Ledger
 from sordino.ledger.published import nominal_multiplier
 from sordino.ledger.schedules import SCHEDULES, Adaptive, Schedule
@@ -329,7 +329,7 @@ class Parts:
                 code="delta-too-large",
             )
         weighed = any(isinstance(stage, Weigh) for stage in self.algorithm.uplink.client)
-        if (offer.unit == "example" or weighed) and not self.experiment.privacy.public_sizes:
+        if (offer.unit != "client" or weighed) and not self.experiment.privacy.public_sizes:
             raise UnsoundGuarantee(
                 "the weights or the noise scale depend on n, but public_sizes = false",
                 why="a number that follows a secret n tells n",
@@ -384,6 +384,8 @@ class Parts:
         examples = Examples(torch.from_numpy(np.asarray(test.x)), torch.from_numpy(np.asarray(test.y)))
         evaluator = Evaluator(self.task, examples, self.shares[1])
         check(given.personal)
+        if given.models:
+            check_models(given.models, self.algorithm.models(self.state("server")))
         return Evaluation(self.algorithm, evaluator, tuple(given.models), tuple(given.personal))
 
     def state(self, name: str) -> Any:

@@ -93,7 +93,7 @@ def loud_enough(parts: Parts, noise: Noise, at_delta: Callable[[float], Parts] |
     assert offer is not None
     central = offer.unit == "client" and bool(parts.algorithm.uplink.server)
     clients = len(parts.sizes)
-    units = -(-sum(parts.sizes) // clients) if offer.unit == "example" else 1
+    units = -(-sum(parts.sizes) // clients) if offer.unit != "client" else 1
 
     def ratio(wanted: float) -> float:
         if wanted == delta:

@@ -126,7 +126,7 @@ def _other_gates(parts: Parts) -> Iterator[tuple[str, list[str]]]:
     experiment, offer, algorithm = parts.experiment, parts.plan.offer, parts.algorithm
     assert offer is not None
     lr, population = getattr(algorithm, "lr", 0.1), len(parts.sizes)
-    records = offer.unit == "example"
+    records = offer.unit != "client"
     clip = getattr(algorithm.read, "clip", 1.0) if records else algorithm.uplink.bound(parts.coordinates).l2
     opened = ["read={name='open'}"] if experiment.read is not None else []
     fedavg = [f"algorithm={{name='fedavg', lr={lr}}}", *opened] if records else []

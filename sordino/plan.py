@@ -241,7 +241,7 @@ def draft(
     if not offers:
         return Plan(None, None, None, None, exposures, once(exposures))
     offer, typed = next((pair for pair in offers if pair[1] is None), offers[0])
-    per_round = reads["example"] if offer.unit == "example" else once(exposures)
+    per_round = reads["example"] if offer.unit != "client" else once(exposures)
     if budget is not None and budget.personal is not None and offer.everyone_pays:
         raise UnsoundGuarantee(
             "personal budgets under one hidden sampling rate",

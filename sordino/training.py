@@ -70,7 +70,7 @@ def start(
     experiment = settle(experiment)
     experiment = experiment.model_copy(update={"engine": Parts(experiment).engine})
     parts = Parts(experiment)
-    _ = parts.plan  # every refusal happens before a folder exists
+    _ = parts.plan, parts.evaluation()  # every refusal happens before a folder exists
     if folder.exists():
         raise RunError(
             f"{folder} already exists",

@@ -15,7 +15,6 @@ from sordino import config, keys, tree
 from sordino.algorithms.cuag_pfl import cuag_pfl
 from sordino.algorithms.udp import udp
 from sordino.assemble import Parts
-from sordino.engine.adapting import Down
 from sordino.errors import InvalidBudget, UnsoundGuarantee
 from sordino.ledger.accountants import best
 from sordino.ledger.calibrate import exact_multiplier
@@ -312,21 +311,10 @@ def test_as_published_nothing_is_proved(made: Any) -> None:
 def test_the_oracle_leaves_no_variant_its_promise() -> None:
     """Exact client state beside the update: noise needs a bound that is not there any more."""
     assert isinstance(cuag_pfl("published", server_state="oracle").uplink.as_published, Beside)
-    with pytest.raises(UnsoundGuarantee) as refusal:
-        cuag_pfl("central_client", server_state="oracle").uplink.bound(10)
-    assert refusal.value.code == "unbounded-sensitivity"
-    local = cuag_pfl("local_client", server_state="oracle", multiplier=5.0)
-    x = local.zero(local.broadcast(local.init(Parts(digits({"name": "fedavg"})).task, 0)))
-    with pytest.raises(UnsoundGuarantee) as refusal:
-        local.uplink.at(0, Down(None, local.uplink.begin(x, {}))).encode(x, grant())
-    assert refusal.value.code == "unbounded-sensitivity"
-    for name in ("local_client", "no_noise"):
-        uplink = cuag_pfl(name, server_state="oracle").uplink
-        assert all(type(stage) is OneField for stage in uplink.client)
-        assert [claim.status for claim in uplink.claims(None, lambda e, a: e)] == ["none"] * 3
-
-
-@pytest.mark.xfail(strict=True, reason="refused only when the first client encodes: an assertion without a multiplier")
-def test_the_oracle_under_client_noise_is_refused_before_the_start() -> None:
-    with pytest.raises(UnsoundGuarantee):
-        _ = Parts(digits({"name": "cuag_pfl", "variant": "local_client", "server_state": "oracle"})).plan
+    for variant in ("central_client", "local_client", "local_sample"):
+        with pytest.raises(UnsoundGuarantee) as refusal:
+            cuag_pfl(variant, server_state="oracle")
+        assert refusal.value.code == "oracle-leaks"
+    uplink = cuag_pfl("no_noise", server_state="oracle").uplink
+    assert all(type(stage) is OneField for stage in uplink.client)
+    assert [claim.status for claim in uplink.claims(None, lambda e, a: e)] == ["none"] * 3

@@ -176,9 +176,6 @@ def test_names_nobody_knows(evaluation: dict[str, Any], code: str, named: str, t
     assert named in refusal.value.fix
 
 
-@pytest.mark.xfail(
-    strict=True, reason="found out only at the first evaluation, when the folder exists and a round is spent"
-)
 @pytest.mark.parametrize("evaluation", [{"personal": ["fine_tune"]}, {"models": ["globl"]}])
 def test_names_nobody_knows_start_nothing(evaluation: dict[str, Any], tmp_path: Path) -> None:
     with pytest.raises(SordinoError):
@@ -186,11 +183,8 @@ def test_names_nobody_knows_start_nothing(evaluation: dict[str, Any], tmp_path: 
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.xfail(
-    strict=True, raises=AssertionError, reason="an infinite loss is written as Infinity, which no JSON has"
-)
 def test_it_is_written_as_plain_json(tmp_path: Path) -> None:
-    """Among the tests of a device may be a class that it was never shown: of that its own model's loss is infinite."""
+    """Among the tests of a device may be a class that it was never shown."""
     devices = {"source": "synthetic", "clients": 20, "largest": 60}
     run(
         tmp_path / "run",

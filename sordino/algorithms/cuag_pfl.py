@@ -12,6 +12,7 @@ from sordino.algorithms.pfl_dyn import PFLDyn, ServerState
 from sordino.compression.block_sum import BlockSum
 from sordino.compression.rates import Rule, Share
 from sordino.compression.sensing import Reconstruction, Sensing
+from sordino.errors import UnsoundGuarantee
 from sordino.privacy.as_published import Beside, OwnNorm
 from sordino.privacy.episodes import CellGradient
 from sordino.privacy.layers import ClipLayers
@@ -66,6 +67,13 @@ def cuag_pfl(
         "local_sample": ((fewer,), ()),
     }
     client, server = gates[variant]
+    if server_state == "oracle" and variant not in ("published", "no_noise"):
+        raise UnsoundGuarantee(
+            f'server_state = "oracle" with variant = "{variant}"',
+            why="the exact change of every client's state would be sent beside what the noise protects",
+            fix='server_state = "scaled" or "leaky", or variant = "published"',
+            code="oracle-leaks",
+        )
     if server_state == "oracle":
         client = tuple((Beside if isinstance(stage, OwnNorm) else OneField)(stage, "delta") for stage in client)
     read: Reader = Open()

@@ -11,6 +11,7 @@ import json
 import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -222,7 +223,7 @@ def _attacked(
     claim: Claim, stated: float | None, pairs: list[Pair], delta: float, trials: int, source: Source, twin: bool
 ) -> Subject:
     nominal = claim.status == "nominal"
-    proved = best(claim.event, delta, claim.neighbours).epsilon
+    proved = _epsilon(claim.event, delta, claim.neighbours)
     claimed = stated if nominal and stated is not None else proved
     against = _compared(claim, claimed, delta)
     alpha, each = WRONG / max(1, len(pairs)), max(100, trials // max(1, len(pairs)))
@@ -250,11 +251,16 @@ def _attacked(
     )
 
 
+@lru_cache(maxsize=64)
+def _epsilon(event: Event, delta: float, neighbours: str) -> float:
+    return best(event, delta, neighbours).epsilon
+
+
 def _compared(claim: Claim, claimed: float, delta: float) -> dict[float, float]:
     """Where bounds are held against the claim: at the delta of the experiment, and of a sample at others, where fewer trials say more."""
     if claim.status == "nominal" or not any(isinstance(leaf, Poisson) for leaf in leaves(claim.event)):
         return {delta: claimed}
-    others = {d: best(claim.event, d, claim.neighbours).epsilon for d in DELTAS if d > delta}
+    others = {d: _epsilon(claim.event, d, claim.neighbours) for d in DELTAS if d > delta}
     return {delta: claimed} | {d: epsilon for d, epsilon in others.items() if epsilon >= LEAST}
 
 

@@ -19,7 +19,7 @@ ENDS = {"VIOLATED": 4, "escaped": 2}  # other verdicts are no failure
 SAYS = {
     "holds": "No claim was refuted: this attack did not do better than was claimed.",
     "VIOLATED": "[bold red]Refuted:[/] more is lost than is claimed.",
-    "proves nothing": "Nothing is proved here: the number beside it is what its source prints, and the attack does far better or not as luck will have it.",
+    "proves nothing": "Nothing is proved here: the number claimed is what its source prints. Where the attack never errs, more --trials find more.",
     "not attacked": "Not every claim could be attacked: this audit knows no worst case for it.",
     "caught": "Caught: with 30% less noise behind the same claims the attack refutes them.",
     "escaped": "[bold red]Not caught:[/] these claims are so small that so few trials cannot tell 30% less noise. Give more --trials.",

@@ -355,7 +355,7 @@ class Federation:
     def _noise_std(self, multiplier: float, size: int) -> float:
         """Of one coordinate of what is noised: one upload, or their sum."""
         assert self.plan.offer is not None
-        if self.plan.offer.unit == "example":
+        if self.plan.offer.unit != "client":
             read = of_reader(self.algorithm.read, self.algorithm.work, multiplier, size)
             return float(self.algorithm.lr * read.std) if read else 0.0
         return of_uplink(self.algorithm.uplink, multiplier, self._coordinates).std

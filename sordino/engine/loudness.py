@@ -12,6 +12,7 @@ from functools import singledispatch
 from typing import Any, NamedTuple
 
 from sordino.privacy.convex import ConvexStable
+from sordino.privacy.episodes import CellGradient
 from sordino.privacy.mechanisms import GaussianNoise, LaplaceNoise
 from sordino.privacy.readers import NoisyGradient
 from sordino.types import Work
@@ -35,6 +36,12 @@ def _(reader: NoisyGradient, work: Work, multiplier: float, size: int) -> Loudne
     steps, denominator = work.count(size), reader.denominator(size, work.batch(size))
     std = multiplier * _spread(reader.mechanism) * reader.sensitivity / denominator
     return Loudness(math.sqrt(steps) * std, steps * reader.clip)
+
+
+@of_reader.register
+def _(reader: CellGradient, work: Work, multiplier: float, size: int) -> Loudness:
+    steps, denominator = work.count(size), reader.denominator
+    return Loudness(math.sqrt(steps) * multiplier * reader.sensitivity / denominator, steps * reader.clip)
 
 
 @of_reader.register

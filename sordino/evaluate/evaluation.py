@@ -26,14 +26,6 @@ class Evaluation:
     def __call__(self, t: int, server: Any, score: Score) -> dict[str, Any]:
         held = self.algorithm.models(server)
         names = self.models or tuple(held)[:1]
-        for name in names:
-            if name not in held:
-                raise ConfigError(
-                    f"evaluation.models names {name!r}",
-                    why="the server of this algorithm holds no such model",
-                    fix=f"one of {', '.join(held)}",
-                    code="unknown-model-of-server",
-                )
         found = (
             self._scored(t, held, names, score)
             if self.personal
@@ -65,6 +57,17 @@ def _spread(found: Mapping[str, Any]) -> dict[str, Any]:
     """Without the list of clients, which the headline alone keeps."""
     clients = {name: value for name, value in found.get("clients", {}).items() if name != "each"}
     return {"clients": clients} if clients else {}
+
+
+def check_models(names: Sequence[str], held: Mapping[str, Params]) -> None:
+    for name in names:
+        if name not in held:
+            raise ConfigError(
+                f"evaluation.models names {name!r}",
+                why="the server of this algorithm holds no such model",
+                fix=f"one of {', '.join(held)}",
+                code="unknown-model-of-server",
+            )
 
 
 def check(ways: Sequence[str]) -> None:

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from sordino.ledger.events import Event, from_json, to_json
 
-Unit = Literal["example", "client"]
+Unit = Literal["example", "cell", "client"]  # a cell: a fixed part of a client's examples
 Neighbours = Literal["add_remove", "replace", "zero_out"]
 Adversary = Literal["server", "participants", "public"]
 Status = Literal["proved", "conditional", "asymptotic", "nominal", "none"]

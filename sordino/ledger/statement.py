@@ -98,7 +98,7 @@ def of_groups(
 
 
 def _order(row: Row) -> tuple[int, int]:
-    return ("example", "client").index(row.unit), ("server", "participants", "public").index(row.adversary)
+    return ("example", "cell", "client").index(row.unit), ("server", "participants", "public").index(row.adversary)
 
 
 def _row(key: Key, clients: Mapping[int, list[Claim]], delta: float) -> Row:
@@ -120,14 +120,14 @@ def _row(key: Key, clients: Mapping[int, list[Claim]], delta: float) -> Row:
 
 
 def _implied(rows: list[Row], delta: float) -> Iterator[Row]:
-    """An example is part of a client: a finite client row also protects examples, where the example gate is open."""
-    by_client = {row.adversary: row for row in rows if row.unit == "client" and math.isfinite(row.epsilon)}
+    """An example is part of a client, or of a cell: their finite rows also protect examples, where no noise covers these themselves."""
+    finite = {(row.unit, row.adversary): row for row in rows if math.isfinite(row.epsilon)}
     for row in rows:
-        covering = by_client.get(row.adversary)
-        if row.unit == "client" or math.isfinite(row.epsilon) or covering is None:
+        covering = finite.get(("client", row.adversary)) or finite.get(("cell", row.adversary))
+        if row.unit != "example" or math.isfinite(row.epsilon) or covering is None:
             yield row
         elif covering.neighbours == "replace":
-            yield replace(covering, unit="example", because=(*covering.because, "implied by the client row"))
+            yield replace(covering, unit="example", because=(*covering.because, f"implied by the {covering.unit} row"))
         else:
             epsilon = two_steps(covering.event, delta, covering.neighbours)
             yield replace(
@@ -135,9 +135,9 @@ def _implied(rows: list[Row], delta: float) -> Iterator[Row]:
                 unit="example",
                 neighbours="replace",
                 epsilon=epsilon,
-                accountant=f"{covering.accountant}, two steps of the client row",
-                accountants={f"{covering.accountant}, two steps of the client row": epsilon},
-                because=(*covering.because, "implied by the client row (group privacy)"),
+                accountant=f"{covering.accountant}, two steps of the {covering.unit} row",
+                accountants={f"{covering.accountant}, two steps of the {covering.unit} row": epsilon},
+                because=(*covering.because, f"implied by the {covering.unit} row (group privacy)"),
             )
 
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from sordino import keys, tree
 from sordino.errors import ConfigError, DataError, PrivacyError, UnsoundGuarantee
 from sordino.keys import Key
-from sordino.ledger.events import Event, Poisson, Repeat
+from sordino.ledger.events import Event, NonPrivate, Poisson, Repeat
 from sordino.privacy.mechanisms import GaussianNoise
 from sordino.privacy.stages import Clip
 from sordino.types import (
@@ -37,6 +37,9 @@ from sordino.types import (
 )
 
 TRIES = 100
+ONE_EPISODE = "an example is in at most one episode of a step"
+FIXED = "each client's examples are divided once into {} cells, by their number alone"
+IN_CELL = "the noise covers cells"
 
 
 def draw(labels: Tensor, each: int, key: Key) -> tuple[Tensor, Tensor]:
@@ -97,7 +100,8 @@ class CellGradient:
     """(sum of the cells' clipped episode gradients + noise) / public number, at every step.
 
     sampling
-        poisson   `cells` fixed cells; each comes into a step with probability `rate`, redrawn and kept secret; divided by rate * cells. add_remove of a cell.
+        poisson   `cells` fixed cells; each comes into a step with probability `rate`, redrawn and kept secret; divided by rate * cells. add_remove of a cell; an
+                  example that changes is two such steps.
         fresh     2 * batch_size examples drawn for the step and dealt into `cells` episodes, without amplification. replace of an example.
 
     Guarantees: the mechanism's event per step, for one cell (fresh: one example) of a client, against everybody who sees what the client sends.
@@ -128,15 +132,9 @@ class CellGradient:
             )
 
     def offer(self) -> Offer | None:
-        hidden = self.sampling == "poisson"
-        return Offer(
-            "example",
-            "add_remove" if hidden else "replace",
-            "server",
-            self.mechanism,
-            False,
-            self.rate if hidden else 1.0,
-        )
+        if self.sampling == "fresh":
+            return Offer("example", "replace", "server", self.mechanism, False)
+        return Offer("cell", "add_remove", "server", self.mechanism, False, self.rate)
 
     def claims(self, work: Work, size: int, multiplier: float | None) -> list[Claim]:
         used = self.multiplier if self.multiplier is not None else multiplier
@@ -144,19 +142,23 @@ class CellGradient:
         event: Event = self.mechanism.event(used)
         if self.sampling == "poisson":
             event = Poisson(self.rate, event)
-            because = (
-                f"the protected unit is one of {self.cells} fixed cells of a client's examples, hence each of them"
-            )
-        else:
-            because = "an example is in at most one episode of a step"
         event = Repeat(event, reads) if (reads := self.reads(work, size)) > 1 else event
-        neighbours = "add_remove" if self.sampling == "poisson" else "replace"
-        return [Claim("example", neighbours, adversary, event, "proved", (because,)) for adversary in ADVERSARIES]  # type: ignore[arg-type]
+        if self.sampling == "fresh":
+            return [Claim("example", "replace", a, event, "proved", (ONE_EPISODE,)) for a in ADVERSARIES]
+        return [
+            *(Claim("cell", "add_remove", a, event, "proved", (FIXED.format(self.cells),)) for a in ADVERSARIES),
+            *(Claim("example", "replace", a, NonPrivate(IN_CELL), "none", (IN_CELL,)) for a in ADVERSARIES),
+        ]
 
     @property
     def sensitivity(self) -> float:
         """Of the sum: a cell comes or goes, an example that changes turns its episode around."""
         return self.clip if self.sampling == "poisson" else 2 * self.clip
+
+    @property
+    def denominator(self) -> float:
+        """The public number that the noisy sum is divided by."""
+        return self.cells * (self.rate if self.sampling == "poisson" else 1)
 
     def reads(self, work: Work, size: int) -> int:
         return work.count(size)
@@ -246,9 +248,8 @@ class NoisyEpisode:
         multiplier = reader.multiplier if reader.multiplier is not None else self._grant.multiplier
         assert multiplier is not None, "the plan prices every private reader before a round"
         source = self._grant.source.child("read", self._step)
-        denominator = reader.cells * (reader.rate if reader.sampling == "poisson" else 1)
         noisy = {n: reader.mechanism.add(v, multiplier * reader.sensitivity, source.child(n)) for n, v in total.items()}
-        return {name: (value / denominator).to(params[name].dtype) for name, value in noisy.items()}
+        return {name: (value / reader.denominator).to(params[name].dtype) for name, value in noisy.items()}
 
     def _of(self, cell: Examples, number: int, loss: EpisodeLoss, params: Params) -> Params:
         """Of one cell's episode; nothing where it is too small to ask a question."""

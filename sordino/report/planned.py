@@ -84,7 +84,7 @@ def _facts(row: Row, timing: str) -> Iterator[tuple[str, str]]:
             f"multiplier {row['noise_multiplier']:.4g} for the busiest client, planned for {row['exposures']:,} exposures",
         )
     if row["noise_to_signal"] is not None:
-        signal = "gradients that add up to" if row["unit"] == "example" else "a mean update of"
+        signal = "gradients that add up to" if row["unit"] != "client" else "a mean update of"
         yield (
             "in the mean",
             f"noise of norm {row['noise_norm']:.3g} over {signal} at most {row['largest_signal']:.3g}: {_ratio(row['noise_to_signal'])} times the signal",

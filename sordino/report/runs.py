@@ -50,7 +50,7 @@ def _score(rows: list[dict[str, Any]]) -> str:
 
 def promise(rows: list[dict[str, Any]]) -> str:
     """One epsilon with its subject: of the finite rows, the widest unit, then the strongest adversary."""
-    order = {"client": 0, "example": 1, "server": 0, "participants": 1, "public": 2}
+    order = {"client": 0, "cell": 1, "example": 2, "server": 0, "participants": 1, "public": 2}
     finite = [row for row in rows if row["epsilon"] != "inf"]
     if not finite:
         printed = next(

@@ -14,6 +14,7 @@ WHO = {
 ANYONE = "anyone: the server, the other participants, and whoever sees the published models"
 WHAT = {
     "example": "one example (one row, one image) of one client",
+    "cell": "one cell, a fixed part of a client's examples",
     "client": "everything one client holds",
 }
 CHANGE = {

@@ -13,7 +13,7 @@ from sordino import config
 from sordino.config import Experiment
 
 Table = dict[str, Any]
-Reach = Literal["example", "client", "central", ""]
+Reach = Literal["example", "cell", "client", "central", ""]
 
 ROUNDS, CLIENTS = 4, 5
 
@@ -54,6 +54,7 @@ class Case:
         by: dict[str, set[tuple[str, str]]] = {
             "": set(),
             "example": {("example", a) for a in everybody},
+            "cell": {(unit, a) for unit in ("example", "cell") for a in everybody},  # examples by two steps
             "client": {(unit, a) for unit in ("example", "client") for a in everybody},  # replace: examples are implied
             "central": {
                 (unit, a) for unit in ("example", "client") for a in everybody[1:]
@@ -301,7 +302,7 @@ CASES = [
                 {"name": "poisson", "rate": 0.5},
                 "central",
             ),
-            ("local_sample", {"variant": "local_sample", "cells": 4}, BUDGET, TURNS, "example"),
+            ("local_sample", {"variant": "local_sample", "cells": 4}, BUDGET, TURNS, "cell"),
         )
     ),
     Case("prifedsync", {"name": "prifedsync", **FEW_STEPS}, model=SMALL, printed="client"),

@@ -18,6 +18,7 @@ import torch
 
 import sordino
 from sordino import budgets, checking, config, gates, keys, planning, training
+from sordino.algorithms.cuag_pfl import cuag_pfl
 from sordino.algorithms.pdp_prox import pdp_prox
 from sordino.assemble import Parts
 from sordino.cli import data as data_verbs
@@ -483,6 +484,7 @@ CALLS: dict[str, Call] = {
         "personal-schedule",
         lambda: priced({"name": "pdp_prox", "mechanism": "rates"}, {"name": "by_budget", "size": 2}, "linear_back"),
     ),
+    "exact states beside sound noise": Call("oracle-leaks", lambda: cuag_pfl("local_client", server_state="oracle")),
     "a batch from cells": Call(
         "episodes-only", lambda: next(iter(CellGradient(1.0).open(ROWS, GRANT, NET).batches(Work(None, 1, None), 0)))
     ),
