@@ -90,9 +90,9 @@ def test_a_pair_is_told_apart_as_well_as_the_noise_allows() -> None:
 
         return seen
 
-    lost = mu_lost(Pair("", release(0.0), release(1.0)).outputs(3_000, Counter(1)))
+    lost = mu_lost(Pair("", release(0.0), release(1.0)).outputs(1_500, Counter(1)))
     blind = float(shift.sum() / (std**2).sum().sqrt())  # the mean of all coordinates
-    assert blind < 0.85 * best < lost <= best
+    assert blind < 0.8 * best < lost <= best
 
 
 def test_a_silent_source_shows_centre_and_scale() -> None:
@@ -106,19 +106,28 @@ def test_a_silent_source_shows_centre_and_scale() -> None:
 # ---------------------------------------------------------------- experiments
 
 ACTIVE = ['partition={scheme="active",clients=20,k=3}', 'model={name="mlp",hidden=8}']
+ALL = ['cohort={name="poisson",rate=1.0}']
 HALF = ['cohort={name="poisson",rate=0.5}']
 STAYS: dict[str, tuple[list[str], int]] = {
     "gaussian_gdp": (["algorithm=gaussian_gdp", "multiplier=0.5"], 10_000),
     "laplace": (["algorithm=laplace", "multiplier=0.7"], 10_000),
-    "dp_prox": (["algorithm=dp_prox", "multiplier=0.5", *HALF], 2_500),
-    "local_client": (["algorithm=cuag_pfl", "variant=local_client", "multiplier=0.3", *ACTIVE], 1_000),
-    "central_client": (["algorithm=cuag_pfl", "variant=central_client", "multiplier=0.5", *ACTIVE, *HALF], 2_500),
+    "dp_prox": (["algorithm=dp_prox", "multiplier=0.5", *HALF], 2_000),
+    "local_client": (["algorithm=cuag_pfl", "variant=local_client", "multiplier=0.3", *ACTIVE], 700),
+    "central_client": (["algorithm=cuag_pfl", "variant=central_client", "multiplier=0.3", *ACTIVE, *ALL], 700),
     "local_sample": (
-        ["algorithm=cuag_pfl", "variant=local_sample", "multiplier=0.7", "cell_rate=0.5", "local_steps=2", *ACTIVE],
-        6_000,
+        ["algorithm=cuag_pfl", "variant=local_sample", "multiplier=0.5", "cell_rate=1.0", "local_steps=2", *ACTIVE],
+        700,
     ),
 }
 ALSO: dict[str, tuple[list[str], int]] = {
+    "central_client, hidden": (
+        ["algorithm=cuag_pfl", "variant=central_client", "multiplier=0.5", *ACTIVE, *HALF],
+        4_000,
+    ),
+    "local_sample, hidden": (
+        ["algorithm=cuag_pfl", "variant=local_sample", "multiplier=0.7", "cell_rate=0.5", "local_steps=2", *ACTIVE],
+        10_000,
+    ),
     "noisy_steps": (["algorithm=noisy_steps", "multiplier=0.5", "local_epochs=2", "batch_size=50"], 10_000),
     "gaussian_sampled": (["algorithm=gaussian_sampled", "multiplier=0.4", "rate=0.5"], 20_000),
     "whole_update": (["algorithm=whole_update", "multiplier=0.3", "algorithm.noise=laplace"], 10_000),
@@ -163,7 +172,7 @@ def test_a_sound_gate_stays_below_its_claim_and_its_twin_is_caught(name: str) ->
 
 
 def test_the_published_noise_loses_far_more_than_it_prints() -> None:
-    (one,) = audited(["algorithm=cuag_pfl", "variant=published", *ACTIVE], 3_000).subjects
+    (one,) = audited(["algorithm=cuag_pfl", "variant=published", *ACTIVE], 2_000).subjects
     assert (one.unit, one.status, one.verdict) == ("client", "nominal", "proves nothing")
     assert one.claimed == pytest.approx(epsilon_of(0.25, 1e-5))  # mu = 0.25 prints 0.926
     assert one.at_least > 4 * one.claimed
@@ -236,7 +245,7 @@ BREAKS: dict[str, tuple[type, str, Any, list[str]]] = {
 def test_a_broken_gate_is_refuted(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     owner, method, broken, words = BREAKS[name]
     monkeypatch.setattr(owner, method, broken)
-    assert audited(words, 2_000).verdict == "VIOLATED"
+    assert audited(words, 700).verdict == "VIOLATED"
 
 
 def test_a_seed_repeats_an_audit_and_the_operating_system_does_not() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -15,17 +15,17 @@ from sordino import config, keys, tree
 from sordino.algorithms.cuag_pfl import cuag_pfl
 from sordino.algorithms.udp import udp
 from sordino.assemble import Parts
-from sordino.errors import InvalidBudget, UnsoundGuarantee
+from sordino.errors import ConfigError, InvalidBudget, UnsoundGuarantee
 from sordino.ledger.accountants import best
 from sordino.ledger.calibrate import exact_multiplier
 from sordino.ledger.events import Gaussian, NonPrivate, Poisson, Repeat
 from sordino.ledger.gaussian_dp import epsilon_of
 from sordino.ledger.published_pfl import adaptive_scale, composed, limit_mu
-from sordino.privacy.as_published import Beside, OwnNorm, UpdateLevel, UserLevel
+from sordino.privacy.as_published import Beside, Discounted, OwnNorm, UpdateLevel, UserLevel
 from sordino.privacy.layers import ClipLayers
 from sordino.privacy.one_field import OneField
 from sordino.privacy.sources import Counter
-from sordino.types import Bound, Grant
+from sordino.types import Bound, Grant, Received
 
 DELTA = 1e-5
 EPSILON = epsilon_of(0.25, DELTA)
@@ -178,9 +178,8 @@ def test_udp_noise(horizon: int | None, per: Any) -> None:
         )
         tau = horizon or t + 1
         wanted = 2 * 0.5 / (200 if per == "records" else 50) * math.sqrt(2 * 0.1 * tau * math.log(1e5)) / 10
-        assert float((loud[0]["w"] - still[0]["w"])[0]) == pytest.approx(wanted, rel=1e-9)
-        assert float(still[0]["w"].norm()) == pytest.approx(0.5, rel=1e-5)
-        assert float(loud[1]) == 4.0  # its own norm travels beside it
+        assert float((loud["w"] - still["w"])[0]) == pytest.approx(wanted, rel=1e-9)
+        assert float(still["w"].norm()) == pytest.approx(0.5, rel=1e-5)
 
 
 def test_udp_clips_to_the_median_of_the_round_before() -> None:
@@ -196,6 +195,44 @@ def test_udp_clips_to_the_median_of_the_round_before() -> None:
     made = udp().uplink
     zero = udp().zero(udp().init(Parts(digits({"name": "fedavg"})).task, 0))
     assert tree.size(made.shape(zero)) == tree.size(zero) + 1
+
+
+class Uploaded(NamedTuple):
+    delta: Any
+    loss: Any
+
+
+def test_udp_shrinks_its_horizon_where_the_loss_does_not_fall() -> None:
+    """sigma_t^2 = (T - t) / (eps^2 / (2 lambda ln(1/delta)) - sum of the 1/sigma_i^2 before); T <- ceil(0.8 T) where the loss stood still."""
+    stage, x = Discounted(horizon=10, first=4.0), Uploaded(ones(4, 2.0), torch.tensor(0.0))
+    budget, spent, horizon, public = 10**2 / (2 * 0.1 * math.log(1e5)), 0.0, 10, stage.begin(x, x.delta)
+    for t, (loss, then) in enumerate([(3.0, 10), (2.0, 10), (2.5, 8), (1.0, 8), (1.0, 7), (1.0, 6)]):
+        now = stage.at(t, public)
+        loud, still = (now.encode(x, Bound(), replace(grant(), source=Still(level))) for level in (1, 0))
+        sigma = math.sqrt((horizon - t) / (budget - spent))
+        radius = 4.0 if t == 0 else 2.0
+        wanted = sigma * 2 * radius / 500
+        assert float((loud[0].delta["w"] - still[0].delta["w"])[0]) == pytest.approx(wanted, rel=1e-9)
+        assert float(loud[1]) == 2.0
+        public = now.learn(loud, x, 0.0, [(Uploaded(x.delta, torch.tensor(loss)), torch.tensor(2.0))])
+        spent, horizon = spent + sigma**-2, then
+        assert public.tolist() == pytest.approx([2.0, horizon, spent, loss])
+    over = stage.at(6, public).encode(x, Bound(), grant())
+    assert not over[0].delta["w"].any()  # the horizon has come nearer than the round
+    with pytest.raises(ConfigError) as refusal:
+        Discounted()
+    assert refusal.value.code == "discount-without-horizon"
+
+
+def test_udp_on_the_model_clips_the_weights() -> None:
+    made, task = udp(clip=1.0, clip_target="model"), Parts(digits({"name": "fedavg"})).task
+    server = made.init(task, 1)
+    model = tree.scale(0.5, server.x)
+    assert tree.finite(made.update(server, Received(made.zero(server)._replace(delta=model), 0.1, list)).x)
+    after = made.update(server, Received(made.zero(server)._replace(delta=model), 0.1, list))
+    assert all(torch.equal(after.x[name], model[name]) for name in model)
+    nobody = made.update(server, Received(made.zero(server), 0.0, list))
+    assert all(torch.equal(nobody.x[name], server.x[name]) for name in model)
 
 
 # the rigorous variants ---------------------------------------------------------------------------------------------------

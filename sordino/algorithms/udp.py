@@ -1,15 +1,51 @@
 """UDP. Wei et al., "User-level privacy-preserving federated learning", IEEE TMC 2022, as compared in Li, Xiao and Chen 2024: FedAvg + clip to a median norm + noise.
 
-Deviations: the median is that of the round before; the update is clipped, not the model. As published it proves nothing, and says so.
+Deviations: the median is that of the round before; by default the update is clipped, where the original clips the model. As published it proves nothing, and says so.
 """
 
 from __future__ import annotations
 
-from typing import Literal
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
 
-from sordino.algorithms.fedavg import FedAvg
-from sordino.privacy.as_published import UserLevel
+from torch import Tensor
+
+from sordino import tree
+from sordino.algorithms.fedavg import Client, FedAvg, Server, Up
+from sordino.keys import Key
+from sordino.privacy.as_published import Discounted, UserLevel
+from sordino.tasks.personalise import training_loss
+from sordino.types import Params, Received, Shard, Task
 from sordino.uplink import Uplink
+
+
+class Told(NamedTuple):
+    delta: Params
+    loss: Tensor
+
+
+@dataclass(frozen=True)
+class WholeModel(FedAvg):
+    """Sends the model itself: with a clip of 1 that destroys its weights."""
+
+    def local(self, task: Task, down: Server, c: Client, shard: Shard, key: Key) -> tuple[Up, Client]:
+        up, c = super().local(task, down, c, shard, key)
+        return Up(tree.add(down.x, up.delta)), c
+
+    def update(self, s: Server, r: Received[Up]) -> Server:
+        return Server(r.mean.delta if r.participation else s.x, s.round + 1)
+
+
+@dataclass(frozen=True)
+class TellingLoss(FedAvg):
+    """Sends its training loss along, for rounds discounting."""
+
+    def zero(self, down: Server) -> Any:
+        return Told(tree.zeros_like(down.x), next(iter(down.x.values())).new_zeros(()))
+
+    def local(self, task: Task, down: Server, c: Client, shard: Shard, key: Key) -> tuple[Any, Client]:
+        up, c = super().local(task, down, c, shard, key)
+        return Told(up.delta, training_loss(task, down.x, shard).to(next(iter(down.x.values())).dtype)), c
 
 
 def udp(
@@ -19,6 +55,8 @@ def udp(
     first: float = 1.0,
     per: Literal["records", "batch"] = "records",
     horizon: int | None = None,
+    discount: bool = False,
+    clip_target: Literal["update", "model"] = "update",
     cohort_rate: float = 0.1,
     lr: float = 0.1,
     lr_decay: float = 0.997,
@@ -27,9 +65,11 @@ def udp(
     weight_decay: float = 1e-3,
     most_grad: float | None = 10.0,
 ) -> FedAvg:
-    """FedAvg + clip + noise. `epsilon` is what the paper states, no budget; `horizon` the rounds for which one constant noise is computed."""
-    noise = UserLevel(epsilon, delta, clip, first, per, batch_size, cohort_rate, horizon)
-    return FedAvg(
+    """FedAvg + clip + noise. `epsilon` is what the paper states, no budget; `horizon` the rounds for which one constant noise is computed, `discount` shrinks it."""
+    stage = Discounted if discount else UserLevel
+    noise = stage(epsilon, delta, clip, first, per, batch_size, cohort_rate, horizon)
+    kind = TellingLoss if discount else WholeModel if clip_target == "model" else FedAvg
+    return kind(
         lr,
         None,
         local_steps,

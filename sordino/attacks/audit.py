@@ -251,6 +251,12 @@ def _attacked(
     )
 
 
+def _cores(event: Event) -> Iterator[Event]:
+    """Its elementary events; a sample of everybody is none."""
+    for leaf in leaves(event):
+        yield from _cores(leaf.event) if isinstance(leaf, Poisson) and leaf.rate == 1 else (leaf,)
+
+
 @lru_cache(maxsize=64)
 def _epsilon(event: Event, delta: float, neighbours: str) -> float:
     return best(event, delta, neighbours).epsilon
@@ -258,7 +264,7 @@ def _epsilon(event: Event, delta: float, neighbours: str) -> float:
 
 def _compared(claim: Claim, claimed: float, delta: float) -> dict[float, float]:
     """Where bounds are held against the claim: at the delta of the experiment, and of a sample at others, where fewer trials say more."""
-    if claim.status == "nominal" or not any(isinstance(leaf, Poisson) for leaf in leaves(claim.event)):
+    if claim.status == "nominal" or not any(isinstance(leaf, Poisson) for leaf in _cores(claim.event)):
         return {delta: claimed}
     others = {d: _epsilon(claim.event, d, claim.neighbours) for d in DELTAS if d > delta}
     return {delta: claimed} | {d: epsilon for d, epsilon in others.items() if epsilon >= LEAST}
@@ -266,7 +272,7 @@ def _compared(claim: Claim, claimed: float, delta: float) -> dict[float, float]:
 
 def _lost(claim: Claim, pair: Pair, against: dict[float, float], trials: int, source: Source, alpha: float) -> Found:
     outputs = pair.outputs(trials, source)
-    if claim.status != "nominal" and all(isinstance(leaf, Gaussian) for leaf in leaves(claim.event)):
+    if claim.status != "nominal" and all(isinstance(leaf, Gaussian) for leaf in _cores(claim.event)):
         (delta,) = against
         return Found(delta, epsilon_of(max(0.0, mu_lost(outputs, alpha)), delta))
     return tuned(outputs, dict.fromkeys(against, 1.0) if claim.status == "nominal" else against, alpha)

@@ -2,7 +2,7 @@
 
     OwnNorm      N(0, (2 C_l sigma / B)^2) on every layer, C_l the layer's own norm (Li, Xiao and Chen, Chinese Journal of Computers 2024, algorithm 4)
     UpdateLevel  the same for a fixed C and sigma, as that paper runs PriFedSync (Zheng et al., AISTATS 2021)
-    UserLevel    clip to the median norm, noise that grows with the rounds (Wei et al., IEEE TMC 2022)
+    UserLevel    clip to the median norm, noise that grows with the rounds (Wei et al., IEEE TMC 2022); Discounted: the original's option of fewer rounds
 
 Deviations: the median is that of the round before, since clients cannot know each other's norms before they send; each upload carries its own.
 """
@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from sordino import keys, tree
-from sordino.errors import InvalidBudget
+from sordino.errors import ConfigError, InvalidBudget
 from sordino.ledger.gaussian_dp import epsilon_of
 from sordino.ledger.published_pfl import (
     Setting,
@@ -169,20 +169,30 @@ class UserLevel(AsPublished):
         Clip(self.first if self.clip is None else self.clip)
 
     def shape(self, x: Tree) -> Tree:
-        return x, torch.zeros(())
+        return (x, torch.zeros(())) if self.learns else x
 
     def encode(self, x: Tree, bound: Bound, grant: Grant) -> Tree:
-        radius, norm = self._radius or self.clip or self.first, tree.norm(x)
-        size = 2 * radius / (grant.size if self.per == "records" else self.batch)
-        std = size * udp_multiplier(self.horizon or self._round + 1, self.epsilon, self.delta, self.rate)
+        noisy, norm = self._noised(x, grant)
+        return (noisy, norm.float()) if self.learns else noisy
+
+    def _noised(self, x: Tree, grant: Grant) -> tuple[Tree, Tensor]:
+        radius, norm, multiplier = self._radius or self.clip or self.first, tree.norm(x), self._multiplier
+        std = multiplier * 2 * radius / (grant.size if self.per == "records" else self.batch)
+        if std == math.inf:
+            return tree.zeros_like(x), norm
         noisy = [
             grant.source.child(name).gaussian(leaf * clip_factor(norm, radius, leaf.dtype), std).to(leaf.dtype)
             for name, leaf in tree.named(x)
         ]
-        return tree.like(x, noisy), norm.float()
+        return tree.like(x, noisy), norm
+
+    @property
+    def _multiplier(self) -> float:
+        """Deviation over sensitivity in this round."""
+        return udp_multiplier(self.horizon or self._round + 1, self.epsilon, self.delta, self.rate)
 
     def decode(self, y: Tree, like: Tree) -> Tree:
-        return y[0]
+        return y[0] if self.learns else y
 
     @property
     def learns(self) -> bool:
@@ -195,10 +205,11 @@ class UserLevel(AsPublished):
         return replace(self, _round=t, _radius=float(public) if self.learns else 0.0)
 
     def learn(self, mean: Tree, like: Tree, std: float, each: Sequence[Tree]) -> Tree:
-        if not self.learns:
-            return ()
+        return torch.tensor(self._median(each), dtype=torch.float64) if self.learns else ()
+
+    def _median(self, each: Sequence[Tree]) -> float:
         found = statistics.median(float(upload[1]) for upload in each) if each else 0.0
-        return torch.tensor(found or self._radius, dtype=torch.float64)
+        return found or self._radius
 
     @property
     def reasons(self) -> tuple[str, ...]:
@@ -214,6 +225,50 @@ class UserLevel(AsPublished):
             1 / udp_multiplier(self.horizon or t, self.epsilon, self.delta, self.rate) for t in range(1, rounds + 1)
         ]
         return Stated(self.epsilon, epsilon_of(math.sqrt(self.rate * math.fsum(mu**2 for mu in each)), delta))
+
+
+@dataclass(frozen=True)
+class Discounted(UserLevel):
+    """With rounds discounting: after a round whose training loss did not fall, the horizon shrinks to four fifths, and each round takes its share of what is left.
+
+    Uploads carry the loss, raw, as `loss` beside `delta`. Past the horizon nothing is sent but zeros.
+    """
+
+    _horizon: float = 0.0
+    _spent: float = 0.0  # sum of 1 / multiplier^2 of the rounds before
+    _loss: float = math.inf
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.horizon is None or self.clip is not None:
+            raise ConfigError(
+                "rounds discounting without a horizon, or with a fixed clip",
+                why="it shrinks a number of rounds that is known from the start, and learns beside the median",
+                fix="set horizon to the number of rounds and leave clip out",
+                code="discount-without-horizon",
+            )
+
+    def encode(self, x: Any, bound: Bound, grant: Grant) -> Tree:
+        noisy, norm = self._noised(x.delta, grant)
+        return x._replace(delta=noisy), norm.float()
+
+    @property
+    def _multiplier(self) -> float:
+        left = (self.epsilon**2) / (2 * self.rate * math.log(1 / self.delta)) - self._spent
+        return math.sqrt((self._horizon - self._round) / left) if self._round < self._horizon and left > 0 else math.inf
+
+    def begin(self, x: Tree, model: Params) -> Tree:
+        return torch.tensor([self.first, float(self.horizon or 0), 0.0, math.inf], dtype=torch.float64)
+
+    def at(self, t: int, public: Any) -> Stage:
+        radius, horizon, spent, loss = public.tolist()
+        return replace(self, _round=t, _radius=radius, _horizon=horizon, _spent=spent, _loss=loss)
+
+    def learn(self, mean: Any, like: Tree, std: float, each: Sequence[Any]) -> Tree:
+        loss = statistics.fmean(float(upload[0].loss) for upload in each) if each else self._loss
+        horizon = self._horizon if loss < self._loss else math.ceil(0.8 * self._horizon)
+        spent = self._spent + self._multiplier**-2
+        return torch.tensor([self._median(each), horizon, spent, loss], dtype=torch.float64)
 
 
 @dataclass(frozen=True)

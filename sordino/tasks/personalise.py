@@ -68,6 +68,12 @@ def proto(task: Task, params: Params, shard: Shard) -> Model:
     return NearestMean(task, params, labels, means.to(next(iter(params.values())).dtype))
 
 
+def training_loss(task: Task, params: Params, shard: Shard) -> Tensor:
+    """Mean loss of a model over a client's own examples."""
+    total: Tensor = shard.sum(lambda x, y: task.score(params, Examples(x, y))["loss"].sum())
+    return total / shard.size
+
+
 WAYS: dict[str, Callable[[Task, Params, Shard], Model]] = {"plain": plain, "finetune": finetune, "proto": proto}
 
 

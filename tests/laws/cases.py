@@ -310,6 +310,7 @@ CASES = [
         "prifedsync_steps", {"name": "prifedsync", "level": "step_level", **FEW_STEPS}, model=SMALL, protects="example"
     ),
     Case("udp", {"name": "udp", **FEW_STEPS}, printed="client"),
+    Case("udp_discount", {"name": "udp", "discount": True, "horizon": 4, **FEW_STEPS}, printed="client"),
     Case(
         "dp_scaffold",
         {"name": "dp_scaffold", "local_steps": 3},

@@ -40,9 +40,9 @@ from sordino.training import Progress, resume, start
 from sordino.types import Grant, Shard, Task
 
 # compositions of parts whose laws other rows hold: all of theirs are for the slow tier
-LATER = {"dp_prox_published", "dp_fedavg", "pdp_prox_local", "pdp_prox_rates"}
-LATER |= {"pdp_prox_threshold", "pdp_prox_published", "prifedsync", "prifedsync_steps", "dp_scaffold_published"}
-LATER |= {f"cuag_pfl_{name}" for name in ("no_noise", "oracle", "local_client", "local_sample")} | {"dp_scaffold"}
+LATER = {"dp_prox_published", "dp_fedavg", "prifedsync", "prifedsync_steps", "dp_scaffold", "dp_scaffold_published"}
+LATER |= {f"pdp_prox_{name}" for name in ("local", "rates", "threshold", "published")} | {"udp_discount"}
+LATER |= {f"cuag_pfl_{name}" for name in ("no_noise", "oracle", "local_client", "local_sample")}
 # tried anew in the slow tier only: another case goes the same way through client, gate and ledger
 AGAIN = LATER | {"fedprox", "gaussian_simple", "gaussian_gdp", "gaussian_sampled_published", "noisy_steps"}
 
