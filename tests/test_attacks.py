@@ -111,7 +111,7 @@ HALF = ['cohort={name="poisson",rate=0.5}']
 STAYS: dict[str, tuple[list[str], int]] = {
     "gaussian_gdp": (["algorithm=gaussian_gdp", "multiplier=0.5"], 10_000),
     "laplace": (["algorithm=laplace", "multiplier=0.7"], 10_000),
-    "dp_prox": (["algorithm=dp_prox", "multiplier=0.5", *HALF], 2_000),
+    "dp_prox": (["algorithm=dp_prox", "multiplier=0.5", *HALF], 3_500),
     "local_client": (["algorithm=cuag_pfl", "variant=local_client", "multiplier=0.3", *ACTIVE], 700),
     "central_client": (["algorithm=cuag_pfl", "variant=central_client", "multiplier=0.3", *ACTIVE, *ALL], 700),
     "local_sample": (

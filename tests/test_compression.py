@@ -29,7 +29,8 @@ from sordino.compression.sensing import (
     matrix,
     minnorm,
 )
-from sordino.errors import ConfigError
+from sordino.engine import wire
+from sordino.errors import ConfigError, WireError
 from sordino.privacy.sources import Counter
 from sordino.privacy.stages import Clip, Noise
 from sordino.tasks.nets import cnn_wide
@@ -311,6 +312,24 @@ def test_sensing_settings_that_are_none() -> None:
     for bad in ({"rate": 0.0}, {"rate": 2.0}, {"block": 0}):
         with pytest.raises(ConfigError):
             Sensing(**bad)  # type: ignore[arg-type]
+
+
+def test_a_client_with_another_seed_is_not_understood() -> None:
+    """The seed is part of the experiment, whose digest every message carries: a matrix that differs is found before it is used."""
+
+    def parts(seed: int) -> Parts:
+        sensing = {"name": "sensing", "rate": 0.5, "seed": seed}
+        given: dict[str, Any] = {"algorithm": {"name": "fedavg"}, "uplink": {"client": [sensing]}, "rounds": 1}
+        return Parts(config.validate({"partition": {"scheme": "iid", "clients": 4}, "privacy": {}} | given))
+
+    here, there = parts(1), parts(2)
+    down = here.algorithm.broadcast(here.state("server"))
+    grants = {0: Grant(0, here.sizes[0], here.largest, Counter(1))}
+    message = wire.encode(here.clients("run").header(0, -1), down)
+    assert len(dict(here.clients("run").answer(0, message, grants, 1))) == 1
+    with pytest.raises(WireError) as refusal:
+        list(there.clients("run").answer(0, message, grants, 1))
+    assert refusal.value.code == "foreign-config"
 
 
 # layer rates ------------------------------------------------------------------------------------------------------------

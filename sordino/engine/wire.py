@@ -222,7 +222,10 @@ def _check_addressee(header: Header, expected: Header) -> None:
         if found != wanted:
             raise WireError(
                 f"the message is for {name} {found}, expected {wanted}",
-                fix="ignore it; it belongs to another run, round or sender",
+                why="its sender runs another experiment: a setting differs, be it a seed" if name == "config" else "",
+                fix="give both the same experiment file"
+                if name == "config"
+                else "ignore it; it belongs to another run, round or sender",
                 code=f"foreign-{name}",
             )
 
