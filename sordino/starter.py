@@ -17,12 +17,12 @@ source = "digits"               # real 8x8 images that ship with sordino; or:
 # source = "images"             # path = a folder of parquet files in the Hugging Face image format
 
 [partition]
-scheme = "dirichlet"            # iid, dirichlet, shards, classes, quantity, long_tail, natural (by data.group)
+scheme = "dirichlet"            # iid, dirichlet, shards, classes, active, quantity, long_tail, power_law, natural (by data.group)
 clients = 20
 alpha = 0.5                     # smaller: clients differ more
 
 [model]
-name = "task:Net"               # class Net in task.py; or logistic, mlp, cnn, cnn_norm, cnn_wide
+name = "task:Net"               # class Net in task.py; or logistic, mlp, cnn, cnn_norm, cnn_wide, vgg16
 
 [cohort]
 name = "everyone"               # or {name = "round_robin", size = 5}, "random", "poisson" (rate = 0.1)
