@@ -38,7 +38,10 @@ TINY = ("rounds=2", "partition=iid", "partition.clients=3", "evaluation.final=1"
 BUDGET = ("privacy.epsilon=0.9", "privacy.delta=1e-5")
 HIDDEN = ("cohort={name='poisson', rate=0.5}", "privacy.epsilon=4", "privacy.delta=1e-3")
 SPECIAL = {
+    "cuag_pfl": (*HIDDEN, "model={name='mlp', hidden=16}"),
     "convex_stable": ("model={name='logistic', radius=4.0}",),
+    "pfl_dyn": ("model={name='mlp', hidden=16}",),
+    "prifedsync": ("model={name='mlp', hidden=16}",),
     "dp_prox": HIDDEN,
     "dp_fedavg": HIDDEN,
     "pdp_prox": ("cohort=everyone", "privacy.epsilon={linspace=[1.0, 4.0], levels=3}"),
@@ -107,8 +110,10 @@ def promises(name: str) -> list[str]:
 
 def promised(name: str) -> str:
     """The widest unit and strongest adversary with a finite number."""
-    order = {"client": 0, "example": 1, "server": 0, "participants": 1, "public": 2}
+    order = {"client": 0, "cell": 1, "example": 2, "server": 0, "participants": 1, "public": 2}
     finite = [row for row in guarantees(name) if row["epsilon"] != "inf"]
+    if any(row["status"] == "nominal" for row in guarantees(name)):
+        return "nothing: what its source prints proves nothing"
     if not finite:
         return "nothing by itself; a noisy reader or uplink makes it private"
     row = min(finite, key=lambda r: (order[r["unit"]], order[r["adversary"]]))

@@ -54,7 +54,10 @@ def cuag_pfl(
     cohort_rate: float = 0.1,
     multiplier: float | None = None,
 ) -> PFLDyn:
-    """`mu`, `sigma`, `cohort_rate` and `variance_as_std` are of `published`; `cells` of `local_sample`. `clip` None is 1 where a bound is needed, else no clip."""
+    """PFLDyn + compression + noise.
+
+    `mu`, `sigma`, `cohort_rate` and `variance_as_std` are of `published`; `cells` of `local_sample`. `clip` None is 1 where a bound is needed, else no clip.
+    """
     rates = (rate, most, least, rule, share)
     fewer: Stage = BlockSum(*rates) if matrix == "block_sum" else Sensing(*rates, kind=matrix, reconstruct=reconstruct)
     own = OwnNorm(mu, sigma, clip, "layer", batch_size, local_steps, cohort_rate, variance_as_std=variance_as_std)
