@@ -40,14 +40,8 @@ from sordino.types import Claim, Source
 TRIALS = 30_000  # of either neighbour
 WRONG = 1e-4  # how likely an audit is to refute a true claim
 SHORT = 0.7  # the noise of a broken twin, of what its claim says
-DELTAS = (
-    1e-3,
-    1e-2,
-    0.03,
-    0.06,
-    0.1,
-    0.2,
-)  # a sampled claim is pressed hardest where sampling and noise matter equally
+# a sampled claim is pressed hardest where sampling and noise matter equally
+DELTAS = (1e-3, 1e-2, 0.03, 0.06, 0.1, 0.2)
 LEAST = 0.02  # an epsilon below which two deltas are not compared
 
 
