@@ -111,7 +111,6 @@ HALF = ['cohort={name="poisson",rate=0.5}']
 STAYS: dict[str, tuple[list[str], int]] = {
     "gaussian_gdp": (["algorithm=gaussian_gdp", "multiplier=0.5"], 10_000),
     "laplace": (["algorithm=laplace", "multiplier=0.7"], 10_000),
-    "dp_prox": (["algorithm=dp_prox", "multiplier=0.5", *HALF], 3_500),
     "local_client": (["algorithm=cuag_pfl", "variant=local_client", "multiplier=0.3", *ACTIVE], 700),
     "central_client": (["algorithm=cuag_pfl", "variant=central_client", "multiplier=0.3", *ACTIVE, *ALL], 700),
     "local_sample": (
@@ -129,6 +128,7 @@ ALSO: dict[str, tuple[list[str], int]] = {
         10_000,
     ),
     "noisy_steps": (["algorithm=noisy_steps", "multiplier=0.5", "local_epochs=2", "batch_size=50"], 10_000),
+    "dp_prox": (["algorithm=dp_prox", "multiplier=0.5", *HALF], 3_500),
     "gaussian_sampled": (["algorithm=gaussian_sampled", "multiplier=0.4", "rate=0.5"], 20_000),
     "whole_update": (["algorithm=whole_update", "multiplier=0.3", "algorithm.noise=laplace"], 10_000),
     "zero_out at the client": (["algorithm=whole_update", "multiplier=0.3", "neighbours=zero_out"], 5_000),

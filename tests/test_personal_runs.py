@@ -39,7 +39,9 @@ def ran(parts: Parts, folder: Path) -> dict[str, Any]:
 # budgets that hold ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("mechanism", ["bounds", "local", "rates", pytest.param("threshold", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "mechanism", ["bounds", "local", *(pytest.param(name, marks=pytest.mark.slow) for name in ("rates", "threshold"))]
+)
 def test_every_budget_holds_and_is_used(mechanism: str, tmp_path: Path) -> None:
     made_ = made({"name": "pdp_prox", "mechanism": mechanism}, MECHANISMS[mechanism], GROUPS)
     groups = ran(made_, tmp_path / "run")["budget"]["groups"]
@@ -110,6 +112,7 @@ def test_personal_bounds_are_in_the_ratio_of_what_budgets_buy() -> None:
         assert federation._central == pytest.approx(prices[3].multiplier)  # type: ignore[union-attr]
 
 
+@pytest.mark.slow
 def test_a_hidden_plan_of_thresholds_charges_everybody() -> None:
     parts = made({"name": "pdp_prox", "mechanism": "threshold"}, MECHANISMS["threshold"], GROUPS)
     assert isinstance(parts.plan, ThresholdPlan)

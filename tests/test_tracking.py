@@ -28,7 +28,7 @@ SMALL: dict[str, Any] = {
     "evaluation.every": 2,
     "evaluation.final": 0,
 }
-NUMBERS = {"active", "answered", "bytes_down", "bytes_up", "accuracy", "loss"}
+NUMBERS = {"active", "answered", "bytes_down", "bytes_up", "payload", "accuracy", "loss", "model_norm"}
 NUMBERS |= {"clients_mean", "clients_std", "clients_worst_tenth"}
 
 
