@@ -159,10 +159,13 @@ def _check(parts: Parts) -> None:
         )
     slow, chaos = parts.experiment.stragglers, parts.experiment.chaos
     late = (slow.policy == "late" and slow.share > 0) or chaos.drop + chaos.slow > 0
-    if late or getattr(parts.algorithm, "reads_each", False):
+    each = any(stage.reads_each for stage in parts.algorithm.uplink.client)
+    if late or each or getattr(parts.algorithm, "reads_each", False):
         raise ConfigError(
             "this run needs single uploads, and ranks send sums",
-            why="late uploads are left out of a sum one by one" if late else "the algorithm reads each upload",
+            why="late uploads are left out of a sum one by one"
+            if late
+            else "the algorithm or its uplink reads each upload",
             fix='use engine.executor = "processes"',
             code="ranks-send-sums",
         )

@@ -95,3 +95,10 @@ def test_who_is_late_cannot_be_taken_out_of_a_sum(tmp_path: Path, monkeypatch: p
     with pytest.raises(SordinoError) as refusal:
         start(made, tmp_path / "run")
     assert refusal.value.code == "ranks-send-sums"
+
+
+def test_a_median_of_norms_needs_single_uploads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "0")
+    with pytest.raises(SordinoError) as refusal:
+        start(BY_NAME["udp"].experiment(engine={"executor": "ranks"}), tmp_path / "run")
+    assert refusal.value.code == "ranks-send-sums"
