@@ -31,6 +31,9 @@ ARITHMETIC = "sums of clipped gradients are exact up to floating-point rounding"
 SCALING = "inputs are scaled by the mean and deviation of all training data, whose release is not accounted for"
 BUDGETS = "the budget of every client is public, and chosen without looking at its data"
 EVALUATION = "test metrics were computed by the evaluator and are no releases"
+OWN_MODELS = (
+    "scores of clients' own models depend on their training examples: whoever reads metrics.jsonl is not in this table"
+)
 
 
 def receipt(parts: Parts, federation: Federation) -> dict[str, Any]:
@@ -43,12 +46,14 @@ def receipt(parts: Parts, federation: Federation) -> dict[str, Any]:
     budget, guarantees = _budget(parts, federation), [row.to_json() for row in rows]
     for row in guarantees:
         if row["status"] == "nominal":
-            row |= _as_published(parts, len(notes), budget)
+            row |= _as_published(parts, row["unit"], len(notes), budget)
     assumptions = [SIMULATED if simulated else _table_error(parts), TUNING, ARITHMETIC, EVALUATION]
     if parts.dataset.classes:
         assumptions.append(SCALING)
     if parts.budget is not None and parts.budget.personal is not None:
         assumptions.append(BUDGETS)
+    if parts.evaluation().personal:
+        assumptions.append(OWN_MODELS)
     return {
         "format": 1,
         "run": federation.run,
@@ -63,13 +68,17 @@ def receipt(parts: Parts, federation: Federation) -> dict[str, Any]:
     }
 
 
-def _as_published(parts: Parts, rounds: int, budget: Mapping[str, Any] | None) -> dict[str, float]:
+def _as_published(parts: Parts, unit: str, rounds: int, budget: Mapping[str, Any] | None) -> dict[str, float | str]:
     """What the source's formula prints, and where its rounds do not add up to that, what the same formula gives for all of them."""
-    for gate in (parts.algorithm.uplink.as_published, parts.algorithm.read):
-        if (stated := getattr(gate, "stated", None)) is not None:
-            found = stated(rounds, parts.experiment.privacy.delta, min(parts.sizes))
-            return {"nominal_epsilon": found.epsilon, "nominal_composed": found.composed}
+    gate = parts.algorithm.uplink.as_published if unit == "client" else parts.algorithm.read
+    if (stated := getattr(gate, "stated", None)) is not None:
+        found = stated(rounds, parts.experiment.privacy.delta, max(1, min(parts.sizes)))
+        return {"nominal_epsilon": _number(found.epsilon), "nominal_composed": _number(found.composed)}
     return {"nominal_epsilon": budget["epsilon"] * budget["spent_share"]["max"]} if budget is not None else {}
+
+
+def _number(value: float) -> float | str:
+    return value if math.isfinite(value) else "inf"  # JSON has no infinity
 
 
 def spending(folder: Path, most: int | None = None) -> dict[str, Any]:
@@ -212,6 +221,7 @@ def verify(folder: Path) -> list[str]:
         again = json.loads(json.dumps(receipt(parts, federation)))
     finally:
         federation.ledger.close()
+    wrong += [f"{name}: in the receipt only" for name in sorted(claimed.keys() - again.keys())]
     for name in ("format", "run", "simulated", "rounds", "clients", "budget", "assumptions"):
         if not _same(again[name], claimed.get(name)):
             wrong.append(f"{name}: the ledger says {again[name]!r}, the receipt {claimed.get(name)!r}")
@@ -227,7 +237,7 @@ def verify(folder: Path) -> list[str]:
         else:
             wrong += [
                 f"{' / '.join(subject)}: the ledger gives {name} {value!r}, the receipt says {b.get(name)!r}"
-                for name, value in a.items()
+                for name, value in (dict.fromkeys(b) | a).items()
                 if not _same(value, b.get(name))
             ]
     return wrong

@@ -19,6 +19,7 @@ from sordino import tree
 from sordino.errors import ConfigError, UnsoundGuarantee
 from sordino.ledger.events import Event, NonPrivate
 from sordino.privacy.as_published import AsPublished
+from sordino.privacy.layers import ClipLayers
 from sordino.privacy.stages import Clip, Noise, Stage, Weigh, private
 from sordino.products import Total
 from sordino.tree import Tree
@@ -86,7 +87,7 @@ class Uplink:
                 )
         seen_noise = False
         for stage in self.client:
-            if seen_noise and isinstance(stage, Clip):
+            if seen_noise and isinstance(stage, Clip | ClipLayers):
                 raise UnsoundGuarantee(
                     "a clip after the noise",
                     why="the bound must hold before noise is added; the noise would be sized for the wrong input",
@@ -102,6 +103,21 @@ class Uplink:
                 code="two-noises",
             )
 
+        personal = next((i for i, s in enumerate(self.client) if isinstance(s, Clip) and s.personal), len(self.client))
+        if any(isinstance(stage, Clip | ClipLayers) for stage in self.client[personal + 1 :]):
+            raise UnsoundGuarantee(
+                "a clip behind a personal clip",
+                why="it would give everybody the same radius again, and the server would take those with small budgets for cheats",
+                fix="put the personal clip last",
+                code="clip-behind-personal-clip",
+            )
+        if self.as_published is not None and self.noise() is not None:
+            raise UnsoundGuarantee(
+                "noise as published together with noise that is priced",
+                why="the published stage bounds nothing and makes every claim nominal: a budget would be spent for nothing",
+                fix="keep one of them",
+                code="published-beside-noise",
+            )
         if self.personal and not any(stage.neighbours != "add_remove" for stage in private(self.server)):
             raise UnsoundGuarantee(
                 "a personal clip without central noise for visible clients",

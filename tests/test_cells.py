@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -20,7 +20,7 @@ from sordino.algorithms.prifedsync import prifedsync
 from sordino.errors import ConfigError
 from sordino.ledger.events import Gaussian, Poisson, Repeat
 from sordino.ledger.statement import note, statement, two_steps
-from sordino.privacy.episodes import CellGradient
+from sordino.privacy.episodes import CellGradient, CellShard
 from sordino.types import Examples, Grant, Params, Source, Work
 
 N, CELLS, CLIP, Z = 40, 5, 0.8, 3.0
@@ -177,6 +177,48 @@ def test_an_example_that_changes_turns_its_cell_around() -> None:
     cell, example = of["cell", "server"], of["example", "server"]
     assert (example.neighbours, example.status) == ("replace", "proved")
     assert example.epsilon == two_steps(cell.event, 1e-5, "add_remove") > 2 * cell.epsilon
+
+
+@dataclass(frozen=True)
+class Heads(Still):
+    """Chooses the cells it is told."""
+
+    chosen: tuple[int, ...] = ()
+
+    def child(self, *parts: int | str) -> Source:
+        return self
+
+    def coins(self, count: int, probability: float) -> Tensor:
+        return torch.isin(torch.arange(count), torch.tensor(self.chosen))
+
+
+def split(params: Params, support: Examples, query: Examples, draws: Tensor) -> Tensor:
+    """Which rows are asked, and with which keys."""
+    told = (query.x[:, 0].double() * torch.arange(1, len(query.y) + 1)).sum() + (draws % 97).double().mean()
+    return (params["w"] * told * 1e-3).sum()
+
+
+def test_what_a_cell_computes_does_not_tell_which_others_were_chosen() -> None:
+    """The summands of cells 3 and 7 are the same with and without cell 0: a coin that shifted the others' splits would show (a broken twin does)."""
+    reader, x = CellGradient(1e6, 8, rate=0.2, multiplier=1.0), torch.arange(160, dtype=torch.float64)[:, None]
+    data = Examples(x.expand(-1, 2), torch.arange(160) % 2)
+
+    def total(*chosen: int) -> Tensor:
+        grant = Grant(0, 160, 160, Heads(0, chosen=chosen), 1.0)
+        (episode,) = reader.open(data, grant, NET).episodes(Work(None, 1, None), keys.root(1))
+        return episode.grad(split, {"w": torch.zeros(3, dtype=torch.float64)})["w"]
+
+    alone, others = total(0), total(3, 7)
+    assert torch.allclose(total(0, 3, 7), alone + others, rtol=1e-12)
+    assert not torch.allclose(total(3), total(7))  # the split matters
+
+    def numbered(self: Any, work: Work, step: int, key: Any) -> Any:
+        return enumerate(cell for _, cell in whole(self, work, step, key))
+
+    whole = CellShard._cells
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(CellShard, "_cells", numbered)
+        assert not torch.allclose(total(0, 3, 7), total(0) + total(3, 7), rtol=1e-6)
 
 
 # the claim ---------------------------------------------------------------------------------------------------------------

@@ -169,7 +169,7 @@ def test_energy_shares_leave_the_least_noise(layers: list[tuple[int, float]], se
 
 @pytest.mark.parametrize("kind", ["equal", "energy"])
 def test_the_next_radius_is_the_norm_beneath_the_noise(kind: Any) -> None:
-    """clamp(c sqrt(max(0, |y_l|^2 - m_l s_l^2)), least, most), y_l and s_l in the layer's own units."""
+    """c sqrt(|y_l|^2 - m_l s_l^2), y_l and s_l in the layer's own units, between half and twice the old one; the old one where noise hides the norm."""
     sizes = (300, 40, 7, 5)
     stage = at(ClipLayers(1.0, kind, adapt=1.5, least=0.02, most=40.0), RADII)
     mean = {str(i): 0.2 * numbers(i, size) for i, size in enumerate(sizes)}
@@ -179,14 +179,26 @@ def test_the_next_radius_is_the_norm_beneath_the_noise(kind: Any) -> None:
     found = stage.learn(mean, mean, std, []).tolist()
     own, scaled = stage.decode(mean, mean), factors(stage, sizes)
     wanted = []
-    for y, f in zip(own.values(), scaled, strict=True):
-        beneath = float(y.norm()) ** 2 - y.numel() * (f * std) ** 2
-        wanted.append(min(max(1.5 * math.sqrt(max(0.0, beneath)), 0.02), 40.0))
+    for y, f, radius in zip(own.values(), scaled, RADII, strict=True):
+        beneath, hides = float(y.norm()) ** 2 - y.numel() * (f * std) ** 2, (f * std) ** 2 * math.sqrt(2 * y.numel())
+        norm = 1.5 * math.sqrt(beneath) if beneath > hides else radius
+        wanted.append(min(max(norm, radius / 2, 0.02), 2 * radius, 40.0))
     assert found == pytest.approx(wanted, rel=1e-9)
-    assert found[2:] == [0.02, 40.0]
-    assert all(0.02 < radius < 40 for radius in found[:2])
-    silent = stage.learn(mean, mean, 0.0, []).tolist()
-    assert silent[0] > found[0]
+    assert found[2] == RADII[2]
+    assert found[3] == 2 * RADII[3]
+    nothing = {name: torch.zeros_like(value) for name, value in mean.items()}
+    for level in (0.0, std):  # nobody answered
+        assert stage.learn(nothing, mean, level, []).tolist() == pytest.approx(list(RADII))
+    near = {name: value * 1e-2 for name, value in stage.encode(mean, Bound(), GRANT).items()}
+    exact = stage.learn(near, mean, 0.0, []).tolist()
+    assert exact == pytest.approx([max(r / 2, 0.02) for r in RADII])  # far below, and no noise: half as far
+
+
+def test_the_next_radius_where_the_step_is_small() -> None:
+    stage = at(ClipLayers(1.0, "equal", adapt=1.0), (2.0,))
+    mean = {"w": torch.full((100,), 0.12, dtype=torch.float64)}  # of norm 1.2, in units of 1 = 2.0
+    assert stage.learn(mean, mean, 0.0, []).tolist() == pytest.approx([2.4])
+    assert stage.learn(mean, mean, 0.05, []).tolist() == pytest.approx([2.0 * math.sqrt(1.44 - 100 * 0.05**2)])
 
 
 def test_radii_that_stay() -> None:
@@ -199,8 +211,18 @@ def test_radii_that_stay() -> None:
     assert adaptive.begin({"w": x["w"], "b": x["w"]}, x).tolist() == [0.7, 0.7]
 
 
-@pytest.mark.parametrize("bad", [{"radius": 0.0}, {"radius": math.inf}, {"adapt": 0.0}, {"least": -1.0}, {"most": 0.0}])
+@pytest.mark.parametrize(
+    "bad",
+    [
+        {"radius": 0.0},
+        {"radius": math.inf},
+        {"adapt": 0.0},
+        {"least": -1.0},
+        {"most": 0.0},
+        {"least": 2.0, "most": 1.0},
+    ],
+)
 def test_what_is_no_radius(bad: dict[str, float]) -> None:
     with pytest.raises(ConfigError) as refusal:
         ClipLayers(**{"radius": 1.0} | bad)  # type: ignore[arg-type]
-    assert refusal.value.code == "clip-not-positive"
+    assert refusal.value.code in ("clip-not-positive", "radius-out-of-range")

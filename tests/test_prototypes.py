@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -264,3 +265,15 @@ def test_who_has_one_class_or_one_example_has_no_episode(labels: list[int]) -> N
         next(iter(opened(data, client=7).episodes(Work(None, 1, 2), keys.root(1))))
     assert refusal.value.code == "no-episode"
     assert "client 7" in refusal.value.what
+
+
+@pytest.mark.parametrize("labels", [[1, 1, 1, 1], [0]])
+def test_a_client_without_an_episode_is_refused_aloud_only_where_nothing_is_private(labels: list[int]) -> None:
+    """An abort would tell of a client in a hidden cohort what no noise covers: under noise it sends what it was sent."""
+    own, loud = Examples(torch.zeros(len(labels), 2), torch.tensor(labels)), Grant(0, 4, 4, Counter(1))
+    task = net("any")[0]
+    with pytest.raises(DataError) as refusal:
+        next(iter(Open().open(own, loud, task).episodes(Work(None, 2, 1), keys.root(1))))
+    assert refusal.value.code == "no-episode"
+    quiet = Open().open(own, replace(loud, multiplier=1.0), task).episodes(Work(None, 2, 1), keys.root(1))
+    assert list(quiet) == []

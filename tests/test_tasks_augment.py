@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
 import torch
+from privacy.doubles import Still
 from torch import Tensor, nn
 
 from sordino import config, keys, tree
 from sordino.assemble import Parts
 from sordino.errors import ConfigError
 from sordino.privacy.per_example import one_by_one, slow_sum
+from sordino.privacy.readers import NoisyGradient, NoisyShard
 from sordino.products import Part, dense
 from sordino.tasks.augment import PAD, crop_flip
 from sordino.tasks.nets import NETS
 from sordino.tasks.task import Classification
-from sordino.types import Examples, Params
+from sordino.types import Examples, Grant, Params, Source, Work
 
 CLASSES, SIDE, N = 4, 16, 5
 DRAWS = keys.bits(keys.root(9), N)
@@ -204,3 +207,37 @@ def test_only_images_can_be_augmented(source: str) -> None:
     with pytest.raises(ConfigError) as refused:
         _ = Parts(config.load({}, ["algorithm=fedavg", "partition={scheme='natural'}", data])).task
     assert refused.value.code == "nothing-to-augment"
+
+
+# under noise ----------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Coupled(Still):
+    """The same keys for the last rows, however many come before them: what independent secret keys allow to assume."""
+
+    def child(self, *parts: int | str) -> Source:
+        return self
+
+    def words(self, count: int) -> Tensor:
+        return keys.bits(keys.root(5), 50)[-count:]
+
+
+@pytest.mark.parametrize("sampling", ["full", "poisson"])
+def test_a_missing_image_moves_the_sum_by_one_clip_at_most(sampling: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One image fewer must not cut its neighbours differently; keys counted by place do so, and move the sum further than noise was sized for."""
+    task, whole = task_of("mlp"), batch(n=20)
+    params, fewer = task.init(keys.root(1)), Examples(whole.x[1:], whole.y[1:])
+    reader = NoisyGradient(0.01, sampling=sampling, rate=1.0, neighbours="add_remove", multiplier=1.0)
+
+    def total(examples: Examples) -> Params:
+        shard = reader.open(examples, Grant(0, 20, 20, Coupled(0.0), 1.0), task)
+        (one,) = shard.batches(Work(None, 1, None), keys.root(2))
+        return {name: 20 * dense(g) for name, g in one.grad(task.losses, params).items()}
+
+    def moved() -> float:
+        return float(tree.norm(tree.sub(total(whole), total(fewer))))
+
+    assert 0 < moved() <= 0.01 * (1 + 1e-4)
+    monkeypatch.setattr(NoisyShard, "_draws", lambda self, step, count, key: keys.bits(key, count))
+    assert moved() > 0.015  # the broken twin

@@ -22,7 +22,7 @@ from sordino.algorithms import ALGORITHMS
 from sordino.assemble import Parts, settle
 from sordino.attacks import clients, records
 from sordino.attacks.bound import Found, mu_lost, tuned
-from sordino.attacks.pairs import Pair
+from sordino.attacks.pairs import Pair, Powerless
 from sordino.attacks.sources import Weak
 from sordino.config import Experiment
 from sordino.errors import ConfigError
@@ -223,7 +223,10 @@ def _attacked(
     alpha, each = WRONG / max(1, len(pairs)), max(100, trials // max(1, len(pairs)))
     told, found = "", Found(delta, 0.0)
     for number, pair in enumerate(pairs):
-        one = _lost(claim, pair, against, each, source.child(number), alpha)
+        try:
+            one = _lost(claim, pair, against, each, source.child(number), alpha)
+        except Powerless:
+            continue
         if not told or one.epsilon - against[one.delta] > found.epsilon - against[found.delta]:
             told, found = pair.told, one
     refuted = found.epsilon > against[found.delta]
@@ -241,7 +244,7 @@ def _attacked(
         claimed_there=against[found.delta],
         trials=each,
         confidence=1 - WRONG,
-        verdict=SKIPPED if not pairs else NOTHING if nominal else verdict,
+        verdict=SKIPPED if not told else NOTHING if nominal else verdict,
     )
 
 

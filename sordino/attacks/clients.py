@@ -18,7 +18,8 @@ from sordino.attacks.sources import Silent
 from sordino.engine.federation import Federation
 from sordino.ledger.events import Poisson
 from sordino.plan import Price
-from sordino.privacy.stages import private
+from sordino.privacy.layers import ClipLayers
+from sordino.privacy.stages import Clip, private
 from sordino.tree import Tree
 from sordino.types import Claim, Source
 from sordino.uplink import Uplink
@@ -89,13 +90,20 @@ def pairs(stand: Stand, claim: Claim) -> list[Pair]:
     """The neighbours of a claim about clients."""
     if stand.uplink.as_published is not None:
         return published(stand)
-    far, against = FAR, {"replace": -FAR, "zero_out": 0.0, "add_remove": None}[claim.neighbours]
+    far = _far(stand.uplink)
+    against = {"replace": -far, "zero_out": 0.0, "add_remove": None}[claim.neighbours]
     told = f"an update of any length against {WORDS[claim.neighbours]}"
     if not private(stand.uplink.server):
         assert against is not None, "presence is not hidden from whoever receives uploads"
         return [Pair(told, stand.encoded(against), stand.encoded(far))]
     rate = claim.event.rate if isinstance(claim.event, Poisson) else 1.0
     return [Pair(told, stand.summed(against, rate), stand.summed(far, rate))]
+
+
+def _far(uplink: Uplink) -> float:
+    """An upload that every clip must cut, whatever its radius."""
+    radii = [stage.radius for stage in uplink.client if isinstance(stage, Clip | ClipLayers)]
+    return FAR * max(1.0, *radii) if radii else FAR
 
 
 WORDS = {"replace": "its opposite", "zero_out": "none", "add_remove": "an absent client"}

@@ -18,6 +18,10 @@ FAR = 1e3  # times any bound: what a gate must cut
 Release = Callable[[Source], Tensor]  # [independent draws of one call, numbers seen]
 
 
+class Powerless(Exception):
+    """Both neighbours look the same: whatever is found of them says nothing about the claim."""
+
+
 @dataclass(frozen=True)
 class Pair:
     """`by` direction: how far a release went from the one centre towards the other; by energy: how loud its noise is."""
@@ -47,4 +51,6 @@ class Pair:
         if self.by == "energy":
             return lambda seen: (((seen - origin) / std) ** 2).mean(1)
         length = ((centres[1] - origin) * towards).sum(1)
+        if not bool((torch.isfinite(length) & (length > 0)).all()):
+            raise Powerless
         return lambda seen: ((seen - origin) * towards).sum(1) / length

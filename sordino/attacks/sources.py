@@ -30,6 +30,9 @@ class Silent:
     def coins(self, count: int, probability: float) -> Tensor:
         return torch.ones(count, dtype=torch.bool) if self.only is None else torch.arange(count) == self.only
 
+    def words(self, count: int) -> Tensor:
+        return torch.arange(count)
+
 
 @dataclass(frozen=True)
 class Weak:
@@ -50,3 +53,6 @@ class Weak:
 
     def coins(self, count: int, probability: float) -> Tensor:
         return self.inner.coins(count, probability)
+
+    def words(self, count: int) -> Tensor:
+        return self.inner.words(count)

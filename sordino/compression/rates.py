@@ -138,5 +138,7 @@ class LayerByLayer(Stage):
         if not self.learns:
             return ()
         norms = [float(torch.linalg.vector_norm(layer.double())) for layer in layers]
+        if not all(map(math.isfinite, norms)):  # the model is lost, and the run says so
+            norms = [0.0] * len(norms)
         found = rates(norms, self.most, self.least, self.rule, self.share)
         return torch.tensor([round(10 * rate) for rate in found], dtype=torch.uint8)

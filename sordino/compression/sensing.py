@@ -144,8 +144,7 @@ class Sensing(LayerByLayer):
         # the last block of a layer may have any length, so all of them count, at every rate that a layer may have
         rates = [tenths / 10 for tenths in range(round(10 * self.least), round(10 * self.most) + 1)]
         used = rates if self.rate == "dynamic" else [self.rate]
-        longest = max(self._matrix(columns, rate).stretch for columns in range(1, self.block + 1) for rate in used)
-        l2 = bound.l2 * longest
+        l2 = bound.l2 * _longest(self.kind, self.block, self.seed, tuple(used))
         return Bound(l1=l2 * math.sqrt(coordinates), l2=l2)
 
     def measured(self, layer: Tensor, rate: float) -> Tensor:
@@ -174,6 +173,13 @@ class Sensing(LayerByLayer):
 
     def _matrix(self, columns: int, rate: float) -> Matrix:
         return matrix(self.kind, _rows(columns, rate), columns, self.seed)
+
+
+@lru_cache(maxsize=64)
+def _longest(kind: Kind, block: int, seed: int, rates: tuple[float, ...]) -> float:
+    """The most that any block is stretched by."""
+    each = ((_rows(columns, rate), columns) for columns in range(1, block + 1) for rate in rates)
+    return max(matrix(kind, rows, columns, seed).stretch for rows, columns in each)
 
 
 def _rows(columns: int, rate: float) -> int:

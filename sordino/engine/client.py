@@ -55,7 +55,14 @@ class Clients:
 
     def score(self, t: int, models: Sequence[Params], ways: Sequence[str]) -> dict[int, list[float]]:
         """Of every client here that has test examples: the means of its metrics, way after way of model after model. Nothing is released by it."""
-        return {k: self._scored(k, models, ways) for k, test in self.tests.items() if len(test.y)}
+        nothing = [0.0] * (
+            len(models) * len(ways) * len(self.task.metrics)
+        )  # who has no examples has no model of its own
+        return {
+            k: self._scored(k, models, ways) if len(self.shards[k].y) else nothing
+            for k, test in self.tests.items()
+            if len(test.y)
+        }
 
     def answer_scores(self, command: Mapping[str, Any], message: bytes) -> dict[int, list[float]]:
         """The same for a server in another process."""

@@ -327,7 +327,7 @@ class Federation:
             getattr(self.algorithm, "reads_each", False),
             self._weight,
             lambda client: self._reach(prices.get(client)),
-            lambda who: self._std(prices, who),
+            lambda who: self._std(prices, who) if self.plan.offer and self.plan.offer.unit == "client" else 0.0,
         )
         mail.seal(received.mean)
         if self._adaptive:

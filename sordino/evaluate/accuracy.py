@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from sordino.errors import ConfigError
 from sordino.partition.rows import Array, Rows
 from sordino.types import Examples, Params, Task
 
@@ -46,6 +47,13 @@ class Evaluator:
     def of_each(self, found: Mapping[int, Sequence[float]]) -> dict[str, Any]:
         """The same of a model for each client, from the means of every client that has test examples."""
         own, names = self._tested, list(self.task.metrics)
+        if not len(own.clients):
+            raise ConfigError(
+                "no client has examples to be tested on",
+                why="models of clients' own are tested on the clients' own examples",
+                fix="evaluation.personal = [], or hold some examples back",
+                code="nobody-is-tested",
+            )
         each = torch.tensor([found[k] for k in own.clients.tolist()], dtype=torch.float64)
         sizes = own.sizes.double()[:, None]
         return self._told(names, list((each * sizes).sum(0) / sizes.sum()), each[:, 0])

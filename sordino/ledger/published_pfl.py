@@ -46,7 +46,8 @@ def relative_noise(scale: float, setting: Setting = Setting()) -> float:
 
 def limit_mu(rate: float, steps: float, scale: float) -> float:
     """The central limit theorem of Gaussian DP (Bu et al. 2020): rate sqrt(steps (e^(1/sigma^2) - 1))."""
-    return rate * math.sqrt(steps * math.expm1(scale**-2))
+    exponent = scale**-2
+    return rate * math.sqrt(steps * math.expm1(exponent)) if exponent < 700 else math.inf
 
 
 def composed(mu: float, rounds: int) -> float:

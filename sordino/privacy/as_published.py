@@ -20,6 +20,7 @@ from torch import Tensor
 
 from sordino import keys, tree
 from sordino.errors import ConfigError, InvalidBudget
+from sordino.ledger.events import valid_delta
 from sordino.ledger.gaussian_dp import epsilon_of
 from sordino.ledger.published_pfl import (
     Setting,
@@ -44,6 +45,7 @@ EACH_ROUND = (
 )
 RAW_MEDIAN = "the median of raw norms is used without noise"
 EXACT = "exact client state is sent beside the update"
+UNHEARD = 1e300  # of a loss that nobody has told yet
 ONE_RECORD = "the noise is sized for one record in a mean over all, not for a client"
 
 
@@ -69,6 +71,16 @@ class AsPublished(Stage):
         raise NotImplementedError
 
 
+def _check_counts(**counts: int) -> None:
+    for name, count in counts.items():
+        if count < 1:
+            raise ConfigError(
+                f"{name} is too small",
+                why="it is counted from 1, levels between two budgets from 2",
+                code="not-positive",
+            )
+
+
 @dataclass(frozen=True)
 class OwnNorm(AsPublished):
     """mu: the published budget, or (lo, hi): `levels` budgets at even distances, dealt to the clients. sigma: fixed, in its place. clip: fixed, in place of the norm."""
@@ -87,6 +99,7 @@ class OwnNorm(AsPublished):
     def __post_init__(self) -> None:
         for mu in self.mu if isinstance(self.mu, tuple) else (self.mu,):
             adaptive_scale(mu, 1)  # refuses what is no budget
+        _check_counts(batch=self.batch, steps=self.steps, levels=self.levels - isinstance(self.mu, tuple))
         for number in (self.clip, self.sigma):
             if number is not None:
                 Clip(number)
@@ -105,6 +118,8 @@ class OwnNorm(AsPublished):
 
     def _noised(self, name: str, y: Tensor, whole: Tensor | None, relative: float, grant: Grant) -> Tensor:
         norm = torch.linalg.vector_norm(y.double()) if whole is None else whole
+        if not torch.isfinite(norm):  # an update that is no number counts as none
+            return torch.zeros_like(y)
         if self.clip is not None:
             y = y * clip_factor(norm, self.clip, y.dtype)
         std = relative * (float(norm) if self.clip is None else self.clip)
@@ -166,6 +181,8 @@ class UserLevel(AsPublished):
     def __post_init__(self) -> None:
         if not 0 < self.epsilon < math.inf:
             raise InvalidBudget(f"epsilon = {self.epsilon}", why="it is a number above 0", code="epsilon-not-positive")
+        valid_delta(self.delta)
+        _check_counts(batch=self.batch, horizon=1 if self.horizon is None else self.horizon)
         Clip(self.first if self.clip is None else self.clip)
 
     def shape(self, x: Tree) -> Tree:
@@ -178,7 +195,7 @@ class UserLevel(AsPublished):
     def _noised(self, x: Tree, grant: Grant) -> tuple[Tree, Tensor]:
         radius, norm, multiplier = self._radius or self.clip or self.first, tree.norm(x), self._multiplier
         std = multiplier * 2 * radius / (grant.size if self.per == "records" else self.batch)
-        if std == math.inf:
+        if std == math.inf or not torch.isfinite(norm):
             return tree.zeros_like(x), norm
         noisy = [
             grant.source.child(name).gaussian(leaf * clip_factor(norm, radius, leaf.dtype), std).to(leaf.dtype)
@@ -208,8 +225,8 @@ class UserLevel(AsPublished):
         return torch.tensor(self._median(each), dtype=torch.float64) if self.learns else ()
 
     def _median(self, each: Sequence[Tree]) -> float:
-        found = statistics.median(float(upload[1]) for upload in each) if each else 0.0
-        return found or self._radius
+        norms = [norm for upload in each if math.isfinite(norm := float(upload[1]))]
+        return (statistics.median(norms) if norms else 0.0) or self._radius
 
     @property
     def reasons(self) -> tuple[str, ...]:
@@ -236,7 +253,7 @@ class Discounted(UserLevel):
 
     _horizon: float = 0.0
     _spent: float = 0.0  # sum of 1 / multiplier^2 of the rounds before
-    _loss: float = math.inf
+    _loss: float = UNHEARD
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -258,14 +275,15 @@ class Discounted(UserLevel):
         return math.sqrt((self._horizon - self._round) / left) if self._round < self._horizon and left > 0 else math.inf
 
     def begin(self, x: Tree, model: Params) -> Tree:
-        return torch.tensor([self.first, float(self.horizon or 0), 0.0, math.inf], dtype=torch.float64)
+        return torch.tensor([self.first, float(self.horizon or 0), 0.0, UNHEARD], dtype=torch.float64)
 
     def at(self, t: int, public: Any) -> Stage:
         radius, horizon, spent, loss = public.tolist()
         return replace(self, _round=t, _radius=radius, _horizon=horizon, _spent=spent, _loss=loss)
 
     def learn(self, mean: Any, like: Tree, std: float, each: Sequence[Any]) -> Tree:
-        loss = statistics.fmean(float(upload[0].loss) for upload in each) if each else self._loss
+        losses = [loss for upload in each if math.isfinite(loss := float(upload[0].loss))]
+        loss = statistics.fmean(losses) if losses else self._loss
         horizon = self._horizon if loss < self._loss else math.ceil(0.8 * self._horizon)
         spent = self._spent + self._multiplier**-2
         return torch.tensor([self._median(each), horizon, spent, loss], dtype=torch.float64)

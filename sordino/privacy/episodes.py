@@ -54,8 +54,12 @@ def draw(labels: Tensor, each: int, key: Key) -> tuple[Tensor, Tensor]:
     return support, query
 
 
+def _enough(labels: Tensor) -> bool:
+    return len(labels) > 1 and bool((labels != labels[0]).any())
+
+
 def check_rows(labels: Tensor, client: int) -> None:
-    if len(labels) < 2 or bool((labels == labels[0]).all()):
+    if not _enough(labels):
         raise DataError(
             f"client {client} has {len(labels)} examples of {len(torch.unique(labels))} class",
             why="prototypes compare at least two examples of at least two classes",
@@ -81,9 +85,12 @@ class OpenEpisode:
         return dict(zip(leaves, found, strict=True))
 
 
-def opened(examples: Examples, effort: Work, client: int, key: Key) -> Iterator[Episode]:
-    """One episode a step; `batch_size` is that of the support and of the query."""
-    check_rows(examples.y, client)
+def opened(examples: Examples, effort: Work, grant: Grant, key: Key) -> Iterator[Episode]:
+    """One episode a step; `batch_size` is that of the support and of the query. Under noise nothing may tell that a client has none: it sends what it was sent."""
+    if grant.multiplier is None:
+        check_rows(examples.y, grant.client)
+    elif not _enough(examples.y):
+        return
     for step in range(effort.count(len(examples.y))):
         mine = keys.fold(key, "episode", step)
         support, query = draw(examples.y, effort.batch(len(examples.y)), mine)
@@ -210,7 +217,8 @@ class CellShard:
             mine = keys.fold(key, "episode", step)
             yield NoisyEpisode(self._reader, list(self._cells(effort, step, mine)), self._grant, step, mine)
 
-    def _cells(self, work: Work, step: int, key: Key) -> Iterator[Examples]:
+    def _cells(self, work: Work, step: int, key: Key) -> Iterator[tuple[int, Examples]]:
+        """With their numbers: what a cell computes must not tell which others were chosen."""
         reader, n = self._reader, len(self._examples.y)
         if reader.sampling == "fresh":
             order, chosen = keys.permutation(key, n)[: 2 * work.batch(n)], list(range(reader.cells))
@@ -219,13 +227,13 @@ class CellShard:
             coins = self._grant.source.child("sample", step).coins(reader.cells, reader.rate)
             chosen = torch.nonzero(coins).flatten().tolist()
         parts = torch.tensor_split(order, reader.cells)
-        return (_taken(self._examples, parts[i]) for i in chosen)
+        return ((i, _taken(self._examples, parts[i])) for i in chosen)
 
 
 @dataclass
 class NoisyEpisode:
     _reader: CellGradient
-    _cells: list[Examples] = field(repr=False)
+    _cells: list[tuple[int, Examples]] = field(repr=False)
     _grant: Grant
     _step: int
     _key: Key
@@ -243,7 +251,7 @@ class NoisyEpisode:
         self._read = True
         reader, clip = self._reader, Clip(self._reader.clip)
         total = tree.map(torch.Tensor.double, tree.zeros_like(params))
-        for number, cell in enumerate(self._cells):
+        for number, cell in self._cells:
             total = tree.add(total, clip.encode(self._of(cell, number, loss, params), Bound(), self._grant))
         multiplier = reader.multiplier if reader.multiplier is not None else self._grant.multiplier
         assert multiplier is not None, "the plan prices every private reader before a round"

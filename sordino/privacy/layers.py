@@ -14,8 +14,10 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
+from torch import Tensor
 
 from sordino import tree
+from sordino.errors import ConfigError
 from sordino.privacy.stages import Clip, Stage, clip_factor
 from sordino.tree import Tree
 from sordino.types import Bound, Grant, Params
@@ -38,6 +40,12 @@ class ClipLayers(Stage):
     def __post_init__(self) -> None:
         for number in (self.radius, self.least, self.most, 1.0 if self.adapt is None else self.adapt):
             Clip(number)  # refuses what is no radius
+        if not 1e-30 < self.least <= self.most:
+            raise ConfigError(
+                f"radii between {self.least} and {self.most}",
+                why="the least is a number above 1e-30 and not above the most",
+                code="radius-out-of-range",
+            )
 
     def bound(self, bound: Bound, coordinates: int) -> Bound:
         return Bound(l1=math.sqrt(coordinates), l2=1.0)
@@ -62,7 +70,9 @@ class ClipLayers(Stage):
             for r, leaf in zip(radii, leaves, strict=True)
         ]
         # rounded down, so that they cannot add up to more than 1
-        return [(radius, part / math.fsum(parts) * (1 - 1e-12)) for radius, part in zip(radii, parts, strict=True)]
+        return [
+            (radius, part / (math.fsum(parts) or 1.0) * (1 - 1e-12)) for radius, part in zip(radii, parts, strict=True)
+        ]
 
     # radii that go down with the model -------------------------------------------------------------------------------------------
 
@@ -79,9 +89,15 @@ class ClipLayers(Stage):
     def learn(self, mean: Tree, like: Tree, std: float, each: Sequence[Tree]) -> Tree:
         if self.adapt is None:
             return ()
-        found = []
-        for leaf, (radius, share) in zip(tree.leaves(mean), self._layers(like), strict=True):
-            beneath = max(0.0, float((leaf.double() ** 2).sum()) - leaf.numel() * std**2)
-            wanted = self.adapt * math.sqrt(beneath / share) * radius
-            found.append(min(max(wanted, self.least), self.most))
-        return torch.tensor(found, dtype=torch.float64)
+        layers = zip(tree.leaves(mean), self._layers(like), strict=True)
+        return torch.tensor([self._next(leaf, std, *layer) for leaf, layer in layers], dtype=torch.float64)
+
+    def _next(self, mean: Tensor, std: float, radius: float, share: float) -> float:
+        """The norm beneath the noise says how far; what the noise hides, or an empty round, says nothing. At most twice or half as far as before."""
+        assert self.adapt is not None
+        noise = mean.numel() * std**2
+        beneath = float((mean.double() ** 2).sum()) - noise
+        if not beneath > noise * math.sqrt(2 / max(1, mean.numel())):
+            return radius
+        wanted = self.adapt * math.sqrt(beneath / share) * radius
+        return min(max(wanted, radius / 2, self.least), 2 * radius, self.most)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
+from sordino.errors import ConfigError
 from sordino.privacy.stages import Stage
 from sordino.tree import Tree
 from sordino.types import Bound, Grant, Params
@@ -43,6 +44,16 @@ class OneField(Stage):
     def learn(self, mean: Any, like: Any, std: float, each: Sequence[Any]) -> Tree:
         mine = [getattr(upload, self.field) for upload in each]
         return self.stage.learn(getattr(mean, self.field), getattr(like, self.field), std, mine)
+
+    def weight(self, size: int, largest: int, precision: float = 1.0) -> float:
+        if (weight := self.stage.weight(size, largest, precision)) != 1:
+            raise ConfigError(
+                "a weight on one field of an upload",
+                why="the sum is divided by one number, whatever the field",
+                fix="weigh whole uploads",
+                code="weight-of-a-field",
+            )
+        return weight
 
     def _with(self, x: Any, value: Tree) -> Any:
         return x._replace(**{self.field: value})

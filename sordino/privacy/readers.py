@@ -90,7 +90,7 @@ class OpenShard:
         return len(self._examples.y)
 
     def episodes(self, work: Work, key: Key) -> Iterator[Episode]:
-        return opened(self._examples, effort(work, self._grant), self._grant.client, key)
+        return opened(self._examples, effort(work, self._grant), self._grant, key)
 
     def sum(self, of: Callable[[Tensor, Tensor], Tree]) -> Tree:
         return of(*self._examples)
@@ -347,14 +347,20 @@ class NoisyShard(GradientsOnly):
         reader = self._reader
         multiplier = reader.multiplier if reader.multiplier is not None else self._grant.multiplier
         assert multiplier is not None, "the plan prices every private reader before a round"
-        total = self._sum(rows, losses, params, key)
+        total = self._sum(rows, losses, params, self._draws(step, len(rows), key))
         scale = multiplier * reader.sensitivity
         source = self._grant.source.child("read", step)
         denominator = reader.denominator(self.size, work_batch)
         noisy = {name: reader.mechanism.add(total[name], scale, source.child(name)) for name in params}
         return {name: Scaled(noisy[name].to(params[name].dtype), 1 / denominator) for name in params}  # type: ignore[misc]
 
-    def _sum(self, rows: Tensor, losses: Losses, params: Params, key: Key) -> Params:
+    def _draws(self, step: int, count: int, key: Key) -> Tensor:
+        """One key per example, for crops and dropout. Where an example may be missing, its neighbours' must not tell: they are secret, like the sample."""
+        if self._reader.neighbours == "add_remove":
+            return self._grant.source.child("draws", step).words(count)
+        return keys.bits(key, count)
+
+    def _sum(self, rows: Tensor, losses: Losses, params: Params, draws: Tensor) -> Params:
         """Of the clipped gradients, the same alone and in a pool of clients that stand at the same weights."""
         reader, pool = self._reader, self._grant.pool
         assert reader.clip_order is not None
@@ -365,7 +371,6 @@ class NoisyShard(GradientsOnly):
             if pooled is not None:
                 return pooled
         batch = Examples(self._examples.x[rows], self._examples.y[rows])
-        draws = keys.bits(key, len(rows))
         return self._task.clipped_sum(losses, params, batch, draws, reader.clip, reader.clip_order)
 
 

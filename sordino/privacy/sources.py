@@ -60,6 +60,9 @@ class Counter:
     def coins(self, count: int, probability: float) -> Tensor:
         return keys.coin(self.key, count, probability)
 
+    def words(self, count: int) -> Tensor:
+        return keys.bits(self.key, count)
+
 
 class System:
     """Noise that protects people: fresh entropy for every child, nothing to seed, nothing to repeat."""
@@ -85,6 +88,9 @@ class System:
             if probability < 1
             else torch.ones(count, dtype=torch.bool)
         )
+
+    def words(self, count: int) -> Tensor:
+        return torch.from_numpy(self._words(count).view(np.int64).copy())
 
     def _on_grid(self, values: Tensor, scale: float, table: Callable[[float], Cells]) -> Tensor:
         if not 1e-290 < scale < math.inf:  # below, a step of the grid is no float any more

@@ -54,11 +54,16 @@ def promise(rows: list[dict[str, Any]]) -> str:
     finite = [row for row in rows if row["epsilon"] != "inf"]
     if not finite:
         printed = next(
-            (f"; nominal {row['nominal_epsilon']:.3g} proves nothing" for row in rows if "nominal_epsilon" in row), ""
+            (
+                f"; nominal {float(row['nominal_epsilon']):.3g} proves nothing"
+                for row in rows
+                if "nominal_epsilon" in row
+            ),
+            "",
         )
         return f"nothing promised{printed}"
     row = min(finite, key=lambda r: (order[r["unit"]], order[r["adversary"]]))
     text = f"ε {row['epsilon']:.3g} per {row['unit']}, against {row['adversary']}, δ {row['delta']:g}, "
     if "nominal_epsilon" in row:
-        return text + f"holds; nominal {row['nominal_epsilon']:.3g} proves nothing"
+        return text + f"holds; nominal {float(row['nominal_epsilon']):.3g} proves nothing"
     return text + str(row["status"])

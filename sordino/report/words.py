@@ -56,12 +56,12 @@ def sentence(row: dict[str, Any], adversaries: list[str]) -> str:
     if row["epsilon"] == "inf" and "nominal_epsilon" in row:
         composed = row.get("nominal_composed", row["nominal_epsilon"])
         more = (
-            f" (all rounds added up, the same formula gives {composed:.3g})"
+            f" (all rounds added up, the same formula gives {float(composed):.3g})"
             if composed != row["nominal_epsilon"]
             else ""
         )
         return (
-            f"Nothing is promised about {what}, against {who}. The source's formula prints epsilon {row['nominal_epsilon']:.3g}{more}; "
+            f"Nothing is promised about {what}, against {who}. The source's formula prints epsilon {float(row['nominal_epsilon']):.3g}{more}; "
             f"it proves nothing: {'; '.join(row['because'])}."
         )
     if row["epsilon"] == "inf":
@@ -70,9 +70,9 @@ def sentence(row: dict[str, Any], adversaries: list[str]) -> str:
         f"{CHANGE[row['neighbours']]} makes nothing they see more than {_times(row['epsilon'])} times as likely, "
         f"except for a chance of {row['delta']:g}"
     )
-    if row["status"] == "nominal":
+    if row["status"] == "nominal" and "nominal_epsilon" in row:
         return (
-            f"About {what}, against {who}: the source's formula prints epsilon {row['nominal_epsilon']:.3g}. That number proves nothing "
+            f"About {what}, against {who}: the source's formula prints epsilon {float(row['nominal_epsilon']):.3g}. That number proves nothing "
             f"({'; '.join(row['because'])}). What does hold: {holds} (epsilon {row['epsilon']:.3g})."
         )
     because = f" This rests on: {'; '.join(row['because'])}." if row["because"] else ""

@@ -348,6 +348,8 @@ TAMPERINGS: dict[str, Callable[[Path], None]] = {
     "not simulated": lambda f: edit(f, lambda r: r.update(simulated=False)),
     "assumption gone": lambda f: edit(f, lambda r: r["assumptions"].pop(0)),
     "rounds": lambda f: edit(f, lambda r: r.update(rounds=r["rounds"] - 1)),
+    "a number nobody printed": lambda f: edit(f, lambda r: r["guarantees"][0].update(nominal_epsilon=0.001)),
+    "words nobody said": lambda f: edit(f, lambda r: r.update(seal="approved")),
     "other head": lambda f: edit(f, lambda r: r.update(ledger_head="00" * 32)),
     "ledger rolled back": put_back,
     "ledger edited": write_in_ledger,

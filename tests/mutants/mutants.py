@@ -126,7 +126,7 @@ MUTANTS = [
     one(
         "noise before the clip allowed",
         "uplink.py",
-        "if seen_noise and isinstance(stage, Clip):",
+        "if seen_noise and isinstance(stage, Clip | ClipLayers):",
         "if False:",
         f"{REFUSALS}::test_an_unsafe_experiment_does_not_start",
     ),

@@ -36,6 +36,9 @@ class Still:
     def coins(self, count: int, probability: float) -> Tensor:
         return keys.coin(self.key, count, probability)
 
+    def words(self, count: int) -> Tensor:
+        return keys.bits(self.key, count)
+
 
 def linear(params: Params, x: Tensor, y: Tensor, keys: Tensor) -> Tensor:
     """The gradient of example i is row i of x, whatever the parameters are."""

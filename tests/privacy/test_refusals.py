@@ -35,8 +35,10 @@ from sordino.ledger import (
     published_pfl,
     schedules,
 )
+from sordino.privacy.as_published import OwnNorm
 from sordino.privacy.convex import ConvexStable
 from sordino.privacy.episodes import CellGradient
+from sordino.privacy.layers import ClipLayers
 from sordino.privacy.mechanisms import GaussianNoise, LaplaceNoise
 from sordino.privacy.readers import NoisyGradient
 from sordino.privacy.sources import Counter, System
@@ -484,6 +486,14 @@ CALLS: dict[str, Call] = {
         "personal-schedule",
         lambda: priced({"name": "pdp_prox", "mechanism": "rates"}, {"name": "by_budget", "size": 2}, "linear_back"),
     ),
+    "a clip behind a personal clip": Call(
+        "clip-behind-personal-clip",
+        lambda: Uplink((Clip(1.0, personal=True), ClipLayers(1.0)), (Noise(neighbours="zero_out"),)),
+    ),
+    "noise as published beside noise that is priced": Call(
+        "published-beside-noise", lambda: Uplink((OwnNorm(), Clip(1.0), Noise()))
+    ),
+    "layers clipped behind the noise": Call("noise-before-clip", lambda: Uplink((Clip(1.0), Noise(), ClipLayers(1.0)))),
     "exact states beside sound noise": Call("oracle-leaks", lambda: cuag_pfl("local_client", server_state="oracle")),
     "a batch from cells": Call(
         "episodes-only", lambda: next(iter(CellGradient(1.0).open(ROWS, GRANT, NET).batches(Work(None, 1, None), 0)))
