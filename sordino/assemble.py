@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, is_dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -14,7 +14,7 @@ import torch
 from sordino import budgets, gates, keys, own, tree
 from sordino.algorithms import ALGORITHMS
 from sordino.config import Engine, Experiment, Privacy, build
-from sordino.data import SOURCES, Dataset, Split
+from sordino.data import SOURCES, Dataset
 from sordino.engine.adapting import Adapting
 from sordino.engine.checkpoint import Loaded
 from sordino.engine.client import Clients
@@ -22,6 +22,7 @@ from sordino.engine.cohort import Cohort, alike
 from sordino.engine.federation import Federation
 from sordino.engine.machine import decide
 from sordino.engine.personal import COHORTS, Personal, ThresholdPublished
+from sordino.engine.shards import Shards
 from sordino.engine.store import States, template
 from sordino.engine.stragglers import Stragglers
 from sordino.engine.wire import Header
@@ -49,24 +50,6 @@ def settle(experiment: Experiment) -> Experiment:
     algorithm = Parts(experiment).algorithm
     private = algorithm.read.offer() is not None or algorithm.uplink.noise() is not None
     return experiment if private else experiment.model_copy(update={"privacy": Privacy()})
-
-
-class Shards(Mapping[int, Examples]):
-    """Each client's rows, gathered when the client is asked: the data lie in memory once."""
-
-    def __init__(self, train: Split, rows: Sequence[Any], which: range) -> None:
-        self._x, self._y = torch.from_numpy(np.asarray(train.x)), torch.from_numpy(np.asarray(train.y))
-        self._rows, self._which = rows, which
-
-    def __getitem__(self, client: int) -> Examples:
-        rows = torch.from_numpy(np.asarray(self._rows[client]))
-        return Examples(self._x.index_select(0, rows), self._y.index_select(0, rows))
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(self._which)
-
-    def __len__(self) -> int:
-        return len(self._which)
 
 
 SPOKEN = ("read", "uplink", "work", "init", "init_client", "broadcast", "zero", "local", "update", "models", "personal")
@@ -264,6 +247,14 @@ class Parts:
     def plan(self) -> Plan:
         """Prices every exposure; refuses, before any data is read, what could not keep its promise."""
         algorithm, privacy, population = self.algorithm, self.experiment.privacy, len(self.sizes)
+        asked = "episodes" if getattr(algorithm, "episodic", False) else "batches"
+        if (gives := getattr(algorithm.read, "gives", asked)) != asked:
+            raise UnsoundGuarantee(
+                f"an algorithm of {asked} with a reader of {gives}",
+                why="the reader's promise covers nothing else",
+                fix='read = {name = "cells", ...}' if asked == "episodes" else 'read = {name = "noisy_gradient", ...}',
+                code="reader-does-not-give",
+            )
         algorithm.read.check(algorithm.work, self.task)
         algorithm.uplink.bound(self.coordinates)
         _ = self.stragglers

@@ -73,6 +73,7 @@ class LocalSgd:
     # what the server holds, and what a client makes of it ------------------------------------------------------------------------
 
     personalises: ClassVar[bool] = False  # are clients' models their own?
+    episodic: ClassVar[bool] = False  # does `local` ask its shard for episodes instead of batches?
 
     def models(self, s: Any) -> Mapping[str, Params]:
         return {"global": s.x}

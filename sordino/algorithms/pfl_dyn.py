@@ -69,6 +69,7 @@ class PFLDyn(LocalSgd):
     lr_decay: float = 0.997
     uplink: Uplink = Uplink(client=())  # uniform weights
     personalises: ClassVar[bool] = True
+    episodic: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         super().__post_init__()

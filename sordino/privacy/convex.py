@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from typing import ClassVar
 
 from sordino.errors import ConfigError, PrivacyError, UnsoundGuarantee
 from sordino.keys import Key
@@ -28,6 +29,7 @@ class ConvexStable:
 
     radius: float  # B
     multiplier: float | None = None
+    gives: ClassVar[str] = "batches"
     mechanism: GaussianNoise = GaussianNoise()
 
     def __post_init__(self) -> None:

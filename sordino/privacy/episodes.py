@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -121,6 +121,7 @@ class CellGradient:
     rate: float = 0.2
     mechanism: GaussianNoise = GaussianNoise()
     multiplier: float | None = None  # None: the plan decides from the budget
+    gives: ClassVar[str] = "episodes"
 
     def __post_init__(self) -> None:
         Clip(self.clip)

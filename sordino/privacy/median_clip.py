@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -30,6 +31,7 @@ UNBOUNDED = "noised gradients whose clip follows the data"
 class MedianClip:
     sigma: float = 1.0
     rate: float = 0.1  # of clients per round, in the published formula
+    gives: ClassVar[str] = "batches"
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.sigma) and self.sigma > 0):

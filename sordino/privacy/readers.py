@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -163,6 +163,7 @@ class NoisyGradient:
     rate: float = 1.0
     neighbours: Neighbours = "replace"
     multiplier: float | None = None  # None: the plan decides from the budget
+    gives: ClassVar[str] = "batches"
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.clip) and self.clip > 0):

@@ -328,6 +328,11 @@ def shard(reader: NoisyGradient, reads: int | None = None) -> Any:
     return reader.open(rows, Grant(0, 4, 4, Counter(1), 1.0, reads=reads), Quadratic(2))
 
 
+def planned(algorithm: Table, read: Table) -> Any:
+    made = {"partition": {"scheme": "iid", "clients": 4}, "algorithm": algorithm, "read": read, "privacy": {}}
+    return Parts(config.validate(made)).plan
+
+
 ROWS = Examples(torch.zeros(4, 2), torch.tensor([0, 1, 0, 1]))
 GRANT = Grant(0, 4, 4, Counter(1), 1.0)
 
@@ -494,6 +499,13 @@ CALLS: dict[str, Call] = {
         "published-beside-noise", lambda: Uplink((OwnNorm(), Clip(1.0), Noise()))
     ),
     "layers clipped behind the noise": Call("noise-before-clip", lambda: Uplink((Clip(1.0), Noise(), ClipLayers(1.0)))),
+    "cells for an algorithm of batches": Call(
+        "reader-does-not-give", lambda: planned({"name": "fedavg"}, {"name": "cells", "clip": 1.0, "multiplier": 1.0})
+    ),
+    "gradients for an algorithm of episodes": Call(
+        "reader-does-not-give",
+        lambda: planned({"name": "pfl_dyn"}, {"name": "noisy_gradient", "clip": 1.0, "multiplier": 1.0}),
+    ),
     "exact states beside sound noise": Call("oracle-leaks", lambda: cuag_pfl("local_client", server_state="oracle")),
     "a batch from cells": Call(
         "episodes-only", lambda: next(iter(CellGradient(1.0).open(ROWS, GRANT, NET).batches(Work(None, 1, None), 0)))
