@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import statistics
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from sordino.privacy.readers import Open
 from sordino.privacy.sources import Counter
 from sordino.tasks.personalise import WAYS
 from sordino.training import start
-from sordino.types import Grant
+from sordino.types import Examples, Grant
 
 BOTH = ["global", "aggregate"]
 THREE = ["finetune", "plain", "proto"]
@@ -199,3 +200,16 @@ def test_it_is_written_as_plain_json(tmp_path: Path) -> None:
 
     for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines():
         json.loads(line, parse_constant=refuse)
+
+
+def test_who_has_nothing_to_learn_from_is_scored_with_the_shared_model() -> None:
+    """Not with zeros, which would be a score that nobody got."""
+    clients = Parts(made(evaluation={"personal": ["proto"]})).clients("run")
+    algorithm, task = clients.algorithm, clients.task
+    params = next(iter(algorithm.models(algorithm.init(task, 1)).values()))
+    own = clients.shards[0]
+    bare = replace(clients, shards={0: Examples(own.x[:0], own.y[:0])}, tests={0: clients.tests[0]})
+    scored = task.score(params, clients.tests[0])
+    wanted = [float(scored[name].mean()) for name in task.metrics]
+    assert bare.score(0, [params], ["proto"]) == {0: wanted}
+    assert clients.score(0, [params], ["proto"])[0] != wanted

@@ -7,6 +7,7 @@ The published rule is V-shaped in a layer's share of the whole norm: small layer
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, Self
@@ -70,7 +71,7 @@ def rates(
 
 
 @dataclass(frozen=True)
-class LayerByLayer(Stage):
+class LayerByLayer(Stage, ABC):
     """What all compressions of layers share: their rates.
 
     rate: one for every layer and round, or "dynamic": from the layers of the model at first, then of the last update the server rebuilt. These go down with
@@ -90,15 +91,15 @@ class LayerByLayer(Stage):
         else:
             check(self.rate)
 
-    def measured(self, layer: Tensor, rate: float) -> Tensor:
-        raise NotImplementedError
+    @abstractmethod
+    def measured(self, layer: Tensor, rate: float) -> Tensor: ...
 
+    @abstractmethod
     def kept(self, layer: Tensor, rate: float) -> int:
         """How many numbers are left of it."""
-        raise NotImplementedError
 
-    def rebuilt(self, y: Tensor, like: Tensor, rate: float) -> Tensor:
-        raise NotImplementedError
+    @abstractmethod
+    def rebuilt(self, y: Tensor, like: Tensor, rate: float) -> Tensor: ...
 
     def encode(self, x: Tree, bound: Bound, grant: Grant) -> Tree:
         pairs = zip(tree.leaves(x), self._rates(x), strict=True)

@@ -15,7 +15,7 @@ from sordino.privacy.pool import Pool
 from sordino.privacy.readers import Open
 from sordino.privacy.sources import Counter
 from sordino.tasks.personalise import WAYS
-from sordino.types import Examples, Grant, Params, Task
+from sordino.types import Examples, Grant, Model, Params, Shard, Task
 
 
 @dataclass
@@ -55,14 +55,7 @@ class Clients:
 
     def score(self, t: int, models: Sequence[Params], ways: Sequence[str]) -> dict[int, list[float]]:
         """Of every client here that has test examples: the means of its metrics, way after way of model after model. Nothing is released by it."""
-        nothing = [0.0] * (
-            len(models) * len(ways) * len(self.task.metrics)
-        )  # who has no examples has no model of its own
-        return {
-            k: self._scored(k, models, ways) if len(self.shards[k].y) else nothing
-            for k, test in self.tests.items()
-            if len(test.y)
-        }
+        return {k: self._scored(k, models, ways) for k, test in self.tests.items() if len(test.y)}
 
     def answer_scores(self, command: Mapping[str, Any], message: bytes) -> dict[int, list[float]]:
         """The same for a server in another process."""
@@ -76,14 +69,18 @@ class Clients:
         found: list[float] = []
         for params in models:
             for way in ways:
-                model = (
-                    WAYS[way](self.task, params, shard)
-                    if way in WAYS
-                    else self.algorithm.personal(self.task, params, self._state(k), shard)
-                )
-                scores = model.score(self.tests[k])
+                scores = self._own_model(k, way, params, shard).score(self.tests[k])
                 found += [float(scores[name].mean()) for name in self.task.metrics]
         return found
+
+    def _own_model(self, k: int, way: str, params: Params, shard: Shard) -> Model:
+        """Who has no examples of its own to learn from is left with the shared model."""
+        if not shard.size:
+            return WAYS["plain"](self.task, params, shard)
+        if way in WAYS:
+            return WAYS[way](self.task, params, shard)
+        model: Model = self.algorithm.personal(self.task, params, self._state(k), shard)
+        return model
 
     def _state(self, k: int) -> Any:
         state = self.states.get(k)
