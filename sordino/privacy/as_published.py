@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 import statistics
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal, NamedTuple
@@ -57,18 +58,18 @@ class Stated(NamedTuple):
 
 
 @dataclass(frozen=True)
-class AsPublished(Stage):
+class AsPublished(Stage, ABC):
     @property
+    @abstractmethod
     def reasons(self) -> tuple[str, ...]:
         """Why it proves nothing."""
-        raise NotImplementedError
 
     def bound(self, bound: Bound, coordinates: int) -> Bound:
         return Bound()
 
+    @abstractmethod
     def stated(self, rounds: int, delta: float, records: int) -> Stated:
         """Of the client with the fewest records."""
-        raise NotImplementedError
 
 
 def _check_counts(**counts: int) -> None:
