@@ -184,6 +184,17 @@ class CellGradient:
         return CellShard(self, examples, grant)
 
 
+def check_reservation(opened: bool, reads: int, reserved: int | None, what: str) -> None:
+    """Of a shard that is asked for its noisy reads of a round."""
+    if opened or (reserved is not None and reads > reserved):
+        raise PrivacyError(
+            f"a second pass over the {what}" if opened else f"{reads} reads where {reserved} were reserved",
+            why="every noisy read is paid for before the round starts",
+            fix="let the algorithm's `work` say how often it reads, and read once",
+            code="read-beyond-reservation",
+        )
+
+
 @dataclass
 class CellShard:
     """One client's cells during one round."""
@@ -205,14 +216,8 @@ class CellShard:
 
     def episodes(self, work: Work, key: Key) -> Iterator[Episode]:
         effort = work if self._grant.epochs is None else Work(None, self._grant.epochs, work.batch_size)
-        reads, reserved = self._reader.reads(effort, self.size), self._grant.reads
-        if self._opened or (reserved is not None and reads > reserved):
-            raise PrivacyError(
-                "a second pass over the episodes" if self._opened else f"{reads} reads where {reserved} were reserved",
-                why="every noisy read is paid for before the round starts",
-                fix="let the algorithm's `work` say how often it reads, and read once",
-                code="read-beyond-reservation",
-            )
+        reads = self._reader.reads(effort, self.size)
+        check_reservation(self._opened, reads, self._grant.reads, "episodes")
         self._opened = True
         for step in range(reads):
             mine = keys.fold(key, "episode", step)

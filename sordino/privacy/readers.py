@@ -18,7 +18,7 @@ from sordino import keys, tree
 from sordino.errors import ConfigError, PrivacyError, UnsoundGuarantee
 from sordino.keys import Key
 from sordino.ledger.events import Event, NonPrivate, Poisson, Repeat
-from sordino.privacy.episodes import opened
+from sordino.privacy.episodes import check_reservation, opened
 from sordino.privacy.mechanisms import GaussianNoise, LaplaceNoise
 from sordino.products import Scaled, take
 from sordino.tree import Tree
@@ -308,14 +308,7 @@ class NoisyShard(GradientsOnly):
 
     def batches(self, work: Work, key: Key) -> Iterator[Batch]:
         mine = effort(work, self._grant)
-        reads, reserved = self._reader.reads(mine, self.size), self._grant.reads
-        if self._opened or (reserved is not None and reads > reserved):
-            raise PrivacyError(
-                "a second pass over the examples" if self._opened else f"{reads} reads where {reserved} were reserved",
-                why="every noisy read is paid for before the round starts",
-                fix="let the algorithm's `work` say how often it reads, and read once",
-                code="read-beyond-reservation",
-            )
+        check_reservation(self._opened, self._reader.reads(mine, self.size), self._grant.reads, "examples")
         self._opened = True
         for step, rows in enumerate(self._rows(mine)):
             yield NoisyBatch(self, step, rows, keys.fold(key, "draw", step), mine.batch(self.size))
