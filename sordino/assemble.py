@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, is_dataclass, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from sordino.engine.cohort import Cohort, alike
 from sordino.engine.federation import Federation
 from sordino.engine.machine import decide
 from sordino.engine.personal import COHORTS, Personal, ThresholdPublished
-from sordino.engine.shards import Shards
+from sordino.engine.shards import Prepared, Shards
 from sordino.engine.store import States, template
 from sordino.engine.stragglers import Stragglers
 from sordino.engine.wire import Header
@@ -37,6 +37,7 @@ from sordino.partition.schemes import SCHEMES, Scheme
 from sordino.personal_plans import draft_personal
 from sordino.plan import Budget, Plan, draft
 from sordino.privacy.readers import NoisyGradient, Open
+from sordino.privacy.sources import for_run
 from sordino.privacy.stages import Weigh
 from sordino.tasks.quadratic import Quadratic
 from sordino.tasks.task import Classification, build_net, fits
@@ -50,25 +51,6 @@ def settle(experiment: Experiment) -> Experiment:
     algorithm = Parts(experiment).algorithm
     private = algorithm.read.offer() is not None or algorithm.uplink.noise() is not None
     return experiment if private else experiment.model_copy(update={"privacy": Privacy()})
-
-
-SPOKEN = ("read", "uplink", "work", "init", "init_client", "broadcast", "zero", "local", "update", "models", "personal")
-
-
-def _users_own(path: str) -> Callable[..., Any]:
-    """An algorithm that lives outside the package; it passes the same gates as ours."""
-    made = own.load(path, "algorithm")
-    missing = [name for name in SPOKEN if not hasattr(made, name)]
-    if not (isinstance(made, type) and is_dataclass(made)) or missing:
-        raise ConfigError(
-            f"{path!r} is not an algorithm",
-            why=f"it has no {', '.join(missing)}"
-            if missing
-            else "an algorithm is a class with @dataclass(frozen=True)",
-            fix="subclass one that exists, as FedProx does with FedAvg, or write all halves; `sordino check FILE` says what is missing",
-            code="not-an-algorithm",
-        )
-    return made
 
 
 @dataclass(frozen=True)
@@ -92,7 +74,7 @@ class Parts:
 
     @property
     def _plain_reads(self) -> bool:
-        return type(self.algorithm.read) is Open  # a reader that is more than this one may tell clients apart
+        return type(self._chosen.read).open is Open.open  # a reader that opens otherwise may tell clients apart
 
     @property
     def key(self) -> int:
@@ -123,7 +105,7 @@ class Parts:
                 "allow_download": data.download,
                 "label": data.label,
                 "merge": data.merge,
-                "standardise": data.standardise,
+                "standardise": "pixel" if data.standardise == "pixel" else "channel",
             },
             "tabular": {"path": data.path, "label": data.label, "group": data.group, **held},
             "quadratic": {"dim": data.dim, "heterogeneity": data.heterogeneity, **many},
@@ -137,7 +119,11 @@ class Parts:
                 **many,
             },
         }
-        return SOURCES[data.source](**takes[data.source])
+        found = SOURCES[data.source](**takes[data.source])
+        if data.standardise == "fixed" and found.kind == "image":
+            half = (0.5,) * found.shape[-1]
+            return replace(found, mean=half, std=half)
+        return found
 
     @cached_property
     def shares(self) -> tuple[Rows, Rows]:
@@ -215,15 +201,26 @@ class Parts:
 
     @cached_property
     def algorithm(self) -> Any:
+        """With what its gates must know of the data and the model."""
+        algorithm = self._chosen
+        if hasattr(algorithm.read, "fitted"):
+            algorithm = replace(algorithm, read=algorithm.read.fitted(self.dataset.shape, self.dataset.classes))
+        if algorithm.uplink.coordinates is not None:
+            least = int(self.cohort.expected(len(self.sizes))) * min(self.sizes) / self.largest
+            algorithm = replace(algorithm, uplink=algorithm.uplink.fitted(_coordinates(algorithm, self.task), least))
+        return Adapting(algorithm) if algorithm.uplink.learns else algorithm
+
+    @cached_property
+    def _chosen(self) -> Any:
         table, choices = self.experiment.algorithm, dict(ALGORITHMS)
         if ":" in (name := str(table.get("name"))):
-            choices[name] = _users_own(name)
+            choices[name] = own.algorithm(name)
         algorithm = build(table, choices, "algorithm")
         if self.experiment.read is not None:
             algorithm = replace(algorithm, read=gates.reader(self.experiment.read))
         if self.experiment.uplink is not None:
             algorithm = replace(algorithm, uplink=gates.uplink(self.experiment.uplink))
-        return Adapting(algorithm) if algorithm.uplink.learns else algorithm
+        return algorithm
 
     @cached_property
     def cohort(self) -> Cohort:
@@ -238,8 +235,7 @@ class Parts:
     @cached_property
     def coordinates(self) -> int:
         """Of one upload, before compression."""
-        a = self.algorithm
-        return tree.size(a.zero(a.broadcast(a.init(self.task, 0))))
+        return _coordinates(self.algorithm, self.task)
 
     # the promise ----------------------------------------------------------------------------------------------------
 
@@ -358,7 +354,9 @@ class Parts:
         """What clients keep; beyond what memory should hold it lies in the folder."""
         return States(self.algorithm.init_client(self.task), folder).restore(loaded.trees if loaded else {})
 
-    def clients(self, run: str, which: range | None = None, states: States | None = None) -> Clients:
+    def clients(
+        self, run: str, which: range | None = None, states: States | None = None, secret: bytes | None = None
+    ) -> Clients:
         config = self.experiment.digest()
 
         def header(t: int, sender: int) -> Header:
@@ -366,7 +364,10 @@ class Parts:
 
         rows, tested = self.shares
         which = range(len(rows)) if which is None else which
-        shards, tests = Shards(self.named.train, rows, which), Shards(self.named.test, tested, which)
+        shards: Mapping[int, Examples] = Shards(self.named.train, rows, which)
+        tests = Shards(self.named.test, tested, which)
+        if hasattr(self.algorithm.read, "prepare"):
+            shards = Prepared(shards, self.algorithm.read, lambda client: for_run(self.key, secret, client))
         states = self.states(None) if states is None else states
         return Clients(self.algorithm, self.task, shards, header, states, tests, self.sharing)
 
@@ -389,3 +390,7 @@ class Parts:
         if kind == "states":
             return template(int(name.partition("/")[2]), self.algorithm.init_client(self.task))
         raise DataError(f"a checkpoint holds {name!r}, which this version does not know", code="unknown-state")
+
+
+def _coordinates(algorithm: Any, task: Task) -> int:
+    return tree.size(algorithm.zero(algorithm.broadcast(algorithm.init(task, 0))))

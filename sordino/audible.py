@@ -65,7 +65,7 @@ def expected_noise(parts: Parts) -> Noise | None:
         return None
     weight = math.fsum(often * w for often, w, _ in seen) / visits
     signal = math.fsum(often * w * loud.signal for often, w, loud in seen) / visits / weight
-    if offer.unit == "client" and algorithm.uplink.server:  # one noise, and a denominator that counts the missing too
+    if offer.unit == "client" and algorithm.uplink.central:  # one noise, and a denominator that counts the missing too
         std, signal = max(loud.std for _, _, loud in seen) / (cohort * weight), signal * answering
     else:
         square = math.fsum(often * (w * loud.std) ** 2 for often, w, loud in seen) / visits
@@ -91,7 +91,7 @@ def loud_enough(parts: Parts, noise: Noise, at_delta: Callable[[float], Parts] |
     """Federations grown from this one that would be heard; without `at_delta` only those that may keep today's delta."""
     offer, delta = parts.plan.offer, _delta(parts)
     assert offer is not None
-    central = offer.unit == "client" and bool(parts.algorithm.uplink.server)
+    central = offer.unit == "client" and parts.algorithm.uplink.central
     clients = len(parts.sizes)
     units = -(-sum(parts.sizes) // clients) if offer.unit != "client" else 1
 

@@ -42,8 +42,8 @@ class Data(Section):
     merge: bool = (
         False  # of images: training and test images together; each client holds back `test_fraction` of its own
     )
-    standardise: Literal["channel", "pixel"] = (
-        "channel"  # of images: one mean and deviation per channel, or for every pixel
+    standardise: Literal["channel", "pixel", "fixed"] = (
+        "channel"  # of images: one mean and deviation per channel, or for every pixel; fixed: to [-1, 1], by no statistic
     )
     augment: Literal["none", "crop_flip"] = "none"  # of images: training batches are cut (4 pixels off) and mirrored
     clients: int | None = None  # of quadratics (10) and synthetic devices (30)
@@ -109,7 +109,7 @@ class Experiment(Section):
     cohort: Table = {"name": "everyone"}
     algorithm: Table = {"name": "gaussian_gdp", "clip": 1.0, "lr": 2.0}
     read: Table | None = None
-    uplink: Table | None = None
+    uplink: Table | list[Any] | None = None
     privacy: Privacy = Privacy(epsilon=8.0)
     stragglers: Slow = Slow()
     chaos: Chaos = Chaos()

@@ -2,16 +2,34 @@
 
 SordinoError                 a ValueError that says what, why and what to do; `code` names the refusal
 |- ConfigError      exit 2   unknown key, wrong type, value out of range, module that does not import
+|  `- BackendUnavailable     an optional package that is missing or does not work here
 |- DataError        exit 3   missing, corrupt or unfitting data
-|  `- PartitionError         a split that cannot be made; the message names the bound that fails
+|  |- PartitionError         a split that cannot be made; the message names the bound that fails
+|  |- DomainError            a value outside the range that a mechanism is defined on
+|  `- EmptyClient            a client without examples where each must have some
 |- PrivacyError     exit 4   budgets and guarantees
 |  |- UnsoundGuarantee       a set-up whose promise would be false: refused, with the fix
 |  |- InvalidBudget          an epsilon, delta or cost that is no budget
 |  |- BudgetExhausted        the ledger cannot grant it any more
 |  `- UnsupportedEvent       an accountant was asked about a mechanism it does not know
 |- LedgerError      exit 5   foreign, damaged or misplaced ledger; an operation replayed with other content
-|- RunError         exit 6   run folder, checkpoint, a model that is no longer finite
-`- WireError        exit 7   a message that is not what the receiver expects
+|- RunError         exit 6   run folder, checkpoint
+|  |- NonFiniteModel         a model that is no longer finite; the last good one is kept
+|  `- EmptyRound             a round in which nobody's contribution counts
+|- WireError        exit 7   a message that is not what the receiver expects
+`- SecureError      exit 8   encrypted and secure sums: nothing was opened, the model is unchanged
+   |- HeadroomExceeded       more contributions than a slot can add without an overflow
+   |- NonFiniteUpdate        NaN or infinity cannot be written as an integer
+   |- RangeSaturation        too many values beyond the public range
+   |- KeyMismatch            a ciphertext of another key
+   |- IntegrityError         what was decrypted is not a sum of honest contributions
+   |- MalformedCiphertext    bytes that are no ciphertext of this scheme
+   |- RoundMismatch          a message of another round
+   |- LayoutMismatch         another fixed-point layout or length
+   |- NoSecretKey            asked to decrypt without the key
+   |- ServerHoldsKey         a secret key where only public ones may be
+   |- WeakKey                a key below the security that is promised
+   `- SecAggAborted          the protocol was broken off: too few survivors, or a request that would open a single upload
 """
 
 from __future__ import annotations
@@ -40,11 +58,23 @@ class ConfigError(SordinoError):
     exit_code = 2
 
 
+class BackendUnavailable(ConfigError):
+    pass
+
+
 class DataError(SordinoError):
     exit_code = 3
 
 
 class PartitionError(DataError):
+    pass
+
+
+class DomainError(DataError):
+    pass
+
+
+class EmptyClient(DataError):
     pass
 
 
@@ -76,5 +106,65 @@ class RunError(SordinoError):
     exit_code = 6
 
 
+class NonFiniteModel(RunError):
+    pass
+
+
+class EmptyRound(RunError):
+    pass
+
+
 class WireError(SordinoError):
     exit_code = 7
+
+
+class SecureError(SordinoError):
+    exit_code = 8
+
+
+class HeadroomExceeded(SecureError):
+    pass
+
+
+class NonFiniteUpdate(SecureError):
+    pass
+
+
+class RangeSaturation(SecureError):
+    pass
+
+
+class KeyMismatch(SecureError):
+    pass
+
+
+class IntegrityError(SecureError):
+    pass
+
+
+class MalformedCiphertext(SecureError):
+    pass
+
+
+class RoundMismatch(SecureError):
+    pass
+
+
+class LayoutMismatch(SecureError):
+    pass
+
+
+class NoSecretKey(SecureError):
+    pass
+
+
+class ServerHoldsKey(SecureError):
+    pass
+
+
+class WeakKey(SecureError):
+    pass
+
+
+class SecAggAborted(SecureError):
+    pass

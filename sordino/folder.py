@@ -11,6 +11,7 @@ from typing import Any
 from sordino.errors import RunError
 
 Row = dict[str, Any]
+SECRET = "clients.secret"  # read by clients alone: between real sites each has its own
 LOCKS = Path("/proc/locks")  # of Linux: who holds what, readable without holding anything
 
 
@@ -33,6 +34,12 @@ def read_receipt(folder: Path) -> dict[str, Any]:
             code="no-receipt",
         ) from None
     return receipt
+
+
+def secret_of(folder: Path) -> bytes | None:
+    """What clients draw from once in a run, where it is no simulation."""
+    place = folder / SECRET
+    return place.read_bytes() if place.exists() else None
 
 
 def check_is_run(folder: Path) -> None:

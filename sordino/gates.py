@@ -2,6 +2,8 @@
 
 [read]    name = "noisy_gradient", clip = 1.0, law = "gaussian", multiplier = 1.1
 [uplink]  client = [{name = "clip", radius = 1.0}, {name = "noise"}], server = []
+
+A link without settings may be its name alone, and an uplink that is a list is what the clients do: uplink = ["weigh", "paillier"].
 """
 
 from __future__ import annotations
@@ -13,12 +15,18 @@ from sordino.compression.block_sum import BlockSum
 from sordino.compression.sensing import Sensing
 from sordino.config import build, check_keys
 from sordino.privacy.as_published import OwnNorm, UpdateLevel, UserLevel
+from sordino.privacy.coordinate_laplace import ClipCoordinates, CoordinateLaplace, Flag
 from sordino.privacy.episodes import CellGradient
+from sordino.privacy.grid import Quantise
 from sordino.privacy.layers import ClipLayers
 from sordino.privacy.mechanisms import GaussianNoise, LaplaceNoise
 from sordino.privacy.median_clip import MedianClip
+from sordino.privacy.one_direction import OneDirection
 from sordino.privacy.readers import NoisyGradient, Open, Sampling
+from sordino.privacy.responses import Responses
+from sordino.privacy.secure import Aggregated, Encrypted, NoiseShare
 from sordino.privacy.stages import Clip, Noise, Stage, Weigh
+from sordino.secure.layout import Layout
 from sordino.types import Neighbours, Reader
 from sordino.uplink import Uplink
 
@@ -56,11 +64,40 @@ def cells(
     return CellGradient(clip, cells, sampling, rate, multiplier=multiplier)
 
 
+def noise_share(
+    survivors: int, law: Law = "gaussian", neighbours: Neighbours = "add_remove", multiplier: float | None = None
+) -> NoiseShare:
+    return NoiseShare(LAWS[law], neighbours, multiplier, survivors=survivors)
+
+
+def privunit(neighbours: Neighbours = "replace", multiplier: float | None = None) -> OneDirection:
+    return OneDirection(neighbours=neighbours, multiplier=multiplier)
+
+
+def quantise(bits: int = 24, headroom: int = 8, range: float = 1.0, strict: bool = False) -> Quantise:
+    return Quantise(Layout(bits, headroom, range), strict)
+
+
+def encrypted(scheme: Literal["paillier", "bfv", "ckks"]) -> Callable[..., Encrypted]:
+    def stage(
+        keys: Literal["shared", "authority", "threshold"] = "shared",
+        mode: Literal["full", "probe"] = "full",
+        at_least: int = 10,
+        key_bits: int = 3072,
+        testing: bool = False,
+        server_has_key: bool = False,
+    ) -> Encrypted:
+        return Encrypted(scheme, key_bits, keys, at_least, mode, testing, server_has_key)
+
+    return stage
+
+
 READERS: dict[str, Callable[..., Reader]] = {
     "open": Open,
     "noisy_gradient": noisy_gradient,
     "cells": cells,
     "median_clip": MedianClip,
+    "responses": Responses,
 }
 STAGES: dict[str, Callable[..., Stage]] = {
     "clip": Clip,
@@ -72,6 +109,16 @@ STAGES: dict[str, Callable[..., Stage]] = {
     "own_norm": OwnNorm,
     "update_level": UpdateLevel,
     "user_level": UserLevel,
+    "clip_coordinates": ClipCoordinates,
+    "flag": Flag,
+    "coordinate_laplace": CoordinateLaplace,
+    "quantise": quantise,
+    "noise_share": noise_share,
+    "privunit": privunit,
+    "paillier": encrypted("paillier"),
+    "bfv": encrypted("bfv"),
+    "ckks": encrypted("ckks"),
+    "secagg": Aggregated,
 }
 
 
@@ -79,10 +126,15 @@ def reader(table: Mapping[str, Any]) -> Reader:
     return build(table, READERS, "read")
 
 
-def uplink(table: Mapping[str, Any]) -> Uplink:
+def uplink(table: Mapping[str, Any] | list[Any]) -> Uplink:
+    table = {"client": table} if isinstance(table, list) else table
     check_keys(table, ("client", "server", "denominator"), "[uplink]")
     return Uplink(
-        client=tuple(build(stage, STAGES, "uplink.client") for stage in table.get("client", [])),
-        server=tuple(build(stage, STAGES, "uplink.server") for stage in table.get("server", [])),
+        client=tuple(_stage(stage, "uplink.client") for stage in table.get("client", [])),
+        server=tuple(_stage(stage, "uplink.server") for stage in table.get("server", [])),
         denominator=table.get("denominator"),
     )
+
+
+def _stage(given: Mapping[str, Any] | str, where: str) -> Stage:
+    return build({"name": given} if isinstance(given, str) else given, STAGES, where)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib
 import sys
 import traceback
+from collections.abc import Callable
+from dataclasses import is_dataclass
 from pathlib import Path
 from typing import Any
 
@@ -34,3 +36,22 @@ def told(error: Exception) -> str:
     return (
         f"{type(error).__name__}: {str(error).partition(chr(10))[0]} ({Path(last.filename).name}, line {last.lineno})"
     )
+
+
+SPOKEN = ("read", "uplink", "work", "init", "init_client", "broadcast", "zero", "local", "update", "models", "personal")
+
+
+def algorithm(path: str) -> Callable[..., Any]:
+    """An algorithm that lives outside the package; it passes the same gates as ours."""
+    made = load(path, "algorithm")
+    missing = [name for name in SPOKEN if not hasattr(made, name)]
+    if not (isinstance(made, type) and is_dataclass(made)) or missing:
+        raise ConfigError(
+            f"{path!r} is not an algorithm",
+            why=f"it has no {', '.join(missing)}"
+            if missing
+            else "an algorithm is a class with @dataclass(frozen=True)",
+            fix="subclass one that exists, as FedProx does with FedAvg, or write all halves; `sordino check FILE` says what is missing",
+            code="not-an-algorithm",
+        )
+    return made

@@ -24,6 +24,7 @@ from sordino.engine import checkpoint, wire
 from sordino.engine.client import Clients
 from sordino.engine.memory import keep_freed_memory
 from sordino.errors import ConfigError, RunError
+from sordino.folder import secret_of
 from sordino.keys import Key
 from sordino.privacy.sources import for_client
 from sordino.types import Grant, Params
@@ -55,7 +56,7 @@ class Share:
         keep_freed_memory()
         rank, world = dist.get_rank(), dist.get_world_size()
         self._parts, self._which = parts, range(rank, len(parts.sizes), world)
-        self.clients: Clients = parts.clients(run, self._which, parts.states(folder))
+        self.clients: Clients = parts.clients(run, self._which, parts.states(folder), secret_of(folder))
         self._place = folder / f"clients-{rank}-of-{world}"
 
     def obey(self, command: Mapping[str, Any], message: bytes) -> Summed | torch.Tensor | None:
@@ -160,6 +161,7 @@ def _check(parts: Parts) -> None:
     slow, chaos = parts.experiment.stragglers, parts.experiment.chaos
     late = (slow.policy == "late" and slow.share > 0) or chaos.drop + chaos.slow > 0
     each = any(stage.reads_each for stage in parts.algorithm.uplink.client)
+    each = each or parts.algorithm.uplink.secure is not None
     if late or each or getattr(parts.algorithm, "reads_each", False):
         raise ConfigError(
             "this run needs single uploads, and ranks send sums",

@@ -48,7 +48,7 @@ def receipt(parts: Parts, federation: Federation) -> dict[str, Any]:
         if row["status"] == "nominal":
             row |= _as_published(parts, row["unit"], len(notes), budget)
     assumptions = [SIMULATED if simulated else _table_error(parts), TUNING, ARITHMETIC, EVALUATION]
-    if parts.dataset.classes:
+    if parts.dataset.classes and experiment.data.standardise != "fixed":
         assumptions.append(SCALING)
     if parts.budget is not None and parts.budget.personal is not None:
         assumptions.append(BUDGETS)

@@ -28,6 +28,7 @@ class Outcome(NamedTuple):
     bytes_down: int
     bytes_up: int
     payload: int  # bytes of one upload that are numbers
+    secure: Mapping[str, Any]  # what an encrypted or masked sum cost
 
 
 Keep = Callable[[Outcome, bytes], None]
@@ -49,10 +50,10 @@ def one_round(
     grants = {k: run.grant(t, k, prices[k], crew.epochs.get(k), crew.parts.get(k)) for k in granted}
     answers = execute(t, down, grants, run.round_key(t))  # at the clients: local(), then uplink.encode()
 
-    received, mail = run.receive(t, answers, crew, down, prices)  # sum, central noise, decode, divide
+    received, mail = run.receive(t, answers, crew, down, prices, granted)  # sum, central noise, decode, divide
     server = run.algorithm.update(server, received)
-    traffic = run.bytes_down(t, down, len(grants)), mail.size, run.payload(t, down)
-    outcome = Outcome(server, received, crew.active, mail.answered, *traffic)
+    traffic = run.bytes_down(t, down, len(grants)), mail.size, mail.payload
+    outcome = Outcome(server, received, crew.active, mail.answered, *traffic, mail.secure)
     keep(outcome, mail.digest)  # durable first: a crash from here on ends this release, and makes no other
     run.store(t, mail.digest)  # from here on this release has one content
     run.publish(t)

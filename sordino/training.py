@@ -35,8 +35,8 @@ from sordino.engine.client import Clients
 from sordino.engine.federation import Federation
 from sordino.engine.memory import keep_freed_memory
 from sordino.engine.processes import Processes
-from sordino.errors import BudgetExhausted, LedgerError, RunError
-from sordino.folder import check_is_run, read_metrics
+from sordino.errors import BudgetExhausted, LedgerError, NonFiniteModel, RunError
+from sordino.folder import SECRET, check_is_run, read_metrics, secret_of
 from sordino.ranks import Ranks
 from sordino.receipt import receipt
 from sordino.round import Outcome, one_round
@@ -78,17 +78,20 @@ def start(
             fix=f"`sordino resume {folder}` continues it; otherwise choose another --out",
             code="run-exists",
         )
-    _found(folder, experiment)
+    _found(folder, experiment, secret=experiment.privacy.noise == "system" and hasattr(parts.algorithm.read, "prepare"))
     return _train(parts, folder, watch, crash=crash)
 
 
-def _found(folder: Path, experiment: Experiment) -> None:
+def _found(folder: Path, experiment: Experiment, secret: bool) -> None:
     """The run folder with what `resume` needs: it appears whole or not at all."""
     young = folder.with_name(f".{folder.name}.{secrets.token_hex(4)}")
     try:
         young.mkdir(parents=True)
         atomic_write(young / "experiment.toml", experiment.toml().encode())
         atomic_write(young / "environment.json", json.dumps(_environment(experiment), indent=2).encode())
+        if secret:
+            (young / SECRET).touch(0o600)
+            (young / SECRET).write_bytes(secrets.token_bytes(32))
         young.rename(folder)
     except OSError as error:
         raise RunError(
@@ -146,7 +149,7 @@ def _train(
             """What a crash goes on from: this round's row of metrics and, where one is due, a checkpoint."""
             nonlocal row, stalled
             if not tree.finite(outcome.server):
-                raise RunError(
+                raise NonFiniteModel(
                     f"the model is no longer finite after round {t + 1}",
                     why="the step size or the noise is too large for this model",
                     fix=f"lower algorithm.lr; the last good model is in {folder / 'checkpoints'}",
@@ -205,6 +208,7 @@ def _row(t: int, outcome: Outcome) -> Metrics:
         "bytes_down": outcome.bytes_down,
         "bytes_up": outcome.bytes_up,
         "payload": outcome.payload,
+        **({"secure": dict(outcome.secure)} if outcome.secure else {}),
     }
 
 
@@ -242,7 +246,7 @@ def _executor(
 ) -> Any:
     engine = parts.experiment.engine
     if engine.executor == "processes":
-        clients = parts.clients(run, range(0))
+        clients = parts.clients(run, range(0), secret=secret_of(folder))
         workers = stack.enter_context(
             Processes(folder / "experiment.toml", run, engine.workers, folder, lambda t: clients.header(t, -1))
         )
@@ -254,7 +258,7 @@ def _executor(
         if loaded is not None:
             ranks.restore(loaded.step)
         return ranks
-    return parts.clients(run, states=parts.states(folder, loaded))
+    return parts.clients(run, states=parts.states(folder, loaded), secret=secret_of(folder))
 
 
 def _killed(*_: Any) -> Any:

@@ -49,6 +49,8 @@ class Mechanism(Protocol):
     def order(self) -> int: ...  # 1 or 2: the norm of the sensitivity
     @property
     def calibration(self) -> str: ...  # how a budget becomes a multiplier: see ledger.pricing
+    @property
+    def spread(self) -> float: ...  # deviation over scale
     def event(self, multiplier: float) -> Event: ...
     def add(self, values: Tensor, scale: float, source: Source) -> Tensor: ...
 
@@ -151,6 +153,14 @@ class Reader(Protocol):
     ) -> int: ...  # noisy reads one round makes: the reservation covers exactly these
     def check(self, work: Work, task: Task) -> None: ...  # refuse unsound set-ups before anything starts
     def open(self, examples: Examples, grant: Grant, task: Task) -> Shard: ...
+
+
+class Preparing(Protocol):
+    """A reader that changes a client's examples before anybody trains on them."""
+
+    redraw: str  # "run": once, with coins that are the same in every round; "round": again in every round
+
+    def prepare(self, examples: Examples, source: Source) -> Examples: ...
 
 
 class Bound(NamedTuple):

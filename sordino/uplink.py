@@ -9,27 +9,21 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Literal, TypeVar
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from sordino import tree
 from sordino.errors import ConfigError, UnsoundGuarantee
-from sordino.ledger.events import Event, NonPrivate
-from sordino.privacy.as_published import AsPublished
-from sordino.privacy.layers import ClipLayers
-from sordino.privacy.stages import Clip, Noise, Stage, Weigh, private
+from sordino.privacy.links import Links
+from sordino.privacy.stages import Noise, private
 from sordino.products import Total
 from sordino.tree import Tree
-from sordino.types import ADVERSARIES, Adversary, Bound, Claim, Grant, Neighbours, Offer, Params, Received, Source
+from sordino.types import Bound, Grant, Params, Received, Source
 
 U = TypeVar("U")
-
-RAW = "sees each upload, no client-level noise"
-SUM = "sees sums of uploads, no client-level noise"
-NOMINAL = "noise as published, whose size follows from no bound"
 
 
 @dataclass(frozen=True)
@@ -38,167 +32,13 @@ class Summed:
 
     total: Tree
     who: list[int]
+    noised: bool = False  # was the server's noise added before it was opened?
+    kept: list[Any] = field(default_factory=list)  # single uploads, where a stage reads them
 
 
 @dataclass(frozen=True)
-class Uplink:
-    """`client=(Clip(1), Noise())` is local privacy, `client=(Clip(1),), server=(Noise(neighbours="add_remove"),)` is central: one word apart.
-
-    denominator: `received` divides by the weights that arrived (only without central noise), `expected` by a public constant.
-    """
-
-    client: tuple[Stage, ...] = (Weigh(),)
-    server: tuple[Stage, ...] = ()
-    denominator: Literal["received", "expected"] | None = (
-        None  # None: expected where the server adds noise, else received
-    )
-    published: str = ""  # why a published set-up that is not proved is allowed all the same: said with every claim, whose status is `conditional`
-
-    def __post_init__(self) -> None:
-        if self.denominator is None:
-            object.__setattr__(self, "denominator", "expected" if private(self.server) else "received")
-        if self.denominator not in ("received", "expected"):
-            raise ConfigError(
-                f"denominator = {self.denominator!r}",
-                fix='"expected", or "received" where the server adds no noise',
-                code="unknown-denominator",
-            )
-        if any(not isinstance(stage, Noise) for stage in self.server):
-            raise ConfigError(
-                "a server stage that is no noise",
-                why="only noise is added to the sum; a clip there would come too late to bound a client",
-                fix="put the other stages into client = [...]",
-                code="server-stage-not-noise",
-            )
-        if private(self.server) and self.denominator == "received" and not self.published:
-            raise UnsoundGuarantee(
-                "central noise with a realised denominator",
-                why="the number of clients that answered depends on who is in the data, so dividing by it changes the sensitivity",
-                fix='use denominator = "expected"',
-                code="realised-denominator",
-            )
-        for local in private(self.client):
-            if local.neighbours == "add_remove":
-                raise UnsoundGuarantee(
-                    "client-side noise with add_remove neighbours",
-                    why="the server sees who uploads, so presence is not hidden; two different uploads lie up to 2 * radius apart",
-                    fix='use neighbours = "replace" (or "zero_out")',
-                    code="local-noise-add-remove",
-                )
-        seen_noise = False
-        for stage in self.client:
-            if seen_noise and isinstance(stage, Clip | ClipLayers):
-                raise UnsoundGuarantee(
-                    "a clip after the noise",
-                    why="the bound must hold before noise is added; the noise would be sized for the wrong input",
-                    fix="put Clip before Noise",
-                    code="noise-before-clip",
-                )
-            seen_noise = seen_noise or isinstance(stage, Noise)
-        if len(private(self.client)) + len(private(self.server)) > 1:
-            raise UnsoundGuarantee(
-                "two noise stages in one uplink",
-                why="one promise, one noise",
-                fix="keep one",
-                code="two-noises",
-            )
-
-        personal = next((i for i, s in enumerate(self.client) if isinstance(s, Clip) and s.personal), len(self.client))
-        if any(isinstance(stage, Clip | ClipLayers) for stage in self.client[personal + 1 :]):
-            raise UnsoundGuarantee(
-                "a clip behind a personal clip",
-                why="it would give everybody the same radius again, and the server would take those with small budgets for cheats",
-                fix="put the personal clip last",
-                code="clip-behind-personal-clip",
-            )
-        if self.as_published is not None and self.noise() is not None:
-            raise UnsoundGuarantee(
-                "noise as published together with noise that is priced",
-                why="the published stage bounds nothing and makes every claim nominal: a budget would be spent for nothing",
-                fix="keep one of them",
-                code="published-beside-noise",
-            )
-        if self.personal and not any(stage.neighbours != "add_remove" for stage in private(self.server)):
-            raise UnsoundGuarantee(
-                "a personal clip without central noise for visible clients",
-                why="it spends each client's own budget under one noise: at the client, each adds its own noise instead; in a hidden cohort, each has its own rate",
-                fix='server = [{name = "noise", neighbours = "zero_out"}], or take personal = true away',
-                code="personal-clip-needs-central-noise",
-            )
-
-    # what it promises -------------------------------------------------------------------------------------------------------------
-
-    def noise(self) -> Noise | None:
-        stages = private(self.client) + private(self.server)
-        return stages[0] if stages else None
-
-    @property
-    def as_published(self) -> AsPublished | None:
-        """Noise that proves nothing."""
-        return next((stage for stage in self.client if isinstance(stage, AsPublished)), None)
-
-    @property
-    def personal(self) -> bool:
-        """Is every client bounded by what its own budget buys?"""
-        return any(isinstance(stage, Clip) and stage.personal for stage in self.client)
-
-    def offer(self, rate: float, hidden: bool) -> Offer | None:
-        """`rate` and `hidden` describe the cohort: only a hidden Poisson cohort may amplify, and never against the server."""
-        noise = self.noise()
-        if noise is None:
-            return None
-        central = noise in self.server
-        if central and hidden and noise.neighbours != "add_remove":
-            raise UnsoundGuarantee(
-                f"a hidden Poisson cohort with {noise.neighbours} neighbours",
-                why="sampling by independent coins amplifies the promise of adding or removing a client, no other",
-                fix='use neighbours = "add_remove"',
-                code="poisson-needs-add-remove",
-            )
-        if central and not hidden and noise.neighbours == "add_remove" and not self.published:
-            raise UnsoundGuarantee(
-                "add_remove neighbours without a Poisson cohort",
-                why="removing a client changes who else is drawn, so more than one summand changes",
-                fix='use cohort = {name = "poisson", rate = ...}, or neighbours = "zero_out"',
-                code="add-remove-needs-poisson",
-            )
-        amplified = central and (hidden or bool(self.published))
-        return Offer(
-            unit="client",
-            neighbours=noise.neighbours,
-            adversary="participants" if central else "server",
-            mechanism=noise.mechanism,
-            everyone_pays=amplified,
-            rate=rate if amplified else 1.0,
-        )
-
-    def claims(self, multiplier: float | None, amplify: Callable[[Event, Adversary], Event]) -> list[Claim]:
-        """`amplify` is the cohort's: what its sampler makes of an event against an adversary."""
-        noise = self.noise()
-        if (shown := self.as_published) is not None:
-            return [Claim("client", "replace", a, NonPrivate(NOMINAL), "nominal", shown.reasons) for a in ADVERSARIES]
-        if noise is None:
-            return [_nothing("replace", a, RAW if a == "server" else SUM) for a in ADVERSARIES]
-        used = noise.multiplier if noise.multiplier is not None else multiplier
-        assert used is not None
-        event, central = noise.mechanism.event(used * noise.louder), noise in self.server
-        return [
-            _nothing(noise.neighbours, a, RAW)
-            if central and a == "server"
-            else Claim(
-                "client",
-                noise.neighbours,
-                a,
-                amplify(event, a) if central else event,
-                "conditional" if self.published else "proved",
-                (*([self.published] if self.published else []), *self._assumed()),
-            )
-            for a in ADVERSARIES
-        ]
-
-    def _assumed(self) -> tuple[str, ...]:
-        weighed = any(isinstance(stage, Weigh) and stage.by == "examples" for stage in self.client)
-        return ("the number of examples of each client is public",) if weighed else ()
+class Uplink(Links):
+    """`client=(Clip(1), Noise())` is local privacy, `client=(Clip(1),), server=(Noise(neighbours="add_remove"),)` is central: one word apart."""
 
     # what changes from round to round -------------------------------------------------------------------------------------------
 
@@ -227,6 +67,15 @@ class Uplink:
         for central in private(self.server):
             central.sensitivity(bound)
         return bound
+
+    def fitted(self, coordinates: int, least: float) -> Uplink:
+        """With what its stages must know of the model, and of the smallest weight that a cohort can have."""
+        if self.coordinates is None:
+            return self
+        clipped = self.bound(coordinates).l1
+        return replace(
+            self, server=tuple(s.fitted(clipped, least) if s is self.coordinates else s for s in self.server)
+        )
 
     def encode(self, upload: Tree, grant: Grant) -> Tree:
         bound, coordinates, x = Bound(), tree.size(upload), upload
@@ -267,22 +116,24 @@ class Uplink:
         bound = self.bound(tree.size(zero))
         kept: list[U] = []
         if not isinstance(uploads, Summed):
-            keeps = each or any(stage.reads_each for stage in self.client)
+            keeps = each or any(stage.reads_each for stage in (*self.client, *self.server))
             uploads = self.sum(uploads, zero, kept if keeps else None, reach)
         total, who = uploads.total, uploads.who
-        for stage in private(self.server):
+        for stage in () if uploads.noised else private(self.server):
             used = stage.multiplier if stage.multiplier is not None else multiplier
             if used is None:  # every client abstained, in a cohort everybody sees: nobody is left to protect
                 assert not who
                 continue
             total = stage.release(total, bound, used, source)
         realised = math.fsum(weights[client] for client in who)
+        if self.coordinates is not None and who:
+            total = self.coordinates.release(total, [weights[k] for k in who], uploads.kept, self.scale, source)
         denominator = expected if self.denominator == "expected" else realised
-        divided = tree.map(lambda y: y / denominator if denominator > 0 else y, total)
+        divided = tree.map(lambda y: y.double() / denominator if denominator > 0 else y.double(), total)
         mean = tree.map(lambda y, leaf: y.to(leaf.dtype), self._decode(divided, zero), zero)
         public = self._learn(divided, zero, std(who), kept) if self.learns else ()
         # who took part is part of what central noise hides: the server learns the public expectation
-        hidden = bool(private(self.server))
+        hidden = self.central
         everybody = math.fsum(weights) if weight is None else weight
         participation = expected / everybody if hidden else len(who) / len(weights)
         return Received(mean, participation, lambda: self._single(kept if each else None, zero), public)
@@ -304,7 +155,7 @@ class Uplink:
             who.append(client)
             if kept is not None:
                 kept.append(upload)
-        return Summed(tree.like(total, [t.sum() for t in sums]), who)
+        return Summed(tree.like(total, [t.sum() for t in sums]), who, kept=kept or [])
 
     def _admit(self, upload: Tree, bound: Bound, reach: float) -> Tree:
         """What one client adds to the sum: nothing where it broke the promise of its own stages. Honest uploads pass bit for bit."""
@@ -337,7 +188,7 @@ class Uplink:
         return tuple(reversed(found))
 
     def _single(self, uploads: Sequence[U] | None, zero: U) -> list[U]:
-        if private(self.server) or any(stage.aggregate_only for stage in self.client):
+        if self.central or any(stage.aggregate_only for stage in self.client):
             raise UnsoundGuarantee(
                 "this algorithm reads single uploads, but the uplink releases only their sum",
                 why="the promise covers the noised sum, not what one client sent",
@@ -356,7 +207,3 @@ class Uplink:
 
 def _wide_zero(leaf: Tensor) -> Tensor:
     return torch.zeros_like(leaf, dtype=torch.float64 if leaf.is_floating_point() else leaf.dtype)
-
-
-def _nothing(neighbours: Neighbours, adversary: Adversary, text: str) -> Claim:
-    return Claim("client", neighbours, adversary, NonPrivate(text), "none", (text,))

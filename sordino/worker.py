@@ -22,6 +22,7 @@ from sordino.engine.client import Clients
 from sordino.engine.memory import keep_freed_memory
 from sordino.engine.processes import read, write
 from sordino.errors import SordinoError
+from sordino.folder import secret_of
 from sordino.privacy.sources import for_client
 from sordino.types import Grant
 
@@ -70,7 +71,8 @@ def main(arguments: list[str]) -> None:
     parts = Parts(config.load(Path(path)))
     torch.set_num_threads(parts.experiment.engine.threads)
     keep_freed_memory()
-    clients = parts.clients(run, range(int(first), len(parts.sizes), int(step)), parts.states(Path(folder)))
+    which, place = range(int(first), len(parts.sizes), int(step)), Path(folder)
+    clients = parts.clients(run, which, parts.states(place), secret_of(place))
     answers, sys.stdout = sys.stdout.buffer, sys.stderr  # what client code prints is no message
     with contextlib.suppress(BrokenPipeError):  # the server is gone: nobody is left to answer
         serve(parts, clients, Path(folder) / f"clients-{first}", sys.stdin.buffer, answers)

@@ -210,6 +210,7 @@ def test_exit_codes_are_those_of_the_documentation() -> None:
         "LedgerError": 5,
         "RunError": 6,
         "WireError": 7,
+        "SecureError": 8,
     }
     for name, code in documented.items():
         assert getattr(errors, name).exit_code == code

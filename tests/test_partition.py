@@ -95,6 +95,7 @@ EVERY: list[Any] = [
     Quantity(7, 0.5, min_size=3),
     LongTail(7, 0.5, rho=0.2, min_size=2),
     LongTail(7, 0.5, rho=0.2, kind="step", min_size=2),
+    LongTail(7, rho=0.2, reading="clients"),
     PowerLaw(10, least=3),
     Natural(),
 ]
@@ -472,7 +473,29 @@ def test_a_step_tail_and_the_extremes_of_rho() -> None:
         assert code_of(replace(tail, rho=rho), labels) == "rho"
     assert code_of(tail, labels[labels != 2]) == "missing-class"
     assert code_of(replace(tail, kind="linear"), labels) == "unknown-choice"  # type: ignore[arg-type]
-    assert code_of(replace(tail, min_size=100), labels) == "min-size"  # 300 > 287 kept, though 640 exist
+    for reading in ("classes", "clients"):
+        few = replace(tail, min_size=100, reading=reading)  # type: ignore[arg-type]
+        assert code_of(few, labels) == "min-size"  # 300 > 287 kept, though 640 exist
+    assert code_of(replace(tail, reading="both"), labels) == "unknown-choice"  # type: ignore[arg-type]
+
+
+def test_a_long_tail_too_uneven_for_any_draw_is_repaired(caplog: pytest.LogCaptureFixture) -> None:
+    labels = labels_of(MNIST)
+    with caplog.at_level("INFO", logger="sordino.partition.counts"):
+        held = table(labels, LongTail(100, 0.01).assign(labels, None, rng()), 10)
+    assert "examples moved to reach min_size = 10" in caplog.text
+    assert (held.sum(), held.sum(1).min()) == (13_449, 10)
+
+
+def test_in_the_second_reading_every_client_has_the_same_tail() -> None:
+    labels = labels_of(MNIST)
+    tail = LongTail(100, reading="clients")
+    held = table(labels, tail.assign(labels, None, rng()), 10)
+    assert held.sum(0).tolist() == tail.class_counts(labels).tolist()
+    assert np.ptp(held, axis=0).max() <= 1
+    assert sorted({*held.sum(1).tolist()}) == [134, 135]  # 13,449 examples
+    # the first reading is no such thing
+    assert np.ptp(table(labels, LongTail(100).assign(labels, None, rng()), 10), axis=0).max() > 100
 
 
 def test_nobody_is_not_a_number_of_clients() -> None:

@@ -14,7 +14,9 @@ from torch import Tensor, nn
 from sordino import config, keys
 from sordino.assemble import Parts
 from sordino.data import quadratic
-from sordino.errors import ConfigError, UnsoundGuarantee
+from sordino.errors import ConfigError, DataError, UnsoundGuarantee
+from sordino.privacy.per_example import slow_sum
+from sordino.products import Product
 from sordino.tasks.nets import NETS, Dropout, keyed_dropout
 from sordino.tasks.quadratic import Quadratic
 from sordino.tasks.task import Classification
@@ -44,6 +46,13 @@ def pixels(n: int, side: int = 8, channels: int = 1, seed: int = 0) -> Tensor:
         ("logistic", (1, 28, 28), 7_850),
         ("logistic", (17,), 180),
         ("mlp", (1, 28, 28), 784 * 200 + 200 + 200 * 10 + 10),
+        ("cnn_stride", (1, 28, 28), 28_938),
+        ("cnn_stride", (3, 32, 32), 34_538),
+        ("cnn_pool", (1, 28, 28), 28_938),
+        ("cnn_pool", (3, 32, 32), 34_538),
+        ("cnn_stride", (1, 8, 8), 416 + 12_832 + 32 * 4 * 10 + 10),
+        ("cnn_stride", (1, 9, 9), 416 + 12_832 + 32 * 9 * 10 + 10),
+        ("cnn_pool", (1, 9, 9), 416 + 12_832 + 32 * 4 * 10 + 10),
         ("cnn_norm", (1, 28, 28), (9 * 16 + 16 + 32) + (9 * 16 * 32 + 32 + 64) + (9 * 32 * 64 + 64 + 128) + 650),
     ],
 )
@@ -51,6 +60,31 @@ def test_networks_have_the_published_sizes(name: str, shape: tuple[int, ...], si
     net = NETS[name](shape, 10)
     assert sum(p.numel() for p in net.parameters()) == size
     assert net(torch.zeros(2, *shape)).shape == (2, 10)
+
+
+@pytest.mark.parametrize("name", ["cnn_stride", "cnn_pool"])
+def test_strides_paddings_and_poolings_take_the_fast_way_to_the_same_gradient(name: str) -> None:
+    task = image_task(NETS[name]((1, 8, 8), 10))
+    assert task._chain is not None
+    params, x, y, draws = task.init(KEY), pixels(6), torch.arange(6), keys.bits(KEY, 6)
+    wide = {key: value.double() for key, value in params.items()}
+    leaves = {key: value.clone().requires_grad_() for key, value in wide.items()}
+    wanted = torch.autograd.grad(task.losses(leaves, x, y, draws).mean(), list(leaves.values()))
+    ready = task._scaled(x, torch.float64), task._one_hot(y, torch.float64)
+    found = task.gradient(wide, *ready, lambda: draws)
+    for (key, g), right in zip(found.items(), wanted, strict=True):
+        assert torch.allclose(g.dense() if isinstance(g, Product) else g, right, rtol=1e-9, atol=1e-12), key
+    few = task.clipped_sum(task.losses, wide, Examples(x, y), draws, 0.3, 2)
+    slow = slow_sum(task.losses, wide, Examples(x, y), draws, 0.3, 2)
+    assert task._trusted(task.losses, wide)
+    assert all(torch.allclose(few[key], slow[key]) for key in slow)
+
+
+@pytest.mark.parametrize("name", ["cnn_stride", "cnn_pool"])
+def test_two_convolutions_need_four_pixels(name: str) -> None:
+    with pytest.raises(DataError) as refusal:
+        NETS[name]((1, 3, 3), 10)
+    assert refusal.value.code == "model-does-not-fit"
 
 
 # classification ---------------------------------------------------------------------------------------------------------

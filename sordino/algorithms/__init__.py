@@ -19,6 +19,7 @@ from sordino.algorithms.dp_prox import dp_fedavg, dp_prox, dp_sgd
 from sordino.algorithms.dp_scaffold import dp_scaffold
 from sordino.algorithms.fedavg import FedAvg
 from sordino.algorithms.fedprox import FedProx
+from sordino.algorithms.lc_fl import cdp_fl, lattice_fl, lc_fl, ldp_fl, paillier_fl, secagg_fl
 from sordino.algorithms.pdp_prox import pdp_prox
 from sordino.algorithms.pfl_dyn import PFLDyn
 from sordino.algorithms.prifedsync import prifedsync
@@ -45,4 +46,10 @@ ALGORITHMS: dict[str, Callable[..., Any]] = {
     "prifedsync": prifedsync,
     "udp": udp,
     "dp_scaffold": dp_scaffold,
+    "lc_fl": lc_fl,
+    "ldp_fl": ldp_fl,
+    "cdp_fl": cdp_fl,
+    "paillier_fl": paillier_fl,
+    "lattice_fl": lattice_fl,
+    "secagg_fl": secagg_fl,
 }

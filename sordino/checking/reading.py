@@ -6,8 +6,8 @@ import ast
 import dataclasses
 import inspect
 
-from sordino.assemble import SPOKEN
 from sordino.checking.trial import Trial, require
+from sordino.own import SPOKEN
 
 DRAWS = {
     "rand", "randn", "randint", "randperm", "normal", "normal_", "uniform", "uniform_", "laplace", "bernoulli", "bernoulli_", "multinomial",

@@ -111,8 +111,8 @@ class Trial:
     @cached_property
     def _cohort(self) -> tuple[str, ...]:
         plain = config.load(None, [*SMALL, f"algorithm={self.name}", *self.words])
-        central = Parts(plain).algorithm.uplink.server
-        return ("cohort={name='poisson', rate=0.5}",) if any(s.neighbours == "add_remove" for s in central) else ()
+        noise = Parts(plain).algorithm.uplink.noise()
+        return ("cohort={name='poisson', rate=0.5}",) if noise is not None and noise.neighbours == "add_remove" else ()
 
     @cached_property
     def scenes(self) -> list[Scene]:

@@ -8,6 +8,7 @@ from typing import Any
 
 from sordino import keys, tree
 from sordino.engine import wire
+from sordino.engine.shards import Prepared
 from sordino.engine.stack import Member, stacks, together
 from sordino.engine.store import States
 from sordino.keys import Key
@@ -33,11 +34,10 @@ class Clients:
     def __call__(self, t: int, down: Any, grants: Mapping[int, Grant], key: Key) -> Iterator[tuple[int, Any]]:
         """One round of every client named in `grants`, in their order. Nothing needs to be packed in one process."""
         order, uplink = sorted(grants), self.algorithm.uplink.at(t, down)
-        pool = Pool(self.task, order, self.shards.__getitem__) if self.executor == "pooled" else None
+        shards = self.shards.at(t) if isinstance(self.shards, Prepared) else self.shards
+        pool = Pool(self.task, order, shards.__getitem__) if self.executor == "pooled" else None
         members = (
-            Member(
-                k, self.shards[k], self._state(k), replace(grants[k], pool=pool), keys.word(keys.fold(key, "client", k))
-            )
+            Member(k, shards[k], self._state(k), replace(grants[k], pool=pool), keys.word(keys.fold(key, "client", k)))
             for k in order
         )
         for stack in stacks(members, self.task.stacks if self.executor == "stack" else lambda n: 1):

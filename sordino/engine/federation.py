@@ -19,7 +19,9 @@ from sordino.engine.cohort import Cohort
 from sordino.engine.loudness import in_mean, of_reader, of_uplink
 from sordino.engine.mail import Mail
 from sordino.engine.personal import Personal
+from sordino.engine.secure_sum import SecureSum
 from sordino.engine.stragglers import Crew, Stragglers
+from sordino.engine.weights import Weights
 from sordino.errors import BudgetExhausted
 from sordino.ledger.events import Event, Poisson
 from sordino.ledger.ledger import EVERYONE, Entry, Ledger
@@ -32,23 +34,6 @@ from sordino.types import Adversary, Claim, Grant, Received, Source
 from sordino.uplink import Summed
 
 STALL = 1.1  # a mean update within a tenth of its expected noise norm carries no visible signal
-
-
-@dataclass(frozen=True)
-class Weights(Sequence[float]):
-    """Of every client, by its size: sizes are fewer than clients."""
-
-    sizes: Sequence[int]
-    of: Mapping[int, float]
-
-    def __len__(self) -> int:
-        return len(self.sizes)
-
-    def __getitem__(self, client: Any) -> Any:
-        return self.of[self.sizes[client]]
-
-    def __iter__(self) -> Iterator[float]:
-        return map(self.of.__getitem__, self.sizes)
 
 
 @dataclass
@@ -247,6 +232,8 @@ class Federation:
         return wire.Header(self.run, self.config, t, sender, 0, "down" if sender < 0 else "up")
 
     def bytes_down(self, t: int, down: Any, clients: int) -> int:
+        if self.secure_sum is not None and self.secure_sum.broadcast:  # the sum of the round before, which clients open
+            return clients * self.secure_sum.broadcast
         return clients * wire.size(self.header(t, -1), wire.schema(down))
 
     def open(
@@ -254,7 +241,8 @@ class Federation:
     ) -> Iterator[tuple[int, Any]]:
         """The uploads of those who were in time, noting on the way what came."""
         shape, length = self._shape(t, down), self._length(t, down)
-        each_is_seen = not self.algorithm.uplink.server  # where the server adds noise, nobody sees single uploads
+        # where noise protects the sum, or nobody can read it, single uploads are not seen
+        each_is_seen = not self.algorithm.uplink.central and self.algorithm.uplink.secure is None
         for k, answer in answers:
             if k in crew.lost:
                 continue
@@ -289,7 +277,8 @@ class Federation:
             size=self.sizes[client],
             largest=self.largest,
             source=for_client(self.noise, self.key, t, client),
-            multiplier=None if price is None else price.multiplier,
+            # shares of one noise are all alike
+            multiplier=self._central if self.algorithm.uplink.shared else None if price is None else price.multiplier,
             epochs=epochs,
             part=part,
             reach=self._reach(price),
@@ -308,6 +297,7 @@ class Federation:
         crew: Crew,
         down: Any,
         prices: Mapping[int, Price | None],
+        granted: Sequence[int] = (),
     ) -> tuple[Received[Any], Mail]:
         mail, zero = Mail(), self.algorithm.zero(down)
         if isinstance(answers, Summed):
@@ -316,14 +306,18 @@ class Federation:
             uploads: Any = answers
         else:
             uploads = self.open(t, answers, crew, down, mail)
-        self._coordinates = tree.size(zero)
-        received: Received[Any] = self.algorithm.uplink.at(t, down).receive(
+        mail.payload = self.payload(t, down)
+        self._coordinates, uplink = tree.size(zero), self.algorithm.uplink.at(t, down)
+        source = self.source(t).child("server")
+        if self.secure_sum is not None:
+            uploads = self.secure_sum(t, uploads, granted, uplink, zero, self._central, source, mail)
+        received: Received[Any] = uplink.receive(
             uploads,
             zero,
             self.weights,
             self._denominator,
             self._central,
-            self.source(t).child("server"),
+            source,
             getattr(self.algorithm, "reads_each", False),
             self._weight,
             lambda client: self._reach(prices.get(client)),
@@ -346,7 +340,7 @@ class Federation:
         """Deviation of the noise in one coordinate of the mean upload, from the multipliers alone."""
         if self.plan.offer is None:
             return 0.0
-        if self.plan.offer.unit == "client" and self.algorithm.uplink.server:
+        if self.plan.offer.unit == "client" and self.algorithm.uplink.central:
             # one noise, over the public denominator, whoever answered
             return 0.0 if self._central is None else self._noise_std(self._central, 0) / self._denominator
         found = [(k, price.multiplier) for k in answered if (price := prices[k])]
@@ -366,6 +360,10 @@ class Federation:
         if self._rates is not None:
             return math.fsum(rate * weight for rate, weight in zip(self._rates.tolist(), self.weights, strict=True))
         return self.cohort.expected(self.population) * self._weight / self.population
+
+    @cached_property
+    def secure_sum(self) -> SecureSum | None:
+        return None if self.algorithm.uplink.secure is None else SecureSum(self.algorithm.uplink, self.run)
 
     @cached_property
     def largest(self) -> int:

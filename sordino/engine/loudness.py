@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 
 from sordino.privacy.convex import ConvexStable
 from sordino.privacy.episodes import CellGradient
-from sordino.privacy.mechanisms import GaussianNoise, LaplaceNoise
 from sordino.privacy.readers import NoisyGradient
 from sordino.types import Work
 from sordino.uplink import Uplink
@@ -34,7 +33,7 @@ def of_reader(reader: Any, work: Work, multiplier: float, size: int) -> Loudness
 def _(reader: NoisyGradient, work: Work, multiplier: float, size: int) -> Loudness:
     # every step's gradient carries its own noise: deviations add in squares, signals at most plainly
     steps, denominator = work.count(size), reader.denominator(size, work.batch(size))
-    std = multiplier * _spread(reader.mechanism) * reader.sensitivity / denominator
+    std = multiplier * reader.mechanism.spread * reader.sensitivity / denominator
     return Loudness(math.sqrt(steps) * std, steps * reader.clip)
 
 
@@ -54,15 +53,11 @@ def of_uplink(uplink: Uplink, multiplier: float, coordinates: int) -> Loudness:
     """Of one upload where the clients add the noise, of the sum where the server does."""
     stage, bound = uplink.noise(), uplink.bound(coordinates)
     assert stage is not None
-    return Loudness(multiplier * _spread(stage.mechanism) * stage.sensitivity(bound), bound.l2)
+    std = stage.std(bound, multiplier, coordinates)
+    return Loudness(std / uplink.scale, bound.l2 / uplink.scale)
 
 
 def in_mean(stds: Sequence[float], weights: Sequence[float]) -> float:
     """Deviation of one coordinate of the weighted mean of independent noises."""
     total = math.fsum(weights)
     return math.hypot(*(w * std for w, std in zip(weights, stds, strict=True))) / total if total else 0.0
-
-
-def _spread(mechanism: GaussianNoise | LaplaceNoise) -> float:
-    """Deviation over scale."""
-    return math.sqrt(2) if isinstance(mechanism, LaplaceNoise) else 1.0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import zlib
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,7 +18,9 @@ from sordino import tree
 @dataclass
 class Mail:
     answered: list[int] = field(default_factory=list)
-    size: int = 0
+    size: int = 0  # bytes of all uploads
+    payload: int = 0  # of one upload, without its envelope
+    secure: Mapping[str, Any] = field(default_factory=dict)  # what an encrypted or masked sum cost
     digest: bytes = b""
     _sums: list[int] = field(default_factory=list)
 

@@ -1,15 +1,15 @@
-"""Which rows are whose, without a copy of any."""
+"""Which rows are whose, without a copy of any; and what a reader makes of them before training."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 
 from sordino.data import Split
-from sordino.types import Examples
+from sordino.types import Examples, Preparing, Source
 
 
 class Shards(Mapping[int, Examples]):
@@ -28,3 +28,29 @@ class Shards(Mapping[int, Examples]):
 
     def __len__(self) -> int:
         return len(self._which)
+
+
+class Prepared(Mapping[int, Examples]):
+    """Examples as their client's reader has prepared them: once, and kept, or again in every round."""
+
+    def __init__(
+        self, shards: Mapping[int, Examples], reader: Preparing, source: Callable[[int], Source], t: int = 0
+    ) -> None:
+        self._shards, self._reader, self._source, self._t = shards, reader, source, t
+        self._kept: dict[int, Examples] = {}
+
+    def at(self, t: int) -> Prepared:
+        """Those of round t."""
+        return self if self._reader.redraw == "run" else Prepared(self._shards, self._reader, self._source, t)
+
+    def __getitem__(self, client: int) -> Examples:
+        if client not in self._kept:
+            source = self._source(client).child("round", self._t)
+            self._kept[client] = self._reader.prepare(self._shards[client], source)
+        return self._kept[client]
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._shards)
+
+    def __len__(self) -> int:
+        return len(self._shards)

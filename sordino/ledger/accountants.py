@@ -1,7 +1,7 @@
 """How much a list of events costs: every accountant that can say so, side by side.
 
 gdp   exact for unsampled Gaussians: mu^2 adds up (Dong, Roth & Su 2022).
-pure  Laplace only: epsilons add up; a Poisson sample leaves ln(1 + q (e^eps - 1)) (Balle, Barthe & Gaboardi 2018).
+pure  Laplace noise and randomised response only: epsilons add up; a Poisson sample leaves ln(1 + q (e^eps - 1)) (Balle, Barthe & Gaboardi 2018).
 rdp   Renyi DP (Mironov 2017; Mironov, Talwar & Zhang 2019; conversion of Canonne, Kamath & Steinke 2020).
 pld   privacy loss distributions, pessimistic (Doroshenko et al. 2022).
 
@@ -23,7 +23,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 from sordino.errors import UnsupportedEvent
 from sordino.ledger.events import (
@@ -32,6 +32,7 @@ from sordino.ledger.events import (
     Laplace,
     NonPrivate,
     Poisson,
+    Response,
     leaves,
     to_dp_event,
     valid_delta,
@@ -46,7 +47,7 @@ ORDERS: tuple[float, ...] = (*(1 + k / 10 for k in range(1, 110) if k % 10), *ra
 # outside these the next worse level is charged: no overflow inside an accountant, and never an underestimate
 _LEAST_NOISE, _MOST_NOISE = 1e-6, 1e9
 
-# e^loss must stay a float; where a single loss can be wider there is no privacy left to display
+# e^loss must stay a float; where a loss can be wider there is no privacy left that would deserve more digits
 _WIDEST_LOSS = 700.0
 _FEW_ORDERS = (1.5, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64, 128)
 
@@ -59,11 +60,14 @@ class Bound:
     epsilon: float
 
 
+_Simple: TypeAlias = Gaussian | Laplace | Response
+
+
 class _Reduced(NamedTuple):
     """Events reduced to what accountants understand; all plain Gaussians are one Gaussian of the same mu."""
 
     gaussian: Gaussian | None
-    others: tuple[tuple[Laplace | Poisson, int], ...]
+    others: tuple[tuple[Laplace | Response | Poisson, int], ...]
     private: bool
 
 
@@ -75,6 +79,9 @@ def bounds(event: Event, delta: float, neighbours: str, *, orders: Sequence[floa
     delta, reduced = valid_delta(delta, zero=True), _reduce(event, neighbours)
     if not reduced.private:
         return [Bound("none", math.inf)]
+    pure = _pure(reduced, delta, tuple(orders))
+    if pure is not None and pure > _WIDEST_LOSS:
+        return [Bound("pure", pure)]
     asked = {name: accountant(reduced, delta, tuple(orders)) for name, accountant in _ACCOUNTANTS.items()}
     found = [Bound(name, epsilon) for name, epsilon in asked.items() if epsilon is not None]
     return found or [Bound("none", math.inf)]
@@ -118,7 +125,7 @@ def _reduce(event: Event, neighbours: str) -> _Reduced:
             code="unknown-neighbours",
         )
     mus: list[float] = []
-    others: dict[Laplace | Poisson, int] = {}
+    others: dict[Laplace | Response | Poisson, int] = {}
     private = True
 
     def take(leaf: Event, count: int) -> None:
@@ -138,6 +145,8 @@ def _reduce(event: Event, neighbours: str) -> _Reduced:
         elif isinstance(leaf, Laplace) and leaf.scale >= _LEAST_NOISE:
             clamped = Laplace(min(leaf.scale, _MOST_NOISE))
             others[clamped] = others.get(clamped, 0) + count
+        elif isinstance(leaf, Response):
+            others[leaf] = others.get(leaf, 0) + count
         else:
             assert isinstance(leaf, NonPrivate | Gaussian | Laplace)
             private = False
@@ -162,7 +171,7 @@ def _single(inside: _Reduced) -> Gaussian | Laplace | None:
     if not inside.others:
         return inside.gaussian
     (event, count), *more = inside.others
-    if more or count > 1 or inside.gaussian or isinstance(event, Poisson):
+    if more or count > 1 or inside.gaussian or isinstance(event, Poisson | Response):
         raise UnsupportedEvent(
             "a Poisson sample read by a mixture of mechanisms",
             why="no accountant here has a proof for it",
@@ -179,7 +188,7 @@ def _gdp(reduced: _Reduced, delta: float, orders: tuple[float, ...]) -> float | 
 
 
 def _pure(reduced: _Reduced, delta: float, orders: tuple[float, ...]) -> float | None:
-    if reduced.gaussian or not all(isinstance(_core(event), Laplace) for event, _ in reduced.others):
+    if reduced.gaussian or not all(isinstance(_core(event), Laplace | Response) for event, _ in reduced.others):
         return None
     return math.fsum(count * _pure_epsilon(event) for event, count in reduced.others)
 
@@ -202,7 +211,9 @@ def _rdp(reduced: _Reduced, delta: float, orders: tuple[float, ...]) -> float | 
 
 
 @lru_cache(maxsize=4096)
-def _rdp_curve(event: Gaussian | Laplace | Poisson, orders: tuple[float, ...]) -> Any:
+def _rdp_curve(event: _Simple | Poisson, orders: tuple[float, ...]) -> Any:
+    if isinstance(event, Response):
+        return _response_curve(event, orders)
     from dp_accounting.rdp import RdpAccountant
 
     log = logging.getLogger("absl")
@@ -214,21 +225,47 @@ def _rdp_curve(event: Gaussian | Laplace | Poisson, orders: tuple[float, ...]) -
         log.setLevel(level)
 
 
+def _response_curve(event: Response, orders: tuple[float, ...]) -> Any:
+    """Of two inputs a and b: one output is as likely as e^epsilon to one, one the other way round, and all others are equally likely."""
+    import numpy as np
+
+    alpha, e = np.array(orders), event.epsilon
+    other = -e - math.log1p((event.levels - 1) * math.exp(-e))  # log probability of an output that is not the input
+    rare = math.log(event.levels - 2) if event.levels > 2 else -math.inf
+    return (other + np.logaddexp(np.logaddexp(alpha * e, (1 - alpha) * e), rare)) / (alpha - 1)
+
+
 @lru_cache(maxsize=512)
 def _pld(reduced: _Reduced, delta: float, orders: tuple[float, ...]) -> float | None:
     spans, typical = zip((0.0, math.inf), *(_loss_scale(event) for event, _ in _counted(reduced)), strict=True)
-    if delta == 0 or max(spans) > _WIDEST_LOSS:
-        return None
-    from dp_accounting.pld import PLDAccountant
-
+    answers = [event for event, _ in reduced.others if isinstance(event, Response)]
+    if delta == 0 or max(spans) > _WIDEST_LOSS or (answers and len(answers) < len(_counted(reduced))):
+        return None  # a response is a pair of inputs, noise a pair of sums: dp-accounting composes the one or the other
     rough = min(
         (e for e in (_pure(reduced, delta, orders), _rdp(reduced, delta, _FEW_ORDERS)) if e is not None),
         default=0.0,
     )
-    accountant = PLDAccountant(value_discretization_interval=_interval(max(*spans, rough), min(typical), len(spans)))
+    step = _interval(max(*spans, rough), min(typical), len(spans))
+    if answers:
+        return _response_pld(reduced, delta, step)
+    from dp_accounting.pld import PLDAccountant
+
+    accountant = PLDAccountant(value_discretization_interval=step)
     for event, count in _counted(reduced):
         accountant.compose(to_dp_event(event), count)
     return max(0.0, float(accountant.get_epsilon(delta)))
+
+
+def _response_pld(reduced: _Reduced, delta: float, step: float) -> float:
+    """By the distributions themselves: the accountant of dp-accounting 0.6 takes a response that is repeated for a single one."""
+    from dp_accounting.pld import privacy_loss_distribution as pld
+
+    total = pld.identity(step)
+    for event, count in reduced.others:
+        assert isinstance(event, Response)
+        one = pld.from_randomized_response(event.replaced, event.levels, value_discretization_interval=step)
+        total = total.compose(one.self_compose(count))
+    return max(0.0, float(total.get_epsilon_for_delta(delta)))
 
 
 _ACCOUNTANTS: dict[str, Callable[[_Reduced, float, tuple[float, ...]], float | None]] = {
@@ -250,28 +287,29 @@ def _interval(widest: float, typical: float, events: int) -> float:
     return max(min(widest / 5e4, typical / 10), widest / 3e5) * max(1.0, events / 10)
 
 
-def _loss_scale(event: Gaussian | Laplace | Poisson) -> tuple[float, float]:
+def _loss_scale(event: _Simple | Poisson) -> tuple[float, float]:
     """(span, typical size) of the privacy loss of one draw; a sample thins the typical loss, not the span."""
     if isinstance(event, Poisson):
         span, typical = _loss_scale(_core(event))
         return span, min(event.rate * math.exp(min(typical, 5.0) ** 2 / 2) * typical, typical)
-    if isinstance(event, Laplace):
-        return 1 / event.scale, 1 / event.scale
+    if isinstance(event, Laplace | Response):
+        return _pure_epsilon(event), _pure_epsilon(event)
     mu = 1 / event.noise_multiplier
     return mu * mu / 2 + 10 * mu, mu
 
 
-def _counted(reduced: _Reduced) -> list[tuple[Gaussian | Laplace | Poisson, int]]:
+def _counted(reduced: _Reduced) -> list[tuple[_Simple | Poisson, int]]:
     return [*([(reduced.gaussian, 1)] if reduced.gaussian else []), *reduced.others]
 
 
-def _core(event: Gaussian | Laplace | Poisson) -> Gaussian | Laplace:
+def _core(event: _Simple | Poisson) -> _Simple:
     inner = event.event if isinstance(event, Poisson) else event
-    assert isinstance(inner, Gaussian | Laplace), "plans hold nothing richer"
+    assert isinstance(inner, _Simple), "plans hold nothing richer"
     return inner
 
 
-def _pure_epsilon(event: Laplace | Poisson) -> float:
+def _pure_epsilon(event: Laplace | Response | Poisson) -> float:
     inner = _core(event)
-    assert isinstance(inner, Laplace)
-    return amplified(1 / inner.scale, event.rate if isinstance(event, Poisson) else 1.0)
+    assert not isinstance(inner, Gaussian)
+    epsilon = inner.epsilon if isinstance(inner, Response) else 1 / inner.scale
+    return amplified(epsilon, event.rate if isinstance(event, Poisson) else 1.0)

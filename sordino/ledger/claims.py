@@ -8,7 +8,9 @@ from typing import Any, Literal
 
 from sordino.ledger.events import Event, from_json, to_json
 
-Unit = Literal["example", "cell", "client"]  # a cell: a fixed part of a client's examples
+# an image is an example whose label is given, a cell a fixed part of a client's examples
+Unit = Literal["pixel", "image", "example", "cell", "client"]
+UNITS: tuple[Unit, ...] = ("pixel", "image", "example", "cell", "client")  # from small to large
 Neighbours = Literal["add_remove", "replace", "zero_out"]
 Adversary = Literal["server", "participants", "public"]
 Status = Literal["proved", "conditional", "asymptotic", "nominal", "none"]

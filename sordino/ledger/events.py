@@ -39,6 +39,42 @@ class Laplace:
 
 
 @dataclass(frozen=True)
+class Response:
+    """One of `levels` values, kept or replaced by another at random so that any two inputs differ by at most e^epsilon (Kairouz, Bonawitz and Ramage 2016)."""
+
+    epsilon: float
+    levels: int
+
+    def __post_init__(self) -> None:
+        _settle(self, "epsilon", valid_epsilon(self.epsilon))
+        if isinstance(self.levels, bool) or not isinstance(self.levels, Integral) or self.levels < 2:
+            raise InvalidBudget(
+                f"a response among {self.levels!r} values",
+                why="it has at least 2 to choose from",
+                code="too-few-levels",
+            )
+        _settle(self, "levels", int(self.levels))
+
+    @property
+    def replaced(self) -> float:
+        """How likely the value is drawn afresh from all of them: levels / (levels - 1 + e^epsilon)."""
+        return self.levels / (self.levels - 1 + math.exp(min(self.epsilon, 700.0)))
+
+
+@dataclass(frozen=True)
+class Once:
+    """`event`, drawn once and looked at again and again: every further release under the same name costs nothing more."""
+
+    name: str
+    event: Event
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.name, str):
+            raise UnsupportedEvent("the name of an event is not text", why="it tells repeats", code="malformed-event")
+        _require_event(self.event)
+
+
+@dataclass(frozen=True)
 class Poisson:
     """`event` on a secret sample: every unit takes part independently with probability `rate`."""
 
@@ -105,13 +141,15 @@ class Nothing:
     """No access to the data: costs nothing."""
 
 
-Event: TypeAlias = Gaussian | Laplace | Poisson | Repeat | Together | NonPrivate | Nothing
+Event: TypeAlias = Gaussian | Laplace | Response | Poisson | Repeat | Once | Together | NonPrivate | Nothing
 
 KINDS: dict[str, type[Event]] = {
     "gaussian": Gaussian,
     "laplace": Laplace,
+    "response": Response,
     "poisson": Poisson,
     "repeat": Repeat,
+    "once": Once,
     "together": Together,
     "non_private": NonPrivate,
     "nothing": Nothing,
@@ -120,8 +158,9 @@ _NAMES = {cls: kind for kind, cls in KINDS.items()}
 
 
 def leaves(event: Event) -> Counter[Event]:
-    """How often each elementary event happens: the one place where counts are multiplied."""
+    """How often each elementary event happens: the one place where counts are multiplied, and repeats of one draw are told apart."""
     found: Counter[Event] = Counter()
+    seen: set[Event] = set()
 
     def walk(node: Event, times: int) -> None:
         if isinstance(node, Repeat):
@@ -129,6 +168,10 @@ def leaves(event: Event) -> Counter[Event]:
         elif isinstance(node, Together):
             for part in node.events:
                 walk(part, times)
+        elif isinstance(node, Once):
+            if node not in seen:
+                seen.add(node)
+                walk(node.event, 1)
         elif not isinstance(node, Nothing):
             found[node] += times
 
@@ -136,11 +179,26 @@ def leaves(event: Event) -> Counter[Event]:
     return found
 
 
+def _grouped(event: Event) -> Counter[Event]:
+    """Leaves as `compact` counts them: what was drawn once stays together, under its name."""
+    if isinstance(event, Once):
+        return Counter({event: 1})
+    if isinstance(event, Repeat):
+        return Counter(
+            {part: 1 if isinstance(part, Once) else n * event.count for part, n in _grouped(event.event).items()}
+        )
+    if isinstance(event, Together):
+        found: Counter[Event] = Counter()
+        for part in event.events:
+            for leaf, n in _grouped(part).items():
+                found[leaf] = 1 if isinstance(leaf, Once) else found[leaf] + n
+        return found
+    return leaves(event)
+
+
 def compact(events: Iterable[Event]) -> Event:
     """The same events with equal ones grouped: a thousand identical rounds become one `Repeat`."""
-    counted: Counter[Event] = Counter()
-    for event in events:
-        counted.update(leaves(event))
+    counted = _grouped(Together(tuple(events)))
     grouped = tuple(event if count == 1 else Repeat(event, count) for event, count in counted.items())
     if not grouped:
         return Nothing()
@@ -186,8 +244,10 @@ def to_dp_event(event: Event) -> Any:
     translate: dict[type, Callable[[Any], Any]] = {
         Gaussian: lambda e: dp_event.GaussianDpEvent(e.noise_multiplier),
         Laplace: lambda e: dp_event.LaplaceDpEvent(e.scale),
+        Response: lambda e: dp_event.RandomizedResponseDpEvent(e.replaced, e.levels),
         Poisson: lambda e: dp_event.PoissonSampledDpEvent(e.rate, to_dp_event(e.event)),
         Repeat: lambda e: dp_event.SelfComposedDpEvent(to_dp_event(e.event), e.count),
+        Once: lambda e: to_dp_event(e.event),
         Together: lambda e: dp_event.ComposedDpEvent([to_dp_event(part) for part in e.events]),
         NonPrivate: lambda e: dp_event.NonPrivateDpEvent(),
         Nothing: lambda e: dp_event.NoOpDpEvent(),

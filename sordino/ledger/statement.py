@@ -14,7 +14,7 @@ from functools import lru_cache
 from typing import Any
 
 from sordino.ledger.accountants import best, bounds
-from sordino.ledger.claims import STATUSES, Adversary, Claim, Neighbours, Status, Unit
+from sordino.ledger.claims import ADVERSARIES, STATUSES, UNITS, Adversary, Claim, Neighbours, Status, Unit
 from sordino.ledger.events import Event, compact, to_json
 from sordino.ledger.histories import Histories
 
@@ -98,7 +98,7 @@ def of_groups(
 
 
 def _order(row: Row) -> tuple[int, int]:
-    return ("example", "cell", "client").index(row.unit), ("server", "participants", "public").index(row.adversary)
+    return UNITS.index(row.unit), ADVERSARIES.index(row.adversary)
 
 
 def _row(key: Key, clients: Mapping[int, list[Claim]], delta: float) -> Row:

@@ -192,17 +192,29 @@ class Quantity(Scheme):
 
 @dataclass(frozen=True)
 class LongTail(Scheme):
-    """Class counts fall from n_max, the smallest class of the data set, to rho * n_max; then as Dirichlet."""
+    """Class counts fall from n_max, the smallest class of the data set, to rho * n_max; then as Dirichlet.
+
+    reading = "clients": every client has the same long tail, in equal sizes, and alpha plays no part.
+    """
 
     clients: int
-    alpha: float
+    alpha: float = 0.5
     rho: float = 0.01
     kind: Literal["exp", "step"] = "exp"
     min_size: int = 10
+    reading: Literal["classes", "clients"] = "classes"
 
     def assign(self, labels: Array, group: Array | None, rng: Generator) -> Rows:
-        limits = self.clients, "alpha", self.alpha, self.min_size
-        return _deal(labels, counts.dirichlet(self.class_counts(labels), *limits, rng), rng)
+        share = choice("reading", self.reading, {"classes": self._by_dirichlet, "clients": self._alike})
+        return _deal(labels, share(self.class_counts(labels), rng), rng)
+
+    def _by_dirichlet(self, kept: Array, rng: Generator) -> Array:
+        return counts.dirichlet(kept, self.clients, "alpha", self.alpha, self.min_size, rng)
+
+    def _alike(self, kept: Array, rng: Generator) -> Array:
+        least, n = self.clients * self.min_size, int(kept.sum())
+        require(least <= n, f"clients * min_size = {least} > {n} examples", "min-size")
+        return counts.divide(kept, np.ones((self.clients, len(kept))))
 
     def class_counts(self, labels: Array) -> Array:
         """How many examples of each class are kept."""

@@ -13,6 +13,8 @@ time is not claimed.
 
 from __future__ import annotations
 
+import hmac
+import json
 import math
 import os
 from collections.abc import Callable
@@ -115,6 +117,20 @@ class System:
         return np.frombuffer(self._stream.update(bytes(8 * count)), dtype="<u8")
 
 
+class Kept(System):
+    """The same draws whenever they are asked for again: from a client's own secret, for what is drawn once in a run and must outlive a crash."""
+
+    def __init__(self, secret: bytes) -> None:
+        self._secret = secret
+        self._stream = Cipher(algorithms.ChaCha20(secret, bytes(16)), mode=None).encryptor()
+
+    def child(self, *parts: int | str) -> Source:
+        return Kept(hmac.digest(self._secret, json.dumps(parts).encode(), "sha256"))
+
+    def _words(self, count: int) -> NDArray[np.uint64]:
+        return np.frombuffer(self._stream.update(bytes(8 * count)), dtype="<u8")
+
+
 def grid_step(scale: float) -> float:
     """The largest power of two that leaves at least GRID steps per unit of noise scale."""
     return 2.0 ** math.floor(math.log2(scale / GRID))
@@ -175,3 +191,9 @@ def for_round(name: str, key: int, t: int) -> Source:
 
 def for_client(name: str, key: int, t: int, client: int) -> Source:
     return for_round(name, key, t).child("client", client)
+
+
+def for_run(key: int, secret: bytes | None, client: int) -> Source:
+    """What a client draws once in a run, and again from the start after a crash; without a secret, in simulation."""
+    source: Source = Counter(keys.word(keys.fold(key, "once"))) if secret is None else Kept(secret)
+    return source.child("one of", client)

@@ -150,6 +150,11 @@ class Noise(Stage):
                 code="noise-not-positive",
             )
 
+    @property
+    def assumptions(self) -> tuple[str, ...]:
+        """Said with its claims."""
+        return ()
+
     def sensitivity(self, bound: Bound) -> float:
         limit = bound.of(self.mechanism.order)
         if not math.isfinite(limit):
@@ -160,6 +165,10 @@ class Noise(Stage):
                 code="unbounded-sensitivity",
             )
         return 2 * limit if self.neighbours == "replace" else limit
+
+    def std(self, bound: Bound, multiplier: float, coordinates: int) -> float:
+        """Deviation of the noise in one coordinate."""
+        return multiplier * self.mechanism.spread * self.sensitivity(bound)
 
     def release(self, x: Tree, bound: Bound, multiplier: float, source: Source) -> Tree:
         scale = multiplier * self.louder * self.sensitivity(bound)

@@ -7,6 +7,8 @@ import tomllib
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from sordino.ledger.claims import ADVERSARIES, UNITS
+
 
 class Listed(NamedTuple):
     folder: str
@@ -50,7 +52,7 @@ def _score(rows: list[dict[str, Any]]) -> str:
 
 def promise(rows: list[dict[str, Any]]) -> str:
     """One epsilon with its subject: of the finite rows, the widest unit, then the strongest adversary."""
-    order = {"client": 0, "cell": 1, "example": 2, "server": 0, "participants": 1, "public": 2}
+    order = {word: i for words in (UNITS[::-1], ADVERSARIES) for i, word in enumerate(words)}
     finite = [row for row in rows if row["epsilon"] != "inf"]
     if not finite:
         printed = next(

@@ -13,6 +13,8 @@ WHO = {
 }
 ANYONE = "anyone: the server, the other participants, and whoever sees the published models"
 WHAT = {
+    "pixel": "one value of one image of one client",
+    "image": "one image of one client, whose label is given",
     "example": "one example (one row, one image) of one client",
     "cell": "one cell, a fixed part of a client's examples",
     "client": "everything one client holds",

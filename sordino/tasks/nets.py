@@ -144,6 +144,27 @@ def cnn_wide(shape: tuple[int, ...], classes: int) -> nn.Module:
     )
 
 
+def _two_convolutions(shape: tuple[int, ...], classes: int, name: str, pool: bool) -> nn.Module:
+    channels, side = _image(shape, name, 4)
+    layers: list[nn.Module] = []
+    for width in (16, 32):
+        layers += [nn.Conv2d(channels, width, 5, stride=1 if pool else 2, padding=2), nn.ReLU()]
+        layers += [nn.MaxPool2d(2)] if pool else []
+        channels = width
+    last = side // 4 if pool else (side + 3) // 4  # a pooling rounds sizes down, a stride up
+    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(32 * last * last, classes))
+
+
+def cnn_stride(shape: tuple[int, ...], classes: int) -> nn.Module:
+    """Two 5x5 convolutions of stride 2, 16 and 32 channels, and a linear head: 28,938 parameters on 28x28 grey images, 34,538 on 3x32x32."""
+    return _two_convolutions(shape, classes, "cnn_stride", pool=False)
+
+
+def cnn_pool(shape: tuple[int, ...], classes: int) -> nn.Module:
+    """The same with 2x2 max-pooling instead of the stride, and as many parameters."""
+    return _two_convolutions(shape, classes, "cnn_pool", pool=True)
+
+
 VGG16 = ((64, 64), (128, 128), (256, 256, 256), (512, 512, 512), (512, 512, 512))
 
 
@@ -183,5 +204,7 @@ NETS: dict[str, Callable[..., nn.Module]] = {
     "cnn": cnn,
     "cnn_wide": cnn_wide,
     "cnn_norm": cnn_norm,
+    "cnn_stride": cnn_stride,
+    "cnn_pool": cnn_pool,
     "vgg16": vgg16,
 }

@@ -125,7 +125,7 @@ MUTANTS = [
     # bounds
     one(
         "noise before the clip allowed",
-        "uplink.py",
+        "privacy/links.py",
         "if seen_noise and isinstance(stage, Clip | ClipLayers):",
         "if False:",
         f"{REFUSALS}::test_an_unsafe_experiment_does_not_start",
@@ -317,14 +317,14 @@ MUTANTS = [
     ),
     one(
         "a published guarantee called proved",
-        "uplink.py",
-        '"conditional" if self.published else "proved",',
-        '"proved",',
+        "privacy/links.py",
+        '"conditional" if self.published else "proved"',
+        '"proved"',
         f"{PERSONAL_RUNS}::test_published_dp_prox_plays_every_round_and_spends_what_it_was_granted[12]",
     ),
     one(
         "noise that follows the data called proved",
-        "uplink.py",
+        "privacy/links.py",
         'NonPrivate(NOMINAL), "nominal", shown.reasons)',
         'NonPrivate(NOMINAL), "proved", shown.reasons)',
         "tests/test_cuag.py::test_as_published_nothing_is_proved",

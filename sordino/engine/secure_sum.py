@@ -1,0 +1,77 @@
+"""From uploads that nobody may read to their sum: the gate's stages say what is added, a channel adds it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from sordino import tree
+from sordino.engine.channels import Ciphertexts, channel
+from sordino.engine.mail import Mail
+from sordino.errors import RangeSaturation
+from sordino.privacy.secure import Encrypted, NoiseShare, check_room
+from sordino.privacy.stages import private
+from sordino.tree import Tree
+from sordino.types import Source
+from sordino.uplink import Summed, Uplink
+
+OFTEN = 1e-3  # of the values beyond the range: from there on a strict run stops
+
+
+class SecureSum:
+    def __init__(self, uplink: Uplink, run: str) -> None:
+        assert uplink.secure is not None
+        assert uplink.grid is not None
+        self._grid, self._secure = uplink.grid, uplink.secure
+        self._channel = channel(uplink.secure, uplink.grid.layout, run)
+        self.broadcast = 0  # bytes of what goes down in place of the model: an encrypted sum
+
+    def __call__(
+        self,
+        t: int,
+        uploads: Iterable[tuple[int, Tree]],
+        cohort: Sequence[int],
+        uplink: Uplink,
+        zero: Tree,
+        multiplier: float | None,
+        source: Source,
+        mail: Mail,
+    ) -> Summed:
+        """The sum, or nothing of anybody where the protocol was broken off; `mail` hears what it cost."""
+        like, bound, noise = uplink.shape(zero), uplink.bound(tree.size(zero)), uplink.noise()
+        own = None
+        if noise is not None and (used := noise.multiplier or multiplier) is not None:
+            if isinstance(noise, NoiseShare):
+                check_room(self._grid.layout, len(cohort), noise.room(bound, used))
+            elif private(uplink.server) and isinstance(self._channel, Ciphertexts):
+                own = _flat(noise.release(like, bound, used, source))
+        flat = ((k, _flat(upload)) for k, upload in uploads)
+        found = self._channel.sum(t, flat, cohort, tree.size(like), own)
+        values = max(1, len(found.who) * tree.size(like))
+        if self._grid.strict and found.saturated / values > OFTEN:
+            raise RangeSaturation(
+                f"{found.saturated} of {values} values are beyond the range of {self._grid.layout.reach:g}",
+                why="they were cut, so the sum is not the sum of the uploads",
+                fix="give the layout a larger range, or clip the uploads",
+                code="range-saturation",
+            )
+        mail.answered, mail.size, mail.payload = found.who, found.bytes_up, found.payload
+        mail.secure = {
+            "mode": getattr(self._secure, "mode", "full"),
+            "saturated": found.saturated,
+            "cpu_seconds": {part: round(value, 4) for part, value in found.seconds.items()},
+            **({"aborted": found.aborted} if found.aborted else {}),
+        }
+        if isinstance(self._secure, Encrypted) and self._secure.keys == "shared":
+            self.broadcast = found.payload
+        return Summed(tree.unflat(torch.from_numpy(found.total), like), found.who, noised=own is not None)
+
+
+def _flat(upload: Any) -> np.ndarray[Any, np.dtype[np.int64]]:
+    found: np.ndarray[Any, np.dtype[np.int64]] = np.concatenate(
+        [leaf.numpy().reshape(-1) for leaf in tree.leaves(upload)]
+    )
+    return found

@@ -1,0 +1,107 @@
+"""PrivUnit: a direction under pure local privacy (Bhowmick, Duchi, Freudiger, Kapoor and Rogers, arXiv:1812.00984).
+
+For a unit vector v the answer is V / m, where V is uniform on the cap {<V, v> >= gamma} of the sphere with probability p, else uniform on the rest of the
+sphere, and m = E<V, v>. So its mean is v, its length always 1/m, and that length says nothing about v.
+
+Guarantees: epsilon, pure, for any two inputs. Proof: the density is p / cap on the cap and (1-p) / (1-cap) elsewhere, cap being the cap's part of the sphere, and
+the quotient of the two is e^epsilon. That is a proof about real numbers. Here V is computed in float64 and released in steps of STEP / sqrt(d), so that the
+low bits do not betray v; a step is missed with a probability of about FLOAT_ERROR per coordinate, to be added to delta. The noise is drawn from 64-bit words
+and not by `Source.gaussian`, whose own grid would still be seen through a rotation.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import cache
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from sordino.errors import ConfigError
+from sordino.types import Source
+
+STEP = 2.0**-12
+FLOAT_ERROR = 1e-10  # errors of some 1e-15 against STEP, with room
+MOST = 500.0  # beyond, a cap is too small for a float, and e^500 protects nobody
+
+
+class Cap(NamedTuple):
+    dimension: int
+    epsilon: float
+    p: float  # probability of the cap
+    gamma: float  # where it begins
+    part: float  # of the sphere
+    length: float  # of an answer: 1/m
+
+
+@cache
+def parameters(dimension: int, epsilon: float) -> Cap:
+    """The cap whose answers are shortest, that is least noisy."""
+    if dimension < 2:
+        raise ConfigError(
+            f"PrivUnit in dimension {dimension}",
+            why="a cap needs a sphere: dimension 2 or more",
+            code="privunit-dimension",
+        )
+    if not 0 < epsilon <= MOST:
+        raise ConfigError(
+            f"epsilon of PrivUnit is {epsilon}", why=f"it lies above 0 and is at most {MOST:g}", code="privunit-epsilon"
+        )
+    from scipy.optimize import minimize_scalar
+
+    def log_length(odds: float) -> float:
+        return math.log(cap_at(dimension, epsilon, odds).length)
+
+    found = minimize_scalar(log_length, bounds=(0.0, epsilon), method="bounded", options={"xatol": 1e-6 * epsilon})
+    return cap_at(dimension, epsilon, float(found.x))
+
+
+def cap_at(dimension: int, epsilon: float, odds: float) -> Cap:
+    """The cap that is hit with log-odds `odds` (0 to epsilon): epsilon leaves it the log-odds odds - epsilon on the uniform sphere."""
+    from scipy.special import betainccinv, betaincinv, betaln, log_expit
+
+    half = (dimension - 1) / 2
+    part = math.exp(log_expit(odds - epsilon))
+    square = float(betainccinv(0.5, half, 2 * part))
+    rest = float(betaincinv(half, 0.5, 2 * part))  # 1 - square, which would cancel where the cap is tiny
+    log_m = half * math.log(rest) - math.log(dimension - 1) - betaln(0.5, half)
+    log_m += log_expit(odds) - log_expit(odds - epsilon) + math.log(-math.expm1(-epsilon))
+    return Cap(dimension, epsilon, math.exp(log_expit(odds)), math.sqrt(square), part, math.exp(-log_m))
+
+
+def privunit(vector: Tensor, cap: Cap, source: Source) -> Tensor:
+    """An answer for the direction of `vector` [..., d], float64. One that is zero or no number has a random direction."""
+    from scipy.special import betainccinv
+
+    given = vector.double().reshape(-1, cap.dimension)
+    v = _unit(given / given.abs().amax(1, keepdim=True))
+    fallback = _unit(_normal(given.shape, source.child("direction")))
+    v = torch.where(torch.isfinite(v).all(1, keepdim=True), v, fallback)
+    coin, place = _uniform(2 * len(v), source.child("cap")).view(2, -1)
+    # `u` is the part of the sphere that lies higher than V; the component along v is where that is so
+    u = torch.where(coin < cap.p, place * cap.part, cap.part + place * (1 - cap.part))
+    tail = 2 * torch.minimum(u, 1 - u)
+    square = torch.from_numpy(betainccinv(0.5, (cap.dimension - 1) / 2, tail.numpy())).unsqueeze(1)
+    along = square.sqrt() * torch.sign(0.5 - u).unsqueeze(1)
+    noise = _normal(v.shape, source.child("rest"))
+    across = _unit(noise - (noise * v).sum(1, keepdim=True) * v)
+    drawn = along * v + (1 - square).sqrt() * across
+    step = STEP / math.sqrt(cap.dimension)
+    told: Tensor = (drawn / step).round() * (step * cap.length)
+    return told.view(vector.shape)
+
+
+def _unit(rows: Tensor) -> Tensor:
+    scaled: Tensor = rows / torch.linalg.vector_norm(rows, dim=1, keepdim=True)
+    return scaled
+
+
+def _uniform(count: int, source: Source) -> Tensor:
+    """In (0, 1), 52 bits."""
+    return ((source.words(count) >> 12 & (1 << 52) - 1).double() + 0.5) * 2.0**-52
+
+
+def _normal(shape: torch.Size, source: Source) -> Tensor:
+    drawn: Tensor = torch.special.ndtri(_uniform(shape.numel(), source))
+    return drawn.view(shape)

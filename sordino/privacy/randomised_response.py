@@ -1,0 +1,209 @@
+"""Randomised response on grey levels and labels (Warner, 1965; k-ary: Kairouz, Bonawitz and Ramage, ICML 2016).
+
+A value out of k is kept with probability p = e^epsilon / (k - 1 + e^epsilon), else replaced by one of the k - 1 others, all alike. The same in one step: with
+probability g = k / (k - 1 + e^epsilon) a uniform value out of all k, else the value itself.
+
+Guarantees: epsilon for ONE value, pure, for every pair of inputs. An image is as many values as it has pixels and channels, so its price is that of their
+composition; `composed_delta` gives it without a gap. Proof for the program: one 64-bit word per value, whose high half decides whether to replace and whose
+low half by what. Both are whole numbers, the least likely value is counted as it is, and the threshold is rounded up: the ratio of two outputs' probabilities
+is at most e^epsilon. The price of that is a law that differs from the ideal one by at most k / 2^32 in total variation per value.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from functools import cache
+from typing import Any, Literal
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from sordino.errors import ConfigError, DomainError
+from sordino.types import Source
+
+Rounding = Literal["nearest", "ceil"]
+GREYS = 21
+MOST = 1 << 16
+HALF = 1 << 32
+BLOCK = 1 << 20  # words drawn together: 8 MB
+NUDGE = 1 + 1e-12  # more than what floating point can take off a threshold
+
+# whole steps in n / d, without floating point
+ROUNDINGS: Mapping[str, Callable[[Any, int], Any]] = {
+    "nearest": lambda n, d: (2 * n + d) // (2 * d),  # ties upwards
+    "ceil": lambda n, d: (n + d - 1) // d,
+}
+
+
+# levels -----------------------------------------------------------------------------------------------------------------------------
+
+
+def levels(pixels: Tensor, k: int = GREYS, rounding: Rounding = "nearest") -> Tensor:
+    """Of bytes 0 to 255, seen as -1 to 1 in k equal steps: the number of the level as uint8. For 21 levels (40 v + 255) // 510."""
+    _check_bytes(pixels)
+    table = _rule(rounding)(np.arange(256) * (_check_levels(k, 256) - 1), 255).astype(np.uint8)
+    return torch.from_numpy(table[pixels.numpy()])
+
+
+def from_float(x: Tensor, k: int = GREYS, rounding: Rounding = "nearest") -> Tensor:
+    """The same of numbers in [-1, 1], of which four decimals count."""
+    rule = _rule(rounding)
+    if not x.is_floating_point():
+        raise _wrong_type(x, "floating-point numbers in [-1, 1]")
+    outside = ~(x.abs() <= 1)  # NaN included
+    if outside.any():
+        raise DomainError(
+            f"a pixel is {x[outside][0].item()}, at index {torch.nonzero(outside)[0].tolist()}",
+            why="levels divide the range from -1 to 1",
+            fix="scale images to [-1, 1] first, as 2 v / 255 - 1",
+            code="pixel-out-of-range",
+        )
+    steps = np.floor(10_000 * (x.double().numpy() + 1) + 0.5).astype(np.int64)
+    return torch.from_numpy(rule(steps * (_check_levels(k, 256) - 1), 20_000).astype(np.uint8))
+
+
+def values(index: Tensor, k: int = GREYS, low: float = -1.0, high: float = 1.0) -> Tensor:
+    """What the levels stand for, float32; from 0 to 255 on the scale of bytes, where 21 levels have no rounding either."""
+    steps = np.arange(_check_levels(k))
+    table = (low * (k - 1 - steps) + high * steps) / (k - 1)
+    return torch.from_numpy(table.astype(np.float32)[index.numpy()])
+
+
+def pooled(images: Tensor, side: int = 7) -> Tensor:
+    """Bytes [n, h, w, c] averaged to [n, side, side, c], as numbers in [-1, 1]: fewer values, so more of the budget for each."""
+    _check_bytes(images)
+    small = F.adaptive_avg_pool2d(images.movedim(-1, 1).float(), side)
+    return (small.movedim(1, -1) * (2 / 255) - 1).clamp(-1, 1)
+
+
+def enlarged(features: Tensor, height: int, width: int) -> Tensor:
+    """Back to the size of the images, every value repeated."""
+    return F.interpolate(features.movedim(-1, 1), (height, width)).movedim(1, -1)
+
+
+# the response -----------------------------------------------------------------------------------------------------------------------
+
+
+def keep_probability(epsilon: float, k: int = GREYS) -> float:
+    return 1 / (1 + (_check_levels(k) - 1) * math.exp(-_check_epsilon(epsilon)))
+
+
+def flip_probability(epsilon: float, k: int = GREYS) -> float:
+    """Of one given other value."""
+    return keep_probability(epsilon, k) * math.exp(-epsilon)
+
+
+def respond(index: Tensor, epsilon: float, k: int, source: Source) -> Tensor:
+    """Values 0 to k - 1, each answered for with `epsilon`."""
+    last = threshold(epsilon, k) - 1
+    fits = not index.is_floating_point() and np.can_cast(np.min_scalar_type(k - 1), index.numpy().dtype)
+    if not fits or (index.numel() and not 0 <= int(index.min()) <= int(index.max()) < k):
+        raise DomainError(
+            f"values of type {str(index.dtype).removeprefix('torch.')} that are not, or cannot be, all whole numbers from 0 to {k - 1}",
+            why=f"the response is drawn among {k} values",
+            fix="number the values from 0, and count them right",
+            code="level-out-of-range",
+        )
+    given = index.numpy().reshape(-1)
+    told = given.copy()
+    for number, start in enumerate(range(0, len(given), BLOCK)):
+        part = told[start : start + BLOCK]
+        words = source.child("block", number).words(len(part)).numpy().view(np.uint64)
+        replaced = np.flatnonzero(words >> np.uint64(32) <= np.uint64(last))
+        part[replaced] = (words[replaced] & np.uint64(HALF - 1)) * np.uint64(k) >> np.uint64(32)
+    return torch.from_numpy(told.reshape(index.shape))
+
+
+def threshold(epsilon: float, k: int = GREYS) -> int:
+    """Of 2^32 high halves, how many replace: the least, but 1, that keeps the promise for the value that fewest low halves lead to."""
+    rarest = HALF // _check_levels(k) / HALF
+    odds = math.exp(-_check_epsilon(epsilon))
+    replaced = odds / (odds - rarest * math.expm1(-epsilon))
+    return min(HALF, max(1, math.ceil(HALF * NUDGE * replaced)))
+
+
+# its price --------------------------------------------------------------------------------------------------------------------------
+
+
+def composed_delta(epsilon: float, count: int, total: float, k: int = GREYS) -> float:
+    """The delta that `count` independent responses of `epsilon` each have at `total`, where all values may differ: exact but for rounding, which is added.
+
+    The loss of one response is epsilon, -epsilon or 0, so that of many is a multiple of epsilon, and its law a power of a polynomial.
+    """
+    kept, flipped = keep_probability(epsilon, k), flip_probability(epsilon, k)
+    one = np.zeros(2 * _check_count(count) + 1)
+    one[[0, 1, -1]] = (k - 2) * flipped, kept, flipped
+    law = np.fft.irfft(np.fft.rfft(one) ** count, len(one))[1 : count + 1]
+    over = epsilon * np.arange(1, count + 1) - total
+    return float(law[over > 0] @ -np.expm1(-over[over > 0])) + 1e-14 * count
+
+
+@cache
+def split_evenly(epsilon: float, count: int, delta: float = 0.0, k: int = GREYS) -> float:
+    """What each of `count` responses may cost where together they cost `epsilon`: an equal share, or more where a delta allows it."""
+    least = _check_epsilon(epsilon) / _check_count(count)
+    if not 0 <= delta < 1:
+        raise ConfigError(
+            f"delta is {delta}", why="it is a probability below 1", fix="use for instance 1e-5", code="response-delta"
+        )
+    if delta == 0:
+        return least
+    most = 2 * least
+    while composed_delta(most, count, epsilon, k) <= delta:
+        least, most = most, 2 * most
+    while most - least > 1e-9 * most:
+        middle = (least + most) / 2
+        fits = composed_delta(middle, count, epsilon, k) <= delta
+        least, most = (middle, most) if fits else (least, middle)
+    return least
+
+
+# refusals ---------------------------------------------------------------------------------------------------------------------------
+
+
+def _check_epsilon(epsilon: float) -> float:
+    if not 0 < epsilon < math.inf:
+        raise ConfigError(
+            f"epsilon of the randomised response is {epsilon}",
+            why="a response costs a finite number above 0",
+            fix="5 keeps nine grey values of ten, 1 keeps one of eight",
+            code="response-epsilon",
+        )
+    return epsilon
+
+
+def _check_levels(k: int, most: int = MOST) -> int:
+    if not 2 <= k <= most:
+        raise ConfigError(
+            f"levels is {k}", why=f"a response is one of 2 to {most} values", fix="use 21", code="response-levels"
+        )
+    return k
+
+
+def _check_count(count: int) -> int:
+    if count < 1:
+        raise ConfigError(f"{count} values share a budget", why="there is at least one", code="response-count")
+    return count
+
+
+def _rule(rounding: str) -> Callable[[Any, int], Any]:
+    if rounding not in ROUNDINGS:
+        raise ConfigError(f"rounding is {rounding!r}", fix=f"one of {', '.join(ROUNDINGS)}", code="response-rounding")
+    return ROUNDINGS[rounding]
+
+
+def _check_bytes(pixels: Tensor) -> None:
+    if pixels.dtype != torch.uint8:
+        raise _wrong_type(pixels, "bytes from 0 to 255")
+
+
+def _wrong_type(x: Tensor, wanted: str) -> DomainError:
+    return DomainError(
+        f"pixels of type {str(x.dtype).removeprefix('torch.')}",
+        why=f"these levels are those of {wanted}",
+        fix="take images as they are loaded, before they are normalised",
+        code="pixel-wrong-type",
+    )

@@ -1,0 +1,34 @@
+"""The packages behind the schemes. They come with an extra, and without them a scheme is refused: never replaced by a sum in the clear."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sordino.errors import BackendUnavailable
+
+
+def gmpy2() -> Any:
+    try:
+        import gmpy2
+
+        return gmpy2
+    except ImportError as error:
+        raise _unavailable("gmpy2", error) from None
+
+
+def tenseal() -> Any:
+    try:
+        import tenseal
+
+        return tenseal
+    except ImportError as error:
+        raise _unavailable("tenseal", error) from None
+
+
+def _unavailable(name: str, error: ImportError) -> BackendUnavailable:
+    return BackendUnavailable(
+        f"{name} does not work here",
+        why=str(error),
+        fix="pip install 'sordino[he]', or choose another scheme; sums in the clear are no substitute",
+        code="backend-unavailable",
+    )

@@ -1,0 +1,237 @@
+"""Sums under lattice encryption: BFV, exact, and CKKS, with a small error (SEAL's implementations through TenSEAL).
+
+Fan and Vercauteren, "Somewhat practical fully homomorphic encryption" (2012); Cheon, Kim, Kim and Song, ASIACRYPT 2017. A ciphertext holds a guard, 1 in
+each contribution, and 4,095 values; neither scheme notices a wrong key, the guard does.
+
+Guarantees (BFV): the sums are exact where count (2^(bits-1) - 1) <= (t - 1) / 2; more contributions are refused.
+Guarantees (CKKS): values travel as parts of the range, and a sum of k is off by at most CKKS_ERROR sqrt(k) of the range before it is rounded to the
+layout's grid. With 24 bits that is sqrt(k) / 3 + 1/2 steps, so 0 for k = 2, 2 for k = 50, 8 for k = 512; the fixed point itself may have cost k / 2.
+
+Decrypted CKKS numbers carry the encryption's noise: who sees them beside the ciphertexts can compute the key (Li and Micciancio, EUROCRYPT 2021). What
+`open` returns stays with the key holder, who passes on nothing but the model, and never reaches a server that saw the ciphertexts. BFV has no such condition.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import struct
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any, ClassVar, Final
+
+import numpy as np
+
+from sordino.errors import (
+    ConfigError,
+    DomainError,
+    EmptyRound,
+    HeadroomExceeded,
+    IntegrityError,
+    NoSecretKey,
+    ServerHoldsKey,
+)
+from sordino.secure import rings
+from sordino.secure.layout import Ints, Layout
+from sordino.secure.rings import SLOTS, Ring
+from sordino.secure.sealed import Header, Sealed, joined
+
+# The error of a slot is Gaussian, with a variance that is exponential over the slots of a key; 1.3e-9 sqrt(k) over all. So it is beyond 30 times that with
+# a chance of exp(-30 sqrt 2) = 4e-19.
+CKKS_ERROR: Final = 4e-8
+_KEY: Final = b"SRDK"
+
+
+class LatticePublic:
+    """Encrypts and adds."""
+
+    ring: ClassVar[Ring]
+
+    def __init__(self, packed: bytes, context: Any) -> None:
+        self.id = hashlib.sha256(packed).digest()[:16]
+        self._packed, self._context = packed, context
+
+    def header(self, round: int, size: int, layout: Layout) -> Header:
+        return Header(self.ring.name, self.id, round, size, layout, SLOTS)
+
+    def most(self, layout: Layout) -> int:
+        """Contributions that can be added."""
+        if not self.ring.exact:
+            return layout.most
+        return min(layout.most, (self.ring.plain - 1) // 2 // (layout.offset - 1))
+
+    def check(self, layout: Layout, count: int) -> None:
+        if count > self.most(layout):
+            raise HeadroomExceeded(
+                f"k={count} > {self.most(layout)} for b={layout.bits},h={layout.headroom} under {self.ring.name}",
+                why="the sum would wrap around the plaintext",
+                fix="take fewer bits or fewer clients, or give the layout more headroom",
+                code="plaintext-overflow",
+            )
+
+    def encrypt(self, values: Ints, round: int, layout: Layout) -> Sealed:
+        beyond = np.flatnonzero(np.abs(values) >= layout.offset)
+        if len(beyond):
+            raise DomainError(
+                f"the value {values[beyond[0]]} at index {beyond[0]} is beyond {layout.bits} bits",
+                why="the sum of many such would wrap around the plaintext",
+                fix="encode real numbers with the layout",
+                code="beyond-plaintext",
+            )
+        header = self.header(round, len(values), layout)
+        slots = np.zeros((_ciphertexts(header), SLOTS), np.int64 if self.ring.exact else np.float64)
+        filled = np.zeros(slots[:, 1:].size, slots.dtype)
+        filled[: len(values)] = values if self.ring.exact else values / (layout.offset - 1)
+        slots[:, 0], slots[:, 1:] = 1, filled.reshape(-1, SLOTS - 1)
+        return self._sealed(header, (rings.encrypt(self.ring, self._context, row.tolist()) for row in slots))
+
+    def add(self, messages: Iterable[Sealed]) -> Sealed:
+        kept = list(messages)
+        if not kept:
+            raise EmptyRound(
+                "nothing to add", why="no client sent a message", fix="skip the round", code="nothing-to-add"
+            )
+        header = self.agreed(message.header for message in kept)
+        totals = self.vectors(kept[0])
+        for message in kept[1:]:
+            for total, vector in zip(totals, self.vectors(message), strict=True):
+                rings.add(total, vector)
+        return self._sealed(header, totals)
+
+    def pack(self) -> bytes:
+        return self._packed
+
+    def agreed(self, headers: Iterable[Header]) -> Header:
+        """Of the sum, if all are of this key and fit together."""
+        first, *rest = headers
+        mine = replace(self.header(first.round, first.size, first.layout), count=0)
+        header = joined([mine, first, *rest])
+        self.check(header.layout, header.count)
+        return header
+
+    def vectors(self, message: Sealed) -> list[Any]:
+        """The ciphertexts of a message."""
+        return [rings.load(self.ring, self._context, part) for part in _parts(message)]
+
+    def _sealed(self, header: Header, vectors: Iterable[Any]) -> Sealed:
+        parts = [rings.bare(self.ring, vector) for vector in vectors]
+        return Sealed(header, b"".join(struct.pack("<I", len(part)) + part for part in parts))
+
+
+class BfvPublic(LatticePublic):
+    ring = rings.BFV
+
+
+class CkksPublic(LatticePublic):
+    ring = rings.CKKS
+
+
+class LatticeSecret:
+    """Opens sums."""
+
+    def __init__(self, public: LatticePublic, context: Any) -> None:
+        self.public = public
+        self._context = context
+
+    def open(self, total: Sealed) -> Ints:
+        header = self.public.agreed([total.header])
+        slots = np.array([rings.decrypt(vector, self._context) for vector in self.public.vectors(total)])
+        exact, steps = self.public.ring.exact, header.layout.offset - 1
+        slack = 0.0 if exact else CKKS_ERROR * math.sqrt(header.count)
+        guards, sums = slots[:, 0], slots[:, 1:].reshape(-1)
+        if (np.abs(guards - header.count) > slack).any():
+            raise _broken("a guard is not the number of contributions", "lattice-guard")
+        if (np.abs(sums[header.size :]) > slack).any():
+            raise _broken("the padding is not empty", "lattice-padding")
+        if (np.abs(sums) > header.count * (steps if exact else 1) + slack).any():
+            raise _broken(f"a slot holds what {header.count} contributions cannot add up to", "lattice-range")
+        kept = sums[: header.size]
+        return kept if exact else np.rint(kept * steps).astype(np.int64)
+
+    def pack(self) -> bytes:
+        """With the public part as it was given out: its bytes are its identity."""
+        public = self.public.pack()
+        return _KEY + struct.pack("<I", len(public)) + public + rings.write(self._context, secret=True)
+
+
+class BfvSecret(LatticeSecret):
+    pass
+
+
+class CkksSecret(LatticeSecret):
+    pass
+
+
+_PAIRS: Final[dict[str, tuple[type[LatticePublic], type[LatticeSecret]]]] = {
+    "bfv": (BfvPublic, BfvSecret),
+    "ckks": (CkksPublic, CkksSecret),
+}
+
+
+def generate(scheme: str) -> LatticeSecret:
+    """A fresh key pair."""
+    if scheme not in _PAIRS:
+        raise ConfigError(
+            f"no lattice scheme {scheme!r}",
+            why="there are bfv and ckks",
+            fix="choose bfv",
+            code="unknown-lattice-scheme",
+        )
+    public, secret = _PAIRS[scheme]
+    context = rings.fresh(public.ring)
+    return secret(read_public(rings.write(context, secret=False)), context)
+
+
+def read_public(data: bytes) -> LatticePublic:
+    if not data.startswith(_KEY):
+        ring, context = rings.read(data)
+        if not (context.is_private() or context.has_secret_key()):
+            return _PAIRS[ring.name][0](data, context)
+    raise ServerHoldsKey(
+        "a secret key came where a public one is expected",
+        why="who adds encrypted updates must not be able to open them",
+        fix="hand out `secret.public`, and make a new key: this one has been shown",
+        code="secret-key-as-public",
+    )
+
+
+def read_secret(data: bytes) -> LatticeSecret:
+    if not data.startswith(_KEY):
+        raise NoSecretKey(
+            "these bytes hold no secret key",
+            why="a sum is opened with one",
+            fix="ask the key holder",
+            code="no-secret-key",
+        )
+    length = int.from_bytes(data[4:8], "little")
+    public = read_public(data[8 : 8 + length])
+    ring, context = rings.read(data[8 + length :])
+    if ring != public.ring or not context.has_secret_key():
+        raise rings.malformed("the two halves of a key do not fit together")
+    secret = _PAIRS[ring.name][1](public, context)
+    secret.open(public.encrypt(np.zeros(1, np.int64), 0, Layout()))  # the guard notices halves of two keys
+    return secret
+
+
+def _ciphertexts(header: Header) -> int:
+    return max(1, -(-header.size // (SLOTS - 1)))
+
+
+def _parts(message: Sealed) -> list[bytes]:
+    parts, at = [], 0
+    for _ in range(_ciphertexts(message.header)):
+        length = int.from_bytes(message.body[at : at + 4], "little")
+        parts.append(message.body[at + 4 : at + 4 + length])
+        at += 4 + length
+    if at != len(message.body):
+        raise rings.malformed("its ciphertexts are not as long as they say")
+    return parts
+
+
+def _broken(what: str, code: str) -> IntegrityError:
+    return IntegrityError(
+        f"what was decrypted is no sum of these contributions: {what}",
+        why="the key is another one, or the message was changed or counted wrongly",
+        fix="drop this round; the model is unchanged",
+        code=code,
+    )

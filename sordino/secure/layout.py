@@ -1,0 +1,85 @@
+"""Fixed point: real numbers as integers of `bits` bits, in slots that have room for the sum of many.
+
+A value x in [-reach, reach] becomes Q = rint(x * scale), |Q| <= 2^(bits-1) - 1, and travels as z = Q + 2^(bits-1) >= 1, so that slots never borrow. The sum of
+k contributions fits a slot exactly if k (2^bits - 1) <= 2^(bits+headroom) - 1; decoding it takes k offsets away again.
+
+Guarantees: a sum of k differs from the sum of the real values by at most k / (2 scale) in each coordinate, where nothing was beyond the range.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sordino.errors import ConfigError, HeadroomExceeded, NonFiniteUpdate
+
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Public, the same for everybody in a run."""
+
+    bits: int = 24
+    headroom: int = 8
+    reach: float = 1.0  # larger values are cut to it, and counted
+
+    def __post_init__(self) -> None:
+        if not (2 <= self.bits <= 32 and 1 <= self.headroom <= 32):
+            raise ConfigError(
+                f"a layout of {self.bits} bits and {self.headroom} bits of headroom",
+                why="values have 2 to 32 bits, and sums need 1 to 32 more",
+                code="layout-out-of-range",
+            )
+        if not (math.isfinite(self.reach) and self.reach > 0):
+            raise ConfigError(
+                f"the range of the fixed point is {self.reach}", why="it is finite and above 0", code="not-positive"
+            )
+
+    @property
+    def width(self) -> int:
+        """Bits of a slot."""
+        return self.bits + self.headroom
+
+    @property
+    def offset(self) -> int:
+        return 1 << (self.bits - 1)
+
+    @property
+    def scale(self) -> float:
+        """Integer steps per unit."""
+        return (self.offset - 1) / self.reach
+
+    @property
+    def most(self) -> int:
+        """Contributions that a slot can add."""
+        return ((1 << self.width) - 1) // ((1 << self.bits) - 1)
+
+    def check(self, count: int) -> None:
+        if count > self.most:
+            raise HeadroomExceeded(
+                f"k={count} > {self.most} for b={self.bits},h={self.headroom}",
+                why="a carry would run into the neighbouring slot",
+                fix="give the layout more headroom bits, or take fewer clients",
+                code="headroom-exceeded",
+            )
+
+    def encode(self, values: NDArray[np.floating], who: int = -1) -> tuple[Ints, int]:
+        """Signed integers, and how many values were beyond the range."""
+        wide = np.asarray(values, np.float64)
+        if not np.isfinite(wide).all():
+            raise NonFiniteUpdate(
+                f"client {who} uploads {wide[~np.isfinite(wide)][0]} at index {int(np.argmin(np.isfinite(wide)))}",
+                why="NaN and infinity have no fixed-point number",
+                fix="lower the learning rate, or clip the update first; the round is broken off and the model is unchanged",
+                code="non-finite-update",
+            )
+        beyond = int(np.count_nonzero(np.abs(wide) > self.reach))
+        return np.rint(np.clip(wide, -self.reach, self.reach) * self.scale).astype(np.int64), beyond
+
+    def decode(self, sums: Ints) -> NDArray[np.float64]:
+        """The real sum of signed integers."""
+        return sums / self.scale

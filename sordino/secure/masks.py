@@ -1,0 +1,104 @@
+"""Masks: agreements between two clients, keys derived from them, and streams of words that cancel in the sum.
+
+X25519 (RFC 7748), HKDF-SHA256 (RFC 5869), AES-256-GCM for what only one peer may read, and AES-256 in counter mode as the generator. A stream is keyed with
+256 bits that nobody uses twice, so its nonce is zero and its words are uniform over their whole range, as far as anybody can tell who has not the key.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from typing import Final, TypeAlias
+
+import numpy as np
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+from numpy.typing import NDArray
+
+from sordino.errors import SecAggAborted
+
+Words: TypeAlias = NDArray[np.uint32] | NDArray[np.uint64]
+
+KEY_BYTES: Final = 32
+SEAL_BYTES: Final = 12 + 16  # nonce and tag
+_CHUNK: Final = 1 << 16  # bytes of a stream at a time: they stay in the cache
+_ZEROS: Final = memoryview(bytes(_CHUNK))
+
+
+def zeros(count: int, width: int) -> Words:
+    """Words of `width` bits are held in 32 or 64: arithmetic wraps there, and `cut` brings it down to `width`."""
+    return np.zeros(count, np.dtype("<u4") if width <= 32 else np.dtype("<u8"))
+
+
+def cut(words: Words, width: int) -> None:
+    """Modulo 2^width, in place."""
+    if width < 8 * words.itemsize:
+        words &= words.dtype.type((1 << width) - 1)
+
+
+def written(words: Words, width: int) -> bytes:
+    """As few whole bytes of each word as hold its width."""
+    return words.view(np.uint8).reshape(len(words), -1)[:, : -(-width // 8)].tobytes()
+
+
+def read(data: bytes, width: int) -> Words:
+    each = -(-width // 8)
+    words = zeros(len(data) // each, width)
+    words.view(np.uint8).reshape(len(words), -1)[:, :each] = np.frombuffer(data, np.uint8).reshape(-1, each)
+    return words
+
+
+def blend(words: Words, key: bytes, operation: np.ufunc = np.add) -> None:
+    """Adds the stream of the key to the words, in place; or takes it away with `np.subtract`."""
+    assert len(key) == KEY_BYTES
+    encryptor = Cipher(algorithms.AES(key), modes.CTR(bytes(16))).encryptor()
+    # older versions of the library ask for a block of room beyond what they write
+    room = np.empty(min(words.nbytes, _CHUNK) + 16, np.uint8)
+    for start in range(0, words.nbytes, _CHUNK):
+        part = words[start // words.itemsize :][: _CHUNK // words.itemsize]
+        encryptor.update_into(_ZEROS[: part.nbytes], room.data)
+        operation(part, room[: part.nbytes].view(words.dtype), out=part)
+
+
+def derive(secret: bytes, context: bytes, label: bytes, *who: int) -> bytes:
+    """A key of 32 bytes for one purpose of one round."""
+    info = label + struct.pack(f"<{len(who)}I", *who)
+    return HKDF(SHA256(), KEY_BYTES, salt=context, info=info).derive(secret)
+
+
+def agree(own: X25519PrivateKey, peer: bytes) -> bytes:
+    try:
+        return own.exchange(X25519PublicKey.from_public_bytes(peer))
+    except ValueError:
+        raise SecAggAborted(
+            f"the public key {peer.hex()} is no usable one",
+            why="every agreement with it is the same, and known",
+            fix="leave its client out and run the round again",
+            code="secagg-weak-point",
+        ) from None
+
+
+def pair_key(own: X25519PrivateKey, peer: bytes, context: bytes, one: int, other: int) -> bytes:
+    """Of the stream that one of two clients adds and the other takes away."""
+    return derive(agree(own, peer), context, b"mask", min(one, other), max(one, other))
+
+
+def seal(key: bytes, message: bytes) -> bytes:
+    nonce = os.urandom(12)
+    return nonce + AESGCM(key).encrypt(nonce, message, None)
+
+
+def unseal(key: bytes, sealed: bytes, who: int) -> bytes:
+    try:
+        return AESGCM(key).decrypt(sealed[:12], sealed[12:], None)
+    except InvalidTag:
+        raise SecAggAborted(
+            f"what client {who} sent does not open",
+            why="it was altered, or the server showed the two clients different rosters",
+            fix="nothing was uploaded; run the round again, and ask the server's owner if it happens twice",
+            code="secagg-unsealed",
+        ) from None

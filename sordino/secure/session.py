@@ -1,0 +1,196 @@
+"""What the two sides of a round of secure aggregation agree on beforehand, and the messages they exchange: a header of fixed size, then records of one size."""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any, Final, NamedTuple
+
+from sordino.errors import (
+    ConfigError,
+    HeadroomExceeded,
+    LayoutMismatch,
+    MalformedCiphertext,
+    RoundMismatch,
+    SecAggAborted,
+)
+from sordino.secure.masks import KEY_BYTES, SEAL_BYTES
+from sordino.secure.shamir import SHARE_BYTES
+
+MAGIC: Final = b"SRDA"
+VERSION: Final = 1
+SERVER: Final = (1 << 32) - 1  # as a sender; clients have smaller numbers
+_HEAD = struct.Struct("<4sBBI16sQQBQI")  # all little-endian
+
+
+class Kind(IntEnum):
+    ADVERT = 1  # model, channel key, mask key
+    ROSTER = 2  # of everybody: number, advert
+    SHARES = 3  # to whom, sealed shares
+    INBOX = 4  # from whom, sealed shares
+    MASKED = 5  # the words
+    REQUEST = 6  # of whom, whether survivor
+    ANSWER = 7  # of whom, whether survivor, share
+
+
+_SEALED = struct.Struct(f"<I{2 * SHARE_BYTES + SEAL_BYTES}s")
+_RECORD: Final = {
+    Kind.ADVERT: struct.Struct(f"<32s{KEY_BYTES}s{KEY_BYTES}s"),
+    Kind.ROSTER: struct.Struct(f"<I32s{KEY_BYTES}s{KEY_BYTES}s"),
+    Kind.SHARES: _SEALED,
+    Kind.INBOX: _SEALED,
+    Kind.REQUEST: struct.Struct("<I?"),
+    Kind.ANSWER: struct.Struct(f"<I?{SHARE_BYTES}s"),
+}
+_SINGLE: Final = {Kind.ADVERT, Kind.MASKED}
+Record = tuple[Any, ...]
+
+
+class Advert(NamedTuple):
+    model: bytes
+    channel: bytes
+    mask: bytes
+
+
+def point(who: int) -> int:
+    """Where a client's shares are taken: never at 0, where the secret is."""
+    return who + 1
+
+
+def two_thirds(count: int) -> int:
+    """The usual threshold: more than two thirds of the clients."""
+    return 2 * count // 3 + 1
+
+
+@dataclass(frozen=True)
+class Session:
+    """One round. Public; everybody has the same, but for `model`, which is the digest of what each received."""
+
+    run: str
+    round: int
+    size: int  # words of an upload
+    width: int  # bits of a word; sums are modulo 2^width
+    top: int  # the largest word that a client uploads
+    threshold: int  # clients whose help opens the sum
+    model: bytes  # SHA-256
+
+    def __post_init__(self) -> None:
+        ranges = {
+            "round": (0, (1 << 64) - 1),
+            "size": (1, 1 << 40),
+            "width": (1, 64),
+            "top": (1, (1 << min(64, max(1, self.width))) - 1),
+            "threshold": (2, SERVER),  # the sum of one is an upload
+        }
+        for name, (least, most) in ranges.items():
+            value = getattr(self, name)
+            if not least <= value <= most:
+                raise ConfigError(f"{name} is {value}", why=f"it is from {least} to {most}", code="secagg-out-of-range")
+        if len(self.model) != 32:
+            raise ConfigError(
+                f"the digest of the model has {len(self.model)} bytes", why="SHA-256 has 32", code="secagg-digest"
+            )
+
+    @property
+    def word(self) -> int:
+        """Bytes of a word on the wire."""
+        return -(-self.width // 8)
+
+    def check(self, count: int) -> None:
+        """Whether so many clients may run this round."""
+        if count * self.top >= 1 << self.width:
+            raise HeadroomExceeded(
+                f"k={count} > {((1 << self.width) - 1) // self.top} for words up to {self.top} of {self.width} bits",
+                why="the sum would wrap around",
+                fix="give the words more bits, or take fewer clients",
+                code="secagg-headroom",
+            )
+        if not count < 2 * self.threshold:
+            raise ConfigError(
+                f"the threshold is {self.threshold} of {count} clients",
+                why="two halves of the clients could each be told another story, and together open an upload",
+                fix=f"take more than half; {two_thirds(count)} is usual",
+                code="secagg-low-threshold",
+            )
+
+    def check_model(self, who: int, advert: Advert) -> None:
+        if advert.model != self.model:
+            raise abort(
+                f"client {who} has another model: {advert.model.hex()[:16]}, not {self.model.hex()[:16]}",
+                "uploads for different models must not be added; a server can send one client another model to single it out",
+                code="secagg-model",
+            )
+
+    def check_enough(self, count: int) -> None:
+        if count < self.threshold:
+            raise abort(
+                f"{count} clients are left, the threshold is {self.threshold}",
+                "fewer cannot open the sum, and may not",
+                code="secagg-too-few",
+            )
+
+    def pack(self, kind: Kind, sender: int, records: list[Record]) -> bytes:
+        record = self._record(kind)
+        return self._head(kind, sender) + b"".join(record.pack(*fields) for fields in records)
+
+    def unpack(self, data: bytes, kind: Kind) -> tuple[int, list[Record]]:
+        """The sender and the records of a message of this round, of the right kind and length."""
+        if len(data) < _HEAD.size:
+            raise _malformed(f"{len(data)} bytes came, a header alone has {_HEAD.size}")
+        magic, version, found, sender, run, round, *shape = _HEAD.unpack_from(data)
+        if magic != MAGIC or version != VERSION:
+            raise _malformed("it does not begin like one")
+        if (run, round) != (self._run, self.round):
+            raise RoundMismatch(
+                f"a message of round {round}, expected round {self.round} of the run {self.run!r}",
+                why="an upload counts in its own round only",
+                fix="ignore it",
+                code="secagg-round",
+            )
+        if tuple(shape) != self._shape:
+            raise LayoutMismatch(
+                f"a message for (size, width, top, threshold) = {tuple(shape)}, expected {self._shape}",
+                why="only equal words can be added",
+                fix="give all clients the same experiment",
+                code="secagg-layout",
+            )
+        if found != kind:
+            raise SecAggAborted(
+                f"a message of kind {found} where {kind.name.lower()} ({kind.value}) is due",
+                why="each step of the round is taken once and in order",
+                fix="ignore it; who sends it too late counts as dropped out",
+                code="secagg-order",
+            )
+        record, length = self._record(kind), len(data) - _HEAD.size
+        if length % record.size or (kind in _SINGLE and length != record.size):
+            raise _malformed(f"{length} bytes follow the header, in records of {record.size}")
+        return sender, list(record.iter_unpack(memoryview(data)[_HEAD.size :]))
+
+    @property
+    def _run(self) -> bytes:
+        return hashlib.sha256(self.run.encode()).digest()[:16]
+
+    @property
+    def _shape(self) -> tuple[int, int, int, int]:
+        return self.size, self.width, self.top, self.threshold
+
+    def _head(self, kind: Kind, sender: int) -> bytes:
+        return _HEAD.pack(MAGIC, VERSION, kind, sender, self._run, self.round, *self._shape)
+
+    def _record(self, kind: Kind) -> struct.Struct:
+        # the upload ends with a guard word
+        return struct.Struct(f"<{(self.size + 1) * self.word}s") if kind is Kind.MASKED else _RECORD[kind]
+
+
+def _malformed(why: str) -> MalformedCiphertext:
+    return MalformedCiphertext(
+        "a message of secure aggregation is none", why=why, fix="ignore it", code="secagg-malformed"
+    )
+
+
+def abort(what: str, why: str, *, fix: str = "", code: str) -> SecAggAborted:
+    return SecAggAborted(
+        what, why=why, fix=fix or "nothing was opened and the model is unchanged; run the round again", code=code
+    )
