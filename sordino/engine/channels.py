@@ -58,7 +58,9 @@ class Ciphertexts:
             holder = self._holder
         server, shared = Adder(holder.public), self._stage.keys == "shared"
         # who has the whole key blinds faster
-        encrypt = getattr(holder, "encrypt", holder.public.encrypt) if shared else holder.public.encrypt
+        encrypt: Any = holder.public.encrypt
+        if shared and hasattr(holder, "djn"):
+            encrypt = partial(encrypt, blinding=holder.djn)
         server.check(self._layout, len(cohort) + len(own))
         who, clear, sizes, beyond = list[int](), np.zeros(size, np.int64), [0], 0
         for k, values in uploads:

@@ -62,7 +62,7 @@ class SecureSum:
         mail.secure = {
             "mode": getattr(self._secure, "mode", "full"),
             "saturated": found.saturated,
-            "cpu_seconds": {part: round(value, 4) for part, value in found.seconds.items()},
+            "cpu_seconds": {part: round(value, 5) for part, value in found.seconds.items()},
             **({"aborted": found.aborted} if found.aborted else {}),
         }
         if isinstance(self._secure, Encrypted) and self._secure.keys == "shared":

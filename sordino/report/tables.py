@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from rich.console import Console
+from rich.console import Console, Group
+from rich.padding import Padding
 from rich.table import Table
+from rich.text import Text
 
 STATUS_STYLE = {"proved": "green", "conditional": "yellow", "asymptotic": "yellow", "nominal": "red", "none": "red"}
 
@@ -89,7 +91,26 @@ def results(metrics: Sequence[dict[str, Any]]) -> Table:
         table.add_row(f"test, {name}", score)
     table.add_row("bytes down", bytes_text(sum(row["bytes_down"] for row in metrics)))
     table.add_row("bytes up", bytes_text(sum(row["bytes_up"] for row in metrics)))
+    for name, value in secure(metrics):
+        table.add_row(name, value)
     return table
+
+
+MODES = {"full": "every client", "probe": "one client a round, the others added in clear"}
+
+
+def secure(metrics: Sequence[dict[str, Any]]) -> list[tuple[str, str]]:
+    """What encrypted or masked sums cost, as measured: nothing is extrapolated to clients that were not encrypted."""
+    rows = [row["secure"] for row in metrics if "secure" in row]
+    if not rows:
+        return []
+    cost = sum(sum(row["cpu_seconds"].values()) for row in rows) / len(rows)
+    found = [("encrypted or masked", MODES[rows[-1]["mode"]]), ("its CPU seconds a round", f"{cost:.2g}")]
+    if beyond := sum(row["saturated"] for row in rows):
+        found.append(("values cut to the range", str(beyond)))
+    if aborted := sum("aborted" in row for row in rows):
+        found.append(("rounds broken off", str(aborted)))
+    return found
 
 
 def _printed(row: dict[str, Any]) -> str:
@@ -98,15 +119,18 @@ def _printed(row: dict[str, Any]) -> str:
     return text if composed in (None, row["nominal_epsilon"]) else f"{text}\ncomposed {epsilon_text(composed)}"
 
 
-def guarantees(receipt: dict[str, Any]) -> Table:
+def guarantees(receipt: dict[str, Any]) -> Group:
+    """The statement; reasons are numbered and said below it, once."""
+    reasons: dict[str, int] = {}
     table = Table(title="What can still be learned about one ... by ...", title_justify="left", title_style="bold")
     for column in ("unit", "by", "epsilon", "delta", "neighbours", "status"):
         table.add_column(column, justify="right" if column in ("epsilon", "delta") else "left", no_wrap=True)
-    table.add_column("accountant, or why")
+    table.add_column("by accountant, because")
     merged: dict[tuple[str, ...], list[str]] = {}
     for row in receipt["guarantees"]:
-        proved = row["epsilon"] != "inf" and row["status"] == "proved"
-        why = row["accountant"] if proved else "; ".join(row["because"])
+        told = [str(reasons.setdefault(reason, len(reasons) + 1)) for reason in row["because"]]
+        counted = [row["accountant"]] if row["epsilon"] not in ("inf", 0.0) else []
+        why = ", ".join([*counted, *([f"({' '.join(told)})"] if told else [])])
         epsilon = epsilon_text(row["epsilon"])
         if "nominal_epsilon" in row:
             epsilon = f"{_printed(row)}\nholds {epsilon}"
@@ -116,7 +140,8 @@ def guarantees(receipt: dict[str, Any]) -> Table:
         style = STATUS_STYLE[status]
         by = "anyone" if len(adversaries) == 3 else "\n".join(adversaries)
         table.add_row(unit, by, epsilon, delta, neighbours, f"[{style}]{status}[/{style}]", why)
-    return table
+    notes = [Padding(Text(f"({number}) {reason}"), (0, 0, 0, 1)) for reason, number in reasons.items()]
+    return Group(table, *notes)
 
 
 def spending(clients: Sequence[dict[str, Any]], currency: str) -> Table:

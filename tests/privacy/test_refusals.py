@@ -37,16 +37,21 @@ from sordino.ledger import (
 )
 from sordino.privacy.as_published import OwnNorm
 from sordino.privacy.convex import ConvexStable
+from sordino.privacy.discrete import discrete_gaussian
 from sordino.privacy.episodes import CellGradient
+from sordino.privacy.grid import Quantise
 from sordino.privacy.layers import ClipLayers
 from sordino.privacy.mechanisms import GaussianNoise, LaplaceNoise
+from sordino.privacy.one_direction import OneDirection
 from sordino.privacy.readers import NoisyGradient
+from sordino.privacy.secure import Aggregated, Encrypted, NoiseShare, check_room
 from sordino.privacy.sources import Counter, System
 from sordino.privacy.stages import Clip, Noise, Weigh
 from sordino.round import one_round
+from sordino.secure.layout import Layout
 from sordino.tasks.quadratic import Quadratic
 from sordino.tasks.task import Classification
-from sordino.types import Examples, Grant, Work
+from sordino.types import Bound, Examples, Grant, Work
 from sordino.uplink import Uplink
 
 from .doubles import linear
@@ -376,6 +381,15 @@ def priced(algorithm: dict[str, Any], cohort: dict[str, Any], schedule: str = "u
 
 
 SAMPLED = events.Poisson(0.5, events.Together((events.Gaussian(1.0), events.Laplace(1.0))))
+UPLOAD = {"w": torch.zeros(4)}
+VISITOR = Grant(0, 10, 10, Counter(0))
+
+
+def shared(bits: int) -> Uplink:
+    share = NoiseShare(neighbours="zero_out", multiplier=1.0, survivors=4)
+    return Uplink((Clip(1.0), Quantise(Layout(bits)), share, Aggregated()))
+
+
 CALLS: dict[str, Call] = {
     "one upload of a central sum": Call(
         "aggregate-only", lambda: single_uploads(Uplink((Clip(1.0),), (Noise(neighbours="zero_out"),)))
@@ -398,6 +412,25 @@ CALLS: dict[str, Call] = {
         "poisson-needs-add-remove", lambda: NoisyGradient(1.0, sampling="poisson", rate=0.5, neighbours="zero_out")
     ),
     "noise not a number": Call("noise-not-positive", lambda: Noise(GaussianNoise(), multiplier=math.nan)),
+    "PrivUnit where presence counts": Call("local-noise-add-remove", lambda: OneDirection(neighbours="add_remove")),
+    "shares of Laplace noise": Call("shares-are-gaussian", lambda: NoiseShare(LaplaceNoise(), survivors=3)),
+    "shares that are added in clear": Call(
+        "shares-need-secagg", lambda: Uplink((Clip(1.0), NoiseShare(neighbours="zero_out", survivors=3)))
+    ),
+    "shares that are encrypted": Call(
+        "shares-need-secagg",
+        lambda: Uplink((Clip(1.0), NoiseShare(neighbours="zero_out", survivors=3), Encrypted("bfv"))),
+    ),
+    "a sum opened with fewer shares than it needs": Call(
+        "too-few-shares",
+        lambda: Uplink((Clip(1.0), NoiseShare(neighbours="zero_out", survivors=5), Aggregated(threshold=4))),
+    ),
+    "shares of a step of the grid": Call("share-too-narrow", lambda: shared(bits=3).encode(UPLOAD, VISITOR)),
+    "shares that a slot has no room for": Call(
+        "no-room-for-noise", lambda: check_room(Layout(), 256, shared(24).client[2].room(Bound(l2=2.0**22), 4.0))
+    ),
+    "integer noise without a scale": Call("integer-noise-scale", lambda: discrete_gaussian(Counter(0), 3, 0.0)),
+    "a response among one value": Call("too-few-levels", lambda: events.Response(1.0, 1)),
     "a grid without a scale": Call("noise-scale-not-positive", lambda: System().gaussian(torch.zeros(1), 0.0)),
     "an event of an unknown kind": Call("unknown-event-kind", lambda: events.from_json({"kind": "exponential"})),
     "an event with a missing field": Call("malformed-event", lambda: events.from_json({"kind": "gaussian"})),
