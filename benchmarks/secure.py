@@ -13,8 +13,10 @@ import argparse
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from functools import partial
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,14 +26,16 @@ sys.path.insert(0, str(ROOT))  # also where this file is started by its path: ot
 import numpy as np  # noqa: E402
 
 from benchmarks.rounds import machine, markdown  # noqa: E402
-from sordino.engine.channels import channel  # noqa: E402
+from sordino.engine.channels import Channel, channel  # noqa: E402
 from sordino.privacy.secure import Aggregated, Encrypted, Secure  # noqa: E402
 from sordino.secure import lattice, paillier, secagg  # noqa: E402
 from sordino.secure.layout import Ints, Layout  # noqa: E402
 
 LAYOUT = Layout(bits=24, headroom=8)
 DROPPED = 3
-CKKS_STEPS = 8  # of 2^23 - 1, that a sum of 50 may be off by
+CKKS_STEPS = 2  # that a sum of 50 may be off by: sqrt(50) / 3 + 1/2
+
+Work = Callable[..., list[Any]]
 
 
 class Size(NamedTuple):
@@ -48,9 +52,9 @@ QUICK = Size(600, 3, 300, 12, 200, (2048,))
 
 
 class Cost(NamedTuple):
-    encrypt: float
+    encrypt: float  # seconds
     add: float
-    open: float
+    decrypt: float
     bytes: float
 
     def times(self, factor: float) -> Cost:
@@ -81,9 +85,7 @@ def main() -> None:
 def update(size: Size, repeats: int) -> None:
     ways = list(all_ways(size))
     taken = [[way.play() for way in ways] for _ in range(repeats)]
-    costs = [
-        Cost(*map(statistics.median, zip(*(turn[i] for turn in taken), strict=True))) for i in range(len(ways))
-    ]
+    costs = [Cost(*map(statistics.median, zip(*(turn[i] for turn in taken), strict=True))) for i in range(len(ways))]
     head = [f"{size.values:,} values", "ciphertexts", "encrypt s", "add s", "decrypt s", "bytes", "expansion"]
     rows = [
         [
@@ -96,14 +98,12 @@ def update(size: Size, repeats: int) -> None:
         for way, cost in zip(ways, costs, strict=True)
     ]
     print(f"\n{markdown(head, rows)}\n")
-    bits, found = size.keys[-1], {way.name: cost for way, cost in zip(ways, costs, strict=True)}
-    one, packed = (
-        next((cost for name, cost in found.items() if name.startswith(start)), None)
-        for start in (f"phe {bits}", f"packed {bits}, djn")
-    )
-    if one and packed:
-        shares = [f"{name} {a / b:,.0f}x" for name, a, b in zip(Cost._fields[:3], one, packed, strict=False)]
-        whole = sum(one[:3]) / sum(packed[:3])
+    bits, found = size.keys[-1], list(zip(ways, costs, strict=True))
+    one = [cost for way, cost in found if way.name.startswith(f"phe {bits}")]
+    packed = [cost for way, cost in found if way.name == f"packed {bits}, djn"]
+    for theirs, ours in zip(one, packed, strict=False):  # none where phe is missing
+        shares = [f"{name} {a / b:,.0f}x" for name, a, b in zip(Cost._fields[:3], theirs, ours, strict=False)]
+        whole = sum(theirs[:3]) / sum(ours[:3])
         print(f"packed {bits}, djn, takes {whole:,.0f} times less CPU than phe {bits}: {', '.join(shares)}", flush=True)
 
 
@@ -131,16 +131,13 @@ def all_ways(size: Size) -> Iterator[Way]:
 
 def phe_alone(bits: int, values: Ints, measured: int) -> Iterator[Way]:
     """Nothing where the package is missing."""
-    try:
-        import phe
-        from phe.util import HAVE_GMP
-    except ImportError:
+    if find_spec("phe") is None:
         print("phe is not installed")
         return
+    phe: Any = import_module("phe")
     public, secret = phe.generate_paillier_keypair(n_length=bits)
-    backend = "with gmpy2" if HAVE_GMP else "without gmpy2"
     yield one_each(
-        f"phe {bits} {backend}",
+        f"phe {bits} {'with' if phe.util.HAVE_GMP else 'without'} gmpy2",
         bits,
         values,
         measured,
@@ -164,15 +161,7 @@ def alone(bits: int, secret: paillier.PaillierSecret, values: Ints, measured: in
     )
 
 
-def one_each(
-    name: str,
-    bits: int,
-    values: Ints,
-    measured: int,
-    encrypt: Callable[[list[int]], list[Any]],
-    add: Callable[[list[Any], list[Any]], list[Any]],
-    decrypt: Callable[[list[Any]], list[int]],
-) -> Way:
+def one_each(name: str, bits: int, values: Ints, measured: int, encrypt: Work, add: Work, decrypt: Work) -> Way:
     """Every value in a ciphertext of its own."""
     numbers = values[:measured].tolist()
 
@@ -203,9 +192,8 @@ def sealed(name: str, secret: Any, values: Ints, measured: int, off: int = 0, **
 
 
 def masked(values: Ints, clients: int) -> Cost:
-    """`encrypt`: one client's steps up to its upload; `open`: all that comes after the uploads, nobody having dropped out."""
-    top = 2 * LAYOUT.offset - 1
-    words, threshold = values + LAYOUT.offset, secagg.two_thirds(clients)
+    """`encrypt`: one client's steps up to its upload; `decrypt`: all that comes after the uploads, nobody having dropped out."""
+    words, top, threshold = values + LAYOUT.offset, 2 * LAYOUT.offset - 1, secagg.two_thirds(clients)
     session = secagg.Session("benchmark", 0, len(values), LAYOUT.width, top, threshold, bytes(32))
     server = secagg.Server(session)
     sent = 0
@@ -232,7 +220,7 @@ def masked(values: Ints, clients: int) -> Cost:
 
     preparing, (halves, inboxes) = timed(prepare)
     masking, uploads = timed(lambda: [half.masked(inboxes[who], words) for who, half in enumerate(halves)])
-    adding, _ = timed(lambda: [send(upload) for upload in uploads])
+    adding, _ = timed(lambda: list(map(send, uploads)))
     opening, opened = timed(unmask)
     compare(opened.astype(np.int64), clients * words)
     return Cost((preparing + masking) / clients, adding / clients, opening, sent / clients)
@@ -241,38 +229,42 @@ def masked(values: Ints, clients: int) -> Cost:
 # a whole round -------------------------------------------------------------------------------------------------------
 
 
+PARTS = {"encrypt": ("encrypt", "advertise", "share", "mask"), "add": ("add",), "open": ("unmask", "open")}
+
+
 def whole_rounds(size: Size, repeats: int) -> None:
-    bits, testing = size.keys[-1], size.keys[-1] < 3072
-    stages: dict[str, tuple[Secure, int]] = {
-        f"Paillier {bits}, shared key": (Encrypted("paillier", bits, testing=testing), 0),
-        f"Paillier {bits}, authority": (Encrypted("paillier", bits, "authority", testing=testing), 0),
-        "BFV": (Encrypted("bfv"), 0),
-        "CKKS": (Encrypted("ckks"), 0),
-        "secure aggregation": (Aggregated(), 0),
-        f"secure aggregation, {DROPPED} drop out": (Aggregated(), DROPPED),
+    bits = size.keys[-1]
+    long_keys = partial(Encrypted, "paillier", bits, testing=bits < 3072)
+    stages: dict[str, tuple[Secure, int, int]] = {  # how many drop out, how many steps the sum may be off
+        f"Paillier {bits}, shared key": (long_keys(keys="shared"), 0, 0),
+        f"Paillier {bits}, authority": (long_keys(keys="authority"), 0, 0),
+        "BFV": (Encrypted("bfv"), 0, 0),
+        "CKKS": (Encrypted("ckks"), 0, CKKS_STEPS),
+        "secure aggregation": (Aggregated(), 0, 0),
+        f"secure aggregation, {DROPPED} drop out": (Aggregated(), DROPPED, 0),
     }
-    vectors, nothing = [integers(size.model) for _ in range(size.clients)], [np.zeros(1, np.int64)] * size.clients
-    rounds = {
-        name: partial(a_round, channel(stage, LAYOUT, "benchmark"), dropped) for name, (stage, dropped) in stages.items()
-    }
-    making = {name: each(nothing) for name, each in rounds.items()}
-    taken = [{name: each(vectors) for name, each in rounds.items()} for _ in range(repeats)]
-    head = [f"{size.clients} x {size.model:,} values", "keys s", "CPU s", "encrypt", "add", "open", "wall s", "bytes each"]
+    vectors, nothing = [integers(size.model, who) for who in range(size.clients)], [np.zeros(1, np.int64)] * 2
+    through = {name: channel(stage, LAYOUT, "benchmark") for name, (stage, _, _) in stages.items()}
+    before = {name: a_round(each, nothing)["cpu"] for name, each in through.items()}
+    taken = [
+        {name: a_round(through[name], vectors, dropped, off) for name, (_, dropped, off) in stages.items()}
+        for _ in range(repeats)
+    ]
+    head = [f"{size.clients} x {size.model:,} values", "keys s", "CPU s", *PARTS, "wall s", "bytes each"]
     rows = []
-    for name, first in making.items():
+    for name in stages:
         cost = {what: statistics.median(turn[name][what] for turn in taken) for what in taken[0][name]}
-        cells = (cost[what] for what in ("cpu", "encrypt", "add", "open", "wall"))
-        rows.append([name, f"{first['cpu']:.2f}", *(f"{each:.2f}" for each in cells), f"{cost['bytes']:,.0f}"])
+        cells = (f"{each:.2f}" for each in (before[name], cost["cpu"], *(cost[part] for part in PARTS), cost["wall"]))
+        rows.append([name, *cells, f"{cost['bytes']:,.0f}"])
     print(f"\n{markdown(head, rows)}", flush=True)
 
 
-def a_round(through: Channel, dropped: int, vectors: Sequence[Ints]) -> dict[str, float]:
-    clients, stay = range(len(vectors)), len(vectors) - dropped
-    cpu, wall = time.process_time(), time.perf_counter()
-    found = through.sum(0, enumerate(vectors[:stay]), clients, len(vectors[0]), None)
-    cpu, wall = time.process_time() - cpu, time.perf_counter() - wall
-    exact = getattr(through, "exact", True)
-    compare(found.total, sum(vectors[:stay]), 0 if exact else CKKS_STEPS)
+def a_round(through: Channel, vectors: list[Ints], dropped: int = 0, off: int = 0) -> dict[str, float]:
+    staying = vectors[: len(vectors) - dropped]
+    wall, cohort = time.perf_counter(), range(len(vectors))
+    cpu, found = timed(lambda: through.sum(0, enumerate(staying), cohort, len(vectors[0]), None))
+    wall = time.perf_counter() - wall
+    compare(found.total, np.sum(staying, axis=0), off)
     parts = {part: sum(found.seconds.get(step, 0.0) for step in steps) for part, steps in PARTS.items()}
     return {"cpu": cpu, "wall": wall, "bytes": found.payload, **parts}
 
@@ -280,9 +272,9 @@ def a_round(through: Channel, dropped: int, vectors: Sequence[Ints]) -> dict[str
 # what both take ------------------------------------------------------------------------------------------------------
 
 
-def integers(count: int) -> Ints:
+def integers(count: int, seed: int = 0) -> Ints:
     most = LAYOUT.offset - 1
-    return np.random.default_rng(count).integers(-most, most + 1, count)
+    return np.random.default_rng(seed).integers(-most, most + 1, count)
 
 
 def timed(work: Callable[[], Any]) -> tuple[float, Any]:

@@ -22,11 +22,12 @@ from sordino.engine.cohort import Cohort, alike
 from sordino.engine.federation import Federation
 from sordino.engine.machine import decide
 from sordino.engine.personal import COHORTS, Personal, ThresholdPublished
+from sordino.engine.secure_sum import check_gate
 from sordino.engine.shards import Prepared, Shards
 from sordino.engine.store import States, template
 from sordino.engine.stragglers import Stragglers
 from sordino.engine.wire import Header
-from sordino.errors import ConfigError, DataError, InvalidBudget, UnsoundGuarantee
+from sordino.errors import ConfigError, DataError, UnsoundGuarantee
 from sordino.evaluate.accuracy import Evaluator
 from sordino.evaluate.evaluation import Evaluation, check, check_models
 from sordino.ledger.ledger import Charter, Each, Ledger
@@ -39,6 +40,7 @@ from sordino.plan import Budget, Plan, draft
 from sordino.privacy.readers import NoisyGradient, Open
 from sordino.privacy.sources import for_run
 from sordino.privacy.stages import Weigh
+from sordino.soundness import check_delta, check_secure
 from sordino.tasks.quadratic import Quadratic
 from sordino.tasks.task import Classification, build_net, fits
 from sordino.types import Examples, Offer, Task
@@ -204,9 +206,10 @@ class Parts:
         """With what its gates must know of the data and the model."""
         algorithm = self._chosen
         if hasattr(algorithm.read, "fitted"):
-            algorithm = replace(algorithm, read=algorithm.read.fitted(self.dataset.shape, self.dataset.classes))
+            algorithm = replace(algorithm, read=algorithm.read.fitted(self.dataset.shape, self.named.classes))
         if algorithm.uplink.coordinates is not None:
-            least = int(self.cohort.expected(len(self.sizes))) * min(self.sizes) / self.largest
+            fewest = 1 if self.cohort.hidden else int(self.cohort.expected(len(self.sizes)))
+            least = fewest * min(self.sizes) / self.largest
             algorithm = replace(algorithm, uplink=algorithm.uplink.fitted(_coordinates(algorithm, self.task), least))
         return Adapting(algorithm) if algorithm.uplink.learns else algorithm
 
@@ -242,6 +245,12 @@ class Parts:
     @cached_property
     def plan(self) -> Plan:
         """Prices every exposure; refuses, before any data is read, what could not keep its promise."""
+        plan, rounds, delta = self._drafted, self.experiment.rounds, self.experiment.privacy.delta
+        check_secure(self.algorithm.uplink, plan, self.cohort, rounds, delta, self.coordinates)
+        return plan
+
+    @cached_property
+    def _drafted(self) -> Plan:
         algorithm, privacy, population = self.algorithm, self.experiment.privacy, len(self.sizes)
         asked = "episodes" if getattr(algorithm, "episodic", False) else "batches"
         if (gives := getattr(algorithm.read, "gives", asked)) != asked:
@@ -253,6 +262,8 @@ class Parts:
             )
         algorithm.read.check(algorithm.work, self.task)
         algorithm.uplink.bound(self.coordinates)
+        most = population if self.cohort.hidden else self.cohort.expected(population)
+        check_gate(algorithm.uplink, getattr(algorithm, "reads_each", False), most)
         _ = self.stragglers
         reader, uplink = (
             algorithm.read.offer(),
@@ -263,8 +274,9 @@ class Parts:
             offers.append((reader, algorithm.read.multiplier))
         if uplink is not None:
             offers.append((uplink, algorithm.uplink.noise().multiplier))
+        weighed = any(isinstance(stage, Weigh) for stage in algorithm.uplink.client)
         for offer, _ in offers:
-            self._check_delta(offer, privacy.delta, population)
+            check_delta(offer, privacy, population, sum(self.sizes), weighed)
         noise = algorithm.uplink.noise()
         if noise is not None and noise.louder != 1 and not isinstance(self.cohort, ThresholdPublished):
             raise UnsoundGuarantee(
@@ -303,26 +315,6 @@ class Parts:
             return Budget(privacy.epsilon, privacy.delta, schedule)
         each = budgets.personal(privacy.epsilon, len(self.sizes), self.key).tolist()
         return Budget(max(each), privacy.delta, schedule, each)
-
-    def _check_delta(self, offer: Offer, delta: float, population: int) -> None:
-        protected = population if offer.unit == "client" else sum(self.sizes)
-        if not 0 < delta < 1:
-            raise InvalidBudget(f"privacy.delta is {delta}", why="delta is a probability", code="delta-out-of-range")
-        if delta >= 1 / protected:
-            raise UnsoundGuarantee(
-                f"privacy.delta {delta} is not below 1/{protected}",
-                why=f"a mechanism may then publish one of the {protected} protected {offer.unit}s outright and still keep its promise",
-                fix=f"set privacy.delta below {1 / protected:.1e}",
-                code="delta-too-large",
-            )
-        weighed = any(isinstance(stage, Weigh) for stage in self.algorithm.uplink.client)
-        if (offer.unit != "client" or weighed) and not self.experiment.privacy.public_sizes:
-            raise UnsoundGuarantee(
-                "the weights or the noise scale depend on n, but public_sizes = false",
-                why="a number that follows a secret n tells n",
-                fix="set privacy.public_sizes = true, or protect whole clients and leave Weigh out",
-                code="sizes-not-public",
-            )
 
     def charter(self) -> Charter:
         offer, delta = self.plan.offer, self.experiment.privacy.delta

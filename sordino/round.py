@@ -51,7 +51,8 @@ def one_round(
     answers = execute(t, down, grants, run.round_key(t))  # at the clients: local(), then uplink.encode()
 
     received, mail = run.receive(t, answers, crew, down, prices, granted)  # sum, central noise, decode, divide
-    server = run.algorithm.update(server, received)
+    if not mail.secure.get("aborted"):  # a sum that was not opened changes nothing
+        server = run.algorithm.update(server, received)
     traffic = run.bytes_down(t, down, len(grants)), mail.size, mail.payload
     outcome = Outcome(server, received, crew.active, mail.answered, *traffic, mail.secure)
     keep(outcome, mail.digest)  # durable first: a crash from here on ends this release, and makes no other

@@ -71,6 +71,8 @@ def start(
     experiment = experiment.model_copy(update={"engine": Parts(experiment).engine})
     parts = Parts(experiment)
     _ = parts.plan, parts.evaluation()  # every refusal happens before a folder exists
+    if (secure := parts.algorithm.uplink.secure) is not None:
+        secure.needs()
     if folder.exists():
         raise RunError(
             f"{folder} already exists",

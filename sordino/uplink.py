@@ -32,7 +32,9 @@ class Summed:
 
     total: Tree
     who: list[int]
-    noised: bool = False  # was the server's noise added before it was opened?
+    noised: bool = (
+        False  # needs no noise of the server any more: it was added before the sum was opened, or there is no sum
+    )
     kept: list[Any] = field(default_factory=list)  # single uploads, where a stage reads them
 
 
@@ -72,7 +74,7 @@ class Uplink(Links):
         """With what its stages must know of the model, and of the smallest weight that a cohort can have."""
         if self.coordinates is None:
             return self
-        clipped = self.bound(coordinates).l1
+        clipped = self.bound(coordinates).l1 / self.scale
         return replace(
             self, server=tuple(s.fitted(clipped, least) if s is self.coordinates else s for s in self.server)
         )
@@ -126,7 +128,7 @@ class Uplink(Links):
                 continue
             total = stage.release(total, bound, used, source)
         realised = math.fsum(weights[client] for client in who)
-        if self.coordinates is not None and who:
+        if self.coordinates is not None and who and not uploads.noised:
             total = self.coordinates.release(total, [weights[k] for k in who], uploads.kept, self.scale, source)
         denominator = expected if self.denominator == "expected" else realised
         divided = tree.map(lambda y: y.double() / denominator if denominator > 0 else y.double(), total)
@@ -189,12 +191,7 @@ class Uplink(Links):
 
     def _single(self, uploads: Sequence[U] | None, zero: U) -> list[U]:
         if self.central or any(stage.aggregate_only for stage in self.client):
-            raise UnsoundGuarantee(
-                "this algorithm reads single uploads, but the uplink releases only their sum",
-                why="the promise covers the noised sum, not what one client sent",
-                fix="use an uplink without central noise or encryption, or another algorithm",
-                code="aggregate-only",
-            )
+            raise single_uploads()
         if uploads is None:
             raise ConfigError(
                 "this algorithm reads single uploads without saying so",
@@ -203,6 +200,15 @@ class Uplink(Links):
                 code="reads-each",
             )
         return [self._decode(upload, zero) for upload in uploads]
+
+
+def single_uploads() -> UnsoundGuarantee:
+    return UnsoundGuarantee(
+        "this algorithm reads single uploads, but the uplink releases only their sum",
+        why="the promise covers the noised sum, not what one client sent",
+        fix="use an uplink without central noise or encryption, or another algorithm",
+        code="aggregate-only",
+    )
 
 
 def _wide_zero(leaf: Tensor) -> Tensor:

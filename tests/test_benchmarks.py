@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -143,3 +145,37 @@ def test_workloads_are_those_of_the_table() -> None:
         seen = sum(map(len, batches)) // w.examples * w.examples
         once = [int(i) for rows in batches for i in rows][:seen]
         assert all(once.count(i) == seen // w.examples for i in range(0, w.examples, 7))
+
+
+def test_the_costs_of_secure_sums_are_told(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    for package in ("gmpy2", "tenseal", "phe"):
+        pytest.importorskip(package)
+    from benchmarks import secure
+
+    monkeypatch.setattr(sys, "argv", ["secure.py", "--quick", "--repeats", "1"])
+    secure.main()
+    said = capsys.readouterr().out
+    rows = {
+        cells[1].strip(): cells[2:-1] for cells in (line.split("|") for line in said.splitlines()) if len(cells) > 2
+    }
+    assert {"packed 2048, djn", "BFV", "CKKS", "secure aggregation", "Paillier 2048, authority"} <= rows.keys()
+    for name in ("packed 2048, djn", "phe 2048 with gmpy2, one value each (from 3)"):
+        *_, length, expansion = rows[name]
+        assert float(expansion) == pytest.approx(int(length.replace(",", "")) / 2400, abs=0.005)
+    ratio = re.search(r"takes ([\d,]+) times less CPU than phe 2048", said)
+    assert ratio is not None
+    assert int(ratio[1].replace(",", "")) > 0
+
+
+def test_an_upload_is_projected_by_its_ciphertexts_and_a_wrong_sum_is_no_work() -> None:
+    pytest.importorskip("gmpy2")
+    from benchmarks import secure
+    from sordino.secure import paillier
+
+    key, values = paillier.generate(2048, testing=True), secure.integers(100_000)
+    way = secure.sealed("packed 2048", key, values, measured=63)
+    assert way.ciphertexts == 1613  # of 62 values and a guard
+    assert way.play().bytes == 825_856
+    wrong = SimpleNamespace(public=key.public, open=lambda total: key.open(total) + 1)
+    with pytest.raises(SystemExit, match="1 steps off"):
+        secure.sealed("off by one", wrong, values, measured=63).play()

@@ -20,7 +20,7 @@ import numpy as np
 from sordino import config, keys
 from sordino.algorithms import ALGORITHMS
 from sordino.assemble import Parts, settle
-from sordino.attacks import clients, records
+from sordino.attacks import clients, images, records
 from sordino.attacks.bound import Found, mu_lost, tuned
 from sordino.attacks.pairs import Pair, Powerless
 from sordino.attacks.sources import Weak
@@ -34,6 +34,7 @@ from sordino.ledger.gaussian_dp import epsilon_of
 from sordino.plan import Price
 from sordino.privacy.episodes import CellGradient
 from sordino.privacy.readers import NoisyGradient
+from sordino.privacy.responses import Responses
 from sordino.privacy.sources import Counter, System
 from sordino.types import Claim, Source
 
@@ -168,7 +169,7 @@ def _promises(parts: Parts) -> Iterator[tuple[Claim, float | None, list[Pair]]]:
             yield claim, _share(parts, price), [records.pair(reader, work, client, multiplier)]
     else:
         for claim in _distinct(reader.claims(parts.algorithm.work, parts.sizes[client], multiplier)):
-            yield claim, None, []
+            yield claim, None, [images.pair(reader, claim.unit)] if isinstance(reader, Responses) else []
     # as the ledger would hold them: the cohort has its say
     federation.reserve(0, {client: price})
     noted = [

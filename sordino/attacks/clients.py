@@ -16,9 +16,10 @@ from sordino.assemble import Parts
 from sordino.attacks.pairs import FAR, Pair, Release
 from sordino.attacks.sources import Silent
 from sordino.engine.federation import Federation
-from sordino.ledger.events import Poisson
+from sordino.ledger.events import Nothing, Poisson
 from sordino.plan import Price
 from sordino.privacy.layers import ClipLayers
+from sordino.privacy.one_direction import OneDirection
 from sordino.privacy.stages import Clip, private
 from sordino.tree import Tree
 from sordino.types import Claim, Source
@@ -93,6 +94,11 @@ def pairs(stand: Stand, claim: Claim) -> list[Pair]:
     far = _far(stand.uplink)
     against = {"replace": -far, "zero_out": 0.0, "add_remove": None}[claim.neighbours]
     told = f"an update of any length against {WORDS[claim.neighbours]}"
+    if stand.uplink.shared or isinstance(claim.event, Nothing):
+        return []  # one noise of many, or a cipher: nothing that one client's release could show
+    if isinstance(stand.uplink.noise(), OneDirection):
+        direction = tree.flat(stand.upload(1.0)).double()
+        return [Pair(told, stand.encoded(-far), stand.encoded(far), score=lambda seen: seen.double() @ direction)]
     if not private(stand.uplink.server):
         assert against is not None, "presence is not hidden from whoever receives uploads"
         return [Pair(told, stand.encoded(against), stand.encoded(far))]

@@ -35,6 +35,31 @@ class Silent:
 
 
 @dataclass(frozen=True)
+class Rare:
+    """A broken twin for answers at random: only a `share` of the words are random, the others are the largest there is, at which an answer is the truth."""
+
+    inner: Source
+    share: float
+    name: str = "rare"
+
+    def child(self, *parts: int | str) -> Source:
+        return Rare(self.inner.child(*parts), self.share)
+
+    def gaussian(self, values: Tensor, std: float) -> Tensor:
+        return self.inner.gaussian(values, std)
+
+    def laplace(self, values: Tensor, scale: float) -> Tensor:
+        return self.inner.laplace(values, scale)
+
+    def coins(self, count: int, probability: float) -> Tensor:
+        return self.inner.coins(count, probability)
+
+    def words(self, count: int) -> Tensor:
+        kept = self.inner.child("kept").coins(count, self.share)
+        return torch.where(kept, self.inner.words(count), -1)
+
+
+@dataclass(frozen=True)
 class Weak:
     """A broken twin of any source: its noise is `factor` times too small."""
 

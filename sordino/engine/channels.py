@@ -12,12 +12,11 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property, partial
-from itertools import chain
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from sordino.errors import EmptyRound, ServerHoldsKey, UnsoundGuarantee
+from sordino.errors import ConfigError, EmptyRound, ServerHoldsKey, UnsoundGuarantee
 from sordino.privacy.secure import Aggregated, Encrypted, Secure
 from sordino.secure.layout import Ints, Layout
 from sordino.secure.sealed import Public, Sealed, Secret, unpack
@@ -79,14 +78,31 @@ class Ciphertexts:
                 message = holder.public.encrypt(piece, t, self._layout).pack()
             with watch("add"):
                 server.take(message, holder.public.header(t, size, self._layout))
+        up = sum(sizes) if self._stage.mode == "full" else sizes[-1] * len(who)
         if len(who) < self._stage.least(len(cohort)):
             why = (
                 f"{len(who)} uploads came, the key holder opens nothing of fewer than {self._stage.least(len(cohort))}"
             )
-            return Opened(np.zeros(size, np.int64), [], sizes[-1] * len(who), sizes[-1], seconds, beyond, why)
+            return Opened(np.zeros(size, np.int64), [], up, sizes[-1], seconds, beyond, why)
         with watch("open"):
             total = holder.open(server.total()) + clear if who or own else clear
-        return Opened(total, who, sizes[-1] * len(who), sizes[-1], seconds, beyond)
+        return Opened(total, who, up, sizes[-1], seconds, beyond)
+
+
+def check_cohort(stage: Secure, layout: Layout, clients: int) -> None:
+    """So many clients, the most that a round can have, can be added and are enough to open a sum."""
+    if isinstance(stage, Encrypted) and stage.scheme != "paillier":
+        from sordino.secure import lattice
+
+        {"bfv": lattice.BfvPublic, "ckks": lattice.CkksPublic}[stage.scheme](b"", None).check(layout, clients)
+    layout.check(clients)
+    if clients < stage.least(clients):
+        raise ConfigError(
+            f"a round has at most {clients} clients, and a sum of fewer than {stage.least(clients)} is not opened",
+            why="every round would be broken off",
+            fix="take more clients, or a smaller threshold",
+            code="cohort-below-threshold",
+        )
 
 
 class Adder:
@@ -192,8 +208,7 @@ def _pieces(noise: Ints, layout: Layout) -> list[Ints]:
             fix="give the layout more headroom bits",
             code="no-room-for-noise",
         )
-    each = noise // count
-    return list(chain([noise - (count - 1) * each], [each] * (count - 1)))
+    return [(noise + i) // count for i in range(count)]  # they differ by 1 at most, and add up to it
 
 
 def _at_the_end(values: Ints, layout: Layout) -> int:

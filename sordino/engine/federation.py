@@ -232,9 +232,9 @@ class Federation:
         return wire.Header(self.run, self.config, t, sender, 0, "down" if sender < 0 else "up")
 
     def bytes_down(self, t: int, down: Any, clients: int) -> int:
-        if self.secure_sum is not None and self.secure_sum.broadcast:  # the sum of the round before, which clients open
-            return clients * self.secure_sum.broadcast
-        return clients * wire.size(self.header(t, -1), wire.schema(down))
+        # from the second round on, those who hold a key open the sum of the round before
+        held = self.secure_sum.broadcast if t and self.secure_sum is not None else 0
+        return clients * (held or wire.size(self.header(t, -1), wire.schema(down)))
 
     def open(
         self, t: int, answers: Iterable[tuple[int, Any]], crew: Crew, down: Any, mail: Mail
@@ -310,7 +310,7 @@ class Federation:
         self._coordinates, uplink = tree.size(zero), self.algorithm.uplink.at(t, down)
         source = self.source(t).child("server")
         if self.secure_sum is not None:
-            uploads = self.secure_sum(t, uploads, granted, uplink, zero, self._central, source, mail)
+            uploads = self.secure_sum(t, uploads, granted, self.weights, uplink, zero, self._central, source, mail)
         received: Received[Any] = uplink.receive(
             uploads,
             zero,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -9,14 +10,14 @@ import numpy as np
 import torch
 
 from sordino import tree
-from sordino.engine.channels import Ciphertexts, channel
+from sordino.engine.channels import Ciphertexts, channel, check_cohort
 from sordino.engine.mail import Mail
 from sordino.errors import RangeSaturation
 from sordino.privacy.secure import Encrypted, NoiseShare, check_room
 from sordino.privacy.stages import private
 from sordino.tree import Tree
 from sordino.types import Source
-from sordino.uplink import Summed, Uplink
+from sordino.uplink import Summed, Uplink, single_uploads
 
 OFTEN = 1e-3  # of the values beyond the range: from there on a strict run stops
 
@@ -34,13 +35,14 @@ class SecureSum:
         t: int,
         uploads: Iterable[tuple[int, Tree]],
         cohort: Sequence[int],
+        weights: Sequence[float],
         uplink: Uplink,
         zero: Tree,
         multiplier: float | None,
         source: Source,
         mail: Mail,
     ) -> Summed:
-        """The sum, or nothing of anybody where the protocol was broken off; `mail` hears what it cost."""
+        """The sum, or nothing of anybody where the protocol was broken off; `weights` are those of all clients, `mail` hears what it cost."""
         like, bound, noise = uplink.shape(zero), uplink.bound(tree.size(zero)), uplink.noise()
         own = None
         if noise is not None and (used := noise.multiplier or multiplier) is not None:
@@ -48,12 +50,17 @@ class SecureSum:
                 check_room(self._grid.layout, len(cohort), noise.room(bound, used))
             elif private(uplink.server) and isinstance(self._channel, Ciphertexts):
                 own = _flat(noise.release(like, bound, used, source))
+        published = uplink.coordinates
+        if published is not None and not published.flagged and cohort and isinstance(self._channel, Ciphertexts):
+            drawn = published.release(like, [weights[k] for k in cohort], [], self._grid.scale, source)
+            own = _flat(tree.map(lambda leaf: leaf.round().long(), drawn))  # rounding a sum of integers and noise
         flat = ((k, _flat(upload)) for k, upload in uploads)
         found = self._channel.sum(t, flat, cohort, tree.size(like), own)
         values = max(1, len(found.who) * tree.size(like))
-        if self._grid.strict and found.saturated / values > OFTEN:
+        cut = 0 if uplink.shared else found.saturated  # a share of noise is beyond the range, and is not cut to it
+        if self._grid.strict and not found.aborted and cut / values > OFTEN:
             raise RangeSaturation(
-                f"{found.saturated} of {values} values are beyond the range of {self._grid.layout.reach:g}",
+                f"{cut} of {values} values are beyond the range of {self._grid.layout.reach:g}",
                 why="they were cut, so the sum is not the sum of the uploads",
                 fix="give the layout a larger range, or clip the uploads",
                 code="range-saturation",
@@ -61,13 +68,23 @@ class SecureSum:
         mail.answered, mail.size, mail.payload = found.who, found.bytes_up, found.payload
         mail.secure = {
             "mode": getattr(self._secure, "mode", "full"),
-            "saturated": found.saturated,
+            "saturated": cut,
             "cpu_seconds": {part: round(value, 5) for part, value in found.seconds.items()},
             **({"aborted": found.aborted} if found.aborted else {}),
         }
         if isinstance(self._secure, Encrypted) and self._secure.keys == "shared":
             self.broadcast = found.payload
-        return Summed(tree.unflat(torch.from_numpy(found.total), like), found.who, noised=own is not None)
+        noised = own is not None or bool(found.aborted)
+        return Summed(tree.unflat(torch.from_numpy(found.total), like), found.who, noised)
+
+
+def check_gate(uplink: Uplink, reads_each: bool, clients: float) -> None:
+    """Before a run: its largest round can be added and opened, and nobody needs what is not opened."""
+    if uplink.secure is None or uplink.grid is None:
+        return
+    if reads_each:
+        raise single_uploads()
+    check_cohort(uplink.secure, uplink.grid.layout, math.ceil(clients))
 
 
 def _flat(upload: Any) -> np.ndarray[Any, np.dtype[np.int64]]:

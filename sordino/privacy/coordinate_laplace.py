@@ -35,6 +35,7 @@ FLAGGED = (
 PER_COORDINATE = (
     "as published the noise is sized for one coordinate: a whole model costs as many times more as it has coordinates"
 )
+OF_ONE_UPLOAD = "each upload has noise that is sized for the mean of all: too little for one of them"
 PUBLIC_WEIGHTS = "the number of examples of each client is public, and every client of the cohort answers"
 
 
@@ -70,6 +71,9 @@ class Flag(Stage):
 
     def __post_init__(self) -> None:
         _check_probability("wants", self.wants)
+
+    def bound(self, bound: Bound, coordinates: int) -> Bound:
+        return Bound(l1=bound.l1 + 1, l2=math.hypot(bound.l2, 1))  # the flag is part of what the server admits
 
     def encode(self, x: Tree, bound: Bound, grant: Grant) -> Tree:
         return Flagged(x, grant.source.child("flag").coins(1, self.wants).float())
@@ -112,7 +116,9 @@ class CoordinateLaplace(Stage):
             return NonPrivate(UNBOUNDED), "none", (UNBOUNDED,)
         if self.flagged:
             return NonPrivate(FLAGGED), "none", (FLAGGED, PER_COORDINATE)
-        scale = self._scale([self._least]) * (1.0 if self.beta is not None else 1 / self._least)
+        if self.target == "per_client":
+            return NonPrivate(OF_ONE_UPLOAD), "none", (OF_ONE_UPLOAD, PER_COORDINATE)
+        scale = 2 * self.radius / self.epsilon if self.beta is None else self.beta * self._least
         return Laplace(scale / (2 * self._bound)), "conditional", (PER_COORDINATE, PUBLIC_WEIGHTS)
 
     def _scale(self, weights: Sequence[float]) -> float:

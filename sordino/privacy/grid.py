@@ -35,9 +35,8 @@ class Quantise(Stage):
         return Bound(l1=l1, l2=min(l1, l2))
 
     def encode(self, x: Tree, bound: Bound, grant: Grant) -> Tree:
-        return tree.map(
-            lambda leaf: torch.from_numpy(self.layout.encode(leaf.detach().numpy(), grant.client)[0]), tree.formed(x)
-        )
+        values, _ = self.layout.encode(tree.flat(tree.formed(x)).detach().numpy(), grant.client)
+        return tree.unflat(torch.from_numpy(values), self.shape(x))
 
     def shape(self, x: Tree) -> Tree:
         return tree.map(lambda leaf: torch.zeros(leaf.shape, dtype=torch.int64), x)

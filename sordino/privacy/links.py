@@ -10,7 +10,7 @@ from sordino.errors import ConfigError, UnsoundGuarantee
 from sordino.ledger.claims import ADVERSARIES, STATUSES, Adversary, Claim, Neighbours, Status
 from sordino.ledger.events import Event, NonPrivate
 from sordino.privacy.as_published import AsPublished
-from sordino.privacy.coordinate_laplace import CoordinateLaplace
+from sordino.privacy.coordinate_laplace import CoordinateLaplace, Flag
 from sordino.privacy.grid import Quantise
 from sordino.privacy.layers import ClipLayers
 from sordino.privacy.secure import Aggregated, NoiseShare, Secure
@@ -35,6 +35,22 @@ class Links:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "client", arranged(self.client))
+        each = next((s for s in (*self.client, *self.server) if s.reads_each and (s.learns or s in self.server)), None)
+        if self.secure is not None and each is not None:
+            raise UnsoundGuarantee(
+                f"{type(each).__name__} with a secure sum",
+                why="it reads each upload, and nobody can read one",
+                fix="use another stage, or no secure sum",
+                code="stage-reads-each",
+            )
+        published = self.coordinates
+        if published is not None and published.flagged != any(isinstance(stage, Flag) for stage in self.client):
+            raise ConfigError(
+                "flags that nobody sends" if published.flagged else "flags that nobody reads",
+                why="the clients' half of a flag is a stage of their own, the server's half is in its noise",
+                fix='put "flag" into client = [...] and flagged = true into the noise, or neither',
+                code="flags-need-both-halves",
+            )
         if self.denominator is None:
             object.__setattr__(self, "denominator", "expected" if self.central else "received")
         if self.denominator not in ("received", "expected"):
@@ -211,17 +227,19 @@ class Links:
         if secure is None or (noise is not None and not self.central and claim.adversary == "server"):
             return claim
         if claim.adversary != "server":
-            if isinstance(noise, NoiseShare):
+            if assumed := secure.assumed(isinstance(noise, NoiseShare), claim.neighbours == "add_remove"):
                 weaker: Status = max(claim.status, "conditional", key=STATUSES.index)
-                return replace(claim, status=weaker, because=(*claim.because, *secure.seen(claim.event, False)[1]))
+                return replace(claim, status=weaker, because=(*claim.because, *assumed))
             return claim
         shares = isinstance(noise, NoiseShare)
         used = noise.multiplier if noise is not None and noise.multiplier is not None else multiplier
         shared = noise.mechanism.event(used) if shares and noise is not None and used is not None else None
         event, because = secure.seen(shared, bool(self.server))
         neighbours: Neighbours = "zero_out" if shares else claim.neighbours
-        open_ = isinstance(event, NonPrivate)
-        return Claim("client", neighbours, "server", event, "none" if open_ else "conditional", because)
+        if isinstance(event, NonPrivate):
+            return Claim("client", neighbours, "server", event, "none", because)
+        more = noise.assumptions if noise is not None and shares else ()
+        return Claim("client", neighbours, "server", event, "conditional", (*more, *because))
 
     def _assumed(self) -> tuple[str, ...]:
         weighed = any(isinstance(stage, Weigh) and stage.by == "examples" for stage in self.client)
@@ -266,6 +284,13 @@ def arranged(stages: tuple[Stage, ...]) -> tuple[Stage, ...]:
                 code="too-few-shares",
             )
     grid = next((i for i, stage in enumerate(stages) if isinstance(stage, Quantise)), len(stages))
+    if any(isinstance(stage, NoiseShare) for stage in stages[:grid]):
+        raise UnsoundGuarantee(
+            "noise in shares before fixed point",
+            why="each upload is then cut to the range with its share in it, and the parts of the noise no longer add up",
+            fix="put quantise before the noise",
+            code="share-off-the-grid",
+        )
     for stage in stages[grid + 1 :]:
         if not isinstance(stage, Noise | Secure):
             raise ConfigError(

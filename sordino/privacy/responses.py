@@ -60,6 +60,12 @@ class Responses(Open):
                 fix='use data.source = "images" or "digits"',
                 code="response-not-images",
             )
+        if self.side is not None and not 1 <= self.side <= min(shape[:2]):
+            raise ConfigError(
+                f"side is {self.side}",
+                why=f"images of {shape[0]} x {shape[1]} are averaged to 1 to {min(shape[:2])} values a side",
+                code="response-side",
+            )
         count = shape[0] * shape[1] * shape[2] if self.side is None else self.side**2 * shape[2]
         return replace(self, _values=count, _classes=classes)
 
@@ -110,3 +116,4 @@ class Responses(Open):
     def check(self, work: Work, task: Task) -> None:
         if self.levels > 256:
             raise ConfigError(f"levels is {self.levels}", why="bytes tell 256 apart", code="response-levels")
+        _ = self.each  # refuses what is no delta

@@ -17,6 +17,7 @@ from sordino.errors import BackendUnavailable, ConfigError, ServerHoldsKey, Unso
 from sordino.ledger.events import Event, NonPrivate, Nothing
 from sordino.privacy.mechanisms import GaussianNoise
 from sordino.privacy.stages import Noise, Stage
+from sordino.secure import extras
 from sordino.secure.layout import Layout
 from sordino.tree import Tree
 from sordino.types import Bound, Grant
@@ -30,6 +31,8 @@ MASKED = "single uploads are masked: the server, which follows the protocol, ope
 SUM_OF_ALL = "sees the exact sum of the uploads, no noise in it"
 OWN_NOISE = "knows its own noise: sees the exact sum of the uploads"
 HONEST = "clients keep their own bounds: nobody can check an upload that nobody can read"
+UNKNOWN = "as many clients as the noise is cut for add their share and tell nobody: who knows a share sees less noise"
+COUNTED = "whether enough clients came for a sum is seen by everybody: that one client decides it is rarer than a hundredth of delta, which is not added"
 SCHEMES = {
     "paillier": "decisional composite residuosity and short exponents",
     "bfv": "ring learning with errors",
@@ -52,8 +55,15 @@ class Secure(Stage):
         """Clients without which a sum is not opened."""
         return 1
 
+    def needs(self) -> None:
+        """Refuses where a package is missing."""
+
     def seen(self, shared: Event | None, central: bool) -> tuple[Event, tuple[str, ...]]:
         """By the server: the event, and why; `shared` is what noise shares promise, `central` whether the server itself adds noise."""
+        raise NotImplementedError
+
+    def assumed(self, shares: bool, hidden: bool) -> tuple[str, ...]:
+        """Of everybody else's promise: `shares` where noise comes in shares, `hidden` where it covers who took part."""
         raise NotImplementedError
 
 
@@ -93,10 +103,20 @@ class Encrypted(Secure):
                 fix="use 3072 or 4096, or testing = true with 2048",
                 code="weak-key",
             )
+        if self.scheme == "ckks" and self.keys == "authority":
+            raise UnsoundGuarantee(
+                'ckks with keys = "authority"',
+                why="an opened sum carries the noise of its encryption: a server that has both can compute the key (Li and Micciancio, EUROCRYPT 2021)",
+                fix='use bfv or paillier, or keys = "shared", where the server sees nothing opened',
+                code="ckks-opened-for-server",
+            )
         if self.at_least < 2:
             raise ConfigError(
                 f"at_least is {self.at_least}", why="a sum of one is an upload", code="authority-opens-one"
             )
+
+    def needs(self) -> None:
+        (extras.gmpy2 if self.scheme == "paillier" else extras.tenseal)()
 
     def least(self, cohort: int) -> int:
         return self.at_least if self.keys == "authority" else 1
@@ -106,6 +126,9 @@ class Encrypted(Secure):
         if self.keys == "shared":
             return Nothing(), (hidden, SHARED, HONEST)
         return NonPrivate(OWN_NOISE if central else SUM_OF_ALL), (hidden, AUTHORITY.format(least=self.at_least))
+
+    def assumed(self, shares: bool, hidden: bool) -> tuple[str, ...]:
+        return (COUNTED,) if hidden and self.keys == "authority" else ()
 
 
 @dataclass(frozen=True)
@@ -121,14 +144,19 @@ class Aggregated(Secure):
             )
 
     def least(self, cohort: int) -> int:
-        return max(2 * cohort // 3 + 1 if self.threshold is None else self.threshold, cohort // 2 + 1)
+        return max(2, 2 * cohort // 3 + 1 if self.threshold is None else self.threshold, cohort // 2 + 1)
 
     def seen(self, shared: Event | None, central: bool) -> tuple[Event, tuple[str, ...]]:
-        least = "two thirds of the" if self.threshold is None else str(self.threshold)
-        masked = MASKED.format(least=least)
         if shared is not None:
-            return shared, (masked, HONEST)
-        return NonPrivate(OWN_NOISE if central else SUM_OF_ALL), (masked,)
+            return shared, self.assumed(True, False)
+        return NonPrivate(OWN_NOISE if central else SUM_OF_ALL), (self._masked,)
+
+    def assumed(self, shares: bool, hidden: bool) -> tuple[str, ...]:
+        return (*((self._masked, HONEST, UNKNOWN) if shares else ()), *((COUNTED,) if hidden else ()))
+
+    @property
+    def _masked(self) -> str:
+        return MASKED.format(least="two thirds of the" if self.threshold is None else self.threshold)
 
 
 @dataclass(frozen=True)
@@ -141,6 +169,10 @@ class NoiseShare(Noise):
     """
 
     survivors: int = 2
+
+    @property
+    def assumptions(self) -> tuple[str, ...]:
+        return (f"of the clients that stay, {self.survivors} add their share of the noise and tell nobody",)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -161,6 +193,10 @@ class NoiseShare(Noise):
     def encode(self, x: Tree, bound: Bound, grant: Grant) -> Tree:
         multiplier = self.multiplier if self.multiplier is not None else grant.multiplier
         assert multiplier is not None, "the plan prices every noise stage before a round"
+        self.check_width(bound, multiplier)
+        return self.release(x, bound, multiplier / math.sqrt(self.survivors), grant.source)
+
+    def check_width(self, bound: Bound, multiplier: float) -> None:
         part = multiplier / math.sqrt(self.survivors)
         if part * self.sensitivity(bound) < SPREAD:
             raise UnsoundGuarantee(
@@ -169,7 +205,6 @@ class NoiseShare(Noise):
                 fix="give the layout more bits or a smaller range, or spend less budget",
                 code="share-too-narrow",
             )
-        return self.release(x, bound, part, grant.source)
 
     def room(self, bound: Bound, multiplier: float) -> float:
         """Twelve deviations of one share, in steps."""

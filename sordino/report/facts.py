@@ -18,6 +18,7 @@ from sordino.ledger.ledger import Entry
 from sordino.ledger.statement import statement
 from sordino.partition.describe import summary, table
 from sordino.receipt import opened, some_of, spending
+from sordino.report.tables import secure
 from sordino.report.words import described, merged, subject
 
 LISTED = 10_000  # clients that a page shows: of more, so many at even distances
@@ -46,6 +47,7 @@ def gather(folder: Path) -> dict[str, Any]:
         "examples": len(rows.numbers),
         "parameters": parts.coordinates,
         "metrics": _thin(read_metrics(folder)),
+        "secure": secure(read_metrics(folder)),
         "guarantees": described(spent["guarantees"]),
         "delta": parts.experiment.privacy.delta,
         "epsilon": _drawn(

@@ -35,7 +35,7 @@ from sordino.ledger import (
     published_pfl,
     schedules,
 )
-from sordino.privacy.as_published import OwnNorm
+from sordino.privacy.as_published import OwnNorm, UserLevel
 from sordino.privacy.convex import ConvexStable
 from sordino.privacy.discrete import discrete_gaussian
 from sordino.privacy.episodes import CellGradient
@@ -96,6 +96,14 @@ CLIP, NOISE = {"name": "clip", "radius": 1.0}, {"name": "noise"}
 CENTRAL = {"name": "noise", "neighbours": "zero_out"}
 EXPERIMENTS: dict[str, tuple[str, Table]] = {
     "two local steps under a one-step bound": ("one-step-only", gdp(local_steps=2)),
+    "a hidden cohort that may be too small to be opened": (
+        "broken-rounds-tell",
+        {
+            **up([CLIP, {"name": "noise_share", "survivors": 3}, {"name": "secagg"}]),
+            "cohort": POISSON,
+            **budget(**QUICK),
+        },
+    ),
     "two local steps of laplace": ("one-step-only", {"algorithm": {"name": "laplace", "local_steps": 2}}),
     "a batch smaller than n": ("full-batch-only", gdp(batch_size=1)),
     "momentum at the client": ("client-momentum", gdp(momentum=0.9)),
@@ -425,6 +433,12 @@ CALLS: dict[str, Call] = {
         "too-few-shares",
         lambda: Uplink((Clip(1.0), NoiseShare(neighbours="zero_out", survivors=5), Aggregated(threshold=4))),
     ),
+    "shares before the grid": Call(
+        "share-off-the-grid",
+        lambda: Uplink((Clip(1.0), NoiseShare(neighbours="zero_out", survivors=3), Quantise(), Aggregated())),
+    ),
+    "a median of uploads that nobody can read": Call("stage-reads-each", lambda: Uplink((UserLevel(), Aggregated()))),
+    "sums of CKKS for a server": Call("ckks-opened-for-server", lambda: Encrypted("ckks", keys="authority")),
     "shares of a step of the grid": Call("share-too-narrow", lambda: shared(bits=3).encode(UPLOAD, VISITOR)),
     "shares that a slot has no room for": Call(
         "no-room-for-noise", lambda: check_room(Layout(), 256, shared(24).client[2].room(Bound(l2=2.0**22), 4.0))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
@@ -189,10 +190,7 @@ def test_only_the_secret_key_decrypts() -> None:
 
 
 def test_without_gmpy2_there_is_no_silent_fallback(monkeypatch: pytest.MonkeyPatch) -> None:
-    def missing(name: str) -> None:
-        raise ImportError(f"No module named {name!r}")
-
-    monkeypatch.setattr(residues, "import_module", missing)
+    monkeypatch.setitem(sys.modules, "gmpy2", None)
     with pytest.raises(BackendUnavailable, match="gmpy2") as refused:
         generate()
     assert refused.value.code == "backend-unavailable"

@@ -31,6 +31,7 @@ function headline() {
     list.push(["worst 10 % of clients", score(last.clients.worst_tenth)]);
   }
   list.push(["sent down", size(total("bytes_down")), `${size(total("bytes_up"))} up`]);
+  for (const [name, value] of facts.secure) list.push([name, value]);
   cards(list);
 }
 
