@@ -15,7 +15,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
-from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -134,7 +133,8 @@ def phe_alone(bits: int, values: Ints, measured: int) -> Iterator[Way]:
     if find_spec("phe") is None:
         print("phe is not installed")
         return
-    phe: Any = import_module("phe")
+    import phe  # type: ignore[import-untyped]
+
     public, secret = phe.generate_paillier_keypair(n_length=bits)
     yield one_each(
         f"phe {bits} {'with' if phe.util.HAVE_GMP else 'without'} gmpy2",

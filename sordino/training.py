@@ -36,7 +36,7 @@ from sordino.engine.federation import Federation
 from sordino.engine.memory import keep_freed_memory
 from sordino.engine.processes import Processes
 from sordino.errors import BudgetExhausted, LedgerError, NonFiniteModel, RunError
-from sordino.folder import SECRET, check_is_run, read_metrics, secret_of
+from sordino.folder import COSTS, SECRET, check_is_run, read_metrics, secret_of
 from sordino.ranks import Ranks
 from sordino.receipt import receipt
 from sordino.round import Outcome, one_round
@@ -162,6 +162,9 @@ def _train(
                 row |= evaluate(t, outcome.server, execute.score)
                 row["model_norm"] = float(tree.norm(next(iter(parts.algorithm.models(outcome.server).values()))))
             metrics_file.write(json.dumps(row).encode() + b"\n")
+            if outcome.secure:
+                with open(folder / COSTS, "a") as costs:
+                    costs.write(json.dumps({"round": t + 1, "cpu_seconds": outcome.secure["cpu_seconds"]}) + "\n")
             stalled = federation.stalled(outcome.received)
             if (t + 1) % every == 0 or t + 1 == experiment.rounds:
                 now: dict[str, checkpoint.JSON] = {
@@ -210,7 +213,7 @@ def _row(t: int, outcome: Outcome) -> Metrics:
         "bytes_down": outcome.bytes_down,
         "bytes_up": outcome.bytes_up,
         "payload": outcome.payload,
-        **({"secure": dict(outcome.secure)} if outcome.secure else {}),
+        **({"secure": {k: v for k, v in outcome.secure.items() if k != "cpu_seconds"}} if outcome.secure else {}),
     }
 
 

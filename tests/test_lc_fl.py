@@ -208,6 +208,7 @@ class ReciprocalPrinted(FedAvg):
         return Server(grown, s.round + 1)
 
 
+@pytest.mark.slow
 def test_the_misprinted_weights_never_pass_silently(tmp_path: Path) -> None:
     """With six equal clients the model grows 36 times a round. The same run with the right weights learns."""
     table = {"lr": 0.5, "local_steps": 2, "batch_size": 32}
@@ -231,6 +232,7 @@ def laplace(x: Tensor, beta: float) -> bool:
     return abs(size / beta - 1) < 0.01 and abs(spread / (2 * beta**2) - 1) < 0.03
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("source", [Counter(5), System()], ids=["counter", "system"])
 def test_fifty_equal_clients_as_published(source: Source) -> None:
     """beta = 2 * 0.1 * max w / 10 = 4e-4 in the mean, whether flags decide or not; a tenth more or less would be seen, and so would other noise."""

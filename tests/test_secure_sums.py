@@ -187,8 +187,14 @@ def beyond(experiment: Experiment, plain: Experiment, steps: float = 0.0) -> flo
     return worst
 
 
-@pytest.mark.parametrize("carrier", ["secagg", "paillier, probe", "bfv", "ckks"])
-@pytest.mark.parametrize("algorithm", ["fedavg", "scaffold", pytest.param("fedprox", marks=pytest.mark.slow)])
+QUICK = [("fedavg", "secagg"), ("fedavg", "ckks"), ("scaffold", "bfv"), ("fedprox", "paillier, probe")]
+CARRIED = [(a, c) for a in ("fedavg", "scaffold", "fedprox") for c in ("secagg", "paillier, probe", "bfv", "ckks")]
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "carrier"),
+    [pytest.param(*pair, marks=[] if pair in QUICK else [pytest.mark.slow]) for pair in CARRIED],
+)
 def test_round_by_round_it_is_the_plain_algorithm_within_the_bound(algorithm: str, carrier: str) -> None:
     """Clients of unequal sizes: at most k / (2 s sum of a_i) in a coordinate of the mean; CKKS adds what its noise costs, sqrt(k) / 3 + 1/2 steps."""
     stage = CARRIERS.get(carrier, carrier)
@@ -333,7 +339,9 @@ def test_nobody_can_tell_from_the_sum_who_else_began_the_round() -> None:
     assert not equal(few.mean, sums.mean(raw, sizes).mean)
 
 
-@pytest.mark.parametrize("late", [False, True], ids=["lost", "late"])
+@pytest.mark.parametrize(
+    "late", [pytest.param(False, id="lost"), pytest.param(True, id="late", marks=pytest.mark.slow)]
+)
 @pytest.mark.parametrize(
     "stage", ["secagg", {**TEST_KEY, "keys": "authority", "at_least": 7, "mode": "probe"}], ids=["secagg", "authority"]
 )
@@ -354,7 +362,13 @@ def test_below_the_threshold_the_round_is_broken_off(algorithm: str, stage: Any,
     assert opened_ >= 1
 
 
-@pytest.mark.parametrize("server", [True, False], ids=["noise of the server", "noise in shares"])
+@pytest.mark.parametrize(
+    "server",
+    [
+        pytest.param(True, id="noise of the server", marks=pytest.mark.slow),
+        pytest.param(False, id="noise in shares"),
+    ],
+)
 def test_what_a_broken_round_has_reserved_stays_spent(server: bool, tmp_path: Path) -> None:
     """Noise alone must not move the model either; the run goes on, says so, and its receipt counts all rounds."""
     clip, share = {"name": "clip", "radius": 1.0}, {"name": "noise_share", "survivors": 6, "neighbours": "zero_out"}
@@ -802,10 +816,10 @@ ALL_OF: dict[str, tuple[Table, Any, Any]] = {  # tables, what the server is prom
 }
 
 
-LONG = "server, hidden, secagg"  # by loss distributions
+FEW = ("nothing, authority", "server, bfv", "clients, secagg")
 
 
-@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] if n == LONG else []) for n in ALL_OF])
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[] if n in FEW else [pytest.mark.slow]) for n in ALL_OF])
 def test_the_receipt_says_it_and_verify_agrees(name: str, tmp_path: Path, cli: Any) -> None:
     tables, server, others = ALL_OF[name]
     start(made(**tables), tmp_path / "run")

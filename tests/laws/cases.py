@@ -28,6 +28,7 @@ class Case:
     model: Table = field(default_factory=lambda: {"name": "logistic"})
     protects: Reach = ""  # what is finite: examples, whole clients, or clients against everybody but the server
     status: str = "proved"
+    answers: bool = False  # images are answered for: single values and images have finite rows, too
     printed: str = ""  # the unit about which a number is printed that proves nothing: its rows stay infinite
     silent: Table | None = None  # what changes the case into its twin without noise
     plain: Table | None = None  # and the experiment without privacy that it must equal
@@ -60,7 +61,7 @@ class Case:
                 (unit, a) for unit in ("example", "client") for a in everybody[1:]
             },  # examples by group privacy
         }
-        return by[self.protects]
+        return by[self.protects] | {(unit, a) for unit in ("pixel", "image") for a in everybody if self.answers}
 
 
 BUDGET = {"epsilon": 4.0, "delta": 1e-5}
@@ -304,6 +305,24 @@ CASES = [
             ),
             ("local_sample", {"variant": "local_sample", "cells": 4}, BUDGET, TURNS, "cell"),
         )
+    ),
+    Case("ldp_fl", {"name": "ldp_fl", **FEW_STEPS}, answers=True),
+    Case("lc_fl", {"name": "lc_fl", **FEW_STEPS}, answers=True),
+    Case(
+        "cdp_fl",
+        {"name": "cdp_fl", **FEW_STEPS},
+        protects="central",
+        status="conditional",
+        silent={"algorithm": {"name": "cdp_fl", "beta": OFF, "max_abs": 1e4, **FEW_STEPS}},
+        plain={"algorithm": {"name": "fedavg", "lr": 0.1, **FEW_STEPS}},
+    ),
+    Case("secagg_fl", {"name": "secagg_fl", **FEW_STEPS}, cohort={"name": "round_robin", "size": 3}),
+    Case(
+        "privunit",
+        {"name": "fedavg", **FEW_STEPS},
+        privacy={"epsilon": 40.0, "delta": 1e-3},
+        uplink={"client": [{"name": "clip", "radius": 1.0}, {"name": "privunit"}]},
+        protects="client",
     ),
     Case("prifedsync", {"name": "prifedsync", **FEW_STEPS}, model=SMALL, printed="client"),
     Case(

@@ -102,6 +102,7 @@ def test_extreme_budgets_have_caps_too() -> None:
 # what is drawn ----------------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_mean_is_the_direction() -> None:
     cap = parameters(D, 5.0)
     told = answers(cap, DRAWS)

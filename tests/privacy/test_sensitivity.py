@@ -615,6 +615,7 @@ class OneStep(ConvexStable):
         return super().noise_std(multiplier, size, 1)
 
 
+@pytest.mark.slow
 def test_convex_steps_stay_together() -> None:
     ratio = convex_ratio(ConvexStable(2.0, Z), steps=5)
     assert 0.8 < ratio <= 1 + 1e-9  # sqrt(3)/2 is what a sign change of the features can reach

@@ -310,6 +310,7 @@ def test_phe_reads_ours_and_we_read_theirs(name: str) -> None:
 # messages
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("bits", "slots", "body"), [(2048, 63, 825_856), (3072, 95, 817_152)])
 def test_a_hundred_thousand_values_take_as_many_bytes_as_computed(bits: int, slots: int, body: int) -> None:
     secret = real(bits)
