@@ -40,7 +40,7 @@ from sordino.plan import Budget, Plan, draft
 from sordino.privacy.readers import NoisyGradient, Open
 from sordino.privacy.sources import for_run
 from sordino.privacy.stages import Weigh
-from sordino.soundness import check_delta, check_secure
+from sordino.soundness import check_delta, check_everybody_has_data, check_secure
 from sordino.tasks.quadratic import Quadratic
 from sordino.tasks.task import Classification, build_net, fits
 from sordino.types import Examples, Offer, Task
@@ -245,6 +245,7 @@ class Parts:
     @cached_property
     def plan(self) -> Plan:
         """Prices every exposure; refuses, before any data is read, what could not keep its promise."""
+        check_everybody_has_data(self.sizes)
         plan, rounds, delta = self._drafted, self.experiment.rounds, self.experiment.privacy.delta
         check_secure(self.algorithm.uplink, plan, self.cohort, rounds, delta, self.coordinates)
         return plan

@@ -20,7 +20,7 @@ import tomli_w
 from pydantic import BaseModel, ConfigDict, ValidationError, create_model
 
 from sordino import own
-from sordino.errors import ConfigError
+from sordino.errors import ConfigError, UnsoundGuarantee
 
 T = TypeVar("T")
 Table = dict[str, Any]
@@ -157,6 +157,13 @@ def load(
 
 
 def validate(table: Table) -> Experiment:
+    if isinstance(table.get("privacy"), dict) and (total := {"total_eps", "total_epsilon"} & table["privacy"].keys()):
+        raise UnsoundGuarantee(
+            f"privacy.{total.pop()}",
+            why="epsilons about different units, under different neighbours or against different adversaries do not add up to anything",
+            fix="privacy.epsilon is the budget of the one gate that it sizes; the receipt has a row for every other promise",
+            code="total-epsilon",
+        )
     check_keys(table, Experiment.model_fields, "the experiment")
     try:
         experiment = Experiment.model_validate(table)

@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from sordino.config import Privacy
 from sordino.engine.cohort import Cohort
-from sordino.errors import InvalidBudget, UnsoundGuarantee
+from sordino.errors import EmptyClient, InvalidBudget, UnsoundGuarantee
 from sordino.plan import Plan
 from sordino.privacy.secure import NoiseShare, check_room
 from sordino.types import Offer
 from sordino.uplink import Uplink
 
 RARELY = 0.01  # of delta: what a round that is broken off may cost, in all rounds together
+
+
+def check_everybody_has_data(sizes: Sequence[int]) -> None:
+    if (fewest := min(sizes)) < 1:
+        raise EmptyClient(
+            f"client {list(sizes).index(fewest)} has no training examples, of {len(sizes)} clients {sum(not n for n in sizes)} have none",
+            why="there is nothing it could train on, and weights and noise are in proportion to what a client holds",
+            fix="partition with a minimum size of at least 1, or into fewer clients",
+            code="empty-client",
+        )
 
 
 def check_delta(offer: Offer, privacy: Privacy, population: int, examples: int, weighed: bool) -> None:

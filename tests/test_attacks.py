@@ -111,6 +111,7 @@ HALF = ['cohort={name="poisson",rate=0.5}']
 STAYS: dict[str, tuple[list[str], int]] = {
     "gaussian_gdp": (["algorithm=gaussian_gdp", "multiplier=0.5"], 10_000),
     "laplace": (["algorithm=laplace", "multiplier=0.7"], 10_000),
+    "privunit": (["algorithm=fedavg", "uplink=[{name='clip', radius=1.0}, {name='privunit', multiplier=0.5}]"], 8_000),
     "local_client": (["algorithm=cuag_pfl", "variant=local_client", "multiplier=0.3", *ACTIVE], 700),
     "local_sample": (
         ["algorithm=cuag_pfl", "variant=local_sample", "multiplier=0.5", "cell_rate=1.0", "local_steps=2", *ACTIVE],
@@ -169,6 +170,18 @@ def test_a_sound_gate_stays_below_its_claim_and_its_twin_is_caught(name: str) ->
     assert twin.verdict == "caught"
     assert twin.at_least > twin.claimed_there
     assert (twin.claimed, twin.unit, twin.neighbours) == (one.claimed, one.unit, one.neighbours)
+
+
+def test_answers_at_random_lose_what_a_value_is_promised_and_rarer_ones_more() -> None:
+    words = ["algorithm=ldp_fl", "local_epsilon=2.0", "label_epsilon=1.0"]
+    value, image, example = audited(words, 20_000).subjects
+    assert [value.unit, image.unit, example.unit] == ["pixel", "image", "example"]
+    assert 0.7 * value.claimed < value.at_least <= value.claimed
+    assert {value.verdict, image.verdict, example.verdict} == {"holds"}
+    assert image.at_least > value.claimed  # a value's promise is not an image's
+    twin = audited(words, 20_000, twin=True).subjects[0]
+    assert (twin.verdict, twin.unit) == ("caught", "pixel")
+    assert twin.at_least > twin.claimed == value.claimed
 
 
 def test_the_published_noise_loses_far_more_than_it_prints() -> None:

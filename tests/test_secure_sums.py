@@ -34,6 +34,7 @@ from sordino.engine.mail import Mail
 from sordino.engine.secure_sum import SecureSum
 from sordino.errors import (
     BackendUnavailable,
+    EmptyClient,
     EmptyRound,
     HeadroomExceeded,
     NonFiniteUpdate,
@@ -1005,3 +1006,12 @@ def test_masked_uploads_are_as_long_as_the_model() -> None:
         found = Masks(Aggregated(), layout, "run").sum(0, ((k, zeros) for k in range(4)), range(4), size, None)
         cost[size] = found.payload
     assert cost[5000] - cost[1000] == 4 * 4000
+
+
+def test_a_client_without_examples_is_refused_before_the_run(tmp_path: Path) -> None:
+    few = {"scheme": "dirichlet", "clients": 60, "alpha": 0.01, "min_size": 0}
+    with pytest.raises(EmptyClient) as refusal:
+        start(config.validate({"partition": few, "algorithm": {"name": "secagg_fl"}, "privacy": {}}), tmp_path / "run")
+    assert refusal.value.code == "empty-client"
+    assert "client" in refusal.value.what
+    assert not (tmp_path / "run").exists()

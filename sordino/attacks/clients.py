@@ -14,7 +14,7 @@ import torch
 from sordino import tree
 from sordino.assemble import Parts
 from sordino.attacks.pairs import FAR, Pair, Release
-from sordino.attacks.sources import Silent
+from sordino.attacks.sources import Silent, Weak
 from sordino.engine.federation import Federation
 from sordino.ledger.events import Nothing, Poisson
 from sordino.plan import Price
@@ -51,7 +51,16 @@ class Stand:
     def encoded(self, length: float) -> Release:
         """What the server sees of a client that adds noise itself."""
         upload = self.upload(length)
-        return lambda source: _seen(self.uplink.encode(upload, replace(self.grant, source=source)))
+        typed, spent = self.uplink.noise(), self.grant.multiplier
+
+        def release(source: Source) -> torch.Tensor:
+            """A direction has no noise that could be too small; its broken twin is one that spends more."""
+            grant = replace(self.grant, source=source)
+            if isinstance(source, Weak) and isinstance(typed, OneDirection) and spent is not None:
+                grant = replace(self.grant, source=source.inner, multiplier=spent / source.factor)
+            return _seen(self.uplink.encode(upload, grant))
+
+        return release
 
     def summed(self, length: float | None, rate: float) -> Release:
         """What the server's sum shows of a client among others that send nothing; None: it is absent. `rate`: of its hidden coin."""

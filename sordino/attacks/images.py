@@ -36,7 +36,7 @@ def pair(reader: Responses, unit: Unit) -> Pair:
         y = torch.full((ROWS,), int(white and unit == "example"), dtype=torch.int64)
 
         def seen(source: Source) -> Tensor:
-            coins = Rare(source.inner, 1 / source.factor) if isinstance(source, Weak) else source
+            coins = Rare(source.inner, source.factor) if isinstance(source, Weak) else source
             answers = each.prepare(Examples(x, y), coins)
             values = answers.x.flatten(1).double() / 255
             told = answers.y.double()[:, None] if unit == "example" else values[:, :0]

@@ -35,15 +35,15 @@ class Silent:
 
 
 @dataclass(frozen=True)
-class Rare:
-    """A broken twin for answers at random: only a `share` of the words are random, the others are the largest there is, at which an answer is the truth."""
+class Twin:
+    """A source that is broken somewhere, by `factor`; everything else is the inner one's."""
 
     inner: Source
-    share: float
-    name: str = "rare"
+    factor: float
+    name: str = "twin"
 
     def child(self, *parts: int | str) -> Source:
-        return Rare(self.inner.child(*parts), self.share)
+        return type(self)(self.inner.child(*parts), self.factor)
 
     def gaussian(self, values: Tensor, std: float) -> Tensor:
         return self.inner.gaussian(values, std)
@@ -55,20 +55,14 @@ class Rare:
         return self.inner.coins(count, probability)
 
     def words(self, count: int) -> Tensor:
-        kept = self.inner.child("kept").coins(count, self.share)
-        return torch.where(kept, self.inner.words(count), -1)
+        return self.inner.words(count)
 
 
 @dataclass(frozen=True)
-class Weak:
-    """A broken twin of any source: its noise is `factor` times too small."""
+class Weak(Twin):
+    """Its noise is `factor` times too small."""
 
-    inner: Source
-    factor: float
     name: str = "weak"
-
-    def child(self, *parts: int | str) -> Source:
-        return Weak(self.inner.child(*parts), self.factor)
 
     def gaussian(self, values: Tensor, std: float) -> Tensor:
         return self.inner.gaussian(values, std / self.factor)
@@ -76,8 +70,13 @@ class Weak:
     def laplace(self, values: Tensor, scale: float) -> Tensor:
         return self.inner.laplace(values, scale / self.factor)
 
-    def coins(self, count: int, probability: float) -> Tensor:
-        return self.inner.coins(count, probability)
+
+@dataclass(frozen=True)
+class Rare(Twin):
+    """For answers at random: one word in `factor` is random, the others are the largest there is, at which an answer is the truth."""
+
+    name: str = "rare"
 
     def words(self, count: int) -> Tensor:
-        return self.inner.words(count)
+        drawn = self.inner.child("drawn").coins(count, 1 / self.factor)
+        return torch.where(drawn, self.inner.words(count), -1)

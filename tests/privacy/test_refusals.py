@@ -96,6 +96,7 @@ CLIP, NOISE = {"name": "clip", "radius": 1.0}, {"name": "noise"}
 CENTRAL = {"name": "noise", "neighbours": "zero_out"}
 EXPERIMENTS: dict[str, tuple[str, Table]] = {
     "two local steps under a one-step bound": ("one-step-only", gdp(local_steps=2)),
+    "one epsilon for everything": ("total-epsilon", {"privacy": {"total_eps": 15.0}}),
     "a hidden cohort that may be too small to be opened": (
         "broken-rounds-tell",
         {

@@ -1,0 +1,40 @@
+"""Accuracy over the number of clients, one line for each epsilon: python experiments/lc_fl_clients/plot.py writes clients.png."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import matplotlib.pyplot as plt
+
+HERE = Path(__file__).resolve().parent
+LOOKS = {
+    "no noise": ("#444444", "o", ":"),
+    "epsilon 10": ("#0f766e", "s", "-"),
+    "epsilon 5": ("#b45309", "^", "-"),
+    "epsilon 1": ("#7e22ce", "D", "-"),
+}
+
+
+def main() -> None:
+    found: dict[str, list[tuple[int, float]]] = {}
+    for line in (HERE / "results.jsonl").read_text().splitlines():
+        row = json.loads(line)
+        people, budget = row["name"].split(" clients, ")
+        found.setdefault(budget, []).append((int(people.replace(",", "")), row["final"]))
+    figure, axes = plt.subplots(figsize=(6.4, 4.2), layout="constrained")
+    for budget, points in found.items():
+        colour, marker, line = LOOKS[budget]
+        people, accuracy = zip(*sorted(points), strict=True)
+        axes.plot(people, accuracy, color=colour, marker=marker, linestyle=line, label=budget)
+        axes.annotate(budget, (people[-1], accuracy[-1]), (6, 0), textcoords="offset points", va="center", color=colour)
+    axes.set(xscale="log", xlabel="clients that share the 60,000 images", ylabel="test accuracy after 20 rounds, %")
+    axes.set_xlim(80, 30_000)
+    axes.grid(alpha=0.25)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.set_title("Client-level privacy, delta 1e-5: how many clients it needs", loc="left", fontsize=10)
+    figure.savefig(HERE / "clients.png", dpi=150)
+
+
+if __name__ == "__main__":
+    main()
