@@ -111,7 +111,6 @@ HALF = ['cohort={name="poisson",rate=0.5}']
 STAYS: dict[str, tuple[list[str], int]] = {
     "gaussian_gdp": (["algorithm=gaussian_gdp", "multiplier=0.5"], 10_000),
     "laplace": (["algorithm=laplace", "multiplier=0.7"], 10_000),
-    "privunit": (["algorithm=fedavg", "uplink=[{name='clip', radius=1.0}, {name='privunit', multiplier=0.5}]"], 8_000),
     "local_client": (["algorithm=cuag_pfl", "variant=local_client", "multiplier=0.3", *ACTIVE], 700),
     "local_sample": (
         ["algorithm=cuag_pfl", "variant=local_sample", "multiplier=0.5", "cell_rate=1.0", "local_steps=2", *ACTIVE],
@@ -119,6 +118,10 @@ STAYS: dict[str, tuple[list[str], int]] = {
     ),
 }
 ALSO: dict[str, tuple[list[str], int]] = {
+    "privunit": (
+        ["algorithm=fedavg", "uplink=[{name='clip', radius=1.0}, 'privunit']", "rounds=1", "privacy.epsilon=2.0"],
+        8_000,
+    ),
     "central_client": (["algorithm=cuag_pfl", "variant=central_client", "multiplier=0.3", *ACTIVE, *ALL], 700),
     "central_client, hidden": (
         ["algorithm=cuag_pfl", "variant=central_client", "multiplier=0.5", *ACTIVE, *HALF],
