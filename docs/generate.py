@@ -27,6 +27,7 @@ from sordino.cli.main import app
 from sordino.comparing import Comparison
 from sordino.config import Experiment
 from sordino.engine.personal import COHORTS
+from sordino.ledger.claims import ADVERSARIES, UNITS
 from sordino.ledger.schedules import SCHEDULES
 from sordino.partition.schemes import SCHEMES
 from sordino.report.words import merged, sentence
@@ -110,7 +111,7 @@ def promises(name: str) -> list[str]:
 
 def promised(name: str) -> str:
     """The widest unit and strongest adversary with a finite number."""
-    order = {"client": 0, "cell": 1, "example": 2, "server": 0, "participants": 1, "public": 2}
+    order = {word: i for words in (UNITS[::-1], ADVERSARIES) for i, word in enumerate(words)}
     finite = [row for row in guarantees(name) if row["epsilon"] != "inf"]
     if any(row["status"] == "nominal" for row in guarantees(name)):
         return "nothing: what its source prints proves nothing"
