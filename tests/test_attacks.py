@@ -111,13 +111,13 @@ HALF = ['cohort={name="poisson",rate=0.5}']
 STAYS: dict[str, tuple[list[str], int]] = {
     "gaussian_gdp": (["algorithm=gaussian_gdp", "multiplier=0.5"], 10_000),
     "laplace": (["algorithm=laplace", "multiplier=0.7"], 10_000),
+}
+ALSO: dict[str, tuple[list[str], int]] = {
     "local_client": (["algorithm=cuag_pfl", "variant=local_client", "multiplier=0.3", *ACTIVE], 700),
     "local_sample": (
         ["algorithm=cuag_pfl", "variant=local_sample", "multiplier=0.5", "cell_rate=1.0", "local_steps=2", *ACTIVE],
         700,
     ),
-}
-ALSO: dict[str, tuple[list[str], int]] = {
     "privunit": (
         ["algorithm=fedavg", "uplink=[{name='clip', radius=1.0}, 'privunit']", "rounds=1", "privacy.epsilon=2.0"],
         8_000,
@@ -247,7 +247,7 @@ BREAKS: dict[str, tuple[type, str, Any, list[str]]] = {
         lambda self, values, scale, source: source.gaussian(values, scale / 2),
         STAYS["gaussian_gdp"][0],
     ),
-    "half the sensitivity": (Noise, "sensitivity", lambda self, bound: bound.of(2), STAYS["local_client"][0]),
+    "half the sensitivity": (Noise, "sensitivity", lambda self, bound: bound.of(2), ALSO["local_client"][0]),
     "a clip that cuts nothing": (
         Clip,
         "encode",

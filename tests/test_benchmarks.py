@@ -147,6 +147,7 @@ def test_workloads_are_those_of_the_table() -> None:
         assert all(once.count(i) == seen // w.examples for i in range(0, w.examples, 7))
 
 
+@pytest.mark.slow
 def test_the_costs_of_secure_sums_are_told(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     for package in ("gmpy2", "tenseal", "phe"):
         pytest.importorskip(package)

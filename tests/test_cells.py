@@ -96,6 +96,7 @@ def cell_sums(examples: Examples) -> Tensor:
     return torch.stack([examples.x[sorted(rows)].sum(0) for rows in together])
 
 
+@pytest.mark.slow
 def test_the_mean_of_many_draws_is_the_mean_of_the_clipped_cells() -> None:
     """Five standard errors per coordinate: a false alarm in 500,000. Control: the mean without the clip is far outside."""
     steps, rate, data = 2000, 0.3, few()

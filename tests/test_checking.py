@@ -379,6 +379,7 @@ def code_lines(source: str) -> int:
     return sum(bool(line.split("#")[0].strip()) and number not in prose for number, line in lines)
 
 
+@pytest.mark.slow
 def test_fedprox_of_ones_own_passes(judged: Callable[..., Report]) -> None:
     assert code_lines(FEDPROX) <= 15
     report = judged(FEDPROX, "algorithm.mu=0.5", name=None)
@@ -520,6 +521,7 @@ def test_a_check_sets_parameters_only(word: str, tmp_path: Path) -> None:
     assert refusal.value.code == "not-for-a-check"
 
 
+@pytest.mark.slow
 def test_the_command_says_what_is_broken_and_ends_with_2(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -79,6 +79,7 @@ def test_the_lengths_of_runs(size: int, kept: float, lengths: list[int]) -> None
     assert runs(size, kept).lengths().tolist() == lengths
 
 
+@pytest.mark.slow
 def test_runs_tile_every_layer() -> None:
     for size in range(1, 2001):
         for tenths in range(1, 11):

@@ -115,6 +115,7 @@ def test_what_is_lacking_is_said(cli: Callable[..., Said], clinics: Path) -> Non
     assert tail["unused"] > 0
 
 
+@pytest.mark.slow
 def test_a_thousand_clients_fit_on_a_screen_or_two(cli: Callable[..., Said]) -> None:
     many = "partition={scheme='iid', clients=1000}"
     short, whole = cli("partition", many).out, cli("partition", many, "--all").out

@@ -257,6 +257,7 @@ def test_the_largest_weight_decides_and_beta_may_be_given() -> None:
     assert laplace(steps, 30.0)  # on a fixed point of 1,000 steps a unit
 
 
+@pytest.mark.slow
 def test_noise_of_single_uploads_is_nearly_gone_in_their_mean() -> None:
     """Deviation beta sqrt(2 * 0.75 / 50) = 0.173 beta, with 0.75 of 50 flags set: over 60 rounds within 5 deviations, 5 %. Added once it would be 1.414 beta."""
     uplink, zeros = lc_fl(noise_target="per_client").uplink, [torch.zeros(300)] * 50
@@ -692,6 +693,7 @@ def rigorous(tmp_path_factory: pytest.TempPathFactory) -> Ended:
     return start(made(RIGOROUS, **BUDGET), tmp_path_factory.mktemp("lc_fl") / "run")
 
 
+@pytest.mark.slow
 def test_rigorous_lc_fl_makes_two_promises(rigorous: Ended) -> None:
     """To the server about images and examples, by their answers; to everybody else about whole clients, by noise."""
     rows = rows_of(rigorous.receipt)

@@ -497,6 +497,7 @@ def bytes_needed(work: Callable[[], Any]) -> int:
         tracemalloc.stop()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "kind", ["plain", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("in turn", "private"))]
 )
@@ -525,6 +526,7 @@ def test_the_work_of_a_hidden_round_does_not_either() -> None:
     assert abs(found[1] - found[0]) <= 0.1 * found[0]
 
 
+@pytest.mark.slow
 def test_a_walk_over_everybody_is_noticed() -> None:
     """Negative controls: the largest size looked for at every grant, as it once was, and a cohort out of a permutation of everybody."""
 

@@ -142,6 +142,7 @@ def test_a_greedy_filling_without_taking_over_is_noticed() -> None:
     assert stuck
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=60, derandomize=True)
 @given(st.lists(st.integers(5, 40), min_size=2, max_size=8), st.integers(1, 12), st.integers(1, 8), st.sampled_from(["circulant", "random"]))  # fmt: skip
 def test_sizes_differ_by_at_most_one_or_the_bound_is_named(

@@ -173,6 +173,7 @@ def test_the_vector_of_losses_is_that_of_the_accountant() -> None:
         assert mine < exact * 1.25
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("expected", [6.0, pytest.param(40.0, marks=pytest.mark.slow)])
 def test_balanced_rates_add_up_and_keep_every_budget(expected: float) -> None:
     granted = [1.0] * 27 + [2.0] * 18 + [4.0] * 5

@@ -54,6 +54,7 @@ def test_every_budget_holds_and_is_used(mechanism: str, tmp_path: Path) -> None:
             assert group["spent"] == pytest.approx(group["granted"], rel=1e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "cost", ["one_round", *(pytest.param(c, marks=pytest.mark.slow) for c in ("share", "full_round"))]
 )
@@ -78,6 +79,7 @@ def test_published_budgets_are_claimed_and_what_holds_is_said(cost: str, tmp_pat
         assert group["claimed"] <= group["granted"] * (1 + 1e-9)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rounds", [12, pytest.param(60, marks=pytest.mark.slow)])
 def test_published_dp_prox_plays_every_round_and_spends_what_it_was_granted(rounds: int, tmp_path: Path) -> None:
     """Accounted for as a Poisson sample of rate K/N, in which everybody pays for every round: nobody's own count of exposures may end it."""

@@ -52,6 +52,7 @@ def test_budget_to_noise_to_budget_comes_home(q: Question) -> None:
     assert bought(asked(q).noise_multiplier, replace(q, epsilon=1.0)) == pytest.approx(q.epsilon, rel=1e-6)
 
 
+@pytest.mark.slow
 def test_it_comes_home_for_a_hidden_cohort_too() -> None:
     """The calibration ends within 1e-5 of its budget, on the safe side."""
     q = Question(0.5, 1e-7, "client", 1000, 50, 200)

@@ -75,6 +75,7 @@ def test_real_workers_do_what_the_loop_does(tmp_path: Path) -> None:
     assert differences(loop, finished(CASE.experiment(engine=one), tmp_path / "apart")) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [3, 7])
 def test_the_number_of_workers_does_not_matter(workers: int, tmp_path: Path, quick_workers: None) -> None:
     """7 workers for 5 clients: two of them hold nobody."""

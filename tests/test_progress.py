@@ -88,6 +88,7 @@ def test_nothing_is_claimed_without_a_mechanism(tmp_path: Path) -> None:
     assert set(told(tmp_path / "run", Eager(), "algorithm=fedavg")) == {"ε ∞: nothing is promised"}
 
 
+@pytest.mark.slow
 def test_without_a_budget_epsilon_stands_alone(tmp_path: Path) -> None:
     said = told(tmp_path / "run", Eager(), "algorithm.multiplier=3.0", "privacy={}")
     assert all(re.fullmatch(r"ε [\d.]+ per example, by the server", text) for text in said)

@@ -114,6 +114,7 @@ def test_killed_twice_it_is_the_run_that_never_stopped(name: str, tmp_path: Path
     assert verify(tmp_path / "run") == []
 
 
+@pytest.mark.slow
 def test_killed_with_its_client_processes(tmp_path: Path, warm_server: None) -> None:
     case = BY_NAME["scaffold"]
     whole = finished(case.experiment(rounds=ROUNDS), tmp_path / "whole")

@@ -42,9 +42,11 @@ from sordino.types import Grant, Shard, Task
 # compositions of parts whose laws other rows hold are for the slow tier; so are cases that others go the same way as, where a law runs them anew
 LATER = {"dp_prox_published", "dp_fedavg", "prifedsync", "prifedsync_steps", "dp_scaffold", "dp_scaffold_published"}
 LATER |= {f"pdp_prox_{name}" for name in ("local", "rates", "threshold", "published")} | {"udp_discount"}
-LATER |= {f"cuag_pfl_{name}" for name in ("no_noise", "oracle", "local_client", "central_client", "local_sample")}
+LATER |= {"lc_fl", "cdp_fl", "privunit"} | {
+    f"cuag_pfl_{name}" for name in ("no_noise", "oracle", "local_client", "central_client", "local_sample")
+}
 AGAIN = LATER | {"fedprox", "gaussian_simple", "gaussian_gdp", "gaussian_sampled_published", "noisy_steps"}
-AGAIN |= {"cuag_pfl_published", "udp"}
+AGAIN |= {"cuag_pfl_published", "udp", "laplace", "gaussian_gdp_adaptive", "central_visible", "dp_prox", "whole_update"}
 
 
 def tried_on(cases: list[Case], later: set[str]) -> pytest.MarkDecorator:

@@ -222,7 +222,9 @@ def audit_uplink(neighbours: str, central: bool, mu: float, draws: int, factor: 
     )
 
 
-@pytest.mark.parametrize(("neighbours", "central"), [("replace", False), ("zero_out", True)])
+@pytest.mark.parametrize(
+    ("neighbours", "central"), [("zero_out", True), pytest.param("replace", False, marks=pytest.mark.slow)]
+)
 def test_an_uplink_loses_no_more_than_it_claims(neighbours: str, central: bool) -> None:
     # every draw is a call of its own here: fewer draws, and a twin whose noise is divided by 1.5; by 1.1 in the slow tier
     honest, weak = audit_uplink(neighbours, central, mu=4.0, draws=FEW, factor=1.5)

@@ -129,6 +129,7 @@ def follows_the_law(along: NDArray[np.float64], cap: Cap) -> bool:
     return all(stats.kstest(spread, "uniform").pvalue > 1e-6 for spread in (within, beyond))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("dimension", "epsilon"), CAPS)
 def test_the_component_along_v_and_what_is_across(dimension: int, epsilon: float) -> None:
     cap, count = parameters(dimension, epsilon), 40_000 if dimension <= 20 else 4000
