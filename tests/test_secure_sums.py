@@ -796,6 +796,7 @@ ALL_OF: dict[str, tuple[Table, Any, Any]] = {  # tables, what the server is prom
     "server, hidden, secagg": (
         {
             **POISSON,
+            "partition": {"scheme": "iid", "clients": 60},  # so many that a round of one is out of the question
             "uplink": {
                 "client": [CLIP, "secagg"],
                 "server": [{**NOISE, "neighbours": "add_remove", "multiplier": 5.0}],
