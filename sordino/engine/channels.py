@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from sordino.errors import ConfigError, EmptyRound, ServerHoldsKey, UnsoundGuarantee
+from sordino.errors import ConfigError, EmptyRound, SecAggAborted, ServerHoldsKey, UnsoundGuarantee
 from sordino.privacy.secure import Aggregated, Encrypted, Secure
 from sordino.secure.layout import Ints, Layout
 from sordino.secure.sealed import Public, Sealed, Secret, unpack
@@ -140,26 +140,24 @@ class Masks:
         self._stage, self._layout, self._run = stage, layout, run
 
     def sum(self, t: int, uploads: Uploads, cohort: Sequence[int], size: int, noise: Ints | None) -> Opened:
-        from sordino.errors import SecAggAborted
         from sordino.secure.secagg import Session, run_round
 
-        layout, beyond, came, nothing = self._layout, 0, list[int](), np.zeros(size, np.int64)
+        layout, beyond, nothing = self._layout, 0, np.zeros(size, np.int64)
         layout.check(len(cohort))
-        top = ((1 << layout.width) - 1) // max(
-            1, len(cohort)
-        )  # more than an upload has bits for: its share of noise may be outside
+        # more than an upload has bits for: its share of noise may be outside
+        top = ((1 << layout.width) - 1) // max(1, len(cohort))
 
         def words() -> Iterator[tuple[int, Ints]]:
             nonlocal beyond
             for k, values in uploads:
                 beyond += _at_the_end(values, layout)
-                came.append(k)
                 yield k, values + top // 2
 
         least = self._stage.least(len(cohort))
         if len(cohort) < least:
             why = f"{len(cohort)} clients began the round, {least} must stay to its end"
             return Opened(nothing, [], 0, 0, {}, 0, why)
+        # all halves are played here on one model: what tells it apart from others is the run and the round
         model = hashlib.sha256(f"{self._run}/{t}".encode()).digest()
         session = Session(self._run, t, size, layout.width, top, least, model)
         try:

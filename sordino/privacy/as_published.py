@@ -14,7 +14,7 @@ import statistics
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -177,7 +177,6 @@ class UserLevel(AsPublished):
     horizon: int | None = None
     _round: int = 0
     _radius: float = 0.0
-    reads_each: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if not 0 < self.epsilon < math.inf:
@@ -185,6 +184,10 @@ class UserLevel(AsPublished):
         valid_delta(self.delta)
         _check_counts(batch=self.batch, horizon=1 if self.horizon is None else self.horizon)
         Clip(self.first if self.clip is None else self.clip)
+
+    @property
+    def reads_each(self) -> bool:
+        return True
 
     def shape(self, x: Tree) -> Tree:
         return (x, torch.zeros(())) if self.learns else x

@@ -104,7 +104,7 @@ class CoordinateLaplace(Stage):
         _check_probability("flip", self.flip)
 
     @property
-    def reads_each(self) -> bool:  # type: ignore[override]
+    def reads_each(self) -> bool:
         return self.target == "per_client"
 
     def fitted(self, bound: float, least: float) -> CoordinateLaplace:

@@ -10,6 +10,7 @@ differential privacy for what is opened. `NoiseShare` does: every client adds a 
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Literal
 
@@ -31,40 +32,38 @@ MASKED = "single uploads are masked: the server, which follows the protocol, ope
 SUM_OF_ALL = "sees the exact sum of the uploads, no noise in it"
 OWN_NOISE = "knows its own noise: sees the exact sum of the uploads"
 HONEST = "clients keep their own bounds: nobody can check an upload that nobody can read"
-UNKNOWN = "as many clients as the noise is cut for add their share and tell nobody: who knows a share sees less noise"
 COUNTED = "whether enough clients came for a sum is seen by everybody: that one client decides it is rarer than a hundredth of delta, which is not added"
 SCHEMES = {
     "paillier": "decisional composite residuosity and short exponents",
     "bfv": "ring learning with errors",
     "ckks": "ring learning with errors",
 }
-SPREAD = (
-    4.0  # steps of the grid in the deviation of one share: sums of shares are then discrete Gaussians to within e^-150
-)
+# steps of the grid in the deviation of one share: sums of shares are then discrete Gaussians to within e^-150
+SPREAD = 4.0
 
 
 @dataclass(frozen=True)
-class Secure(Stage):
+class Secure(Stage, ABC):
     """What both have in common."""
 
     @property
     def aggregate_only(self) -> bool:
         return True
 
+    @abstractmethod
     def least(self, cohort: int) -> int:
         """Clients without which a sum is not opened."""
-        return 1
 
     def needs(self) -> None:
         """Refuses where a package is missing."""
 
+    @abstractmethod
     def seen(self, shared: Event | None, central: bool) -> tuple[Event, tuple[str, ...]]:
         """By the server: the event, and why; `shared` is what noise shares promise, `central` whether the server itself adds noise."""
-        raise NotImplementedError
 
+    @abstractmethod
     def assumed(self, shares: bool, hidden: bool) -> tuple[str, ...]:
         """Of everybody else's promise: `shares` where noise comes in shares, `hidden` where it covers who took part."""
-        raise NotImplementedError
 
 
 @dataclass(frozen=True)
@@ -152,7 +151,7 @@ class Aggregated(Secure):
         return NonPrivate(OWN_NOISE if central else SUM_OF_ALL), (self._masked,)
 
     def assumed(self, shares: bool, hidden: bool) -> tuple[str, ...]:
-        return (*((self._masked, HONEST, UNKNOWN) if shares else ()), *((COUNTED,) if hidden else ()))
+        return (*((self._masked, HONEST) if shares else ()), *((COUNTED,) if hidden else ()))
 
     @property
     def _masked(self) -> str:
@@ -172,7 +171,9 @@ class NoiseShare(Noise):
 
     @property
     def assumptions(self) -> tuple[str, ...]:
-        return (f"of the clients that stay, {self.survivors} add their share of the noise and tell nobody",)
+        return (
+            f"of the clients that stay, {self.survivors} add their share of the noise and tell nobody: who knows a share sees less noise",
+        )
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -48,7 +48,10 @@ class Stage:
 
     # what is decided round by round, from public numbers that go down with the model -----------------------------------------
 
-    reads_each: ClassVar[bool] = False  # does `learn` look at single uploads?
+    @property
+    def reads_each(self) -> bool:
+        """Does `learn`, or what the server adds, look at single uploads?"""
+        return False
 
     @property
     def learns(self) -> bool:
