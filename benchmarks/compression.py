@@ -23,7 +23,7 @@ from sordino import tree  # noqa: E402
 from sordino.algorithms import ALGORITHMS  # noqa: E402
 from sordino.engine import wire  # noqa: E402
 from sordino.engine.machine import decide  # noqa: E402
-from sordino.privacy.readers import Open  # noqa: E402
+from sordino.privacy.open_reader import Open  # noqa: E402
 from sordino.privacy.sources import Counter  # noqa: E402
 from sordino.tasks.nets import NETS  # noqa: E402
 from sordino.tasks.task import Classification  # noqa: E402

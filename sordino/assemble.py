@@ -37,7 +37,8 @@ from sordino.partition.rows import Rows
 from sordino.partition.schemes import SCHEMES, Scheme
 from sordino.personal_plans import draft_personal
 from sordino.plan import Budget, Plan, draft
-from sordino.privacy.readers import NoisyGradient, Open
+from sordino.privacy.open_reader import Open
+from sordino.privacy.readers import NoisyGradient
 from sordino.privacy.sources import for_run
 from sordino.privacy.stages import Weigh
 from sordino.soundness import check_delta, check_everybody_has_data, check_secure

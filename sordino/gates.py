@@ -22,7 +22,8 @@ from sordino.privacy.layers import ClipLayers
 from sordino.privacy.mechanisms import GaussianNoise, LaplaceNoise
 from sordino.privacy.median_clip import MedianClip
 from sordino.privacy.one_direction import OneDirection
-from sordino.privacy.readers import NoisyGradient, Open, Sampling
+from sordino.privacy.open_reader import Open
+from sordino.privacy.readers import NoisyGradient, Sampling
 from sordino.privacy.responses import Responses
 from sordino.privacy.secure import Aggregated, Encrypted, NoiseShare
 from sordino.privacy.stages import Clip, Noise, Stage, Weigh

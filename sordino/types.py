@@ -82,6 +82,7 @@ class Grant:
     precision: float = 1.0  # of its noisy upload, against the most precise one's
     reads: int | None = None  # noisy reads that were reserved; None: the caller sees to it
     pool: Any = None  # privacy.pool.Pool: clients of this process that may share a pass over the network
+    public: Examples | None = None  # what this client has beside its own examples, and may look at
 
     def told(self) -> tuple[float | int | None, ...]:
         """What another process must hear, in the order of the fields behind the source; the rest it knows."""
@@ -129,11 +130,28 @@ class Episode(Protocol):
     def grad(self, loss: EpisodeLoss, params: Params) -> Params: ...
 
 
+class Mixed(Protocol):
+    """Sealed examples beside public ones in one step."""
+
+    @property
+    def batch(self) -> Batch: ...
+    @property
+    def public(self) -> Examples: ...
+    def joint(self, loss: EpisodeLoss, params: Params) -> Params: ...
+
+
 class Shard(Protocol):
     @property
     def size(self) -> int: ...
     def batches(self, work: Work, key: Key) -> Iterator[Batch]: ...
     def episodes(self, work: Work, key: Key) -> Iterator[Episode]: ...
+    @property
+    def public(self) -> Examples | None: ...  # nobody's secret
+    def mixed(self, work: Work, key: Key, how: Any) -> Iterator[Mixed]: ...  # privacy.beside.How
+    def split(self, share: float, key: Key) -> tuple[Shard, Shard]: ...  # of so many examples, and of the others
+    def by_class(
+        self, of: Callable[[Tensor], Tensor], classes: int
+    ) -> tuple[Tensor, Tensor]: ...  # per class, the sum of a statistic [n, d] and the number of examples
     def sum(self, of: Callable[[Tensor, Tensor], Any]) -> Any: ...  # over all examples, of a tree computed from (x, y)
 
 

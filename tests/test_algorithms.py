@@ -360,7 +360,7 @@ def test_convex_stable_releases_once_a_round() -> None:
 def test_convex_stable_noises_its_last_step_whatever_the_effort(epochs: int | None) -> None:
     """A straggler's smaller effort must not end the round before the step that carries the noise."""
     from sordino.privacy.convex import ConvexStable, LastBatch
-    from sordino.privacy.readers import OpenShard
+    from sordino.privacy.open_reader import OpenShard
     from sordino.privacy.sources import Counter
     from sordino.tasks.quadratic import Quadratic
     from sordino.types import Examples, Grant, Work

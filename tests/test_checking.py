@@ -46,7 +46,8 @@ from sordino.algorithms.fedavg import Client, FedAvg, Server, Up
 from sordino.errors import BudgetExhausted
 from sordino.ledger.claims import ADVERSARIES, Claim
 from sordino.ledger.events import Gaussian
-from sordino.privacy.readers import NoisyGradient, Open
+from sordino.privacy.open_reader import Open
+from sordino.privacy.readers import NoisyGradient
 from sordino.privacy.stages import Clip, Noise, Stage, Weigh
 from sordino.types import Reader
 from sordino.uplink import Uplink

@@ -18,7 +18,7 @@ from sordino.config import Experiment
 from sordino.engine import processes
 from sordino.errors import SordinoError
 from sordino.folder import read_metrics
-from sordino.privacy.readers import Open
+from sordino.privacy.open_reader import Open
 from sordino.privacy.sources import Counter
 from sordino.tasks.personalise import WAYS
 from sordino.training import start

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from sordino import keys, tree
 from sordino.errors import DataError
 from sordino.privacy.episodes import OpenEpisode, draw
-from sordino.privacy.readers import Open
+from sordino.privacy.open_reader import Open
 from sordino.privacy.sources import Counter
 from sordino.tasks.personalise import NearestMean, Shared, distances, episode_loss, finetune, plain, proto
 from sordino.tasks.task import Classification

@@ -18,7 +18,7 @@ from sordino.privacy.episodes import CellGradient
 from sordino.privacy.layers import ClipLayers
 from sordino.privacy.mechanisms import GaussianNoise
 from sordino.privacy.one_field import OneField
-from sordino.privacy.readers import Open
+from sordino.privacy.open_reader import Open
 from sordino.privacy.stages import Noise, Stage
 from sordino.types import Reader
 from sordino.uplink import Uplink

@@ -47,11 +47,11 @@ class FedAvg(LocalSgd):
 
     def local(self, task: Task, down: Server, c: Client, shard: Shard, key: Key) -> tuple[Up, Client]:
         eta = self.rate(down.round, c.participations)
-        y = down.x
+        walk = self.walk(down.x, eta)
         for batch in shard.batches(self.work, key):
-            g = batch.grad(task.losses, y)
-            y = self.step(y, eta, self.direction(g, y, down.x), down.x)  # w <- w - eta g
-        return Up(tree.sub(y, down.x)), Client(c.participations + 1)
+            g = batch.grad(task.losses, walk.y)
+            walk(self.direction(g, walk.y, down.x))  # w <- w - eta g
+        return Up(tree.sub(walk.y, down.x)), Client(c.participations + 1)
 
     def update(self, s: Server, r: Received[Up]) -> Server:
         return Server(tree.axpy(self.server_lr, r.mean.delta, s.x), s.round + 1)

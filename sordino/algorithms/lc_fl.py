@@ -14,7 +14,7 @@ from typing import Literal
 from sordino.algorithms.fedavg import FedAvg
 from sordino.privacy.coordinate_laplace import ClipCoordinates, CoordinateLaplace, Flag
 from sordino.privacy.mechanisms import GaussianNoise, LaplaceNoise
-from sordino.privacy.readers import Open
+from sordino.privacy.open_reader import Open
 from sordino.privacy.responses import Responses
 from sordino.privacy.secure import Aggregated, Encrypted
 from sordino.privacy.stages import Clip, Noise, Weigh

@@ -10,10 +10,32 @@ from torch import Tensor
 
 from sordino import tree
 from sordino.errors import ConfigError
-from sordino.privacy.readers import Open
+from sordino.privacy.open_reader import Open
 from sordino.tasks.personalise import plain
 from sordino.types import Model, Params, Reader, Shard, Task, Work
 from sordino.uplink import Uplink
+
+
+class Walk:
+    """Where a client stands, step after step: `y` moves by -eta (direction + weight decay), the direction no longer than `most_grad`, or by its momentum."""
+
+    def __init__(self, rule: LocalSgd, start: Params, eta: float) -> None:
+        self._rule, self._start, self._eta = rule, start, eta
+        self._velocity: Params | None = None
+        self.y = start
+
+    def __call__(self, direction: Params) -> None:
+        rule = self._rule
+        if rule.most_grad is not None:
+            factor = (rule.most_grad / tree.norm(direction)).clamp_max(1.0)
+            direction = tree.map(lambda g: g * factor.to(g.dtype), direction)
+        if rule.weight_decay:
+            direction = tree.axpy(rule.weight_decay, self.y, direction)
+        if rule.momentum:
+            before = self._velocity
+            direction = direction if before is None else tree.axpy(rule.momentum, before, direction)
+            self._velocity = direction
+        self.y = tree.descend(self.y, self._eta, direction, self._start)
 
 
 @dataclass(frozen=True)
@@ -26,6 +48,7 @@ class LocalSgd:
     lr_decay_per: Literal["round", "participation"] = "round"
     server_lr: float = 1.0
     weight_decay: float = 0.0
+    momentum: float = 0.0  # fresh in every round
     most_grad: float | None = None  # the step is scaled down to this norm, weight decay aside
     read: Reader = Open()
     uplink: Uplink = Uplink()
@@ -50,6 +73,10 @@ class LocalSgd:
                 why="the one is a finite number from 0 on, the other one above 0",
                 code="not-positive",
             )
+        if not 0 <= self.momentum < 1:
+            raise ConfigError(
+                f"momentum is {self.momentum}", why="it is at least 0 and below 1", code="momentum-out-of-range"
+            )
         for name in ("local_epochs", "local_steps", "batch_size"):
             value = getattr(self, name)
             if isinstance(value, int) and value < 1:
@@ -61,14 +88,8 @@ class LocalSgd:
         epochs = None if self.local_steps is not None else self.local_epochs or 1
         return Work(epochs, self.local_steps, batch)
 
-    def step(self, y: Params, eta: float, direction: Params, start: Params) -> Params:
-        """y - eta (direction + weight decay), the direction no longer than `most_grad`."""
-        if self.most_grad is not None:
-            factor = (self.most_grad / tree.norm(direction)).clamp_max(1.0)
-            direction = tree.map(lambda g: g * factor.to(g.dtype), direction)
-        if self.weight_decay:
-            direction = tree.axpy(self.weight_decay, y, direction)
-        return tree.descend(y, eta, direction, start)
+    def walk(self, start: Params, eta: float) -> Walk:
+        return Walk(self, start, eta)
 
     # what the server holds, and what a client makes of it ------------------------------------------------------------------------
 

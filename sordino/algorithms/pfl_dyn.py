@@ -95,13 +95,12 @@ class PFLDyn(LocalSgd):
         return Told(nothing, nothing) if self.server_state == "oracle" else Up(nothing)
 
     def local(self, task: Task, down: Down, c: Client, shard: Shard, key: Key) -> tuple[Up | Told, Client]:
-        eta, loss, y = self.rate(down.round, c.participations), partial(episode_loss, task), down.x
+        walk, loss = self.walk(down.x, self.rate(down.round, c.participations)), partial(episode_loss, task)
         pull = tree.axpy(self.alpha, down.x, c.g)  # alpha w + g_n
         for episode in shard.episodes(self.work, key):
-            g = episode.grad(loss, y)
-            g = tree.sub(tree.axpy(self.alpha, y, g), pull)  # grad - g_n + alpha (w_n - w)
-            y = self.step(y, eta, g, down.x)
-        delta, good = tree.sub(y, down.x), tree.finite(y)
+            g = episode.grad(loss, walk.y)
+            walk(tree.sub(tree.axpy(self.alpha, walk.y, g), pull))  # grad - g_n + alpha (w_n - w)
+        delta, good = tree.sub(walk.y, down.x), tree.finite(walk.y)
         delta = delta if good else tree.zeros_like(down.x)
         g_n = tree.axpy(-self.alpha, delta, c.g)
         up = Told(delta, tree.sub(g_n, c.g)) if self.server_state == "oracle" else Up(delta)

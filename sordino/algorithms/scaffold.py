@@ -53,12 +53,12 @@ class Scaffold(LocalSgd):
 
     def local(self, task: Task, down: Server, client: Client, shard: Shard, key: Key) -> tuple[Up, Client]:
         x, c, c_i = down.x, down.c, client.c_i
-        eta, steps, y = self.rate(down.round, client.participations), 0, x
-        correction = tree.sub(c, c_i)
+        eta, steps = self.rate(down.round, client.participations), 0
+        walk, correction = self.walk(x, eta), tree.sub(c, c_i)
         for batch in shard.batches(self.work, key):
-            g = batch.grad(task.losses, y)
-            y = self.step(y, eta, tree.axpy(1.0, g, correction), x)  # line 10
+            walk(tree.axpy(1.0, batch.grad(task.losses, walk.y), correction))  # line 10
             steps += 1
+        y, eta = walk.y, eta / (1 - self.momentum)  # how far a constant gradient moves it in a step
         c_plus = tree.map(lambda ci, c, x, y: ci - c + (x - y) / (steps * eta), c_i, c, x, y)  # line 12, option II
         return Up(tree.sub(y, x), tree.sub(c_plus, c_i)), Client(c_plus, client.participations + 1)  # lines 13, 14
 

@@ -13,8 +13,8 @@ from torch import Tensor
 from sordino import keys, tree
 from sordino.engine.stack import Member, stacks, together
 from sordino.keys import Key
+from sordino.privacy.open_reader import Open
 from sordino.privacy.pool import Pool
-from sordino.privacy.readers import Open
 from sordino.privacy.sources import Counter
 from sordino.tasks.nets import cnn_wide, mlp
 from sordino.tasks.task import Classification

@@ -12,8 +12,8 @@ from sordino.engine.shards import Prepared
 from sordino.engine.stack import Member, stacks, together
 from sordino.engine.store import States
 from sordino.keys import Key
+from sordino.privacy.open_reader import Open
 from sordino.privacy.pool import Pool
-from sordino.privacy.readers import Open
 from sordino.privacy.sources import Counter
 from sordino.tasks.personalise import WAYS
 from sordino.types import Examples, Grant, Model, Params, Shard, Task

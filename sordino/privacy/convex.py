@@ -15,7 +15,8 @@ from typing import ClassVar
 from sordino.errors import ConfigError, PrivacyError, UnsoundGuarantee
 from sordino.keys import Key
 from sordino.privacy.mechanisms import GaussianNoise
-from sordino.privacy.readers import GradientsOnly, OpenShard
+from sordino.privacy.open_reader import OpenShard
+from sordino.privacy.readers import GradientsOnly
 from sordino.types import ADVERSARIES, Batch, Claim, Examples, Grant, Losses, Offer, Params, Shard, Task, Work
 
 

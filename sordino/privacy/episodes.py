@@ -18,11 +18,12 @@ from sordino import keys, tree
 from sordino.errors import ConfigError, DataError, PrivacyError, UnsoundGuarantee
 from sordino.keys import Key
 from sordino.ledger.events import Event, NonPrivate, Poisson, Repeat
+from sordino.privacy.beside import taken
+from sordino.privacy.covered import Covered
 from sordino.privacy.mechanisms import GaussianNoise
 from sordino.privacy.stages import Clip
 from sordino.types import (
     ADVERSARIES,
-    Batch,
     Bound,
     Claim,
     Episode,
@@ -95,11 +96,7 @@ def opened(examples: Examples, effort: Work, grant: Grant, key: Key) -> Iterator
         mine = keys.fold(key, "episode", step)
         support, query = draw(examples.y, effort.batch(len(examples.y)), mine)
         rows = torch.cat([support, query])
-        yield OpenEpisode(_taken(examples, support), _taken(examples, query), keys.bits(mine, len(rows)))
-
-
-def _taken(examples: Examples, rows: Tensor) -> Examples:
-    return Examples(examples.x.index_select(0, rows), examples.y.index_select(0, rows))
+        yield OpenEpisode(taken(examples, support), taken(examples, query), keys.bits(mine, len(rows)))
 
 
 @dataclass(frozen=True)
@@ -196,7 +193,7 @@ def check_reservation(opened: bool, reads: int, reserved: int | None, what: str)
 
 
 @dataclass
-class CellShard:
+class CellShard(Covered):
     """One client's cells during one round."""
 
     _reader: CellGradient
@@ -208,11 +205,13 @@ class CellShard:
     def size(self) -> int:
         return self._grant.size
 
-    def batches(self, work: Work, key: Key) -> Iterator[Batch]:
-        raise _episodes_only("a batch")
-
-    def sum(self, of: object) -> tree.Tree:
-        raise _episodes_only("a sum")
+    def refused(self, what: str) -> PrivacyError:
+        return PrivacyError(
+            f"{what} from a reader of episodes",
+            why="its promise covers episodes within cells, nothing else",
+            fix="use shard.episodes, or another reader",
+            code="episodes-only",
+        )
 
     def episodes(self, work: Work, key: Key) -> Iterator[Episode]:
         effort = work if self._grant.epochs is None else Work(None, self._grant.epochs, work.batch_size)
@@ -233,7 +232,7 @@ class CellShard:
             coins = self._grant.source.child("sample", step).coins(reader.cells, reader.rate)
             chosen = torch.nonzero(coins).flatten().tolist()
         parts = torch.tensor_split(order, reader.cells)
-        return ((i, _taken(self._examples, parts[i])) for i in chosen)
+        return ((i, taken(self._examples, parts[i])) for i in chosen)
 
 
 @dataclass
@@ -272,13 +271,4 @@ class NoisyEpisode:
         mine = keys.fold(self._key, "cell", number)
         support, query = draw(cell.y, len(cell.y) // 2, mine)
         draws = keys.bits(mine, len(support) + len(query))
-        return OpenEpisode(_taken(cell, support), _taken(cell, query), draws).grad(loss, params)
-
-
-def _episodes_only(what: str) -> PrivacyError:
-    return PrivacyError(
-        f"{what} from a reader of episodes",
-        why="its promise covers episodes within cells, nothing else",
-        fix="use shard.episodes, or another reader",
-        code="episodes-only",
-    )
+        return OpenEpisode(taken(cell, support), taken(cell, query), draws).grad(loss, params)

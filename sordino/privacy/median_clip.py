@@ -21,7 +21,9 @@ from sordino.ledger.events import NonPrivate
 from sordino.ledger.gaussian_dp import epsilon_of
 from sordino.ledger.published_pfl import scaffold_epsilon
 from sordino.privacy.as_published import NOT_STEPS, PER_LAYER, RAW_MEDIAN, Stated
-from sordino.privacy.readers import GradientsOnly, effort, epochs
+from sordino.privacy.beside import epochs
+from sordino.privacy.open_reader import effort
+from sordino.privacy.readers import GradientsOnly
 from sordino.types import ADVERSARIES, Batch, Claim, Examples, Grant, Losses, Offer, Params, Shard, Task, Work
 
 UNBOUNDED = "noised gradients whose clip follows the data"

@@ -1,15 +1,15 @@
-"""Gate 1: the readers. They seal the examples and decide how client code may look at them.
+"""Gate 1 with a guard: a reader seals the examples and decides how client code may look at them.
 
-`Open` gives plain mini-batch gradients and says so. `NoisyGradient` clips every example's gradient, sums, adds noise and divides by a public number;
+`NoisyGradient` clips every example's gradient, sums, adds noise and divides by a public number;
 sampler, clip, sensitivity, noise and event come out of this one object, so they cannot disagree.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -17,16 +17,17 @@ from torch import Tensor
 from sordino import keys, tree
 from sordino.errors import ConfigError, PrivacyError, UnsoundGuarantee
 from sordino.keys import Key
-from sordino.ledger.events import Event, NonPrivate, Poisson, Repeat
-from sordino.privacy.episodes import check_reservation, opened
+from sordino.ledger.events import Event, Poisson, Repeat
+from sordino.privacy.beside import How, Mixed, halved, stream, taken
+from sordino.privacy.covered import Covered
+from sordino.privacy.episodes import check_reservation
 from sordino.privacy.mechanisms import GaussianNoise, LaplaceNoise
-from sordino.products import Scaled, take
-from sordino.tree import Tree
+from sordino.privacy.open_reader import effort
+from sordino.products import Scaled
 from sordino.types import (
     ADVERSARIES,
     Batch,
     Claim,
-    Episode,
     Examples,
     Grant,
     Losses,
@@ -39,107 +40,6 @@ from sordino.types import (
 )
 
 Sampling = Literal["full", "poisson", "fixed_batches", "fixed_subset"]
-OPEN = "gradients of single examples are used as they are"
-FEW = 2_000_000  # numbers of one client that are made ready together
-
-
-def epochs(size: int, work: Work, key: Key) -> Iterator[tuple[Tensor, int]]:
-    """Reshuffled rows of one epoch after the other, with the number of batches of `batch_size` (the last may be shorter) to take of it."""
-    each, left = math.ceil(size / work.batch(size)), work.count(size)
-    for epoch in range(math.ceil(left / each)):
-        yield keys.permutation(keys.fold(key, "epoch", epoch), size), min(each, left - epoch * each)
-
-
-def effort(work: Work, grant: Grant) -> Work:
-    if grant.part is not None:
-        return Work(None, max(1, math.ceil(grant.part * work.count(grant.size))), work.batch_size)
-    return work if grant.epochs is None else Work(grant.epochs, None, work.batch_size)
-
-
-# Open ---------------------------------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Open:
-    """No protection of examples at this gate."""
-
-    def offer(self) -> Offer | None:
-        return None
-
-    def claims(self, work: Work, size: int, multiplier: float | None) -> list[Claim]:
-        return [Claim("example", "replace", adversary, NonPrivate(OPEN), "none", (OPEN,)) for adversary in ADVERSARIES]
-
-    def reads(self, work: Work, size: int) -> int:
-        return 0
-
-    def check(self, work: Work, task: Task) -> None:
-        pass
-
-    def open(self, examples: Examples, grant: Grant, task: Task) -> Shard:
-        return OpenShard(examples, grant, task)
-
-
-@dataclass(frozen=True)
-class OpenShard:
-    _examples: Examples = field(repr=False)
-    _grant: Grant
-    _task: Task = field(repr=False)
-
-    @property
-    def size(self) -> int:
-        return len(self._examples.y)
-
-    def episodes(self, work: Work, key: Key) -> Iterator[Episode]:
-        return opened(self._examples, effort(work, self._grant), self._grant, key)
-
-    def sum(self, of: Callable[[Tensor, Tensor], Tree]) -> Tree:
-        return of(*self._examples)
-
-    def batches(self, work: Work, key: Key) -> Iterator[Batch]:
-        mine, step, (x, y) = effort(work, self._grant), 0, self._examples
-        n, size, few = self.size, mine.batch(self.size), x.numel() <= FEW
-        ready: tuple[Any, Tensor] | None = None
-        for order, count in epochs(n, mine, key):
-            if few:  # all together, in the order in which the first epoch reads them
-                if step == 0:
-                    rows = take(x, order), y[order]
-                    x_all, y_all = self._task.ready(*rows, whole=mine.count(n) * size >= n)
-                    ready, place = (x_all, y_all), order.argsort()
-                else:
-                    now = place[order]
-                    ready = x_all[now], y_all[now]
-            for i in range(count):
-                part = slice(i * size, min((i + 1) * size, n))
-                yield OpenBatch(self, order[part], ready and (ready[0][part], ready[1][part]), step, key)
-                step += 1
-
-
-@dataclass(slots=True, eq=False, repr=False)
-class OpenBatch:
-    _shard: OpenShard
-    _rows: Tensor  # of the shard
-    _ready: tuple[Any, Tensor] | None  # what they are once prepared, where that is known
-    _step: int
-    _key: Key
-
-    def grad(self, losses: Losses, params: Params) -> Params:
-        """Mean gradient of the batch."""
-        task = self._shard._task
-        if losses == task.losses:
-            return task.gradient(params, *(self._ready or task.ready(*self._raw())), self._draws)
-        leaves = {name: value.detach().requires_grad_() for name, value in params.items()}
-        value = losses(leaves, *self._raw(), self._draws()).mean()
-        return dict(zip(leaves, torch.autograd.grad(value, list(leaves.values())), strict=True))
-
-    def _raw(self) -> Examples:
-        examples = self._shard._examples
-        return Examples(examples.x.index_select(0, self._rows), examples.y.index_select(0, self._rows))
-
-    def _draws(self) -> Tensor:
-        return keys.bits(keys.fold(self._key, "draw", self._step), len(self._rows))
-
-
-# NoisyGradient --------------------------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -274,23 +174,16 @@ class NoisyGradient:
         return multiplier * self.sensitivity / self.denominator(size, size)
 
 
-class GradientsOnly:
+class GradientsOnly(Covered):
     """Of a shard whose promise covers gradients of batches."""
 
-    def episodes(self, work: Work, key: Key) -> Iterator[Episode]:
-        raise _not_covered("an episode", 'read = {name = "cells", ...}')
-
-    def sum(self, of: Callable[[Tensor, Tensor], Tree]) -> Tree:
-        raise _not_covered("a sum over examples", "an open reader")
-
-
-def _not_covered(what: str, instead: str) -> PrivacyError:
-    return PrivacyError(
-        f"{what} from a reader of gradients",
-        why="its promise covers clipped gradients of single examples, nothing else",
-        fix=f"use {instead}",
-        code="gradients-only",
-    )
+    def refused(self, what: str) -> PrivacyError:
+        return PrivacyError(
+            f"{what} from a reader of gradients",
+            why="its promise covers clipped gradients of single examples, nothing else",
+            fix='use another reader: {name = "cells"} gives episodes, {name = "class_sums"} sums per class',
+            code="gradients-only",
+        )
 
 
 class NoisyShard(GradientsOnly):
@@ -312,6 +205,20 @@ class NoisyShard(GradientsOnly):
         self._opened = True
         for step, rows in enumerate(self._rows(mine)):
             yield NoisyBatch(self, step, rows, keys.fold(key, "draw", step), mine.batch(self.size))
+
+    @property
+    def public(self) -> Examples | None:
+        return self._grant.public
+
+    def mixed(self, work: Work, key: Key, how: How) -> Iterator[Mixed]:
+        """Batches as ever, and beside each of them public rows, which need no noise."""
+        public = self._grant.public
+        assert public is not None, "only who was given public examples mixes them with its own"
+        _, each = halved(work, self.size, how)
+        rows = stream(len(public.y), each, key)
+        for step, (batch, others) in enumerate(zip(self.batches(work, key), rows, strict=False)):
+            draws = keys.bits(keys.fold(key, "beside", step), each)
+            yield Mixed(batch, taken(public, others), None, draws)
 
     def _rows(self, work: Work) -> Iterator[Tensor]:
         n, reader = len(self._examples.y), self._reader

@@ -19,7 +19,7 @@ from torch import Tensor
 from sordino.errors import ConfigError, DomainError
 from sordino.ledger.events import Event, NonPrivate, Once, Repeat, Response, Together
 from sordino.privacy import randomised_response as rr
-from sordino.privacy.readers import Open
+from sordino.privacy.open_reader import Open
 from sordino.types import ADVERSARIES, Claim, Examples, Source, Task, Work
 
 LABELS = "labels are used as they are"

@@ -36,6 +36,7 @@ from sordino.ledger import (
     schedules,
 )
 from sordino.privacy.as_published import OwnNorm, UserLevel
+from sordino.privacy.classes import ClassSums
 from sordino.privacy.convex import ConvexStable
 from sordino.privacy.discrete import discrete_gaussian
 from sordino.privacy.episodes import CellGradient
@@ -351,6 +352,21 @@ ROWS = Examples(torch.zeros(4, 2), torch.tensor([0, 1, 0, 1]))
 GRANT = Grant(0, 4, 4, Counter(1), 1.0)
 
 
+SUMS = ClassSums(1.0)
+
+
+def sums(times: int) -> None:
+    opened = SUMS.open(ROWS, GRANT, NET)
+    for _ in range(times):
+        opened.by_class(lambda x: x, 2)
+
+
+def beside_noise() -> Any:
+    grant = replace(GRANT, public=ROWS, reads=1)
+    opened = NoisyGradient(1.0).open(ROWS, grant, NET)
+    return next(iter(opened.mixed(Work(None, 1, None), keys.root(1), "half")))
+
+
 def episodes(times: int = 1, passes: int = 1, reads: int | None = None) -> None:
     opened = CellGradient(1.0, cells=1).open(ROWS, replace(GRANT, reads=reads), NET)
     for _ in range(passes):
@@ -563,6 +579,15 @@ CALLS: dict[str, Call] = {
         "gradients-only", lambda: shard(NoisyGradient(1.0)).episodes(Work(None, 1, None), 0)
     ),
     "a sum over noised gradients": Call("gradients-only", lambda: shard(NoisyGradient(1.0)).sum(lambda x, y: x)),
+    "sums and public examples in one loss": Call(
+        "joint-loss", lambda: beside_noise().joint(lambda *_: torch.zeros(()), {})
+    ),
+    "sums per class, twice": Call("read-beyond-reservation", lambda: sums(2)),
+    "a batch from sums per class": Call(
+        "sums-only", lambda: SUMS.open(ROWS, GRANT, NET).batches(Work(None, 1, None), 0)
+    ),
+    "counts louder than infinity": Call("count-out-of-range", lambda: ClassSums(1.0, math.inf)),
+    "sums per class without noise": Call("noise-not-positive", lambda: ClassSums(1.0, multiplier=0.0)),
     "a second pass over the cells": Call("read-beyond-reservation", lambda: episodes(passes=2)),
     "an episode read twice": Call("read-beyond-reservation", lambda: episodes(times=2)),
     "more episodes than were reserved": Call("read-beyond-reservation", lambda: episodes(reads=1)),

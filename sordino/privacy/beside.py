@@ -1,0 +1,87 @@
+"""Sealed examples beside public ones, such as images that a generator drew: in one step, under one loss.
+
+Public rows say nothing about anybody, so client code may hold them. What is asked of both at once is answered by an open reader alone: under a clip a gradient
+has to fall apart into one of each example, and public ones need neither clip nor noise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from sordino import keys, tree
+from sordino.errors import PrivacyError
+from sordino.keys import Key
+from sordino.types import Batch, EpisodeLoss, Examples, Params, Work
+
+# how public rows come beside sealed ones: in one shuffled pile; half of every batch; or so many in every step
+How = Literal["union", "half"] | int
+
+
+@dataclass(frozen=True)
+class Mixed:
+    """One step: a sealed batch, which may be empty, and public rows."""
+
+    batch: Batch
+    public: Examples
+    _raw: Callable[[], Examples] | None = field(repr=False)  # None where the reader is not open
+    _draws: Tensor = field(repr=False)  # one key for each row of both
+
+    def joint(self, loss: EpisodeLoss, params: Params) -> Params:
+        """Gradient of one loss of (params, sealed rows, public rows, keys)."""
+        if self._raw is None:
+            raise PrivacyError(
+                "a loss over sealed and public examples together",
+                why="one example then changes the gradients of others, and no clip bounds that",
+                fix="ask for the gradient of losses of single examples, and for that of the public ones apart from it",
+                code="joint-loss",
+            )
+        leaves = {name: value.detach().requires_grad_() for name, value in params.items()}
+        value = loss(leaves, self._raw(), self.public, self._draws)
+        if not value.requires_grad:
+            return tree.zeros_like(params)
+        found = torch.autograd.grad(value, list(leaves.values()), allow_unused=True, materialize_grads=True)
+        return dict(zip(leaves, found, strict=True))
+
+
+def taken(examples: Examples, rows: Tensor) -> Examples:
+    return Examples(examples.x.index_select(0, rows), examples.y.index_select(0, rows))
+
+
+def piles(own: int, public: int, work: Work, key: Key) -> Iterator[tuple[Tensor, Tensor]]:
+    """Rows of both for every batch of a shuffled pile of both, epoch after epoch."""
+    size = work.batch(own + public)
+    for order, count in epochs(own + public, work, key):
+        for i in range(count):
+            rows = order[i * size : min((i + 1) * size, len(order))]
+            yield rows[rows < own], rows[rows >= own] - own
+
+
+def epochs(size: int, work: Work, key: Key) -> Iterator[tuple[Tensor, int]]:
+    """Reshuffled rows of one epoch after the other, with the number of batches of `batch_size` (the last may be shorter) to take of it."""
+    each, left = -(-size // work.batch(size)), work.count(size)
+    for epoch in range(-(-left // each)):
+        yield keys.permutation(keys.fold(key, "epoch", epoch), size), min(each, left - epoch * each)
+
+
+def stream(size: int, each: int, key: Key) -> Iterator[Tensor]:
+    """So many rows at a time, without end: a reshuffled epoch after the other."""
+    epoch, left = 0, torch.empty(0, dtype=torch.int64)
+    while True:
+        while len(left) < each:
+            left = torch.cat([left, keys.permutation(keys.fold(key, "public", epoch), size)])
+            epoch += 1
+        yield left[:each]
+        left = left[each:]
+
+
+def halved(work: Work, size: int, how: How) -> tuple[Work, int]:
+    """The work on sealed rows, and how many public ones stand beside each batch; as many steps as without them."""
+    batch = work.batch(size)
+    if how == "half":
+        return Work(None, work.count(size), max(1, batch // 2)), max(1, batch // 2)
+    return work, batch if how == "union" else how
