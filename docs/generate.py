@@ -45,6 +45,12 @@ SPECIAL = {
     "prifedsync": ("model={name='mlp', hidden=16}",),
     "dp_prox": HIDDEN,
     "dp_fedavg": HIDDEN,
+    "slaug_fl": (
+        "model={name='cnn_norm'}",
+        "data.probe=5",
+        "candidates={source='procedural', per_class=20}",
+        "algorithm={name='slaug_fl', keep=10, gan_epochs=1, prepare_epochs=1, local_epochs=1}",
+    ),
     "pdp_prox": ("cohort=everyone", "privacy.epsilon={linspace=[1.0, 4.0], levels=3}"),
 }
 

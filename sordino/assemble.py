@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -14,11 +14,10 @@ import torch
 from sordino import budgets, gates, keys, own, tree
 from sordino.algorithms import ALGORITHMS
 from sordino.config import Engine, Experiment, Privacy, build
-from sordino.data import SOURCES, Dataset
 from sordino.engine.adapting import Adapting
 from sordino.engine.checkpoint import Loaded
 from sordino.engine.client import Clients
-from sordino.engine.cohort import Cohort, alike
+from sordino.engine.cohort import Cohort, Everyone, alike
 from sordino.engine.federation import Federation
 from sordino.engine.machine import decide
 from sordino.engine.personal import COHORTS, Personal, ThresholdPublished
@@ -30,21 +29,24 @@ from sordino.engine.wire import Header
 from sordino.errors import ConfigError, DataError, UnsoundGuarantee
 from sordino.evaluate.accuracy import Evaluator
 from sordino.evaluate.evaluation import Evaluation, check, check_models
+from sordino.holdings import Holdings
 from sordino.ledger.ledger import Charter, Each, Ledger
 from sordino.ledger.published import nominal_multiplier
 from sordino.ledger.schedules import SCHEDULES, Adaptive, Schedule
-from sordino.partition.rows import Rows
-from sordino.partition.schemes import SCHEMES, Scheme
 from sordino.personal_plans import draft_personal
+from sordino.phases import Phased
 from sordino.plan import Budget, Plan, draft
 from sordino.privacy.open_reader import Open
 from sordino.privacy.readers import NoisyGradient
 from sordino.privacy.sources import for_run
 from sordino.privacy.stages import Weigh
 from sordino.soundness import check_delta, check_everybody_has_data, check_secure
+from sordino.tasks.nets import projected
 from sordino.tasks.quadratic import Quadratic
 from sordino.tasks.task import Classification, build_net, fits
-from sordino.types import Examples, Offer, Task
+from sordino.types import Examples, Offer, Params, Task
+
+SHARED = ("_loaded", "_reserved", "source", "drawn", "shares", "scheme", "named", "sizes", "largest", "task", "_phases")
 
 
 def settle(experiment: Experiment) -> Experiment:
@@ -57,8 +59,37 @@ def settle(experiment: Experiment) -> Experiment:
 
 
 @dataclass(frozen=True)
-class Parts:
-    experiment: Experiment
+class Parts(Holdings):
+    stage: int = -1  # of the phases; the last one is the training
+
+    @cached_property
+    def preparation(self) -> list[Parts]:
+        """The phases before the training, on the same data."""
+        return [self._at(i) for i in range(len(self._phases) - 1)]
+
+    def _at(self, stage: int) -> Parts:
+        other = replace(self, stage=stage)
+        _ = self.dataset, self.task
+        other.__dict__.update({name: value for name, value in self.__dict__.items() if name in SHARED})
+        return other
+
+    @property
+    def prepares(self) -> bool:
+        return self.stage not in (-1, len(self._phases) - 1)
+
+    @property
+    def phase(self) -> str:
+        """The name of a phase of the preparation, nothing for the training."""
+        return str(self._chosen.name) if self.prepares else ""
+
+    @property
+    def phase_key(self) -> int:
+        """Of the draws of one phase: two phases never draw the same noise."""
+        return keys.word(keys.fold(self.key, "phase", self.phase)) if self.prepares else self.key
+
+    @property
+    def rounds(self) -> int:
+        return int(self._chosen.rounds) if self.prepares else self.experiment.rounds
 
     @property
     def engine(self) -> Engine:
@@ -79,93 +110,6 @@ class Parts:
     def _plain_reads(self) -> bool:
         return type(self._chosen.read).open is Open.open  # a reader that opens otherwise may tell clients apart
 
-    @property
-    def key(self) -> int:
-        return keys.root(self.experiment.seed)
-
-    @cached_property
-    def dataset(self) -> Dataset:
-        data = self.experiment.data
-        needed = {"images": ("path",), "tabular": ("path", "label")}.get(data.source, ())
-        for name in needed:
-            if getattr(data, name) is None:
-                raise ConfigError(
-                    f"data.source = {data.source!r} needs data.{name}", fix=f"set data.{name}", code="missing-key"
-                )
-        if data.merge and data.source != "images":
-            raise ConfigError(
-                f"data.merge = true with data.source = {data.source!r}",
-                why="only images come as a training and a test set of their own that could be put together",
-                fix="leave data.merge out",
-                code="nothing-to-merge",
-            )
-        held = {} if data.test_fraction is None else {"test_fraction": data.test_fraction}
-        many = {} if data.clients is None else {"clients": data.clients}
-        takes: Mapping[str, Mapping[str, Any]] = {
-            "digits": held,
-            "images": {
-                "path": data.path,
-                "allow_download": data.download,
-                "label": data.label,
-                "merge": data.merge,
-                "standardise": "pixel" if data.standardise == "pixel" else "channel",
-            },
-            "tabular": {"path": data.path, "label": data.label, "group": data.group, **held},
-            "quadratic": {"dim": data.dim, "heterogeneity": data.heterogeneity, **many},
-            "synthetic": {
-                "alpha": data.alpha,
-                "beta": data.beta,
-                "iid": data.iid,
-                "largest": data.largest,
-                "seed": keys.word(keys.fold(self.key, "data")),
-                **held,
-                **many,
-            },
-        }
-        found = SOURCES[data.source](**takes[data.source])
-        if data.standardise == "fixed" and found.kind == "image":
-            half = (0.5,) * found.shape[-1]
-            return replace(found, mean=half, std=half)
-        return found
-
-    @cached_property
-    def shares(self) -> tuple[Rows, Rows]:
-        """Row numbers of each client, of the training and the test examples."""
-        train, test = self.dataset.train, self.dataset.test
-        rng = np.random.default_rng(keys.word(keys.fold(self.key, "partition")))
-        rows = self.scheme.assign(train.y, train.group, rng)
-        if self.experiment.data.merge:
-            fraction = self.experiment.data.test_fraction
-            return rows.held_back(0.1 if fraction is None else fraction, rng)
-        return rows, self.scheme.match(train, rows, test, rng)
-
-    @cached_property
-    def scheme(self) -> Scheme:
-        return build(self.experiment.partition, SCHEMES, "partition", "scheme")
-
-    @cached_property
-    def named(self) -> Dataset:
-        """The data with the labels as the clients call them: what is learned and tested."""
-        data = self.dataset
-        if not self.scheme.anonymous:
-            return data
-        rows, tests = self.shares
-        if self.experiment.data.merge:  # both are of one set
-            rows = tests = Rows.of(np.concatenate(both) for both in zip(rows, tests, strict=True))
-        rng = np.random.default_rng(keys.word(keys.fold(self.key, "names")))
-        train, test, classes = self.scheme.relabel(data.train.y, rows, data.test.y, tests, rng)
-        return replace(data, train=data.train._replace(y=train), test=data.test._replace(y=test), classes=classes)
-
-    @cached_property
-    def sizes(self) -> Sequence[int]:
-        """Of each client."""
-        return self.shares[0].sizes
-
-    @cached_property
-    def largest(self) -> int:
-        """The size of the largest client."""
-        return max(self.sizes)
-
     @cached_property
     def task(self) -> Task:
         augment = self.experiment.data.augment
@@ -184,13 +128,15 @@ class Parts:
             raise ConfigError(f"model.options = {own!r}", why="it is a table of arguments", code="wrong-type")
         options |= own
         name, shape = str(self.experiment.model.get("name")), self.dataset.shape
-        image = self.dataset.kind == "image"
+        image, classes, heads = self.dataset.kind == "image", self.named.classes, getattr(self._phases[-1], "heads", 1)
         inputs = (shape[-1], *shape[:-1]) if image else shape
         with torch.random.fork_rng(devices=[]):
             # a user's class may draw buffers or bare parameters: the same ones in every process
             torch.manual_seed(keys.word(keys.fold(self.key, "model")))
-            net = build_net(name, inputs, self.named.classes, options)
-        fits(net, name, inputs, self.named.classes)
+            net = build_net(name, inputs, classes * heads, options)
+            if width := getattr(self._phases[-1], "projection", 0):
+                net = projected(net, width)
+        fits(net, name, inputs, classes * heads)
         return Classification(
             net,
             name=name,
@@ -200,6 +146,7 @@ class Parts:
             image=image,
             precision=torch.bfloat16 if self.engine.precision == "bf16" else torch.float32,
             augment=augment,
+            labels=classes,
         )
 
     @cached_property
@@ -212,22 +159,33 @@ class Parts:
             fewest = 1 if self.cohort.hidden else int(self.cohort.expected(len(self.sizes)))
             least = fewest * min(self.sizes) / self.largest
             algorithm = replace(algorithm, uplink=algorithm.uplink.fitted(_coordinates(algorithm, self.task), least))
+        if hasattr(algorithm, "sized"):
+            algorithm = algorithm.sized(self.dataset.shape, self.named.classes)
+        if hasattr(algorithm, "_given"):
+            algorithm = replace(algorithm, _given=self)
         return Adapting(algorithm) if algorithm.uplink.learns else algorithm
 
-    @cached_property
+    @property
     def _chosen(self) -> Any:
+        return self._phases[self.stage]
+
+    @cached_property
+    def _phases(self) -> tuple[Any, ...]:
         table, choices = self.experiment.algorithm, dict(ALGORITHMS)
         if ":" in (name := str(table.get("name"))):
             choices[name] = own.algorithm(name)
-        algorithm = build(table, choices, "algorithm")
+        made = build(table, choices, "algorithm")
+        before, algorithm = (made.preparation, made.training) if isinstance(made, Phased) else ((), made)
         if self.experiment.read is not None:
             algorithm = replace(algorithm, read=gates.reader(self.experiment.read))
         if self.experiment.uplink is not None:
             algorithm = replace(algorithm, uplink=gates.uplink(self.experiment.uplink))
-        return algorithm
+        return (*before, algorithm)
 
     @cached_property
     def cohort(self) -> Cohort:
+        if self.prepares:
+            return Everyone()
         return build(self.experiment.cohort, COHORTS, "cohort")
 
     @cached_property
@@ -247,7 +205,7 @@ class Parts:
     def plan(self) -> Plan:
         """Prices every exposure; refuses, before any data is read, what could not keep its promise."""
         check_everybody_has_data(self.sizes)
-        plan, rounds, delta = self._drafted, self.experiment.rounds, self.experiment.privacy.delta
+        plan, rounds, delta = self._drafted, self.rounds, self.experiment.privacy.delta
         check_secure(self.algorithm.uplink, plan, self.cohort, rounds, delta, self.coordinates)
         return plan
 
@@ -288,10 +246,10 @@ class Parts:
                 code="literal-needs-its-cohort",
             )
         if isinstance(self.cohort, Personal):
-            return draft_personal(self.cohort, offers, self.budget, self.experiment.rounds, population)
-        exposures, budget = self.cohort.exposures(self.experiment.rounds, population), self.budget
+            return draft_personal(self.cohort, offers, self.budget, self.rounds, population)
+        exposures, budget = self.cohort.exposures(self.rounds, population), self.budget
         if any(offer.everyone_pays for offer, _ in offers):  # in every round, whoever is drawn
-            exposures = alike(self.experiment.rounds, population)
+            exposures = alike(self.rounds, population)
         if algorithm.uplink.personal and budget is not None and isinstance(budget.schedule, Adaptive):
             raise UnsoundGuarantee(
                 "personal clips with an adaptive schedule",
@@ -338,10 +296,11 @@ class Parts:
             plan=self.plan,
             ledger=Ledger.open(ledger, self.charter(), caps, total=cap if shared else None, each=each),
             sizes=self.sizes,
-            key=self.key,
+            key=self.phase_key,
             noise=self.experiment.privacy.noise,
-            run=run,
+            run=f"{run}.{self.phase}" if self.prepares else run,
             config=self.experiment.digest(),
+            before=tuple(f"{run}.{other.phase}" for other in self.preparation[: self.stage % len(self._phases)]),
         )
 
     def states(self, folder: Path | None, loaded: Loaded | None = None) -> States:
@@ -349,9 +308,14 @@ class Parts:
         return States(self.algorithm.init_client(self.task), folder).restore(loaded.trees if loaded else {})
 
     def clients(
-        self, run: str, which: range | None = None, states: States | None = None, secret: bytes | None = None
+        self,
+        run: str,
+        which: range | None = None,
+        states: States | None = None,
+        secret: bytes | None = None,
+        handed: Params | None = None,
     ) -> Clients:
-        config = self.experiment.digest()
+        config, run = self.experiment.digest(), f"{run}.{self.phase}" if self.prepares else run
 
         def header(t: int, sender: int) -> Header:
             return Header(run, config, t, sender, 0, "down" if sender < 0 else "up")
@@ -363,7 +327,7 @@ class Parts:
         if hasattr(self.algorithm.read, "prepare"):
             shards = Prepared(shards, self.algorithm.read, lambda client: for_run(self.key, secret, client))
         states = self.states(None) if states is None else states
-        return Clients(self.algorithm, self.task, shards, header, states, tests, self.sharing)
+        return Clients(self.algorithm, self.task, shards, header, states, tests, handed, self.key, self.sharing)
 
     def evaluation(self) -> Evaluation:
         test, given = self.named.test, self.experiment.evaluation

@@ -31,7 +31,7 @@ class Section(BaseModel):
 
 
 class Data(Section):
-    source: Literal["digits", "images", "tabular", "quadratic", "synthetic"] = "digits"
+    source: Literal["digits", "images", "folder", "tabular", "quadratic", "synthetic"] = "digits"
     path: str | None = None  # a directory or file; for images also a hub id
     label: str | None = None  # of a table: the column to predict
     group: str | None = None  # of a table: the column that names the client
@@ -46,6 +46,14 @@ class Data(Section):
         "channel"  # of images: one mean and deviation per channel, or for every pixel; fixed: to [-1, 1], by no statistic
     )
     augment: Literal["none", "crop_flip"] = "none"  # of images: training batches are cut (4 pixels off) and mirrored
+    side: int | None = None  # of images: every one is made so many pixels wide and high; folders have 32
+    fraction: float = 1.0  # of folders: so much of every class is taken, at least `at_least` images
+    at_least: int = 20
+    train: int | None = None  # so many training examples, in the proportions of the classes
+    test: int | None = None  # and test examples
+    probe: int | None = (
+        None  # labelled examples of each class that the server keeps, taken out before the clients get theirs
+    )
     clients: int | None = None  # of quadratics (10) and synthetic devices (30)
     dim: int = 10  # of quadratics
     heterogeneity: float = 1.0  # of quadratics
@@ -110,6 +118,7 @@ class Experiment(Section):
     algorithm: Table = {"name": "gaussian_gdp", "clip": 1.0, "lr": 2.0}
     read: Table | None = None
     uplink: Table | list[Any] | None = None
+    candidates: Table | None = None  # images that the server draws from a public source
     privacy: Privacy = Privacy(epsilon=8.0)
     stragglers: Slow = Slow()
     chaos: Chaos = Chaos()
@@ -133,7 +142,14 @@ LOWEST = {
     "engine.threads": 1,
     "engine.checkpoint_every": 1,
 }
-CHOOSERS = {"partition": "scheme", "model": "name", "cohort": "name", "algorithm": "name", "data": "source"}
+CHOOSERS = {
+    "partition": "scheme",
+    "model": "name",
+    "cohort": "name",
+    "algorithm": "name",
+    "data": "source",
+    "candidates": "source",
+}
 
 
 def load(

@@ -12,6 +12,8 @@ from sordino.errors import RunError
 
 Row = dict[str, Any]
 COSTS = "costs.jsonl"
+PREPARATION = "preparation.jsonl"  # one row per round of the phases before the training
+HANDED = "handed.safetensors"  # what every client was given before the training
 SECRET = "clients.secret"  # read by clients alone: between real sites each has its own
 LOCKS = Path("/proc/locks")  # of Linux: who holds what, readable without holding anything
 
@@ -23,6 +25,10 @@ def read_metrics(folder: Path) -> list[Row]:
         if "secure" in row:
             row["secure"]["cpu_seconds"] = took.get(row["round"], {})
     return rows
+
+
+def read_preparation(folder: Path) -> list[Row]:
+    return _rows(folder / PREPARATION)
 
 
 def _rows(path: Path) -> list[Row]:

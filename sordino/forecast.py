@@ -186,7 +186,7 @@ class Forecast:
         """Who will take part and pay, round by round. Reserving fills the books of `federation`."""
         run, played = self.federation, []
         for t in range(self.parts.experiment.rounds):
-            crew = run.stragglers.split(run.draw(t), t, run.key)
+            crew = run.stragglers.split(run.draw(t, None), t, run.key)
             played.append(run.reserve(t, run.prices(crew.active, stalled=False)))
         return played
 
@@ -219,14 +219,14 @@ class Forecast:
         fields = wire.schema(algorithm.uplink.at(0, down).shape(algorithm.zero(down)))
         both, total_down = Counter[int](), 0
         for t, granted in enumerate(self.rounds):
-            one, up = run.bytes_down(t, down, 1), wire.sizes(run.header(t, 0), fields)
+            one, up = run.bytes_down(t, down, [0]), wire.sizes(run.header(t, 0), fields)
             both.update({k: one + up(k) for k in granted})
             total_down += one * len(granted)
         return {
             "bytes_down": total_down,
             "bytes_up": both.total() - total_down,
             "bytes": both.total(),
-            "bytes_per_message": {"down": run.bytes_down(0, down, 1), "up": wire.size(run.header(0, 0), fields)},
+            "bytes_per_message": {"down": run.bytes_down(0, down, [0]), "up": wire.size(run.header(0, 0), fields)},
             "bytes_busiest_client": max(both.values(), default=0),
         }
 

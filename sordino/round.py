@@ -41,7 +41,7 @@ def forget(outcome: Outcome, release: bytes) -> None:
 def one_round(
     run: Federation, server: Any, t: int, execute: Execute, stalled: bool = False, keep: Keep = forget
 ) -> Outcome:
-    cohort = run.draw(t)  # who: public order, or hidden coins
+    cohort = run.draw(t, server)  # who: public order, or hidden coins
     crew = run.stragglers.split(cohort, t, run.key)
     prices = run.prices(crew.active, stalled)  # what this exposure costs each; the others abstain
     granted = run.reserve(t, prices)  # durable, before any data is read
@@ -53,7 +53,7 @@ def one_round(
     received, mail = run.receive(t, answers, crew, down, prices, granted)  # sum, central noise, decode, divide
     if not mail.secure.get("aborted"):  # a sum that was not opened changes nothing
         server = run.algorithm.update(server, received)
-    traffic = run.bytes_down(t, down, len(grants)), mail.size, mail.payload
+    traffic = run.bytes_down(t, down, granted), mail.size, mail.payload
     outcome = Outcome(server, received, crew.active, mail.answered, *traffic, mail.secure)
     keep(outcome, mail.digest)  # durable first: a crash from here on ends this release, and makes no other
     run.store(t, mail.digest)  # from here on this release has one content

@@ -16,11 +16,11 @@ import secrets
 import shutil
 import signal
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import IO, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import safetensors.torch
 import torch
@@ -31,18 +31,15 @@ from sordino.audible import drowning
 from sordino.config import Experiment
 from sordino.engine import checkpoint
 from sordino.engine.checkpoint import atomic_write
-from sordino.engine.client import Clients
 from sordino.engine.federation import Federation
 from sordino.engine.memory import keep_freed_memory
-from sordino.engine.processes import Processes
-from sordino.errors import BudgetExhausted, LedgerError, NonFiniteModel, RunError
-from sordino.folder import COSTS, SECRET, check_is_run, read_metrics, secret_of
-from sordino.ranks import Ranks
+from sordino.errors import BudgetExhausted, RunError
+from sordino.folder import COSTS, SECRET, check_is_run, read_metrics
+from sordino.playing import Begun, Metrics, Phase, Standing, executor, metrics_file, row_of, stands
+from sordino.preparation import prepare
 from sordino.receipt import receipt
-from sordino.round import Outcome, one_round
+from sordino.round import Outcome
 from sordino.version import __version__
-
-Metrics = dict[str, Any]
 
 
 class Progress(NamedTuple):
@@ -132,72 +129,66 @@ def _train(
     torch.set_num_threads(experiment.engine.threads)
     keep_freed_memory()
     run = json.loads((folder / "environment.json").read_text())["run"]
-    with _locked(folder), contextlib.ExitStack() as stack:
+    with _locked(folder), _on_disk(folder), contextlib.ExitStack() as stack:
         shared = experiment.privacy.ledger
-        federation = parts.federation(Path(shared) if shared else folder / "ledger.sqlite", run)
-        stack.callback(federation.ledger.close)
-        loaded = checkpoint.load(folder / "checkpoints", parts.state, fallback=fallback)
-        server, t, stalled, written = _state(parts, folder, federation, loaded)
-        execute = _executor(parts, folder, run, loaded, stack)
-        metrics_file = stack.enter_context(_metrics(folder, written))
-        evaluate = parts.evaluation()
-        notes = [*parts.cohort.warnings(experiment.rounds, len(parts.sizes)), *drowning(parts)]
-        # noise from the system cannot be drawn again: there every round is kept
-        every = 1 if experiment.privacy.noise == "system" else experiment.engine.checkpoint_every
+        ledger = Path(shared) if shared else folder / "ledger.sqlite"
         asked = stack.enter_context(_patience())
-        interrupted, row = False, Metrics()
+        begun = prepare(parts, folder, run, ledger, asked)
+        federation = parts.federation(ledger, run)
+        stack.callback(federation.ledger.close)
+        notes = [*parts.cohort.warnings(experiment.rounds, len(parts.sizes)), *drowning(parts)]
+        evaluate, interrupted = parts.evaluation(), False
+        if not begun.done:
+            return _ended(parts, folder, federation, None, notes, interrupted=True)
+        loaded = checkpoint.load(folder / "checkpoints", parts.state, fallback=fallback)
+        at = Standing(begun.server, 0) if loaded is None else stands(federation, loaded, folder)
+        known = None if loaded is None else Begun(folder, loaded)
+        execute = executor(parts, folder, folder, run, known, begun.handed, stack)
+        written = 0 if loaded is None else loaded.meta["metrics_bytes"]
+        metrics = stack.enter_context(metrics_file(folder / "metrics.jsonl", written))
 
-        def keep(outcome: Outcome, release: bytes) -> None:
-            """What a crash goes on from: this round's row of metrics and, where one is due, a checkpoint."""
-            nonlocal row, stalled
-            if not tree.finite(outcome.server):
-                raise NonFiniteModel(
-                    f"the model is no longer finite after round {t + 1}",
-                    why="the step size or the noise is too large for this model",
-                    fix=f"lower algorithm.lr; the last good model is in {folder / 'checkpoints'}",
-                    code="model-not-finite",
-                )
-            row = _row(t + 1, outcome)
+        def tell(t: int, outcome: Outcome) -> Metrics:
+            row = row_of(t + 1, outcome)
             if _due(t + 1, experiment):
                 row |= evaluate(t, outcome.server, execute.score)
                 row["model_norm"] = float(tree.norm(next(iter(parts.algorithm.models(outcome.server).values()))))
-            metrics_file.write(json.dumps(row).encode() + b"\n")
+            metrics.write(json.dumps(row).encode() + b"\n")
             if outcome.secure:
                 with open(folder / COSTS, "a") as costs:
                     costs.write(json.dumps({"round": t + 1, "cpu_seconds": outcome.secure["cpu_seconds"]}) + "\n")
-            stalled = federation.stalled(outcome.received)
-            if (t + 1) % every == 0 or t + 1 == experiment.rounds:
-                now: dict[str, checkpoint.JSON] = {
-                    "stalled": stalled,
-                    "ledger_head": federation.ledger.head(),
-                    "release": release.hex(),
-                }
-                _save(folder, t + 1, outcome.server, execute, metrics_file, now)
+            return row
+
+        phase = Phase(parts, federation, execute, folder, metrics, tell)
+
+        def more(at: Standing) -> bool:
+            nonlocal interrupted
+            return at.t < experiment.rounds and not (interrupted := asked())
+
+        def played(now: Standing, outcome: Outcome) -> None:
+            nonlocal at
+            at = now
+            if not outcome.answered and not federation.everyone_pays:
+                notes.append(f"round {now.t - 1}: nobody could take part, the model stays as it was")
+            if watch is not None:
+                watch(Progress(now.t, experiment.rounds, phase.row, folder, parts, federation))
 
         try:
-            while t < experiment.rounds and not (interrupted := asked()):
-                outcome = one_round(federation, server, t, _killed if t + 1 == crash else execute, stalled, keep)
-                server, t = outcome.server, t + 1
-                if not outcome.answered and not federation.everyone_pays:
-                    notes.append(f"round {t}: nobody could take part, the model stays as it was")
-                if watch is not None:
-                    watch(Progress(t, experiment.rounds, row, folder, parts, federation))
-        except OSError as error:
-            raise RunError(
-                f"cannot write in {folder}",
-                why=str(error),
-                fix="free some space or check the permissions, then resume",
-                code="not-writable",
-            ) from error
+            phase.play(at, more, played, crash)
         except BudgetExhausted as error:
-            notes.append(f"stopped before round {t + 1}: {error.what}")
+            notes.append(f"stopped before round {at.t + 1}: {error.what}")
         except KeyboardInterrupt:
             interrupted = True
-        metrics_file.flush()
-        made = _finish(parts, folder, federation, server)
-        with open(folder / "log.txt", "a", encoding="utf-8") as log:
-            log.writelines(f"{note}\n" for note in notes)
-        return Ended(folder, read_metrics(folder), made, notes, interrupted)
+        metrics.flush()
+        return _ended(parts, folder, federation, at.server, notes, interrupted)
+
+
+def _ended(
+    parts: Parts, folder: Path, federation: Federation, server: Any, notes: list[str], interrupted: bool
+) -> Ended:
+    made = _finish(parts, folder, federation, server)
+    with open(folder / "log.txt", "a", encoding="utf-8") as log:
+        log.writelines(f"{note}\n" for note in notes)
+    return Ended(folder, read_metrics(folder), made, notes, interrupted)
 
 
 def _due(t: int, experiment: Experiment) -> bool:
@@ -205,93 +196,14 @@ def _due(t: int, experiment: Experiment) -> bool:
     return t % experiment.evaluation.every == 0 or t > experiment.rounds - max(1, experiment.evaluation.final)
 
 
-def _row(t: int, outcome: Outcome) -> Metrics:
-    return {
-        "round": t,
-        "active": len(outcome.active),
-        "answered": len(outcome.answered),
-        "bytes_down": outcome.bytes_down,
-        "bytes_up": outcome.bytes_up,
-        "payload": outcome.payload,
-        **({"secure": {k: v for k, v in outcome.secure.items() if k != "cpu_seconds"}} if outcome.secure else {}),
-    }
-
-
 def _finish(parts: Parts, folder: Path, federation: Federation, server: Any) -> dict[str, Any]:
-    model = next(iter(parts.algorithm.models(server).values()))
-    atomic_write(folder / "model.safetensors", safetensors.torch.save({k: v.contiguous() for k, v in model.items()}))
+    if server is not None:
+        model = next(iter(parts.algorithm.models(server).values()))
+        packed = safetensors.torch.save({name: value.contiguous() for name, value in model.items()})
+        atomic_write(folder / "model.safetensors", packed)
     made = receipt(parts, federation)
     atomic_write(folder / "privacy.json", json.dumps(made, indent=2).encode())
     return made
-
-
-# state that survives a crash ------------------------------------------------------------------------------------------
-
-
-def _state(
-    parts: Parts, folder: Path, federation: Federation, loaded: checkpoint.Loaded | None
-) -> tuple[Any, int, bool, int]:
-    if loaded is None:
-        return parts.state("server"), 0, False, 0
-    if not federation.ledger.descends_from(loaded.meta["ledger_head"]):
-        raise LedgerError(
-            f"the ledger of {folder} does not know what this run has spent",
-            why="it is an older copy, or another file: going on would give spent budget back",
-            fix="put the newest ledger back in its place",
-            code="ledger-rolled-back",
-        )
-    federation.replay(loaded.step)
-    federation.store(loaded.step - 1, bytes.fromhex(loaded.meta["release"]))  # where the crash came between the two
-    federation.publish(loaded.step - 1)
-    return loaded.trees["server"], loaded.step, loaded.meta["stalled"], loaded.meta["metrics_bytes"]
-
-
-def _executor(
-    parts: Parts, folder: Path, run: str, loaded: checkpoint.Loaded | None, stack: contextlib.ExitStack
-) -> Any:
-    engine = parts.experiment.engine
-    if engine.executor == "processes":
-        clients = parts.clients(run, range(0), secret=secret_of(folder))
-        workers = stack.enter_context(
-            Processes(folder / "experiment.toml", run, engine.workers, folder, lambda t: clients.header(t, -1))
-        )
-        if loaded is not None:
-            workers.restore(loaded.step)
-        return workers
-    if engine.executor == "ranks":
-        ranks = stack.enter_context(Ranks(parts, run, folder))
-        if loaded is not None:
-            ranks.restore(loaded.step)
-        return ranks
-    return parts.clients(run, states=parts.states(folder, loaded), secret=secret_of(folder))
-
-
-def _killed(*_: Any) -> Any:
-    """An executor on a machine that loses power."""
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
-def _save(
-    folder: Path, t: int, server: Any, execute: Any, metrics: IO[bytes], now: Mapping[str, checkpoint.JSON]
-) -> None:
-    """Client states first, then the server's: a run stands where its server stands."""
-    metrics.flush()
-    os.fsync(metrics.fileno())
-    trees = {"server": server}
-    if isinstance(execute, Clients):
-        trees |= execute.states.trees()
-    else:
-        execute.save(t)
-    checkpoint.save(folder / "checkpoints", t, trees, {**now, "metrics_bytes": metrics.tell()})
-
-
-@contextlib.contextmanager
-def _metrics(folder: Path, written: int) -> Iterator[IO[bytes]]:
-    """The metrics file, cut back to what the checkpoint knows of."""
-    with open(folder / "metrics.jsonl", "ab") as file:
-        file.truncate(written)
-        file.seek(0, os.SEEK_END)
-        yield file
 
 
 @contextlib.contextmanager
@@ -314,6 +226,19 @@ def _patience() -> Iterator[Callable[[], bool]]:
         yield lambda: pressed > 0
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+@contextlib.contextmanager
+def _on_disk(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise RunError(
+            f"cannot write in {folder}",
+            why=str(error),
+            fix="free some space or check the permissions, then resume",
+            code="not-writable",
+        ) from error
 
 
 @contextlib.contextmanager

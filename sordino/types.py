@@ -206,10 +206,18 @@ class Task(Protocol):
     @property
     def metrics(self) -> tuple[str, ...]: ...  # of `score`, the headline first
     @property
-    def classes(self) -> int: ...  # 0 where nothing is classified
+    def classes(self) -> int: ...  # outputs of the network, 0 where nothing is classified
+    @property
+    def labels(self) -> int: ...  # classes that there are; further outputs are an algorithm's own
     def features(
-        self, params: Params, x: Tensor, keys: Tensor | None
+        self, params: Params, x: Tensor, keys: Tensor | None, plain: int = 0
     ) -> Tensor: ...  # what the last layer sees; keys in training
+    @property
+    def width(self) -> int: ...  # of features
+    def head(self, params: Params, z: Tensor) -> Tensor: ...  # logits from features
+    def look(
+        self, params: Params, x: Tensor
+    ) -> Tensor: ...  # features of images between 0 and 1, differentiable in them
     def predict(self, params: Params, x: Tensor) -> Tensor: ...
     def score(self, params: Params, examples: Examples) -> Mapping[str, Tensor]: ...  # one value per example, by metric
     def clipped_sum(

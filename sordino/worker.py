@@ -1,4 +1,4 @@
-"""A client process: `python -m sordino.worker EXPERIMENT.toml RUN FIRST STEP FOLDER`.
+"""A client process: `python -m sordino.worker FOLDER PLACE RUN STAGE FIRST STEP`.
 
 It holds clients FIRST, FIRST+STEP, ... with their data and states; what leaves it are wire messages. It draws its own noise: from the experiment's
 key in simulation, from the operating system otherwise.
@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
+import safetensors.torch
 import torch
 
 from sordino import config, keys
@@ -22,13 +23,13 @@ from sordino.engine.client import Clients
 from sordino.engine.memory import keep_freed_memory
 from sordino.engine.processes import read, write
 from sordino.errors import SordinoError
-from sordino.folder import secret_of
+from sordino.folder import HANDED, secret_of
 from sordino.privacy.sources import for_client
 from sordino.types import Grant
 
 
-def serve(parts: Parts, clients: Clients, place: Path, incoming: IO[bytes], outgoing: IO[bytes]) -> None:
-    """Answer commands until the stream ends."""
+def serve(parts: Parts, clients: Clients, place: Path, name: str, incoming: IO[bytes], outgoing: IO[bytes]) -> None:
+    """Answer commands until the stream ends. States are kept in `place`, under the `name` of this worker."""
     while (frame := read(incoming)) is not None:
         command = json.loads(frame)
         try:
@@ -42,12 +43,12 @@ def serve(parts: Parts, clients: Clients, place: Path, incoming: IO[bytes], outg
                 assert message is not None
                 write(outgoing, json.dumps(clients.answer_scores(command, message)).encode())
             elif command["do"] == "save":
-                checkpoint.save(place, command["step"], clients.states.trees(), {})
+                checkpoint.save(place / name, command["step"], clients.states.trees(), {})
                 write(outgoing, b"saved")
             else:
-                loaded = checkpoint.load(place, parts.state, at=command["step"])
+                loaded = checkpoint.load(Path(command["place"]) / name, parts.state, at=command["step"])
                 assert loaded is not None
-                clients.states = parts.states(place.parent, loaded)
+                clients.states = parts.states(place, loaded)
                 write(outgoing, b"restored")
         except SordinoError as error:
             write(outgoing, b"ERROR " + str(error).encode())
@@ -59,23 +60,24 @@ def _round(parts: Parts, clients: Clients, command: dict[str, object], message: 
     assert isinstance(granted, dict)
     largest, noise = parts.largest, parts.experiment.privacy.noise
     grants = {
-        k: Grant(k, parts.sizes[k], largest, for_client(noise, parts.key, t, k), *told)
+        k: Grant(k, parts.sizes[k], largest, for_client(noise, parts.phase_key, t, k), *told)
         for k, told in sorted((int(name), value) for name, value in granted.items())
     }
-    for _, answer in clients.answer(t, message, grants, keys.fold(parts.key, "round", t)):
+    for _, answer in clients.answer(t, message, grants, keys.fold(parts.phase_key, "round", t)):
         yield answer
 
 
 def main(arguments: list[str]) -> None:
-    path, run, first, step, folder = arguments
-    parts = Parts(config.load(Path(path)))
+    folder, place, run, stage, first, step = arguments
+    parts = Parts(config.load(Path(folder) / "experiment.toml"), int(stage))
     torch.set_num_threads(parts.experiment.engine.threads)
     keep_freed_memory()
-    which, place = range(int(first), len(parts.sizes), int(step)), Path(folder)
-    clients = parts.clients(run, which, parts.states(place), secret_of(place))
+    which, handed = range(int(first), len(parts.sizes), int(step)), Path(folder) / HANDED
+    given = safetensors.torch.load_file(handed) if not parts.prepares and handed.exists() else None
+    clients = parts.clients(run, which, parts.states(Path(place)), secret_of(Path(folder)), given)
     answers, sys.stdout = sys.stdout.buffer, sys.stderr  # what client code prints is no message
     with contextlib.suppress(BrokenPipeError):  # the server is gone: nobody is left to answer
-        serve(parts, clients, Path(folder) / f"clients-{first}", sys.stdin.buffer, answers)
+        serve(parts, clients, Path(place), f"clients-{first}", sys.stdin.buffer, answers)
 
 
 if __name__ == "__main__":

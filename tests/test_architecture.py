@@ -38,12 +38,14 @@ def test_only_readers_open_examples() -> None:
     openers = {path.relative_to(PACKAGE).as_posix() for path in modules() if "Examples" in calls(path.read_text())}
     allowed = {
         "privacy/beside.py",
+        "tasks/drawn.py",  # images that nobody owns
         "privacy/readers.py",
         "privacy/responses.py",
         "privacy/episodes.py",
         "privacy/median_clip.py",
         "tasks/personalise.py",
         "privacy/per_example.py",
+        "holdings.py",
         "assemble.py",
         "engine/shards.py",
         "tasks/task.py",

@@ -119,8 +119,8 @@ class Mine:
     read: Reader = Open()
     uplink: Uplink = Uplink()
     lr: float = 0.1
-    rate, work, direction, step = FedAvg.rate, FedAvg().work, FedAvg.direction, FedAvg.step
-    lr_decay, lr_decay_per, server_lr, weight_decay, most_grad = 1.0, "round", 1.0, 0.0, None
+    rate, work, direction, walk = FedAvg.rate, FedAvg().work, FedAvg.direction, FedAvg.walk
+    lr_decay, lr_decay_per, server_lr, weight_decay, momentum, most_grad = 1.0, "round", 1.0, 0.0, 0.0, None
     init, init_client, broadcast, zero = FedAvg.init, FedAvg.init_client, FedAvg.broadcast, FedAvg.zero
     local, update, models, personal = FedAvg.local, FedAvg.update, FedAvg.models, FedAvg.personal
 """,

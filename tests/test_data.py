@@ -92,7 +92,7 @@ def test_every_source_is_a_loader() -> None:
     assert SOURCES["digits"]().shape == (8, 8, 1)
     assert SOURCES["quadratic"](clients=3, dim=4).shape == (8,)
     assert SOURCES["synthetic"](clients=2).shape == (60,)
-    assert set(SOURCES) == {"digits", "images", "tabular", "quadratic", "synthetic"}
+    assert set(SOURCES) == {"digits", "folder", "images", "tabular", "quadratic", "synthetic"}
 
 
 def test_digits_are_all_there() -> None:

@@ -219,6 +219,20 @@ def test_nobody_with_nothing_is_drawn_too() -> None:
     assert not math.isnan(float(drawn([[5]], names=["all"]).attrib["height"]))
 
 
+def test_names_of_classes_have_the_room_they_need() -> None:
+    names = ["bus", "non-motorized_vehicle", "x" * 60]
+    picture = drawn(counts_of(12, 3), names=names)
+    said = {element.text: float(element.attrib["x"]) for element in picture.iter(f"{SVG}text") if "x" in element.attrib}
+    cut = next(text for text in said if text and text.startswith("xxx"))
+    assert len(cut) < 40
+    for name in (*names[:2], cut):
+        assert said[name] >= 30 + 7 * len(name)  # right-aligned: so far from the edge, past the name of the axis
+    first = min(float(c.attrib["cx"]) for c in picture.iter(f"{SVG}circle"))
+    assert first > said[cut]
+    titles = [c.findtext(f"{SVG}title") or "" for c in picture.iter(f"{SVG}circle")]
+    assert any(names[2] in title for title in titles)  # in full
+
+
 def test_the_command_draws(cli: Callable[..., Said], tmp_path: Path) -> None:
     said = cli("plot", "partition.clients=5", "--out", tmp_path / "mine.svg")
     assert (said.code, said.out) == (0, f"{tmp_path / 'mine.svg'}\n")

@@ -92,7 +92,7 @@ def executor(folder: Path) -> tuple[Parts, Processes]:
     made = CASE.experiment(engine=TWO)
     (folder / "experiment.toml").write_text(made.toml())
     return Parts(made), Processes(
-        folder / "experiment.toml", "run", 2, folder, lambda t: Parts(made).clients("run", range(0)).header(t, -1)
+        folder, folder, "run", -1, 2, lambda t: Parts(made).clients("run", range(0)).header(t, -1)
     )
 
 

@@ -24,6 +24,7 @@ from sordino.algorithms.pdp_prox import pdp_prox
 from sordino.algorithms.pfl_dyn import PFLDyn
 from sordino.algorithms.prifedsync import prifedsync
 from sordino.algorithms.scaffold import Scaffold
+from sordino.algorithms.slaug_fl import slaug_fl
 from sordino.algorithms.udp import udp
 
 ALGORITHMS: dict[str, Callable[..., Any]] = {
@@ -52,4 +53,5 @@ ALGORITHMS: dict[str, Callable[..., Any]] = {
     "paillier_fl": paillier_fl,
     "lattice_fl": lattice_fl,
     "secagg_fl": secagg_fl,
+    "slaug_fl": slaug_fl,
 }

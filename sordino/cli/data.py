@@ -27,14 +27,20 @@ class Source(NamedTuple):
     takes: tuple[str, ...]
 
 
+IMAGES = ("standardise", "augment", "side", "train", "test", "probe")
 SOURCES = {
     "digits": Source(
-        "1,797 real 8x8 images of handwritten digits, shipped with sordino", (), ("test_fraction", "augment")
+        "1,797 real 8x8 images of handwritten digits, shipped with sordino", (), ("test_fraction", *IMAGES)
+    ),
+    "folder": Source(
+        "images in one folder per class, as photographs are kept",
+        ("path",),
+        ("test_fraction", "fraction", "at_least", *IMAGES),
     ),
     "images": Source(
         "images in the parquet format of the Hugging Face hub: a folder, or a hub id",
         ("path",),
-        ("label", "download", "merge", "test_fraction", "standardise", "augment"),
+        ("label", "download", "merge", "test_fraction", *IMAGES),
     ),
     "tabular": Source("one CSV or parquet table", ("path", "label"), ("group", "test_fraction")),
     "synthetic": Source(
@@ -122,7 +128,7 @@ def plot(
         )
     parts = Parts(_experiment(what or []))
     title = f"Who holds what: {parts.dataset.name}, {_scheme(parts)}"
-    names = None if parts.dataset.classes else ["all"]
+    names = parts.dataset.class_names or ["all"]
     atomic_write(out, svg(_counts(parts), title, names).encode())
     typer.echo(str(out))
 

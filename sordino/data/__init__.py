@@ -1,4 +1,4 @@
-"""What exists: loaders that return a `Dataset`. Those that read parquet and CSV need the `data` extra, and load it when they are asked."""
+"""What exists: loaders that return a `Dataset`. Those that read parquet, CSV and image files need the `data` extra, and load it when they are asked."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from sordino.errors import DataError
 __all__ = ["SOURCES", "Dataset", "Split"]
 
 
-def _with_extra(source: str) -> Callable[..., Dataset]:
+def _with_extra(source: str, module: str | None = None) -> Callable[..., Dataset]:
     def load(**settings: Any) -> Dataset:
         try:
-            module = import_module(f"sordino.data.{source}")
+            loader = import_module(f"sordino.data.{module or source}")
         except ModuleNotFoundError as error:
             raise DataError(
                 f"data.source = {source!r} needs {error.name}, which is not installed",
@@ -24,7 +24,7 @@ def _with_extra(source: str) -> Callable[..., Dataset]:
                 fix="pip install 'sordino[data]' (in a clone: pip install -e '.[data]')",
                 code="missing-data-extra",
             ) from None
-        loaded: Dataset = module.load(**settings)
+        loaded: Dataset = loader.load(**settings)
         return loaded
 
     return load
@@ -32,6 +32,7 @@ def _with_extra(source: str) -> Callable[..., Dataset]:
 
 SOURCES: Mapping[str, Callable[..., Dataset]] = {
     "digits": digits.load,
+    "folder": _with_extra("folder", "folders"),
     "images": _with_extra("images"),
     "tabular": _with_extra("tabular"),
     "quadratic": quadratic.load,

@@ -36,14 +36,20 @@ class Dataset:
     mean: tuple[float, ...]  # per channel or per pixel on the 0..1 scale for images, per feature for tables
     std: tuple[float, ...]  # never 0: a constant channel or feature has 1
     note: str = ""  # said beside every result, for instance that the images are a JPEG copy
+    names: tuple[str, ...] = ()  # of the classes, where they are known
 
     @property
     def shape(self) -> tuple[int, ...]:
         """The shape of one example."""
         return tuple(self.train.x.shape[1:])
 
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """One for each class: its number where `names` does not say."""
+        return self.names if len(self.names) == self.classes else tuple(map(str, range(self.classes)))
+
     def fingerprint(self) -> str:
-        """sha256 over shapes, dtypes and bytes of both splits; name and path do not enter."""
+        """sha256 over shapes, dtypes and bytes of both splits; names and path do not enter."""
         return self._fingerprint
 
     @cached_property

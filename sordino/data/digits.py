@@ -19,4 +19,4 @@ def load(test_fraction: float = 0.2, seed: int = 0) -> Dataset:
     labels = rows[:, -1].astype(np.int64)
     train, test = (Split(images[part], labels[part]) for part in stratified(labels, test_fraction, seed))
     mean, std = pixel_stats(train.x)
-    return Dataset("digits", "image", 10, train, test, mean, std)
+    return Dataset("digits", "image", 10, train, test, mean, std, names=tuple("0123456789"))

@@ -8,8 +8,7 @@ colour ones become colour.
 from __future__ import annotations
 
 import hashlib
-import io
-import os
+import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,31 +18,23 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
-from PIL import Image
 
 from sordino.data import layout, pixels
 from sordino.data.dataset import Array, Dataset, Split, Stats, each_pixel_stats, pixel_stats
+from sordino.data.decoding import JPEG, channels_last, opened
 from sordino.errors import DataError
 
 LABEL_NAMES = ("label", "labels", "fine_label", "y")
-FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF", "TIFF")  # no format whose decoder starts another program
-MODES = {
-    "1": "L",
-    "L": "L",
-    "LA": "L",
-    "P": "RGB",
-    "RGB": "RGB",
-    "RGBA": "RGB",
-    "CMYK": "RGB",
-    "YCbCr": "RGB",
-}
 WELL_KNOWN: dict[str, Stats] = {
     "mnist": ((0.1307,), (0.3081,)),
     "cifar10": ((0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)),
     "cifar100": ((0.5071, 0.4867, 0.4408), (0.2675, 0.2565, 0.2761)),
 }
+NAMES: dict[str, tuple[str, ...]] = {
+    "mnist": tuple("0123456789"),
+    "cifar10": ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"),
+}
 _BATCH = 512
-_JPEG = b"\xff\xd8\xff"
 
 
 def load(
@@ -62,9 +53,9 @@ def load(
     """
     name = Path(path).expanduser().resolve().name
     folder = layout.folder(path, allow_download)
-    cache = cache or Path(os.environ.get("SORDINO_CACHE") or Path.home() / ".cache" / "sordino")
     sources = {split: layout.shards(folder, split) for split in ("train", "test")}  # both, before any decoding
-    train, test = (_open(name, split, files, label, cache, verify) for split, files in sources.items())
+    place = pixels.place(cache)
+    train, test = (_open(name, split, files, label, place, verify) for split, files in sources.items())
 
     shape = train.pixels.shape[1:]
     if test.pixels.shape[1:] != shape:
@@ -84,32 +75,25 @@ def load(
     if merge:
         whole = (np.concatenate([train.pixels, test.pixels]), np.concatenate([train.labels, test.labels]))
         train = test = pixels.Decoded(*whole, train.jpegs or test.jpegs)
-    stats = WELL_KNOWN.get(re.sub(r"[-_]", "", name.lower()))
+    known = re.sub(r"[-_]", "", name.lower())
+    stats = WELL_KNOWN.get(known)
     if stats is None or len(stats[0]) != shape[-1]:
         stats = pixel_stats(train.pixels)
     if standardise == "pixel":
         stats = each_pixel_stats(train.pixels)
     note = "images are a JPEG copy of the original" if train.jpegs or test.jpegs else ""
     first = Split(*train[:2])
-    return Dataset(name, "image", classes, first, first if merge else Split(*test[:2]), *stats, note)
+    second = first if merge else Split(*test[:2])
+    names = (_names(sources["train"][0], label) or NAMES.get(known, ()))[:classes]
+    return Dataset(name, "image", classes, first, second, *stats, note, names if len(names) == classes else ())
 
 
 def _open(name: str, split: str, files: list[Path], label: str | None, cache: Path, verify: bool) -> pixels.Decoded:
     source = [(str(f.resolve()), f.stat().st_size, f.stat().st_mtime_ns) for f in files]
     key = hashlib.sha256(repr((source, label)).encode()).hexdigest()[:16]
-    stored = cache / f"{name}-{split}-{key}.u8"
-    found = pixels.read(stored, verify)
-    if found is None:
-        pixels.write(stored, _labels(files, label), _decoded(files))
-        found = pixels.read(stored, verify=True)
-    if found is None:
-        raise DataError(
-            f"the image cache {stored} does not read back as written",
-            why="the disk is failing, or another program changes the file",
-            fix="set SORDINO_CACHE to another disk",
-            code="cache-unreliable",
-        )
-    return found
+    return pixels.kept(
+        cache / f"{name}-{split}-{key}.u8", verify, lambda: _labels(files, label), lambda: _decoded(files)
+    )
 
 
 def _labels(files: list[Path], label: str | None) -> Array:
@@ -145,7 +129,7 @@ def _decoded(files: list[Path]) -> Iterator[pixels.Batch]:
                 first = first or size_and_mode
                 images.append(image)
                 row += 1
-            yield pixels.Batch(np.stack(images), sum(data.startswith(_JPEG) for data in encoded))
+            yield pixels.Batch(np.stack(images), sum(data.startswith(JPEG) for data in encoded))
 
 
 def _decode(
@@ -158,41 +142,22 @@ def _decode(
             fix="write the image files into the parquet file",
             code="missing-image-bytes",
         )
-    try:
-        Image.open(io.BytesIO(data), formats=FORMATS).verify()  # the checksums of PNG, which decoding skips
-        with Image.open(io.BytesIO(data), formats=FORMATS) as image:
-            mode = MODES.get(image.mode)
-            if mode is None:
-                raise DataError(
-                    f"{where}: pixel format {image.mode} is not 8 bits per channel",
-                    fix="convert the images to 8-bit grey or RGB",
-                    code="unsupported-pixel-format",
-                )
-            if first is None:
-                first = image.size, mode
-            if image.size != first[0]:  # before decoding: a size is cheap to claim
-                raise DataError(
-                    f"{where}: the image is {_by(image.size)}, those before are {_by(first[0])}",
-                    fix="resize all images to one size before writing the parquet files",
-                    code="mixed-image-sizes",
-                )
-            if (mode, first[1]) == ("RGB", "L"):
-                raise DataError(
-                    f"{where}: a colour image after grey ones",
-                    fix="convert all images to one pixel format",
-                    code="mixed-pixel-formats",
-                )
-            array = np.asarray(image if image.mode == first[1] else image.convert(first[1]))
-    except DataError:
-        raise
-    except Exception as error:  # a decoder fed with garbage raises almost anything
-        raise DataError(
-            f"{where}: the image cannot be decoded",
-            why=f"{type(error).__name__}: {error}",
-            fix="fetch or write the file again",
-            code="corrupt-image",
-        ) from error
-    return array.reshape(*array.shape[:2], -1), first
+    with opened(data, where) as (image, mode):
+        if first is None:
+            first = image.size, mode
+        if image.size != first[0]:  # before decoding: a size is cheap to claim
+            raise DataError(
+                f"{where}: the image is {_by(image.size)}, those before are {_by(first[0])}",
+                fix="resize all images to one size before writing the parquet files",
+                code="mixed-image-sizes",
+            )
+        if (mode, first[1]) == ("RGB", "L"):
+            raise DataError(
+                f"{where}: a colour image after grey ones",
+                fix="convert all images to one pixel format",
+                code="mixed-pixel-formats",
+            )
+        return channels_last(image, first[1]), first
 
 
 def _by(size: tuple[int, int]) -> str:
@@ -239,6 +204,18 @@ def _label_column(file: Path, schema: pa.Schema, label: str | None) -> str:
             code="several-label-columns" if wanted else "no-label-column",
         )
     return wanted[0]
+
+
+def _names(file: Path, label: str | None) -> tuple[str, ...]:
+    """Of the classes, where the file says what its label codes mean, as the hub's files do; none where it does not or where it is garbled."""
+    schema = _parquet(file).schema_arrow
+    try:
+        features = json.loads((schema.metadata or {})[b"huggingface"])["info"]["features"]
+        names = features[_label_column(file, schema, label)]["names"]
+    except (KeyError, TypeError, ValueError, RecursionError):
+        return ()
+    told = isinstance(names, list) and all(isinstance(name, str) and name for name in names)
+    return tuple(names) if told else ()
 
 
 def _image_column(file: Path, schema: pa.Schema) -> str:

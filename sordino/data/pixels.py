@@ -14,7 +14,7 @@ import math
 import os
 import struct
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -37,6 +37,27 @@ class Decoded(NamedTuple):
     pixels: Array
     labels: Array
     jpegs: int
+
+
+def place(given: Path | None) -> Path:
+    """The folder of the caches."""
+    return given or Path(os.environ.get("SORDINO_CACHE") or Path.home() / ".cache" / "sordino")
+
+
+def kept(path: Path, verify: bool, labels: Callable[[], Array], batches: Callable[[], Iterable[Batch]]) -> Decoded:
+    """What is at `path`; built there first where it is absent or damaged."""
+    found = read(path, verify)
+    if found is None:
+        write(path, labels(), batches())
+        found = read(path, verify=True)
+    if found is None:
+        raise DataError(
+            f"the image cache {path} does not read back as written",
+            why="the disk is failing, or another program changes the file",
+            fix="set SORDINO_CACHE to another disk",
+            code="cache-unreliable",
+        )
+    return found
 
 
 def _pack(header: dict[str, Any]) -> bytes:

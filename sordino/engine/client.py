@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from torch import Tensor
+
 from sordino import keys, tree
 from sordino.engine import wire
 from sordino.engine.shards import Prepared
@@ -29,7 +31,12 @@ class Clients:
     header: Callable[[int, int], wire.Header]  # (round, sender; -1 the server) -> what a message must say
     states: States
     tests: Mapping[int, Examples] = field(default_factory=dict)  # what each keeps to be tested on
+    handed: Mapping[str, Tensor] | None = None  # what everybody was given before the first round
+    key: Key = 0  # of the run: what a client makes of it is drawn from there
     executor: str = "loop"  # who shares a pass over the network: "pooled" clients at the same weights, "stack" clients of equal shape
+
+    def __post_init__(self) -> None:
+        self._made: dict[int, Examples] = {}
 
     def __call__(self, t: int, down: Any, grants: Mapping[int, Grant], key: Key) -> Iterator[tuple[int, Any]]:
         """One round of every client named in `grants`, in their order. Nothing needs to be packed in one process."""
@@ -37,7 +44,13 @@ class Clients:
         shards = self.shards.at(t) if isinstance(self.shards, Prepared) else self.shards
         pool = Pool(self.task, order, shards.__getitem__) if self.executor == "pooled" else None
         members = (
-            Member(k, shards[k], self._state(k), replace(grants[k], pool=pool), keys.word(keys.fold(key, "client", k)))
+            Member(
+                k,
+                shards[k],
+                self._state(k),
+                replace(grants[k], pool=pool, public=self._public(k, grants[k].size)),
+                keys.word(keys.fold(key, "client", k)),
+            )
             for k in order
         )
         for stack in stacks(members, self.task.stacks if self.executor == "stack" else lambda n: 1):
@@ -82,6 +95,14 @@ class Clients:
         model: Model = self.algorithm.personal(self.task, params, self._state(k), shard)
         return model
 
+    def _public(self, k: int, size: int) -> Examples | None:
+        """What the client has beside its own examples: made of what was handed to everybody, once."""
+        if self.handed is None or not hasattr(self.algorithm, "equip"):
+            return None
+        if k not in self._made:
+            self._made[k] = self.algorithm.equip(self.task, self.handed, size, keys.fold(self.key, "equip", k))
+        return self._made[k]
+
     def _state(self, k: int) -> Any:
         state = self.states.get(k)
         return self.algorithm.init_client(self.task) if state is None else state
@@ -101,6 +122,7 @@ class Clients:
             reader = self.algorithm.read
             grant = replace(member.grant, reads=reader.reads(self.algorithm.work, member.grant.size))
             shard = reader.open(member.examples, grant, self.task)
-            upload, state = self.algorithm.local(self.task, down, member.state, shard, member.key)
+            mine = self.algorithm.told(down, member.client) if hasattr(self.algorithm, "told") else down
+            upload, state = self.algorithm.local(self.task, mine, member.state, shard, member.key)
             # alone is the reference: the same bytes as from a process of its own, which has to write them out
             yield (tree.formed(upload) if self.executor == "loop" else upload), state

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -14,10 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sordino import keys, tree
-from sordino.engine import wire
 from sordino.engine.cohort import Cohort
 from sordino.engine.loudness import in_mean, of_reader, of_uplink
 from sordino.engine.mail import Mail
+from sordino.engine.messages import Messages
 from sordino.engine.personal import Personal
 from sordino.engine.secure_sum import SecureSum
 from sordino.engine.stragglers import Crew, Stragglers
@@ -37,7 +37,7 @@ STALL = 1.1  # a mean update within a tenth of its expected noise norm carries n
 
 
 @dataclass
-class Federation:
+class Federation(Messages):
     algorithm: Any
     cohort: Cohort
     stragglers: Stragglers
@@ -48,6 +48,7 @@ class Federation:
     noise: str  # "counter" (simulation) or "system"
     run: str  # id on the wire and in the ledger
     config: str  # digest of the experiment
+    before: tuple[str, ...] = ()  # the names that earlier phases of the run have in the ledger
     # of rounds already played, under the `payer` of a client; who never took part is not in them
     exposures: dict[int, int] = field(default_factory=dict)
     spent: dict[int, tuple[int, ...]] = field(default_factory=dict)
@@ -74,8 +75,10 @@ class Federation:
         """Whose counters speak for this client: where all have paid the same, one set of counters serves them."""
         return 0 if self.all_alike else client
 
-    def draw(self, t: int) -> list[int]:
-        """The cohort: public order, hidden coins, or coins at the rates that the plan says."""
+    def draw(self, t: int, server: Any) -> list[int]:
+        """The cohort: public order, hidden coins, or coins at the rates that the plan says; or those whom a phase of a preparation asks."""
+        if hasattr(self.algorithm, "asks"):
+            return sorted(self.algorithm.asks(server))
         self._rates = self.plan.rates(t, self.spent)
         if isinstance(self.cohort, Personal):
             return self.cohort.draw(t, self.population, self.key, self._rates)
@@ -167,7 +170,8 @@ class Federation:
 
     def entries(self) -> list[Entry]:
         """What the ledger holds of this run, one entry a round: what statements are made from."""
-        return [entry for entry in self.ledger.entries() if entry.op.rpartition("/")[0] == self.run]
+        mine = {self.run, *self.before}
+        return [entry for entry in self.ledger.entries() if entry.op.rpartition("/")[0] in mine]
 
     def replay(self, rounds: float = math.inf) -> None:
         """Rebuild exposures and spending of the rounds before `rounds` from the ledger, after a restart."""
@@ -176,7 +180,7 @@ class Federation:
         self.latest.clear()
         for entry in self.ledger.entries():
             run, _, t = entry.op.rpartition("/")
-            if run != self.run or int(t) >= rounds:
+            if run not in (self.run, *self.before) or (run == self.run and int(t) >= rounds):
                 continue
             if EVERYONE in entry.charges:
                 who: list[int] = [self.payer(0)]
@@ -184,7 +188,7 @@ class Federation:
                 who = [k for group in json.loads(entry.note) for k in group["clients"]]
             for k in who:
                 charge = entry.charges.get(EVERYONE) or entry.charges.get(str(k))
-                if charge is not None or self.plan.pricing is None:
+                if run == self.run and (charge is not None or self.plan.pricing is None):
                     self.exposures[k] = self.exposures.get(k, 0) + 1
                 if charge is not None:
                     self._charge(k, charge)
@@ -225,44 +229,6 @@ class Federation:
         else:
             rate = float(self._rates[client])
         return lambda event, adversary: event if adversary == "server" or rate == 1 else Poisson(rate, event)
-
-    # the wire -------------------------------------------------------------------------------------------------------------------
-
-    def header(self, t: int, sender: int) -> wire.Header:
-        return wire.Header(self.run, self.config, t, sender, 0, "down" if sender < 0 else "up")
-
-    def bytes_down(self, t: int, down: Any, clients: int) -> int:
-        # from the second round on, those who hold a key open the sum of the round before
-        held = self.secure_sum.broadcast if t and self.secure_sum is not None else 0
-        return clients * (held or wire.size(self.header(t, -1), wire.schema(down)))
-
-    def open(
-        self, t: int, answers: Iterable[tuple[int, Any]], crew: Crew, down: Any, mail: Mail
-    ) -> Iterator[tuple[int, Any]]:
-        """The uploads of those who were in time, noting on the way what came."""
-        shape, length = self._shape(t, down), self._length(t, down)
-        # where noise protects the sum, or nobody can read it, single uploads are not seen
-        each_is_seen = not self.algorithm.uplink.central and self.algorithm.uplink.secure is None
-        for k, answer in answers:
-            if k in crew.lost:
-                continue
-            upload = wire.decode(answer, self.header(t, k), shape)[1] if isinstance(answer, bytes) else answer
-            mail.size += length(k)
-            if k not in crew.late:
-                mail.answered.append(k)
-                yield k, upload
-            elif each_is_seen:
-                mail.note(upload)
-
-    def _length(self, t: int, down: Any) -> Callable[[int], int]:
-        return wire.sizes(self.header(t, 0), wire.schema(self._shape(t, down)))
-
-    def payload(self, t: int, down: Any) -> int:
-        """Bytes of one upload without its envelope."""
-        return wire.payload_bytes(wire.schema(self._shape(t, down)))
-
-    def _shape(self, t: int, down: Any) -> Any:
-        return self.algorithm.uplink.at(t, down).shape(self.algorithm.zero(down))
 
     # the sum --------------------------------------------------------------------------------------------------------------------
 

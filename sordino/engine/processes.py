@@ -1,6 +1,6 @@
 """Client code in other processes: only wire messages, grants and acknowledgements cross.
 
-Each worker is `python -m sordino.worker EXPERIMENT.toml RUN FIRST STEP FOLDER`: it builds its own clients from the experiment, keeps their
+Each worker is `python -m sordino.worker FOLDER PLACE RUN STAGE FIRST STEP`: it builds its own clients from the experiment in the run folder, keeps their
 states, and speaks frames of `length (8 bytes, little endian) + bytes` on its standard streams.
 """
 
@@ -28,8 +28,9 @@ class Processes:
     """The executor: client k lives in worker k mod workers."""
 
     def __init__(
-        self, experiment: Path, run: str, workers: int, folder: Path, header: Callable[[int], wire.Header]
+        self, folder: Path, place: Path, run: str, stage: int, workers: int, header: Callable[[int], wire.Header]
     ) -> None:
+        """`place` is where this stage of the run keeps its states."""
         self._header = header  # of the broadcast of a round
         self._workers = [
             subprocess.Popen(
@@ -37,11 +38,12 @@ class Processes:
                     sys.executable,
                     "-m",
                     "sordino.worker",
-                    str(experiment),
+                    str(folder),
+                    str(place),
                     run,
+                    str(stage),
                     str(i),
                     str(workers),
-                    str(folder),
                 ],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
@@ -83,8 +85,9 @@ class Processes:
     def save(self, step: int) -> None:
         self._all({"do": "save", "step": step})
 
-    def restore(self, step: int) -> None:
-        self._all({"do": "restore", "step": step})
+    def restore(self, step: int, place: Path) -> None:
+        """From this stage's own checkpoint, or from that of the stage before."""
+        self._all({"do": "restore", "step": step, "place": str(place)})
 
     def _all(self, command: Mapping[str, Any]) -> None:
         for worker in self._workers:

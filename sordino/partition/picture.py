@@ -18,7 +18,8 @@ from sordino.partition.describe import Array
 LARGEST = 9  # the radius that the largest bubble needs
 NAMED = 150  # so many clients can be told apart
 LEVELS = 8  # shades of a cell
-LEFT, RIGHT, WIDTH = 70, 150, 1000  # legend on the right
+LEFT, RIGHT, WIDTH = 70, 150, 1000  # legend on the right; the left at least
+LETTER, LONGEST = 7, 28  # width of one, and how many of a class name are shown
 TOP, BARS, GAP = 78, 64, 26  # title, sizes of clients, space
 STYLE = """
 svg { color-scheme: light dark; --ink: #1c2127; --soft: #5b6570; --paper: #fbfaf7; --line: #dedad1; --main: #0b66a3; }
@@ -34,10 +35,11 @@ class Frame:
 
     clients: int
     classes: int
+    left: int = LEFT  # room for the names of the classes
 
     @property
     def column(self) -> float:
-        return (WIDTH - LEFT - RIGHT) / self.clients
+        return (WIDTH - self.left - RIGHT) / self.clients
 
     @property
     def row(self) -> float:
@@ -62,7 +64,7 @@ class Frame:
         return max(self.bottom + 56, 300)
 
     def x(self, place: float) -> float:
-        return LEFT + (place + 0.5) * self.column
+        return self.left + (place + 0.5) * self.column
 
     def y(self, label: int) -> float:
         return self.bottom - (label + 0.5) * self.row  # label 0 lies lowest
@@ -71,7 +73,8 @@ class Frame:
 def svg(counts: Array, title: str, names: Sequence[str] | None = None) -> str:
     """Counts [clients, classes] as an SVG text; `names` are those of the classes."""
     clients, classes = counts.shape
-    frame, sizes, names = Frame(clients, classes), counts.sum(1), names or [str(c) for c in range(classes)]
+    sizes, names = counts.sum(1), names or [str(c) for c in range(classes)]
+    frame = Frame(clients, classes, max(LEFT, 40 + LETTER * max(len(_short(name)) for name in names)))
     shaded, named = frame.radius < LARGEST, clients <= NAMED or classes == 1
     order = np.arange(clients) if named else np.lexsort((-counts.max(1), counts.argmax(1)))
     said = f"{sizes.sum():,} examples, {clients:,} clients; {sizes.min():,} to {sizes.max():,} per client, median {np.median(sizes):,.0f}"
@@ -80,7 +83,7 @@ def svg(counts: Array, title: str, names: Sequence[str] | None = None) -> str:
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {frame.height:.0f}" width="{WIDTH}" height="{frame.height:.0f}" role="img" aria-labelledby="title said">',
         f'<title id="title">{escape(title)}</title><desc id="said">{escape(said)}</desc><style>{STYLE}</style>',
         '<rect class="paper" width="100%" height="100%"/>',
-        f'<text class="title" x="{LEFT}" y="30">{escape(title)}</text><text x="{LEFT}" y="52">{said}</text>',
+        f'<text class="title" x="{frame.left}" y="30">{escape(title)}</text><text x="{frame.left}" y="52">{said}</text>',
         *_sizes(frame, sizes[order]),
         *_axes(frame, names, axis, ticks=named, lines=not shaded),
         *(_cells if shaded else _bubbles)(frame, counts[order], names),
@@ -96,24 +99,28 @@ def _sizes(frame: Frame, sizes: Array) -> Iterator[str]:
         f"M{frame.x(k) - width / 2:.2f} {base}v{-BARS * size / most:.2f}h{width:.2f}V{base}z"
         for k, size in enumerate(sizes)
     )
-    yield f'<path class="mark" d="{bars}"/><path class="grid" d="M{LEFT} {base}H{WIDTH - RIGHT}"/>'
-    yield f'<text class="end" x="{LEFT - 10}" y="{TOP + 10}">{most:,}</text><text class="end" x="{LEFT - 10}" y="{base + 4}">0</text>'
+    yield f'<path class="mark" d="{bars}"/><path class="grid" d="M{frame.left} {base}H{WIDTH - RIGHT}"/>'
+    yield f'<text class="end" x="{frame.left - 10}" y="{TOP + 10}">{most:,}</text><text class="end" x="{frame.left - 10}" y="{base + 4}">0</text>'
     yield f'<text x="{WIDTH - RIGHT + 14}" y="{TOP + BARS / 2}">examples</text><text x="{WIDTH - RIGHT + 14}" y="{TOP + BARS / 2 + 16}">of each client</text>'
 
 
 def _axes(frame: Frame, names: Sequence[str], axis: str, ticks: bool, lines: bool) -> Iterator[str]:
     if lines:
-        drawn = "".join(f"M{LEFT} {frame.y(c):.1f}H{WIDTH - RIGHT}" for c in range(frame.classes))
+        drawn = "".join(f"M{frame.left} {frame.y(c):.1f}H{WIDTH - RIGHT}" for c in range(frame.classes))
         yield f'<path class="grid" d="{drawn}"/>'
     every = max(1, math.ceil(15 / frame.row))
     for c in range(0, frame.classes, every):
-        yield f'<text class="end" x="{LEFT - 10}" y="{frame.y(c) + 4.5:.1f}">{escape(names[c])}</text>'
+        yield f'<text class="end" x="{frame.left - 10}" y="{frame.y(c) + 4.5:.1f}">{escape(_short(names[c]))}</text>'
     middle = (frame.top + frame.bottom) / 2
     yield f'<text class="mid" transform="translate(18 {middle:.1f}) rotate(-90)">label</text>'
     step = _nice(frame.clients / 10)
     for k in range(0, frame.clients, step) if ticks else ():
         yield f'<text class="mid" x="{frame.x(k):.1f}" y="{frame.bottom + 18:.1f}">{k:,}</text>'
-    yield f'<text class="mid" x="{(LEFT + WIDTH - RIGHT) / 2}" y="{frame.bottom + 40:.1f}">{axis}</text>'
+    yield f'<text class="mid" x="{(frame.left + WIDTH - RIGHT) / 2}" y="{frame.bottom + 40:.1f}">{axis}</text>'
+
+
+def _short(name: str) -> str:
+    return name if len(name) <= LONGEST else name[: LONGEST - 1] + "…"
 
 
 def _nice(least: float) -> int:
@@ -143,7 +150,7 @@ def _cells(frame: Frame, counts: Array, names: Sequence[str]) -> Iterator[str]:
     width, height = frame.column - (frame.column > 4), frame.row - 1
     for level in range(1, LEVELS + 1):
         cells = "".join(
-            f"M{LEFT + k * frame.column:.2f} {frame.y(c) - height / 2:.1f}h{width:.2f}v{height:.1f}h{-width:.2f}z"
+            f"M{frame.left + k * frame.column:.2f} {frame.y(c) - height / 2:.1f}h{width:.2f}v{height:.1f}h{-width:.2f}z"
             for k, c in np.argwhere(shade == level)
         )
         if cells:

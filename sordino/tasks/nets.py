@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from sordino import keys
 from sordino.errors import ConfigError, DataError
+from sordino.tasks.resnet import resnet18
 
 
 class Dropout(nn.Module):
@@ -188,14 +189,30 @@ class MeanPool(nn.Module):
         return torch.mean(x, dim=(2, 3))
 
 
-def cnn_norm(shape: tuple[int, ...], classes: int, groups: int = 4) -> nn.Module:
-    """Three strided 3x3 convolutions (16, 32, 64) with GroupNorm, which never mixes examples, and a linear head."""
+def cnn_norm(shape: tuple[int, ...], classes: int, groups: int = 4, width: int = 16) -> nn.Module:
+    """Three strided 3x3 convolutions (16, 32, 64: once, twice and four times the width) with GroupNorm, which never mixes examples, and a linear head."""
     channels, _ = _image(shape, "cnn_norm", 8)
     layers: list[nn.Module] = []
-    for width in (16, 32, 64):
-        layers += [nn.Conv2d(channels, width, 3, stride=2, padding=1), nn.GroupNorm(groups, width), nn.ReLU()]
-        channels = width
-    return nn.Sequential(*layers, MeanPool(), nn.Linear(64, classes))
+    for wide in (width, 2 * width, 4 * width):
+        layers += [nn.Conv2d(channels, wide, 3, stride=2, padding=1), nn.GroupNorm(groups, wide), nn.ReLU()]
+        channels = wide
+    return nn.Sequential(*layers, MeanPool(), nn.Linear(channels, classes))
+
+
+def projected(net: nn.Module, width: int = 256) -> nn.Sequential:
+    """MOON's head (Li, He and Song, CVPR 2021): Linear(d, d), ReLU, Linear(d, width) before the classifier, in a new network with the same body."""
+    layers = list(net) if isinstance(net, nn.Sequential) else []
+    last = layers[-1] if layers else None
+    if not isinstance(last, nn.Linear):
+        raise ConfigError(
+            "the model has no place for a projection head",
+            why="it goes before the last linear layer of a torch.nn.Sequential, and there is none",
+            fix="choose a built-in model, or contrast the features themselves",
+            code="no-place-for-projection",
+        )
+    d = last.in_features
+    head = (nn.Linear(d, d), nn.ReLU(), nn.Linear(d, width), nn.Linear(width, last.out_features))
+    return nn.Sequential(*layers[:-1], *head)
 
 
 NETS: dict[str, Callable[..., nn.Module]] = {
@@ -207,4 +224,5 @@ NETS: dict[str, Callable[..., nn.Module]] = {
     "cnn_stride": cnn_stride,
     "cnn_pool": cnn_pool,
     "vgg16": vgg16,
+    "resnet18": resnet18,
 }

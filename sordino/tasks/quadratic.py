@@ -19,7 +19,7 @@ class Quadratic:
     name = "quadratic"
     mixes_examples = ""
     metrics = ("loss",)
-    classes = 0
+    classes = labels = width = 0
 
     def __init__(self, dim: int, dtype: torch.dtype = torch.float64) -> None:
         self.dim, self.dtype = dim, dtype
@@ -47,13 +47,14 @@ class Quadratic:
     def pooled(self, params: Params, x: Tensor, y: Tensor, clip: float, order: int) -> None:
         raise AssertionError("no room was offered")
 
-    def features(self, params: Params, x: Tensor, keys: Tensor | None = None) -> Tensor:
-        raise ConfigError(
-            "quadratics have no features",
-            why="there is no network whose last layer sees any",
-            fix="learn to classify something",
-            code="model-without-head",
-        )
+    def features(self, params: Params, x: Tensor, keys: Tensor | None = None, plain: int = 0) -> Tensor:
+        raise _no_features()
+
+    def head(self, params: Params, z: Tensor) -> Tensor:
+        raise _no_features()
+
+    def look(self, params: Params, x: Tensor) -> Tensor:
+        raise _no_features()
 
     def predict(self, params: Params, x: Tensor) -> Tensor:
         return params["w"].expand(len(x), -1)
@@ -70,3 +71,12 @@ class Quadratic:
         self, losses: Losses, params: Params, batch: Examples, keys: Tensor, clip: float, order: int
     ) -> Params:
         return slow_sum(losses, params, batch, keys, clip, order)
+
+
+def _no_features() -> ConfigError:
+    return ConfigError(
+        "quadratics have no features",
+        why="there is no network whose last layer sees any",
+        fix="learn to classify something",
+        code="model-without-head",
+    )

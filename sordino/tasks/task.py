@@ -27,8 +27,6 @@ POOL_FLOATS = 6_000_000  # of one pass over many clients' rows: about what the c
 class Classification:
     """Softmax cross-entropy. Rows stay as they were decoded (uint8, channels last) until a batch is read."""
 
-    metrics = ("accuracy", "loss")  # of `score`, the headline first
-
     def __init__(
         self,
         net: nn.Module,
@@ -40,8 +38,10 @@ class Classification:
         image: bool,
         precision: torch.dtype = torch.float32,
         augment: str = "none",
+        labels: int | None = None,
     ) -> None:
-        self.name = name
+        """`labels`: how many classes there are, where the network has outputs beyond them."""
+        self.name, self._labels = name, labels
         self._augment = AUGMENT[augment]
         self._net, self._image, self._shape = net, image, shape
         each = shape if image and len(mean) > shape[-1] else (-1,)  # for every pixel, or for a channel or feature
@@ -172,17 +172,44 @@ class Classification:
             return self._chain.classes
         return self.predict({name: p.detach() for name, p in self._trained}, self._sample).shape[1]
 
-    def features(self, params: Params, x: Tensor, keys: Tensor | None = None) -> Tensor:
-        """What the last linear layer sees [n, d], differentiable in `params`. With keys, one per example, as in training; without, as in `predict`."""
+    @cached_property
+    def labels(self) -> int:
+        return self.classes if self._labels is None else self._labels
+
+    @cached_property
+    def metrics(self) -> tuple[str, ...]:
+        """Of `score`, the headline first."""
+        return ("accuracy", "loss", *(("accuracy_of_all_outputs",) if self.classes > self.labels else ()))
+
+    def features(self, params: Params, x: Tensor, keys: Tensor | None = None, plain: int = 0) -> Tensor:
+        """What the last linear layer sees [n, d], differentiable in `params`. With keys, one per example, as in training; without, as in `predict`. The last `plain`
+        images are never cut and mirrored."""
         if self._chain is not None:
             kind = next(iter(params.values())).dtype
             low = keys is not None and self.precision == torch.bfloat16
-            return of_chain(self._chain, params, self._seen(x, kind, keys), keys, self.precision if low else kind)
+            seen = self._seen(x, kind, keys, plain)
+            return of_chain(self._chain, params, seen, keys, self.precision if low else kind)
         head = self._head  # before the mode is set: finding it sets its own
         self._net.train(keys is not None)
         for dropout in self._dropouts:
             dropout.keys = keys
-        return head.input(self._net, params, self._inputs(x, params, keys))
+        return head.input(self._net, params, self._inputs(x, params, keys, plain))
+
+    def look(self, params: Params, x: Tensor) -> Tensor:
+        """Features of images [n, c, h, w] between 0 and 1, differentiable in them."""
+        head, across = self._head, (1, -1, 1, 1)
+        scale, shift = (255 * self._scale), self._shift
+        if scale.dim() == 3:  # one for every pixel
+            scale, shift = scale.movedim(-1, 0), shift.movedim(-1, 0)
+        else:
+            scale, shift = scale.view(across), shift.view(across)
+        self._net.eval()
+        return head.input(self._net, params, (x * scale + shift).to(next(iter(params.values())).dtype))
+
+    @cached_property
+    def width(self) -> int:
+        """How many features there are."""
+        return self.features({name: p.detach() for name, p in self._trained}, self._sample).shape[1]
 
     def head(self, params: Params, z: Tensor) -> Tensor:
         """Logits from features."""
@@ -213,11 +240,15 @@ class Classification:
     def score(self, params: Params, examples: Examples) -> Mapping[str, Tensor]:
         many = 128 if self._image else 1024  # rows whose activations fit the cache
         rows = [self.predict(params, examples.x[i : i + many]) for i in range(0, len(examples.y), many)]
-        logits = torch.cat(rows)
-        return {
+        every = torch.cat(rows)
+        logits = every[:, : self.labels]
+        found = {
             "accuracy": (logits.argmax(1) == examples.y).double(),
             "loss": F.cross_entropy(logits, examples.y, reduction="none").double(),
         }
+        if self.classes > self.labels:
+            found["accuracy_of_all_outputs"] = (every.argmax(1) % self.labels == examples.y).double()
+        return found
 
     def clipped_sum(
         self, losses: Losses, params: Params, batch: Examples, keys: Tensor, clip: float, order: int
@@ -257,14 +288,17 @@ class Classification:
             self._tried = losses, self._rules_hold(losses, params)
         return self._tried is not None and self._tried[1]
 
-    def _inputs(self, x: Tensor, params: Params, draws: Tensor | None = None) -> Tensor:
+    def _inputs(self, x: Tensor, params: Params, draws: Tensor | None = None, plain: int = 0) -> Tensor:
         # somebody's own network may want to `view` its images, and some kernels of torch crash on other layouts
-        return self._seen(x, next(iter(params.values())).dtype, draws).contiguous()
+        return self._seen(x, next(iter(params.values())).dtype, draws, plain).contiguous()
 
-    def _seen(self, x: Tensor, dtype: torch.dtype, draws: Tensor | None) -> Tensor:
+    def _seen(self, x: Tensor, dtype: torch.dtype, draws: Tensor | None, plain: int = 0) -> Tensor:
         """With keys as in training."""
-        scaled = self._scaled(x, dtype)
-        return scaled if draws is None or self._augment is None else self._augment(scaled, draws)
+        scaled, some = self._scaled(x, dtype), len(x) - plain
+        if draws is None or self._augment is None or not some:
+            return scaled
+        cut = self._augment(scaled[:some], draws[:some])
+        return torch.cat([cut, scaled[some:]]) if plain else cut
 
     def _scaled(self, x: Tensor, dtype: torch.dtype) -> Tensor:
         """(x - mean) / std; images as [n, c, h, w] in channels-last memory, which is how they lie."""

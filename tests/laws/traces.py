@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from sordino import training
+from sordino import playing
 from sordino.assemble import Parts
 from sordino.config import Experiment, load
 from sordino.engine.federation import Federation
@@ -44,7 +44,7 @@ class Killed(BaseException):
 POINTS: Mapping[str, tuple[Any, str, int]] = {
     "reserved": (Federation, "reserve", 0),
     "computed": (Federation, "receive", 0),
-    "kept": (training, "_save", 1),  # counts the rounds that are done
+    "kept": (playing.Phase, "_save", 1),  # counts the rounds that are done
     "stored": (Federation, "store", 0),
     "published": (Federation, "publish", 0),
 }

@@ -1,0 +1,138 @@
+"""How SlaugFL's server makes a generator: of the candidates that look most like the prototypes (scenario 1), or of the prototypes alone (scenario 2)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from sordino import keys
+from sordino.errors import ConfigError
+from sordino.generators import acgan, matching, nets
+from sordino.generators.nets import Shape
+from sordino.keys import Key
+from sordino.phases import Given
+from sordino.tasks.selection import distances, nearest, some
+from sordino.types import Examples, Params, Task
+
+ROWS = 256
+
+
+class Anchor(NamedTuple):
+    """A prototype, and the model whose features it is made of."""
+
+    label: int
+    mean: Tensor
+    task: Task
+    model: Params
+    project: Tensor | None = None  # to fewer dimensions
+
+    def seen(self, x: Tensor) -> Tensor:
+        """Features of images as they lie in memory."""
+        with torch.no_grad():
+            return self._last(torch.cat([self.task.features(self.model, rows, None) for rows in torch.split(x, ROWS)]))
+
+    def looks(self, x: Tensor) -> Tensor:
+        """Features of images in 0..1 [n, c, h, w], differentiable in them."""
+        return self._last(self.task.look(self.model, x))
+
+    def _last(self, z: Tensor) -> Tensor:
+        if self.project is None:
+            return z
+        return torch.nn.functional.normalize(z @ self.project.to(z.dtype), dim=1)
+
+
+Kind = Literal["auto", "strong", "weak", "small"]
+
+
+def generator_shape(kind: Kind, scenario: int, shape: tuple[int, ...], classes: int) -> Shape:
+    """As published for colour images of 32 x 32, a small one for others; many classes share several strong generators of ten each."""
+    side, _, channels = shape
+    if kind == "auto":
+        kind = "small" if (side, channels) != (32, 3) else "strong" if scenario == 1 else "weak"
+    if kind == "strong":
+        return Shape(
+            "strong", classes, 110, side, channels, split=classes // 10 if classes % 10 == 0 and classes > 10 else 1
+        )
+    return Shape(kind, classes, 64 if kind == "small" else 100 if classes < 100 else 256, side, channels)
+
+
+class Made(NamedTuple):
+    generator: Params
+    kept: Tensor  # [classes, keep]: numbers of candidates, -1 beyond
+
+
+@dataclass(frozen=True)
+class Recipe:
+    kind: Kind = "auto"
+    scenario: Literal[1, 2] = 1
+    keep: int = 1000  # candidates of a class
+    merge: Literal["mean_distance", "mean"] = "mean_distance"  # of several prototypes of a class
+    gan: acgan.Settings = acgan.Settings()
+    match: matching.Settings = matching.Settings()
+    shape: Shape = Shape("small", 10, 64, 16)
+
+    def sized(self, shape: tuple[int, ...], classes: int) -> Recipe:
+        return replace(self, shape=generator_shape(self.kind, self.scenario, shape, classes))
+
+    def template(self, key: Key) -> Params:
+        return nets.init(self.shape, 0)
+
+    def make(self, given: Given, anchors: Sequence[Anchor]) -> Made:
+        key = keys.fold(given.key, "generator")
+        nothing = torch.full((self.shape.classes, self.keep), -1)
+        if self.scenario == 2:
+            merged = self._merged(anchors) if self.merge == "mean" else anchors
+            prototypes = [matching.Prototype(a.label, a.mean, partial(Anchor.looks, a)) for a in merged]
+            return Made(matching.train(self.shape, prototypes, self.match, key).state, nothing)
+        candidates = given.candidates
+        if candidates is None:
+            raise ConfigError(
+                "scenario 1 without candidates",
+                why="its generator is trained on images that the server already has",
+                fix='a [candidates] table, for example source = "public_split", or scenario = 2',
+                code="no-candidates",
+            )
+        chosen = self.chosen(candidates, anchors, key)
+        kept = nothing.clone()
+        for label, rows in chosen.items():
+            kept[label, : len(rows)] = rows
+        rows = torch.cat(list(chosen.values()))
+        known = {a.label: a for a in anchors}
+
+        def score(images: Tensor, labels: Tensor) -> float:
+            """Mean probability that the device which knows a class best gives to it, on drawn images of it."""
+            sure = []
+            for label, anchor in known.items():
+                mine = images[labels == label]
+                logits = anchor.task.predict(anchor.model, mine)[:, : anchor.task.labels]
+                sure.append(logits.softmax(1)[:, label].mean())
+            return float(torch.stack(sure).mean()) if sure else 0.0
+
+        judge = score if all(a.project is None for a in anchors) else None
+        made = acgan.train(self.shape, candidates.x[rows], candidates.y[rows], self.gan, key, judge)
+        return Made(made.state, kept)
+
+    def chosen(self, candidates: Examples, anchors: Sequence[Anchor], key: Key) -> dict[int, Tensor]:
+        """Per class the candidates nearest to its prototypes, random ones where it has none."""
+        found = {}
+        for label in range(self.shape.classes):
+            rows = torch.nonzero(candidates.y == label).flatten()
+            mine = [a for a in (self._merged(anchors) if self.merge == "mean" else anchors) if a.label == label]
+            if mine:
+                far = torch.stack([distances(a.seen(candidates.x[rows]), a.mean) for a in mine]).mean(0)
+                found[label] = rows[nearest(far, self.keep)]
+            else:
+                found[label] = rows[some(len(rows), self.keep, keys.fold(key, "any", label))]
+        return found
+
+    def _merged(self, anchors: Sequence[Anchor]) -> list[Anchor]:
+        """As published: the prototypes of a class averaged, through the winner's extractor, though they come from different ones."""
+        by: dict[int, list[Anchor]] = {}
+        for anchor in anchors:
+            by.setdefault(anchor.label, []).append(anchor)
+        return [own[0]._replace(mean=torch.stack([a.mean for a in own]).mean(0)) for own in by.values()]

@@ -1,0 +1,299 @@
+"""SlaugFL's preparation: who knows a class best, what such a device calls typical of it, and a generator made from that. SlaugFL, IEEE Transactions on Mobile
+Computing, 2024, section "selective data collection".
+
+    train    every device trains alone and uploads its model; the server tests all of them, class by class
+    ask      for each class the best device is asked for a prototype, the mean feature of its held-back images of the class; who declines is followed by the next
+    pool     instead of both, and private: every device sends noised sums of features of a public extractor, and the server adds them up
+
+Then the server makes a generator (`slaug_generator`). Deviations: a device that was silent has declined. After `ranks` refusals a class is left without a prototype.
+Devices are ranked by F1 by default: by recall, as published, the best device of a class may be one that calls everything so. One device answers for one class a round.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from sordino import keys, tree
+from sordino.algorithms.local_sgd import LocalSgd
+from sordino.algorithms.slaug_generator import Anchor, Recipe
+from sordino.errors import ConfigError
+from sordino.keys import Key
+from sordino.phases import Given
+from sordino.tasks.personalise import training_loss
+from sordino.tasks.selection import Rank, ranked, requests, skill
+from sordino.types import Examples, Params, Received, Shard, Task, Work
+from sordino.uplink import Uplink
+
+PLAIN = Uplink(client=())
+KEPT = 0.7  # of a device's examples it trains on; on the others it stops, and makes prototypes
+FEWEST = 4  # examples that can be split
+
+
+class Owner(NamedTuple):
+    """What a device keeps between phases: its own model."""
+
+    model: Params
+
+
+class Told(NamedTuple):
+    x: Params
+
+
+class Ranked(NamedTuple):
+    """What the server knows after `train`."""
+
+    x: Params
+    recall: Tensor  # [devices, classes]
+    f1: Tensor
+    order: Tensor  # [ranks, classes]: devices, the best first
+    models: Params  # of these, [ranks, classes, ...]
+    trained: Tensor  # has it been done?
+
+
+class Up(NamedTuple):
+    delta: Params
+
+
+@dataclass(frozen=True)
+class Train(LocalSgd):
+    """Devices alone, with early stopping on what they hold back."""
+
+    uplink: Uplink = PLAIN
+    patience: int = 3
+    rank: Rank = "f1"
+    probe: Literal["holdout", "test", "candidates"] = "holdout"
+    ranks: int = 3
+    _given: Given | None = field(default=None, repr=False, compare=False)
+    name: ClassVar[str] = "train"
+    rounds: ClassVar[int] = 1
+    reads_each: ClassVar[bool] = True
+
+    def init(self, task: Task, key: Key) -> Ranked:
+        x, (devices, classes) = task.init(key), (len(given(self).sizes), task.labels)
+        table = torch.zeros(devices, classes, dtype=torch.float64)
+        kept = tree.map(lambda leaf: leaf.new_zeros(self.ranks, classes, *leaf.shape), x)
+        order = torch.zeros(self.ranks, classes, dtype=torch.int64)
+        return Ranked(x, table, table, order, kept, torch.tensor(False))
+
+    def begin(self, task: Task, key: Key, before: Any) -> Ranked:
+        examples(self)  # refuses where there is nothing to test models on
+        return self.init(task, key)
+
+    def over(self, s: Ranked) -> bool:
+        return bool(s.trained)
+
+    def init_client(self, task: Task) -> Owner:
+        return Owner(task.init(0))
+
+    def broadcast(self, s: Ranked) -> Told:
+        return Told(s.x)
+
+    def zero(self, down: Told) -> Up:
+        return Up(tree.zeros_like(down.x))
+
+    def local(self, task: Task, down: Told, c: Owner, shard: Shard, key: Key) -> tuple[Up, Owner]:
+        learns, held = parts(shard)
+        walk, best, least, tired = self.walk(down.x, self.lr), down.x, float("inf"), 0
+        for epoch in range(self.local_epochs or 1):
+            for batch in learns.batches(Work(1, None, self.work.batch_size), keys.fold(key, "epoch", epoch)):
+                walk(batch.grad(task.losses, walk.y))
+            if held is None:
+                continue
+            found = float(training_loss(task, walk.y, held))
+            if found < least:
+                best, least, tired = tree.map(torch.clone, walk.y), found, 0
+            elif (tired := tired + 1) == self.patience:
+                break
+        model = tree.formed(walk.y if held is None else best)
+        return Up(tree.sub(model, down.x)), Owner(model)
+
+    def update(self, s: Ranked, r: Received[Up]) -> Ranked:
+        task, probe = given(self).task, examples(self)
+        models = [tree.add(s.x, up.delta) for up in r.each]
+        found = [skill(task, model, probe) for model in models]
+        recall, f1, sure = (torch.stack(column) for column in zip(*found, strict=True))
+        order = ranked(f1 if self.rank == "f1" else recall, sure)[: self.ranks]
+        if len(order) < self.ranks:
+            raise ConfigError(
+                f"{len(order)} devices answered, {self.ranks} of them are ranked",
+                why="who declines is followed by the next best",
+                fix="take more clients, or fewer ranks",
+                code="too-few-devices",
+            )
+        kept = {
+            name: torch.stack([torch.stack([models[k][name] for k in row]) for row in order.tolist()]) for name in s.x
+        }
+        return Ranked(s.x, recall, f1, order, kept, torch.tensor(True))
+
+    def models(self, s: Ranked) -> Mapping[str, Params]:
+        return {"global": s.x}
+
+
+class Asking(NamedTuple):
+    """Requests in a row: one for each slot, a class and whom to ask for it."""
+
+    order: Tensor  # [ranks, classes]
+    models: Params  # [ranks, classes, ...]
+    slots: Tensor  # the class of each
+    place: Tensor  # the rank that is asked, or has answered
+    state: Tensor  # of each slot: 0 waiting, 1 answered, 2 nobody answers
+    prototypes: Tensor  # [slots, d]
+    counts: Tensor  # of images in each, as they were told
+    generator: Params
+    kept: Tensor  # numbers of the candidates that were chosen, -1 beyond
+
+
+class Wish(NamedTuple):
+    label: Tensor  # of the class that this device is asked for
+
+
+class Wishes(NamedTuple):
+    device: Tensor  # [slots]; -1 where nobody is asked now
+    label: Tensor
+
+
+class Prototype(NamedTuple):
+    """Of no images: the device declines."""
+
+    label: Tensor
+    total: Tensor
+    images: Tensor
+
+
+@dataclass(frozen=True)
+class Ask(LocalSgd):
+    uplink: Uplink = PLAIN
+    recipe: Recipe = Recipe()
+    least: int = 1  # images that a prototype needs
+    prototypes: int | None = None  # S; None: one for each class
+    ranks: int = 3
+    _given: Given | None = field(default=None, repr=False, compare=False)
+    name: ClassVar[str] = "ask"
+    reads_each: ClassVar[bool] = True
+
+    @property
+    def rounds(self) -> int:
+        return self.ranks * max(self.prototypes or 0, 1000)
+
+    def init(self, task: Task, key: Key) -> Asking:
+        classes, count = task.labels, self.prototypes or task.labels
+        kept = tree.map(lambda leaf: leaf.new_zeros(self.ranks, classes, *leaf.shape), task.init(key))
+        whole = torch.zeros(count, dtype=torch.int64)
+        order = torch.zeros(self.ranks, classes, dtype=torch.int64)
+        empty = torch.zeros(count, task.width)
+        made = self.recipe.template(key)
+        chosen = torch.full((classes, self.recipe.keep), -1)
+        return Asking(order, kept, whole, whole, whole, empty, torch.zeros(count), made, chosen)
+
+    def begin(self, task: Task, key: Key, before: Ranked) -> Asking:
+        slots, place = requests(task.labels, self.prototypes or task.labels, key)
+        return self.init(task, key)._replace(order=before.order, models=before.models, slots=slots, place=place)
+
+    def over(self, s: Asking) -> bool:
+        return bool((s.state != 0).all()) and bool(s.state.numel())
+
+    def sized(self, shape: tuple[int, ...], classes: int) -> Ask:
+        return replace(self, recipe=self.recipe.sized(shape, classes))
+
+    def init_client(self, task: Task) -> Owner:
+        return Owner(task.init(0))
+
+    def asks(self, s: Asking) -> Sequence[int]:
+        wishes = self.broadcast(s)
+        return wishes.device[wishes.device >= 0].tolist()
+
+    def broadcast(self, s: Asking) -> Wishes:
+        """The first waiting slot of every device that is asked."""
+        device, busy = torch.full_like(s.slots, -1), set[int]()
+        for i, (label, place, state) in enumerate(
+            zip(s.slots.tolist(), s.place.tolist(), s.state.tolist(), strict=True)
+        ):
+            k = int(s.order[place, label]) if state == 0 else -1
+            if k >= 0 and k not in busy:
+                device[i] = k
+                busy.add(k)
+        return Wishes(device, s.slots)
+
+    def told(self, down: Wishes, client: int) -> Wish:
+        return Wish(down.label[down.device == client][:1])
+
+    def zero(self, down: Any) -> Prototype:
+        return Prototype(torch.zeros(1, dtype=torch.int64), torch.zeros(given(self).task.width), torch.zeros(1))
+
+    def local(self, task: Task, down: Wish, c: Owner, shard: Shard, key: Key) -> tuple[Prototype, Owner]:
+        _, held = parts(shard)
+        label = int(down.label)
+        sums, counts = (held or shard).by_class(lambda x: features(task, c.model, x), task.labels)
+        total, count = sums[label].float(), counts[label].float().reshape(1)
+        if not float(count) >= self.least:  # decided on what is told, so nothing else is told by it
+            total, count = torch.zeros_like(total), torch.zeros_like(count)
+        return Prototype(down.label, total, count), c
+
+    def update(self, s: Asking, r: Received[Prototype]) -> Asking:
+        came = {int(up.label): up for up in r.each if float(up.images) > 0}
+        asked = self.broadcast(s).device >= 0
+        place, state, prototypes, counts = (t.clone() for t in (s.place, s.state, s.prototypes, s.counts))
+        for i in torch.nonzero(asked).flatten().tolist():
+            up = came.get(int(s.slots[i]))
+            if up is not None:
+                state[i], prototypes[i], counts[i] = 1, up.total / up.images, up.images[0]
+                continue
+            same = s.slots == s.slots[i]
+            following = int(place[same].max()) + 1
+            state[i], place[i] = (2, place[i]) if following >= self.ranks else (0, following)
+        s = s._replace(place=place, state=state, prototypes=prototypes, counts=counts)
+        if not self.over(s):
+            return s
+        made = self.recipe.make(given(self), self._anchors(s))
+        return s._replace(generator=made.generator, kept=made.kept)
+
+    def _anchors(self, s: Asking) -> list[Anchor]:
+        task, found = given(self).task, []
+        for i in torch.nonzero(s.state == 1).flatten().tolist():
+            label, place = int(s.slots[i]), int(s.place[i])
+            model = {name: leaf[place, label] for name, leaf in s.models.items()}
+            found.append(Anchor(label, s.prototypes[i], task, model))
+        return found
+
+    def models(self, s: Asking) -> Mapping[str, Params]:
+        return {}
+
+
+# what the phases share ----------------------------------------------------------------------------------------------------------
+
+
+def parts(shard: Shard) -> tuple[Shard, Shard | None]:
+    """What a device trains on, and what it holds back; nothing where it has too few."""
+    if shard.size < FEWEST:
+        return shard, None
+    return shard.split(KEPT, keys.root(0))
+
+
+def features(task: Task, params: Params, x: Tensor) -> Tensor:
+    with torch.no_grad():
+        return task.features(params, x, None)
+
+
+def given(phase: Any) -> Given:
+    assert phase._given is not None, "the engine hands the server's own data to a phase"
+    found: Given = phase._given
+    return found
+
+
+def examples(phase: Train) -> Examples:
+    """What models are tested on."""
+    sources = {"holdout": "probe", "test": "tested", "candidates": "candidates"}
+    found: Examples | None = getattr(given(phase), sources[phase.probe])
+    if found is None:
+        raise ConfigError(
+            f"probe = {phase.probe!r}, and the server has none",
+            why="devices are ranked by what their models say of labelled examples",
+            fix='set data.probe = 50, or probe = "candidates" with a [candidates] table',
+            code="no-probe",
+        )
+    return found

@@ -1,0 +1,172 @@
+"""The generator of BigGAN-deep (Brock, Donahue and Simonyan, ICLR 2019), for the weights that were published, kept as safetensors.
+
+Names and shapes are those of the published PyTorch weights. Spectral norms are worked into the weights when they are read: for drawing that is the same.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from sordino.errors import ConfigError
+
+DEEP_128 = ((False, 16, 16), (True, 16, 16), (False, 16, 16), (True, 16, 8), (False, 8, 8), (True, 8, 4), (False, 4, 4), (True, 4, 2), (False, 2, 2), (True, 2, 1))  # fmt: skip
+
+
+class Plan(NamedTuple):
+    """config.json; the defaults are the network for 128x128."""
+
+    z_dim: int = 128
+    channel_width: int = 128
+    num_classes: int = 1000
+    layers: tuple[tuple[bool, int, int], ...] = DEEP_128  # doubles the size, channels in and out in channel widths
+    attention_layer_position: int = 8
+    eps: float = 1e-4
+    n_stats: int = 51  # moments of activations, for that many truncations from 0 to 1
+
+
+class Norm(nn.Module):
+    """Batch norm with the moments of the truncation in use; scale and offset follow the condition where there is one."""
+
+    def __init__(self, width: int, plan: Plan, conditional: bool = True) -> None:
+        super().__init__()
+        self.eps = plan.eps
+        self.register_buffer("running_means", torch.zeros(plan.n_stats, width))
+        self.register_buffer("running_vars", torch.ones(plan.n_stats, width))
+        if conditional:
+            self.scale = nn.Linear(2 * plan.z_dim, width, bias=False)
+            self.offset = nn.Linear(2 * plan.z_dim, width, bias=False)
+        else:
+            self.weight, self.bias = nn.Parameter(torch.ones(width)), nn.Parameter(torch.zeros(width))
+        self.conditional = conditional
+
+    def forward(self, x: Tensor, truncation: float, condition: Tensor) -> Tensor:
+        mean, var = (_between(table, truncation) for table in (self.running_means, self.running_vars))
+        weight, bias = (1 + self.scale(condition), self.offset(condition)) if self.conditional else (self.weight, self.bias)  # fmt: skip
+        normed = (x - mean[:, None, None]) / torch.sqrt(var[:, None, None] + self.eps)
+        return normed * weight[..., None, None] + bias[..., None, None]
+
+
+def _between(table: Tensor | nn.Module, truncation: float) -> Tensor:
+    assert isinstance(table, Tensor)
+    part, low = math.modf(truncation * (len(table) - 1))
+    return torch.lerp(table[int(low)], table[min(int(low) + 1, len(table) - 1)], part)
+
+
+class Block(nn.Module):
+    def __init__(self, wide: int, out: int, doubles: bool, plan: Plan) -> None:
+        super().__init__()
+        thin = wide // 4
+        self.doubles, self.out = doubles, out
+        self.bn_0, self.conv_0 = Norm(wide, plan), nn.Conv2d(wide, thin, 1)
+        self.bn_1, self.conv_1 = Norm(thin, plan), nn.Conv2d(thin, thin, 3, padding=1)
+        self.bn_2, self.conv_2 = Norm(thin, plan), nn.Conv2d(thin, thin, 3, padding=1)
+        self.bn_3, self.conv_3 = Norm(thin, plan), nn.Conv2d(thin, out, 1)
+
+    def forward(self, x: Tensor, truncation: float, condition: Tensor) -> Tensor:
+        inner: Tensor = self.conv_0(functional.relu(self.bn_0(x, truncation, condition)))
+        inner = functional.relu(self.bn_1(inner, truncation, condition))
+        inner = self.conv_1(_doubled(inner) if self.doubles else inner)
+        inner = self.conv_2(functional.relu(self.bn_2(inner, truncation, condition)))
+        inner = self.conv_3(functional.relu(self.bn_3(inner, truncation, condition)))
+        short = x[:, : self.out]
+        return inner + (_doubled(short) if self.doubles else short)
+
+
+def _doubled(x: Tensor) -> Tensor:
+    return functional.interpolate(x, scale_factor=2, mode="nearest")
+
+
+class Attention(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.snconv1x1_theta = nn.Conv2d(width, width // 8, 1, bias=False)
+        self.snconv1x1_phi = nn.Conv2d(width, width // 8, 1, bias=False)
+        self.snconv1x1_g = nn.Conv2d(width, width // 2, 1, bias=False)
+        self.snconv1x1_o_conv = nn.Conv2d(width // 2, width, 1, bias=False)
+        self.gamma = nn.Parameter(torch.zeros(1))
+
+    def forward(self, x: Tensor, truncation: float, condition: Tensor) -> Tensor:
+        theta = self.snconv1x1_theta(x).flatten(2)
+        phi = functional.max_pool2d(self.snconv1x1_phi(x), 2).flatten(2)
+        value = functional.max_pool2d(self.snconv1x1_g(x), 2).flatten(2)
+        weights = torch.softmax(theta.transpose(1, 2) @ phi, -1)
+        seen = (value @ weights.transpose(1, 2)).view(len(x), -1, *x.shape[2:])
+        out: Tensor = x + self.gamma * self.snconv1x1_o_conv(seen)
+        return out
+
+
+class Generator(nn.Module):
+    def __init__(self, plan: Plan) -> None:
+        super().__init__()
+        width = plan.channel_width
+        self.start = plan.layers[0][1] * width
+        self.gen_z = nn.Linear(2 * plan.z_dim, 16 * self.start)
+        made: list[nn.Module] = []
+        for at, (doubles, wide, out) in enumerate(plan.layers):
+            if at == plan.attention_layer_position:
+                made.append(Attention(wide * width))
+            made.append(Block(wide * width, out * width, doubles, plan))
+        self.layers = nn.ModuleList(made)
+        last = plan.layers[-1][2] * width
+        self.bn = Norm(last, plan, conditional=False)
+        self.conv_to_rgb = nn.Conv2d(last, last, 3, padding=1)
+
+    def forward(self, condition: Tensor, truncation: float) -> Tensor:
+        x = self.gen_z(condition).view(-1, 4, 4, self.start).permute(0, 3, 1, 2)  # the weights come from another layout
+        for layer in self.layers:
+            x = layer(x, truncation, condition)
+        x = functional.relu(self.bn(x, truncation, condition))
+        return torch.tanh(self.conv_to_rgb(x)[:, :3])
+
+
+class BigGan(nn.Module):
+    def __init__(self, plan: Plan) -> None:
+        super().__init__()
+        self.plan = plan
+        self.embeddings = nn.Linear(plan.num_classes, plan.z_dim, bias=False)
+        self.generator = Generator(plan)
+
+    def forward(self, z: Tensor, of: Tensor, truncation: float) -> Tensor:
+        """Noise and ImageNet ids -> images from -1 to 1."""
+        made: Tensor = self.generator(torch.cat([z, self.embeddings.weight.T[of]], 1), truncation)
+        return made
+
+
+def load(folder: Path) -> BigGan:
+    """From config.json and model.safetensors."""
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    try:
+        told = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        plan = Plan(**{name: told[name] for name in Plan._fields if name in told})
+        with torch.device("meta"):  # no weights are drawn that the file replaces
+            network = BigGan(plan)
+        weights = {name: value.float() for name, value in _folded(load_file(folder / "model.safetensors")).items()}
+        network.load_state_dict(weights, assign=True)
+    except (OSError, ValueError, TypeError, LookupError, RuntimeError, SafetensorError) as error:
+        raise ConfigError(
+            f"{folder} holds no BigGAN-deep generator",
+            why=" ".join(str(error).split())[:300],
+            fix="give a folder with config.json and the published weights as model.safetensors",
+            code="bad-model",
+        ) from None
+    return network.eval().requires_grad_(False)
+
+
+def _folded(weights: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Weights divided by their largest singular value, which is kept as a pair of vectors."""
+    found = {name: value for name, value in weights.items() if not name.endswith(("_orig", "_u", "_v"))}
+    for name, value in weights.items():
+        if name.endswith("_orig"):
+            stem = name.removesuffix("_orig")
+            norm = weights[f"{stem}_u"] @ (value.flatten(1) @ weights[f"{stem}_v"])
+            found[stem] = value / norm
+    return found

@@ -1,0 +1,91 @@
+"""Models made by others: the packages that run them come with an extra, and no file is read that could run code."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Literal, TypeAlias
+
+from sordino.errors import BackendUnavailable, ConfigError
+
+Device: TypeAlias = Literal["auto", "cpu", "cuda"]
+WHOLE = 1 << 20  # bytes up to which a file is read to tell a model from another
+PICKLED = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
+
+
+@contextmanager
+def extra(called: str) -> Iterator[None]:
+    """Around the imports of optional packages."""
+    try:
+        yield
+    except ImportError as error:
+        raise BackendUnavailable(
+            f"these candidates need {error.name or 'a package'}, which does not work here",
+            why=str(error),
+            fix=f"pip install 'sordino[{called}]' (in a clone: pip install -e '.[{called}]')",
+            code=f"missing-{called}-extra",
+        ) from None
+
+
+def model_folder(model: str, network: bool, fetch: Callable[[bool], str]) -> Path:
+    """A model on this disk: a folder, or what the hub's cache holds of an id; `fetch(local_only)` says where that is."""
+    folder = Path(model).expanduser()
+    if not folder.is_dir():
+        if not re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", model):
+            raise ConfigError(
+                f"there is no model folder {model}",
+                fix="give the folder that holds the model, or a hub id such as owner/name",
+                code="no-model",
+            )
+        try:
+            folder = Path(fetch(not network))
+        except (OSError, ValueError) as error:  # the hub's errors derive from these
+            raise ConfigError(
+                f"the model {model} is not on this machine" if not network else f"cannot fetch the model {model}",
+                why=str(error).splitlines()[0] if str(error) else type(error).__name__,
+                fix="give a local folder, or allow the network" if not network else "check the id and the connection",
+                code="no-model",
+            ) from None
+    _no_code(folder)
+    return folder
+
+
+def _no_code(folder: Path) -> None:
+    for file in sorted(folder.rglob("*")):
+        if file.suffix == ".py":
+            raise ConfigError(
+                f"the model {folder} brings code of its own: {file.name}",
+                fix="use a model that its library knows",
+                code="code-in-model",
+            )
+        if file.suffix in PICKLED and not any(file.parent.glob("*.safetensors")):
+            raise ConfigError(
+                f"the weights {file} are pickled",
+                why="reading them can run any program",
+                fix="convert them to safetensors where you trust them",
+                code="pickled-weights",
+            )
+
+
+def identity(model: str, folder: Path) -> str:
+    """Of a model on disk: its name, and a digest of small files' contents and of large files' sizes and times."""
+    digest = hashlib.sha256()
+    for file in sorted(path for path in folder.rglob("*") if path.is_file() and path.suffix not in PICKLED):
+        inside = file.relative_to(folder)
+        if any(part.startswith(".") for part in inside.parts):  # what a download or git notes for itself
+            continue
+        about = file.stat()
+        what = file.read_bytes() if about.st_size < WHOLE else f"{about.st_size} {about.st_mtime_ns}".encode()
+        digest.update(f"{inside.as_posix()} {len(what)} ".encode() + what)
+    return f"{Path(model).name}@{digest.hexdigest()[:16]}"
+
+
+def device(asked: Device) -> str:
+    import torch
+
+    if asked == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    return asked

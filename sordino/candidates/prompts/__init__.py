@@ -1,0 +1,38 @@
+"""Who describes the pictures: a language model, a grammar, files, or nobody."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from sordino import config
+from sordino.candidates.prompts.asked import Prompts, PromptSource
+from sordino.candidates.prompts.chat import OpenAIChat
+from sordino.candidates.prompts.lists import File, LabelOnly
+from sordino.candidates.prompts.local import Transformers
+from sordino.candidates.prompts.template import Template
+
+__all__ = ["PROMPTS", "PromptSource", "Prompts", "chosen", "writers"]
+
+PROMPTS: dict[str, Callable[..., PromptSource]] = {
+    "template": Template,
+    "openai_chat": OpenAIChat,
+    "transformers": Transformers,
+    "file": File,
+    "label_only": LabelOnly,
+}
+
+
+def chosen(table: Mapping[str, Any]) -> PromptSource:
+    return config.build(table, PROMPTS, "candidates.prompts")
+
+
+def writers(asked: Iterable[Prompts]) -> dict[str, Any]:
+    """For the manifest: how many prompts each backend wrote, and how often a language model was asked."""
+    by: Counter[str] = Counter()
+    calls = 0
+    for one in asked:
+        by.update(one.by)
+        calls += one.calls
+    return {"prompts": dict(by), "calls": calls}

@@ -1,0 +1,36 @@
+"""What a source of prompts is: so many descriptions of pictures of one class, and who wrote how many of them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import NamedTuple, Protocol
+
+from sordino.candidates import store
+from sordino.candidates.wanted import Wanted
+
+
+class Prompts(NamedTuple):
+    texts: tuple[str, ...]
+    by: dict[str, int]  # how many each backend wrote
+    calls: int = 0  # of a language model, of which some cost money
+
+
+class PromptSource(Protocol):
+    def prompts(self, name: str, count: int, wanted: Wanted) -> Prompts:
+        """`count` prompts for the class `name`: the same ones for the same key."""
+        ...
+
+
+def kept(wanted: Wanted, depends: dict[str, object], make: Callable[[], Prompts]) -> Prompts:
+    """From the cache, where there is one: a language model would not say the same again, and the images hang on its words."""
+    if wanted.cache is None:
+        return make()
+    place = store.place(wanted.cache, "prompts", store.name(**depends))
+    found = store.get(place)
+    if found is not None:
+        said = json.loads(found)
+        return Prompts(tuple(said["texts"]), said["by"], 0)
+    made = make()
+    store.put(place, json.dumps({"texts": made.texts, "by": made.by}).encode())
+    return made

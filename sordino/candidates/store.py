@@ -1,0 +1,65 @@
+"""What was dear to make, kept on disk under the hash of everything it depends on.
+
+Each file is its own SHA-256 followed by its content, and appears whole or not at all: what is damaged is made again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from sordino.errors import DataError
+
+DIGEST = hashlib.sha256().digest_size
+
+
+def name(**depends: Any) -> str:
+    return hashlib.sha256(json.dumps(depends, sort_keys=True).encode()).hexdigest()
+
+
+def place(cache: Path, kind: str, called: str) -> Path:
+    return cache / kind / called[:2] / called
+
+
+def get(path: Path) -> bytes | None:
+    try:
+        stored = path.read_bytes()
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise _refused(path, error) from None
+    content = stored[DIGEST:]
+    return content if stored[:DIGEST] == hashlib.sha256(content).digest() else None
+
+
+def put(path: Path, content: bytes) -> None:
+    write(path, hashlib.sha256(content).digest() + content)
+
+
+def write(path: Path, content: bytes) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor, temporary = tempfile.mkstemp(suffix=".tmp", dir=path.parent)
+        try:
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(content)
+            os.replace(temporary, path)
+        finally:
+            with contextlib.suppress(FileNotFoundError):  # after os.replace there is none left
+                os.unlink(temporary)
+    except OSError as error:
+        raise _refused(path, error) from None
+
+
+def _refused(path: Path, error: OSError) -> DataError:
+    return DataError(
+        f"the cache of candidates cannot use {path}",
+        why=str(error),
+        fix="give it a directory that you may write to, with space left",
+        code="candidate-cache",
+    )

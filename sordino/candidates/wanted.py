@@ -1,0 +1,95 @@
+"""What is asked of a source of candidates, and what it gives back: labelled images that contain nothing of any client."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+from sordino.candidates import store
+from sordino.data.dataset import Array, Split
+from sordino.errors import ConfigError
+
+PROXY = "proxy candidates - not text-to-image output"
+PUBLIC = f"{PROXY}; uses labelled public data"
+
+
+class Candidates(NamedTuple):
+    x: Array  # uint8 [n, h, w, c]
+    y: Array  # int64 [n]: the class that was asked for, which is not always the one that came
+    manifest: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Wanted:
+    classes: tuple[str, ...]
+    per_class: int
+    shape: tuple[int, int, int]  # height, width, channels
+    key: int
+    pool: Split | None = None  # labelled public images, held back from the training set before it was divided
+    cache: Path | None = None  # where images that are dear to draw are kept
+    network: bool = False  # whether anything may be asked of another machine
+
+    def __post_init__(self) -> None:
+        need(len(set(self.classes)) == len(self.classes) > 0, "classes", "have names, each of its own")
+        need(self.per_class >= 1, "per_class", "be at least 1")
+        need(self.shape[2] in (1, 3) and min(self.shape) >= 1, "shape", "be height, width and 1 or 3 channels")
+
+
+class Source(Protocol):
+    @property
+    def label(self) -> str:
+        """Said beside every result; "" for a real text-to-image model."""
+        ...
+
+    @property
+    def pool(self) -> float:
+        """The share of the training set that it needs as `Wanted.pool`."""
+        ...
+
+    def build(self, wanted: Wanted) -> Candidates: ...
+
+
+def need(kept: bool, field: str, must: str) -> None:
+    """The range of a setting."""
+    if not kept:
+        raise ConfigError(f"[candidates] {field} must {must}", code="out-of-range")
+
+
+def share(value: float, field: str) -> None:
+    need(0 <= value < 1, field, "be at least 0 and below 1")
+
+
+def spoken(name: str) -> str:
+    """A class name as words: `pickup_truck` is a pickup truck."""
+    return " ".join(name.replace("_", " ").split())
+
+
+def gathered(source: str, label: str, wanted: Wanted, images: Sequence[Array], **more: Any) -> Candidates:
+    """One array of images per class, with the manifest that every source writes."""
+    counts = [len(of_class) for of_class in images]
+    x = np.concatenate([np.asarray(of_class, np.uint8).reshape(-1, *wanted.shape) for of_class in images])
+    y = np.repeat(np.arange(len(images), dtype=np.int64), counts)
+    different = {(int(of), hashlib.sha256(image.tobytes()).digest()) for image, of in zip(x, y, strict=True)}
+    manifest = {
+        "source": source,
+        "label": label,
+        "model": None,
+        "shape": list(wanted.shape),
+        "wanted": wanted.per_class,
+        "counts": dict(zip(wanted.classes, counts, strict=True)),
+        "duplicates": len(x) - len(different),  # images that equal another one of their class to the last bit
+        "blanks": 0,
+        "prompts": {},
+        "made": len(x),
+        "cached": 0,
+        **more,
+    }
+    if wanted.cache is not None:
+        store.write(wanted.cache / "manifest.json", json.dumps(manifest, indent=2).encode())
+    return Candidates(x, y, manifest)

@@ -1,0 +1,66 @@
+"""An encoded image, read as if whoever wrote it meant harm: known formats, one channel depth, a bounded size, one error for whatever a decoder raises."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+from PIL import Image
+
+from sordino.data.dataset import Array
+from sordino.errors import DataError
+
+FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF", "TIFF")  # no format whose decoder starts another program
+MODES = {
+    "1": "L",
+    "L": "L",
+    "LA": "L",
+    "P": "RGB",
+    "RGB": "RGB",
+    "RGBA": "RGB",
+    "CMYK": "RGB",
+    "YCbCr": "RGB",
+}
+LARGEST = 50_000_000  # pixels; a few bytes may claim any number of them
+JPEG = b"\xff\xd8\xff"  # how such a file begins
+
+
+@contextmanager
+def opened(data: bytes, where: str) -> Iterator[tuple[Image.Image, str]]:
+    """The image, whose pixels are not decoded yet, and its mode without alpha: L or RGB. What goes wrong inside is told as a corrupt image."""
+    try:
+        claims = Image.open(io.BytesIO(data), formats=FORMATS)
+        if claims.width * claims.height > LARGEST:
+            raise DataError(
+                f"{where}: the image claims {claims.width}x{claims.height} pixels, more than {LARGEST:,}",
+                why="so large an image is a mistake or a trap: decoding it may fill the memory",
+                fix="make it smaller, or take it out",
+                code="image-too-large",
+            )
+        claims.verify()  # the checksums of PNG, which decoding skips; after that it must be opened again
+        with Image.open(io.BytesIO(data), formats=FORMATS) as image:
+            mode = MODES.get(image.mode)
+            if mode is None:
+                raise DataError(
+                    f"{where}: pixel format {image.mode} is not 8 bits per channel",
+                    fix="convert the images to 8-bit grey or RGB",
+                    code="unsupported-pixel-format",
+                )
+            yield image, mode
+    except DataError:
+        raise
+    except Exception as error:  # a decoder fed with garbage raises almost anything
+        raise DataError(
+            f"{where}: the image cannot be decoded",
+            why=f"{type(error).__name__}: {error}",
+            fix="fetch or write the file again",
+            code="corrupt-image",
+        ) from error
+
+
+def channels_last(image: Image.Image, mode: str) -> Array:
+    """uint8 [height, width, channels]."""
+    array = np.asarray(image if image.mode == mode else image.convert(mode))
+    return array.reshape(*array.shape[:2], -1)

@@ -1,0 +1,196 @@
+"""Images in one folder per class, brought to one size, decoded once and kept as a raw memory map.
+
+    ROOT/train/CLASS/*.jpg and, where there is one, ROOT/test/CLASS/*.jpg; or ROOT/CLASS/*.jpg
+
+Where no test images are labelled, as in MIO-TCD (Luo et al., IEEE Transactions on Image Processing 2018: 11 classes of traffic, a test set whose
+labels are withheld), a stratified part of the training images is held back. Classes are numbered in the order of their names.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from fractions import Fraction
+from functools import lru_cache
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from sordino.data import pixels
+from sordino.data.area import area
+from sordino.data.dataset import Array, Dataset, Split, pixel_stats, stratified
+from sordino.data.decoding import JPEG, channels_last, opened
+from sordino.errors import DataError
+
+SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff")  # other files are not looked at
+SPLITS = {"train", "test", "val", "valid", "validation"}  # what holds class folders is no class
+LARGEST_SIDE = 1024
+_BATCH = 512
+
+
+class Listed(NamedTuple):
+    """Image files and their labels."""
+
+    files: tuple[Path, ...]
+    labels: Array
+
+    def at(self, rows: Array) -> Listed:
+        return Listed(tuple(self.files[row] for row in rows), self.labels[rows])
+
+
+def load(
+    path: str | Path,
+    side: int = 32,
+    fraction: float = 1.0,
+    at_least: int = 20,
+    seed: int = 0,
+    test_fraction: float = 0.2,
+    cache: Path | None = None,
+    verify: bool = False,
+) -> Dataset:
+    """`fraction` of each class (and of each split) is drawn by `seed`, rounded up, but `at_least` so many images where the class has them.
+
+    `test_fraction` is held back where the folder has no test images of its own; `verify` hashes the cached pixels before use.
+    """
+    if not (0 < fraction <= 1 and at_least >= 1 and 1 <= side <= LARGEST_SIDE):
+        raise DataError(
+            f"no images of {side}x{side}, {fraction:g} of each class, at least {at_least}",
+            why=f"side must lie in 1..{LARGEST_SIDE}, fraction in (0, 1], and at_least must be 1 or more",
+            fix="side = 32, fraction = 0.1, at_least = 20",
+            code="bad-folder-settings",
+        )
+    root = Path(path).expanduser().resolve()
+    if not root.is_dir():
+        raise DataError(
+            f"there is no folder {path}",
+            fix="give a folder with one folder of images per class, or with train/ and test/ that hold these",
+            code="missing-image-folder",
+        )
+    trained = _folders(root / "train")
+    classes, tests = (trained, _folders(root / "test")) if trained else (_folders(root), {})
+    _check(root, classes)
+    rng = np.random.default_rng(seed)
+    train = _listed(classes, fraction, at_least, rng)
+    if tests:
+        _check_test(root, classes, tests)
+        test = _listed(tests, fraction, at_least, rng)
+    else:
+        kept, held = stratified(train.labels, test_fraction, seed)
+        train, test = train.at(kept), train.at(held)
+    first, second = _open(root.name, {"train": train, "test": test}, side, pixels.place(cache), verify)
+    note = f"images resized to {side}x{side}" + (f"; {fraction:g} of each class" if fraction < 1 else "")
+    stats = pixel_stats(first.x)
+    return Dataset(root.name, "image", len(classes), first, second, *stats, note, names=tuple(classes))
+
+
+# ---- which files
+
+
+def _folders(place: Path) -> dict[str, Path]:
+    """The class folders in `place`, in the order of their names."""
+    if not place.is_dir():
+        return {}
+    found = sorted(child for child in place.iterdir() if child.is_dir() and not child.name.startswith((".", "__")))
+    return {folder.name: folder for folder in found}
+
+
+def _check(root: Path, classes: Mapping[str, Path]) -> None:
+    if set(classes) <= SPLITS:
+        raise DataError(
+            f"{root} holds no class folders",
+            why="the folder an image lies in is its label",
+            fix="put the images of each class into a folder of their own: ROOT/train/CLASS/*.jpg or ROOT/CLASS/*.jpg",
+            code="no-class-folders",
+        )
+    if len(classes) == 1:
+        (folder,) = classes.values()
+        raise DataError(
+            f"{folder.parent} holds one class only: {folder.name}",
+            why="there is nothing to tell apart",
+            fix="add a folder for every other class; if the classes lie deeper, give the folder that holds them",
+            code="one-class-folder",
+        )
+
+
+def _check_test(root: Path, train: Mapping[str, Path], test: Mapping[str, Path]) -> None:
+    if differing := sorted(set(train) ^ set(test)):
+        raise DataError(
+            f"train/ and test/ of {root} hold different classes: {', '.join(differing)}",
+            why="each of these is in one of them only",
+            fix="add the missing class folders, or take test/ away: then a part of train/ is held back",
+            code="class-folders-differ",
+        )
+
+
+def _listed(classes: Mapping[str, Path], fraction: float, at_least: int, rng: np.random.Generator) -> Listed:
+    files: list[Path] = []
+    labels: list[int] = []
+    for label, folder in enumerate(classes.values()):
+        found = sorted(file for file in folder.iterdir() if _is_image(file))
+        if not found:
+            raise DataError(
+                f"{folder} holds no images",
+                why=f"a class needs at least one; files are known by their endings: {', '.join(SUFFIXES)}",
+                fix="add images, or remove the folder",
+                code="empty-class-folder",
+            )
+        wanted = max(math.ceil(Fraction(str(fraction)) * len(found)), at_least)  # 0.1 of 30 is 3: not so for floats
+        drawn = np.sort(rng.permutation(len(found))[:wanted])
+        files += [found[row] for row in drawn]
+        labels += [label] * len(drawn)
+    return Listed(tuple(files), np.array(labels, np.int64))
+
+
+def _is_image(file: Path) -> bool:
+    return file.suffix.lower() in SUFFIXES and not file.name.startswith(".") and file.is_file()
+
+
+# ---- what is in them
+
+
+def _read(file: Path) -> bytes:
+    try:
+        return file.read_bytes()
+    except OSError as error:
+        raise DataError(
+            f"{file} cannot be read", why=str(error), fix="check its permissions", code="unreadable-image"
+        ) from error
+
+
+def _mode(files: Iterable[Path]) -> str:
+    """RGB as soon as one image has colours."""
+
+    def coloured(file: Path) -> bool:
+        with opened(_read(file), str(file)) as (_, mode):
+            return mode == "RGB"
+
+    return "RGB" if any(coloured(file) for file in files) else "L"
+
+
+def _open(name: str, splits: Mapping[str, Listed], side: int, place: Path, verify: bool) -> Iterator[Split]:
+    files = [file for listed in splits.values() for file in listed.files]
+    source = [(str(file), (stat := file.stat()).st_size, stat.st_mtime_ns) for file in files]
+    mode = lru_cache(lambda: _mode(files))  # of all images together; asked for only where they are decoded
+
+    def one(split: str, listed: Listed) -> Split:
+        key = hashlib.sha256(repr((source, split, listed.labels.tolist(), side)).encode()).hexdigest()[:16]
+        stored = place / f"{name}-{split}-{key}.u8"
+        found = pixels.kept(stored, verify, lambda: listed.labels, lambda: _decoded(listed.files, side, mode()))
+        return Split(found.pixels, found.labels)
+
+    return itertools.starmap(one, splits.items())
+
+
+def _decoded(files: Sequence[Path], side: int, mode: str) -> Iterator[pixels.Batch]:
+    for start in range(0, len(files), _BATCH):
+        encoded = [(file, _read(file)) for file in files[start : start + _BATCH]]
+        images = [_image(data, file, side, mode) for file, data in encoded]
+        yield pixels.Batch(np.stack(images), sum(data.startswith(JPEG) for _, data in encoded))
+
+
+def _image(data: bytes, file: Path, side: int, mode: str) -> Array:
+    with opened(data, str(file)) as (image, _):
+        return np.asarray(area(channels_last(image, mode)[None], side)[0])

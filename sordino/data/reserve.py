@@ -1,0 +1,134 @@
+"""A data set made smaller before it is partitioned: fewer pixels, fewer examples, and slices that the server keeps.
+
+Everything is drawn class by class from a seed, so that each class gives its share and the same seed takes the same examples.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sordino.data.area import area
+from sordino.data.dataset import Array, Dataset, Split, each_pixel_stats, pixel_stats
+from sordino.errors import DataError
+
+
+class Reserved(NamedTuple):
+    """What is left for the clients, and the slices taken out of it; None where none was asked for."""
+
+    dataset: Dataset
+    probe: Split | None  # labelled examples the server ranks models with
+    pool: Split | None  # public examples
+
+
+def resized(dataset: Dataset, side: int) -> Dataset:
+    """Every image as side x side pixels, each the mean over the area it covers; the means and deviations are those of the new training images."""
+    if dataset.kind != "image":
+        raise DataError(
+            f"{dataset.name} cannot be resized to {side}x{side}",
+            why="it is a table",
+            fix="leave the side out, or use images",
+            code="not-an-image-set",
+        )
+    if side < 1:
+        raise DataError(f"side = {side}", why="an image has at least one pixel", code="bad-side")
+    if dataset.shape[:2] == (side, side):
+        return dataset
+    train = dataset.train._replace(x=area(dataset.train.x, side))
+    merged = dataset.test is dataset.train
+    test = train if merged else dataset.test._replace(x=area(dataset.test.x, side))
+    stats = (pixel_stats if len(dataset.mean) == dataset.shape[-1] else each_pixel_stats)(train.x)
+    return replace(dataset, train=train, test=test, mean=stats[0], std=stats[1])
+
+
+def smaller(dataset: Dataset, train: int | None, test: int | None, seed: int) -> Dataset:
+    """So many examples, in the proportions of the classes; None leaves a split as it is. Means and deviations stay those of the whole."""
+    if dataset.test is not dataset.train:
+        return replace(dataset, train=_part(dataset, "train", train, seed), test=_part(dataset, "test", test, seed))
+    if test is not None:
+        raise DataError(
+            f"{test} test examples of {dataset.name}",
+            why="its training and test examples were put together, and each client holds back some of its own",
+            fix="leave the number of test examples out",
+            code="no-test-set-of-its-own",
+        )
+    both = _part(dataset, "train", train, seed)
+    return replace(dataset, train=both, test=both)
+
+
+def _part(dataset: Dataset, name: str, count: int | None, seed: int) -> Split:
+    split: Split = getattr(dataset, name)
+    if count is None:
+        return split
+    classes, held = np.unique(split.y, return_counts=True)
+    if not len(classes) <= count <= len(split.y):
+        raise DataError(
+            f"{count} {name} examples of {dataset.name}",
+            why=f"it has {len(split.y):,}, and each of its {len(classes)} classes keeps at least one",
+            fix=f"ask for {len(classes)} to {len(split.y):,}",
+            code="bad-subset-size",
+        )
+    rng = np.random.default_rng([seed, name == "test"])
+    rows = [
+        rng.permutation(np.flatnonzero(split.y == label))[:share]
+        for label, share in zip(classes, _shares(held, count), strict=True)
+    ]
+    return _at(split, np.sort(np.concatenate(rows)))
+
+
+def _shares(held: NDArray[np.int64], count: int) -> NDArray[np.int64]:
+    """Whole numbers that add up to `count`, as near to the proportions of what is held as one for each class allows."""
+    given: NDArray[np.int64] = np.maximum(held * count // held.sum(), 1)
+    while left := count - int(given.sum()):
+        lacks = held * count - given * held.sum()
+        if left > 0:
+            given[lacks.argmax()] += 1
+        else:  # small classes were given more than their share: the one with the most beyond its own gives back
+            given[np.where(given > 1, lacks, lacks.max() + 1).argmin()] -= 1
+    return given
+
+
+def reserve(dataset: Dataset, probe: int | None, pool: float | None, seed: int) -> Reserved:
+    """`probe` examples of each class, then a share `pool` of each class (at least one example), are taken out of the training examples."""
+    if (probe is not None and probe < 1) or (pool is not None and not 0 < pool < 1):
+        raise DataError(
+            f"no slices of {probe} examples per class and a share of {pool}",
+            why="a probe needs at least one example of each class, and a pool is a share between 0 and 1",
+            fix="probe = 50, pool = 0.1; leave out the one you do not want",
+            code="bad-reserve",
+        )
+    if dataset.classes == 0:
+        raise DataError(
+            f"nothing can be taken out of {dataset.name} class by class",
+            why="it has no classes",
+            fix="use labelled data",
+            code="no-classes",
+        )
+    if probe is None and pool is None:
+        return Reserved(dataset, None, None)
+    train, rng = dataset.train, np.random.default_rng(seed)
+    taken: dict[str, list[Array]] = {"rest": [], "probe": [], "pool": []}
+    for label in range(dataset.classes):
+        rows = rng.permutation(np.flatnonzero(train.y == label))
+        first = probe or 0
+        second = first + (max(1, round(pool * len(rows))) if pool else 0)
+        if second >= len(rows):
+            raise DataError(
+                f"class {dataset.class_names[label]} of {dataset.name} has {len(rows)} training examples, too few",
+                why=f"{second} of them would be set aside, and clients need at least one",
+                fix="a smaller probe or pool, or more data",
+                code="class-too-small",
+            )
+        for name, slice_ in (("probe", rows[:first]), ("pool", rows[first:second]), ("rest", rows[second:])):
+            taken[name].append(slice_)
+    found = {name: _at(train, np.sort(np.concatenate(rows))) for name, rows in taken.items()}
+    rest = found["rest"]
+    left = replace(dataset, train=rest, test=rest if dataset.test is train else dataset.test)
+    return Reserved(left, found["probe"] if probe else None, found["pool"] if pool else None)
+
+
+def _at(split: Split, rows: Array) -> Split:
+    return Split(split.x[rows], split.y[rows], None if split.group is None else split.group[rows])

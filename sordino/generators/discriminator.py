@@ -1,0 +1,51 @@
+"""ACGAN's discriminator (Odena, Olah and Shlens, ICML 2017): 1.66 million parameters on 3x32x32 images of ten classes, a short one up to 16x16."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from sordino.generators.nets import Shape, norm
+
+
+class Halved(nn.Module):
+    """Dropout of one half, by random bits of the stream of the training that it is part of."""
+
+    source: torch.Generator
+
+    def forward(self, x: Tensor) -> Tensor:
+        words = torch.empty(-(-x.numel() // 8), dtype=torch.int64, device=x.device)
+        words.random_(-(2**63), None, generator=self.source)
+        kept = words.view(torch.int8)[: x.numel()].as_strided(x.shape, x.stride()) >= 0
+        return x * kept.to(x.dtype).mul_(2)
+
+
+class Discriminator(nn.Module):
+    """Real or made (a logit), and which class (logits)."""
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        widths = (16, 32, 64, 128, 256, 512) if shape.side > 16 else (16, 32, 64)
+        layers: list[nn.Module] = []
+        inputs, side = shape.channels, shape.side
+        for i, width in enumerate(widths):
+            stride = 2 if i % 2 == 0 else 1
+            normed = [norm(width, running=False)] if i else []
+            layers += [nn.Conv2d(inputs, width, 3, stride, 1, bias=False), *normed, nn.LeakyReLU(0.2), Halved()]
+            inputs, side = width, -(-side // stride)
+        self.body = nn.Sequential(*layers, nn.Flatten())
+        self.real, self.label = nn.Linear(inputs * side**2, 1), nn.Linear(inputs * side**2, shape.classes)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        z = self.body(x)
+        return self.real(z).flatten(), self.label(z)
+
+    def drop_by(self, source: torch.Generator) -> None:
+        for module in self.modules():
+            if isinstance(module, Halved):
+                module.source = source
+
+
+def discriminator(shape: Shape) -> Discriminator:
+    with torch.device("meta"):
+        return Discriminator(shape)

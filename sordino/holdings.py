@@ -1,0 +1,185 @@
+"""What everybody holds: from an experiment to its data, who trains and is tested on which of them, and what the server keeps for itself.
+
+Deterministic, so a client process builds exactly what the server's process built.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+
+from sordino import keys
+from sordino.candidates import SOURCES as CANDIDATES
+from sordino.candidates import Candidates, Source, Wanted
+from sordino.config import Experiment, build
+from sordino.data import SOURCES, Dataset
+from sordino.data.reserve import Reserved, reserve, resized, smaller
+from sordino.errors import ConfigError
+from sordino.partition.rows import Rows
+from sordino.partition.schemes import SCHEMES, Scheme
+from sordino.types import Examples
+
+
+@dataclass(frozen=True)
+class Holdings:
+    experiment: Experiment
+
+    @property
+    def key(self) -> int:
+        return keys.root(self.experiment.seed)
+
+    @property
+    def dataset(self) -> Dataset:
+        """What clients hold together."""
+        return self._reserved.dataset
+
+    @cached_property
+    def _reserved(self) -> Reserved:
+        """Resized, and without what the server keeps for itself."""
+        data, found, seed = self.experiment.data, self._loaded, keys.word(keys.fold(self.key, "reserve"))
+        if data.side is not None:
+            found = resized(found, data.side)
+        pool = self.source.pool if self.source is not None else 0.0
+        kept = reserve(found, data.probe, pool or None, seed) if data.probe or pool else Reserved(found, None, None)
+        if data.train is not None or data.test is not None:
+            kept = kept._replace(dataset=smaller(kept.dataset, data.train, data.test, seed))
+        if data.standardise == "fixed" and found.kind == "image":
+            half = (0.5,) * found.shape[-1]
+            kept = kept._replace(dataset=replace(kept.dataset, mean=half, std=half))
+        return kept
+
+    @cached_property
+    def source(self) -> Source | None:
+        """Where candidates come from."""
+        table = self.experiment.candidates
+        if table is None:
+            return None
+        rest = {name: value for name, value in table.items() if name != "per_class"}
+        return build(rest, CANDIDATES, "candidates", "source")
+
+    @cached_property
+    def drawn(self) -> Candidates | None:
+        """Candidates, with the story of how they were made."""
+        if self.source is None:
+            return None
+        table = self.experiment.candidates or {}
+        wanted = Wanted(
+            classes=self.dataset.class_names,
+            per_class=int(table.get("per_class", 200)),
+            shape=(self.dataset.shape[0], self.dataset.shape[1], self.dataset.shape[2]),
+            key=keys.word(keys.fold(self.key, "candidates")),
+            pool=self._reserved.pool,
+            cache=None,
+            network=False,
+        )
+        return self.source.build(wanted)
+
+    @property
+    def candidates(self) -> Examples | None:
+        return None if self.drawn is None else _examples(self.drawn.x, self.drawn.y)
+
+    @property
+    def probe(self) -> Examples | None:
+        kept = self._reserved.probe
+        return None if kept is None else _examples(kept.x, kept.y)
+
+    @property
+    def tested(self) -> Examples:
+        return _examples(self.dataset.test.x, self.dataset.test.y)
+
+    @cached_property
+    def _loaded(self) -> Dataset:
+        data = self.experiment.data
+        needed = {"images": ("path",), "folder": ("path",), "tabular": ("path", "label")}.get(data.source, ())
+        for name in needed:
+            if getattr(data, name) is None:
+                raise ConfigError(
+                    f"data.source = {data.source!r} needs data.{name}", fix=f"set data.{name}", code="missing-key"
+                )
+        if data.merge and data.source != "images":
+            raise ConfigError(
+                f"data.merge = true with data.source = {data.source!r}",
+                why="only images come as a training and a test set of their own that could be put together",
+                fix="leave data.merge out",
+                code="nothing-to-merge",
+            )
+        held = {} if data.test_fraction is None else {"test_fraction": data.test_fraction}
+        many = {} if data.clients is None else {"clients": data.clients}
+        takes: Mapping[str, Mapping[str, Any]] = {
+            "digits": held,
+            "images": {
+                "path": data.path,
+                "allow_download": data.download,
+                "label": data.label,
+                "merge": data.merge,
+                "standardise": "pixel" if data.standardise == "pixel" else "channel",
+            },
+            "folder": {
+                "path": data.path,
+                "fraction": data.fraction,
+                "at_least": data.at_least,
+                "side": 32 if data.side is None else data.side,
+                "seed": keys.word(keys.fold(self.key, "data")),
+                **held,
+            },
+            "tabular": {"path": data.path, "label": data.label, "group": data.group, **held},
+            "quadratic": {"dim": data.dim, "heterogeneity": data.heterogeneity, **many},
+            "synthetic": {
+                "alpha": data.alpha,
+                "beta": data.beta,
+                "iid": data.iid,
+                "largest": data.largest,
+                "seed": keys.word(keys.fold(self.key, "data")),
+                **held,
+                **many,
+            },
+        }
+        return SOURCES[data.source](**takes[data.source])
+
+    @cached_property
+    def shares(self) -> tuple[Rows, Rows]:
+        """Row numbers of each client, of the training and the test examples."""
+        train, test = self.dataset.train, self.dataset.test
+        rng = np.random.default_rng(keys.word(keys.fold(self.key, "partition")))
+        rows = self.scheme.assign(train.y, train.group, rng)
+        if self.experiment.data.merge:
+            fraction = self.experiment.data.test_fraction
+            return rows.held_back(0.1 if fraction is None else fraction, rng)
+        return rows, self.scheme.match(train, rows, test, rng)
+
+    @cached_property
+    def scheme(self) -> Scheme:
+        return build(self.experiment.partition, SCHEMES, "partition", "scheme")
+
+    @cached_property
+    def named(self) -> Dataset:
+        """The data with the labels as the clients call them: what is learned and tested."""
+        data = self.dataset
+        if not self.scheme.anonymous:
+            return data
+        rows, tests = self.shares
+        if self.experiment.data.merge:  # both are of one set
+            rows = tests = Rows.of(np.concatenate(both) for both in zip(rows, tests, strict=True))
+        rng = np.random.default_rng(keys.word(keys.fold(self.key, "names")))
+        train, test, classes = self.scheme.relabel(data.train.y, rows, data.test.y, tests, rng)
+        data = replace(data, names=())
+        return replace(data, train=data.train._replace(y=train), test=data.test._replace(y=test), classes=classes)
+
+    @cached_property
+    def sizes(self) -> Sequence[int]:
+        """Of each client."""
+        return self.shares[0].sizes
+
+    @cached_property
+    def largest(self) -> int:
+        """The size of the largest client."""
+        return max(self.sizes)
+
+
+def _examples(x: Any, y: Any) -> Examples:
+    return Examples(torch.from_numpy(np.asarray(x)), torch.from_numpy(np.asarray(y)))

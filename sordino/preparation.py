@@ -1,0 +1,113 @@
+"""The phases before the training: each from its own checkpoint to its end, and what the last of them hands over.
+
+They lie in the run folder: preparation/NAME/checkpoints, preparation.jsonl with one object per round, and handed.safetensors, which every client has been given
+before the first round of the training.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import safetensors.torch
+
+from sordino.assemble import Parts
+from sordino.engine import checkpoint, wire
+from sordino.engine.checkpoint import atomic_write
+from sordino.folder import HANDED, PREPARATION
+from sordino.playing import Begun, Metrics, Phase, Standing, executor, metrics_file, row_of, stands
+from sordino.types import Params
+
+
+class Prepared(NamedTuple):
+    server: Any  # what the training starts from
+    handed: Params | None  # what every client has been given; None if nothing
+    done: bool = True  # False: stopped on the way
+
+
+def prepare(
+    parts: Parts,
+    folder: Path,
+    run: str,
+    ledger: Path,
+    stopped: Callable[[], bool],
+    watch: Callable[[Metrics], None] = lambda row: None,
+) -> Prepared:
+    """Every phase that is not over yet; then the state of the server before its first round of training."""
+    before: Any = None
+    begun: Begun | None = None
+    for mine in parts.preparation:
+        place = folder / "preparation" / mine.phase
+        loaded = checkpoint.load(place / "checkpoints", mine.state)
+        begun = Begun(place, loaded) if loaded is not None else begun
+        standing = Standing(mine.algorithm.begin(mine.task, mine.key, before), 0)
+        if loaded is None or not mine.algorithm.over(loaded.trees["server"]):
+            standing = _play(mine, folder, place, run, ledger, begun, loaded, standing, stopped, watch)
+            if not mine.algorithm.over(standing.server):
+                return Prepared(None, None, done=False)
+            after = checkpoint.load(place / "checkpoints", mine.state)
+            assert after is not None
+            begun = Begun(place, after)
+            before = standing.server
+        else:
+            before = loaded.trees["server"]
+    algorithm = parts.algorithm
+    server = algorithm.begin(parts.task, parts.key, before) if hasattr(algorithm, "begin") else parts.state("server")
+    handed = algorithm.handed(before) if hasattr(algorithm, "handed") else None
+    if handed is not None:
+        _hand(parts, folder, handed, begun)
+    return Prepared(server, handed)
+
+
+def _play(
+    mine: Parts,
+    folder: Path,
+    place: Path,
+    run: str,
+    ledger: Path,
+    begun: Begun | None,
+    loaded: checkpoint.Loaded | None,
+    standing: Standing,
+    stopped: Callable[[], bool],
+    watch: Callable[[Metrics], None],
+) -> Standing:
+    place.mkdir(parents=True, exist_ok=True)
+    with contextlib.ExitStack() as stack:
+        federation = mine.federation(ledger, run)
+        stack.callback(federation.ledger.close)
+        written = int(begun.loaded.meta["metrics_bytes"]) if begun is not None else 0
+        if loaded is not None:
+            standing = stands(federation, loaded, folder)
+        execute = executor(mine, folder, place, run, begun, None, stack)
+        metrics = stack.enter_context(metrics_file(folder / PREPARATION, written))
+
+        def tell(t: int, outcome: Any) -> Metrics:
+            row = {"phase": mine.phase, **row_of(t + 1, outcome)}
+            row |= mine.algorithm.told_of(outcome.server) if hasattr(mine.algorithm, "told_of") else {}
+            metrics.write(f"{json.dumps(row)}\n".encode())
+            return row
+
+        phase = Phase(mine, federation, execute, place, metrics, tell)
+        return phase.play(
+            standing,
+            lambda at: not mine.algorithm.over(at.server) and not stopped(),
+            lambda at, outcome: watch(phase.row),
+        )
+
+
+def _hand(parts: Parts, folder: Path, handed: Params, begun: Begun | None) -> None:
+    """A file that clients in other processes read, and its bytes in the books: one message to everybody."""
+    atomic_write(folder / HANDED, safetensors.torch.save({k: v.contiguous() for k, v in handed.items()}))
+    config = parts.experiment.digest()
+    header = wire.Header("handed", config, 0, -1, 0, "down")
+    each = wire.size(header, wire.schema(handed))
+    row = {"phase": "handed", "round": 0, "bytes_down": len(parts.sizes) * each, "bytes_up": 0, "payload": 0}
+    written = int(begun.loaded.meta["metrics_bytes"]) if begun is not None else 0
+    with metrics_file(folder / PREPARATION, written) as file:
+        file.write(f"{json.dumps(row)}\n".encode())
+        file.flush()
+        os.fsync(file.fileno())

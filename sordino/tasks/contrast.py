@@ -1,0 +1,49 @@
+"""Losses that compare features with each other: class prototypes with prototypes, a model's features with other models', examples with examples of their class."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+def class_means(z: Tensor, labels: Tensor, classes: int) -> tuple[Tensor, Tensor]:
+    """Means of the features of each class, and how many of them there are; gradients flow, a class that is not there has mean 0."""
+    counts = torch.bincount(labels, minlength=classes).to(z.dtype)
+    sums = z.new_zeros(classes, z.shape[1]).index_add(0, labels, z)
+    return sums / counts.clamp_min(1)[:, None], counts
+
+
+def separation(z: Tensor, labels: Tensor, prototypes: Tensor, known: Tensor, temperature: float) -> Tensor:
+    """Mean of -log softmax of the cosines of each row of z with all known prototypes, at its own (SlaugFL, the separation loss); no gradient reaches the prototypes.
+
+    A row whose own prototype is unknown has no say; 0 where none has.
+    """
+    with_own = known[labels]
+    if not bool(with_own.any()):
+        return z.sum() * 0
+    z, labels = z[with_own], labels[with_own]
+    cosines = F.normalize(z, dim=1) @ F.normalize(prototypes.detach().to(z.dtype), dim=1).T
+    logits = (cosines / temperature).masked_fill(~known, float("-inf"))
+    found: Tensor = F.cross_entropy(logits, labels)
+    return found
+
+
+def model_contrast(z: Tensor, shared: Tensor, before: Tensor, temperature: float) -> Tensor:
+    """One loss per example: near the features of the shared model, far from those of the client's last one (Li, He and Song, CVPR 2021)."""
+    near = F.cosine_similarity(z, shared.detach(), dim=1) / temperature
+    far = F.cosine_similarity(z, before.detach(), dim=1) / temperature
+    found: Tensor = F.softplus(far - near)
+    return found
+
+
+def supervised_contrast(z: Tensor, labels: Tensor, temperature: float) -> Tensor:
+    """Mean over anchors of the mean over others of their class of -log softmax of cosines (Khosla et al., NeurIPS 2020). Who is alone in its class counts 0."""
+    z = F.normalize(z, dim=1)
+    n = len(z)
+    own = torch.eye(n, dtype=torch.bool, device=z.device)
+    logits = (z @ z.T / temperature).masked_fill(own, float("-inf"))
+    log_odds = logits.log_softmax(1).masked_fill(own, 0.0)
+    same = ((labels[:, None] == labels[None]) & ~own).to(z.dtype)
+    found: Tensor = -((log_odds * same).sum(1) / same.sum(1).clamp_min(1)).mean()
+    return found

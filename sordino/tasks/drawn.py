@@ -1,0 +1,28 @@
+"""Images that a generator draws, as examples: they say nothing of anybody's, so whoever holds the generator may look at them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from sordino import keys
+from sordino.generators import nets
+from sordino.generators.nets import Shape
+from sordino.keys import Key
+from sordino.types import Examples
+
+
+def drawn(
+    shape: Shape, state: Mapping[str, Tensor], labels: Tensor, key: Key, rescale: Literal["fixed", "minmax"] = "fixed"
+) -> Examples:
+    return Examples(nets.draw(shape, dict(state), labels, key, rescale), labels)
+
+
+def all_alike(number: int, classes: int, key: Key) -> Tensor:
+    """Labels of so many images: of each class equally many, at least one, the rest of random classes."""
+    labels = torch.arange(classes).repeat_interleave(max(1, number // classes))
+    rest = number % classes if number >= classes else 0
+    return torch.cat([labels, keys.permutation(key, classes)[:rest]])
