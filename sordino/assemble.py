@@ -46,7 +46,7 @@ from sordino.tasks.quadratic import Quadratic
 from sordino.tasks.task import Classification, build_net, fits
 from sordino.types import Examples, Offer, Params, Task
 
-SHARED = ("_loaded", "_reserved", "source", "drawn", "shares", "scheme", "named", "sizes", "largest", "task", "_phases")
+SHARED = ("dataset", "_loaded", "_reserved", "source", "drawn", "shares", "scheme", "named", "sizes", "largest", "task", "_phases")
 
 
 def settle(experiment: Experiment) -> Experiment:

@@ -33,7 +33,7 @@ class Holdings:
     def key(self) -> int:
         return keys.root(self.experiment.seed)
 
-    @property
+    @cached_property
     def dataset(self) -> Dataset:
         """What clients hold together."""
         return self._reserved.dataset

@@ -174,3 +174,11 @@ def metrics_file(path: Path, written: int) -> Iterator[IO[bytes]]:
         file.truncate(written)
         file.seek(0, os.SEEK_END)
         yield file
+
+
+def computed(parts: Parts, outcome: Outcome) -> Metrics:
+    """What the devices of a round computed together, from public numbers; nothing of what an algorithm of somebody's own does not tell."""
+    passes = getattr(parts.algorithm, "passes", None)
+    if passes is None or not parts.task.flops:
+        return {}
+    return {"device_flops": parts.task.flops * sum(passes(parts.sizes[k]) for k in outcome.answered)}

@@ -19,7 +19,7 @@ from sordino.assemble import Parts
 from sordino.engine import checkpoint, wire
 from sordino.engine.checkpoint import atomic_write
 from sordino.folder import HANDED, PREPARATION
-from sordino.playing import Begun, Metrics, Phase, Standing, executor, metrics_file, row_of, stands
+from sordino.playing import Begun, Metrics, Phase, Standing, computed, executor, metrics_file, row_of, stands
 from sordino.types import Params
 
 
@@ -86,7 +86,7 @@ def _play(
         metrics = stack.enter_context(metrics_file(folder / PREPARATION, written))
 
         def tell(t: int, outcome: Any) -> Metrics:
-            row = {"phase": mine.phase, **row_of(t + 1, outcome)}
+            row = {"phase": mine.phase, **row_of(t + 1, outcome), **computed(mine, outcome)}
             row |= mine.algorithm.told_of(outcome.server) if hasattr(mine.algorithm, "told_of") else {}
             metrics.write(f"{json.dumps(row)}\n".encode())
             return row

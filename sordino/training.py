@@ -35,7 +35,7 @@ from sordino.engine.federation import Federation
 from sordino.engine.memory import keep_freed_memory
 from sordino.errors import BudgetExhausted, RunError
 from sordino.folder import COSTS, SECRET, check_is_run, read_metrics
-from sordino.playing import Begun, Metrics, Phase, Standing, executor, metrics_file, row_of, stands
+from sordino.playing import Begun, Metrics, Phase, Standing, computed, executor, metrics_file, row_of, stands
 from sordino.preparation import prepare
 from sordino.receipt import receipt
 from sordino.round import Outcome
@@ -148,7 +148,7 @@ def _train(
         metrics = stack.enter_context(metrics_file(folder / "metrics.jsonl", written))
 
         def tell(t: int, outcome: Outcome) -> Metrics:
-            row = row_of(t + 1, outcome)
+            row = row_of(t + 1, outcome) | computed(parts, outcome)
             if _due(t + 1, experiment):
                 row |= evaluate(t, outcome.server, execute.score)
                 row["model_norm"] = float(tree.norm(next(iter(parts.algorithm.models(outcome.server).values()))))

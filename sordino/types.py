@@ -208,6 +208,8 @@ class Task(Protocol):
     @property
     def classes(self) -> int: ...  # outputs of the network, 0 where nothing is classified
     @property
+    def flops(self) -> int: ...  # of one example, there and back
+    @property
     def labels(self) -> int: ...  # classes that there are; further outputs are an algorithm's own
     def features(
         self, params: Params, x: Tensor, keys: Tensor | None, plain: int = 0

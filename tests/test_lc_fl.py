@@ -20,7 +20,7 @@ from laws import warm
 from laws.traces import Killed, die_after, differences, finished, interrupted, killed_at, parts_of
 from torch import Tensor
 
-from sordino import assemble, config, keys, tree
+from sordino import config, holdings, keys, tree
 from sordino.algorithms.fedavg import FedAvg, Server, Up
 from sordino.algorithms.lc_fl import cdp_fl, lc_fl
 from sordino.assemble import Parts
@@ -307,7 +307,7 @@ def pictures(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 
         half = (0.5,) * shape[-1]
         dataset = Dataset("pictures", "image", 10, split(40), split(20), half, half)
-        monkeypatch.setattr(assemble, "SOURCES", {"digits": lambda **_: dataset})
+        monkeypatch.setattr(holdings, "SOURCES", {"digits": lambda **_: dataset})
 
     return give
 

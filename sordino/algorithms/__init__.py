@@ -18,14 +18,17 @@ from sordino.algorithms.cuag_pfl import cuag_pfl
 from sordino.algorithms.dp_prox import dp_fedavg, dp_prox, dp_sgd
 from sordino.algorithms.dp_scaffold import dp_scaffold
 from sordino.algorithms.fedavg import FedAvg
+from sordino.algorithms.fedgen import FedGen
 from sordino.algorithms.fedprox import FedProx
 from sordino.algorithms.lc_fl import cdp_fl, lattice_fl, lc_fl, ldp_fl, paillier_fl, secagg_fl
+from sordino.algorithms.moon import Moon
 from sordino.algorithms.pdp_prox import pdp_prox
 from sordino.algorithms.pfl_dyn import PFLDyn
 from sordino.algorithms.prifedsync import prifedsync
 from sordino.algorithms.scaffold import Scaffold
 from sordino.algorithms.slaug_fl import slaug_fl
 from sordino.algorithms.udp import udp
+from sordino.algorithms.vhl import VHL
 
 ALGORITHMS: dict[str, Callable[..., Any]] = {
     "fedavg": FedAvg,
@@ -54,4 +57,7 @@ ALGORITHMS: dict[str, Callable[..., Any]] = {
     "lattice_fl": lattice_fl,
     "secagg_fl": secagg_fl,
     "slaug_fl": slaug_fl,
+    "moon": Moon,
+    "vhl": VHL,
+    "fedgen": FedGen,
 }

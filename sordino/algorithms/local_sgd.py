@@ -102,6 +102,12 @@ class LocalSgd:
     def personal(self, task: Task, params: Params, c: Any, shard: Shard) -> Model:
         return plain(task, params, shard)
 
+    def passes(self, size: int) -> float:
+        """Examples that a client of so many takes through the network in a round; there and back is 1, only there a third."""
+        return float(
+            self.work.count(size) * self.work.batch(size) if self.work.steps else (self.work.epochs or 1) * size
+        )
+
     def rate(self, round: Tensor, participations: Tensor) -> float:
         times = round if self.lr_decay_per == "round" else participations
         return self.lr * self.lr_decay ** int(times)

@@ -117,6 +117,11 @@ class SlaugFL(LocalSgd):
         up = Up(tree.sub(walk.y, down.x), (sums / shard.size).float(), (counts / shard.size).float())
         return up, Client(c.participations + 1)
 
+    def passes(self, size: int) -> float:
+        public = self.count or size
+        both = super().passes(size) if self.match_steps else super().passes(size) * (size + public) / size
+        return both + public / 3  # and once through its drawn images, for their prototypes
+
     def update(self, s: Server, r: Received[Up]) -> Server:
         seen = r.mean.counts > 0
         fresh = r.mean.sums / torch.where(seen, r.mean.counts, 1.0)[:, None]

@@ -96,6 +96,9 @@ class Train(LocalSgd):
     def zero(self, down: Told) -> Up:
         return Up(tree.zeros_like(down.x))
 
+    def passes(self, size: int) -> float:
+        return super().passes(size) * (KEPT + (1 - KEPT) / 3)  # at most: it may stop early
+
     def local(self, task: Task, down: Told, c: Owner, shard: Shard, key: Key) -> tuple[Up, Owner]:
         learns, held = parts(shard)
         walk, best, least, tired = self.walk(down.x, self.lr), down.x, float("inf"), 0
@@ -224,6 +227,9 @@ class Ask(LocalSgd):
 
     def zero(self, down: Any) -> Prototype:
         return Prototype(torch.zeros(1, dtype=torch.int64), torch.zeros(given(self).task.width), torch.zeros(1))
+
+    def passes(self, size: int) -> float:
+        return size * (1 - KEPT) / 3
 
     def local(self, task: Task, down: Wish, c: Owner, shard: Shard, key: Key) -> tuple[Prototype, Owner]:
         _, held = parts(shard)

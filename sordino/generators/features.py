@@ -5,6 +5,9 @@ A state is a plain dict, as everything here is a pure function of it; the norm's
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -62,3 +65,50 @@ def _normed(state: State, x: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
 
 def _last(state: State, x: Tensor) -> Tensor:
     return F.linear(torch.relu(x), state["last.weight"], state["last.bias"])
+
+
+# training ---------------------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Settings:
+    updates: int = 50
+    batch: int = 32
+    lr: float = 3e-4
+    weight_decay: float = 1e-2
+
+
+def wanted(draws: Tensor, noise: int, classes: int) -> tuple[Tensor, Tensor]:
+    """Noise, uniform, and any label, for every key."""
+    epsilon = keys.uniform(keys.fold(draws, "epsilon"), noise).float()
+    return epsilon, keys.integers(keys.fold(draws, "label"), 1, classes)[:, 0]
+
+
+def distil(
+    state: State,
+    heads: Sequence[Callable[[Tensor], Tensor]],
+    counts: Tensor,
+    noise: int,
+    settings: Settings,
+    key: keys.Key,
+) -> State:
+    """The generator after some steps towards features that the heads call by their label, each head weighed by its share of the class, and that differ."""
+    offered = torch.nonzero((counts > 1).any(0)).flatten()
+    share = counts / counts.sum(0).clamp_min(1)
+    learned = {name: value.clone().requires_grad_() for name, value in trainable(state).items()}
+    kept = {name: state[name] for name in STATISTICS}
+    adam = torch.optim.Adam(list(learned.values()), settings.lr, weight_decay=settings.weight_decay)
+    for step in range(settings.updates):
+        epsilon, any_label = wanted(keys.bits(keys.fold(key, step), settings.batch), noise, len(offered))
+        y = offered[any_label]
+        z, kept = training_forward(learned | kept, epsilon, y)
+        taught = sum(
+            (share[k, y] * F.cross_entropy(head(z), y, reduction="none")).mean() for k, head in enumerate(heads)
+        )
+        apart = (epsilon[:, None] - epsilon[None]).square().mean(2)
+        differ = (z[:, None] - z[None]).abs().mean(2)
+        loss = taught + torch.exp(-(apart * differ).mean())
+        for p, g in zip(learned.values(), torch.autograd.grad(loss, list(learned.values())), strict=True):
+            p.grad = g
+        adam.step()
+    return {name: value.detach() for name, value in learned.items()} | kept

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Literal
 
 import torch
@@ -11,6 +12,7 @@ from torch import Tensor
 from sordino import keys
 from sordino.generators import nets
 from sordino.generators.nets import Shape
+from sordino.generators.noise_images import Source, noise_set
 from sordino.keys import Key
 from sordino.types import Examples
 
@@ -26,3 +28,11 @@ def all_alike(number: int, classes: int, key: Key) -> Tensor:
     labels = torch.arange(classes).repeat_interleave(max(1, number // classes))
     rest = number % classes if number >= classes else 0
     return torch.cat([labels, keys.permutation(key, classes)[:rest]])
+
+
+@lru_cache(maxsize=2)
+def noise_examples(
+    classes: int, per_class: int, side: int, channels: int, key: int, source: Source, width: int
+) -> Examples:
+    """The same for everybody, so made once in a process."""
+    return Examples(*noise_set(classes, per_class, side, channels, key, source, width=width))

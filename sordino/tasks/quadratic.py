@@ -19,7 +19,7 @@ class Quadratic:
     name = "quadratic"
     mixes_examples = ""
     metrics = ("loss",)
-    classes = labels = width = 0
+    classes = labels = width = flops = 0
 
     def __init__(self, dim: int, dtype: torch.dtype = torch.float64) -> None:
         self.dim, self.dtype = dim, dtype

@@ -173,6 +173,15 @@ class Classification:
         return self.predict({name: p.detach() for name, p in self._trained}, self._sample).shape[1]
 
     @cached_property
+    def flops(self) -> int:
+        """Of one example through the network, there and back; a way back is two ways there."""
+        from torch.utils.flop_counter import FlopCounterMode
+
+        with FlopCounterMode(display=False) as counted, torch.no_grad():
+            self._net(self._inputs(self._sample[:1], dict(self._trained)))
+        return 3 * int(counted.get_total_flops())
+
+    @cached_property
     def labels(self) -> int:
         return self.classes if self._labels is None else self._labels
 

@@ -1,0 +1,86 @@
+"""MOON, model-contrastive federated learning. Li, He and Song, CVPR 2021.
+
+An example's features should lie near those of the shared model and far from those of the client's own last one. `head` puts the paper's projection before the
+classifier; without it the features themselves are contrasted.
+
+Deviations: a client without a last model has nothing to be far from, and trains plainly; one last model is kept, as in the paper.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from sordino import tree
+from sordino.algorithms.fedavg import Server, Up
+from sordino.algorithms.local_sgd import LocalSgd
+from sordino.errors import ConfigError
+from sordino.keys import Key
+from sordino.tasks.contrast import model_contrast
+from sordino.types import Params, Received, Shard, Task
+
+
+class Client(NamedTuple):
+    last: Params
+    participations: Tensor
+
+
+@dataclass(frozen=True)
+class Moon(LocalSgd):
+    mu: float = 1.0
+    temperature: float = 0.5
+    head: bool = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 <= self.mu < float("inf") or not 0 < self.temperature < float("inf"):
+            raise ConfigError(
+                f"mu is {self.mu}, temperature is {self.temperature}",
+                why="the one is a finite number from 0 on, the other one above 0",
+                code="not-positive",
+            )
+
+    @property
+    def projection(self) -> int:
+        """Width of the projection that is put into the network; 0 for none."""
+        return 256 if self.head else 0
+
+    def init(self, task: Task, key: Key) -> Server:
+        return Server(task.init(key), torch.tensor(0))
+
+    def init_client(self, task: Task) -> Client:
+        return Client(tree.zeros_like(task.init(0)), torch.tensor(0))
+
+    def broadcast(self, s: Server) -> Server:
+        return s
+
+    def zero(self, down: Server) -> Up:
+        return Up(tree.zeros_like(down.x))
+
+    def local(self, task: Task, down: Server, c: Client, shard: Shard, key: Key) -> tuple[Up, Client]:
+        walk = self.walk(down.x, self.rate(down.round, c.participations))
+        contrasts = self.mu > 0 and bool(c.participations > 0)
+        losses = partial(self._losses, task, down.x, c.last) if contrasts else task.losses
+        for batch in shard.batches(self.work, key):
+            walk(batch.grad(losses, walk.y))
+        return Up(tree.sub(walk.y, down.x)), Client(tree.formed(walk.y), c.participations + 1)
+
+    def passes(self, size: int) -> float:
+        return super().passes(size) * 5 / 3  # two more looks, without a way back
+
+    def update(self, s: Server, r: Received[Up]) -> Server:
+        return Server(tree.axpy(self.server_lr, r.mean.delta, s.x), s.round + 1)
+
+    def _losses(
+        self, task: Task, shared: Params, last: Params, params: Params, x: Tensor, y: Tensor, draws: Tensor
+    ) -> Tensor:
+        z = task.features(params, x, draws)
+        with torch.no_grad():  # of the same views of the images
+            near, far = task.features(shared, x, draws), task.features(last, x, draws)
+        plain = F.cross_entropy(task.head(params, z), y, reduction="none")
+        return plain + self.mu * model_contrast(z, near, far, self.temperature)

@@ -1,0 +1,77 @@
+"""VHL, virtual homogeneity learning. Tang, Zhang, Shi, He, Han and Chu, ICML 2022.
+
+Everybody holds the same images of pure noise, which an untrained generator drew. They have classes of their own, and the features of real images are pulled towards those
+of noise images with the same number.
+
+Deviations: noise images are scaled like the data, not by 0.5 and 0.25. The set goes out as the seed that makes it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from sordino import keys, tree
+from sordino.algorithms.fedavg import Client, FedAvg, Server, Up
+from sordino.generators.noise_images import Source
+from sordino.keys import Key
+from sordino.tasks.contrast import supervised_contrast
+from sordino.tasks.drawn import noise_examples
+from sordino.types import Examples, Params, Shard, Task
+
+
+@dataclass(frozen=True)
+class VHL(FedAvg):
+    noise_batch: int = 64  # noise images in every step
+    per_class: int = 2000
+    source: Source = "stylegan"
+    width: int = 512  # of the generator
+    noise_weight: float = 1.0
+    pull: float = 1.0
+    among_noise: float = 0.1
+    pull_epochs: int = 5  # of a round: later ones learn without pulling
+    temperature: float = 0.07
+    shape: tuple[int, ...] = ()
+    heads: ClassVar[int] = 2
+
+    def sized(self, shape: tuple[int, ...], classes: int) -> VHL:
+        return replace(self, shape=(*shape, classes))
+
+    def begin(self, task: Task, key: Key, before: Any) -> Server:
+        return self.init(task, key)
+
+    def handed(self, before: Any) -> Params:
+        return {"seed": torch.tensor(0)}
+
+    def equip(self, task: Task, handed: Mapping[str, Tensor], size: int, key: Key) -> Examples:
+        side, _, channels, classes = self.shape
+        seed = keys.root(int(handed["seed"]))
+        return noise_examples(classes, self.per_class, side, channels, seed, self.source, self.width)
+
+    def local(self, task: Task, down: Server, c: Client, shard: Shard, key: Key) -> tuple[Up, Client]:
+        walk = self.walk(down.x, self.rate(down.round, c.participations))
+        each = self.work.count(shard.size) // (self.work.epochs or 1)  # steps of an epoch
+        for step, both in enumerate(shard.mixed(self.work, key, self.noise_batch)):
+            walk(both.joint(partial(self._loss, task, step < each * self.pull_epochs), walk.y))
+        return Up(tree.sub(walk.y, down.x)), Client(c.participations + 1)
+
+    def passes(self, size: int) -> float:
+        return super().passes(size) + self.work.count(size) * self.noise_batch
+
+    def _loss(self, task: Task, pulls: bool, params: Params, own: Examples, noise: Examples, draws: Tensor) -> Tensor:
+        n = len(own.y)
+        z = task.features(params, torch.cat([own.x, noise.x]), draws)
+        logits = task.head(params, z)
+        total = F.cross_entropy(logits[:n], own.y)
+        total = total + self.noise_weight * F.cross_entropy(logits[n:], noise.y + task.labels)
+        if pulls:
+            both = torch.cat([z[:n], z[n:].detach()])
+            total = total + self.pull * supervised_contrast(both, torch.cat([own.y, noise.y]), self.temperature)
+            total = total + self.among_noise * supervised_contrast(z[n:], noise.y, self.temperature)
+        return total
