@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -11,194 +11,45 @@ from typing import Any
 import numpy as np
 import torch
 
-from sordino import budgets, gates, keys, own, tree
-from sordino.algorithms import ALGORITHMS
-from sordino.config import Engine, Experiment, Privacy, build
-from sordino.engine.adapting import Adapting
+from sordino import budgets
+from sordino.composition import Composition
+from sordino.config import Experiment, Privacy, build
 from sordino.engine.checkpoint import Loaded
 from sordino.engine.client import Clients
-from sordino.engine.cohort import Cohort, Everyone, alike
+from sordino.engine.cohort import alike
 from sordino.engine.federation import Federation
-from sordino.engine.machine import decide
-from sordino.engine.personal import COHORTS, Personal, ThresholdPublished
+from sordino.engine.personal import Personal, ThresholdPublished
 from sordino.engine.secure_sum import check_gate
 from sordino.engine.shards import Prepared, Shards
 from sordino.engine.store import States, template
-from sordino.engine.stragglers import Stragglers
 from sordino.engine.wire import Header
-from sordino.errors import ConfigError, DataError, UnsoundGuarantee
+from sordino.errors import DataError, UnsoundGuarantee
 from sordino.evaluate.accuracy import Evaluator
 from sordino.evaluate.evaluation import Evaluation, check, check_models
-from sordino.holdings import Holdings
 from sordino.ledger.ledger import Charter, Each, Ledger
+from sordino.ledger.pricing import Pricing
 from sordino.ledger.published import nominal_multiplier
 from sordino.ledger.schedules import SCHEDULES, Adaptive, Schedule
 from sordino.personal_plans import draft_personal
-from sordino.phases import Phased
-from sordino.plan import Budget, Plan, draft
-from sordino.privacy.open_reader import Open
+from sordino.plan import Budget, Plan, draft, shared_currency
 from sordino.privacy.readers import NoisyGradient
 from sordino.privacy.sources import for_run
 from sordino.privacy.stages import Weigh
 from sordino.soundness import check_delta, check_everybody_has_data, check_secure
-from sordino.tasks.nets import projected
-from sordino.tasks.quadratic import Quadratic
-from sordino.tasks.task import Classification, build_net, fits
-from sordino.types import Examples, Offer, Params, Task
-
-SHARED = ("dataset", "_loaded", "_reserved", "source", "drawn", "shares", "scheme", "named", "sizes", "largest", "task", "_phases")
+from sordino.types import Examples, Offer, Params
 
 
 def settle(experiment: Experiment) -> Experiment:
     """The default budget belongs to private algorithms: `sordino run algorithm=fedavg` is not asked to drop it."""
     if "privacy" in experiment.model_fields_set:
         return experiment
-    algorithm = Parts(experiment).algorithm
-    private = algorithm.read.offer() is not None or algorithm.uplink.noise() is not None
+    parts = Parts(experiment)
+    private = any(other.offers for other in (*parts.preparation, parts))
     return experiment if private else experiment.model_copy(update={"privacy": Privacy()})
 
 
 @dataclass(frozen=True)
-class Parts(Holdings):
-    stage: int = -1  # of the phases; the last one is the training
-
-    @cached_property
-    def preparation(self) -> list[Parts]:
-        """The phases before the training, on the same data."""
-        return [self._at(i) for i in range(len(self._phases) - 1)]
-
-    def _at(self, stage: int) -> Parts:
-        other = replace(self, stage=stage)
-        _ = self.dataset, self.task
-        other.__dict__.update({name: value for name, value in self.__dict__.items() if name in SHARED})
-        return other
-
-    @property
-    def prepares(self) -> bool:
-        return self.stage not in (-1, len(self._phases) - 1)
-
-    @property
-    def phase(self) -> str:
-        """The name of a phase of the preparation, nothing for the training."""
-        return str(self._chosen.name) if self.prepares else ""
-
-    @property
-    def phase_key(self) -> int:
-        """Of the draws of one phase: two phases never draw the same noise."""
-        return keys.word(keys.fold(self.key, "phase", self.phase)) if self.prepares else self.key
-
-    @property
-    def rounds(self) -> int:
-        return int(self._chosen.rounds) if self.prepares else self.experiment.rounds
-
-    @property
-    def engine(self) -> Engine:
-        """[engine] with every `auto` decided."""
-        given = self.experiment.engine
-        executor, precision = decide(given.executor, given.precision, not self._plain_reads)
-        return given.model_copy(update={"executor": executor, "precision": precision})
-
-    @property
-    def sharing(self) -> str:
-        """Which clients of one process share a pass."""
-        executor = self.engine.executor
-        if executor == "ranks":
-            return "stack" if self._plain_reads else "pooled"
-        return executor if executor == "pooled" or (executor == "stack" and self._plain_reads) else "loop"
-
-    @property
-    def _plain_reads(self) -> bool:
-        return type(self._chosen.read).open is Open.open  # a reader that opens otherwise may tell clients apart
-
-    @cached_property
-    def task(self) -> Task:
-        augment = self.experiment.data.augment
-        if augment != "none" and self.dataset.kind != "image":
-            raise ConfigError(
-                f"data.augment = {augment!r} with data.source = {self.experiment.data.source!r}",
-                why="only images can be cut and mirrored",
-                fix="leave data.augment out",
-                code="nothing-to-augment",
-            )
-        if self.dataset.classes == 0:
-            return Quadratic(self.dataset.shape[0] // 2)
-        options = {k: v for k, v in self.experiment.model.items() if k not in ("name", "options")}
-        own = self.experiment.model.get("options", {})
-        if not isinstance(own, dict):
-            raise ConfigError(f"model.options = {own!r}", why="it is a table of arguments", code="wrong-type")
-        options |= own
-        name, shape = str(self.experiment.model.get("name")), self.dataset.shape
-        image, classes, heads = self.dataset.kind == "image", self.named.classes, getattr(self._phases[-1], "heads", 1)
-        inputs = (shape[-1], *shape[:-1]) if image else shape
-        with torch.random.fork_rng(devices=[]):
-            # a user's class may draw buffers or bare parameters: the same ones in every process
-            torch.manual_seed(keys.word(keys.fold(self.key, "model")))
-            net = build_net(name, inputs, classes * heads, options)
-            if width := getattr(self._phases[-1], "projection", 0):
-                net = projected(net, width)
-        fits(net, name, inputs, classes * heads)
-        return Classification(
-            net,
-            name=name,
-            shape=shape,
-            mean=self.dataset.mean,
-            std=self.dataset.std,
-            image=image,
-            precision=torch.bfloat16 if self.engine.precision == "bf16" else torch.float32,
-            augment=augment,
-            labels=classes,
-        )
-
-    @cached_property
-    def algorithm(self) -> Any:
-        """With what its gates must know of the data and the model."""
-        algorithm = self._chosen
-        if hasattr(algorithm.read, "fitted"):
-            algorithm = replace(algorithm, read=algorithm.read.fitted(self.dataset.shape, self.named.classes))
-        if algorithm.uplink.coordinates is not None:
-            fewest = 1 if self.cohort.hidden else int(self.cohort.expected(len(self.sizes)))
-            least = fewest * min(self.sizes) / self.largest
-            algorithm = replace(algorithm, uplink=algorithm.uplink.fitted(_coordinates(algorithm, self.task), least))
-        if hasattr(algorithm, "sized"):
-            algorithm = algorithm.sized(self.dataset.shape, self.named.classes)
-        if hasattr(algorithm, "_given"):
-            algorithm = replace(algorithm, _given=self)
-        return Adapting(algorithm) if algorithm.uplink.learns else algorithm
-
-    @property
-    def _chosen(self) -> Any:
-        return self._phases[self.stage]
-
-    @cached_property
-    def _phases(self) -> tuple[Any, ...]:
-        table, choices = self.experiment.algorithm, dict(ALGORITHMS)
-        if ":" in (name := str(table.get("name"))):
-            choices[name] = own.algorithm(name)
-        made = build(table, choices, "algorithm")
-        before, algorithm = (made.preparation, made.training) if isinstance(made, Phased) else ((), made)
-        if self.experiment.read is not None:
-            algorithm = replace(algorithm, read=gates.reader(self.experiment.read))
-        if self.experiment.uplink is not None:
-            algorithm = replace(algorithm, uplink=gates.uplink(self.experiment.uplink))
-        return (*before, algorithm)
-
-    @cached_property
-    def cohort(self) -> Cohort:
-        if self.prepares:
-            return Everyone()
-        return build(self.experiment.cohort, COHORTS, "cohort")
-
-    @cached_property
-    def stragglers(self) -> Stragglers:
-        slow, chaos = self.experiment.stragglers, self.experiment.chaos
-        whole = self._plain_reads  # what is noised step by step is planned step by step
-        return Stragglers(slow.share, slow.policy, self.algorithm.work.epochs, whole, (chaos.drop, chaos.slow))
-
-    @cached_property
-    def coordinates(self) -> int:
-        """Of one upload, before compression."""
-        return _coordinates(self.algorithm, self.task)
-
+class Parts(Composition):
     # the promise ----------------------------------------------------------------------------------------------------
 
     @cached_property
@@ -212,7 +63,7 @@ class Parts(Holdings):
     @cached_property
     def _drafted(self) -> Plan:
         algorithm, privacy, population = self.algorithm, self.experiment.privacy, len(self.sizes)
-        asked = "episodes" if getattr(algorithm, "episodic", False) else "batches"
+        asked = "episodes" if getattr(algorithm, "episodic", False) else getattr(algorithm, "wants", "batches")
         if (gives := getattr(algorithm.read, "gives", asked)) != asked:
             raise UnsoundGuarantee(
                 f"an algorithm of {asked} with a reader of {gives}",
@@ -225,15 +76,7 @@ class Parts(Holdings):
         most = population if self.cohort.hidden else self.cohort.expected(population)
         check_gate(algorithm.uplink, getattr(algorithm, "reads_each", False), most)
         _ = self.stragglers
-        reader, uplink = (
-            algorithm.read.offer(),
-            algorithm.uplink.offer(self.cohort.expected(population) / population, self.cohort.hidden),
-        )
-        offers: list[tuple[Offer, float | None]] = []
-        if reader is not None:
-            offers.append((reader, algorithm.read.multiplier))
-        if uplink is not None:
-            offers.append((uplink, algorithm.uplink.noise().multiplier))
+        offers = self.offers
         weighed = any(isinstance(stage, Weigh) for stage in algorithm.uplink.client)
         for offer, _ in offers:
             check_delta(offer, privacy, population, sum(self.sizes), weighed)
@@ -247,9 +90,7 @@ class Parts(Holdings):
             )
         if isinstance(self.cohort, Personal):
             return draft_personal(self.cohort, offers, self.budget, self.rounds, population)
-        exposures, budget = self.cohort.exposures(self.rounds, population), self.budget
-        if any(offer.everyone_pays for offer, _ in offers):  # in every round, whoever is drawn
-            exposures = alike(self.rounds, population)
+        exposures, budget = self.exposures, self.budget
         if algorithm.uplink.personal and budget is not None and isinstance(budget.schedule, Adaptive):
             raise UnsoundGuarantee(
                 "personal clips with an adaptive schedule",
@@ -257,12 +98,61 @@ class Parts(Holdings):
                 fix='schedule = {name = "uniform"}, or another that is fixed in advance',
                 code="personal-schedule",
             )
-        sizes, where = np.unique(np.asarray(self.sizes), return_inverse=True)
-        reads = np.array([algorithm.read.reads(algorithm.work, size) for size in sizes.tolist()])[where].data
         published = None
         if isinstance(algorithm.read, NoisyGradient) and algorithm.read.sampling == "fixed_subset" and budget:
             published = nominal_multiplier(budget.epsilon, budget.delta, algorithm.read.rate, max(exposures))
-        return draft(offers, budget, exposures, {"example": reads}, published)
+        reads = {"example": self.reads}
+        if not self._sharing_a_budget:
+            return draft(offers, budget, exposures, reads, published)
+        portion, currency = self._sharing_a_budget.get(self.stage % len(self._phases), (0.0, None))
+        return draft(offers, budget if portion else None, exposures, reads, published, portion, currency)
+
+    @cached_property
+    def offers(self) -> list[tuple[Offer, float | None]]:
+        """What the gates could promise, with the multipliers that are typed into them."""
+        algorithm, population = self.algorithm, len(self.sizes)
+        found: list[tuple[Offer, float | None]] = []
+        if (reader := algorithm.read.offer()) is not None:
+            found.append((reader, algorithm.read.multiplier))
+        uplink = algorithm.uplink.offer(self.cohort.expected(population) / population, self.cohort.hidden)
+        if uplink is not None:
+            found.append((uplink, algorithm.uplink.noise().multiplier))
+        return found
+
+    @cached_property
+    def exposures(self) -> Sequence[int]:
+        """Rounds that each client is planned to pay for."""
+        if any(offer.everyone_pays for offer, _ in self.offers):  # in every round, whoever is drawn
+            return alike(self.rounds, len(self.sizes))
+        return self.cohort.exposures(self.rounds, len(self.sizes))
+
+    @cached_property
+    def reads(self) -> Sequence[int]:
+        """Noisy reads of every client in one round."""
+        algorithm = self.algorithm
+        sizes, where = np.unique(np.asarray(self.sizes), return_inverse=True)
+        return np.array([algorithm.read.reads(algorithm.work, size) for size in sizes.tolist()])[where].data
+
+    @cached_property
+    def _sharing_a_budget(self) -> dict[int, tuple[float, Pricing]]:
+        """The phases that are priced by one budget, with their parts of it and their prices; nothing where one phase has all of it."""
+        if len(self._phases) == 1 or self.experiment.privacy.epsilon is None:
+            return {}
+        stages = [*self.preparation, self._at(-1)]
+        priced = [i for i, other in enumerate(stages) if any(typed is None for _, typed in other.offers)]
+        if not priced:
+            return {}
+        asked = [
+            (
+                next(offer for offer, typed in stages[i].offers if typed is None),
+                max(stages[i].exposures) * max(stages[i].reads),
+            )
+            for i in priced
+        ]
+        assert self.budget is not None
+        prices = shared_currency(asked, self.budget.epsilon, self.budget.delta)
+        weights = [self._shares[i] for i in priced]
+        return {i: (weight / sum(weights), price) for i, weight, price in zip(priced, weights, prices, strict=True)}
 
     @cached_property
     def budget(self) -> Budget | None:
@@ -276,15 +166,21 @@ class Parts(Holdings):
         each = budgets.personal(privacy.epsilon, len(self.sizes), self.key).tolist()
         return Budget(max(each), privacy.delta, schedule, each)
 
+    @cached_property
+    def promising(self) -> Plan:
+        """The plan of the phase that spends the budget: what a ledger that all phases share is founded for."""
+        stages = [self._at(-1), *self.preparation]
+        return next((other.plan for other in stages if other.plan.offer is not None), self.plan)
+
     def charter(self) -> Charter:
-        offer, delta = self.plan.offer, self.experiment.privacy.delta
-        promise = (offer.unit, offer.neighbours, offer.adversary) if offer else ("none", "none", "none")
-        return Charter(self.dataset.fingerprint(), *promise, delta, self.plan.currency)
+        plan, delta = self.plan if len(self._phases) == 1 else self.promising, self.experiment.privacy.delta
+        promise = (plan.offer.unit, plan.offer.neighbours, plan.offer.adversary) if plan.offer else ("none",) * 3
+        return Charter(self.dataset.fingerprint(), *promise, delta, plan.currency)
 
     # the two sides --------------------------------------------------------------------------------------------------
 
     def federation(self, ledger: Path | str, run: str) -> Federation:
-        plan, people = self.plan, len(self.sizes)
+        plan, people = self.plan if len(self._phases) == 1 else self.promising, len(self.sizes)
         cap, shared = plan.cap, plan.offer is not None and plan.offer.everyone_pays and not plan.individual
         own = plan.budget is not None and plan.budget.personal is not None and not shared
         each = Each(people, cap) if cap is not None and not shared and not own else None
@@ -348,7 +244,3 @@ class Parts(Holdings):
         if kind == "states":
             return template(int(name.partition("/")[2]), self.algorithm.init_client(self.task))
         raise DataError(f"a checkpoint holds {name!r}, which this version does not know", code="unknown-state")
-
-
-def _coordinates(algorithm: Any, task: Task) -> int:
-    return tree.size(algorithm.zero(algorithm.broadcast(algorithm.init(task, 0))))

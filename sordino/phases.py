@@ -29,6 +29,10 @@ class Given(Protocol):
     @property
     def probe(self) -> Examples | None: ...  # labelled examples to rank models with
     @property
+    def tested(self) -> Examples: ...  # what results are measured on
+    @property
+    def source(self) -> Any: ...  # of candidates; None where there is none
+    @property
     def candidates(self) -> Examples | None: ...
 
 
@@ -41,6 +45,7 @@ class Phase(Protocol):
     def rounds(self) -> int: ...  # at most
     def begin(self, task: Task, key: Key, before: Any) -> Any: ...  # its server state, from that of the phase before
     def over(self, s: Any) -> bool: ...
+    def check(self) -> None: ...  # refuses, before anything starts, what could not work
 
 
 class Handing(Protocol):

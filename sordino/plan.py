@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from sordino.errors import InvalidBudget, UnsoundGuarantee
 from sordino.ledger.currency import UNIT, ZCDP, Amount, Currency, cap, cost
-from sordino.ledger.pricing import AsPublished, Classic, Exact, Pricing, Pure, best_order, counted
+from sordino.ledger.pricing import AsPublished, Classic, Exact, Pricing, Pure, Renyi, best_order, counted
 from sordino.ledger.schedules import Adaptive, Schedule, Uniform, integer_shares
 from sordino.types import Offer
 
@@ -73,6 +73,7 @@ class Plan:
     fixed: float | None  # a multiplier typed by the user, where no budget is given
     exposures: Sequence[int]  # planned T_k per client (rounds where everyone pays)
     reads: Sequence[int]  # noisy reads per exposure, per client
+    portion: float = 1.0  # of every client's budget; the rest is for other phases of the run
     _shares: dict[tuple[Amount, int], list[Amount]] = field(default_factory=dict)
     _caps: dict[float, Amount] = field(default_factory=dict)
     _multipliers: dict[tuple[Amount, int], float] = field(default_factory=dict)
@@ -102,6 +103,11 @@ class Plan:
             assert self.budget is not None
             self._caps[epsilon] = cap(self.pricing.total(epsilon, self.budget.delta))
         return self._caps[epsilon]
+
+    def _mine(self, client: int) -> Amount | None:
+        """What this phase may spend of a client's budget."""
+        limit = self.cap_of(client)
+        return limit if limit is None or self.portion == 1 else tuple(int(part * self.portion) for part in limit)
 
     def price(
         self, client: int, exposure: int, spent: Amount, stalled: bool = False, last: Amount | None = None
@@ -177,7 +183,7 @@ class Plan:
         return self._multipliers[charge, reads]
 
     def _share(self, client: int, exposure: int) -> Amount:
-        times, limit = self.exposures[client], self.cap_of(client)
+        times, limit = self.exposures[client], self._mine(client)
         assert limit is not None
         if (limit, times) not in self._shares:
             assert self.budget is not None
@@ -187,7 +193,7 @@ class Plan:
         return self._shares[limit, times][exposure]
 
     def _adaptive(self, client: int, exposure: int, spent: Amount, stalled: bool, last: Amount | None) -> Amount:
-        limits = self.cap_of(client)
+        limits = self._mine(client)
         assert limits is not None
         assert self.budget is not None
         assert isinstance(self.budget.schedule, Adaptive)
@@ -214,8 +220,13 @@ def draft(
     exposures: Sequence[int],
     reads: Mapping[str, Sequence[int]],
     published: float | None = None,
+    portion: float = 1.0,
+    currency: Pricing | None = None,
 ) -> Plan:
-    """The plan for the private gates of an algorithm, given with the multiplier typed into each (None: the budget decides)."""
+    """The plan for the private gates of an algorithm, given with the multiplier typed into each (None: the budget decides).
+
+    `portion` of the budget is for this phase of a run, and `currency` the one that all its phases are priced in, where they share a budget.
+    """
     open_ended = [offer for offer, typed in offers if typed is None]
     if len(open_ended) > 1:
         raise UnsoundGuarantee(
@@ -250,10 +261,20 @@ def draft(
             code="personal-budgets-one-rate",
         )
     longest = max((times * each for times, each, _ in kinds(exposures, per_round)), default=1)
-    pricing = _pricing(offer, budget, max(longest, 1), published)
-    plan = Plan(offer, pricing, budget, typed, exposures, per_round)
+    pricing = currency or _pricing(offer, budget, max(longest, 1), published)
+    plan = Plan(offer, pricing, budget, typed, exposures, per_round, portion)
     plan.rehearse()
     return plan
+
+
+def shared_currency(offers: Sequence[tuple[Offer, int]], epsilon: float, delta: float) -> Sequence[Pricing]:
+    """Prices for phases that share a budget, each given with its reads: in Renyi divergence at one order where one of them is sampled, else exact."""
+    sampled = [(offer.rate, longest) for offer, longest in offers if offer.rate < 1]
+    if not sampled:
+        return [PRICINGS[offer.mechanism.calibration] for offer, _ in offers]
+    rate, longest = max(sampled, key=lambda pair: pair[1])
+    order = best_order(rate, epsilon, delta, longest).order
+    return [Renyi(offer.rate, order) for offer, _ in offers]
 
 
 def once(exposures: Sequence[int]) -> Sequence[int]:

@@ -54,7 +54,8 @@ def prepare(
             begun = Begun(place, after)
             before = standing.server
         else:
-            before = loaded.trees["server"]
+            with (federation := mine.federation(ledger, run)).ledger:
+                before = stands(federation, loaded, folder).server  # ends a release that a crash cut short
     algorithm = parts.algorithm
     server = algorithm.begin(parts.task, parts.key, before) if hasattr(algorithm, "begin") else parts.state("server")
     handed = algorithm.handed(before) if hasattr(algorithm, "handed") else None

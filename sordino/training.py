@@ -36,7 +36,7 @@ from sordino.engine.memory import keep_freed_memory
 from sordino.errors import BudgetExhausted, RunError
 from sordino.folder import COSTS, SECRET, check_is_run, read_metrics
 from sordino.playing import Begun, Metrics, Phase, Standing, computed, executor, metrics_file, row_of, stands
-from sordino.preparation import prepare
+from sordino.preparation import Prepared, prepare
 from sordino.receipt import receipt
 from sordino.round import Outcome
 from sordino.version import __version__
@@ -68,6 +68,9 @@ def start(
     experiment = experiment.model_copy(update={"engine": Parts(experiment).engine})
     parts = Parts(experiment)
     _ = parts.plan, parts.evaluation()  # every refusal happens before a folder exists
+    for phase in parts.preparation:
+        _ = phase.plan
+        phase.algorithm.check()
     if (secure := parts.algorithm.uplink.secure) is not None:
         secure.needs()
     if folder.exists():
@@ -133,7 +136,10 @@ def _train(
         shared = experiment.privacy.ledger
         ledger = Path(shared) if shared else folder / "ledger.sqlite"
         asked = stack.enter_context(_patience())
-        begun = prepare(parts, folder, run, ledger, asked)
+        try:
+            begun = prepare(parts, folder, run, ledger, asked)
+        except KeyboardInterrupt:
+            begun = Prepared(None, None, done=False)
         federation = parts.federation(ledger, run)
         stack.callback(federation.ledger.close)
         notes = [*parts.cohort.warnings(experiment.rounds, len(parts.sizes)), *drowning(parts)]

@@ -23,16 +23,21 @@ from torch import Tensor
 from sordino import keys, tree
 from sordino.algorithms.fedavg import Client
 from sordino.algorithms.local_sgd import LocalSgd
-from sordino.algorithms.slaug_generator import Kind, Recipe, generator_shape
+from sordino.algorithms.slaug_generator import PLAIN, Kind, Recipe, generator_shape
+from sordino.algorithms.slaug_pool import Pool
 from sordino.algorithms.slaug_prepare import Ask, Train
 from sordino.generators import acgan, matching
 from sordino.generators.nets import Shape
 from sordino.keys import Key
 from sordino.phases import Phased
-from sordino.privacy.classes import class_sums
+from sordino.privacy.classes import ClassSums, class_sums
+from sordino.privacy.readers import NoisyGradient
+from sordino.privacy.secure import Aggregated
+from sordino.privacy.stages import Weigh
 from sordino.tasks.contrast import class_means, separation
 from sordino.tasks.drawn import all_alike, drawn
 from sordino.types import Examples, Params, Received, Shard, Task
+from sordino.uplink import Uplink
 
 
 class Server(NamedTuple):
@@ -155,8 +160,9 @@ class SlaugFL(LocalSgd):
 
     def _apart(self, task: Task, down: Server, walk: Any, shard: Shard, key: Key) -> None:
         """Losses of single examples: of the client's own through the reader, which may clip and noise them; of drawn ones as they are."""
+        losses = partial(self._own_losses, task, down)
         for step in shard.mixed(self.work, key, "half" if self.match_steps else "union"):
-            g = step.batch.grad(partial(self._own_losses, task, down), walk.y)
+            g = step.batch.grad(losses, walk.y)
             walk(
                 tree.axpy(
                     self.synthetic, public_gradient(task, walk.y, step.public, self._names(task, step.public.y)), g
@@ -195,6 +201,7 @@ def public_gradient(task: Task, params: Params, public: Examples, labels: Tensor
 
 # the published settings ------------------------------------------------------------------------------------------------------------
 
+COUNT = 200  # drawn images of a client whose size is nobody's business
 PRESETS: dict[str, dict[str, Any]] = {
     "default": {},
     "paper_text": {
@@ -217,7 +224,11 @@ PRESETS: dict[str, dict[str, Any]] = {
 }
 
 
+Variant = Literal["as_published", "secagg", "dp_proto_only", "pooled", "rigorous_a", "rigorous_b"]
+
+
 def slaug_fl(
+    variant: Variant = "as_published",
     preset: Literal["default", "paper_text", "released_code"] = "default",
     scenario: Literal[1, 2] = 1,
     generator: Kind = "auto",
@@ -250,8 +261,23 @@ def slaug_fl(
     match_lr: float = 2e-4,
     diversity: float | None = None,
     diversity_sign: Literal["reciprocal", "literal"] = "reciprocal",
+    extractor: str | None = None,
+    project: int = 32,
+    clip: float = 1.0,
+    rate: float = 0.1,
+    private_steps: int = 10,
+    count: int | None = None,
+    share: float = 0.2,
 ) -> Phased:
-    """Scenario 1 chooses candidates and trains an ACGAN on them, scenario 2 has prototypes alone. A preset fills in what is not set."""
+    """Scenario 1 chooses candidates and trains an ACGAN on them, scenario 2 has prototypes alone. A preset fills in what is not set.
+
+    as_published   models and prototypes go out as they are
+    secagg         the same, but in the rounds of training only sums are opened
+    dp_proto_only  prototypes are noised; models are not
+    pooled         no models and no prototypes of single devices: sums of features of a public extractor
+    rigorous_b     pooled, with noise, and noised gradients in training: private for every example, end to end
+    rigorous_a     models trained by noised gradients, noised prototypes, noised gradients in training: likewise
+    """
     chosen = {name: value for name, value in locals().items() if name != "preset"}
     defaults = {name: p.default for name, p in inspect.signature(slaug_fl).parameters.items()}
     chosen |= {name: value for name, value in PRESETS[preset].items() if chosen[name] == defaults[name]}
@@ -259,6 +285,8 @@ def slaug_fl(
 
 
 def _composed(**given: Any) -> Phased:
+    variant: str = given["variant"]
+    private = variant.startswith("rigorous")
     sgd = {name: given[name] for name in ("lr", "momentum", "weight_decay", "batch_size")}
     gan = acgan.Settings(given["gan_epochs"], given["gan_batch"], given["gan_lr"], weight_decay=given["gan_decay"])
     match = matching.Settings(
@@ -269,14 +297,24 @@ def _composed(**given: Any) -> Phased:
         sign=given["diversity_sign"],
     )
     recipe = Recipe(given["generator"], given["scenario"], given["keep"], given["merge"], gan, match)
-    alone = Train(
-        **sgd,
-        local_epochs=given["prepare_epochs"],
-        patience=given["patience"],
-        rank=given["rank"],
-        probe=given["probe"],
-    )
+    noisy = NoisyGradient(given["clip"], sampling="poisson", rate=given["rate"], neighbours="add_remove")
+    steps = {"local_steps": given["private_steps"]} if private else {"local_epochs": given["local_epochs"]}
+    names = ("scenario", "generator", "lr_decay", "synthetic", "separation", "temperature", "label_mode", "rescale")
+    more = ("match_steps", "proto_scope", "count")
+    training = SlaugFL(**sgd, **steps, **{name: given[name] for name in (*names, *more)})
+    if private:  # the sum of losses of single examples is all that can be clipped; a public number of drawn images tells nobody's size
+        training = replace(training, proto_scope="sample", count=given["count"] or COUNT, uplink=PLAIN, read=noisy)
+    if variant == "secagg":
+        training = replace(training, uplink=Uplink((Weigh(), Aggregated())))
+    epochs = {"local_epochs": given["prepare_epochs"]}
+    if variant in ("pooled", "rigorous_b"):
+        pool = Pool(**sgd, **epochs, recipe=recipe, project=given["project"], extractor=given["extractor"])
+        pool = replace(pool, read=ClassSums(1.0)) if private else pool
+        return Phased((pool,), training, (given["share"],))
+    alone = Train(**sgd, **epochs, patience=given["patience"], rank=given["rank"], probe=given["probe"])
     ask = Ask(recipe=recipe, least=given["least"], prototypes=given["prototypes"])
-    names = ("scenario", "generator", "lr_decay", "local_epochs", "synthetic", "separation", "temperature")
-    more = ("label_mode", "proto_scope", "rescale", "match_steps")
-    return Phased((alone, ask), SlaugFL(**sgd, **{name: given[name] for name in (*names, *more)}))
+    if variant in ("dp_proto_only", "rigorous_a"):
+        ask = replace(ask, read=ClassSums(1.0), project=given["project"])
+    if private:
+        alone = replace(alone, local_epochs=None, local_steps=given["private_steps"], stops=False, read=noisy)
+    return Phased((alone, ask), training, (given["share"], given["share"]))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,10 +16,13 @@ from sordino.generators import acgan, matching, nets
 from sordino.generators.nets import Shape
 from sordino.keys import Key
 from sordino.phases import Given
+from sordino.tasks.pretrained import projection
 from sordino.tasks.selection import distances, nearest, some
 from sordino.types import Examples, Params, Task
+from sordino.uplink import Uplink
 
 ROWS = 256
+PLAIN = Uplink(client=())
 
 
 class Anchor(NamedTuple):
@@ -79,6 +82,15 @@ class Recipe:
     def sized(self, shape: tuple[int, ...], classes: int) -> Recipe:
         return replace(self, shape=generator_shape(self.kind, self.scenario, shape, classes))
 
+    def check(self, given: Given) -> None:
+        if self.scenario == 1 and given.source is None:
+            raise ConfigError(
+                "scenario 1 without candidates",
+                why="its generator is trained on images that the server already has",
+                fix='a [candidates] table, for example source = "public_split", or scenario = 2',
+                code="no-candidates",
+            )
+
     def template(self, key: Key) -> Params:
         return nets.init(self.shape, 0)
 
@@ -90,13 +102,7 @@ class Recipe:
             prototypes = [matching.Prototype(a.label, a.mean, partial(Anchor.looks, a)) for a in merged]
             return Made(matching.train(self.shape, prototypes, self.match, key).state, nothing)
         candidates = given.candidates
-        if candidates is None:
-            raise ConfigError(
-                "scenario 1 without candidates",
-                why="its generator is trained on images that the server already has",
-                fix='a [candidates] table, for example source = "public_split", or scenario = 2',
-                code="no-candidates",
-            )
+        assert candidates is not None, "checked before the run"
         chosen = self.chosen(candidates, anchors, key)
         kept = nothing.clone()
         for label, rows in chosen.items():
@@ -136,3 +142,28 @@ class Recipe:
         for anchor in anchors:
             by.setdefault(anchor.label, []).append(anchor)
         return [own[0]._replace(mean=torch.stack([a.mean for a in own]).mean(0)) for own in by.values()]
+
+
+# what the phases share ---------------------------------------------------------------------------------------------------------------
+
+
+class Told(NamedTuple):
+    x: Params
+
+
+def given(phase: Any) -> Given:
+    assert phase._given is not None, "the engine hands the server's own data to a phase"
+    found: Given = phase._given
+    return found
+
+
+def seen(task: Task, params: Params, x: Tensor, matrix: Tensor | None) -> Tensor:
+    """Features of single images; projected ones have length 1."""
+    with torch.no_grad():
+        z = task.features(params, x, None)
+        return z if matrix is None else torch.nn.functional.normalize(z @ matrix.to(z.dtype), dim=1)
+
+
+def projected_by(phase: Any) -> Tensor:
+    """Drawn from the run's key alone: the same for everybody, and of nobody's data."""
+    return projection(given(phase).task.width, phase.project, keys.fold(given(phase).key, "projection"))

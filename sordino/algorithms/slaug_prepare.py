@@ -3,9 +3,8 @@ Computing, 2024, section "selective data collection".
 
     train    every device trains alone and uploads its model; the server tests all of them, class by class
     ask      for each class the best device is asked for a prototype, the mean feature of its held-back images of the class; who declines is followed by the next
-    pool     instead of both, and private: every device sends noised sums of features of a public extractor, and the server adds them up
 
-Then the server makes a generator (`slaug_generator`). Deviations: a device that was silent has declined. After `ranks` refusals a class is left without a prototype.
+Then the server makes a generator (`slaug_generator`). `slaug_pool` is the private way that needs neither of the two. Deviations: a device that was silent has declined. After `ranks` refusals a class is left without a prototype.
 Devices are ranked by F1 by default: by recall, as published, the best device of a class may be one that calls everything so. One device answers for one class a round.
 """
 
@@ -20,8 +19,8 @@ from torch import Tensor
 
 from sordino import keys, tree
 from sordino.algorithms.local_sgd import LocalSgd
-from sordino.algorithms.slaug_generator import Anchor, Recipe
-from sordino.errors import ConfigError
+from sordino.algorithms.slaug_generator import PLAIN, Anchor, Recipe, Told, given, projected_by, seen
+from sordino.errors import ConfigError, RunError
 from sordino.keys import Key
 from sordino.phases import Given
 from sordino.tasks.personalise import training_loss
@@ -29,8 +28,8 @@ from sordino.tasks.selection import Rank, ranked, requests, skill
 from sordino.types import Examples, Params, Received, Shard, Task, Work
 from sordino.uplink import Uplink
 
-PLAIN = Uplink(client=())
 KEPT = 0.7  # of a device's examples it trains on; on the others it stops, and makes prototypes
+ROUNDS = 2  # of asking that a device pays for, where it pays
 FEWEST = 4  # examples that can be split
 
 
@@ -38,10 +37,6 @@ class Owner(NamedTuple):
     """What a device keeps between phases: its own model."""
 
     model: Params
-
-
-class Told(NamedTuple):
-    x: Params
 
 
 class Ranked(NamedTuple):
@@ -55,8 +50,14 @@ class Ranked(NamedTuple):
     trained: Tensor  # has it been done?
 
 
+class Start(NamedTuple):
+    x: Params
+    device: Tensor  # which one this is
+
+
 class Up(NamedTuple):
     delta: Params
+    device: Tensor
 
 
 @dataclass(frozen=True)
@@ -64,6 +65,7 @@ class Train(LocalSgd):
     """Devices alone, with early stopping on what they hold back."""
 
     uplink: Uplink = PLAIN
+    stops: bool = True  # early, by what a device holds back
     patience: int = 3
     rank: Rank = "f1"
     probe: Literal["holdout", "test", "candidates"] = "holdout"
@@ -81,8 +83,17 @@ class Train(LocalSgd):
         return Ranked(x, table, table, order, kept, torch.tensor(False))
 
     def begin(self, task: Task, key: Key, before: Any) -> Ranked:
-        examples(self)  # refuses where there is nothing to test models on
         return self.init(task, key)
+
+    def check(self) -> None:
+        given_examples(self)
+        if len(given(self).sizes) < self.ranks:
+            raise ConfigError(
+                f"{len(given(self).sizes)} clients, {self.ranks} of which are ranked",
+                why="who declines is followed by the next best",
+                fix="take more clients, or fewer ranks",
+                code="too-few-devices",
+            )
 
     def over(self, s: Ranked) -> bool:
         return bool(s.trained)
@@ -93,16 +104,22 @@ class Train(LocalSgd):
     def broadcast(self, s: Ranked) -> Told:
         return Told(s.x)
 
+    def told(self, down: Told, client: int) -> Start:
+        return Start(down.x, torch.tensor(client))
+
     def zero(self, down: Told) -> Up:
-        return Up(tree.zeros_like(down.x))
+        return Up(tree.zeros_like(down.x), torch.tensor(0))
 
     def passes(self, size: int) -> float:
         return super().passes(size) * (KEPT + (1 - KEPT) / 3)  # at most: it may stop early
 
-    def local(self, task: Task, down: Told, c: Owner, shard: Shard, key: Key) -> tuple[Up, Owner]:
-        learns, held = parts(shard)
+    def local(self, task: Task, down: Start, c: Owner, shard: Shard, key: Key) -> tuple[Up, Owner]:
+        learns, held = parts(shard) if self.stops else (shard, None)
         walk, best, least, tired = self.walk(down.x, self.lr), down.x, float("inf"), 0
-        for epoch in range(self.local_epochs or 1):
+        if not self.stops:  # under noise every read is paid for: one pass, and no look at how it goes
+            for batch in learns.batches(self.work, key):
+                walk(batch.grad(task.losses, walk.y))
+        for epoch in range((self.local_epochs or 1) if self.stops else 0):
             for batch in learns.batches(Work(1, None, self.work.batch_size), keys.fold(key, "epoch", epoch)):
                 walk(batch.grad(task.losses, walk.y))
             if held is None:
@@ -113,21 +130,22 @@ class Train(LocalSgd):
             elif (tired := tired + 1) == self.patience:
                 break
         model = tree.formed(walk.y if held is None else best)
-        return Up(tree.sub(model, down.x)), Owner(model)
+        return Up(tree.sub(model, down.x), down.device), Owner(model)
 
     def update(self, s: Ranked, r: Received[Up]) -> Ranked:
-        task, probe = given(self).task, examples(self)
-        models = [tree.add(s.x, up.delta) for up in r.each]
-        found = [skill(task, model, probe) for model in models]
-        recall, f1, sure = (torch.stack(column) for column in zip(*found, strict=True))
-        order = ranked(f1 if self.rank == "f1" else recall, sure)[: self.ranks]
-        if len(order) < self.ranks:
-            raise ConfigError(
-                f"{len(order)} devices answered, {self.ranks} of them are ranked",
+        task, probe = given(self).task, given_examples(self)
+        models = {int(up.device): tree.add(s.x, up.delta) for up in r.each}
+        if len(models) < self.ranks:
+            raise RunError(
+                f"{len(models)} devices answered, {self.ranks} of them are ranked",
                 why="who declines is followed by the next best",
-                fix="take more clients, or fewer ranks",
-                code="too-few-devices",
+                fix="resume when more of them are back, or take fewer ranks",
+                code="too-few-devices-answered",
             )
+        recall, f1, sure = torch.zeros_like(s.recall), torch.zeros_like(s.f1), torch.full_like(s.recall, -1.0)
+        for k, model in models.items():  # who was silent comes last
+            recall[k], f1[k], sure[k] = skill(task, model, probe)
+        order = ranked(f1 if self.rank == "f1" else recall, sure)[: self.ranks]
         kept = {
             name: torch.stack([torch.stack([models[k][name] for k in row]) for row in order.tolist()]) for name in s.x
         }
@@ -172,23 +190,26 @@ class Prototype(NamedTuple):
 class Ask(LocalSgd):
     uplink: Uplink = PLAIN
     recipe: Recipe = Recipe()
-    least: int = 1  # images that a prototype needs
+    least: float = 1  # images that a prototype needs
+    project: int = 0  # features to so many dimensions, of length 1 each; 0: as they are
     prototypes: int | None = None  # S; None: one for each class
     ranks: int = 3
     _given: Given | None = field(default=None, repr=False, compare=False)
     name: ClassVar[str] = "ask"
+    wants: ClassVar[str] = "sums"
     reads_each: ClassVar[bool] = True
 
     @property
     def rounds(self) -> int:
-        return self.ranks * max(self.prototypes or 0, 1000)
+        """A device is paid for so often at most: in later rounds it is silent."""
+        return ROUNDS
 
     def init(self, task: Task, key: Key) -> Asking:
         classes, count = task.labels, self.prototypes or task.labels
         kept = tree.map(lambda leaf: leaf.new_zeros(self.ranks, classes, *leaf.shape), task.init(key))
         whole = torch.zeros(count, dtype=torch.int64)
         order = torch.zeros(self.ranks, classes, dtype=torch.int64)
-        empty = torch.zeros(count, task.width)
+        empty = torch.zeros(count, self.project or task.width)
         made = self.recipe.template(key)
         chosen = torch.full((classes, self.recipe.keep), -1)
         return Asking(order, kept, whole, whole, whole, empty, torch.zeros(count), made, chosen)
@@ -197,10 +218,24 @@ class Ask(LocalSgd):
         slots, place = requests(task.labels, self.prototypes or task.labels, key)
         return self.init(task, key)._replace(order=before.order, models=before.models, slots=slots, place=place)
 
+    @property
+    def matrix(self) -> Tensor | None:
+        return projected_by(self) if self.project else None
+
+    def check(self) -> None:
+        self.recipe.check(given(self))
+
     def over(self, s: Asking) -> bool:
         return bool((s.state != 0).all()) and bool(s.state.numel())
 
     def sized(self, shape: tuple[int, ...], classes: int) -> Ask:
+        if not 0 < (self.prototypes or classes) <= self.ranks * classes:
+            raise ConfigError(
+                f"prototypes = {self.prototypes}, of {classes} classes",
+                why=f"a class is asked of {self.ranks} devices at most",
+                fix=f"1 to {self.ranks * classes} of them, or none for one of each class",
+                code="prototypes-out-of-range",
+            )
         return replace(self, recipe=self.recipe.sized(shape, classes))
 
     def init_client(self, task: Task) -> Owner:
@@ -211,22 +246,24 @@ class Ask(LocalSgd):
         return wishes.device[wishes.device >= 0].tolist()
 
     def broadcast(self, s: Asking) -> Wishes:
-        """The first waiting slot of every device that is asked."""
-        device, busy = torch.full_like(s.slots, -1), set[int]()
+        """The first waiting slot of every device that is asked, and of every class: an answer tells its class, not which of two devices it is of."""
+        device, busy, named = torch.full_like(s.slots, -1), set[int](), set[int]()
         for i, (label, place, state) in enumerate(
             zip(s.slots.tolist(), s.place.tolist(), s.state.tolist(), strict=True)
         ):
             k = int(s.order[place, label]) if state == 0 else -1
-            if k >= 0 and k not in busy:
+            if k >= 0 and k not in busy and label not in named:
                 device[i] = k
                 busy.add(k)
+                named.add(label)
         return Wishes(device, s.slots)
 
     def told(self, down: Wishes, client: int) -> Wish:
         return Wish(down.label[down.device == client][:1])
 
     def zero(self, down: Any) -> Prototype:
-        return Prototype(torch.zeros(1, dtype=torch.int64), torch.zeros(given(self).task.width), torch.zeros(1))
+        width = self.project or given(self).task.width
+        return Prototype(torch.zeros(1, dtype=torch.int64), torch.zeros(width), torch.zeros(1))
 
     def passes(self, size: int) -> float:
         return size * (1 - KEPT) / 3
@@ -234,9 +271,11 @@ class Ask(LocalSgd):
     def local(self, task: Task, down: Wish, c: Owner, shard: Shard, key: Key) -> tuple[Prototype, Owner]:
         _, held = parts(shard)
         label = int(down.label)
-        sums, counts = (held or shard).by_class(lambda x: features(task, c.model, x), task.labels)
+        sums, counts = (held or shard).by_class(lambda x: seen(task, c.model, x, self.matrix), task.labels)
         total, count = sums[label].float(), counts[label].float().reshape(1)
-        if not float(count) >= self.least:  # decided on what is told, so nothing else is told by it
+        if torch.isnan(count):  # nobody counts: a direction is all that is told
+            count = torch.ones(1)
+        elif float(count) < self.least:  # decided on what is told, so nothing else is told by it
             total, count = torch.zeros_like(total), torch.zeros_like(count)
         return Prototype(down.label, total, count), c
 
@@ -263,7 +302,7 @@ class Ask(LocalSgd):
         for i in torch.nonzero(s.state == 1).flatten().tolist():
             label, place = int(s.slots[i]), int(s.place[i])
             model = {name: leaf[place, label] for name, leaf in s.models.items()}
-            found.append(Anchor(label, s.prototypes[i], task, model))
+            found.append(Anchor(label, s.prototypes[i], task, model, self.matrix))
         return found
 
     def models(self, s: Asking) -> Mapping[str, Params]:
@@ -280,18 +319,7 @@ def parts(shard: Shard) -> tuple[Shard, Shard | None]:
     return shard.split(KEPT, keys.root(0))
 
 
-def features(task: Task, params: Params, x: Tensor) -> Tensor:
-    with torch.no_grad():
-        return task.features(params, x, None)
-
-
-def given(phase: Any) -> Given:
-    assert phase._given is not None, "the engine hands the server's own data to a phase"
-    found: Given = phase._given
-    return found
-
-
-def examples(phase: Train) -> Examples:
+def given_examples(phase: Train) -> Examples:
     """What models are tested on."""
     sources = {"holdout": "probe", "test": "tested", "candidates": "candidates"}
     found: Examples | None = getattr(given(phase), sources[phase.probe])

@@ -85,7 +85,7 @@ def _by_row(claims: Iterable[Claim]) -> dict[Key, list[Claim]]:
 
 def statement(notes: Iterable[str], population: int, delta: float) -> list[Row]:
     rows = [_row(key, clients, delta) for key, clients in read_notes(notes, population).items()]
-    return sorted(_implied(rows, delta), key=_order)
+    return sorted(_implied(list(_void(rows)), delta), key=_order)
 
 
 def of_groups(
@@ -117,6 +117,22 @@ def _row(key: Key, clients: Mapping[int, list[Claim]], delta: float) -> Row:
     status = max((claim.status for claim in made), key=STATUSES.index)
     because = tuple(dict.fromkeys(reason for claim in made for reason in claim.because))
     return Row(unit, neighbours, adversary, worst, delta, accountant, listed, status, because, releases, event)
+
+
+def _void(rows: list[Row]) -> Iterator[Row]:
+    """What was released as it is tells everything, whichever change it is held against: beside it a noised release of the same subject promises nothing."""
+    open_ = {(row.unit, row.adversary) for row in rows if math.isinf(row.epsilon)}
+    for row in rows:
+        if (row.unit, row.adversary) not in open_:
+            yield row
+        elif math.isinf(row.epsilon):
+            beside = [
+                r for r in rows if (r.unit, r.adversary) == (row.unit, row.adversary) and not math.isinf(r.epsilon)
+            ]
+            told = tuple(
+                f"noised releases beside it: {r.epsilon:.4g} at delta {r.delta:g} ({r.neighbours})" for r in beside
+            )
+            yield replace(row, because=(*row.because, *told))
 
 
 def _implied(rows: list[Row], delta: float) -> Iterator[Row]:

@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
+from sordino import keys
 from sordino.errors import PrivacyError, UnsoundGuarantee
+from sordino.keys import Key
+from sordino.privacy.beside import taken
 from sordino.privacy.covered import Covered
 from sordino.privacy.mechanisms import GaussianNoise
 from sordino.privacy.stages import SLACK, Clip
@@ -112,7 +115,16 @@ class SumShard(Covered):
             code="sums-only",
         )
 
-    def by_class(self, of: Callable[[Tensor], Tensor], classes: int) -> tuple[Tensor, Tensor]:
+    def split(self, share: float, key: Key) -> tuple[Shard, Shard]:
+        """A coin of each example: which part it is in depends on no other one. Each part may be asked once, instead of the whole."""
+        self._spend()
+        coins = keys.coin(keys.fold(key, "split", self._grant.client), len(self._examples.y), share)
+        rows = [taken(self._examples, torch.nonzero(side).flatten()) for side in (coins, ~coins)]
+        grants = [replace(self._grant, source=self._grant.source.child("part", i)) for i in range(2)]  # noises of their own
+        first, second = (SumShard(self._reader, own, grant) for own, grant in zip(rows, grants, strict=True))
+        return first, second
+
+    def _spend(self) -> None:
         if self._asked:
             raise PrivacyError(
                 "sums per class were asked for a second time",
@@ -120,7 +132,11 @@ class SumShard(Covered):
                 fix="ask once, for everything",
                 code="read-beyond-reservation",
             )
-        self._asked, reader = True, self._reader
+        self._asked = True
+
+    def by_class(self, of: Callable[[Tensor], Tensor], classes: int) -> tuple[Tensor, Tensor]:
+        self._spend()
+        reader = self._reader
         multiplier = reader.multiplier if reader.multiplier is not None else self._grant.multiplier
         assert multiplier is not None, "the plan prices every private reader before a round"
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sordino import keys
+from sordino import keys, tree
 from sordino.keys import Key
 from sordino.ledger.events import NonPrivate
 from sordino.privacy.beside import How, Mixed, epochs, halved, piles, stream, taken
@@ -93,12 +93,15 @@ class OpenShard:
                 yield Mixed(batch, taken(public, others), batch._raw, draws)
             return
         steps, each = halved(mine, self.size, how)
-        for step, (batch, others) in enumerate(zip(self.batches(steps, key), stream(many, each, key), strict=False)):
+        for step, (batch, others) in enumerate(zip(self._batches(steps, key), stream(many, each, key), strict=False)):
             draws = keys.bits(keys.fold(key, "draw", step), len(batch._rows) + each)
             yield Mixed(batch, taken(public, others), batch._raw, draws)
 
     def batches(self, work: Work, key: Key) -> Iterator[OpenBatch]:
-        mine, step, (x, y) = effort(work, self._grant), 0, self._examples
+        return self._batches(effort(work, self._grant), key)
+
+    def _batches(self, mine: Work, key: Key) -> Iterator[OpenBatch]:
+        step, (x, y) = 0, self._examples
         n, size, few = self.size, mine.batch(self.size), x.numel() <= FEW
         ready: tuple[Any, Tensor] | None = None
         for order, count in epochs(n, mine, key):
@@ -125,8 +128,10 @@ class OpenBatch:
     _key: Key
 
     def grad(self, losses: Losses, params: Params) -> Params:
-        """Mean gradient of the batch."""
+        """Mean gradient of the batch; none of no examples."""
         task = self._shard._task
+        if not len(self._rows):
+            return tree.zeros_like(params)
         if losses == task.losses:
             return task.gradient(params, *(self._ready or task.ready(*self._raw())), self._draws)
         leaves = {name: value.detach().requires_grad_() for name, value in params.items()}

@@ -193,7 +193,7 @@ class Classification:
     def features(self, params: Params, x: Tensor, keys: Tensor | None = None, plain: int = 0) -> Tensor:
         """What the last linear layer sees [n, d], differentiable in `params`. With keys, one per example, as in training; without, as in `predict`. The last `plain`
         images are never cut and mirrored."""
-        if self._chain is not None:
+        if self._chain is not None and not _transformed(params):  # torch.func does not go the chain's own way back
             kind = next(iter(params.values())).dtype
             low = keys is not None and self.precision == torch.bfloat16
             seen = self._seen(x, kind, keys, plain)
@@ -330,6 +330,10 @@ class Classification:
             return False
         slow = one_by_one(losses, params, batch, draws, 0.5, 2)
         return fast is not None and all(torch.allclose(fast[k], slow[k], rtol=1e-3, atol=1e-5) for k in slow)
+
+
+def _transformed(params: Params) -> bool:
+    return torch._C._functorch.is_functorch_wrapped_tensor(next(iter(params.values())))
 
 
 def _couples(module: nn.Module) -> bool:

@@ -1,0 +1,202 @@
+"""What is done with what everybody holds: the phases of a run, and of each its algorithm, its task and who takes part."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, Self
+
+import torch
+
+from sordino import gates, keys, own, tree
+from sordino.algorithms import ALGORITHMS
+from sordino.config import Engine, build
+from sordino.engine.adapting import Adapting
+from sordino.engine.cohort import Cohort, Everyone
+from sordino.engine.machine import decide
+from sordino.engine.personal import COHORTS
+from sordino.engine.stragglers import Stragglers
+from sordino.errors import ConfigError
+from sordino.holdings import Holdings
+from sordino.phases import Phased
+from sordino.privacy.open_reader import Open
+from sordino.tasks.nets import projected
+from sordino.tasks.quadratic import Quadratic
+from sordino.tasks.task import Classification, build_net, fits
+from sordino.types import Task
+
+SHARED = (
+    "dataset",
+    "_loaded",
+    "_reserved",
+    "source",
+    "drawn",
+    "shares",
+    "scheme",
+    "named",
+    "sizes",
+    "largest",
+    "task",
+    "_made",
+    "_phases",
+)
+
+
+@dataclass(frozen=True)
+class Composition(Holdings):
+    stage: int = -1  # of the phases; the last one is the training
+
+    @cached_property
+    def preparation(self) -> list[Self]:
+        """The phases before the training, on the same data."""
+        return [self._at(i) for i in range(len(self._phases) - 1)]
+
+    def _at(self, stage: int) -> Self:
+        other = replace(self, stage=stage)
+        _ = self.dataset, self.task
+        other.__dict__.update({name: value for name, value in self.__dict__.items() if name in SHARED})
+        return other
+
+    @property
+    def prepares(self) -> bool:
+        return self.stage not in (-1, len(self._phases) - 1)
+
+    @property
+    def phase(self) -> str:
+        """The name of a phase of the preparation, nothing for the training."""
+        return str(self._chosen.name) if self.prepares else ""
+
+    @property
+    def phase_key(self) -> int:
+        """Of the draws of one phase: two phases never draw the same noise."""
+        return keys.word(keys.fold(self.key, "phase", self.phase)) if self.prepares else self.key
+
+    @property
+    def rounds(self) -> int:
+        return int(self._chosen.rounds) if self.prepares else self.experiment.rounds
+
+    @property
+    def engine(self) -> Engine:
+        """[engine] with every `auto` decided."""
+        given = self.experiment.engine
+        executor, precision = decide(given.executor, given.precision, not self._plain_reads)
+        return given.model_copy(update={"executor": executor, "precision": precision})
+
+    @property
+    def sharing(self) -> str:
+        """Which clients of one process share a pass."""
+        executor = self.engine.executor
+        if executor == "ranks":
+            return "stack" if self._plain_reads else "pooled"
+        return executor if executor == "pooled" or (executor == "stack" and self._plain_reads) else "loop"
+
+    @property
+    def _plain_reads(self) -> bool:
+        return type(self._chosen.read).open is Open.open  # a reader that opens otherwise may tell clients apart
+
+    @cached_property
+    def task(self) -> Task:
+        augment = self.experiment.data.augment
+        if augment != "none" and self.dataset.kind != "image":
+            raise ConfigError(
+                f"data.augment = {augment!r} with data.source = {self.experiment.data.source!r}",
+                why="only images can be cut and mirrored",
+                fix="leave data.augment out",
+                code="nothing-to-augment",
+            )
+        if self.dataset.classes == 0:
+            return Quadratic(self.dataset.shape[0] // 2)
+        options = {k: v for k, v in self.experiment.model.items() if k not in ("name", "options")}
+        own = self.experiment.model.get("options", {})
+        if not isinstance(own, dict):
+            raise ConfigError(f"model.options = {own!r}", why="it is a table of arguments", code="wrong-type")
+        options |= own
+        name, shape = str(self.experiment.model.get("name")), self.dataset.shape
+        image, classes, heads = self.dataset.kind == "image", self.named.classes, getattr(self._phases[-1], "heads", 1)
+        inputs = (shape[-1], *shape[:-1]) if image else shape
+        with torch.random.fork_rng(devices=[]):
+            # a user's class may draw buffers or bare parameters: the same ones in every process
+            torch.manual_seed(keys.word(keys.fold(self.key, "model")))
+            net = build_net(name, inputs, classes * heads, options)
+            if width := getattr(self._phases[-1], "projection", 0):
+                net = projected(net, width)
+        fits(net, name, inputs, classes * heads)
+        return Classification(
+            net,
+            name=name,
+            shape=shape,
+            mean=self.dataset.mean,
+            std=self.dataset.std,
+            image=image,
+            precision=torch.bfloat16 if self.engine.precision == "bf16" else torch.float32,
+            augment=augment,
+            labels=classes,
+        )
+
+    @cached_property
+    def algorithm(self) -> Any:
+        """With what its gates must know of the data and the model."""
+        algorithm = self._chosen
+        if hasattr(algorithm.read, "fitted"):
+            algorithm = replace(algorithm, read=algorithm.read.fitted(self.dataset.shape, self.named.classes))
+        if algorithm.uplink.coordinates is not None:
+            fewest = 1 if self.cohort.hidden else int(self.cohort.expected(len(self.sizes)))
+            least = fewest * min(self.sizes) / self.largest
+            algorithm = replace(algorithm, uplink=algorithm.uplink.fitted(_coordinates(algorithm, self.task), least))
+        if hasattr(algorithm, "sized"):
+            algorithm = algorithm.sized(self.dataset.shape, self.named.classes)
+        if hasattr(algorithm, "_given"):
+            algorithm = replace(algorithm, _given=self)
+        return Adapting(algorithm) if algorithm.uplink.learns else algorithm
+
+    @property
+    def _chosen(self) -> Any:
+        return self._phases[self.stage]
+
+    @cached_property
+    def _made(self) -> Any:
+        """As its file makes it: an algorithm, or a sequence of them."""
+        table, choices = self.experiment.algorithm, dict(ALGORITHMS)
+        if ":" in (name := str(table.get("name"))):
+            choices[name] = own.algorithm(name)
+        return build(table, choices, "algorithm")
+
+    @property
+    def _shares(self) -> tuple[float, ...]:
+        """Of a budget, by phase."""
+        if not isinstance(self._made, Phased):
+            return (1.0,)
+        first = self._made.shares or (0.0,) * len(self._made.preparation)
+        return (*first, 1 - sum(first))
+
+    @cached_property
+    def _phases(self) -> tuple[Any, ...]:
+        made = self._made
+        before, algorithm = (made.preparation, made.training) if isinstance(made, Phased) else ((), made)
+        if self.experiment.read is not None:
+            algorithm = replace(algorithm, read=gates.reader(self.experiment.read))
+        if self.experiment.uplink is not None:
+            algorithm = replace(algorithm, uplink=gates.uplink(self.experiment.uplink))
+        return (*before, algorithm)
+
+    @cached_property
+    def cohort(self) -> Cohort:
+        if self.prepares:
+            return Everyone()
+        return build(self.experiment.cohort, COHORTS, "cohort")
+
+    @cached_property
+    def stragglers(self) -> Stragglers:
+        slow, chaos = self.experiment.stragglers, self.experiment.chaos
+        whole = self._plain_reads  # what is noised step by step is planned step by step
+        share = 0.0 if self.prepares else slow.share  # a preparation waits
+        return Stragglers(share, slow.policy, self.algorithm.work.epochs, whole, (chaos.drop, chaos.slow))
+
+    @cached_property
+    def coordinates(self) -> int:
+        """Of one upload, before compression."""
+        return _coordinates(self.algorithm, self.task)
+
+
+def _coordinates(algorithm: Any, task: Task) -> int:
+    return tree.size(algorithm.zero(algorithm.broadcast(algorithm.init(task, 0))))
