@@ -39,6 +39,8 @@ from sordino.tasks.drawn import all_alike, drawn
 from sordino.types import Examples, Params, Received, Shard, Task
 from sordino.uplink import Uplink
 
+CLASSES = "classes"  # that the generator has learnt, beside its weights
+
 
 class Server(NamedTuple):
     x: Params
@@ -87,12 +89,13 @@ class SlaugFL(LocalSgd):
         return self.init(task, key)  # models of the preparation are not used again
 
     def handed(self, before: Any) -> Params:
-        return dict(before.generator)
+        return {**before.generator, CLASSES: torch.nonzero(before.learned).flatten()}
 
     def equip(self, task: Task, handed: Mapping[str, Tensor], size: int, key: Key) -> Examples:
         """Drawn once: as many images as the client has examples, all classes alike."""
-        labels = all_alike(self.count or size, self.shape.classes, keys.fold(key, "labels"))
-        return drawn(self.shape, handed, labels, keys.fold(key, "noise"), self.rescale)
+        classes, state = handed[CLASSES], {name: value for name, value in handed.items() if name != CLASSES}
+        labels = classes[all_alike(self.count or size, len(classes), keys.fold(key, "labels"))]
+        return drawn(self.shape, state, labels, keys.fold(key, "noise"), self.rescale)
 
     def init_client(self, task: Task) -> Client:
         return Client(torch.tensor(0))
@@ -193,6 +196,8 @@ class SlaugFL(LocalSgd):
 
 def public_gradient(task: Task, params: Params, public: Examples, labels: Tensor) -> Params:
     """Of the mean cross-entropy of examples that are nobody's secret, as they are."""
+    if not len(labels):
+        return tree.zeros_like(params)
     leaves = {name: value.detach().requires_grad_() for name, value in params.items()}
     logits = task.head(leaves, task.features(leaves, public.x, None))
     found = torch.autograd.grad(F.cross_entropy(logits, labels), list(leaves.values()))
@@ -210,7 +215,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "probe": "test",
         "gan_lr": 0.01,
         "gan_decay": 1e-4,
-        "diversity": 5e3,
+        "diversity": "published",
     },
     "released_code": {
         "lr_decay": 1.0,
@@ -219,7 +224,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "rank": "recall",
         "probe": "test",
         "rescale": "minmax",
-        "diversity": 5e3,
+        "diversity": "published",
     },
 }
 
@@ -259,7 +264,7 @@ def slaug_fl(
     gan_batch: int = 64,
     match_updates: int = 10_000,
     match_lr: float = 2e-4,
-    diversity: float | None = None,
+    diversity: float | Literal["auto", "published"] = "auto",
     diversity_sign: Literal["reciprocal", "literal"] = "reciprocal",
     extractor: str | None = None,
     project: int = 32,
@@ -293,10 +298,11 @@ def _composed(**given: Any) -> Phased:
         given["match_updates"],
         given["gan_batch"],
         given["match_lr"],
-        diversity=given["diversity"],
+        diversity=given["diversity"] if isinstance(given["diversity"], float) else None,
         sign=given["diversity_sign"],
     )
-    recipe = Recipe(given["generator"], given["scenario"], given["keep"], given["merge"], gan, match)
+    as_text = given["diversity"] == "published"
+    recipe = Recipe(given["generator"], given["scenario"], given["keep"], given["merge"], gan, match, as_text)
     noisy = NoisyGradient(given["clip"], sampling="poisson", rate=given["rate"], neighbours="add_remove")
     steps = {"local_steps": given["private_steps"]} if private else {"local_epochs": given["local_epochs"]}
     names = ("scenario", "generator", "lr_decay", "synthetic", "separation", "temperature", "label_mode", "rescale")

@@ -67,6 +67,7 @@ def generator_shape(kind: Kind, scenario: int, shape: tuple[int, ...], classes: 
 class Made(NamedTuple):
     generator: Params
     kept: Tensor  # [classes, keep]: numbers of candidates, -1 beyond
+    learned: Tensor  # [classes]: does it know the class? Prototypes alone teach it the classes they are of
 
 
 @dataclass(frozen=True)
@@ -77,10 +78,14 @@ class Recipe:
     merge: Literal["mean_distance", "mean"] = "mean_distance"  # of several prototypes of a class
     gan: acgan.Settings = acgan.Settings()
     match: matching.Settings = matching.Settings()
+    published_diversity: bool = False  # 5,000, and 10,000 from a hundred classes on
     shape: Shape = Shape("small", 10, 64, 16)
 
     def sized(self, shape: tuple[int, ...], classes: int) -> Recipe:
-        return replace(self, shape=generator_shape(self.kind, self.scenario, shape, classes))
+        made = replace(self, shape=generator_shape(self.kind, self.scenario, shape, classes))
+        if self.published_diversity:
+            made = replace(made, match=replace(self.match, diversity=5e3 if classes < 100 else 1e4))
+        return made
 
     def check(self, given: Given) -> None:
         if self.scenario == 1 and given.source is None:
@@ -100,7 +105,9 @@ class Recipe:
         if self.scenario == 2:
             merged = self._merged(anchors) if self.merge == "mean" else anchors
             prototypes = [matching.Prototype(a.label, a.mean, partial(Anchor.looks, a)) for a in merged]
-            return Made(matching.train(self.shape, prototypes, self.match, key).state, nothing)
+            learned = torch.zeros(self.shape.classes, dtype=torch.uint8)
+            learned[[a.label for a in merged]] = 1
+            return Made(matching.train(self.shape, prototypes, self.match, key).state, nothing, learned)
         candidates = given.candidates
         assert candidates is not None, "checked before the run"
         chosen = self.chosen(candidates, anchors, key)
@@ -121,7 +128,7 @@ class Recipe:
 
         judge = score if all(a.project is None for a in anchors) else None
         made = acgan.train(self.shape, candidates.x[rows], candidates.y[rows], self.gan, key, judge)
-        return Made(made.state, kept)
+        return Made(made.state, kept, torch.ones(self.shape.classes, dtype=torch.uint8))
 
     def chosen(self, candidates: Examples, anchors: Sequence[Anchor], key: Key) -> dict[int, Tensor]:
         """Per class the candidates nearest to its prototypes, random ones where it has none."""

@@ -31,6 +31,7 @@ class Pooled(NamedTuple):
     directions: Tensor  # [classes, project]
     generator: Params
     kept: Tensor
+    learned: Tensor
     done: Tensor
 
 
@@ -69,7 +70,8 @@ class Pool(LocalSgd):
     def init(self, task: Task, key: Key) -> Pooled:
         chosen = torch.full((task.labels, self.recipe.keep), -1)
         empty = torch.zeros(task.labels, self.project)
-        return Pooled(task.init(key), empty, self.recipe.template(key), chosen, torch.tensor(False))
+        known = torch.zeros(task.labels, dtype=torch.uint8)
+        return Pooled(task.init(key), empty, self.recipe.template(key), chosen, known, torch.tensor(False))
 
     def begin(self, task: Task, key: Key, before: Any) -> Pooled:
         candidates = given(self).candidates if self.extractor is None else None
@@ -105,7 +107,7 @@ class Pool(LocalSgd):
         task, matrix = given(self).task, projected_by(self)
         anchors = [Anchor(label, directions[label], task, s.x, matrix) for label in range(task.labels)]
         made = self.recipe.make(given(self), anchors)
-        return s._replace(directions=directions, generator=made.generator, kept=made.kept, done=torch.tensor(True))
+        return Pooled(s.x, directions, made.generator, made.kept, made.learned, torch.tensor(True))
 
     def models(self, s: Pooled) -> Mapping[str, Params]:
         return {"global": s.x}

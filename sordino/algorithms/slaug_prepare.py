@@ -167,6 +167,7 @@ class Asking(NamedTuple):
     counts: Tensor  # of images in each, as they were told
     generator: Params
     kept: Tensor  # numbers of the candidates that were chosen, -1 beyond
+    learned: Tensor  # classes that the generator knows
 
 
 class Wish(NamedTuple):
@@ -212,7 +213,18 @@ class Ask(LocalSgd):
         empty = torch.zeros(count, self.project or task.width)
         made = self.recipe.template(key)
         chosen = torch.full((classes, self.recipe.keep), -1)
-        return Asking(order, kept, whole, whole, whole, empty, torch.zeros(count), made, chosen)
+        return Asking(
+            order,
+            kept,
+            whole,
+            whole,
+            whole,
+            empty,
+            torch.zeros(count),
+            made,
+            chosen,
+            torch.zeros(classes, dtype=torch.uint8),
+        )
 
     def begin(self, task: Task, key: Key, before: Ranked) -> Asking:
         slots, place = requests(task.labels, self.prototypes or task.labels, key)
@@ -295,7 +307,7 @@ class Ask(LocalSgd):
         if not self.over(s):
             return s
         made = self.recipe.make(given(self), self._anchors(s))
-        return s._replace(generator=made.generator, kept=made.kept)
+        return s._replace(generator=made.generator, kept=made.kept, learned=made.learned)
 
     def _anchors(self, s: Asking) -> list[Anchor]:
         task, found = given(self).task, []
