@@ -33,9 +33,11 @@ from sordino.evaluate.measures import (
     traffic,
     worst_tenth,
 )
-from sordino.folder import read_metrics
+from sordino.folder import read_metrics, read_preparation
 from sordino.receipt import opened
 from sordino.report import comparison as pages
+from sordino.report.costs import before, in_front
+from sordino.report.prepared import label_of
 from sordino.sweeps import Composed, Notes, Setting, composed, grid
 from sordino.training import Ended, Progress, resume, start
 
@@ -58,7 +60,7 @@ class Method:
     """All seeds of one experiment."""
 
     name: str
-    runs: list[list[dict[str, Any]]]  # the metrics of each seed
+    runs: list[list[dict[str, Any]]]  # the metrics of each seed; what it prepared is a round 0
     promise: list[dict[str, Any]]  # guarantees, each of the seed that promises least
     experiment: Experiment = Experiment()  # of the first seed, as it was run
     ledgers: tuple[Notes, ...] = ()  # what each seed's ledger says
@@ -185,7 +187,7 @@ def _method(experiment: Experiment, seeds: int, out: Path, follow: Follow) -> Me
         made.append((seeded, folder, ended))
     return Method(
         experiment.name,
-        [read_metrics(folder) for _, folder, _ in made],
+        [[*in_front(read_preparation(folder)), *read_metrics(folder)] for _, folder, _ in made],
         _least([ended.receipt["guarantees"] for *_, ended in made]),
         made[0][0],
         tuple(_notes(folder) for _, folder, _ in made),
@@ -266,6 +268,7 @@ def table(methods: Sequence[Method], target: float | None = None) -> list[dict[s
         "rounds_to_target": rounds_to(target),
         "bytes_to_target": bytes_to(target),
         "bytes": traffic,
+        "before": before,
     }
     rows = []
     for method in methods:
@@ -276,6 +279,7 @@ def table(methods: Sequence[Method], target: float | None = None) -> list[dict[s
             row[f"{name}_n"] = len(values)  # of n: a target may not be reached by every seed
         first, mine = methods[0].values(last_ten), method.values(last_ten)
         row["p_against_first"] = None if method is methods[0] or len(first) != len(mine) else paired_p(mine, first)
+        row["candidates"] = label_of(method.experiment)
         row["guarantees"] = method.promise
         rows.append(row)
     return rows

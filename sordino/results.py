@@ -14,8 +14,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sordino import config
 from sordino.errors import ConfigError, RunError
-from sordino.folder import check_is_run, numbers, read_metrics, read_receipt
+from sordino.folder import check_is_run, numbers, read_metrics, read_preparation, read_receipt
 from sordino.ledger.books import EVERYONE
 from sordino.report.runs import promise
 
@@ -40,9 +41,21 @@ class Result:
         return read_metrics(self.folder)
 
     @cached_property
+    def preparation(self) -> list[dict[str, Any]]:
+        """One object per round of the phases before the first round, as in preparation.jsonl; empty where there were none."""
+        return read_preparation(self.folder)
+
+    @cached_property
     def receipt(self) -> dict[str, Any]:
         """privacy.json: what was promised and spent, to whom, under which assumptions."""
         return read_receipt(self.folder)
+
+    @cached_property
+    def candidates(self) -> str:
+        """What must be said of its candidates beside its results; nothing where it has none."""
+        from sordino.report.prepared import label_of
+
+        return label_of(config.load(self.folder / "experiment.toml"))
 
     @property
     def accuracy(self) -> float | None:
@@ -158,11 +171,12 @@ class Result:
         return "not evaluated yet" if loss is None else f"loss {loss:.4g}"
 
     def __repr__(self) -> str:
-        return f"Result of {len(self.metrics)} rounds in {self.folder}\n  {self._reached}\n  {self.promise}"
+        said = [f"Result of {len(self.metrics)} rounds in {self.folder}", self._reached, self.promise, self.candidates]
+        return "\n  ".join(filter(None, said))
 
     def _repr_html_(self) -> str:
         said = [f"<strong>{html.escape(self._reached)}</strong> after {len(self.metrics)} rounds"]
-        said += [html.escape(line) for line in (self.promise, *self.notes)]
+        said += [html.escape(line) for line in (self.promise, self.candidates, *self.notes) if line]
         said.append(f"<code>{html.escape(str(self.folder))}</code>")
         return f'<div style="line-height:1.6">{_curve(self.metrics)}{"<br>".join(said)}</div>'
 

@@ -89,7 +89,7 @@ def test_a_target_not_reached_is_counted() -> None:
     found = table([Method("m", [rows(), slow], [])], target=0.45)[0]
     assert found["rounds_to_target"] == 2
     assert found["rounds_to_target_n"] == 1
-    assert "(1 of 2)" in lines([found])[1][7]
+    assert lines([found])[1][7] == "2.0 (not reached: 1 of 2)"
 
 
 @pytest.mark.parametrize("change", ["rounds=7", "partition.clients=7", "model=mlp", "cohort={name='random', size=3}"])

@@ -113,6 +113,16 @@ def test_what_cannot_be_drawn_is_left_out(tmp_path: Path) -> None:
     assert [path.stem for path in figures.of_comparison(empty, tmp_path)] == ["accuracy-rounds", "accuracy-bytes"]
 
 
+def test_compute_is_drawn_of_the_methods_that_tell() -> None:
+    one, other = FACTS["methods"]
+    told = {**one, "curve": [{**point, "flops": 3e12 * point["round"]} for point in one["curve"]]}
+    place = axes()
+    assert figures.COMPARISON["accuracy-compute"]({**FACTS, "methods": [told, other]}, place)
+    (line,) = place.get_lines()
+    assert (line.get_label(), list(line.get_xdata())) == ("one", [3.0, 6.0, 9.0])
+    assert not figures.COMPARISON["accuracy-compute"](FACTS, axes())
+
+
 def test_a_kind_nobody_knows_is_refused(tmp_path: Path) -> None:
     with pytest.raises(SordinoError) as refused:
         figures.of_comparison(FACTS, tmp_path, "bmp")
@@ -132,5 +142,6 @@ def test_the_report_verb_writes_them_beside_the_page(folder: Path) -> None:
     said = CliRunner().invoke(app, ["report", str(folder), "--figures", "svg"])
     assert said.exit_code == 0, said.output
     names = [Path(line).name for line in said.stdout.split()]
-    assert names == ["report.html", "accuracy.svg", "epsilon.svg", "traffic.svg", "partition.svg"]
+    drawn_ = ["accuracy", "accuracy-bytes", "accuracy-compute", "epsilon", "traffic", "partition"]
+    assert names == ["report.html", *(f"{name}.svg" for name in drawn_)]
     assert all(Path(line).is_file() for line in said.stdout.split())

@@ -200,8 +200,8 @@ def test_a_browser_draws_a_run(facts: dict[str, Any], tmp_path: Path, theme: str
     assert seen.wrong == []
     raw = seen.raw
     assert raw["plots"] == [
-        "Test accuracy", "Each client at the end, from worst to best", "Traffic", "Epsilon that holds, over rounds", "What the formula prints",
-        "Spent of granted, client by client", "Labels of each client",
+        "Test accuracy", "Each client at the end, from worst to best", "Test accuracy over bytes sent", "Test accuracy over device compute", "Traffic",
+        "Epsilon that holds, over rounds", "What the formula prints", "Spent of granted, client by client", "Labels of each client",
     ]  # fmt: skip
     assert raw["ground"] == rgb(getattr(palette, theme.upper())["paper"])
     assert raw["reading"].startswith("round 4: global model")  # by keyboard
@@ -226,7 +226,8 @@ def test_a_browser_draws_a_comparison(compared: Comparison, tmp_path: Path, them
     assert seen.wrong == []
     raw = seen.raw
     assert raw["plots"] == [
-        "Test accuracy over rounds", "Test accuracy over bytes sent", "Worst 10 % of clients", "Accuracy and epsilon per example",
+        "Test accuracy over rounds", "Test accuracy over bytes sent", "Test accuracy over device compute", "Worst 10 % of clients",
+        "Accuracy and epsilon per example",
     ]  # fmt: skip
     assert raw["ground"] == rgb(getattr(palette, theme.upper())["paper"])
     assert raw["reading"].startswith("round 2: open ")
@@ -252,9 +253,9 @@ BROKEN = {
         lambda text: re.sub(r"<meta http-equiv[^>]*>", "", text).replace("start();", "start(); new Image().src = 'http://127.0.0.1:9/x.png';"),
         "request: ",
     ),
-    "draws nothing": (lambda text: text.replace("paintAll(true);\n  let timer", "let timer"), "drawn: 0 of 7"),
+    "draws nothing": (lambda text: text.replace("paintAll(true);\n  let timer", "let timer"), "drawn: 0 of 9"),
     "is too wide": (lambda text: text.replace("start();", "start(); main.style.minWidth = '3000px';"), "wider"),
-    "has no words for a chart": (lambda text: text.replace('role: "img", ', ""), "charts without words: 7"),
+    "has no words for a chart": (lambda text: text.replace('role: "img", ', ""), "charts without words: 9"),
 }  # fmt: skip
 
 
@@ -282,7 +283,7 @@ def test_a_comparison_without_accuracy_is_drawn(compared: Comparison, tmp_path: 
     facts = {**compared.facts, "metric": "loss", "methods": losses, "points": []}
     seen = look(write_comparison(facts, tmp_path / "page.html").read_text(), tmp_path)
     assert seen.wrong == []
-    assert seen.raw["plots"] == ["Test loss over rounds", "Test loss over bytes sent"]
+    assert seen.raw["plots"] == [f"Test loss over {what}" for what in ("rounds", "bytes sent", "device compute")]
 
 
 def rgb(colour: str) -> str:

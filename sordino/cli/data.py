@@ -152,6 +152,7 @@ def _facts(parts: Parts) -> dict[str, Any]:
         "natural_clients": None if group is None else len(np.unique(group)),
         "fingerprint": data.fingerprint(),
         "note": data.note,
+        **({"candidates": parts.source.label} if parts.source is not None and parts.source.label else {}),
     }
 
 

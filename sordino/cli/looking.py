@@ -39,6 +39,7 @@ def list_(
 def show(folder: Path, as_json: Json = False) -> None:
     """The result and the guarantees of a finished run."""
     from sordino.errors import RunError
+    from sordino.folder import read_metrics, read_preparation
     from sordino.report.tables import summary
 
     receipt, metrics = folder / "privacy.json", folder / "metrics.jsonl"
@@ -49,11 +50,28 @@ def show(folder: Path, as_json: Json = False) -> None:
             fix=f"`sordino resume {folder}`",
             code="not-a-run",
         )
-    rows = [json.loads(line) for line in metrics.read_text().split("\n")[:-1]]
+    rows, promised = read_metrics(folder), json.loads(receipt.read_text())
     if as_json:
-        typer.echo(json.dumps({"metrics": rows, "privacy": json.loads(receipt.read_text())}))
+        typer.echo(json.dumps({"metrics": rows, "preparation": read_preparation(folder), "privacy": promised}))
     else:
-        summary(Console(), rows, json.loads(receipt.read_text()))
+        summary(Console(), rows, promised, _prepared(folder))
+
+
+def _prepared(folder: Path) -> Any:
+    """What came before the first round; where the data it is told from are gone, why."""
+    from sordino.errors import SordinoError
+    from sordino.folder import read_preparation
+
+    if not read_preparation(folder):
+        return ""
+    from sordino.report.prepared import gather
+    from sordino.report.tables import preparation
+
+    try:
+        found = gather(folder, pictures=False)
+    except SordinoError as error:
+        return f"What came before round 1 cannot be told: {escape(error.what)}"
+    return "" if found is None else preparation(found)
 
 
 def report(

@@ -1,4 +1,7 @@
-"""A comparison as text, CSV or LaTeX. Means are over seeds, with the standard deviation and the n behind them."""
+"""A comparison as text, CSV or LaTeX. Means are over seeds, with the standard deviation and the n behind them.
+
+Bytes begin with what was sent before the first round.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ import io
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from rich.markup import escape
 from rich.table import Table
 
 from sordino.report.runs import promise
@@ -22,27 +26,42 @@ COLUMNS: dict[str, tuple[str, Callable[[float], str]]] = {
     "rounds_to_target": ("rounds to target", lambda v: f"{v:.1f}"),
     "bytes_to_target": ("bytes to target", bytes_text),
     "bytes": ("bytes", bytes_text),
+    "before": ("of them before round 1", bytes_text),
+}
+MISSING = {
+    "rounds_to_target": "not reached",
+    "bytes_to_target": "not reached",
+    "at_half": "not evaluated yet",
+    "at_equal_bytes": "not evaluated yet",
 }
 
 
+def columns(rows: Sequence[Row]) -> list[str]:
+    """Where nobody prepared nothing is said of it."""
+    return [name for name in COLUMNS if name != "before" or any(row[name] for row in rows)]
+
+
 def cell(row: Row, name: str) -> str:
-    """mean ± std, and how many of n where not all got there."""
+    """mean ± std, and how many of n are missing in it."""
+    missing = MISSING.get(name, "not known")
     if row[name] is None:
-        return "never"
+        return missing
     write = COLUMNS[name][1]
     text = (
         write(row[name]) if row[f"{name}_std"] in (None, 0.0) else f"{write(row[name])} ± {write(row[f'{name}_std'])}"
     )
-    return text if row[f"{name}_n"] == row["n"] else f"{text} ({row[f'{name}_n']} of {row['n']})"
+    lacking = row["n"] - row[f"{name}_n"]
+    return f"{text} ({missing}: {lacking} of {row['n']})" if lacking else text
 
 
 def lines(rows: Sequence[Row]) -> list[list[str]]:
-    head = ["method", "n", *(title for title, _ in COLUMNS.values()), "p against the first", "promise"]
+    names = columns(rows)
+    head = ["method", "n", *(COLUMNS[name][0] for name in names), "p against the first", "promise"]
     body = [
         [
             row["method"],
             str(row["n"]),
-            *(cell(row, name) for name in COLUMNS),
+            *(cell(row, name) for name in names),
             "" if row["p_against_first"] is None else f"{row['p_against_first']:.3g}",
             promise(row["guarantees"]),
         ]
@@ -55,6 +74,11 @@ def caption(rows: Sequence[Row]) -> str:
     return f"target {100 * rows[0]['target']:.2f} %; accuracies in %, mean ± standard deviation over seeds; p: paired t-test of last 10"
 
 
+def sources(rows: Sequence[Row]) -> list[str]:
+    """What must be said of the candidates behind a row."""
+    return [f"{row['method']}: {row['candidates']}" for row in rows if row["candidates"]]
+
+
 def shaped(rows: Sequence[Row]) -> list[list[str]]:
     """Few methods stand side by side, or no terminal and no page would be wide enough; many stand below each other."""
     table = lines(rows)
@@ -63,7 +87,7 @@ def shaped(rows: Sequence[Row]) -> list[list[str]]:
 
 def text(rows: Sequence[Row]) -> Table:
     head, *body = shaped(rows)
-    table = Table(title=caption(rows), title_justify="left")
+    table = Table(title="\n".join([caption(rows), *map(escape, sources(rows))]), title_justify="left")
     for column in head:
         table.add_column(column)
     for line in body:
@@ -92,6 +116,7 @@ def as_latex(rows: Sequence[Row]) -> str:
     return (
         "\n".join(
             [
+                *(f"% {said}" for said in sources(rows)),
                 rf"\begin{{tabular}}{{l{'r' * (len(head) - 2)}l}}",
                 " & ".join(head) + r" \\",
                 rule,

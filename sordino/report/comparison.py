@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 
 from sordino.engine.checkpoint import atomic_write
 from sordino.evaluate.measures import curve, scored
-from sordino.report.compared import Row, caption, lines, shaped
+from sordino.report.compared import Row, caption, lines, shaped, sources
+from sordino.report.costs import flops_until
 from sordino.report.html import assemble
 from sordino.report.words import described, merged, subject
 from sordino.version import __version__
@@ -25,7 +26,7 @@ class Side(NamedTuple):
     """One method of a comparison."""
 
     name: str
-    runs: Sequence[Sequence[Mapping[str, Any]]]  # metrics, seed by seed
+    runs: Sequence[Sequence[Mapping[str, Any]]]  # metrics, seed by seed; a round 0 is what came before the first one
     promise: list[dict[str, Any]]
     experiment: str  # TOML
     simulated: bool
@@ -50,11 +51,13 @@ def gather(
         "metric": metric,
         "seeds": seeds,
         "caption": caption(table),
+        "candidates": sources(table),
+        "prepared": any(row["before"] for row in table),
         "table": shaped(table),
         "methods": [
             {
                 "name": side.name,
-                "curve": curve(side.runs, metric),
+                "curve": _curve(side.runs, metric),
                 "guarantees": promised,
                 "differs": differs,
                 "experiment": side.experiment,
@@ -78,6 +81,11 @@ def write(facts: Mapping[str, Any], out: Path) -> Path:
     out.parent.mkdir(parents=True, exist_ok=True)
     atomic_write(out, assemble(f"sordino: {facts['title']}", facts, "web/comparison.js").encode())
     return out
+
+
+def _curve(runs: Sequence[Sequence[Mapping[str, Any]]], metric: str) -> list[dict[str, Any]]:
+    computed = flops_until(runs)
+    return [{**point, "flops": computed.get(point["round"])} for point in curve(runs, metric)]
 
 
 def _points(row: Row, guarantees: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -154,5 +162,5 @@ def snippet(table: Sequence[Row], told: Sequence[str]) -> str:
     rows = "".join(f"<tr>{''.join(f'<td>{text}</td>' for text in line)}</tr>" for line in body)
     return (
         f"<table><caption>{html.escape(caption(table))}</caption><thead><tr>{''.join(f'<th>{text}</th>' for text in head)}</tr></thead>"
-        f"<tbody>{rows}</tbody></table>{''.join(f'<p>{html.escape(text)}</p>' for text in told)}"
+        f"<tbody>{rows}</tbody></table>{''.join(f'<p>{html.escape(text)}</p>' for text in (*sources(table), *told))}"
     )

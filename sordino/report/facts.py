@@ -12,12 +12,14 @@ from typing import Any
 
 import numpy as np
 
-from sordino.folder import read_metrics
+from sordino.folder import read_metrics, read_preparation
 from sordino.ledger.currency import UNIT
 from sordino.ledger.ledger import Entry
 from sordino.ledger.statement import statement
 from sordino.partition.describe import summary, table
 from sordino.receipt import opened, some_of, spending
+from sordino.report import prepared
+from sordino.report.costs import in_front
 from sordino.report.tables import secure
 from sordino.report.words import described, merged, subject
 
@@ -41,12 +43,15 @@ def gather(folder: Path) -> dict[str, Any]:
         "name": parts.experiment.name,
         "data": parts.experiment.data.source,
         "note": parts.dataset.note,
+        "candidates": prepared.label_of(parts.experiment),
         "algorithm": parts.experiment.algorithm["name"],
         "model": "clients' own models" if parts.evaluation().personal else "global model",
         "clients": len(rows),
         "examples": len(rows.numbers),
         "parameters": parts.coordinates,
         "metrics": _thin(read_metrics(folder)),
+        "before": next(iter(in_front(read_preparation(folder))), None),
+        "prepared": prepared.gather(folder, parts),
         "secure": secure(read_metrics(folder)),
         "guarantees": described(spent["guarantees"]),
         "delta": parts.experiment.privacy.delta,

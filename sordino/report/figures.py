@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -36,13 +37,13 @@ UNDATED = {"pdf": {"CreationDate": None}, "svg": {"Date": None}, "png": {}}
 
 
 def of_run(facts: Facts, out: Path, kind: str = "pdf") -> list[Path]:
-    """Accuracy with the clients' band, epsilon, traffic and the partition of one run."""
+    """Accuracy with the clients' band, over bytes and device compute, epsilon, traffic and the partition of one run."""
     available()
     return _save(facts, RUN, out, kind)
 
 
 def of_comparison(facts: Facts, out: Path, kind: str = "pdf") -> list[Path]:
-    """Accuracy over rounds, bytes and epsilon, one line or point per method."""
+    """Accuracy over rounds, bytes, device compute and epsilon, one line or point per method."""
     available()
     return _save(facts, COMPARISON, out, kind)
 
@@ -120,13 +121,32 @@ def _epsilon(facts: Facts, axes: Any) -> bool:
     return bool(facts["epsilon"])
 
 
+def _before(facts: Facts) -> list[Facts]:
+    """What came before the first round, as a round 0."""
+    return [] if facts.get("before") is None else [facts["before"]]
+
+
+def _against(facts: Facts, axes: Any, names: tuple[str, ...], unit: float, label: str) -> bool:
+    """Accuracy against what was spent, the preparation in front."""
+    rows = [*_before(facts), *facts["metrics"]]
+    scored = [row for row in rows if "loss" in row]
+    if not scored or not all(name in row for row in rows for name in names):
+        return False
+    metric = "accuracy" if "accuracy" in scored[-1] else "loss"
+    scale = 100 if metric == "accuracy" else 1
+    spent = accumulate(sum(row[name] for name in names) / unit for row in rows)
+    points = [(x, scale * row[metric]) for x, row in zip(spent, rows, strict=True) if metric in row]
+    axes.plot(*zip(*points, strict=True), label=facts["model"], **line(0))
+    axes.set_xlim(left=0)
+    _name(axes, label, f"test {metric}" + (" (%)" if metric == "accuracy" else ""), legend=False)
+    return True
+
+
 def _traffic(facts: Facts, axes: Any) -> bool:
     rows = facts["metrics"]
+    rows = [*_before(facts), *rows]
     for i, (key, name) in enumerate((("bytes_down", "down"), ("bytes_up", "up"))):
-        total, sums = 0.0, []
-        for row in rows:
-            total += row[key] / 1e6
-            sums.append(total)
+        sums = [total / 1e6 for total in accumulate(row[key] for row in rows)]
         axes.plot([row["round"] for row in rows], sums, label=name, **line(i))
     _name(axes, "round", "MB sent")
     return bool(rows)
@@ -153,7 +173,10 @@ def _partition(facts: Facts, axes: Any) -> bool:
 
 def _curves(facts: Facts, axes: Any, axis: str, unit: float, label: str) -> bool:
     scale = 100 if facts["metric"] == "accuracy" else 1
+    known = [method for method in facts["methods"] if all(p.get(axis) is not None for p in method["curve"])]
     for i, method in enumerate(facts["methods"]):
+        if method not in known:
+            continue
         points = method["curve"]
         x, mean = [p[axis] / unit for p in points], [scale * p["mean"] for p in points]
         axes.plot(x, mean, label=method["name"], **line(i))
@@ -161,7 +184,7 @@ def _curves(facts: Facts, axes: Any, axis: str, unit: float, label: str) -> bool
         low, high = ([m + sign * s for m, s in zip(mean, std, strict=True)] for sign in (-1, 1))
         axes.fill_between(x, low, high, color=line(i)["color"], alpha=0.15, linewidth=0)
     _name(axes, label, f"test {facts['metric']}" + (" (%)" if scale == 100 else ""))
-    return any(method["curve"] for method in facts["methods"])
+    return any(method["curve"] for method in known)
 
 
 def _over_epsilon(facts: Facts, axes: Any) -> bool:
@@ -199,14 +222,19 @@ def _name(axes: Any, x: str, y: str, legend: bool = True) -> None:
         axes.legend()
 
 
+SENT = "MB sent, both directions"
+COMPUTED = "TFLOP computed by devices"
 RUN: Mapping[str, Callable[[Facts, Any], bool]] = {
     "accuracy": _accuracy,
+    "accuracy-bytes": lambda facts, axes: _against(facts, axes, ("bytes_down", "bytes_up"), 1e6, SENT),
+    "accuracy-compute": lambda facts, axes: _against(facts, axes, ("device_flops",), 1e12, COMPUTED),
     "epsilon": _epsilon,
     "traffic": _traffic,
     "partition": _partition,
 }
 COMPARISON: Mapping[str, Callable[[Facts, Any], bool]] = {
     "accuracy-rounds": lambda facts, axes: _curves(facts, axes, "round", 1, "round"),
-    "accuracy-bytes": lambda facts, axes: _curves(facts, axes, "bytes", 1e6, "MB sent, both directions"),
+    "accuracy-bytes": lambda facts, axes: _curves(facts, axes, "bytes", 1e6, SENT),
+    "accuracy-compute": lambda facts, axes: _curves(facts, axes, "flops", 1e12, COMPUTED),
     "accuracy-epsilon": _over_epsilon,
 }

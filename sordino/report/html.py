@@ -18,7 +18,7 @@ from sordino.report import palette
 from sordino.report.facts import gather
 
 STYLES = ("vendor/uPlot.min.css", "web/page.css")
-SCRIPTS = ("vendor/uPlot.iife.min.js", "web/page.js", "web/charts.js")
+SCRIPTS = ("vendor/uPlot.iife.min.js", "web/page.js", "web/charts.js")  # of every page
 
 
 def write(folder: Path, out: Path | None = None, facts: Mapping[str, Any] | None = None) -> Path:
@@ -30,16 +30,16 @@ def write(folder: Path, out: Path | None = None, facts: Mapping[str, Any] | None
 
 def page(facts: Mapping[str, Any]) -> str:
     """The page of one run."""
-    return assemble(f"sordino: {facts['name']}", facts, "web/run.js")
+    return assemble(f"sordino: {facts['name']}", facts, "web/prepared.js", "web/run.js")
 
 
-def assemble(title: str, facts: Mapping[str, Any], script: str) -> str:
+def assemble(title: str, facts: Mapping[str, Any], *scripts: str) -> str:
     """The frame with everything it needs inside, filled in one pass: what is put in is not looked at again."""
     styled = {**facts, "colours": palette.SERIES, "dashes": palette.DASHES}
     inserts = {
         "PALETTE": palette.css(),
         "CSS": "\n".join(map(_read, STYLES)),
-        "SCRIPT": "\n".join(map(_read, (*SCRIPTS, script))),
+        "SCRIPT": "\n".join(map(_read, (*SCRIPTS, *scripts))),
         "TITLE": html.escape(title),
         # inside a script element only "</" and "<!--" could end it
         "FACTS": json.dumps(styled, separators=(",", ":")).replace("<", "\\u003c"),

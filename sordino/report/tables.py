@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from rich.console import Console, Group
+from rich.console import Console, Group, RenderableType
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
@@ -25,8 +25,13 @@ def epsilon_text(value: float | str) -> str:
     return "∞" if value == "inf" else f"{float(value):.3g}"
 
 
-def summary(console: Console, metrics: Sequence[dict[str, Any]], receipt: dict[str, Any]) -> None:
+def summary(
+    console: Console, metrics: Sequence[dict[str, Any]], receipt: dict[str, Any], before: RenderableType = ""
+) -> None:
+    """`before`: what is said of a preparation, if there was one."""
     console.print(results(metrics))
+    if before:
+        console.print(before)
     console.print(guarantees(receipt))
     budget = receipt["budget"]
     if budget:
@@ -94,6 +99,41 @@ def results(metrics: Sequence[dict[str, Any]]) -> Table:
     for name, value in secure(metrics):
         table.add_row(name, value)
     return table
+
+
+def preparation(found: dict[str, Any]) -> Group:
+    """What came before the first round, in a few lines; class by class it is on the page."""
+    table = Table(title="Before round 1", title_justify="left", title_style="bold")
+    table.add_column("measure")
+    table.add_column("value", justify="right")
+    classes, cost = found["classes"], found["cost"]
+    asked = [device for row in classes for device in row["asked"]]
+    if asked:
+        answered = sum(any(device["answered"] for device in row["asked"]) for row in classes)
+        table.add_row("classes with a prototype", f"{answered} of {len(classes)}")
+        table.add_row("requests, declined", f"{len(asked)}, {sum(not device['answered'] for device in asked)}")
+    if kept := sum(row["kept"] for row in classes):
+        every = sum(row["candidates"] or 0 for row in classes)
+        table.add_row("candidates kept", f"{kept} of {every}" if every else str(kept))
+        shares = [mean_of(classes, share, count) for share, count in (("valid_kept", "kept"), ("valid", "candidates"))]
+        if all(share is not None for share in shares):
+            table.add_row("valid: kept, all (a simulation knows)", ", ".join(f"{share:.1%}" for share in shares))
+    table.add_row("bytes sent", bytes_text(cost["bytes"]))
+    table.add_row(f"as rounds of plain training, {cost['chosen']} clients", f"{cost['rounds']:.1f}")
+    if "formula_rounds" in cost:
+        table.add_row("the same by formula (18)", f"{cost['formula_rounds']:.1f}")
+    for row in cost["targets"][-2:]:  # the last that was reached, and the next
+        reached = "not reached" if row["rounds"] is None else f"{row['rounds']}, {row['charged']:.1f} with it"
+        table.add_row(f"rounds to {row['target']:.0%}", reached)
+    unread = f"whom it asked and what it kept is not told: {found['unread']}" if found["unread"] else ""
+    return Group(table, *(Text(line, style="yellow") for line in (found["label"], unread) if line))
+
+
+def mean_of(rows: Sequence[dict[str, Any]], share: str, count: str) -> float | None:
+    """Over all that were counted."""
+    known = [row for row in rows if row[share] is not None]
+    total = sum(row[count] for row in known)
+    return sum(row[share] * row[count] for row in known) / total if total else None
 
 
 MODES = {"full": "every client", "probe": "one client a round, the others added in clear"}

@@ -3,6 +3,7 @@ const methods = facts.methods, score = facts.metric === "accuracy" ? percent : v
 const style = methods.map((m, i) => ({ label: m.name, colour: facts.colours[i % facts.colours.length], dash: facts.dashes[(i + Math.floor(i / facts.colours.length)) % facts.dashes.length] }));
 
 head(facts.title, facts.lead, facts.simulated && "Simulations: the noise came from seeds. The numbers describe what the same runs promise with real noise; these runs themselves protect nobody.");
+for (const said of facts.candidates) make("p", main, said, { class: "notice" });
 result(section("Result", null));
 learning(section("Learning", "div", { class: "grid" }));
 if (facts.points.length) tradeoff(section("Accuracy and privacy", "div", { class: "grid" }));
@@ -19,16 +20,17 @@ function result(place) {
 
 // One chart of all methods over the same axis. `read` gives [mean, std] of a point.
 function curves(place, { title, about, axis, xLabel, xFormat, read, whole, logX }) {
-  const x = [...new Set(methods.flatMap(m => m.curve.map(p => p[axis])))].sort((a, b) => a - b);
+  const known = m => m.curve.filter(p => p[axis] !== null), x = [...new Set(methods.flatMap(m => known(m).map(p => p[axis])))].sort((a, b) => a - b);
   if (!x.length) return;
+  if (whole === false && !logX) x.unshift(0); // from nothing on: what came before the first round is a distance
   const series = methods.map((m, i) => {
-    const at = new Map(m.curve.map(p => [p[axis], read(p)])), pick = f => x.map(v => { const [mean, std] = at.get(v) ?? [null, null]; return mean === null ? null : f(mean, std || 0); });
+    const at = new Map(known(m).map(p => [p[axis], read(p)])), pick = f => x.map(v => { const [mean, std] = at.get(v) ?? [null, null]; return mean === null ? null : f(mean, std || 0); });
     return { ...style[i], data: pick(mean => mean), band: m.curve.some(p => read(p)[1]) ? [pick((mean, std) => mean - std), pick((mean, std) => mean + std)] : undefined };
   });
   if (!series.some(s => s.data.some(v => v !== null))) return;
   const box = figure(place, {
     title, about, columns: ["method", "n", xLabel, "mean", "± std"],
-    rows: () => methods.flatMap(m => m.curve.map(p => [m.name, p.n, xFormat(p[axis]), either(read(p)[0], score), either(read(p)[1], score)])),
+    rows: () => methods.flatMap(m => known(m).map(p => [m.name, p.n, xFormat(p[axis]), either(read(p)[0], score), either(read(p)[1], score)])),
   });
   const range = facts.metric === "accuracy" ? (u, low, high) => { const [a, b] = uPlot.rangeNum(low, high, 0.1, true); return [Math.max(0, a), Math.min(1, b)]; } : undefined;
   lines(box, { x, xLabel, xFormat, series, format: score, range, whole, logX });
@@ -38,7 +40,9 @@ function learning(place) {
   const band = facts.seeds > 1 ? ` Band: ± one standard deviation over ${facts.seeds} seeds.` : "", ends = methods.filter(m => m.curve.length).map(m => m.curve[m.curve.length - 1].bytes);
   const mean = p => [p.mean, p.std], plain = v => digits(v, 4), name = `Test ${facts.metric}`;
   curves(place, { title: `${name} over rounds`, about: `Global model, mean over seeds.${band}`, axis: "round", xLabel: "round", xFormat: plain, read: mean });
-  curves(place, { title: `${name} over bytes sent`, about: `Both directions, really serialised.${band}`, axis: "bytes", xLabel: "sent", xFormat: size, read: mean, whole: false, logX: Math.max(...ends) > 10 * Math.min(...ends) });
+  curves(place, { title: `${name} over bytes sent`, about: `Both directions, really serialised${facts.prepared ? ", from before the first round on" : ""}.${band}`, axis: "bytes", xLabel: "sent", xFormat: size, read: mean, whole: false, logX: Math.max(...ends) > 10 * Math.min(...ends) });
+  const computed = methods.flatMap(m => m.curve.slice(-1).map(p => p.flops)).filter(v => v !== null);
+  curves(place, { title: `${name} over device compute`, about: `Of all devices together, counted from public sizes.${computed.length < ends.length ? " Not every method tells." : ""}${band}`, axis: "flops", xLabel: "computed", xFormat: flops, read: mean, whole: false, logX: Math.max(...computed) > 10 * Math.min(...computed) });
   curves(place, { title: "Worst 10 % of clients", about: `Mean ${facts.metric} of the tenth of the clients that is served worst.${band}`, axis: "round", xLabel: "round", xFormat: plain, read: p => [p.worst, p.worst_std] });
 }
 

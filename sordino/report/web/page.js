@@ -16,11 +16,13 @@ const digits = (v, n = 3) => (v === 0 ? "0" : Math.abs(v) >= 1e5 || Math.abs(v) 
 const epsilon = v => (v === "inf" ? "∞" : digits(Number(v)));
 const either = (v, format) => (v === null || v === undefined ? "" : format(v));
 
-function size(bytes) {
-  const units = ["B", "kB", "MB", "GB"];
+const size = bytes => scaled(bytes, ["B", "kB", "MB", "GB"]);
+const flops = operations => scaled(operations, ["FLOP", "kFLOP", "MFLOP", "GFLOP", "TFLOP", "PFLOP"]);
+
+function scaled(value, units) {
   let power = 0;
-  while (bytes >= 1000 && power < units.length - 1) { bytes /= 1000; power += 1; }
-  return `${power ? bytes.toFixed(1) : Math.round(bytes)} ${units[power]}`;
+  while (Math.abs(value) >= 1000 && power < units.length - 1) { value /= 1000; power += 1; }
+  return `${power ? value.toFixed(1) : Math.round(value)} ${units[power]}`;
 }
 
 function head(title, lead, simulated) {

@@ -3,15 +3,17 @@ const rows = facts.metrics, scored = rows.filter(r => "loss" in r), last = score
 const metric = "accuracy" in last ? "accuracy" : "loss", score = metric === "accuracy" ? percent : v => digits(v, 4);
 const within = metric === "accuracy" ? (u, low, high) => { const [a, b] = uPlot.rangeNum(low, high, 0.1, true); return [Math.max(0, a), Math.min(1, b)]; } : undefined;
 const total = key => rows.reduce((sum, row) => sum + row[key], 0);
+const front = facts.before ? [facts.before] : []; // what came before the first round, as a round 0
 const DASHES = facts.dashes, COLOURS = facts.colours;
 
 head(facts.name,
-  `${facts.algorithm} on ${facts.data}: ${facts.clients} clients, ${facts.examples} examples, ${facts.parameters} parameters, ${rows.length} rounds. ${facts.note}`,
+  `${facts.algorithm} on ${facts.data}: ${facts.clients} clients, ${facts.examples} examples, ${facts.parameters} parameters, ${rows.length} rounds. ${facts.note}${facts.candidates ? ` Candidates: ${facts.candidates}.` : ""}`,
   facts.simulated && "A simulation: the noise came from a seed. The numbers describe what the same run promises with real noise; this run itself protects nobody.");
 headline();
 promises(section("What can still be learned, by whom"), facts.guarantees);
 assumptions();
 learning(section("Learning", "div", { class: "grid" }));
+if (facts.prepared) prepared(section("Before round 1", "div", { class: "grid" }), facts.prepared);
 privacy(section("Privacy spent", "div", { class: "grid" }));
 partition(section("Who holds what", "div", { class: "grid" }));
 again(section("Do it again"));
@@ -30,7 +32,7 @@ function headline() {
     list.push(["mean over clients", score(last.clients.mean), `± ${score(last.clients.std)} between them`]);
     list.push(["worst 10 % of clients", score(last.clients.worst_tenth)]);
   }
-  list.push(["sent down", size(total("bytes_down")), `${size(total("bytes_up"))} up`]);
+  list.push(["sent down", size(total("bytes_down")), `${size(total("bytes_up"))} up${facts.prepared ? `, ${size(facts.prepared.cost.bytes)} before round 1` : ""}`]);
   for (const [name, value] of facts.secure) list.push([name, value]);
   cards(list);
 }
@@ -67,13 +69,30 @@ function learning(place) {
     });
     bars(box, { values: each.map(([v]) => v), colours: each.map((_, i) => (i < tenth ? "c1" : "c0")), format: score, top: metric === "accuracy" ? 1 : Math.max(...each.map(([v]) => v)), xLabel: `${each.length} clients` });
   }
+  against(place, { title: `Test ${metric} over bytes sent`, about: "Both directions, really serialised.", xLabel: "sent", xFormat: size, of: r => r.bytes_down + r.bytes_up });
+  against(place, { title: `Test ${metric} over device compute`, about: "Of all devices together, counted from public sizes: operations of the network, there and back.", xLabel: "computed", xFormat: flops, of: r => r.device_flops });
   let down = 0, up = 0;
-  const cost = rows.map(r => [r.round, (down += r.bytes_down), (up += r.bytes_up)]);
+  const cost = [...front, ...rows].map(r => [r.round, (down += r.bytes_down), (up += r.bytes_up)]);
   if (!cost.length) return;
   const box = figure(place, { title: "Traffic", about: "Bytes really serialised, added up over rounds and clients.", columns: ["round", "down", "up"], rows: () => cost.map(([t, d, u]) => [t, size(d), size(u)]) });
   lines(box, { x: cost.map(c => c[0]), xLabel: "round", format: size, range: (u, low, high) => [0, high * 1.05 || 1], series: [
     { label: "down, to clients", data: cost.map(c => c[1]), colour: "c3" }, { label: "up, from clients", data: cost.map(c => c[2]), colour: "c2", dash: DASHES[1] },
   ] });
+}
+
+// What was spent until each evaluated round, the preparation in front; not drawn where a round does not tell.
+function against(place, { title, about, xLabel, xFormat, of }) {
+  const spent = [];
+  let sum = 0;
+  for (const r of [...front, ...rows]) {
+    sum += of(r);
+    if ("loss" in r) spent.push([sum, r]);
+  }
+  if (!spent.length || !Number.isFinite(sum)) return;
+  const begins = front.length ? ` Before round 1: ${xFormat(of(front[0]))}.` : "";
+  const box = figure(place, { title, about: about + begins, columns: ["round", xLabel, facts.model], rows: () => spent.map(([v, r]) => [r.round, xFormat(v), score(r[metric])]) });
+  // from nothing on: what came before the first round is a distance
+  lines(box, { x: [0, ...spent.map(([v]) => v)], xLabel, xFormat, format: score, range: within, whole: false, series: [{ label: facts.model, data: [null, ...spent.map(([, r]) => r[metric])], colour: "c0" }] });
 }
 
 function privacy(place) {
