@@ -18,9 +18,12 @@ import safetensors.torch
 from sordino.assemble import Parts
 from sordino.engine import checkpoint, wire
 from sordino.engine.checkpoint import atomic_write
+from sordino.engine.federation import Federation
 from sordino.folder import HANDED, PREPARATION
 from sordino.playing import Begun, Metrics, Phase, Standing, computed, executor, metrics_file, row_of, stands
 from sordino.types import Params
+
+Watch = Callable[[Parts, Federation, Metrics], None]
 
 
 class Prepared(NamedTuple):
@@ -35,7 +38,7 @@ def prepare(
     run: str,
     ledger: Path,
     stopped: Callable[[], bool],
-    watch: Callable[[Metrics], None] = lambda row: None,
+    watch: Watch,
 ) -> Prepared:
     """Every phase that is not over yet; then the state of the server before its first round of training."""
     before: Any = None
@@ -74,7 +77,7 @@ def _play(
     loaded: checkpoint.Loaded | None,
     standing: Standing,
     stopped: Callable[[], bool],
-    watch: Callable[[Metrics], None],
+    watch: Watch,
 ) -> Standing:
     place.mkdir(parents=True, exist_ok=True)
     with contextlib.ExitStack() as stack:
@@ -96,7 +99,7 @@ def _play(
         return phase.play(
             standing,
             lambda at: not mine.algorithm.over(at.server) and not stopped(),
-            lambda at, outcome: watch(phase.row),
+            lambda at, outcome: watch(mine, federation, phase.row),
         )
 
 

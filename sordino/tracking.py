@@ -186,6 +186,9 @@ class _Follower:
     note: str = ""
 
     def see(self, step: Progress) -> None:
+        if "phase" in step.metrics:  # of a preparation, whose rounds have other numbers
+            return
+
         def tell() -> None:
             if not self.started:  # not before the first round: a run folder appears whole or not at all
                 self.tracker.start(_settings(step.parts.experiment.model_dump(mode="json")), step.folder)

@@ -43,7 +43,7 @@ from sordino.version import __version__
 
 
 class Progress(NamedTuple):
-    round: int
+    round: int  # 0 in a preparation, whose phase is in the metrics
     rounds: int
     metrics: Metrics
     folder: Path
@@ -136,8 +136,13 @@ def _train(
         shared = experiment.privacy.ledger
         ledger = Path(shared) if shared else folder / "ledger.sqlite"
         asked = stack.enter_context(_patience())
+
+        def prepared(mine: Parts, rules: Federation, row: Metrics) -> None:
+            if watch is not None:
+                watch(Progress(0, experiment.rounds, row, folder, mine, rules))
+
         try:
-            begun = prepare(parts, folder, run, ledger, asked)
+            begun = prepare(parts, folder, run, ledger, asked, prepared)
         except KeyboardInterrupt:
             begun = Prepared(None, None, done=False)
         federation = parts.federation(ledger, run)

@@ -54,10 +54,10 @@ def show(folder: Path, as_json: Json = False) -> None:
     if as_json:
         typer.echo(json.dumps({"metrics": rows, "preparation": read_preparation(folder), "privacy": promised}))
     else:
-        summary(Console(), rows, promised, _prepared(folder))
+        summary(Console(), rows, promised, prepared(folder))
 
 
-def _prepared(folder: Path) -> Any:
+def prepared(folder: Path) -> Any:
     """What came before the first round; where the data it is told from are gone, why."""
     from sordino.errors import SordinoError
     from sordino.folder import read_preparation

@@ -38,6 +38,9 @@ def progress(console: Console) -> Iterator[Callable[[Step], None]]:
 
         def watch(step: Step) -> None:
             nonlocal begun
+            if "phase" in step.metrics:
+                price.plain = before_round_1(step)
+                return
             if not begun:  # a resumed run begins in the middle: what is done already says nothing about the speed
                 bar.reset(task, total=step.rounds, completed=step.round, reached=reached.text(step.metrics))
                 begun = True
@@ -72,6 +75,9 @@ def _lines(console: Console, spending: Spending, reached: Reached) -> Callable[[
 
     def watch(step: Step) -> None:
         nonlocal last, first
+        if "phase" in step.metrics:
+            console.print(before_round_1(step), highlight=False, soft_wrap=True)
+            return
         now, done = time.monotonic(), reached.text(step.metrics)
         first = first or (now, step.round)
         if now - last > EVERY or step.round == step.rounds:
@@ -82,6 +88,11 @@ def _lines(console: Console, spending: Spending, reached: Reached) -> Callable[[
             last = time.monotonic()
 
     return watch
+
+
+def before_round_1(step: Step) -> str:
+    row = step.metrics
+    return f"before round 1: {row['phase']} {row['round']}, {row['answered']} of {row['active']} clients answered"
 
 
 class Reached:

@@ -102,7 +102,9 @@ def _show_run(go: Any, track: list[str], as_json: bool, quiet: bool) -> None:
     if following():  # under torchrun the first rank runs, the others do what it says
         follow()
         return
+    from sordino.cli.looking import prepared
     from sordino.cli.progress import progress
+    from sordino.folder import read_preparation
     from sordino.tracking import tracked
 
     console = Console(stderr=True, quiet=quiet or as_json)
@@ -114,6 +116,7 @@ def _show_run(go: Any, track: list[str], as_json: bool, quiet: bool) -> None:
                 {
                     "folder": str(result.folder),
                     "metrics": result.metrics,
+                    "preparation": read_preparation(result.folder),
                     "privacy": result.receipt,
                     "notes": result.notes,
                 }
@@ -123,7 +126,7 @@ def _show_run(go: Any, track: list[str], as_json: bool, quiet: bool) -> None:
         from sordino.report.tables import summary
 
         out = Console()
-        summary(out, result.metrics, result.receipt)
+        summary(out, result.metrics, result.receipt, prepared(result.folder))
         for note in result.notes:
             out.print(f"[yellow]note[/yellow] {escape(note)}")
         out.print(f"Everything is in [bold]{escape(str(result.folder))}[/bold].")

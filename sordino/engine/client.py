@@ -53,7 +53,9 @@ class Clients:
             )
             for k in order
         )
-        for stack in stacks(members, self.task.stacks if self.executor == "stack" else lambda n: 1):
+        # a stack has one broadcast and one set of public examples: not where clients are told, or hold, something of their own
+        shared = self.executor == "stack" and self.handed is None and not hasattr(self.algorithm, "told")
+        for stack in stacks(members, self.task.stacks if shared else lambda n: 1):
             for member, (upload, state) in zip(stack, self._local(down, stack), strict=True):
                 self.states[member.client] = state
                 yield member.client, uplink.encode(upload, member.grant)

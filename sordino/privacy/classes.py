@@ -28,10 +28,10 @@ ROWS = 256  # of a statistic at a time
 
 def class_sums(of: Callable[[Tensor], Tensor], examples: Examples, classes: int) -> tuple[Tensor, Tensor]:
     """In float64: per class the sum of `of(x)` [n, d], and the number of examples."""
-    found = [of(rows).double() for rows in torch.split(examples.x, ROWS)]
+    found = [of(rows).double() for rows in torch.split(examples.x, ROWS) if len(rows)]
     counts = torch.bincount(examples.y, minlength=classes).double()
-    if not found:
-        found = [of(examples.x).double()]
+    if not found:  # a row that does not count says how wide it is
+        found = [of(examples.x.new_zeros(1, *examples.x.shape[1:])).double()[:0]]
     z = torch.cat(found)
     return z.new_zeros(classes, z.shape[1]).index_add(0, examples.y, z), counts
 
@@ -120,7 +120,8 @@ class SumShard(Covered):
         self._spend()
         coins = keys.coin(keys.fold(key, "split", self._grant.client), len(self._examples.y), share)
         rows = [taken(self._examples, torch.nonzero(side).flatten()) for side in (coins, ~coins)]
-        grants = [replace(self._grant, source=self._grant.source.child("part", i)) for i in range(2)]  # noises of their own
+        # noises of their own: of two with one noise the difference would be without any
+        grants = [replace(self._grant, source=self._grant.source.child("part", i)) for i in range(2)]
         first, second = (SumShard(self._reader, own, grant) for own, grant in zip(rows, grants, strict=True))
         return first, second
 
