@@ -348,6 +348,14 @@ CASES = [
             }
         },
     ),
+    # a network in front of whose last layer there is something to contrast; images, so that noise may lie beside them
+    Case("moon", {"name": "moon", "local_epochs": 2, "batch_size": 32}, model=SMALL),
+    Case("fedgen", {"name": "fedgen", "updates": 5, "hidden": 16, **FEW_STEPS}, model=SMALL),
+    Case(
+        "vhl",
+        {"name": "vhl", "per_class": 4, "width": 8, "source": "random_conv", "noise_batch": 16, **FEW_STEPS},
+        model=SMALL,
+    ),
     Case("dp_scaffold_published", {"name": "dp_scaffold", "variant": "published", **FEW_STEPS}, printed="example"),
 ]
 BY_NAME = {case.name: case for case in CASES}

@@ -45,7 +45,11 @@ LATER |= {f"pdp_prox_{name}" for name in ("local", "rates", "threshold", "publis
 LATER |= {"lc_fl", "cdp_fl", "privunit"} | {
     f"cuag_pfl_{name}" for name in ("no_noise", "oracle", "local_client", "central_client", "local_sample")
 }
-AGAIN = LATER | {"fedprox", "gaussian_simple", "gaussian_gdp", "gaussian_sampled_published", "noisy_steps"}
+AGAIN = (
+    LATER
+    | {"moon", "vhl", "fedgen"}
+    | {"fedprox", "gaussian_simple", "gaussian_gdp", "gaussian_sampled_published", "noisy_steps"}
+)
 AGAIN |= {"cuag_pfl_published", "udp", "laplace", "gaussian_gdp_adaptive", "central_visible", "dp_prox", "whole_update"}
 
 

@@ -1,0 +1,564 @@
+"""A run that prepares before it trains: the same bytes however it is stopped and wherever its clients live, books of every phase under its own name, and messages
+as long as the schemas say.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import safetensors.torch
+import torch
+from laws import warm
+from laws.traces import Killed, Trace, differences, trace
+
+from sordino import config, keys, preparation, tree
+from sordino.algorithms import ALGORITHMS, slaug_prepare
+from sordino.algorithms.slaug_fl import SlaugFL
+from sordino.algorithms.slaug_fl import Up as TrainingUp
+from sordino.algorithms.slaug_prepare import Ask, Train
+from sordino.assemble import Parts
+from sordino.config import Experiment
+from sordino.engine import checkpoint, processes, wire
+from sordino.engine.client import Clients
+from sordino.engine.federation import Federation
+from sordino.errors import SordinoError
+from sordino.evaluate.traffic import Sizes, extra_parameters
+from sordino.generators import nets
+from sordino.ledger.ledger import State
+from sordino.playing import Phase
+from sordino.privacy.sources import for_client, for_round
+from sordino.receipt import opened, verify
+from sordino.training import resume, start
+
+CLIENTS, ROUNDS, COHORT, CLASSES = 6, 2, 3, 10
+TINY: dict[str, Any] = {
+    "rounds": ROUNDS,
+    "data": {"source": "digits", "train": 240, "test": 60, "probe": 5},
+    "candidates": {"source": "procedural", "per_class": 20},
+    "partition": {"scheme": "dirichlet", "clients": CLIENTS, "alpha": 0.5},
+    "model": {"name": "cnn_norm"},
+    "cohort": {"name": "random", "size": COHORT},
+    "algorithm": {
+        "name": "slaug_fl",
+        "keep": 10,
+        "local_epochs": 1,
+        "prepare_epochs": 2,
+        "batch_size": 32,
+        "gan_epochs": 2,
+        "least": 2,  # so that some devices decline and others are asked after them
+    },
+    "privacy": {},
+    "engine": {"executor": "loop"},
+}
+
+
+def tiny(**changes: Any) -> Experiment:
+    table = {
+        name: {**TINY[name], **change} if isinstance(change, dict) and isinstance(TINY.get(name), dict) else change
+        for name, change in changes.items()
+    }
+    return config.validate(TINY | table)
+
+
+class Whole(NamedTuple):
+    """What a run with a preparation leaves, in bytes."""
+
+    training: Trace
+    rows: str  # of the preparation
+    handed: str
+    phases: dict[str, str]  # what each stood at: the server, and what clients kept
+
+
+def whole(folder: Path) -> Whole:
+    rows, handed = (
+        hashlib.sha256((folder / f).read_bytes()).hexdigest() for f in ("preparation.jsonl", "handed.safetensors")
+    )
+    phases = {}
+    for mine in Parts(config.load(folder / "experiment.toml")).preparation:
+        place = folder / "preparation" / mine.phase
+        loaded = checkpoint.load(place / "checkpoints", mine.state)
+        assert loaded is not None
+        held = [loaded, *(checkpoint.load(worker, mine.state) for worker in sorted(place.glob("clients-*")))]
+        states = mine.states(None)
+        for one in held:
+            assert one is not None
+            states.restore(one.trees)
+        phases[mine.phase] = checkpoint.digest_trees({"server": loaded.trees["server"], **states.trees()})
+    return Whole(trace(folder), rows, handed, phases)
+
+
+def apart(a: Whole, b: Whole) -> list[str]:
+    """Names of what differs: [] is the law."""
+    others = [name for name in Whole._fields[1:] if getattr(a, name) != getattr(b, name)]
+    return differences(a.training, b.training) + others
+
+
+def rows_of(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "preparation.jsonl").read_text().splitlines()]
+
+
+@pytest.fixture(scope="session")
+def once(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The run that never stopped."""
+    folder = tmp_path_factory.mktemp("phases") / "run"
+    start(tiny(), folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def unstopped(once: Path) -> Whole:
+    return whole(once)
+
+
+@pytest.fixture(scope="session")
+def warm_server() -> None:
+    warm.start()
+
+
+# resume ----------------------------------------------------------------------------------------------------------------------
+
+
+METHODS = {
+    "reserved": (Federation, "reserve", 0),
+    "computed": (Federation, "receive", 0),
+    "written": (Phase, "_save", 1),  # counts the rounds that are done; the row of metrics is, the checkpoint is not
+    "kept": (Phase, "_save", 1),
+    "stored": (Federation, "store", 0),
+    "published": (Federation, "publish", 0),
+}
+
+
+@contextmanager
+def killed_in(phase: str, point: str, t: int) -> Iterator[None]:
+    """Die as soon as `point` of round t of a phase has passed; "" is the training."""
+    owner, name, shift = METHODS[point]
+    real = getattr(owner, name)
+
+    def dying(self: Any, now: int, *rest: Any) -> Any:
+        here = self.parts.phase if isinstance(self, Phase) else self.run.partition(".")[2]
+        dies = here == phase and now == t + shift
+        if dies and point == "written":
+            self.metrics.flush()
+            raise Killed
+        result = real(self, now, *rest)
+        if dies:
+            raise Killed
+        return result
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(owner, name, dying)
+        with pytest.raises(Killed):
+            yield
+
+
+@contextmanager
+def killed_at_the_handover(written: bool) -> Iterator[None]:
+    real = preparation._hand
+
+    def dying(*given: Any) -> None:
+        if written:
+            real(*given)
+        raise Killed
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(preparation, "_hand", dying)
+        with pytest.raises(Killed):
+            yield
+
+
+PLACES = {
+    "in the train phase": lambda: killed_in("train", "computed", 0),
+    "in an ask round": lambda: killed_in("ask", "computed", 1),
+    "between phases": lambda: killed_in("train", "published", 0),
+    "before the handover": lambda: killed_at_the_handover(written=False),
+    "right after the handover": lambda: killed_at_the_handover(written=True),
+    "in training": lambda: killed_in("", "computed", 1),
+}
+
+
+@pytest.mark.slow  # the next test goes through all of them in one run
+@pytest.mark.parametrize("place", PLACES)
+def test_killed_and_resumed_it_is_the_run_that_never_stopped(place: str, unstopped: Whole, tmp_path: Path) -> None:
+    with PLACES[place]():
+        start(tiny(), tmp_path / "run")
+    resume(tmp_path / "run")
+    assert apart(unstopped, whole(tmp_path / "run")) == []
+
+
+def test_killed_everywhere_in_turn_it_is_the_run_that_never_stopped(unstopped: Whole, tmp_path: Path) -> None:
+    """Every kind of moment of every phase, one after the other, each continuation killed again."""
+    out = tmp_path / "run"
+    with killed_in("train", "reserved", 0):
+        start(tiny(), out)
+    for phase, point, t in [
+        ("train", "computed", 0),
+        ("train", "written", 0),
+        ("train", "kept", 0),
+        ("train", "published", 0),
+        ("ask", "reserved", 0),
+        ("ask", "kept", 0),
+        ("ask", "written", 1),
+        ("ask", "stored", 1),
+    ]:
+        with killed_in(phase, point, t):
+            resume(out)
+        rows = rows_of(out)
+        assert len({(row["phase"], row["round"]) for row in rows}) == len(rows)  # none twice
+    for written in (False, True):
+        with killed_at_the_handover(written):
+            resume(out)
+    for point, t in (("reserved", 0), ("published", 0), ("computed", 1), ("stored", 1)):
+        with killed_in("", point, t):
+            resume(out)
+    resume(out)
+    assert apart(unstopped, whole(out)) == []
+    assert verify(out) == []
+    resume(out)  # a finished run resumes to itself
+    assert apart(unstopped, whole(out)) == []
+
+
+def test_a_device_is_asked_for_features_through_the_model_that_it_trained(once: Path) -> None:
+    """What clients keep goes from phase to phase: every prototype again, from the checkpoint of the phase before."""
+    train, ask = Parts(config.load(once / "experiment.toml")).preparation
+    before, after = (
+        checkpoint.load(once / "preparation" / mine.phase / "checkpoints", mine.state) for mine in (train, ask)
+    )
+    assert before is not None
+    assert after is not None
+    server, states = after.trees["server"], train.states(None, before)
+    shards, found = ask.clients("run").shards, 0
+    for slot in torch.nonzero(server.state == 1).flatten().tolist():
+        label = int(server.slots[slot])
+        k = int(server.order[server.place[slot], label])
+        x, y = shards[k]
+        order = keys.permutation(keys.fold(keys.root(0), "split"), len(y))
+        held = order[round(0.7 * len(y)) :]
+        mine = x[held][y[held] == label]
+        assert len(mine) == int(server.counts[slot]) >= 2
+        z = ask.task.features(states[k].model, mine).mean(0)
+        assert torch.allclose(server.prototypes[slot], z, atol=1e-5)
+        model = {name: leaf[server.place[slot], label] for name, leaf in server.models.items()}
+        assert all(torch.allclose(model[name], states[k].model[name], atol=1e-6) for name in model)  # as it was sent
+        found += 1
+    assert found > CLASSES // 2
+
+
+def test_the_law_catches_a_preparation_that_forgets_what_clients_keep(
+    unstopped: Whole, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with killed_in("ask", "reserved", 0):
+        start(tiny(), tmp_path / "run")
+    monkeypatch.setattr(Parts, "states", lambda self, place, loaded=None: _fresh(self))
+    resume(tmp_path / "run")
+    assert "handed" in apart(unstopped, whole(tmp_path / "run"))
+
+
+def _fresh(parts: Parts) -> Any:
+    from sordino.engine.store import States
+
+    return States(parts.algorithm.init_client(parts.task), None)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("executor", ["loop", "processes"])
+def test_kill_9(executor: str, unstopped: Whole, tmp_path: Path, warm_server: None) -> None:
+    """Real processes and a real signal, at moments of every phase that nobody chose."""
+    file, out = tmp_path / "e.toml", tmp_path / "run"
+    file.write_text(tiny(engine={"executor": executor, "workers": 2}).toml())
+    for number in range(5):
+        begun = (out / "environment.json").is_file()
+        words = ["resume", str(out)] if begun else ["run", str(file), "--out", str(out)]
+        process = warm.Process([sys.executable, "-m", "sordino", *words, "-q"])
+        deadline = time.monotonic() + 60
+        while _written(out) < number + 1 and time.monotonic() < deadline and os.path.exists(f"/proc/{process.pid}"):
+            time.sleep(0.002)
+        time.sleep(0.02 * number)
+        process.kill()
+        assert process.wait() in (-signal.SIGKILL, 0)
+    resume(out)
+    assert apart(unstopped, whole(out)) == []
+
+
+def _written(out: Path) -> int:
+    return sum(
+        len(f.read_text().splitlines()) for name in ("preparation", "metrics") if (f := out / f"{name}.jsonl").exists()
+    )
+
+
+@pytest.mark.parametrize(
+    ("phase", "times", "played"),
+    [
+        pytest.param("train", 1, ["train"], marks=pytest.mark.slow),
+        ("ask", 1, ["train", "ask"]),
+        pytest.param("ask", 2, ["train"], marks=pytest.mark.slow),
+    ],
+)
+def test_after_ctrl_c_the_preparation_goes_on_where_it_stopped(
+    phase: str, times: int, played: list[str], unstopped: Whole, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Pressed once it ends after the round, pressed twice at once."""
+    out, real = tmp_path / "run", Federation.reserve
+
+    def pressed(self: Federation, t: int, *rest: Any) -> Any:
+        granted = real(self, t, *rest)
+        for _ in range(times if self.run.endswith(phase) else 0):
+            os.kill(os.getpid(), signal.SIGINT)
+        return granted
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Federation, "reserve", pressed)
+        ended = start(tiny(), out)
+    assert ended.interrupted
+    assert ended.metrics == []
+    assert [(row["phase"], row["round"]) for row in rows_of(out)] == [(name, 1) for name in played]
+    assert not (out / "model.safetensors").exists()
+    assert verify(out) == []  # a receipt of what was spent so far
+    again = resume(out)
+    assert not again.interrupted
+    assert apart(unstopped, whole(out)) == []
+
+
+# executors -------------------------------------------------------------------------------------------------------------------
+
+
+def test_clients_in_other_processes_say_the_same_bytes(
+    unstopped: Whole, tmp_path: Path, warm_server: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(processes, "subprocess", warm.stand_in())
+    out, apart_ = tmp_path / "run", {"executor": "processes", "workers": 2}
+    with killed_in("ask", "stored", 0):
+        start(tiny(engine=apart_), out)
+    resume(out)
+    assert apart(unstopped, whole(out)) == []
+    assert len(list(out.glob("preparation/*/clients-*"))) == 4  # two workers in each of two phases
+
+
+def test_ranks_do_not_prepare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    handing = {"name": "vhl", "per_class": 1, "width": 4}
+    for name, algorithm in {"preparation": TINY["algorithm"], "handing out": handing}.items():
+        with pytest.raises(SordinoError) as refusal:
+            start(config.validate(TINY | {"algorithm": algorithm, "engine": {"executor": "ranks"}}), tmp_path / name)
+        assert refusal.value.code == "ranks-cannot-prepare"
+
+
+# books ----------------------------------------------------------------------------------------------------------------------------
+
+
+def test_every_phase_is_in_the_books_under_its_own_name(once: Path) -> None:
+    parts, federation = opened(once)
+    with federation.ledger as ledger:
+        entries = list(ledger.entries())
+        mine = list(federation.entries())
+    run, rows = federation.run, rows_of(once)
+    asked = sum(row["phase"] == "ask" for row in rows)
+    assert asked > 1  # somebody declined, or two classes wanted the same device
+    wanted = [f"{run}.train/0", *(f"{run}.ask/{t}" for t in range(asked)), *(f"{run}/{t}" for t in range(ROUNDS))]
+    assert [entry.op for entry in entries] == wanted
+    assert mine == entries  # the receipt speaks of all of them
+    assert {entry.state for entry in entries} == {State.PUBLISHED}
+    assert len({entry.digest for entry in entries}) == len(entries)
+    who = [sorted(k for group in json.loads(entry.note) for k in group["clients"]) for entry in entries]
+    assert who[0] == list(range(CLIENTS))
+    assert [len(each) for each in who[1 : 1 + asked]] == [row["active"] for row in rows if row["phase"] == "ask"]
+    receipt = json.loads((once / "privacy.json").read_text())
+    assert receipt["rounds"] == len(entries)
+    assert {row["epsilon"] for row in receipt["guarantees"]} == {"inf"}
+    assert verify(once) == []
+    assert parts.plan is not None
+
+
+def test_a_receipt_without_the_preparation_is_caught(once: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = Parts.federation
+
+    def forgetful(self: Parts, *given: Any) -> Federation:
+        made = real(self, *given)
+        made.before = ()
+        return made
+
+    monkeypatch.setattr(Parts, "federation", forgetful)
+    assert any(line.startswith("rounds") for line in verify(once))
+
+
+def test_one_row_per_round(once: Path) -> None:
+    rows = rows_of(once)
+    asked = sum(row["phase"] == "ask" for row in rows)
+    wanted = [("train", 1), *(("ask", t) for t in range(1, asked + 1)), ("handed", 0)]
+    assert [(row["phase"], row["round"]) for row in rows] == wanted
+
+
+def test_no_two_phases_draw_the_same() -> None:
+    """Nothing that a round draws from, noise of the server, noise of a client, order of data, is drawn from in another phase."""
+    parts = Parts(tiny())
+    drawn = []
+    for each in (*parts.preparation, parts):
+        for t in range(3):
+            key = each.phase_key
+            found = [for_round("counter", key, t), *(for_client("counter", key, t, k) for k in range(3))]
+            drawn += [tuple(source.gaussian(torch.zeros(4), 1.0).tolist()) for source in found]
+            drawn.append((keys.word(keys.fold(key, "round", t)),))
+    assert len(set(drawn)) == len(drawn) == 3 * 3 * 5
+    assert parts.phase_key == parts.key  # the training draws what it would draw without a preparation
+
+
+def test_the_keys_of_the_phases_are_those_that_clients_see(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[tuple[str, int]] = []
+    real = Clients.__call__
+
+    def noting(self: Clients, t: int, down: Any, grants: Any, key: Any) -> Any:
+        seen.append((self.header(t, 0).run.partition(".")[2], keys.word(key)))
+        return real(self, t, down, grants, key)
+
+    monkeypatch.setattr(Clients, "__call__", noting)
+    start(tiny(rounds=1), tmp_path / "run")
+    assert {phase for phase, _ in seen} == {"train", "ask", ""}
+    assert len({key for _, key in seen}) == len(seen)
+
+
+# what it costs ---------------------------------------------------------------------------------------------------------------------
+
+
+def test_device_flops_are_the_closed_form(once: Path) -> None:
+    """Three times a forward pass for an example that is learned from, one for an example that is looked at."""
+    parts, served = Parts(config.load(once / "experiment.toml")), {}
+    _, federation = opened(once)
+    with federation.ledger as ledger:
+        for entry in ledger.entries():
+            served[entry.op.partition(".")[2] or entry.op] = [
+                k for group in json.loads(entry.note) for k in group["clients"]
+            ]
+    forward = parts.task.flops / 3
+    # the small network: three convolutions of stride 2 on 8x8, then a linear layer; two operations for a product
+    convolutions = [(16, 1 * 9, 16), (32, 16 * 9, 4), (64, 32 * 9, 1)]
+    assert forward == sum(2 * out * read * pixels for out, read, pixels in convolutions) + 2 * 64 * CLASSES
+    by_round = list(served.values())
+    rows = rows_of(once)[:-1] + [json.loads(line) for line in (once / "metrics.jsonl").read_text().splitlines()]
+    assert len(rows) == len(by_round)
+    epochs = {"train": 2}
+    for row, who in zip(rows, by_round, strict=True):
+        n = sum(parts.sizes[k] for k in who)
+        looks = {
+            "train": epochs["train"] * n * (3 * 0.7 + 0.3),  # learns from 70 %, looks at the others after every epoch
+            "ask": n * 0.3,  # what was held back, for a prototype
+            None: 3 * 2 * n + n,  # both sets once, and drawn images for their prototypes
+        }[row.get("phase")]
+        assert row["device_flops"] == pytest.approx(forward * looks, rel=1e-12)
+
+
+class Counted(NamedTuple):
+    """Numbers in what went over the wire, by direction, and messages with their envelopes."""
+
+    down: int
+    up: int
+
+
+def test_bytes_are_the_sizes_of_the_messages(once: Path) -> None:
+    """Every message of the run again, encoded; none of the byte meter's own sums is used."""
+    parts, federation = opened(once)
+    run, digest = federation.run, parts.experiment.digest()
+    with federation.ledger as ledger:
+        who = {e.op: [k for group in json.loads(e.note) for k in group["clients"]] for e in ledger.entries()}
+
+    def message(phase: str, t: int, sender: int, tree_: Any) -> int:
+        name = f"{run}.{phase}" if phase else run
+        return len(wire.encode(wire.Header(name, digest, t, sender, 0, "down" if sender < 0 else "up"), tree_))
+
+    model, width = parts.task.init(0), parts.task.width
+    one = torch.zeros(1, dtype=torch.int64)
+    prototype = (one, torch.zeros(width), torch.zeros(1))
+    state = parts.algorithm.init(parts.task, 0)
+    told = {"train": slaug_prepare.Start(model, one[0]), "ask": slaug_prepare.Wish(one), "": state}
+    sent = {
+        "train": slaug_prepare.Up(model, one[0]),
+        "ask": slaug_prepare.Prototype(*prototype),
+        "": TrainingUp(model, torch.zeros(CLASSES, width), torch.zeros(CLASSES)),
+    }
+    rows = rows_of(once)
+    measured = rows[:-1] + [json.loads(line) for line in (once / "metrics.jsonl").read_text().splitlines()]
+    for row, (op, clients) in zip(measured, who.items(), strict=True):
+        name, _, t = op.rpartition("/")
+        phase = name.partition(".")[2]
+        assert row["bytes_down"] == sum(message(phase, int(t), -1, told[phase]) for _ in clients)
+        assert row["bytes_up"] == sum(message(phase, int(t), k, sent[phase]) for k in clients)
+        assert row["payload"] == sum(leaf.numel() * leaf.element_size() for leaf in tree.leaves(sent[phase]))
+    handed = safetensors.torch.load_file(once / "handed.safetensors")
+    envelope = len(wire.encode(wire.Header("handed", digest, 0, -1, 0, "down"), handed))
+    assert rows[-1]["bytes_down"] == CLIENTS * envelope
+
+
+def test_the_totals_are_formula_18_and_what_it_leaves_out(once: Path) -> None:
+    """Beyond the formula: the first broadcast, running statistics of the generator, counts and flags beside prototypes, requests and refusals, and envelopes."""
+    parts = Parts(config.load(once / "experiment.toml"))
+    rows, training = rows_of(once), [json.loads(line) for line in (once / "metrics.jsonl").read_text().splitlines()]
+    d_m, d_p = tree.size(parts.task.init(0)), parts.task.width
+    d_g = nets.parameters(parts.algorithm.shape)
+    sizes = Sizes(CLIENTS, COHORT, ROUNDS, CLASSES, d_m, d_g, d_p)
+    formula = 4 * (extra_parameters(sizes) + sizes.rounds * sizes.round)
+    measured = sum(row["bytes_down"] + row["bytes_up"] for row in (*rows, *training))
+
+    asked = [row for row in rows if row["phase"] == "ask"]
+    answers = sum(row["active"] for row in asked)
+    with opened(once)[1].ledger as ledger:
+        messages = sum(2 * row["active"] for row in (*rows[:-1], *training)) + CLIENTS
+        assert len(list(ledger.entries())) == len(rows) - 1 + len(training)
+    handed = safetensors.torch.load_file(once / "handed.safetensors")
+    known = handed.pop("classes")  # the classes that it draws
+    statistics = sum(v.numel() for v in handed.values()) - d_g
+    beyond = (
+        4 * CLIENTS * d_m  # the model that devices start from alone
+        + CLIENTS * (4 * statistics + 8 * len(known))
+        + 4 * (answers - CLASSES) * d_p  # prototypes of nothing: a refusal is as long as an answer
+        + 2 * CLIENTS * 8  # its own number, which a device that trains alone is told and says
+        + answers * (8 + 8 + 4)  # which class is asked for, and is told, of how many images
+        + ROUNDS * COHORT * (4 * CLASSES + CLASSES + 8)  # counts up; flags and the number of the round down
+    )
+    assert sum(row["payload"] for row in asked) == len(asked) * (8 + 4 * d_p + 4)
+    envelopes = measured - formula - beyond
+    assert envelopes == _envelopes(once)
+    assert 200 * messages < envelopes < 1000 * messages
+
+
+def _envelopes(folder: Path) -> int:
+    """Of every message: its length less that of its numbers, found from an empty one of the same header and schema."""
+    parts, federation = opened(folder)
+    digest = parts.experiment.digest()
+    total = 0
+
+    def envelope(name: str, t: int, sender: int, fields: Any) -> int:
+        header = wire.Header(name, digest, t, sender, 0, "down" if sender < 0 else "up")
+        return wire.size(header, fields) - wire.payload_bytes(fields)
+
+    with federation.ledger as ledger:
+        for entry in ledger.entries():
+            name, _, t = entry.op.rpartition("/")
+            mine = next((p for p in parts.preparation if p.phase == name.partition(".")[2]), parts)
+            algorithm = mine.algorithm
+            down = algorithm.broadcast(mine.state("server"))
+            for k in (k for group in json.loads(entry.note) for k in group["clients"]):
+                told = algorithm.told(down, k) if hasattr(algorithm, "told") else down
+                if name.endswith("ask"):
+                    told = type(told)(torch.zeros(1, dtype=torch.int64))
+                total += envelope(name, int(t), -1, wire.schema(told))
+                total += envelope(name, int(t), k, wire.schema(algorithm.zero(down)))
+    handed = safetensors.torch.load_file(folder / "handed.safetensors")
+    return total + CLIENTS * envelope("handed", 0, -1, wire.schema(handed))
+
+
+def test_the_phases_are_what_the_names_say() -> None:
+    parts = Parts(tiny())
+    assert [each.phase for each in parts.preparation] == ["train", "ask"]
+    assert [type(each.algorithm) for each in parts.preparation] == [Train, Ask]
+    assert isinstance(parts.algorithm, SlaugFL)
+    assert not parts.prepares
+    assert "slaug_fl" in ALGORITHMS
