@@ -26,6 +26,7 @@ from sordino.algorithms.local_sgd import LocalSgd
 from sordino.algorithms.slaug_generator import PLAIN, Kind, Recipe, generator_shape
 from sordino.algorithms.slaug_pool import Pool
 from sordino.algorithms.slaug_prepare import Ask, Train
+from sordino.errors import ConfigError
 from sordino.generators import acgan, matching
 from sordino.generators.nets import Shape
 from sordino.keys import Key
@@ -68,6 +69,18 @@ class SlaugFL(LocalSgd):
     match_steps: bool = False  # as many steps as without drawn images: half of each batch is drawn
     count: int | None = None  # of drawn images, for everybody; None: as many as a client has examples
     shape: Shape = Shape("small", 10, 64, 16)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("synthetic", "separation"):
+            if not 0 <= getattr(self, name) < float("inf"):
+                raise ConfigError(
+                    f"{name} is {getattr(self, name)}", why="it is a finite number from 0 on", code="not-positive"
+                )
+        if not 0 < self.temperature < float("inf"):
+            raise ConfigError(f"temperature is {self.temperature}", why="it is above 0", code="not-positive")
+        if self.count is not None and self.count < 1:
+            raise ConfigError(f"count is {self.count}", why="everybody draws at least one image", code="not-positive")
 
     def sized(self, shape: tuple[int, ...], classes: int) -> SlaugFL:
         return replace(self, shape=generator_shape(self.generator, self.scenario, shape, classes))

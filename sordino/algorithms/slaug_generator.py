@@ -81,6 +81,23 @@ class Recipe:
     published_diversity: bool = False  # 5,000, and 10,000 from a hundred classes on
     shape: Shape = Shape("small", 10, 64, 16)
 
+    def __post_init__(self) -> None:
+        counts = {
+            "keep": self.keep,
+            "gan_epochs": self.gan.epochs,
+            "gan_batch": self.gan.batch,
+            "match_updates": self.match.steps,
+        }
+        wrong: dict[str, float] = {name: value for name, value in counts.items() if value < 1}
+        rates = {"gan_lr": self.gan.lr, "match_lr": self.match.lr}
+        wrong |= {name: value for name, value in rates.items() if not 0 < value < float("inf")}
+        if wrong:
+            raise ConfigError(
+                " and ".join(f"{name} is {value}" for name, value in wrong.items()),
+                why="counts are at least 1, rates finite and above 0",
+                code="not-positive",
+            )
+
     def sized(self, shape: tuple[int, ...], classes: int) -> Recipe:
         made = replace(self, shape=generator_shape(self.kind, self.scenario, shape, classes))
         if self.published_diversity:

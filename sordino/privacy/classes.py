@@ -14,7 +14,6 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from sordino import keys
 from sordino.errors import PrivacyError, UnsoundGuarantee
 from sordino.keys import Key
 from sordino.privacy.beside import taken
@@ -118,7 +117,8 @@ class SumShard(Covered):
     def split(self, share: float, key: Key) -> tuple[Shard, Shard]:
         """A coin of each example: which part it is in depends on no other one. Each part may be asked once, instead of the whole."""
         self._spend()
-        coins = keys.coin(keys.fold(key, "split", self._grant.client), len(self._examples.y), share)
+        # secret ones: a public coin by place would let a missing example move the others
+        coins = self._grant.source.child("split").coins(len(self._examples.y), share).bool()
         rows = [taken(self._examples, torch.nonzero(side).flatten()) for side in (coins, ~coins)]
         # noises of their own: of two with one noise the difference would be without any
         grants = [replace(self._grant, source=self._grant.source.child("part", i)) for i in range(2)]
