@@ -17,6 +17,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+TARGETS = (0.5, 0.65)  # accuracies that somebody waits for
+
 
 def one(base: Path, row: dict[str, Any], seed: int, last: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as place:
@@ -55,7 +57,20 @@ def one(base: Path, row: dict[str, Any], seed: int, last: int) -> dict[str, Any]
         "curve": [[m["round"], round(100 * m["accuracy"], 3)] for m in found["metrics"] if "accuracy" in m],
         "norm": [m["model_norm"] for m in found["metrics"] if "model_norm" in m][-1],
         "also": beside(found["metrics"], last),
+        "before": sum(m["bytes_up"] + m["bytes_down"] for m in found["preparation"]),
+        "flops": sum(m.get("device_flops", 0) for m in (*found["preparation"], *found["metrics"])),
+        "reached": [waited(found, target) for target in TARGETS],
     }
+
+
+def waited(found: dict[str, Any], target: float) -> list[int] | None:
+    """The first evaluated round that reached it, and the bytes sent by then, those before round 1 with them; None if none did."""
+    sent = sum(m["bytes_up"] + m["bytes_down"] for m in found["preparation"])
+    for m in found["metrics"]:
+        sent += m["bytes_up"] + m["bytes_down"]
+        if m.get("accuracy", 0) >= target:
+            return [m["round"], sent]
+    return None
 
 
 def beside(metrics: list[dict[str, Any]], last: int) -> dict[str, float]:
@@ -75,7 +90,27 @@ def spread(values: list[float]) -> str:
     return f"{statistics.mean(values):.2f} ± {statistics.stdev(values):.2f}" if len(values) > 1 else f"{values[0]:.2f}"
 
 
-def table(rows: list[dict[str, Any]], results: list[dict[str, Any]], last: int, traffic: bool) -> str:
+def costs(mine: list[dict[str, Any]]) -> list[str]:
+    """MB before round 1, device TFLOP of all rounds, and per target its round and the MB sent by then, means over the seeds that reached it."""
+    cells = [
+        f"{statistics.mean(r['before'] for r in mine) / 1e6:.1f}",
+        f"{statistics.mean(r['flops'] for r in mine) / 1e12:.3f}",
+    ]
+    for i in range(len(TARGETS)):
+        hits = [r["reached"][i] for r in mine if r["reached"][i] is not None]
+        missed = f" ({len(hits)} of {len(mine)})" if len(hits) < len(mine) else ""
+        told = (
+            f"{statistics.mean(h[0] for h in hits):.1f}, {statistics.mean(h[1] for h in hits) / 1e6:.1f} MB{missed}"
+            if hits
+            else "not reached"
+        )
+        cells.append(told)
+    return cells
+
+
+def table(
+    rows: list[dict[str, Any]], results: list[dict[str, Any]], last: int, traffic: bool, prepared: bool = False
+) -> str:
     heads = [
         "row",
         "n",
@@ -88,6 +123,9 @@ def table(rows: list[dict[str, Any]], results: list[dict[str, Any]], last: int, 
         "status",
     ]
     heads += ["beside it", "model norm", "GiB up per slot", "published"] if traffic else []
+    heads += (
+        ["MB before round 1", "device TFLOP", *(f"{t:.0%} at round, sent by then" for t in TARGETS)] if prepared else []
+    )
     lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
     for row in rows:
         mine = [r for r in results if r["name"] == row["name"]]
@@ -102,6 +140,7 @@ def table(rows: list[dict[str, Any]], results: list[dict[str, Any]], last: int, 
             also = "; ".join(f"{name} {value:.2f}" for name, value in mine[0].get("also", {}).items()) or "-"
             norm = spread([r["norm"] for r in mine]) if "norm" in mine[0] else "-"
             facts += (also, norm, f"{statistics.mean(r['slot_gib'] for r in mine):.4f}", row.get("slot_gib", "-"))
+        facts += tuple(costs(mine)) if prepared else ()
         lines.append(f"| {' | '.join(map(str, facts))} |")
     return "\n".join(lines) + "\n"
 
@@ -112,7 +151,8 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=2)
     arguments = parser.parse_args()
     given = tomllib.loads((arguments.folder / "rows.toml").read_text())
-    rows, last, traffic = given["row"], given.get("last", 10), given.get("traffic", False)
+    rows, last = given["row"], given.get("last", 10)
+    shown = given.get("traffic", False), given.get("prepared", False)
     base = next(path for path in arguments.folder.glob("*.toml") if path.name != "rows.toml")
     store = arguments.folder / "results.jsonl"
     results = [json.loads(line) for line in store.read_text().splitlines()] if store.exists() else []
@@ -124,9 +164,9 @@ def main() -> None:
             results.append(found)
             file.write(json.dumps(found) + "\n")
             file.flush()
-            (arguments.folder / "table.md").write_text(table(rows, results, last, traffic))
+            (arguments.folder / "table.md").write_text(table(rows, results, last, *shown))
             print(f"{found['name']:40s} seed {found['seed']}  {found['final']:.2f}", flush=True)
-    (arguments.folder / "table.md").write_text(table(rows, results, last, traffic))
+    (arguments.folder / "table.md").write_text(table(rows, results, last, *shown))
 
 
 if __name__ == "__main__":
