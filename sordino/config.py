@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar, get_type_hints
 
 import tomli_w
-from pydantic import BaseModel, ConfigDict, ValidationError, create_model
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 
 from sordino import own
 from sordino.errors import ConfigError, UnsoundGuarantee
@@ -95,6 +95,16 @@ class Evaluation(Section):
     final: int = 10  # the last rounds are always evaluated: their mean is a headline number
 
 
+class Network(Section):
+    """Of `processes`: what lies between the server and its clients. Only time is added; with a timeout, who is silent misses the round."""
+
+    latency_ms: float = Field(default=0.0, ge=0)  # each way
+    down_mbit: float | None = Field(default=None, gt=0)  # megabits per second, to a client process
+    up_mbit: float | None = Field(default=None, gt=0)  # and from it
+    compute: float = Field(default=1.0, ge=1)  # times slower than this machine
+    timeout_s: float | None = Field(default=None, gt=0)  # of a round
+
+
 class Engine(Section):
     executor: Literal["auto", "loop", "stack", "pooled", "processes", "ranks"] = "auto"
     precision: Literal["auto", "fp32", "bf16"] = (
@@ -103,6 +113,7 @@ class Engine(Section):
     workers: int = 2
     threads: int = 1  # torch threads per process
     checkpoint_every: int = 1
+    network: Network = Network()
 
 
 class Experiment(Section):

@@ -19,11 +19,16 @@ LOCKS = Path("/proc/locks")  # of Linux: who holds what, readable without holdin
 
 
 def read_metrics(folder: Path) -> list[Row]:
-    """With the seconds that encrypted or masked sums took, which are no part of the result: no two runs take the same."""
-    rows, took = _rows(folder / "metrics.jsonl"), {row["round"]: row["cpu_seconds"] for row in _rows(folder / COSTS)}
+    """With the seconds that encrypted or masked sums took, and rounds on an emulated network: they are no part of the result, no two runs take the same."""
+    rows, took = _rows(folder / "metrics.jsonl"), dict[int, Row]()
+    for cost in _rows(folder / COSTS):
+        took[cost["round"]] = took.get(cost["round"], {}) | cost
     for row in rows:
+        cost = took.get(row["round"], {})
         if "secure" in row:
-            row["secure"]["cpu_seconds"] = took.get(row["round"], {})
+            row["secure"]["cpu_seconds"] = cost.get("cpu_seconds", {})
+        if "seconds" in cost:
+            row["seconds"] = cost["seconds"]
     return rows
 
 

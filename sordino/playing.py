@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -44,6 +45,7 @@ class Phase:
     metrics: IO[bytes]
     tell: Callable[[int, Outcome], Metrics]  # writes the row of a round
     row: Metrics = field(default_factory=dict)  # of the last one
+    seconds: float = 0.0  # of the last one, by the clock
     _stalled: bool = False
 
     def play(
@@ -56,8 +58,9 @@ class Phase:
         """To the end, or for as long as `more` rounds are asked for. `crash` rehearses: the process is killed in that round, once it is reserved."""
         while more(at):
             execute = _killed if at.t + 1 == crash else self.execute
+            begin = time.monotonic()
             outcome = one_round(self.federation, at.server, at.t, execute, at.stalled, self._keep(at.t))
-            at = Standing(outcome.server, at.t + 1, self._stalled)
+            at, self.seconds = Standing(outcome.server, at.t + 1, self._stalled), time.monotonic() - begin
             watch(at, outcome)
         return at
 
@@ -141,7 +144,15 @@ def executor(
     if engine.executor == "processes":
         clients = parts.clients(run, range(0), secret=secret)
         workers = stack.enter_context(
-            Processes(folder, place, run, parts.stage, engine.workers, lambda t: clients.header(t, -1))
+            Processes(
+                folder,
+                place,
+                run,
+                parts.stage,
+                engine.workers,
+                lambda t: clients.header(t, -1),
+                engine.network.timeout_s,
+            )
         )
         if begun is not None:
             workers.restore(begun.loaded.step, begun.place)

@@ -41,7 +41,7 @@ def forget(outcome: Outcome, release: bytes) -> None:
 def one_round(
     run: Federation, server: Any, t: int, execute: Execute, stalled: bool = False, keep: Keep = forget
 ) -> Outcome:
-    cohort = run.draw(t, server)  # who: public order, or hidden coins
+    cohort = run.draw(t, server, getattr(execute, "away", None))  # who: public order, or hidden coins
     crew = run.stragglers.split(cohort, t, run.key)
     prices = run.prices(crew.active, stalled)  # what this exposure costs each; the others abstain
     granted = run.reserve(t, prices)  # durable, before any data is read

@@ -16,7 +16,7 @@ import secrets
 import shutil
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -28,7 +28,7 @@ import torch
 from sordino import config, tree
 from sordino.assemble import Parts, settle
 from sordino.audible import drowning
-from sordino.config import Experiment
+from sordino.config import Experiment, Network
 from sordino.engine import checkpoint
 from sordino.engine.checkpoint import atomic_write
 from sordino.engine.federation import Federation
@@ -165,8 +165,7 @@ def _train(
                 row["model_norm"] = float(tree.norm(next(iter(parts.algorithm.models(outcome.server).values()))))
             metrics.write(json.dumps(row).encode() + b"\n")
             if outcome.secure:
-                with open(folder / COSTS, "a") as costs:
-                    costs.write(json.dumps({"round": t + 1, "cpu_seconds": outcome.secure["cpu_seconds"]}) + "\n")
+                _note_cost(folder, {"round": t + 1, "cpu_seconds": outcome.secure["cpu_seconds"]})
             return row
 
         phase = Phase(parts, federation, execute, folder, metrics, tell)
@@ -180,6 +179,8 @@ def _train(
             at = now
             if not outcome.answered and not federation.everyone_pays:
                 notes.append(f"round {now.t - 1}: nobody could take part, the model stays as it was")
+            if experiment.engine.network != Network():
+                _note_cost(folder, {"round": now.t, "seconds": round(phase.seconds, 3)})
             if watch is not None:
                 watch(Progress(now.t, experiment.rounds, phase.row, folder, parts, federation))
 
@@ -200,6 +201,12 @@ def _ended(
     with open(folder / "log.txt", "a", encoding="utf-8") as log:
         log.writelines(f"{note}\n" for note in notes)
     return Ended(folder, read_metrics(folder), made, notes, interrupted)
+
+
+def _note_cost(folder: Path, cost: Mapping[str, Any]) -> None:
+    """Seconds are no part of the result: no two runs take the same."""
+    with open(folder / COSTS, "a") as costs:
+        costs.write(json.dumps(cost) + "\n")
 
 
 def _due(t: int, experiment: Experiment) -> bool:

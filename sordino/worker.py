@@ -20,8 +20,9 @@ from sordino import config, keys
 from sordino.assemble import Parts
 from sordino.engine import checkpoint
 from sordino.engine.client import Clients
+from sordino.engine.emulated import Emulated
+from sordino.engine.lines import read, write
 from sordino.engine.memory import keep_freed_memory
-from sordino.engine.processes import read, write
 from sordino.errors import SordinoError
 from sordino.folder import HANDED, secret_of
 from sordino.privacy.sources import for_client
@@ -36,7 +37,10 @@ def serve(parts: Parts, clients: Clients, place: Path, name: str, incoming: IO[b
             if command["do"] == "round":
                 message = read(incoming)
                 assert message is not None
-                for answer in _round(parts, clients, command, message):
+                slowly = Emulated(**parts.experiment.engine.network.model_dump(exclude={"timeout_s"}))
+                slowly.receive(message)
+                for answer in slowly.computed(_round(parts, clients, command, message)):
+                    slowly.send(answer)
                     write(outgoing, answer)
             elif command["do"] == "score":
                 message = read(incoming)

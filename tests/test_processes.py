@@ -20,7 +20,8 @@ from laws.traces import Killed, differences, finished, killed_at, trace
 from sordino.assemble import Parts
 from sordino.engine import checkpoint, processes, wire
 from sordino.engine.client import Clients
-from sordino.engine.processes import LARGEST, Processes, read, write
+from sordino.engine.lines import LARGEST, read, write
+from sordino.engine.processes import Processes
 from sordino.errors import RunError, WireError
 from sordino.ledger.ledger import State
 from sordino.receipt import opened
@@ -109,8 +110,8 @@ def test_a_worker_that_dies_is_told_and_the_run_goes_on_later(tmp_path: Path, qu
     with workers:
         down, grants = asked(parts, 0)
         assert [k for k, _ in workers(0, down, grants, 0)] == [0, 1, 2, 3, 4]
-        workers._workers[1].kill()
-        workers._workers[1].wait()
+        workers._lines[1].process.kill()
+        workers._lines[1].process.wait()
         with pytest.raises(RunError) as refusal:
             list(workers(1, down, grants, 0))
     assert refusal.value.code == "client-process-ended"
@@ -205,13 +206,13 @@ def test_a_checkpoint_of_which_only_some_parts_were_written(
             raise Killed
         return whole_save(directory, step, *rest, **more)
 
-    def dying_call(self: Processes, command: Any) -> None:
+    def dying_call(self: Processes, command: Any, message: bytes | None = None) -> list[bytes]:
         if command == {"do": "save", "step": 3} and part.startswith("clients"):
-            ahead = self._workers[1 - int(part[-1])]  # the other worker saves, then everything is gone
-            self._send(ahead, b'{"do": "save", "step": 3}')
-            self._receive(ahead)
+            ahead = self._lines[1 - int(part[-1])]  # the other worker saves, then everything is gone
+            ahead.send(b'{"do": "save", "step": 3}')
+            ahead.receive()
             raise Killed
-        whole_call(self, command)
+        return whole_call(self, command, message)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(checkpoint, "save", dying_save)

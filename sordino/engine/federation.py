@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -75,14 +76,24 @@ class Federation(Messages):
         """Whose counters speak for this client: where all have paid the same, one set of counters serves them."""
         return 0 if self.all_alike else client
 
-    def draw(self, t: int, server: Any) -> list[int]:
+    def draw(self, t: int, server: Any, away: Callable[[int], bool] | None = None) -> list[int]:
         """The cohort: public order, hidden coins, or coins at the rates that the plan says; or those whom a phase of a preparation asks."""
         if hasattr(self.algorithm, "asks"):
             return sorted(self.algorithm.asks(server))
         self._rates = self.plan.rates(t, self.spent)
         if isinstance(self.cohort, Personal):
             return self.cohort.draw(t, self.population, self.key, self._rates)
-        return self.cohort.draw(t, self.population, self.key)
+        drawn = self.cohort.draw(t, self.population, self.key)
+        return drawn if away is None or self.cohort.hidden else self._redrawn(t, drawn, away)
+
+    def _redrawn(self, t: int, drawn: list[int], away: Callable[[int], bool]) -> list[int]:
+        """In place of everybody who is known to be silent somebody else, where there is anybody; where coins are hidden nobody may be."""
+        here = [k for k in drawn if not away(k)]
+        if len(here) == len(drawn):
+            return drawn
+        order = keys.permutation(keys.fold(self.key, "redraw", t), self.population).tolist()
+        others = (k for k in order if k not in drawn and not away(k))
+        return sorted([*here, *itertools.islice(others, len(drawn) - len(here))])
 
     def op(self, t: int) -> str:
         return f"{self.run}/{t}"
