@@ -31,6 +31,7 @@ from sordino.types import Grant
 
 def serve(parts: Parts, clients: Clients, place: Path, name: str, incoming: IO[bytes], outgoing: IO[bytes]) -> None:
     """Answer commands until the stream ends. States are kept in `place`, under the `name` of this worker."""
+    write(outgoing, b"ready")
     while (frame := read(incoming)) is not None:
         command = json.loads(frame)
         try:

@@ -52,6 +52,8 @@ class Processes:
         ]
 
     def __enter__(self) -> Processes:
+        for line in self._lines:  # who has not begun yet is not silent
+            line.receive()
         return self
 
     def __exit__(
