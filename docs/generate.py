@@ -51,6 +51,8 @@ SPECIAL = {
         "candidates={source='procedural', per_class=20}",
         "algorithm={name='slaug_fl', keep=10, gan_epochs=1, prepare_epochs=1, local_epochs=1}",
     ),
+    "fedavg_prototypes": ("model={name='cnn_norm'}", "candidates={source='procedural', per_class=20}"),
+    "vhl": ("algorithm={name='vhl', per_class=10, width=8}", "model={name='cnn_norm'}"),
     "pdp_prox": ("cohort=everyone", "privacy.epsilon={linspace=[1.0, 4.0], levels=3}"),
 }
 

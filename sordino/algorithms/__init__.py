@@ -18,6 +18,7 @@ from sordino.algorithms.cuag_pfl import cuag_pfl
 from sordino.algorithms.dp_prox import dp_fedavg, dp_prox, dp_sgd
 from sordino.algorithms.dp_scaffold import dp_scaffold
 from sordino.algorithms.fedavg import FedAvg
+from sordino.algorithms.fedavg_prototypes import FedAvgPrototypes
 from sordino.algorithms.fedgen import FedGen
 from sordino.algorithms.fedprox import FedProx
 from sordino.algorithms.lc_fl import cdp_fl, lattice_fl, lc_fl, ldp_fl, paillier_fl, secagg_fl
@@ -57,6 +58,7 @@ ALGORITHMS: dict[str, Callable[..., Any]] = {
     "lattice_fl": lattice_fl,
     "secagg_fl": secagg_fl,
     "slaug_fl": slaug_fl,
+    "fedavg_prototypes": FedAvgPrototypes,
     "moon": Moon,
     "vhl": VHL,
     "fedgen": FedGen,

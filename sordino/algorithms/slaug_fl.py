@@ -31,6 +31,7 @@ from sordino.generators import acgan, matching
 from sordino.generators.nets import Shape
 from sordino.keys import Key
 from sordino.phases import Phased
+from sordino.privacy.beside import How
 from sordino.privacy.classes import ClassSums, class_sums
 from sordino.privacy.readers import NoisyGradient
 from sordino.privacy.secure import Aggregated
@@ -132,9 +133,9 @@ class SlaugFL(LocalSgd):
             self._apart(task, down, walk, shard, key)
         else:
             loss = partial(self.loss, task, down)
-            for step in shard.mixed(self.work, key, "half" if self.match_steps else "union"):
+            for step in shard.mixed(self.work, key, self.how):
                 walk(step.joint(loss, walk.y))
-        sums, counts = class_sums(lambda x: self._features(task, walk.y, x), public, task.labels)
+        sums, counts = self.prototypes(task, walk.y, shard)
         up = Up(tree.sub(walk.y, down.x), (sums / shard.size).float(), (counts / shard.size).float())
         return up, Client(c.participations + 1)
 
@@ -142,6 +143,16 @@ class SlaugFL(LocalSgd):
         public = self.count or size
         both = super().passes(size) if self.match_steps else super().passes(size) * (size + public) / size
         return both + public / 3  # and once through its drawn images, for their prototypes
+
+    @property
+    def how(self) -> How:
+        """Drawn images come beside a client's own."""
+        return "half" if self.match_steps else "union"
+
+    def prototypes(self, task: Task, params: Params, shard: Shard) -> tuple[Tensor, Tensor]:
+        """Sums of features by class, and of how many images: of drawn ones, so they say nothing that the model does not."""
+        assert shard.public is not None
+        return class_sums(lambda x: self._features(task, params, x), shard.public, task.labels)
 
     def update(self, s: Server, r: Received[Up]) -> Server:
         seen = r.mean.counts > 0
@@ -177,7 +188,7 @@ class SlaugFL(LocalSgd):
     def _apart(self, task: Task, down: Server, walk: Any, shard: Shard, key: Key) -> None:
         """Losses of single examples: of the client's own through the reader, which may clip and noise them; of drawn ones as they are."""
         losses = partial(self._own_losses, task, down)
-        for step in shard.mixed(self.work, key, "half" if self.match_steps else "union"):
+        for step in shard.mixed(self.work, key, self.how):
             g = step.batch.grad(losses, walk.y)
             walk(
                 tree.axpy(
@@ -271,6 +282,7 @@ def slaug_fl(
     prototypes: int | None = None,
     merge: Literal["mean_distance", "mean"] = "mean_distance",
     keep: int = 1000,
+    threshold: float | None = None,
     gan_epochs: int = 500,
     gan_lr: float = 2e-4,
     gan_decay: float = 0.0,
@@ -315,7 +327,9 @@ def _composed(**given: Any) -> Phased:
         sign=given["diversity_sign"],
     )
     as_text = given["diversity"] == "published"
-    recipe = Recipe(given["generator"], given["scenario"], given["keep"], given["merge"], gan, match, as_text)
+    recipe = Recipe(
+        given["generator"], given["scenario"], given["keep"], given["merge"], gan, match, given["threshold"], as_text
+    )
     noisy = NoisyGradient(given["clip"], sampling="poisson", rate=given["rate"], neighbours="add_remove")
     steps = {"local_steps": given["private_steps"]} if private else {"local_epochs": given["local_epochs"]}
     names = ("scenario", "generator", "lr_decay", "synthetic", "separation", "temperature", "label_mode", "rescale")

@@ -78,6 +78,7 @@ class Recipe:
     merge: Literal["mean_distance", "mean"] = "mean_distance"  # of several prototypes of a class
     gan: acgan.Settings = acgan.Settings()
     match: matching.Settings = matching.Settings()
+    threshold: float | None = None  # cosine distance beyond which a candidate is left out, however few there are
     published_diversity: bool = False  # 5,000, and 10,000 from a hundred classes on
     shape: Shape = Shape("small", 10, 64, 16)
 
@@ -155,7 +156,8 @@ class Recipe:
             mine = [a for a in (self._merged(anchors) if self.merge == "mean" else anchors) if a.label == label]
             if mine:
                 far = torch.stack([distances(a.seen(candidates.x[rows]), a.mean) for a in mine]).mean(0)
-                found[label] = rows[nearest(far, self.keep)]
+                near = nearest(far, self.keep)
+                found[label] = rows[near if self.threshold is None else near[far[near] <= self.threshold]]
             else:
                 found[label] = rows[some(len(rows), self.keep, keys.fold(key, "any", label))]
         return found

@@ -1,0 +1,61 @@
+"""FedAvg with a contrast on class prototypes: the pair that motivates SlaugFL (IEEE Transactions on Mobile Computing, 2024), there FedAvg-1 and FedAvg-2.
+
+Prototypes come from candidates that everybody is handed (`candidates`, FedAvg-1), or from the clients' own examples (`local`, FedAvg-2), whose means they then tell.
+Nothing else of the candidates is used.
+
+Deviations: what of the training the prototypes come from is all that is said; the contrast is SlaugFL's, on the class means of a client's own batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from torch import Tensor
+
+from sordino.algorithms.slaug_fl import Server, SlaugFL
+from sordino.errors import ConfigError
+from sordino.keys import Key
+from sordino.phases import Given
+from sordino.privacy.beside import How
+from sordino.tasks.drawn import pictures
+from sordino.types import Examples, Params, Shard, Task
+
+
+@dataclass(frozen=True)
+class FedAvgPrototypes(SlaugFL):
+    prototypes_of: Literal["candidates", "local"] = "candidates"
+    synthetic: float = 0.0
+    _given: Given | None = field(default=None, repr=False, compare=False)
+
+    @property
+    def how(self) -> How:
+        return 0  # candidates are no examples to learn from
+
+    def begin(self, task: Task, key: Key, before: Any) -> Server:
+        return self.init(task, key)
+
+    def handed(self, before: Any) -> Params:
+        assert self._given is not None, "the engine hands the server's own data to an algorithm that asks for it"
+        if self._given.source is None:
+            raise ConfigError(
+                "prototypes without candidates",
+                why="everybody is handed the same images, and the server has none",
+                fix='a [candidates] table, for example source = "public_split"',
+                code="no-candidates",
+            )
+        found = self._given.candidates
+        assert found is not None
+        return {"x": found.x, "y": found.y}
+
+    def equip(self, task: Task, handed: Mapping[str, Tensor], size: int, key: Key) -> Examples:
+        return pictures(handed["x"], handed["y"])
+
+    def prototypes(self, task: Task, params: Params, shard: Shard) -> tuple[Tensor, Tensor]:
+        if self.prototypes_of == "local":
+            return shard.by_class(lambda x: self._features(task, params, x), task.labels)
+        return super().prototypes(task, params, shard)
+
+    def passes(self, size: int) -> float:
+        return (self.work.epochs or 1) * size + size / 3
