@@ -194,14 +194,26 @@ class Forecast:
     def guarantees(self) -> list[dict[str, Any]]:
         """What the receipt will say when every planned round has been played."""
         _, run = self.rounds, self.federation
-        notes = [entry.note for entry in run.ledger.entries()]
+        notes = [*self._before, *(entry.note for entry in run.ledger.entries())]
         # where everyone pays for every round, one client's row is everyone's
+        alike = run.all_alike and not run.cohort.personal and not self._before
         rows = statement(
             notes,
-            1 if run.all_alike and not run.cohort.personal else run.population,
+            1 if alike else run.population,
             self.parts.experiment.privacy.delta,
         )
         return [row.to_json() for row in rows]
+
+    @cached_property
+    def _before(self) -> list[str]:
+        """Of a preparation: everybody in every round that its phases may take, which is the most that anybody can lose there."""
+        notes = []
+        for phase in self.parts.preparation:
+            run = phase.federation(":memory:", "plan")
+            for t in range(phase.rounds):
+                run.reserve(t, run.prices(range(run.population), stalled=False))
+            notes += [entry.note for entry in run.ledger.entries()]
+        return notes
 
     @cached_property
     def noise(self) -> Noise | None:
@@ -253,7 +265,7 @@ class Forecast:
         timed = self.timed
         return (
             f"an estimate: {timed.work:.2g} s for {timed.effort:,} examples of {timed.clients} clients and {timed.evaluation:.2g} s for an evaluation, "
-            "timed just now and scaled; the disk is not counted"
+            f"timed just now and scaled; the disk is not counted{', and neither is what comes before round 1' if self.parts.preparation else ''}"
         )
 
     def row(self, what: str, run: list[str], timed: bool) -> dict[str, Any]:
@@ -302,7 +314,9 @@ def _time(parts: Parts, run: Federation) -> Seconds:
     epochs, zero = parts.algorithm.work.epochs, parts.plan.currency.zero()
     grants = {k: run.grant(0, k, parts.plan.price(k, 0, zero), 1 if epochs else None) for k in chosen}
     server = parts.state("server")
-    clients, down, evaluate = parts.clients(run.run), parts.algorithm.broadcast(server), parts.evaluation()
+    algorithm, before_it = parts.algorithm, parts.preparation[-1].state("server") if parts.preparation else None
+    handed = algorithm.handed(before_it) if hasattr(algorithm, "handed") else None
+    clients, down, evaluate = parts.clients(run.run, handed=handed), algorithm.broadcast(server), parts.evaluation()
     effort = sum(_effort(parts, k) for k in chosen) // (epochs or 1)
     before = torch.get_num_threads()
     torch.set_num_threads(parts.experiment.engine.threads)

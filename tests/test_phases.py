@@ -33,6 +33,7 @@ from sordino.engine.client import Clients
 from sordino.engine.federation import Federation
 from sordino.errors import SordinoError
 from sordino.evaluate.traffic import Sizes, extra_parameters
+from sordino.forecast import Forecast
 from sordino.generators import nets
 from sordino.ledger.ledger import State
 from sordino.playing import Phase
@@ -562,3 +563,51 @@ def test_the_phases_are_what_the_names_say() -> None:
     assert isinstance(parts.algorithm, SlaugFL)
     assert not parts.prepares
     assert "slaug_fl" in ALGORITHMS
+
+
+# one budget -----------------------------------------------------------------------------------------------------------------------
+
+PRIVATE = {"privacy": {"epsilon": 8.0, "delta": 1e-4}}
+
+
+@pytest.mark.parametrize("variant", ["rigorous_a", "rigorous_b", "dp_proto_only"])
+def test_a_plan_of_phases_is_what_the_receipt_says(variant: str, tmp_path: Path) -> None:
+    experiment = tiny(
+        algorithm={**TINY["algorithm"], "variant": variant}, cohort={"name": "round_robin", "size": CLIENTS}, **PRIVATE
+    )
+    ended = start(experiment, tmp_path / "run")
+    said = {(g["unit"], g["adversary"]): g["epsilon"] for g in ended.receipt["guarantees"]}
+    planned = {(g["unit"], g["adversary"]): g["epsilon"] for g in Forecast(Parts(experiment)).guarantees}
+    assert said.keys() == planned.keys()
+    for subject, epsilon in said.items():
+        if epsilon == "inf":
+            assert planned[subject] == "inf"
+        else:  # not everybody is asked for a prototype twice
+            assert epsilon <= planned[subject] * (1 + 1e-9) <= 8.0 * (1 + 1e-6)
+            assert variant == "rigorous_a" or planned[subject] == pytest.approx(epsilon, rel=1e-9)
+    assert said["example", "server"] == "inf" if variant == "dp_proto_only" else said["example", "server"] < 8
+    assert verify(tmp_path / "run") == []
+
+
+def test_a_phase_spends_its_share_and_no_more(tmp_path: Path) -> None:
+    """The charges of both phases are under one cap, in one currency; with another share the noises trade places."""
+    noises = []
+    for share in (0.2, 0.8):
+        table = {**TINY["algorithm"], "variant": "rigorous_b", "share": share}
+        experiment = tiny(algorithm=table, cohort={"name": "round_robin", "size": CLIENTS}, **PRIVATE)
+        parts = Parts(experiment)
+        before, after = parts.preparation[0].plan, parts.plan
+        first, later = before.price(0, 0, before.currency.zero()), after.price(0, 0, after.currency.zero())
+        assert first is not None
+        assert later is not None
+        assert before.currency == after.currency
+        assert before.cap == after.cap
+        assert before.cap is not None
+        assert first.charge[0] == pytest.approx(share * before.cap[0], rel=1e-6)
+        whole = first.charge[0] + sum(
+            after.price(0, t, after.currency.zero()).charge[0] for t in range(experiment.rounds)
+        )  # type: ignore[union-attr]
+        assert whole <= before.cap[0]
+        noises.append((first.multiplier, later.multiplier))
+    assert noises[0][0] > noises[1][0]
+    assert noises[0][1] < noises[1][1]

@@ -70,7 +70,7 @@ class Pool(LocalSgd):
     def init(self, task: Task, key: Key) -> Pooled:
         chosen = torch.full((task.labels, self.recipe.keep), -1)
         empty = torch.zeros(task.labels, self.project)
-        known = torch.zeros(task.labels, dtype=torch.uint8)
+        known = torch.ones(task.labels, dtype=torch.uint8)
         return Pooled(task.init(key), empty, self.recipe.template(key), chosen, known, torch.tensor(False))
 
     def begin(self, task: Task, key: Key, before: Any) -> Pooled:

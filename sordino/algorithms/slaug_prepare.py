@@ -223,7 +223,7 @@ class Ask(LocalSgd):
             torch.zeros(count),
             made,
             chosen,
-            torch.zeros(classes, dtype=torch.uint8),
+            torch.ones(classes, dtype=torch.uint8),
         )
 
     def begin(self, task: Task, key: Key, before: Ranked) -> Asking:
