@@ -186,7 +186,7 @@ class Forecast:
         """Who will take part and pay, round by round. Reserving fills the books of `federation`."""
         run, played = self.federation, []
         for t in range(self.parts.experiment.rounds):
-            crew = run.stragglers.split(run.draw(t, None), t, run.key)
+            crew = run.stragglers.split(run.draw(t), t, run.key)
             played.append(run.reserve(t, run.prices(crew.active, stalled=False)))
         return played
 

@@ -503,7 +503,7 @@ def test_the_totals_are_formula_18_and_what_it_leaves_out(once: Path) -> None:
     parts = Parts(config.load(once / "experiment.toml"))
     rows, training = rows_of(once), [json.loads(line) for line in (once / "metrics.jsonl").read_text().splitlines()]
     d_m, d_p = tree.size(parts.task.init(0)), parts.task.width
-    d_g = nets.parameters(parts.algorithm.shape)
+    d_g = nets.parameters(parts.algorithm._shape)
     sizes = Sizes(CLIENTS, COHORT, ROUNDS, CLASSES, d_m, d_g, d_p)
     formula = 4 * (extra_parameters(sizes) + sizes.rounds * sizes.round)
     measured = sum(row["bytes_down"] + row["bytes_up"] for row in (*rows, *training))

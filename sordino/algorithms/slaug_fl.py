@@ -69,7 +69,7 @@ class SlaugFL(LocalSgd):
     rescale: Literal["fixed", "minmax"] = "fixed"
     match_steps: bool = False  # as many steps as without drawn images: half of each batch is drawn
     count: int | None = None  # of drawn images, for everybody; None: as many as a client has examples
-    shape: Shape = Shape("small", 10, 64, 16)
+    _shape: Shape = Shape("small", 10, 64, 16)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -84,7 +84,7 @@ class SlaugFL(LocalSgd):
             raise ConfigError(f"count is {self.count}", why="everybody draws at least one image", code="not-positive")
 
     def sized(self, shape: tuple[int, ...], classes: int) -> SlaugFL:
-        return replace(self, shape=generator_shape(self.generator, self.scenario, shape, classes))
+        return replace(self, _shape=generator_shape(self.generator, self.scenario, shape, classes))
 
     @property
     def heads(self) -> int:
@@ -109,7 +109,7 @@ class SlaugFL(LocalSgd):
         """Drawn once: as many images as the client has examples, all classes alike."""
         classes, state = handed[CLASSES], {name: value for name, value in handed.items() if name != CLASSES}
         labels = classes[all_alike(self.count or size, len(classes), keys.fold(key, "labels"))]
-        return drawn(self.shape, state, labels, keys.fold(key, "noise"), self.rescale)
+        return drawn(self._shape, state, labels, keys.fold(key, "noise"), self.rescale)
 
     def init_client(self, task: Task) -> Client:
         return Client(torch.tensor(0))

@@ -38,12 +38,12 @@ class VHL(FedAvg):
     among_noise: float = 0.1
     pull_epochs: int = 5  # of a round: later ones learn without pulling
     temperature: float = 0.07
-    shape: tuple[int, ...] = ()
+    _shape: tuple[int, ...] = ()
     _given: Given | None = field(default=None, repr=False, compare=False)
     heads: ClassVar[int] = 2
 
     def sized(self, shape: tuple[int, ...], classes: int) -> VHL:
-        return replace(self, shape=(*shape, classes))
+        return replace(self, _shape=(*shape, classes))
 
     def begin(self, task: Task, key: Key, before: Any) -> Server:
         return self.init(task, key)
@@ -53,7 +53,7 @@ class VHL(FedAvg):
         return {"seed": torch.tensor(keys.signed(keys.word(keys.fold(self._given.key, "vhl"))))}
 
     def equip(self, task: Task, handed: Mapping[str, Tensor], size: int, key: Key) -> Examples:
-        side, _, channels, classes = self.shape
+        side, _, channels, classes = self._shape
         seed = int(handed["seed"]) % (1 << 64)
         return noise_examples(classes, self.per_class, side, channels, seed, self.source, self.width)
 

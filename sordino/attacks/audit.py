@@ -159,7 +159,7 @@ def experiment_of(word: str | None, overrides: Iterable[str] = ()) -> Experiment
 def _promises(parts: Parts) -> Iterator[tuple[Claim, float | None, list[Pair]]]:
     """Each claim of one exposure, the number printed with it where it is nominal, and neighbours that press on it."""
     federation = parts.federation(":memory:", "audit")
-    federation.draw(0, None)
+    federation.draw(0)
     client, price = _target(parts)
     reader, multiplier = parts.algorithm.read, None if price is None else price.multiplier
     if isinstance(reader, NoisyGradient | CellGradient):

@@ -34,9 +34,7 @@ class Clients:
     handed: Mapping[str, Tensor] | None = None  # what everybody was given before the first round
     key: Key = 0  # of the run: what a client makes of it is drawn from there
     executor: str = "loop"  # who shares a pass over the network: "pooled" clients at the same weights, "stack" clients of equal shape
-
-    def __post_init__(self) -> None:
-        self._made: dict[int, Examples] = {}
+    _made: dict[int, Examples] = field(default_factory=dict, repr=False)  # what each has made of it
 
     def __call__(self, t: int, down: Any, grants: Mapping[int, Grant], key: Key) -> Iterator[tuple[int, Any]]:
         """One round of every client named in `grants`, in their order. Nothing needs to be packed in one process."""

@@ -76,7 +76,7 @@ class Federation(Messages):
         """Whose counters speak for this client: where all have paid the same, one set of counters serves them."""
         return 0 if self.all_alike else client
 
-    def draw(self, t: int, server: Any, away: Callable[[int], bool] | None = None) -> list[int]:
+    def draw(self, t: int, server: Any = None, away: Callable[[int], bool] | None = None) -> list[int]:
         """The cohort: public order, hidden coins, or coins at the rates that the plan says; or those whom a phase of a preparation asks."""
         if hasattr(self.algorithm, "asks"):
             return sorted(self.algorithm.asks(server))

@@ -390,8 +390,8 @@ MUTANTS = [
     one(
         "the sign of SCAFFOLD's control",
         "algorithms/scaffold.py",
-        "correction = tree.sub(c, c_i)",
-        "correction = tree.sub(c_i, c)",
+        "self.walk(x, eta), tree.sub(c, c_i)",
+        "self.walk(x, eta), tree.sub(c_i, c)",
         "tests/test_algorithms.py",
     ),
 ]
