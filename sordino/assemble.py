@@ -44,7 +44,8 @@ def settle(experiment: Experiment) -> Experiment:
     if "privacy" in experiment.model_fields_set:
         return experiment
     parts = Parts(experiment)
-    private = any(other.offers for other in (*parts.preparation, parts))
+    gates = [other.algorithm for other in (*parts.preparation, parts)]
+    private = any(gate.read.offer() is not None or gate.uplink.noise() is not None for gate in gates)
     return experiment if private else experiment.model_copy(update={"privacy": Privacy()})
 
 

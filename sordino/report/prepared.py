@@ -175,7 +175,7 @@ def _chosen_clients(parts: Parts) -> int:
 
 def _sizes(parts: Parts, rounds: int) -> Sizes | None:
     """What formula (18) counts; nothing where devices send no models, of which it knows."""
-    shape = getattr(parts.algorithm, "shape", None)
+    shape = getattr(parts.algorithm, "_shape", None)
     if not any(mine.phase == "train" for mine in parts.preparation) or not isinstance(shape, nets.Shape):
         return None
     return Sizes(
