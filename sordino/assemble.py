@@ -151,6 +151,20 @@ class Parts(Composition):
             for i in priced
         ]
         assert self.budget is not None
+        if len({(offer.unit, offer.neighbours, offer.adversary) for offer, _ in asked}) > 1:
+            raise UnsoundGuarantee(
+                "phases of different promises want to be priced by one budget",
+                why="what is spent about one unit, or against one adversary, does not add up with what is spent about another",
+                fix="type the multiplier of one of them, or leave the gate out that was put in its training",
+                code="two-promises-one-budget",
+            )
+        if isinstance(self.budget.schedule, Adaptive):
+            raise UnsoundGuarantee(
+                "an adaptive schedule over phases",
+                why="it prices a round by what is left of the budget, of which other phases have their parts",
+                fix='schedule = {name = "uniform"}, or another that is fixed in advance',
+                code="adaptive-over-phases",
+            )
         prices = shared_currency(asked, self.budget.epsilon, self.budget.delta)
         weights = [self._shares[i] for i in priced]
         return {i: (weight / sum(weights), price) for i, weight, price in zip(priced, weights, prices, strict=True)}

@@ -102,7 +102,7 @@ def test_how_many_a_hidden_cohort_drew_stays_here(tmp_path: Path, monkeypatch: p
     recorder, twin = Recorder(), Recorder()
     hidden = {"cohort": {"name": "poisson", "rate": 0.5}, "algorithm": {"name": "fedavg"}, "privacy": {}}
     run(tmp_path, monkeypatch, recorder, **hidden)
-    crowd = {"active", "answered", "bytes_down", "bytes_up"}
+    crowd = {"active", "answered", "bytes_down", "bytes_up", "device_flops"}
     assert not set().union(*(row for _, row in recorder.rows)) & crowd
     assert any("accuracy" in row for _, row in recorder.rows)
     monkeypatch.setattr(tracking, "CROWD", set())  # the twin that tells

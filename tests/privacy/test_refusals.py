@@ -352,6 +352,21 @@ ROWS = Examples(torch.zeros(4, 2), torch.tensor([0, 1, 0, 1]))
 GRANT = Grant(0, 4, 4, Counter(1), 1.0)
 
 
+PHASES: Table = {
+    "rounds": 2,
+    "data": {"source": "digits", "probe": 5},
+    "candidates": {"source": "procedural", "per_class": 5},
+    "partition": {"scheme": "iid", "clients": 4},
+    "model": {"name": "cnn_norm"},
+    "privacy": {"epsilon": 8.0, "delta": 1e-4},
+}
+
+
+def phases(variant: str, **more: Any) -> None:
+    parts = Parts(config.validate({**PHASES, "algorithm": {"name": "slaug_fl", "variant": variant}, **more}))
+    _ = [phase.plan for phase in parts.preparation], parts.plan
+
+
 SUMS = ClassSums(1.0)
 
 
@@ -581,6 +596,14 @@ CALLS: dict[str, Call] = {
     "a sum over noised gradients": Call("gradients-only", lambda: shard(NoisyGradient(1.0)).sum(lambda x, y: x)),
     "sums and public examples in one loss": Call(
         "joint-loss", lambda: beside_noise().joint(lambda *_: torch.zeros(()), {})
+    ),
+    "phases of two promises under one budget": Call(
+        "two-promises-one-budget",
+        lambda: phases("dp_proto_only", uplink={"client": [CLIP], "server": [CENTRAL]}),
+    ),
+    "an adaptive schedule over phases": Call(
+        "adaptive-over-phases",
+        lambda: phases("rigorous_b", privacy={**PHASES["privacy"], "schedule": {"name": "adaptive"}}),
     ),
     "sums per class, twice": Call("read-beyond-reservation", lambda: sums(2)),
     "a batch from sums per class": Call(
