@@ -13,14 +13,13 @@ import subprocess
 import sys
 import tempfile
 import tomllib
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-TARGETS = (0.5, 0.65)  # accuracies that somebody waits for
 
-
-def one(base: Path, row: dict[str, Any], seed: int, last: int) -> dict[str, Any]:
+def one(base: Path, row: dict[str, Any], seed: int, last: int, targets: Sequence[float]) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as place:
         command = [
             sys.executable,
@@ -59,7 +58,7 @@ def one(base: Path, row: dict[str, Any], seed: int, last: int) -> dict[str, Any]
         "also": beside(found["metrics"], last),
         "before": sum(m["bytes_up"] + m["bytes_down"] for m in found["preparation"]),
         "flops": sum(m.get("device_flops", 0) for m in (*found["preparation"], *found["metrics"])),
-        "reached": [waited(found, target) for target in TARGETS],
+        "reached": [waited(found, target) for target in targets],
     }
 
 
@@ -90,13 +89,13 @@ def spread(values: list[float]) -> str:
     return f"{statistics.mean(values):.2f} ± {statistics.stdev(values):.2f}" if len(values) > 1 else f"{values[0]:.2f}"
 
 
-def costs(mine: list[dict[str, Any]]) -> list[str]:
+def costs(mine: list[dict[str, Any]], targets: Sequence[float]) -> list[str]:
     """MB before round 1, device TFLOP of all rounds, and per target its round and the MB sent by then, means over the seeds that reached it."""
     cells = [
         f"{statistics.mean(r['before'] for r in mine) / 1e6:.1f}",
         f"{statistics.mean(r['flops'] for r in mine) / 1e12:.3f}",
     ]
-    for i in range(len(TARGETS)):
+    for i in range(len(targets)):
         hits = [r["reached"][i] for r in mine if r["reached"][i] is not None]
         missed = f" ({len(hits)} of {len(mine)})" if len(hits) < len(mine) else ""
         told = (
@@ -109,7 +108,7 @@ def costs(mine: list[dict[str, Any]]) -> list[str]:
 
 
 def table(
-    rows: list[dict[str, Any]], results: list[dict[str, Any]], last: int, traffic: bool, prepared: bool = False
+    rows: list[dict[str, Any]], results: list[dict[str, Any]], last: int, traffic: bool, targets: Sequence[float] = ()
 ) -> str:
     heads = [
         "row",
@@ -124,7 +123,7 @@ def table(
     ]
     heads += ["beside it", "model norm", "GiB up per slot", "published"] if traffic else []
     heads += (
-        ["MB before round 1", "device TFLOP", *(f"{t:.0%} at round, sent by then" for t in TARGETS)] if prepared else []
+        ["MB before round 1", "device TFLOP", *(f"{t:.0%} at round, sent by then" for t in targets)] if targets else []
     )
     lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
     for row in rows:
@@ -140,7 +139,7 @@ def table(
             also = "; ".join(f"{name} {value:.2f}" for name, value in mine[0].get("also", {}).items()) or "-"
             norm = spread([r["norm"] for r in mine]) if "norm" in mine[0] else "-"
             facts += (also, norm, f"{statistics.mean(r['slot_gib'] for r in mine):.4f}", row.get("slot_gib", "-"))
-        facts += tuple(costs(mine)) if prepared else ()
+        facts += tuple(costs(mine, targets)) if targets else ()
         lines.append(f"| {' | '.join(map(str, facts))} |")
     return "\n".join(lines) + "\n"
 
@@ -152,7 +151,8 @@ def main() -> None:
     arguments = parser.parse_args()
     given = tomllib.loads((arguments.folder / "rows.toml").read_text())
     rows, last = given["row"], given.get("last", 10)
-    shown = given.get("traffic", False), given.get("prepared", False)
+    targets = given.get("targets", [])  # accuracies that somebody waits for: their rounds and bytes are told
+    shown = given.get("traffic", False), targets
     base = next(path for path in arguments.folder.glob("*.toml") if path.name != "rows.toml")
     store = arguments.folder / "results.jsonl"
     results = [json.loads(line) for line in store.read_text().splitlines()] if store.exists() else []
@@ -160,7 +160,7 @@ def main() -> None:
     most = max(row["seeds"] for row in rows)  # every row has its first seed before one has its second
     todo = [(r, seed) for seed in range(most) for r in rows if seed < r["seeds"] and (r["name"], seed) not in done]
     with ThreadPoolExecutor(arguments.jobs) as pool, open(store, "a") as file:
-        for found in pool.map(lambda job: one(base, *job, last), todo):
+        for found in pool.map(lambda job: one(base, *job, last, targets), todo):
             results.append(found)
             file.write(json.dumps(found) + "\n")
             file.flush()

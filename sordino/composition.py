@@ -30,7 +30,8 @@ SHARED = (
     "_loaded",
     "_reserved",
     "source",
-    "drawn",
+    "_asked",
+    "_made_candidates",
     "shares",
     "scheme",
     "named",
@@ -53,7 +54,7 @@ class Composition(Holdings):
 
     def _at(self, stage: int) -> Self:
         other = replace(self, stage=stage)
-        _ = self.dataset, self.task
+        _ = self.dataset, self.task, self._made_candidates
         other.__dict__.update({name: value for name, value in self.__dict__.items() if name in SHARED})
         return other
 

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
+from sordino.errors import ConfigError
 from sordino.keys import Key
 from sordino.types import Examples, Params, Task
 
@@ -34,6 +35,8 @@ class Given(Protocol):
     def source(self) -> Any: ...  # of candidates; None where there is none
     @property
     def candidates(self) -> Examples | None: ...
+    @property
+    def story(self) -> Mapping[str, Any] | None: ...  # of candidates that were drawn in this process
 
 
 class Phase(Protocol):
@@ -45,7 +48,12 @@ class Phase(Protocol):
     def rounds(self) -> int: ...  # at most
     def begin(self, task: Task, key: Key, before: Any) -> Any: ...  # its server state, from that of the phase before
     def over(self, s: Any) -> bool: ...
-    def check(self) -> None: ...  # refuses, before anything starts, what could not work
+    def check(
+        self,
+    ) -> None: ...  # refuses, before anything starts, what could not work; it may also have `warns() -> list[str]`
+    def tables(
+        self, s: Any
+    ) -> Mapping[str, Sequence[Mapping[str, Any]]]: ...  # what the server found, by name: for people to read
 
 
 class Handing(Protocol):
@@ -61,6 +69,15 @@ class Phased:
     preparation: tuple[Any, ...]
     training: Any
     shares: tuple[float, ...] = ()  # of a privacy budget, for each phase of the preparation; the training has the rest
+
+    def __post_init__(self) -> None:
+        if self.shares and not (min(self.shares) > 0 and sum(self.shares) < 1):
+            raise ConfigError(
+                f"a preparation of {len(self.shares)} phases with {' and '.join(f'{share:g}' for share in self.shares)} of the budget",
+                why="each phase needs a part of it, and so does the training",
+                fix="algorithm.share = 0.2",
+                code="shares-out-of-range",
+            )
 
     @property
     def read(self) -> Any:

@@ -1,7 +1,7 @@
 """The phases before the training: each from its own checkpoint to its end, and what the last of them hands over.
 
-They lie in the run folder: preparation/NAME/checkpoints, preparation.jsonl with one object per round, and handed.safetensors, which every client has been given
-before the first round of the training.
+They lie in the run folder: preparation/NAME/checkpoints, and beside it what the server found, a table in each file; preparation.jsonl with one object per round; and
+handed.safetensors, which every client has been given before the first round of the training.
 """
 
 from __future__ import annotations
@@ -59,6 +59,10 @@ def prepare(
         else:
             with (federation := mine.federation(ledger, run)).ledger:
                 before = stands(federation, loaded, folder).server  # ends a release that a crash cut short
+        for name, rows in mine.algorithm.tables(
+            before
+        ).items():  # from the state alone: written again, they say the same
+            atomic_write(place / f"{name}.jsonl", "".join(f"{json.dumps(row)}\n" for row in rows).encode())
     algorithm = parts.algorithm
     server = algorithm.begin(parts.task, parts.key, before) if hasattr(algorithm, "begin") else parts.state("server")
     handed = algorithm.handed(before) if hasattr(algorithm, "handed") else None
@@ -91,7 +95,6 @@ def _play(
 
         def tell(t: int, outcome: Any) -> Metrics:
             row = {"phase": mine.phase, **row_of(t + 1, outcome), **computed(mine, outcome)}
-            row |= mine.algorithm.told_of(outcome.server) if hasattr(mine.algorithm, "told_of") else {}
             metrics.write(f"{json.dumps(row)}\n".encode())
             return row
 

@@ -63,9 +63,33 @@ def receipt(parts: Parts, federation: Federation) -> dict[str, Any]:
         "clients": len(federation.sizes),
         "guarantees": guarantees,
         "budget": budget,
+        **({"phases": _by_phase(parts, federation)} if parts.preparation else {}),
         "assumptions": assumptions,
         "ledger_head": ledger.head(),
     }
+
+
+def _by_phase(parts: Parts, federation: Federation) -> list[dict[str, Any]]:
+    """What the ledger holds of each phase, as if it were all that ever went out: whoever reads an infinity may ask whence it comes."""
+    names = {f"{federation.run}.{mine.phase}": mine.phase for mine in parts.preparation} | {federation.run: "training"}
+    notes: dict[str, list[str]] = {name: [] for name in names}
+    for entry in federation.entries():
+        notes[entry.op.rpartition("/")[0]].append(entry.note)
+    shown, delta = (
+        ("unit", "neighbours", "adversary", "epsilon", "delta", "status", "because"),
+        parts.experiment.privacy.delta,
+    )
+    return [
+        {
+            "phase": phase,
+            "releases": len(notes[name]),
+            "guarantees": [
+                {field: row.to_json()[field] for field in shown}
+                for row in statement(notes[name], len(federation.sizes), delta)
+            ],
+        }
+        for name, phase in names.items()
+    ]
 
 
 def _as_published(parts: Parts, unit: str, rounds: int, budget: Mapping[str, Any] | None) -> dict[str, float | str]:
@@ -222,9 +246,9 @@ def verify(folder: Path) -> list[str]:
     finally:
         federation.ledger.close()
     wrong += [f"{name}: in the receipt only" for name in sorted(claimed.keys() - again.keys())]
-    for name in ("format", "run", "simulated", "rounds", "clients", "budget", "assumptions"):
-        if not _same(again[name], claimed.get(name)):
-            wrong.append(f"{name}: the ledger says {again[name]!r}, the receipt {claimed.get(name)!r}")
+    for name in ("format", "run", "simulated", "rounds", "clients", "budget", "phases", "assumptions"):
+        if not _same(again.get(name), claimed.get(name)):
+            wrong.append(f"{name}: the ledger says {again.get(name)!r}, the receipt {claimed.get(name)!r}")
     found = {_subject(row): row for row in again["guarantees"]}
     rows = [row for row in claimed.get("guarantees", []) if isinstance(row, dict)]
     stated = {_subject(row): row for row in rows}

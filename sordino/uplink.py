@@ -138,7 +138,8 @@ class Uplink(Links):
         hidden = self.central
         everybody = math.fsum(weights) if weight is None else weight
         participation = expected / everybody if hidden else len(who) / len(weights)
-        return Received(mean, participation, lambda: self._single(kept if each else None, zero), public)
+        own = [weights[client] for client in who]
+        return Received(mean, participation, lambda: self._single(kept if each else None, zero, own), public)
 
     def sum(
         self,
@@ -189,7 +190,8 @@ class Uplink(Links):
             y, each = stage.decode(y, like), [stage.decode(upload, like) for upload in each]
         return tuple(reversed(found))
 
-    def _single(self, uploads: Sequence[U] | None, zero: U) -> list[U]:
+    def _single(self, uploads: Sequence[U] | None, zero: U, weights: Sequence[float]) -> list[U]:
+        """What each of them sent, before it was weighed."""
         if self.central or any(stage.aggregate_only for stage in self.client):
             raise single_uploads()
         if uploads is None:
@@ -199,7 +201,8 @@ class Uplink(Links):
                 fix="set `reads_each = True` in the class of the algorithm",
                 code="reads-each",
             )
-        return [self._decode(upload, zero) for upload in uploads]
+        plain = (u if w == 1.0 else tree.scale(1 / w, u) for u, w in zip(uploads, weights, strict=True))
+        return [self._decode(upload, zero) for upload in plain]
 
 
 def single_uploads() -> UnsoundGuarantee:

@@ -23,9 +23,9 @@ from laws.traces import Killed, Trace, differences, trace
 
 from sordino import config, keys, preparation, tree
 from sordino.algorithms import ALGORITHMS, slaug_prepare
-from sordino.algorithms.slaug_fl import SlaugFL
-from sordino.algorithms.slaug_fl import Up as TrainingUp
 from sordino.algorithms.slaug_prepare import Ask, Train
+from sordino.algorithms.slaug_training import SlaugFL
+from sordino.algorithms.slaug_training import Up as TrainingUp
 from sordino.assemble import Parts
 from sordino.config import Experiment
 from sordino.engine import checkpoint, processes, wire

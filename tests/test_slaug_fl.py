@@ -22,10 +22,10 @@ from sordino.algorithms.fedavg import Client, FedAvg
 from sordino.algorithms.fedgen import FedGen
 from sordino.algorithms.local_sgd import LocalSgd
 from sordino.algorithms.moon import Moon
-from sordino.algorithms.slaug_fl import Server, SlaugFL, Up
 from sordino.algorithms.slaug_generator import Anchor, Made, Recipe
 from sordino.algorithms.slaug_prepare import Ask, Asking, Prototype, Ranked, Train
 from sordino.algorithms.slaug_prepare import Up as Trained
+from sordino.algorithms.slaug_training import Server, SlaugFL, Up
 from sordino.algorithms.vhl import VHL
 from sordino.assemble import Parts
 from sordino.engine.client import Clients
@@ -516,8 +516,7 @@ class Noting(Recipe):
 
     def make(self, given: Any, anchors: Sequence[Anchor]) -> Made:
         ANCHORS.append(list(anchors))
-        chosen = torch.full((self.shape.classes, self.keep), -1)
-        return Made(self.template(0), chosen, torch.ones(self.shape.classes, dtype=torch.uint8))
+        return self.template()
 
 
 ORDER = torch.tensor([[2, 2, 1, 0], [1, 0, 2, 3], [0, 1, 3, 1]])  # ranks x classes: devices

@@ -14,7 +14,8 @@ from typing import Any, Literal
 
 from torch import Tensor
 
-from sordino.algorithms.slaug_fl import Server, SlaugFL
+from sordino.algorithms.slaug_generator import given
+from sordino.algorithms.slaug_training import Server, SlaugFL
 from sordino.errors import ConfigError
 from sordino.keys import Key
 from sordino.phases import Given
@@ -36,17 +37,18 @@ class FedAvgPrototypes(SlaugFL):
     def begin(self, task: Task, key: Key, before: Any) -> Server:
         return self.init(task, key)
 
-    def handed(self, before: Any) -> Params:
-        assert self._given is not None, "the engine hands the server's own data to an algorithm that asks for it"
-        if self._given.source is None:
+    def check(self) -> None:
+        if given(self).candidates is None:
             raise ConfigError(
                 "prototypes without candidates",
                 why="everybody is handed the same images, and the server has none",
                 fix='a [candidates] table, for example source = "public_split"',
                 code="no-candidates",
             )
-        found = self._given.candidates
-        assert found is not None
+
+    def handed(self, before: Any) -> Params:
+        found = given(self).candidates
+        assert found is not None, "checked before the run"
         return {"x": found.x, "y": found.y}
 
     def equip(self, task: Task, handed: Mapping[str, Tensor], size: int, key: Key) -> Examples:

@@ -19,10 +19,9 @@ from sordino.uplink import Uplink
 class Walk:
     """Where a client stands, step after step: `y` moves by -eta (direction + weight decay), the direction no longer than `most_grad`, or by its momentum."""
 
-    def __init__(self, rule: LocalSgd, start: Params, eta: float) -> None:
+    def __init__(self, rule: LocalSgd, start: Params, eta: float, velocity: Params | None = None) -> None:
         self._rule, self._start, self._eta = rule, start, eta
-        self._velocity: Params | None = None
-        self.y = start
+        self.y, self.velocity = start, velocity
 
     def __call__(self, direction: Params) -> None:
         rule = self._rule
@@ -32,9 +31,9 @@ class Walk:
         if rule.weight_decay:
             direction = tree.axpy(rule.weight_decay, self.y, direction)
         if rule.momentum:
-            before = self._velocity
+            before = self.velocity
             direction = direction if before is None else tree.axpy(rule.momentum, before, direction)
-            self._velocity = direction
+            self.velocity = direction
         self.y = tree.descend(self.y, self._eta, direction, self._start)
 
 
@@ -88,8 +87,8 @@ class LocalSgd:
         epochs = None if self.local_steps is not None else self.local_epochs or 1
         return Work(epochs, self.local_steps, batch)
 
-    def walk(self, start: Params, eta: float) -> Walk:
-        return Walk(self, start, eta)
+    def walk(self, start: Params, eta: float, velocity: Params | None = None) -> Walk:
+        return Walk(self, start, eta, velocity)
 
     # what the server holds, and what a client makes of it ------------------------------------------------------------------------
 

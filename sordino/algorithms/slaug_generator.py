@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal, NamedTuple
@@ -22,6 +22,7 @@ from sordino.types import Examples, Params, Task
 from sordino.uplink import Uplink
 
 ROWS = 256
+ABSENT = -1.0
 PLAIN = Uplink(client=())
 
 
@@ -54,6 +55,13 @@ Kind = Literal["auto", "strong", "weak", "small"]
 
 def generator_shape(kind: Kind, scenario: int, shape: tuple[int, ...], classes: int) -> Shape:
     """As published for colour images of 32 x 32, a small one for others; many classes share several strong generators of ten each."""
+    if len(shape) != 3:
+        raise ConfigError(
+            "a generator of images for clients that hold none",
+            why="their examples are rows of a table",
+            fix='image data, such as data.source = "digits", or another algorithm',
+            code="nothing-to-draw",
+        )
     side, _, channels = shape
     if kind == "auto":
         kind = "small" if (side, channels) != (32, 3) else "strong" if scenario == 1 else "weak"
@@ -68,6 +76,7 @@ class Made(NamedTuple):
     generator: Params
     kept: Tensor  # [classes, keep]: numbers of candidates, -1 beyond
     learned: Tensor  # [classes]: does it know the class? Prototypes alone teach it the classes they are of
+    log: Tensor  # [rows, columns] of how its training went, ABSENT where there is nothing to say: losses are never below 0
 
 
 @dataclass(frozen=True)
@@ -98,6 +107,13 @@ class Recipe:
                 why="counts are at least 1, rates finite and above 0",
                 code="not-positive",
             )
+        if self.threshold is not None and not 0 < self.threshold <= 2:
+            raise ConfigError(
+                f"threshold is {self.threshold}",
+                why="it is a cosine distance: above 0, at most 2",
+                fix="leave it out to keep the nearest ones, however far they are",
+                code="threshold-out-of-range",
+            )
 
     def sized(self, shape: tuple[int, ...], classes: int) -> Recipe:
         made = replace(self, shape=generator_shape(self.kind, self.scenario, shape, classes))
@@ -106,7 +122,8 @@ class Recipe:
         return made
 
     def check(self, given: Given) -> None:
-        if self.scenario == 1 and given.source is None:
+        # asked for, they are drawn: what is wrong with them is said before the run
+        if self.scenario == 1 and given.candidates is None:
             raise ConfigError(
                 "scenario 1 without candidates",
                 why="its generator is trained on images that the server already has",
@@ -114,22 +131,57 @@ class Recipe:
                 code="no-candidates",
             )
 
-    def template(self, key: Key) -> Params:
-        return nets.init(self.shape, 0)
+    def warns(self, story: Mapping[str, Any] | None) -> list[str]:
+        """Of candidates that are fewer than are to be kept."""
+        few = [n for n in story["counts"].values() if n < self.keep] if story and self.scenario == 1 else []
+        if not few:
+            return []
+        return [
+            f"{len(few)} classes have fewer candidates than keep = {self.keep} (at least {min(few)}): all of them are kept"
+        ]
+
+    def template(self) -> Made:
+        """What there is before it is made."""
+        classes = self.shape.classes
+        return Made(
+            nets.init(self.shape, 0),
+            torch.full((classes, self.keep), -1),
+            torch.ones(classes, dtype=torch.uint8),
+            self.logged(()),
+        )
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        return acgan.LOGGED if self.scenario == 1 else matching.LOGGED
+
+    def logged(self, log: Sequence[Mapping[str, float]]) -> Tensor:
+        rows = self.gan.epochs * self.shape.split if self.scenario == 1 else -(-self.match.steps // self.match.plateau)
+        found = torch.full((rows, len(self.columns)), ABSENT, dtype=torch.float64)
+        for i, row in enumerate(log):
+            found[i] = torch.tensor([row.get(name, ABSENT) for name in self.columns])
+        return found
+
+    def tables(self, made: Made) -> dict[str, list[dict[str, Any]]]:
+        """How the generator learned, and which candidates it learned from."""
+        rows = [zip(self.columns, row, strict=True) for row in made.log.tolist()]
+        log = [{name: value for name, value in row if value != ABSENT} for row in rows]
+        kept = [{"class": c, "candidates": [i for i in row if i >= 0]} for c, row in enumerate(made.kept.tolist())]
+        return {"generator": [row for row in log if row], **({"kept": kept} if self.scenario == 1 else {})}
 
     def make(self, given: Given, anchors: Sequence[Anchor]) -> Made:
         key = keys.fold(given.key, "generator")
-        nothing = torch.full((self.shape.classes, self.keep), -1)
+        empty = self.template()
         if self.scenario == 2:
             merged = self._merged(anchors) if self.merge == "mean" else anchors
             prototypes = [matching.Prototype(a.label, a.mean, partial(Anchor.looks, a)) for a in merged]
             learned = torch.zeros(self.shape.classes, dtype=torch.uint8)
             learned[[a.label for a in merged]] = 1
-            return Made(matching.train(self.shape, prototypes, self.match, key).state, nothing, learned)
+            matched = matching.train(self.shape, prototypes, self.match, key)
+            return Made(matched.state, empty.kept, learned, self.logged(matched.log))
         candidates = given.candidates
         assert candidates is not None, "checked before the run"
         chosen = self.chosen(candidates, anchors, key)
-        kept = nothing.clone()
+        kept = empty.kept
         for label, rows in chosen.items():
             kept[label, : len(rows)] = rows
         rows = torch.cat(list(chosen.values()))
@@ -144,9 +196,9 @@ class Recipe:
                 sure.append(logits.softmax(1)[:, label].mean())
             return float(torch.stack(sure).mean()) if sure else 0.0
 
-        judge = score if all(a.project is None for a in anchors) else None
+        judge = score if anchors and all(a.project is None for a in anchors) else None  # nobody to ask: the last one
         made = acgan.train(self.shape, candidates.x[rows], candidates.y[rows], self.gan, key, judge)
-        return Made(made.state, kept, torch.ones(self.shape.classes, dtype=torch.uint8))
+        return Made(made.state, kept, empty.learned, self.logged(made.log))
 
     def chosen(self, candidates: Examples, anchors: Sequence[Anchor], key: Key) -> dict[int, Tensor]:
         """Per class the candidates nearest to its prototypes, random ones where it has none."""

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from sordino import keys
 from sordino.algorithms.local_sgd import LocalSgd
-from sordino.algorithms.slaug_generator import PLAIN, Anchor, Recipe, Told, given, projected_by, seen
+from sordino.algorithms.slaug_generator import PLAIN, Anchor, Made, Recipe, Told, given, projected_by, seen
 from sordino.errors import ConfigError
 from sordino.keys import Key
 from sordino.phases import Given
@@ -32,6 +32,7 @@ class Pooled(NamedTuple):
     generator: Params
     kept: Tensor
     learned: Tensor
+    log: Tensor
     done: Tensor
 
 
@@ -55,11 +56,14 @@ class Pool(LocalSgd):
     def sized(self, shape: tuple[int, ...], classes: int) -> Pool:
         return replace(self, recipe=self.recipe.sized(shape, classes))
 
+    def warns(self) -> list[str]:
+        return self.recipe.warns(given(self).story)
+
     def check(self) -> None:
         self.recipe.check(given(self))
         if self.extractor is not None:
             stored(given(self).task, self.extractor)
-        elif given(self).source is None:
+        elif given(self).candidates is None:
             raise ConfigError(
                 "sums of features without an extractor",
                 why="it is trained on candidates, or was trained before on public data",
@@ -68,10 +72,8 @@ class Pool(LocalSgd):
             )
 
     def init(self, task: Task, key: Key) -> Pooled:
-        chosen = torch.full((task.labels, self.recipe.keep), -1)
         empty = torch.zeros(task.labels, self.project)
-        known = torch.ones(task.labels, dtype=torch.uint8)
-        return Pooled(task.init(key), empty, self.recipe.template(key), chosen, known, torch.tensor(False))
+        return Pooled(task.init(key), empty, *self.recipe.template(), torch.tensor(False))
 
     def begin(self, task: Task, key: Key, before: Any) -> Pooled:
         candidates = given(self).candidates if self.extractor is None else None
@@ -107,7 +109,10 @@ class Pool(LocalSgd):
         task, matrix = given(self).task, projected_by(self)
         anchors = [Anchor(label, directions[label], task, s.x, matrix) for label in range(task.labels)]
         made = self.recipe.make(given(self), anchors)
-        return Pooled(s.x, directions, made.generator, made.kept, made.learned, torch.tensor(True))
+        return Pooled(s.x, directions, *made, torch.tensor(True))
+
+    def tables(self, s: Pooled) -> dict[str, list[dict[str, Any]]]:
+        return self.recipe.tables(Made(s.generator, s.kept, s.learned, s.log))
 
     def models(self, s: Pooled) -> Mapping[str, Params]:
         return {"global": s.x}

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from sordino import keys, tree
 from sordino.algorithms.local_sgd import LocalSgd
-from sordino.algorithms.slaug_generator import PLAIN, Anchor, Recipe, Told, given, projected_by, seen
+from sordino.algorithms.slaug_generator import PLAIN, Anchor, Made, Recipe, Told, given, projected_by, seen
 from sordino.errors import ConfigError, RunError
 from sordino.keys import Key
 from sordino.phases import Given
@@ -151,6 +151,11 @@ class Train(LocalSgd):
         }
         return Ranked(s.x, recall, f1, order, kept, torch.tensor(True))
 
+    def tables(self, s: Ranked) -> dict[str, list[dict[str, Any]]]:
+        """What the server found each device's model to know, class by class."""
+        both = zip(s.recall.tolist(), s.f1.tolist(), strict=True)
+        return {"skill": [{"device": k, "recall": recall, "f1": f1} for k, (recall, f1) in enumerate(both)]}
+
     def models(self, s: Ranked) -> Mapping[str, Params]:
         return {"global": s.x}
 
@@ -168,6 +173,7 @@ class Asking(NamedTuple):
     generator: Params
     kept: Tensor  # numbers of the candidates that were chosen, -1 beyond
     learned: Tensor  # classes that the generator knows
+    log: Tensor  # of its training
 
 
 class Wish(NamedTuple):
@@ -211,20 +217,7 @@ class Ask(LocalSgd):
         whole = torch.zeros(count, dtype=torch.int64)
         order = torch.zeros(self.ranks, classes, dtype=torch.int64)
         empty = torch.zeros(count, self.project or task.width)
-        made = self.recipe.template(key)
-        chosen = torch.full((classes, self.recipe.keep), -1)
-        return Asking(
-            order,
-            kept,
-            whole,
-            whole,
-            whole,
-            empty,
-            torch.zeros(count),
-            made,
-            chosen,
-            torch.ones(classes, dtype=torch.uint8),
-        )
+        return Asking(order, kept, whole, whole, whole, empty, torch.zeros(count), *self.recipe.template())
 
     def begin(self, task: Task, key: Key, before: Ranked) -> Asking:
         slots, place = requests(task.labels, self.prototypes or task.labels, key)
@@ -234,8 +227,24 @@ class Ask(LocalSgd):
     def matrix(self) -> Tensor | None:
         return projected_by(self) if self.project else None
 
+    def warns(self) -> list[str]:
+        random = "no client has 4 images, and fewer are not split: nobody has a prototype, and candidates are taken at random"
+        return self.recipe.warns(given(self).story) + ([] if self._answers else [random])
+
     def check(self) -> None:
         self.recipe.check(given(self))
+        if self.recipe.scenario == 2 and not self._answers:
+            raise ConfigError(
+                "prototypes alone, and nobody has one",
+                why=f"they are made of images that a client holds back, and of fewer than {FEWEST} none are",
+                fix="fewer clients, more data, or scenario = 1 with a [candidates] table",
+                code="nobody-holds-back",
+            )
+
+    @property
+    def _answers(self) -> bool:
+        """Has any client enough images to hold some back? Noised prototypes are of all there are."""
+        return self.read.offer() is not None or max(given(self).sizes) >= FEWEST
 
     def over(self, s: Asking) -> bool:
         return bool((s.state != 0).all()) and bool(s.state.numel())
@@ -287,7 +296,8 @@ class Ask(LocalSgd):
         total, count = sums[label].float(), counts[label].float().reshape(1)
         if torch.isnan(count):  # nobody counts: a direction is all that is told
             count = torch.ones(1)
-        elif float(count) < self.least:  # decided on what is told, so nothing else is told by it
+        elif float(count) < self.least or (held is None and self.read.offer() is None):
+            # decided on what is told, so nothing else is told by it; who holds nothing back has no prototype to give
             total, count = torch.zeros_like(total), torch.zeros_like(count)
         return Prototype(down.label, total, count), c
 
@@ -307,7 +317,21 @@ class Ask(LocalSgd):
         if not self.over(s):
             return s
         made = self.recipe.make(given(self), self._anchors(s))
-        return s._replace(generator=made.generator, kept=made.kept, learned=made.learned)
+        return s._replace(**made._asdict())
+
+    def tables(self, s: Asking) -> dict[str, list[dict[str, Any]]]:
+        """Who was asked for which class and answered, in the order of the slots, beside what the generator is made of."""
+        answered, place = (s.state == 1).tolist(), s.place.tolist()
+        asked = [
+            {
+                "class": label,
+                "devices": s.order[: place[i] + 1, label].tolist(),
+                "answered": answered[i],
+                "images": float(s.counts[i]),
+            }
+            for i, label in enumerate(s.slots.tolist())
+        ]
+        return {"asked": asked, **self.recipe.tables(Made(s.generator, s.kept, s.learned, s.log))}
 
     def _anchors(self, s: Asking) -> list[Anchor]:
         task, found = given(self).task, []

@@ -23,6 +23,7 @@ from sordino.generators.streams import stream
 
 Score: TypeAlias = Callable[[Tensor, Tensor], float]
 SCORED = 32  # images per class
+LOGGED = ("generator", "epoch", "generator_loss", "discriminator_loss", "accuracy_on_fakes", "score")
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,7 @@ from sordino.generators.streams import stream
 
 Extract: TypeAlias = Callable[[Tensor], Tensor]
 AUTO = 0.03  # of the discrepancy before any step
+LOGGED = ("step", "loss", "discrepancy", "diversity")
 
 
 class Prototype(NamedTuple):
@@ -117,7 +118,7 @@ def train(
         window.append(torch.stack([loss.detach(), matched.detach(), spread.detach()]))
         if len(window) == settings.plateau or step == settings.steps:
             means = torch.stack(window).mean(0).tolist()
-            log.append(dict(zip(("step", "loss", "discrepancy", "diversity"), (step, *means), strict=True)))
+            log.append(dict(zip(LOGGED, (step, *means), strict=True)))
             if means[0] > (1 - settings.gain) * before:
                 break
             before, window = means[0], []

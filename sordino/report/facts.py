@@ -21,7 +21,7 @@ from sordino.receipt import opened, some_of, spending
 from sordino.report import prepared
 from sordino.report.costs import in_front
 from sordino.report.tables import secure
-from sordino.report.words import described, merged, subject
+from sordino.report.words import by_phase, described, merged, subject
 
 LISTED = 10_000  # clients that a page shows: of more, so many at even distances
 POINTS = 12  # of the epsilon curve: each is a full composition
@@ -54,6 +54,7 @@ def gather(folder: Path) -> dict[str, Any]:
         "prepared": prepared.gather(folder, parts),
         "secure": secure(read_metrics(folder)),
         "guarantees": described(spent["guarantees"]),
+        "by_phase": by_phase(spent),
         "delta": parts.experiment.privacy.delta,
         "epsilon": _drawn(
             curve([entry.note for entry in entries], len(rows), parts.experiment.privacy.delta),

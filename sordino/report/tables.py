@@ -10,6 +10,8 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from sordino.report.words import by_phase
+
 STATUS_STYLE = {"proved": "green", "conditional": "yellow", "asymptotic": "yellow", "nominal": "red", "none": "red"}
 
 
@@ -181,7 +183,8 @@ def guarantees(receipt: dict[str, Any]) -> Group:
         by = "anyone" if len(adversaries) == 3 else "\n".join(adversaries)
         table.add_row(unit, by, epsilon, delta, neighbours, f"[{style}]{status}[/{style}]", why)
     notes = [Padding(Text(f"({number}) {reason}"), (0, 0, 0, 1)) for reason, number in reasons.items()]
-    return Group(table, *notes)
+    phases = [Padding(Text(line), (0, 0, 0, 1)) for line in by_phase(receipt)]
+    return Group(table, *notes, *phases)
 
 
 def spending(clients: Sequence[dict[str, Any]], currency: str) -> Table:

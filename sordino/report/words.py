@@ -81,6 +81,32 @@ def sentence(row: dict[str, Any], adversaries: list[str]) -> str:
     return f"About {what}, against {who}: {holds}.{because}"
 
 
+def by_phase(receipt: dict[str, Any]) -> list[str]:
+    """What each phase of a run promises by itself, and what that makes of the whole; nothing where there is one phase."""
+    said, phases = [], receipt.get("phases", [])
+    for phase in phases:
+        if not phase["releases"]:
+            said.append(f"{phase['phase']}, alone: has released nothing.")
+            continue
+        finite = [row for row in phase["guarantees"] if row["epsilon"] != "inf"]
+        promised = [
+            f"epsilon {float(row['epsilon']):.3g} at delta {row['delta']:g} of one {row['unit']} ({row['neighbours']}) against {subject(by)}, {row['status']}"
+            for row, by in merged(finite)
+        ]
+        reasons = dict.fromkeys(
+            reason for row in phase["guarantees"] if row["adversary"] == "server" for reason in row["because"]
+        )
+        nothing = f"nothing is promised: {'; '.join(reasons) or 'no noise covers it'}"
+        said.append(f"{phase['phase']}, alone: {'; '.join(promised) or nothing}.")
+    whole = any(row["epsilon"] != "inf" for row in receipt["guarantees"])
+    parts = any(row["epsilon"] != "inf" for phase in phases for row in phase["guarantees"])
+    return (
+        [*said, "No end-to-end guarantee: what one phase noises another one gives away."]
+        if parts and not whole
+        else said
+    )
+
+
 def strength(epsilon: float | str) -> str:
     """How a number reads, without pretending that there is a threshold."""
     if epsilon == "inf":

@@ -11,7 +11,8 @@ head(facts.name,
   facts.simulated && "A simulation: the noise came from a seed. The numbers describe what the same run promises with real noise; this run itself protects nobody.");
 headline();
 promises(section("What can still be learned, by whom"), facts.guarantees);
-assumptions();
+unfolded("Phase by phase", facts.by_phase);
+unfolded("What this rests on", facts.assumptions);
 learning(section("Learning", "div", { class: "grid" }));
 if (facts.prepared) prepared(section("Before round 1", "div", { class: "grid" }), facts.prepared);
 privacy(section("Privacy spent", "div", { class: "grid" }));
@@ -37,11 +38,12 @@ function headline() {
   cards(list);
 }
 
-function assumptions() {
+function unfolded(title, lines) {
+  if (!lines.length) return;
   const fold = make("details", main);
-  make("summary", fold, "What this rests on");
+  make("summary", fold, title);
   const list = make("ul", fold, null, { class: "plain" });
-  for (const text of facts.assumptions) make("li", list, text);
+  for (const text of lines) make("li", list, text);
 }
 
 function learning(place) {

@@ -1,0 +1,84 @@
+"""SlaugFL with the prototypes of drawn images made by the server. SlaugFL, IEEE Transactions on Mobile Computing, 2024, "privacy-free" prototypes.
+
+They are a function of the model that came and of images that the generator draws from a public key: whoever holds both can make them, so devices need not send them.
+It takes a pass over all drawn images of a round at the server, and an uplink that shows it each model.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+
+from sordino import keys, tree
+from sordino.algorithms.slaug_generator import given
+from sordino.algorithms.slaug_training import Calibrated, Server, State, Up
+from sordino.generators import nets
+from sordino.keys import Key
+from sordino.phases import Given
+from sordino.privacy.classes import class_sums
+from sordino.types import Params, Received, Shard, Task
+
+
+class Holding(NamedTuple):
+    """What the server has beside what it sends."""
+
+    x: Params
+    prototypes: Tensor
+    known: Tensor
+    round: Tensor
+    generator: Params
+    learned: Tensor
+
+
+class Told(NamedTuple):
+    x: Params
+    prototypes: Tensor
+    known: Tensor
+    round: Tensor
+    device: Tensor  # which one this is
+
+
+class Model(NamedTuple):
+    delta: Params
+    device: Tensor
+
+
+@dataclass(frozen=True)
+class Served(Calibrated):
+    _given: Given | None = field(default=None, repr=False, compare=False)
+    reads_each: ClassVar[bool] = True
+
+    def init(self, task: Task, key: Key) -> Holding:
+        learned = torch.ones(task.labels, dtype=torch.uint8)
+        return Holding(*self.start(task, key), nets.init(self._shape, 0), learned)
+
+    def begin(self, task: Task, key: Key, before: Any) -> Holding:
+        return Holding(*self.start(task, key), before.generator, before.learned)
+
+    def broadcast(self, s: Holding) -> Server:
+        return Server(*s[:4])
+
+    def told(self, down: Server, client: int) -> Told:
+        return Told(*down, torch.tensor(float(client)))
+
+    def zero(self, down: Server) -> Model:
+        return Model(tree.zeros_like(down.x), torch.tensor(0.0))
+
+    def local(self, task: Task, down: Told, c: State, shard: Shard, key: Key) -> tuple[Model, State]:
+        y, after = self.trained(task, down, c, shard, key)
+        return Model(tree.sub(y, down.x), down.device), after
+
+    def update(self, s: Holding, r: Received[Model]) -> Holding:
+        task, handed = given(self).task, self.handed(s)
+        sums, counts = s.prototypes.new_zeros(s.prototypes.shape).double(), torch.zeros(len(s.known)).double()
+        for up in r.each:
+            k, model = round(float(up.device)), tree.add(s.x, up.delta)
+            images = self.equip(task, handed, given(self).sizes[k], keys.fold(given(self).key, "equip", k))
+            mine, many = class_sums(partial(self._features, task, model), images, task.labels)
+            sums, counts = sums + mine, counts + many
+        after = self.advanced(s, Up(r.mean.delta, sums.float(), counts.float()))
+        return Holding(*after, s.generator, s.learned)
