@@ -1,7 +1,8 @@
 """Attack what an experiment promises, before or after it runs: worst-case neighbours, through the public release calls, with the experiment's own gates.
 
 For each promise: what one exposure claims, and a lower bound on what it loses. A bound above the claim refutes it; one below shows no more than that this attack
-failed. Only the gates are attacked: no data are read and nothing is trained.
+failed. A phase of a preparation promises for itself, and is attacked like the training; one that promises nothing is named. Only the gates are attacked: no data are
+read and nothing is trained.
 """
 
 from __future__ import annotations
@@ -32,8 +33,6 @@ from sordino.ledger.claims import ADVERSARIES
 from sordino.ledger.events import Event, Gaussian, NonPrivate, Poisson, leaves
 from sordino.ledger.gaussian_dp import epsilon_of
 from sordino.plan import Price
-from sordino.privacy.episodes import CellGradient
-from sordino.privacy.readers import NoisyGradient
 from sordino.privacy.responses import Responses
 from sordino.privacy.sources import Counter, System
 from sordino.types import Claim, Source
@@ -44,12 +43,14 @@ SHORT = 0.7  # the noise of a broken twin, of what its claim says
 # a sampled claim is pressed hardest where sampling and noise matter equally
 DELTAS = (1e-3, 1e-2, 0.03, 0.06, 0.1, 0.2)
 LEAST = 0.02  # an epsilon below which two deltas are not compared
+TRAINING = "training"  # the phase that every run has
 
 
 @dataclass(frozen=True)
 class Subject:
     """One promise, attacked. `claimed` and `at_least` are of one exposure; they are compared at `at_delta`."""
 
+    phase: str
     unit: str
     neighbours: str
     adversary: str
@@ -68,14 +69,17 @@ class Subject:
         return {k: v if not isinstance(v, float) or math.isfinite(v) else "inf" for k, v in vars(self).items()}
 
 
-HOLDS, VIOLATED, NOTHING = "holds", "VIOLATED", "proves nothing"
+HOLDS, PARTLY, VIOLATED, NOTHING = "holds", "holds in part", "VIOLATED", "proves nothing"
 CAUGHT, ESCAPED, SKIPPED = "caught", "escaped", "not attacked"
 EMPTY = "nothing to audit: infinity is claimed"
+UNPROVED = "nothing to break: no claim is proved"  # by a twin
 
 
 @dataclass(frozen=True)
 class Audit:
     algorithm: str
+    phases: list[str]  # as they follow each other
+    unprotected: list[str]  # those of them that claim infinity
     subjects: list[Subject]
     twin: bool
     noise: str
@@ -86,15 +90,18 @@ class Audit:
 
     @property
     def verdict(self) -> str:
-        """Of all subjects together: the worst."""
+        """Of all subjects together: the worst. Nothing holds for a run of which a phase is without protection."""
         worst = (VIOLATED, ESCAPED, SKIPPED, NOTHING, CAUGHT, HOLDS)
-        return next((verdict for verdict in worst if self.having(verdict)), EMPTY)
+        found = next((verdict for verdict in worst if self.having(verdict)), EMPTY if self.unprotected else UNPROVED)
+        return PARTLY if found == HOLDS and self.unprotected else found
 
     def to_json(self) -> dict[str, Any]:
         subjects = [subject.to_json() for subject in self.subjects]
         return {
             "algorithm": self.algorithm,
             "verdict": self.verdict,
+            "phases": self.phases,
+            "unprotected": self.unprotected,
             "subjects": subjects,
             "twin": self.twin,
             "noise": self.noise,
@@ -121,14 +128,17 @@ def audit(
     parts = Parts(settle(experiment))
     drawn: Source = System() if system else Counter(keys.word(keys.fold(keys.root(seed), "audit")))
     source = Weak(drawn, 1 / SHORT) if twin else drawn
-    found = []
-    for number, (claim, stated, pairs) in enumerate(_promises(parts)):
+    stages = [(other.phase or TRAINING, list(_promises(other))) for other in (*parts.preparation, parts)]
+    unprotected = [phase for phase, promises in stages if not promises]
+    found, delta = [], parts.experiment.privacy.delta
+    attacked = ((phase, *promise) for phase, promises in stages for promise in promises)
+    for number, (phase, claim, stated, pairs) in enumerate(attacked):
         if twin and claim.status == "nominal":
             continue  # there is no promise that a twin could break
-        tell(f"{claim.unit}, {claim.neighbours}")
-        delta = parts.experiment.privacy.delta
-        found.append(_attacked(claim, stated, pairs, delta, trials, source.child(number), twin))
-    return Audit(str(experiment.algorithm.get("name")), found, twin, drawn.name, seed)
+        tell(f"{phase}: {claim.unit}, {claim.neighbours}")
+        found.append(_attacked(phase, claim, stated, pairs, delta, trials, source.child(number), twin))
+    phases = [phase for phase, _ in stages]
+    return Audit(str(experiment.algorithm.get("name")), phases, unprotected, found, twin, drawn.name, seed)
 
 
 def experiment_of(word: str | None, overrides: Iterable[str] = ()) -> Experiment:
@@ -157,12 +167,13 @@ def experiment_of(word: str | None, overrides: Iterable[str] = ()) -> Experiment
 
 
 def _promises(parts: Parts) -> Iterator[tuple[Claim, float | None, list[Pair]]]:
-    """Each claim of one exposure, the number printed with it where it is nominal, and neighbours that press on it."""
+    """Each claim of one exposure in one phase, the number printed with it where it is nominal, and neighbours that press on it."""
     federation = parts.federation(":memory:", "audit")
-    federation.draw(0)
+    if not parts.prepares:  # whom a preparation asks depends on what it has found, and hides nobody
+        federation.draw(0)
     client, price = _target(parts)
     reader, multiplier = parts.algorithm.read, None if price is None else price.multiplier
-    if isinstance(reader, NoisyGradient | CellGradient):
+    if isinstance(reader, records.Attacked):
         size = records.rows(reader)
         work = records.fewer(reader, parts.algorithm.work, parts.sizes[client])
         for claim in _distinct(reader.claims(work, size, multiplier)):
@@ -215,7 +226,14 @@ def _share(parts: Parts, price: Price | None) -> float | None:
 
 
 def _attacked(
-    claim: Claim, stated: float | None, pairs: list[Pair], delta: float, trials: int, source: Source, twin: bool
+    phase: str,
+    claim: Claim,
+    stated: float | None,
+    pairs: list[Pair],
+    delta: float,
+    trials: int,
+    source: Source,
+    twin: bool,
 ) -> Subject:
     nominal = claim.status == "nominal"
     proved = _epsilon(claim.event, delta, claim.neighbours)
@@ -233,6 +251,7 @@ def _attacked(
     refuted = found.epsilon > against[found.delta]
     verdict = (CAUGHT if refuted else ESCAPED) if twin else (VIOLATED if refuted else HOLDS)
     return Subject(
+        phase=phase,
         unit=claim.unit,
         neighbours=claim.neighbours,
         adversary=claim.adversary,

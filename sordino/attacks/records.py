@@ -1,4 +1,4 @@
-"""One example's worst case: a gradient far beyond the clip against its opposite, against none, or against the example's absence.
+"""One example's worst case: a gradient, or a statistic, far beyond the clip against its opposite, against none, or against the example's absence.
 
 The rows are made up, so that example j alone moves coordinate j: one release attacks every example at once, each through numbers that no other one reaches. The
 reader is the experiment's own; gradients are chosen by the attacker, as a bad model could choose them.
@@ -14,8 +14,10 @@ import torch
 from torch import Tensor
 
 from sordino import tree
+from sordino.attacks import sums
 from sordino.attacks.pairs import FAR, Pair, Release
 from sordino.attacks.sources import Silent
+from sordino.privacy.classes import ClassSums
 from sordino.privacy.episodes import CellGradient
 from sordino.privacy.readers import NoisyGradient
 from sordino.tasks.quadratic import Quadratic
@@ -23,6 +25,8 @@ from sordino.types import Examples, Grant, Neighbours, Params, Shard, Source, Wo
 
 ROWS = 200  # examples of the made-up client
 READS = 4  # of one round, at most: later ones cost as much and show the same
+WIDTH = 4  # of a statistic
+Attacked = NoisyGradient | CellGradient | ClassSums
 WORDS: dict[Neighbours, str] = {
     "replace": "a gradient of any length against its opposite",
     "zero_out": "a gradient of any length against none",
@@ -30,22 +34,28 @@ WORDS: dict[Neighbours, str] = {
 }
 
 
-def fewer(reader: NoisyGradient | CellGradient, work: Work, size: int) -> Work:
+def fewer(reader: Attacked, work: Work, size: int) -> Work:
     """The work of one round, cut to READS noisy reads."""
+    if isinstance(reader, ClassSums):
+        return work  # it is read once
     reads = min(READS, reader.reads(work, size))
     if isinstance(reader, CellGradient):
         return Work(None, 1 if reader.sampling == "fresh" else reads, 4 * reader.cells)
     return replace(work, epochs=reads) if reader.sampling == "fixed_batches" else Work(None, reads, None)
 
 
-def rows(reader: NoisyGradient | CellGradient) -> int:
+def rows(reader: Attacked) -> int:
     """So many that everybody is read: whole episodes in a cell, several examples in a subset."""
     if isinstance(reader, CellGradient):
         return (4 if reader.sampling == "poisson" else 8) * reader.cells
-    return min(1000, math.ceil(ROWS / reader.rate)) if reader.sampling == "fixed_subset" else ROWS
+    if isinstance(reader, NoisyGradient) and reader.sampling == "fixed_subset":
+        return min(1000, math.ceil(ROWS / reader.rate))
+    return ROWS
 
 
-def pair(reader: NoisyGradient | CellGradient, work: Work, client: int, multiplier: float | None) -> Pair:
+def pair(reader: Attacked, work: Work, client: int, multiplier: float | None) -> Pair:
+    if isinstance(reader, ClassSums):
+        return statistics(reader, multiplier)
     if isinstance(reader, CellGradient):
         return cells(reader, work, client, multiplier)
     return gradients(reader, work, client, multiplier)
@@ -126,6 +136,16 @@ def _one_each(single: Tensor, quiet: Callable[[Tensor], Tensor]) -> list[int]:
 def _episode(params: Params, support: Examples, query: Examples, draws: Tensor) -> Tensor:
     """The gradient of an episode is the sum of its rows."""
     return ((support.x.sum(0) + query.x.sum(0)) * params["w"]).sum()
+
+
+# statistics ---------------------------------------------------------------------------------------------------------------
+
+
+def statistics(reader: ClassSums, multiplier: float | None) -> Pair:
+    """One of each class, known or absent. Another one of the class, half as long, points the other way: where sums are clipped and not rows, one turns them around."""
+    towards = torch.full((ROWS, WIDTH), FAR * max(1.0, reader.clip), dtype=torch.float64)
+    examples = Examples(torch.cat([2 * towards, -towards]), torch.arange(ROWS).repeat(2))
+    return sums.pair(reader, examples, torch.arange(ROWS), lambda x: x, Quadratic(WIDTH), multiplier)
 
 
 def _opened(

@@ -32,7 +32,7 @@ def pair(
     targets: Tensor,
     of: Callable[[Tensor], Tensor],
     task: Task,
-    multiplier: float,
+    multiplier: float | None,
 ) -> Pair:
     """`targets`: rows of the examples in question, of one class each. A class's noise is its own, so that one release attacks all of them, each as if it were alone.
     `examples.x` may be features already, with `of` leaving them as they are."""

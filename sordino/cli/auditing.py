@@ -12,12 +12,15 @@ from rich.markup import escape
 from sordino.cli.options import Json
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from sordino.attacks.audit import Audit, Subject
 
 STYLES = {"holds": "green", "caught": "green", "VIOLATED": "bold red", "escaped": "bold red"}
 ENDS = {"VIOLATED": 4, "escaped": 2}  # other verdicts are no failure
 SAYS = {
     "holds": "No claim was refuted: this attack did not do better than was claimed.",
+    "holds in part": "No claim was refuted, but [bold]the run as a whole is not protected[/]: a phase of it claims infinity.",
     "VIOLATED": "[bold red]Refuted:[/] more is lost than is claimed.",
     "proves nothing": "Nothing is proved here: the number claimed is what its source prints. Where the attack never errs, more --trials find more.",
     "not attacked": "Not every claim could be attacked: this audit knows no worst case for it.",
@@ -73,16 +76,32 @@ def audit(
 
 
 def _show(found: Audit) -> None:
-    from rich.table import Table
+    from sordino.attacks.audit import EMPTY
 
     console = Console()
+    for phase in found.phases if len(found.phases) > 1 else ():
+        bare = phase in found.unprotected
+        console.print(f"phase {escape(phase)}:{f' {EMPTY}' if bare else ''}", highlight=False)
+        if mine := [one for one in found.subjects if one.phase == phase]:
+            console.print(_table(mine))
     if not found.subjects:
         console.print(f"{escape(found.algorithm)}: {found.verdict}.")
         return
+    if len(found.phases) == 1:
+        console.print(_table(found.subjects))
+    console.print(
+        f"{SAYS[found.verdict]} Each bound is wrong with probability {1 - found.subjects[0].confidence:.0e} at most.",
+        highlight=False,
+    )
+
+
+def _table(subjects: list[Subject]) -> Table:
+    from rich.table import Table
+
     table = Table()
     for column in ("unit", "against", "attack", "claimed, once", "at least", "trials", "verdict"):
         table.add_column(column)
-    for one in found.subjects:
+    for one in subjects:
         style = STYLES.get(one.verdict, "yellow")
         table.add_row(
             f"{one.unit}, {one.neighbours}",
@@ -92,11 +111,7 @@ def _show(found: Audit) -> None:
             f"{one.trials:,}" if one.attack else "",
             f"[{style}]{one.verdict}[/]",
         )
-    console.print(table)
-    console.print(
-        f"{SAYS[found.verdict]} Each bound is wrong with probability {1 - found.subjects[0].confidence:.0e} at most.",
-        highlight=False,
-    )
+    return table
 
 
 def _numbers(one: Subject) -> tuple[str, str]:
