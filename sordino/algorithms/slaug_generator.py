@@ -242,6 +242,11 @@ def seen(task: Task, params: Params, x: Tensor, matrix: Tensor | None) -> Tensor
         return z if matrix is None else torch.nn.functional.normalize(z @ matrix.to(z.dtype), dim=1)
 
 
+def dimensions(phase: Any, task: Task) -> int:
+    """Of what is told of an image: never more than a feature has."""
+    return min(phase.project or task.width, task.width)
+
+
 def projected_by(phase: Any) -> Tensor:
     """Drawn from the run's key alone: the same for everybody, and of nobody's data."""
     return projection(given(phase).task.width, phase.project, keys.fold(given(phase).key, "projection"))

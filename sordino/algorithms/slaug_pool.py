@@ -17,7 +17,7 @@ from torch import Tensor
 
 from sordino import keys
 from sordino.algorithms.local_sgd import LocalSgd
-from sordino.algorithms.slaug_generator import PLAIN, Anchor, Made, Recipe, Told, given, projected_by, seen
+from sordino.algorithms.slaug_generator import PLAIN, Anchor, Made, Recipe, Told, dimensions, given, projected_by, seen
 from sordino.errors import ConfigError
 from sordino.keys import Key
 from sordino.phases import Given
@@ -72,7 +72,7 @@ class Pool(LocalSgd):
             )
 
     def init(self, task: Task, key: Key) -> Pooled:
-        empty = torch.zeros(task.labels, self.project)
+        empty = torch.zeros(task.labels, dimensions(self, task))
         return Pooled(task.init(key), empty, *self.recipe.template(), torch.tensor(False))
 
     def begin(self, task: Task, key: Key, before: Any) -> Pooled:
@@ -95,7 +95,8 @@ class Pool(LocalSgd):
         return Told(s.x)
 
     def zero(self, down: Told) -> Sums:
-        return Sums(torch.zeros(given(self).task.labels, self.project))
+        task = given(self).task
+        return Sums(torch.zeros(task.labels, dimensions(self, task)))
 
     def passes(self, size: int) -> float:
         return size / 3

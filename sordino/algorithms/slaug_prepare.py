@@ -19,7 +19,7 @@ from torch import Tensor
 
 from sordino import keys, tree
 from sordino.algorithms.local_sgd import LocalSgd
-from sordino.algorithms.slaug_generator import PLAIN, Anchor, Made, Recipe, Told, given, projected_by, seen
+from sordino.algorithms.slaug_generator import PLAIN, Anchor, Made, Recipe, Told, dimensions, given, projected_by, seen
 from sordino.errors import ConfigError, RunError
 from sordino.keys import Key
 from sordino.phases import Given
@@ -216,7 +216,7 @@ class Ask(LocalSgd):
         kept = tree.map(lambda leaf: leaf.new_zeros(self.ranks, classes, *leaf.shape), task.init(key))
         whole = torch.zeros(count, dtype=torch.int64)
         order = torch.zeros(self.ranks, classes, dtype=torch.int64)
-        empty = torch.zeros(count, self.project or task.width)
+        empty = torch.zeros(count, dimensions(self, task))
         return Asking(order, kept, whole, whole, whole, empty, torch.zeros(count), *self.recipe.template())
 
     def begin(self, task: Task, key: Key, before: Ranked) -> Asking:
@@ -283,8 +283,8 @@ class Ask(LocalSgd):
         return Wish(down.label[down.device == client][:1])
 
     def zero(self, down: Any) -> Prototype:
-        width = self.project or given(self).task.width
-        return Prototype(torch.zeros(1, dtype=torch.int64), torch.zeros(width), torch.zeros(1))
+        total = torch.zeros(dimensions(self, given(self).task))
+        return Prototype(torch.zeros(1, dtype=torch.int64), total, torch.zeros(1))
 
     def passes(self, size: int) -> float:
         return size * (1 - KEPT) / 3

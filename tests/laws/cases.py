@@ -26,6 +26,7 @@ class Case:
     cohort: Table = field(default_factory=lambda: {"name": "round_robin", "size": 2})
     uplink: Table | None = None
     model: Table = field(default_factory=lambda: {"name": "logistic"})
+    more: Table = field(default_factory=dict)  # other tables of the experiment
     protects: Reach = ""  # what is finite: examples, whole clients, or clients against everybody but the server
     status: str = "proved"
     answers: bool = False  # images are answered for: single values and images have finite rows, too
@@ -47,7 +48,7 @@ class Case:
         }
         if self.uplink is not None:
             table["uplink"] = self.uplink
-        return config.validate(table | changes)
+        return config.validate(table | self.more | changes)
 
     def finite(self) -> set[tuple[str, str]]:
         """(unit, adversary) with a finite epsilon."""
@@ -82,6 +83,11 @@ CENTRAL_OFF: Table = {
 
 FEW_STEPS = {"local_steps": 3, "batch_size": 16}
 SMALL = {"name": "mlp", "hidden": 16}
+SLAUG = {"name": "slaug_fl", "prepare_epochs": 1, "keep": 6, "gan_epochs": 1, "local_epochs": 1, "batch_size": 32}
+DRAWN = {
+    "data": {"source": "digits", "train": 240, "test": 60, "probe": 5},
+    "candidates": {"source": "procedural", "per_class": 12},
+}
 TURNS = {"name": "round_robin", "size": 2}
 # everything kept, nothing cut, next to no noise
 LIKE_PFL_DYN = {"name": "cuag_pfl", "variant": "local_client", "rate": 1.0, "clip": 10.0, "multiplier": OFF}
@@ -357,5 +363,15 @@ CASES = [
         model=SMALL,
     ),
     Case("dp_scaffold_published", {"name": "dp_scaffold", "variant": "published", **FEW_STEPS}, printed="example"),
+    # with a preparation before it, whose own laws are in test_phases
+    Case("slaug_fl", SLAUG, model=SMALL, more=DRAWN),
+    Case(
+        "slaug_fl_rigorous_b",
+        {**SLAUG, "variant": "rigorous_b", "private_steps": 2},
+        privacy=BUDGET,
+        model=SMALL,
+        more=DRAWN,
+        protects="example",
+    ),
 ]
 BY_NAME = {case.name: case for case in CASES}
