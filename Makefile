@@ -25,10 +25,10 @@ demo: $(BIN)/sordino # install the core, run the default federation (real digits
 	$(BIN)/sordino report runs/demo
 
 test: $(VENV)/dev # the fast suite, under two minutes on two cores
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest
+	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 
 slow: $(VENV)/dev # the torture and statistics that take minutes
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m slow
+	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m slow
 
 check: $(VENV)/dev # format, lint, types, import contract
 	$(BIN)/ruff format --check .

@@ -158,6 +158,13 @@ class Parts(Composition):
                 fix="type the multiplier of one of them, or leave the gate out that was put in its training",
                 code="two-promises-one-budget",
             )
+        if len(asked) > 1 and any(offer.mechanism.calibration != "exact" for offer, _ in asked):
+            raise UnsoundGuarantee(
+                "phases of different noise want to be priced by one budget",
+                why="only Gaussian noise of exact calibration adds up over phases",
+                fix='calibration = "exact", and Gaussian noise in every phase',
+                code="two-noises-one-budget",
+            )
         if isinstance(self.budget.schedule, Adaptive):
             raise UnsoundGuarantee(
                 "an adaptive schedule over phases",
@@ -165,9 +172,10 @@ class Parts(Composition):
                 fix='schedule = {name = "uniform"}, or another that is fixed in advance',
                 code="adaptive-over-phases",
             )
-        prices = shared_currency(asked, self.budget.epsilon, self.budget.delta)
         weights = [self._shares[i] for i in priced]
-        return {i: (weight / sum(weights), price) for i, weight, price in zip(priced, weights, prices, strict=True)}
+        portions = [weight / sum(weights) for weight in weights]
+        prices = shared_currency(asked, portions, self.budget, alone=self.experiment.privacy.ledger is None)
+        return {i: (part, price) for i, part, price in zip(priced, portions, prices, strict=True)}
 
     @cached_property
     def budget(self) -> Budget | None:

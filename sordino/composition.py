@@ -117,7 +117,7 @@ class Composition(Holdings):
         inputs = (shape[-1], *shape[:-1]) if image else shape
         with torch.random.fork_rng(devices=[]):
             # a user's class may draw buffers or bare parameters: the same ones in every process
-            torch.manual_seed(keys.word(keys.fold(self.key, "model")))
+            torch.default_generator.manual_seed(keys.word(keys.fold(self.key, "model")))
             net = build_net(name, inputs, classes * heads, options)
             if width := getattr(self._phases[-1], "projection", 0):
                 net = projected(net, width)

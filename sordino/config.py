@@ -13,6 +13,7 @@ import inspect
 import json
 import tomllib
 from collections.abc import Callable, Iterable, Mapping
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal, TypeVar, get_type_hints
 
@@ -51,8 +52,8 @@ class Data(Section):
     at_least: int = 20
     train: int | None = None  # so many training examples, in the proportions of the classes
     test: int | None = None  # and test examples
-    probe: int | None = (
-        None  # labelled examples of each class that the server keeps, taken out before the clients get theirs
+    probe: int | float | None = (
+        None  # labelled examples of each class that the server keeps, before clients get theirs: so many, or a share below 1
     )
     clients: int | None = None  # of quadratics (10) and synthetic devices (30)
     dim: int = 10  # of quadratics
@@ -113,6 +114,7 @@ class Engine(Section):
     workers: int = 2
     threads: int = 1  # torch threads per process
     checkpoint_every: int = 1
+    cache: str | None = None  # a directory for candidates that are dear to make; none: one of the user's own
     network: Network = Network()
 
 
@@ -213,15 +215,25 @@ def build(table: Mapping[str, Any], choices: Mapping[str, Callable[..., T]], whe
         raise ConfigError(
             f"[{where}] {key} = {name!r} is not known", fix=_nearest(str(name), choices), code="unknown-choice"
         )
-    made = choices[name]
+    return filled(choices[name], rest, f"[{where}] {name}")
+
+
+def filled(made: Callable[..., T], table: Mapping[str, Any], where: str) -> T:
+    """Made with a table as its arguments."""
     fields = parameters(made)
-    check_keys(rest, fields, f"[{where}] {name}")
+    check_keys(table, fields, where)
     try:
-        model = create_model(name, __config__=ConfigDict(extra="forbid", strict=True, allow_inf_nan=False), **fields)  # type: ignore[call-overload]
-        values = model.model_validate(rest)
+        values = _model(made).model_validate(table)
     except ValidationError as error:
-        raise _friendly(error, f"[{where}] {name}") from None
-    return made(**{field: getattr(values, field) for field in fields if field in rest})
+        raise _friendly(error, where) from None
+    return made(**{field: getattr(values, field) for field in fields if field in table})
+
+
+@lru_cache(maxsize=256)
+def _model(made: Callable[..., Any]) -> type[BaseModel]:
+    strict = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+    model: type[BaseModel] = create_model("Table", __config__=strict, **parameters(made))  # type: ignore[call-overload]
+    return model
 
 
 def parameters(made: Callable[..., Any]) -> dict[str, tuple[Any, Any]]:
@@ -342,18 +354,24 @@ def _nearest(word: str, names: Iterable[str]) -> str:
 
 
 def _friendly(error: ValidationError, where: str) -> ConfigError:
-    first = error.errors()[0]
-    place = ".".join(str(part) for part in first["loc"])
+    first, *others = error.errors()
+    loc, why = first["loc"], [first["msg"]]
+    if first["type"] == f"{str(loc[-1]).partition('[')[0]}_type":  # one of several types that it may have
+        why += [other["msg"] for other in others if other["loc"][:-1] == loc[:-1]]
+        loc = loc[:-1]
+    place = ".".join(str(part) for part in loc)
     if first["type"] == "extra_forbidden":
         section = Experiment.model_fields.get(str(first["loc"][0]))
         names = getattr(section.annotation, "model_fields", {}) if section else {}
         return ConfigError(
             f"{where} has no key {place!r}", fix=_nearest(str(first["loc"][-1]), names), code="unknown-key"
         )
+    if first["type"] == "missing":
+        return ConfigError(f"{where} needs {place}", fix=f"set {place}", code="wrong-type")
     listed = isinstance(first["input"], tuple | list)
     return ConfigError(
         f"{where}: {place} = {first['input']!r}",
-        why=first["msg"],
+        why=", or ".join(why),
         fix=_sweep(f"{place}={','.join(map(str, first['input']))}") if listed else "",
         code="wrong-type",
     )

@@ -13,6 +13,7 @@ from sordino.errors import RunError
 Row = dict[str, Any]
 COSTS = "costs.jsonl"
 PREPARATION = "preparation.jsonl"  # one row per round of the phases before the training
+CANDIDATES = "candidates.json"  # how the server's own images were made
 HANDED = "handed.safetensors"  # what every client was given before the training
 SECRET = "clients.secret"  # read by clients alone: between real sites each has its own
 LOCKS = Path("/proc/locks")  # of Linux: who holds what, readable without holding anything

@@ -5,24 +5,33 @@ Deterministic, so a client process builds exactly what the server's process buil
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
 from sordino import keys
 from sordino.candidates import SOURCES as CANDIDATES
-from sordino.candidates import Candidates, Source, Wanted
-from sordino.config import Experiment, build
+from sordino.candidates import Candidates, Source, Wanted, store
+from sordino.candidates.wanted import DISCLOSED
+from sordino.config import Experiment, build, check_keys, filled, parameters
 from sordino.data import SOURCES, Dataset
 from sordino.data.reserve import Reserved, reserve, resized, smaller
 from sordino.errors import ConfigError
 from sordino.partition.rows import Rows
 from sordino.partition.schemes import SCHEMES, Scheme
 from sordino.types import Examples
+
+
+class Asked(NamedTuple):
+    """What [candidates] says of any source."""
+
+    per_class: int = 200
+    network: bool = False  # may other machines be asked?
 
 
 @dataclass(frozen=True)
@@ -45,7 +54,8 @@ class Holdings:
         if data.side is not None:
             found = resized(found, data.side)
         pool = self.source.pool if self.source is not None else 0.0
-        kept = reserve(found, data.probe, pool or None, seed) if data.probe or pool else Reserved(found, None, None)
+        sliced = data.probe is not None or pool
+        kept = reserve(found, data.probe, pool or None, seed) if sliced else Reserved(found, None, None)
         if data.train is not None or data.test is not None:
             kept = kept._replace(dataset=smaller(kept.dataset, data.train, data.test, seed))
         if data.standardise == "fixed" and found.kind == "image":
@@ -56,28 +66,67 @@ class Holdings:
     @cached_property
     def source(self) -> Source | None:
         """Where candidates come from."""
+        if self._asked is None:
+            return None
+        assert self.experiment.candidates is not None
+        own = {name: value for name, value in self.experiment.candidates.items() if name not in Asked._fields}
+        return build(own, CANDIDATES, "candidates", "source")
+
+    @cached_property
+    def _asked(self) -> Asked | None:
         table = self.experiment.candidates
         if table is None:
             return None
-        rest = {name: value for name, value in table.items() if name != "per_class"}
-        return build(rest, CANDIDATES, "candidates", "source")
+        if (made := CANDIDATES.get(str(table.get("source")))) is not None:
+            check_keys(table, ["source", *Asked._fields, *parameters(made)], f"[candidates] {table['source']}")
+        return filled(Asked, {name: table[name] for name in Asked._fields if name in table}, "[candidates]")
 
     @cached_property
+    def _made_candidates(self) -> list[Candidates]:
+        """Of all phases of a run together: none so far, or the one set."""
+        return []
+
+    @property
     def drawn(self) -> Candidates | None:
         """Candidates, with the story of how they were made."""
-        if self.source is None:
+        if self._asked is None or self.source is None:
             return None
-        table = self.experiment.candidates or {}
+        if not self._made_candidates:
+            self._made_candidates.append(self._draw(self._asked, self.source))
+        return self._made_candidates[0]
+
+    def _draw(self, asked: Asked, source: Source) -> Candidates:
+        if self.dataset.kind != "image":
+            raise ConfigError(
+                f"[candidates] with data.source = {self.experiment.data.source!r}",
+                why="candidates are images, and the clients hold none",
+                fix="leave the table out, or use images",
+                code="candidates-are-images",
+            )
+        height, width, channels = self.dataset.shape
         wanted = Wanted(
             classes=self.dataset.class_names,
-            per_class=int(table.get("per_class", 200)),
-            shape=(self.dataset.shape[0], self.dataset.shape[1], self.dataset.shape[2]),
+            per_class=asked.per_class,
+            shape=(height, width, channels),
             key=keys.word(keys.fold(self.key, "candidates")),
             pool=self._reserved.pool,
-            cache=None,
-            network=False,
+            cache=store.folder(self.experiment.engine.cache),
+            network=asked.network,
         )
-        return self.source.build(wanted)
+        began = time.monotonic()
+        made = source.build(wanted)
+        return made._replace(manifest={**made.manifest, "seconds": round(time.monotonic() - began, 3)})
+
+    @property
+    def story(self) -> dict[str, Any] | None:
+        """What is told of the candidates that this process has drawn; nothing where it drew none."""
+        return self._made_candidates[0].manifest if self._made_candidates else None
+
+    @property
+    def disclosed(self) -> list[str]:
+        """What a user should know of where the names of the classes went."""
+        hosts = self.story[DISCLOSED] if self.story else []
+        return [f"the names of the classes were disclosed to {host}, which wrote prompts" for host in hosts]
 
     @property
     def candidates(self) -> Examples | None:

@@ -18,7 +18,18 @@ from numpy.typing import NDArray
 
 from sordino.errors import InvalidBudget, UnsoundGuarantee
 from sordino.ledger.currency import UNIT, ZCDP, Amount, Currency, cap, cost
-from sordino.ledger.pricing import AsPublished, Classic, Exact, Pricing, Pure, Renyi, best_order, counted
+from sordino.ledger.pricing import (
+    AsPublished,
+    Classic,
+    CountedPhase,
+    Exact,
+    Pricing,
+    Pure,
+    Renyi,
+    best_order,
+    counted,
+    counted_phases,
+)
 from sordino.ledger.schedules import Adaptive, Schedule, Uniform, integer_shares
 from sordino.types import Offer
 
@@ -107,6 +118,8 @@ class Plan:
     def _mine(self, client: int) -> Amount | None:
         """What this phase may spend of a client's budget."""
         limit = self.cap_of(client)
+        if limit is not None and isinstance(self.pricing, CountedPhase):
+            return tuple(part if i == self.pricing.place else 0 for i, part in enumerate(limit))
         return limit if limit is None or self.portion == 1 else tuple(int(part * self.portion) for part in limit)
 
     def price(
@@ -129,7 +142,7 @@ class Plan:
             if isinstance(self.budget.schedule, Adaptive)
             else self._share(client, exposure)
         )
-        if not all(charge):
+        if not all(charge) and not isinstance(self.pricing, CountedPhase):
             return None
         return Price(self._multiplier(charge, self.reads[client]), charge)
 
@@ -267,11 +280,18 @@ def draft(
     return plan
 
 
-def shared_currency(offers: Sequence[tuple[Offer, int]], epsilon: float, delta: float) -> Sequence[Pricing]:
-    """Prices for phases that share a budget, each given with its reads: in Renyi divergence at one order where one of them is sampled, else exact."""
+def shared_currency(
+    offers: Sequence[tuple[Offer, int]], portions: Sequence[float], budget: Budget, alone: bool
+) -> Sequence[Pricing]:
+    """Prices for phases that share a budget, each given with its reads and its part: exact where none of them is sampled, else counted as one plan where that is
+    fixed for everybody and `alone` on its ledger, and in Renyi divergence at one order where it is not."""
+    epsilon, delta = budget.epsilon, budget.delta
     sampled = [(offer.rate, longest) for offer, longest in offers if offer.rate < 1]
     if not sampled:
         return [PRICINGS[offer.mechanism.calibration] for offer, _ in offers]
+    if alone and isinstance(budget.schedule, Uniform) and budget.personal is None:
+        phases = ((o.rate, times, part) for (o, times), part in zip(offers, portions, strict=True))
+        return counted_phases(tuple(phases), epsilon, delta)
     rate, longest = max(sampled, key=lambda pair: pair[1])
     order = best_order(rate, epsilon, delta, longest).order
     return [Renyi(offer.rate, order) for offer, _ in offers]

@@ -47,7 +47,8 @@ def prepare(
         place = folder / "preparation" / mine.phase
         loaded = checkpoint.load(place / "checkpoints", mine.state)
         begun = Begun(place, loaded) if loaded is not None else begun
-        standing = Standing(mine.algorithm.begin(mine.task, mine.key, before), 0)
+        first = mine.algorithm.begin(mine.task, mine.key, before) if loaded is None else loaded.trees["server"]
+        standing = Standing(first, 0)
         if loaded is None or not mine.algorithm.over(loaded.trees["server"]):
             standing = _play(mine, folder, place, run, ledger, begun, loaded, standing, stopped, watch)
             if not mine.algorithm.over(standing.server):

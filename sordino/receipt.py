@@ -19,6 +19,7 @@ from sordino.engine.federation import Federation
 from sordino.errors import LedgerError, RunError
 from sordino.ledger.currency import UNIT
 from sordino.ledger.ledger import EVERYONE
+from sordino.ledger.pricing import CountedPhase
 from sordino.ledger.statement import of_groups, statement
 from sordino.plan import Plan
 from sordino.privacy.sources import TABLE_ERROR
@@ -187,9 +188,11 @@ def _subject_of(plan: Plan) -> dict[str, str]:
 
 def share_of(federation: Federation, client: int) -> float:
     """Of its budget, what this client has spent."""
-    limits, paid = federation.plan.cap_of(client), federation.spent.get(client)
+    limits, paid, pricing = federation.plan.cap_of(client), federation.spent.get(client), federation.plan.pricing
     if limits is None or paid is None:
         return 0.0
+    if isinstance(pricing, CountedPhase):  # what other phases have spent of theirs says nothing of what is left here
+        return paid[pricing.place] / limits[pricing.place]
     return max(part / limit for part, limit in zip(paid, limits, strict=True))
 
 

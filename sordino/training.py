@@ -2,6 +2,7 @@
 
 experiment.toml   resolved      environment.json  where it ran          metrics.jsonl     one object per round
 ledger.sqlite     what was spent   checkpoints/   old or new, never half   privacy.json   the receipt      model.safetensors
+candidates.json   how the server's own images were made, where an algorithm asks for such
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from sordino.engine.checkpoint import atomic_write
 from sordino.engine.federation import Federation
 from sordino.engine.memory import keep_freed_memory
 from sordino.errors import BudgetExhausted, RunError
-from sordino.folder import COSTS, SECRET, check_is_run, read_metrics
+from sordino.folder import CANDIDATES, COSTS, SECRET, check_is_run, read_metrics
 from sordino.playing import Begun, Metrics, Phase, Standing, computed, executor, metrics_file, row_of, stands
 from sordino.preparation import Prepared, prepare
 from sordino.receipt import receipt
@@ -70,7 +71,6 @@ def start(
     _ = parts.plan, parts.evaluation()  # every refusal happens before a folder exists
     for phase in parts.preparation:
         _ = phase.plan
-        phase.algorithm.check()
     if (secure := parts.algorithm.uplink.secure) is not None:
         secure.needs()
     if folder.exists():
@@ -80,17 +80,22 @@ def start(
             fix=f"`sordino resume {folder}` continues it; otherwise choose another --out",
             code="run-exists",
         )
-    _found(folder, experiment, secret=experiment.privacy.noise == "system" and hasattr(parts.algorithm.read, "prepare"))
+    for stage in (*parts.preparation, parts):
+        if hasattr(stage.algorithm, "check"):
+            stage.algorithm.check()  # last, because it may draw candidates, which can take hours
+    _found(folder, parts, secret=experiment.privacy.noise == "system" and hasattr(parts.algorithm.read, "prepare"))
     return _train(parts, folder, watch, crash=crash)
 
 
-def _found(folder: Path, experiment: Experiment, secret: bool) -> None:
+def _found(folder: Path, parts: Parts, secret: bool) -> None:
     """The run folder with what `resume` needs: it appears whole or not at all."""
-    young = folder.with_name(f".{folder.name}.{secrets.token_hex(4)}")
+    experiment, young = parts.experiment, folder.with_name(f".{folder.name}.{secrets.token_hex(4)}")
     try:
         young.mkdir(parents=True)
         atomic_write(young / "experiment.toml", experiment.toml().encode())
         atomic_write(young / "environment.json", json.dumps(_environment(experiment), indent=2).encode())
+        if parts.story is not None:
+            atomic_write(young / CANDIDATES, json.dumps(parts.story, indent=2).encode())
         if secret:
             (young / SECRET).touch(0o600)
             (young / SECRET).write_bytes(secrets.token_bytes(32))
@@ -135,9 +140,11 @@ def _train(
     with _locked(folder), _on_disk(folder), contextlib.ExitStack() as stack:
         shared = experiment.privacy.ledger
         ledger = Path(shared) if shared else folder / "ledger.sqlite"
-        asked = stack.enter_context(_patience())
+        asked, silent = stack.enter_context(_patience()), list[str]()
 
         def prepared(mine: Parts, rules: Federation, row: Metrics) -> None:
+            if row["active"] and not row["answered"]:
+                silent.append(f"phase {mine.phase}, round {row['round']}: nobody could take part")
             if watch is not None:
                 watch(Progress(0, experiment.rounds, row, folder, mine, rules))
 
@@ -147,7 +154,14 @@ def _train(
             begun = Prepared(None, None, done=False)
         federation = parts.federation(ledger, run)
         stack.callback(federation.ledger.close)
-        notes = [*parts.cohort.warnings(experiment.rounds, len(parts.sizes)), *drowning(parts)]
+        notes = [
+            *parts.cohort.warnings(experiment.rounds, len(parts.sizes)),
+            *drowning(parts),
+            *parts.disclosed,
+            *silent,
+        ]
+        for stage in parts.preparation:
+            notes += stage.algorithm.warns() if hasattr(stage.algorithm, "warns") else []
         evaluate, interrupted = parts.evaluation(), False
         if not begun.done:
             return _ended(parts, folder, federation, None, notes, interrupted=True)
@@ -178,7 +192,7 @@ def _train(
             nonlocal at
             at = now
             if not outcome.answered and not federation.everyone_pays:
-                notes.append(f"round {now.t - 1}: nobody could take part, the model stays as it was")
+                notes.append(f"round {now.t}: nobody could take part, the model stays as it was")
             if experiment.engine.network != Network():
                 _note_cost(folder, {"round": now.t, "seconds": round(phase.seconds, 3)})
             if watch is not None:

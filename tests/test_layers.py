@@ -62,7 +62,7 @@ values = st.one_of(
 )
 
 
-@settings(deadline=None, derandomize=True, max_examples=300)
+@settings(deadline=None, derandomize=True, max_examples=150)
 @given(
     st.lists(st.lists(values, min_size=1, max_size=6), min_size=1, max_size=5),
     st.sampled_from(["equal", "energy"]),

@@ -33,6 +33,7 @@ NAMES = {
     *("numpy.load", "numpy.lib.format.read_array", "numpy.lib.npyio.load"),
     *("pandas.read_pickle", "pandas.io.pickle"),
 }
+BELOW = tuple(f"{name}." for name in NAMES)
 ALLOWED = {
     "importlib.import_module": {
         # the user's own model or algorithm is named in their own experiment file or on their own command line
@@ -48,10 +49,10 @@ ALLOWED = {
 
 def unsafe(source: str) -> Iterator[tuple[int, str]]:
     """Line and full name of every banned import or reference."""
-    module = ast.parse(source)
+    nodes = list(ast.walk(ast.parse(source)))
     meaning = {name: name for name in ("eval", "exec", "__import__")}
-    inner = {node.value for node in ast.walk(module) if isinstance(node, ast.Attribute)}
-    for node in ast.walk(module):
+    inner = {node.value for node in nodes if isinstance(node, ast.Attribute)}
+    for node in nodes:
         if isinstance(node, ast.Import):
             for alias in node.names:
                 yield from _banned(node, alias.name)
@@ -62,13 +63,13 @@ def unsafe(source: str) -> Iterator[tuple[int, str]]:
             for alias in node.names:
                 yield from _banned(node, f"{node.module}.{alias.name}")
                 meaning[alias.asname or alias.name] = f"{node.module}.{alias.name}"
-    for node in ast.walk(module):
+    for node in nodes:
         if isinstance(node, ast.Name | ast.Attribute) and node not in inner:
             yield from _banned(node, _full_name(node, meaning))
 
 
 def _banned(node: ast.stmt | ast.expr, name: str) -> Iterator[tuple[int, str]]:
-    if name.split(".")[0] in MODULES or any(name == ban or name.startswith(f"{ban}.") for ban in NAMES):
+    if name and (name.split(".")[0] in MODULES or name in NAMES or name.startswith(BELOW)):
         yield node.lineno, name
 
 

@@ -100,6 +100,7 @@ def spending_plan(unit: str, epsilon: float) -> Any:
         offer=SimpleNamespace(unit=unit, neighbours="replace", adversary="server"),
         budget=SimpleNamespace(epsilon=epsilon),
         cap_of=lambda client: (10,),
+        pricing=None,
     )
 
 

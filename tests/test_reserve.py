@@ -195,6 +195,19 @@ def test_slices_are_disjoint_stratified_and_lose_nothing(
     assert found.dataset.test is data.test
 
 
+@settings(deadline=None)
+@given(held_by_class.map(lambda held: [n + 2 for n in held]), st.integers(1, 499), seeds)
+def test_a_share_is_taken_of_every_class_and_rounded_up(held: list[int], thousandths: int, seed: int) -> None:
+    data, share = numbered(held), thousandths / 1000
+    found = reserve(data, share, None, seed)
+    assert found.probe is not None
+    wanted = [-(-n * thousandths // 1000) for n in held]  # in whole numbers
+    assert np.bincount(found.probe.y, minlength=len(held)).tolist() == wanted
+    assert min(wanted) >= 1
+    together = np.concatenate([rows(found.probe), rows(found.dataset.train)])
+    assert np.array_equal(np.sort(together), np.arange(len(data.train.y)))
+
+
 def test_another_seed_reserves_others() -> None:
     data = numbered([100, 100])
     probes = [reserve(data, 50, 0.1, seed).probe for seed in (0, 1)]
@@ -206,11 +219,14 @@ def test_another_seed_reserves_others() -> None:
 
 def test_reserves_that_cannot_be_are_refused() -> None:
     data = numbered([40, 8])
-    for probe, pool in ((0, None), (-1, None), (None, 0.0), (None, 1.0), (None, -0.1), (5, float("nan"))):
+    none: list[tuple[float | None, float | None]] = [(0, None), (-1, None), (0.0, None), (1.0, None), (-0.1, None)]
+    none += [(2.0, None), (float("nan"), None), (None, 0.0), (None, 1.0), (None, -0.1), (5, float("nan"))]
+    for probe, pool in none:
         assert refused(lambda n=probe, s=pool: reserve(data, n, s, 0)).code == "bad-reserve"  # type: ignore[misc]
     error = refused(lambda: reserve(data, 8, None, 0))
     assert (error.code, "class b" in str(error)) == ("class-too-small", True)
     assert refused(lambda: reserve(data, 7, 0.1, 0)).code == "class-too-small"
+    assert refused(lambda: reserve(data, 0.9, None, 0)).code == "class-too-small"  # 8 of 8
     assert np.bincount(reserve(data, 7, None, 0).dataset.train.y).tolist() == [33, 1]  # just enough
     lacking = replace(data, classes=3)
     assert refused(lambda: reserve(lacking, 1, None, 0)).code == "class-too-small"

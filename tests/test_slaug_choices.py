@@ -229,7 +229,7 @@ BUDGET = {"epsilon": 4.0, "delta": 1e-5}
         ("as_published", {}, {"train": False, "ask": False, "training": False}),
         ("dp_proto_only", BUDGET, {"train": False, "ask": True, "training": False}),
         ("pooled", {}, {"pool": False, "training": False}),
-        ("rigorous_b", BUDGET, {"pool": True, "training": True}),
+        pytest.param("rigorous_b", BUDGET, {"pool": True, "training": True}, marks=pytest.mark.slow),
         pytest.param("rigorous_a", BUDGET, {"train": True, "ask": True, "training": True}, marks=pytest.mark.slow),
         pytest.param("secagg", {}, {"train": False, "ask": False, "training": False}, marks=pytest.mark.slow),
     ],

@@ -216,7 +216,7 @@ def test_batches_of_one_kind_are_no_accident_that_a_sample_scope_dies_of() -> No
 def test_match_steps_takes_as_many_steps_as_fedavg(match: bool, steps: int, monkeypatch: pytest.MonkeyPatch) -> None:
     b = batch(own=12, public=12)
     taken: list[int] = []
-    monkeypatch.setattr(LocalSgd, "walk", lambda self, start, eta: Steps(start, taken))
+    monkeypatch.setattr(LocalSgd, "walk", lambda self, start, eta, velocity=None: Steps(start, taken))
     settings: dict[str, Any] = {"local_epochs": 2, "batch_size": 4}
     algorithm = SlaugFL(match_steps=match, **settings)
     algorithm.local(b.task, b.down, Client(torch.tensor(0)), shard(b.own, b.public, b.task), KEY)
@@ -229,6 +229,8 @@ def test_match_steps_takes_as_many_steps_as_fedavg(match: bool, steps: int, monk
 
 class Steps:
     """A walk that counts."""
+
+    velocity = None
 
     def __init__(self, start: Params, taken: list[int]) -> None:
         self.y, self._taken = start, taken
@@ -292,7 +294,7 @@ def test_a_class_that_nobody_drew_keeps_its_prototype() -> None:
 
 RUN: dict[str, Any] = {
     "name": "run",
-    "rounds": 3,
+    "rounds": 2,
     "data": {"source": "digits", "train": 240, "test": 60, "probe": 5},
     "candidates": {"source": "procedural", "per_class": 12},
     "partition": {"scheme": "dirichlet", "clients": 5, "alpha": 0.5},
@@ -665,7 +667,7 @@ def test_silent_devices_rank_last_and_keep_their_numbers() -> None:
 
 @pytest.mark.slow
 def test_a_preparation_with_lost_devices_is_resumed_like_any(tmp_path: Path) -> None:
-    many = {"partition": {"scheme": "dirichlet", "clients": 8, "alpha": 0.5}, "chaos": {"drop": 0.3}}
+    many = {"rounds": 3, "partition": {"scheme": "dirichlet", "clients": 8, "alpha": 0.5}, "chaos": {"drop": 0.3}}
     once = finished(config.validate(RUN | many | {"algorithm": SLAUG}), tmp_path / "once")
     with pytest.raises(Killed):
         start(config.validate(RUN | many | {"algorithm": SLAUG}), tmp_path / "again", die_after(1))

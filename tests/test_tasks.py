@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -290,3 +291,23 @@ def test_the_quadratic_and_its_optimum() -> None:
     assert torch.equal(task.init(KEY)["w"], torch.zeros(3, dtype=torch.float64))
     scored = task.score({"w": w}, Examples(x, torch.zeros(4).long()))
     assert torch.equal(scored["loss"], found)
+
+
+@pytest.mark.parametrize("name", ["logistic", "mlp", "cnn_norm"])
+def test_operations_are_counted_as_torch_counts_them(name: str) -> None:
+    from torch.utils.flop_counter import FlopCounterMode
+
+    net = NETS[name]((1, 8, 8), 10)
+    with FlopCounterMode(display=False) as counted, torch.no_grad():
+        net(torch.zeros(1, 1, 8, 8))
+    task = image_task(net)
+    assert task.flops == 3 * counted.get_total_flops() > 0
+    assert name != "logistic" or task.flops == 3 * 2 * 64 * 10
+
+
+@pytest.mark.slow
+def test_counting_does_not_load_the_compiler() -> None:
+    """Its import takes a second, in every process of a run."""
+    code = "import sys, torch; from sordino.tasks.flops import count; net = torch.nn.Linear(3, 2); print(count(lambda: net(torch.zeros(1, 3))), 'torch._dynamo' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["12", "False"]

@@ -91,7 +91,7 @@ class Train(LocalSgd):
             raise ConfigError(
                 f"{len(given(self).sizes)} clients, {self.ranks} of which are ranked",
                 why="who declines is followed by the next best",
-                fix="take more clients, or fewer ranks",
+                fix="take more clients",
                 code="too-few-devices",
             )
 
@@ -139,7 +139,7 @@ class Train(LocalSgd):
             raise RunError(
                 f"{len(models)} devices answered, {self.ranks} of them are ranked",
                 why="who declines is followed by the next best",
-                fix="resume when more of them are back, or take fewer ranks",
+                fix="resume when more of them are back; where a shared ledger has nothing left for them, take another ledger or a larger budget",
                 code="too-few-devices-answered",
             )
         recall, f1, sure = torch.zeros_like(s.recall), torch.zeros_like(s.f1), torch.full_like(s.recall, -1.0)

@@ -45,8 +45,12 @@ def model_folder(model: str, network: bool, fetch: Callable[[bool], str]) -> Pat
         except (OSError, ValueError) as error:  # the hub's errors derive from these
             raise ConfigError(
                 f"the model {model} is not on this machine" if not network else f"cannot fetch the model {model}",
-                why=str(error).splitlines()[0] if str(error) else type(error).__name__,
-                fix="give a local folder, or allow the network" if not network else "check the id and the connection",
+                why=(str(error) or type(error).__name__).splitlines()[0]
+                if network
+                else "it is no folder, and the hub's cache does not hold it",
+                fix="check the id and the connection"
+                if network
+                else "give a folder, or candidates.network = true to fetch it",
                 code="no-model",
             ) from None
     _no_code(folder)

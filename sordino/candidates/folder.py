@@ -33,12 +33,18 @@ class Folder:
 
 
 def _files(root: Path, of: int, name: str) -> list[Path]:
+    if not root.is_dir():
+        raise DataError(
+            f"there is no folder {root}",
+            fix="give a folder with one folder of images per class",
+            code="missing-candidate-folder",
+        )
     place = next((root / part for part in (name, str(of)) if (root / part).is_dir()), None)
     if place is None:
         raise DataError(
             f"{root} has no folder for {name!r}",
-            why=f"neither {name} nor {of} is a directory in it",
-            fix="add the images of the class, or drop the class",
+            why="each class has its candidates in a folder of its name or number",
+            fix=f"put images into {root / name}, or drop the class",
             code="class-without-candidates",
         )
     files = sorted(file for file in place.iterdir() if file.suffix.lower() in SUFFIXES)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,11 +10,11 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from sordino.candidates import store
 from sordino.data.dataset import Array, Split
 from sordino.errors import ConfigError
 
 PROXY = "proxy candidates - not text-to-image output"
+DISCLOSED = "class_names_disclosed_to"  # in a manifest: hosts of chat servers, told what the task is about
 PUBLIC = f"{PROXY}; uses labelled public data"
 
 
@@ -86,10 +85,10 @@ def gathered(source: str, label: str, wanted: Wanted, images: Sequence[Array], *
         "duplicates": len(x) - len(different),  # images that equal another one of their class to the last bit
         "blanks": 0,
         "prompts": {},
+        "calls": 0,
+        DISCLOSED: [],
         "made": len(x),
         "cached": 0,
         **more,
     }
-    if wanted.cache is not None:
-        store.write(wanted.cache / "manifest.json", json.dumps(manifest, indent=2).encode())
     return Candidates(x, y, manifest)

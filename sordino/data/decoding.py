@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import numpy as np
-from PIL import Image
+from PIL import Image, UnidentifiedImageError
 
 from sordino.data.dataset import Array
 from sordino.errors import DataError
@@ -54,7 +54,9 @@ def opened(data: bytes, where: str) -> Iterator[tuple[Image.Image, str]]:
     except Exception as error:  # a decoder fed with garbage raises almost anything
         raise DataError(
             f"{where}: the image cannot be decoded",
-            why=f"{type(error).__name__}: {error}",
+            why="Pillow does not know its format"
+            if isinstance(error, UnidentifiedImageError)
+            else f"{type(error).__name__}: {error}",
             fix="fetch or write the file again",
             code="corrupt-image",
         ) from error

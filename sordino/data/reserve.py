@@ -5,7 +5,9 @@ Everything is drawn class by class from a seed, so that each class gives its sha
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
+from fractions import Fraction
 from typing import NamedTuple
 
 import numpy as np
@@ -91,13 +93,20 @@ def _shares(held: NDArray[np.int64], count: int) -> NDArray[np.int64]:
     return given
 
 
-def reserve(dataset: Dataset, probe: int | None, pool: float | None, seed: int) -> Reserved:
-    """`probe` examples of each class, then a share `pool` of each class (at least one example), are taken out of the training examples."""
-    if (probe is not None and probe < 1) or (pool is not None and not 0 < pool < 1):
+def reserve(dataset: Dataset, probe: int | float | None, pool: float | None, seed: int) -> Reserved:
+    """`probe` examples of each class, or that share of it rounded up, then a share `pool` of each class (at least one example), are taken out of the training examples."""
+    if probe is not None and not (0 < probe < 1 if isinstance(probe, float) else probe >= 1):
         raise DataError(
-            f"no slices of {probe} examples per class and a share of {pool}",
-            why="a probe needs at least one example of each class, and a pool is a share between 0 and 1",
-            fix="probe = 50, pool = 0.1; leave out the one you do not want",
+            f"data.probe = {probe}",
+            why="it is a whole number of examples of each class, at least 1, or a share of each class, above 0 and below 1",
+            fix="data.probe = 50, or data.probe = 0.02; leave it out where no algorithm asks for it",
+            code="bad-reserve",
+        )
+    if pool is not None and not 0 < pool < 1:
+        raise DataError(
+            f"a pool of {pool} of the examples",
+            why="it is a share of each class, above 0 and below 1",
+            fix="for example 0.1",
             code="bad-reserve",
         )
     if dataset.classes == 0:
@@ -113,13 +122,14 @@ def reserve(dataset: Dataset, probe: int | None, pool: float | None, seed: int) 
     taken: dict[str, list[Array]] = {"rest": [], "probe": [], "pool": []}
     for label in range(dataset.classes):
         rows = rng.permutation(np.flatnonzero(train.y == label))
-        first = probe or 0
+        # 0.02 of 150 is 3: not so for floats
+        first = math.ceil(Fraction(str(probe)) * len(rows)) if isinstance(probe, float) else probe or 0
         second = first + (max(1, round(pool * len(rows))) if pool else 0)
         if second >= len(rows):
             raise DataError(
                 f"class {dataset.class_names[label]} of {dataset.name} has {len(rows)} training examples, too few",
-                why=f"{second} of them would be set aside, and clients need at least one",
-                fix="a smaller probe or pool, or more data",
+                why=f"{first} of them would be the probe, {second - first} public, and clients need at least one",
+                fix="a smaller data.probe or pool, or more data",
                 code="class-too-small",
             )
         for name, slice_ in (("probe", rows[:first]), ("pool", rows[first:second]), ("rest", rows[second:])):

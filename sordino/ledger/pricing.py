@@ -3,7 +3,7 @@
 pure             epsilon of Laplace noise, summed
 classic          (epsilon, delta) pairs of the textbook Gaussian, both summed
 exact            mu^2/2 of the Gaussian (Dong, Roth and Su 2022; adaptive composition and its filter: Smith and Thakurta 2022)
-counted          releases of a fixed plan of sampled Gaussians, accounted for as a whole
+counted          releases of a fixed plan of sampled Gaussians, of one phase or of several, accounted for as a whole
 renyi            Renyi loss of the Poisson-sampled Gaussian at one order fixed before the run (filter: Feldman and Zrnic 2021)
 as_published     a nominal share of epsilon; proves nothing
 """
@@ -17,12 +17,15 @@ from functools import lru_cache
 from typing import Protocol
 
 from sordino.errors import UnsoundGuarantee
+from sordino.ledger.accountants import epsilon_by
 from sordino.ledger.calibrate import classic_multiplier, sampled_multiplier
 from sordino.ledger.currency import APPROX, PURE, ZCDP, Currency, rdp
+from sordino.ledger.events import Gaussian, Poisson, Repeat, Together
 from sordino.ledger.gaussian_dp import mu_of
 
 NUDGE = 1 + 1e-12  # noise is rounded up, so that its price never exceeds the integers it was cut from
 ORDERS = (*range(2, 65), *range(72, 257, 8))
+TRIES, CLOSE = 6, 0.99  # of a budget that a plan of phases should fill: each try asks the accountant for a whole plan
 
 
 class Pricing(Protocol):
@@ -135,6 +138,30 @@ class Counted:
 
 
 @dataclass(frozen=True)
+class CountedPhase:
+    """One phase of a fixed plan over several. Releases of each phase are a component of their own: what one leaves over buys nothing in another."""
+
+    name: str
+    planned: float
+    releases: tuple[int, ...]  # by phase
+    place: int  # of this phase among them
+
+    @property
+    def currency(self) -> Currency:
+        return Currency(f"plan {self.name}", tuple(f"release, part {i + 1}" for i in range(len(self.releases))), "all")
+
+    def total(self, epsilon: float, delta: float) -> tuple[float, ...]:
+        return tuple(map(float, self.releases))
+
+    def multiplier(self, cost: Sequence[float]) -> float:
+        assert cost[self.place] > 1 - 1e-9, "a fixed plan has no cheaper releases"
+        return self.planned
+
+    def cost(self, multiplier: float) -> tuple[float, ...]:
+        return tuple(float(i == self.place) for i in range(len(self.releases)))
+
+
+@dataclass(frozen=True)
 class AsPublished:
     """A fixed multiplier whose epsilon is only a label."""
 
@@ -160,19 +187,65 @@ def sampled_gaussian(rate: float, multiplier: float, order: int) -> float:
     """ln(sum_j binom(a,j) (1-q)^(a-j) q^j e^(j(j-1)/(2z^2))) / (a-1), in log space (Mironov, Talwar and Zhang 2019)."""
     if rate == 1:
         return order / (2 * multiplier**2)
-    terms = [
-        math.lgamma(order + 1) - math.lgamma(j + 1) - math.lgamma(order - j + 1)
-        + j * math.log(rate) + (order - j) * math.log1p(-rate) + j * (j - 1) / (2 * multiplier**2)
-        for j in range(order + 1)
-    ]  # fmt: skip
+    constant, square = _binomial(rate, order)
+    terms = [c + s / multiplier**2 for c, s in zip(constant, square, strict=True)]
     top = max(terms)
     total = math.fsum(math.exp(t - top) for t in terms)
     return max(0.0, top + math.log(total)) / (order - 1)
 
 
+@lru_cache(maxsize=4096)
+def _binomial(rate: float, order: int) -> tuple[list[float], list[float]]:
+    """What of these terms knows nothing of the noise, and what the noise divides."""
+    constant = [
+        math.lgamma(order + 1) - math.lgamma(j + 1) - math.lgamma(order - j + 1)
+        + j * math.log(rate) + (order - j) * math.log1p(-rate)
+        for j in range(order + 1)
+    ]  # fmt: skip
+    return constant, [j * (j - 1) / 2 for j in range(order + 1)]
+
+
 def counted(rate: float, epsilon: float, delta: float, releases: int) -> Counted:
     multiplier = sampled_multiplier(epsilon, delta, rate, releases, "pld")
     return Counted(f"q={rate:g} z={multiplier:.9g}", multiplier, releases)
+
+
+@lru_cache(maxsize=64)
+def counted_phases(
+    phases: tuple[tuple[float, int, float], ...], epsilon: float, delta: float
+) -> tuple[CountedPhase, ...]:
+    """Phases of a plan, each with its sampling rate, its releases and its part of the budget: parts of a Renyi loss, all grown until the whole fills the budget."""
+
+    def noise(granted: float) -> list[float]:
+        rate, longest, _ = max((p for p in phases if p[0] < 1), key=lambda p: p[1])
+        order = best_order(rate, granted, delta, longest).order
+        whole = budget_at(order, granted, delta)
+        return [Renyi(rate, order).multiplier((part * whole / times,)) for rate, times, part in phases]
+
+    def spent(granted: float) -> float:
+        releases = (
+            Repeat(Poisson(rate, Gaussian(z)), times)
+            for (rate, times, _), z in zip(phases, noise(granted), strict=True)
+        )
+        return epsilon_by("pld", Together(tuple(releases)), delta, "add_remove")
+
+    good, granted = 0.0, epsilon  # a Renyi accountant asks for more noise than its grant needs
+    for _ in range(TRIES):  # losses grow about as grants do
+        found = spent(granted)
+        good = max(good, granted) if found <= epsilon else good
+        if CLOSE * epsilon <= found <= epsilon:
+            break
+        granted *= epsilon * (1 + CLOSE) / 2 / found
+    if not good:
+        raise UnsoundGuarantee(
+            f"no noise was found that keeps epsilon {epsilon:g} at delta {delta:g} over {len(phases)} phases",
+            why="what its accountant needs for each of them leaves nothing",
+            fix="raise epsilon or delta, or plan fewer rounds",
+            code="budget-out-of-reach",
+        )
+    noises, times = noise(good), tuple(times for _, times, _ in phases)
+    name = " ".join(f"q={rate:g} z={z:.9g}" for (rate, _, _), z in zip(phases, noises, strict=True))
+    return tuple(CountedPhase(name, z, times, place) for place, z in enumerate(noises))
 
 
 @lru_cache(maxsize=256)

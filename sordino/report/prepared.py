@@ -30,6 +30,7 @@ from sordino.report.costs import Plain, charged, messages
 from sordino.report.pictures import strip
 
 AGAIN = ("public_split", "sklearn_digits", "procedural", "folder")  # sources whose candidates cost little to make again
+DEAR = ("openai_chat", "transformers")  # who wrote prompts and is not asked again
 CLASSES = 12  # whose images a page shows: of more, so many at even distances
 PICTURES = 7  # of each kind and class, at most
 ROOM = 600_000  # numbers in all pictures of a page together
@@ -87,7 +88,8 @@ def _candidates(parts: Parts) -> tuple[Candidates | None, str]:
     """Made again, or why not: a folder may be gone, and drawing with a large model takes hours."""
     if parts.source is None:
         return None, "there are no candidates"
-    if (parts.experiment.candidates or {})["source"] not in AGAIN:
+    table = parts.experiment.candidates or {}
+    if table["source"] not in AGAIN or table.get("prompts", {}).get("name") in DEAR:
         return None, "their images are not drawn again for a page"
     try:
         return parts.drawn, ""

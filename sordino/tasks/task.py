@@ -17,6 +17,7 @@ from sordino.products import Part, Rows
 from sordino.tasks.augment import AUGMENT
 from sordino.tasks.chain import Chain
 from sordino.tasks.features import Head, of_chain
+from sordino.tasks.flops import count as operations
 from sordino.tasks.nets import NETS, Ball, keyed_dropout
 from sordino.types import Examples, Losses, Params
 
@@ -81,7 +82,7 @@ class Classification:
 
     def init(self, key: keys.Key) -> Params:
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(keys.word(key))
+            torch.default_generator.manual_seed(keys.word(key))  # of other devices nothing is drawn
             for module in self._net.modules():
                 reset = getattr(module, "reset_parameters", None)
                 if callable(reset):
@@ -175,11 +176,7 @@ class Classification:
     @cached_property
     def flops(self) -> int:
         """Of one example through the network, there and back; a way back is two ways there."""
-        from torch.utils.flop_counter import FlopCounterMode
-
-        with FlopCounterMode(display=False) as counted, torch.no_grad():
-            self._net(self._inputs(self._sample[:1], dict(self._trained)))
-        return 3 * int(counted.get_total_flops())
+        return 3 * operations(lambda: self._net(self._inputs(self._sample[:1], dict(self._trained))))
 
     @cached_property
     def labels(self) -> int:

@@ -89,6 +89,7 @@ INVERTERS: dict[str, Callable[[inversion.Look, Tensor], Tensor]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", INVERTERS)
 def test_many_prototypes_are_inverted_each_by_itself(name: str) -> None:
     """What is made of one does not change with those beside it; and features come near the prototype."""
@@ -151,7 +152,7 @@ def noised(z: Tensor, clip: float, epsilon: float, key: keys.Key) -> Tensor:
 def made_of(how: str, prototypes: Tensor, elsewhere: Tensor) -> Tensor:
     of, seen = extractor("cnn_norm"), images(elsewhere)
     if how == "pixels":
-        return inversion.by_pixels(of.look, prototypes, seen.mean(0), steps=120)
+        return inversion.by_pixels(of.look, prototypes, seen.mean(0), steps=40)
     return inversion.by_learning(of.features(elsewhere), seen, prototypes)
 
 

@@ -1,67 +1,20 @@
-"""A chat server on this machine that speaks the protocol, well and badly."""
+"""Prompts from a chat server: what it is asked, what it may answer, and who learns what."""
 
 from __future__ import annotations
 
 import json
 import logging
 import socket
-import threading
-import time
 from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
+from chatting import Server, cats, chat, serving
 
 from sordino import config
 from sordino.candidates import PROMPTS, SOURCES, PromptSource, Wanted
 from sordino.errors import SordinoError
-
-
-class Server(ThreadingHTTPServer):
-    """Answers with what it was given, in order; the last answer again and again."""
-
-    def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), Handler)
-        self.answers: list[tuple[int, dict[str, str], bytes]] = []
-        self.heard: list[tuple[str, dict[str, str], dict[str, Any]]] = []
-        self.slow = 0.0
-        self.url = f"http://127.0.0.1:{self.server_port}/v1"
-
-    def says(self, *texts: str) -> None:
-        self.answers += [(200, {}, chat(content=text)) for text in texts]
-
-
-class Handler(BaseHTTPRequestHandler):
-    server: Server
-
-    def do_POST(self) -> None:
-        body = json.loads(self.rfile.read(int(self.headers.get("Content-Length", 0))) or b"{}")
-        answers, heard = self.server.answers, self.server.heard
-        heard.append((self.path, dict(self.headers), body))
-        time.sleep(self.server.slow)
-        status, headers, content = answers[min(len(heard), len(answers)) - 1]
-        self.send_response(status)
-        for name, value in headers.items():
-            self.send_header(name, value)
-        self.send_header("Content-Length", str(len(content)))
-        self.end_headers()
-        self.wfile.write(content)
-
-    do_GET = do_POST  # what a redirect would turn the request into
-
-    def log_message(self, *_: Any) -> None:
-        pass
-
-
-def chat(finish: str = "stop", **message: Any) -> bytes:
-    choice = {"message": {"role": "assistant", **message}, "finish_reason": finish}
-    return json.dumps({"choices": [choice]}).encode()
-
-
-def cats(first: int, last: int) -> str:
-    return json.dumps([f"cat number {n}" for n in range(first, last)])
 
 
 @pytest.fixture
@@ -70,16 +23,6 @@ def server() -> Iterator[Server]:
 
 
 other = pytest.fixture(name="other")(lambda: (yield from serving()))
-
-
-def serving() -> Iterator[Server]:
-    made = Server()
-    thread = threading.Thread(target=made.serve_forever, kwargs={"poll_interval": 0.02})
-    thread.start()
-    yield made
-    made.shutdown()
-    thread.join()
-    made.server_close()
 
 
 @pytest.fixture(autouse=True)
@@ -220,10 +163,11 @@ def test_the_key_goes_to_the_server_and_nowhere_else(
     built = made.build(wanted(classes=("cat",), per_class=5, cache=tmp_path))
     assert server.heard[0][1]["Authorization"] == "Bearer s3cret-key"
     written = [path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()]
-    assert len(written) == 2
+    assert len(written) == 1
     assert not any(b"s3cret" in text for text in [*written, repr(made).encode(), json.dumps(built.manifest).encode()])
     assert built.manifest["prompts"] == {"openai_chat": 5}
     assert built.manifest["calls"] == 1
+    assert built.manifest["class_names_disclosed_to"] == ["127.0.0.1"]
 
 
 def test_a_key_does_not_travel_in_the_clear(monkeypatch: pytest.MonkeyPatch) -> None:

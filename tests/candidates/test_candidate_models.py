@@ -19,15 +19,23 @@ from sordino.candidates.prompts.dialogue import _request
 from sordino.errors import ConfigError, DataError
 
 pytestmark = pytest.mark.slow
-diffusers = pytest.importorskip("diffusers")
-transformers = pytest.importorskip("transformers")
 
 SAID = "1. a red cat\n2. a cat asleep\n3. two cats\n"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def packages() -> None:
+    """Imported when a test runs: collecting them for the fast tier would cost it seconds."""
+    pytest.importorskip("diffusers")
+    pytest.importorskip("transformers")
 
 
 @pytest.fixture(scope="module")
 def pipeline(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A Stable Diffusion of a few thousand weights, for 16x16 images."""
+    import diffusers
+    import transformers
+
     place = tmp_path_factory.mktemp("models") / "tiny-diffusion"
     with torch.random.fork_rng():
         torch.manual_seed(0)
@@ -59,6 +67,7 @@ def pipeline(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def speaker(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A language model that has learned a single answer by heart, letter by letter."""
+    import transformers
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
     place = tmp_path_factory.mktemp("models") / "tiny-chat"
@@ -113,7 +122,7 @@ def test_a_pipeline_on_disk_draws_each_image_from_its_own_seed(
     assert abs(made.x.astype(int) - alone.x).max() <= 1
     assert (torch.get_rng_state() == state).all()
 
-    monkeypatch.setattr(diffusers, "AutoPipelineForText2Image", None)  # nothing is loaded for what is there
+    monkeypatch.setattr("diffusers.AutoPipelineForText2Image", None)  # nothing is loaded for what is there
     again = source(pipeline).build(want)
     assert (again.manifest["made"], again.manifest["cached"]) == (0, 6)
     np.testing.assert_array_equal(made.x, again.x)

@@ -136,6 +136,7 @@ def nearest_mean(x: Tensor, real: Tensor, y: Tensor) -> Tensor:
     return torch.cdist(x.float().flatten(1), means).argmin(1)
 
 
+@pytest.mark.slow
 def test_it_learns_which_class_is_which() -> None:
     x, y = corners(60)
     made = train(SHAPE, x, y, Settings(epochs=10, batch=32, lr=2e-3), KEY)

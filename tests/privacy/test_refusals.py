@@ -601,6 +601,13 @@ CALLS: dict[str, Call] = {
         "two-promises-one-budget",
         lambda: phases("dp_proto_only", uplink={"client": [CLIP], "server": [CENTRAL]}),
     ),
+    "phases of two noises under one budget": Call(
+        "two-noises-one-budget",
+        lambda: phases(
+            "rigorous_b",
+            read={"name": "noisy_gradient", "clip": 1.0, "law": "laplace", "neighbours": "add_remove"},
+        ),
+    ),
     "an adaptive schedule over phases": Call(
         "adaptive-over-phases",
         lambda: phases("rigorous_b", privacy={**PHASES["privacy"], "schedule": {"name": "adaptive"}}),

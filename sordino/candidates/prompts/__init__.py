@@ -12,6 +12,7 @@ from sordino.candidates.prompts.chat import OpenAIChat
 from sordino.candidates.prompts.lists import File, LabelOnly
 from sordino.candidates.prompts.local import Transformers
 from sordino.candidates.prompts.template import Template
+from sordino.candidates.wanted import DISCLOSED
 
 __all__ = ["PROMPTS", "PromptSource", "Prompts", "chosen", "writers"]
 
@@ -29,10 +30,11 @@ def chosen(table: Mapping[str, Any]) -> PromptSource:
 
 
 def writers(asked: Iterable[Prompts]) -> dict[str, Any]:
-    """For the manifest: how many prompts each backend wrote, and how often a language model was asked."""
+    """For the manifest: how many prompts each backend wrote, how often a language model was asked, and who has learnt the names of the classes."""
     by: Counter[str] = Counter()
-    calls = 0
+    calls, told = 0, set[str]()
     for one in asked:
         by.update(one.by)
         calls += one.calls
-    return {"prompts": dict(by), "calls": calls}
+        told |= {one.told} - {""}
+    return {"prompts": dict(by), "calls": calls, DISCLOSED: sorted(told)}

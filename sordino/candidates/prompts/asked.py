@@ -14,6 +14,7 @@ class Prompts(NamedTuple):
     texts: tuple[str, ...]
     by: dict[str, int]  # how many each backend wrote
     calls: int = 0  # of a language model, of which some cost money
+    told: str = ""  # the host of a chat server that has learnt the name of the class; "": nobody
 
 
 class PromptSource(Protocol):
@@ -30,7 +31,7 @@ def kept(wanted: Wanted, depends: dict[str, object], make: Callable[[], Prompts]
     found = store.get(place)
     if found is not None:
         said = json.loads(found)
-        return Prompts(tuple(said["texts"]), said["by"], 0)
+        return Prompts(tuple(said["texts"]), said["by"], 0, said["told"])
     made = make()
-    store.put(place, json.dumps({"texts": made.texts, "by": made.by}).encode())
+    store.put(place, json.dumps({"texts": made.texts, "by": made.by, "told": made.told}).encode())
     return made

@@ -77,7 +77,7 @@ class OpenAIChat:
         if not (wanted.network or self.local):
             raise ConfigError(
                 f"the chat server {self.host} is another machine, and the network is off",
-                fix="allow the network, or use a server on 127.0.0.1",
+                fix="candidates.network = true, or a server on 127.0.0.1",
                 code="network-off",
             )
         depends = {"backend": "openai_chat", "url": self.base_url, "model": self.model, "class": name, "count": count}
@@ -86,7 +86,8 @@ class OpenAIChat:
 
     def _ask(self, name: str, count: int, wanted: Wanted) -> Prompts:
         _log.warning("the class name %r is disclosed to %s", name, self.host)
-        return converse("openai_chat", name, count, self.per_call, self._say, wanted)
+        said = converse("openai_chat", name, count, self.per_call, self._say, wanted)
+        return said._replace(told=self.host)
 
     def _say(self, dialogue: list[Message]) -> Reply:
         for attempt in range(self.retries + 1):
@@ -102,7 +103,9 @@ class OpenAIChat:
             except (OSError, http.client.HTTPException) as error:
                 if isinstance(getattr(error, "reason", None), TimeoutError):
                     raise self._unavailable(f"says nothing within {self.timeout:g} s", "chat-timeout") from None
-                raise self._unavailable(f"cannot be reached: {error}", "chat-unreachable") from None
+                raise self._unavailable(
+                    f"cannot be reached: {getattr(error, 'reason', error)}", "chat-unreachable"
+                ) from None
         raise AssertionError("the last attempt answers or raises")
 
     def _post(self, dialogue: list[Message]) -> bytes:
@@ -125,11 +128,17 @@ class OpenAIChat:
                 fix=f"put a valid key into the environment variable {self.key_env}",
                 code="chat-denied",
             )
+        busy = code in BUSY
+        wait = (
+            "run it again later: prompts of the classes before this one are kept; `retries` says how often it is tried"
+        )
         return BackendUnavailable(
             f"the chat server {self.host} answers {code}",
             why=" ".join(said.split())[:200],
-            fix="check base_url and model; a dialogue too long for the model wants a smaller per_class",
-            code="chat-busy" if code in BUSY else "chat-status",
+            fix=wait
+            if busy
+            else "check base_url and model; a dialogue too long for the model wants a smaller per_class",
+            code="chat-busy" if busy else "chat-status",
         )
 
     def _unavailable(self, what: str, code: str) -> BackendUnavailable:
