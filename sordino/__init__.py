@@ -26,6 +26,7 @@ def run(
     experiment: str | Path | Mapping[str, Any] | None = None,
     *overrides: str,
     out: str | Path | None = None,
+    prepared: str | Path | None = None,
     progress: bool = False,
     track: Sequence[str] = (),
     **settings: Any,
@@ -33,7 +34,7 @@ def run(
     """Run an experiment: a TOML file, a table with the same keys, or the default one.
 
     Change it as on the command line, `"rounds=10"`, or in Python, `rounds=10, **{"algorithm.lr": 0.1}`. `out` is the run folder (default:
-    runs/DATE-NAME), `progress` shows how far it is, `track` names trackers (tensorboard, mlflow, wandb, trackio).
+    runs/DATE-NAME), `prepared` a run whose preparation is taken over, `progress` shows how far it is, `track` names trackers (tensorboard, mlflow, wandb, trackio).
     """
     from sordino import config
     from sordino.training import fresh_folder, start
@@ -42,7 +43,8 @@ def run(
     plain = {name: os.fspath(value) if isinstance(value, os.PathLike) else value for name, value in settings.items()}
     made = config.load(source, overrides, plain)
     folder = fresh_folder(made.name) if out is None else Path(out)
-    return _followed(lambda watch: start(made, folder, watch), progress, track)
+    taken = None if prepared is None else Path(prepared)
+    return _followed(lambda watch: start(made, folder, watch, prepared=taken), progress, track)
 
 
 def resume(folder: str | Path, progress: bool = False, track: Sequence[str] = ()) -> Result:

@@ -27,6 +27,7 @@ import safetensors.torch
 import torch
 
 from sordino import config, tree
+from sordino.adoption import adopt, source_of
 from sordino.assemble import Parts, settle
 from sordino.audible import drowning
 from sordino.config import Experiment, Network
@@ -62,9 +63,13 @@ class Ended:
 
 
 def start(
-    experiment: Experiment, folder: Path, watch: Callable[[Progress], None] | None = None, crash: int | None = None
+    experiment: Experiment,
+    folder: Path,
+    watch: Callable[[Progress], None] | None = None,
+    crash: int | None = None,
+    prepared: Path | None = None,
 ) -> Ended:
-    """Run an experiment in a new folder. `crash` rehearses: the process is killed in that round, once it is reserved."""
+    """Run an experiment in a new folder. `crash` rehearses: the process is killed in that round, once it is reserved. `prepared` is a run whose preparation is taken over."""
     experiment = settle(experiment)
     experiment = experiment.model_copy(update={"engine": Parts(experiment).engine})
     parts = Parts(experiment)
@@ -83,17 +88,24 @@ def start(
     for stage in (*parts.preparation, parts):
         if hasattr(stage.algorithm, "check"):
             stage.algorithm.check()  # last, because it may draw candidates, which can take hours
-    _found(folder, parts, secret=experiment.privacy.noise == "system" and hasattr(parts.algorithm.read, "prepare"))
+    if prepared is not None:
+        source_of(parts, prepared)
+    _found(
+        folder,
+        parts,
+        prepared,
+        secret=experiment.privacy.noise == "system" and hasattr(parts.algorithm.read, "prepare"),
+    )
     return _train(parts, folder, watch, crash=crash)
 
 
-def _found(folder: Path, parts: Parts, secret: bool) -> None:
+def _found(folder: Path, parts: Parts, prepared: Path | None, secret: bool) -> None:
     """The run folder with what `resume` needs: it appears whole or not at all."""
     experiment, young = parts.experiment, folder.with_name(f".{folder.name}.{secrets.token_hex(4)}")
     try:
         young.mkdir(parents=True)
         atomic_write(young / "experiment.toml", experiment.toml().encode())
-        atomic_write(young / "environment.json", json.dumps(_environment(experiment), indent=2).encode())
+        atomic_write(young / "environment.json", json.dumps(_environment(experiment, prepared), indent=2).encode())
         if parts.story is not None:
             atomic_write(young / CANDIDATES, json.dumps(parts.story, indent=2).encode())
         if secret:
@@ -136,7 +148,8 @@ def _train(
     experiment = parts.experiment
     torch.set_num_threads(experiment.engine.threads)
     keep_freed_memory()
-    run = json.loads((folder / "environment.json").read_text())["run"]
+    environment = json.loads((folder / "environment.json").read_text())
+    run = environment["run"]
     with _locked(folder), _on_disk(folder), contextlib.ExitStack() as stack:
         shared = experiment.privacy.ledger
         ledger = Path(shared) if shared else folder / "ledger.sqlite"
@@ -149,6 +162,8 @@ def _train(
                 watch(Progress(0, experiment.rounds, row, folder, mine, rules))
 
         try:
+            if "prepared" in environment:
+                adopt(parts, folder, run, ledger, Path(environment["prepared"]))
             begun = prepare(parts, folder, run, ledger, asked, prepared)
         except KeyboardInterrupt:
             begun = Prepared(None, None, done=False)
@@ -288,7 +303,7 @@ def _locked(folder: Path) -> Iterator[None]:
         yield
 
 
-def _environment(experiment: Experiment) -> dict[str, Any]:
+def _environment(experiment: Experiment, prepared: Path | None) -> dict[str, Any]:
     digest = experiment.digest()
     # a seeded run is the same release whenever it is repeated; noise from the system never is
     run = digest[:16] if experiment.privacy.noise == "counter" else f"{digest[:16]}-{secrets.token_hex(6)}"
@@ -302,4 +317,5 @@ def _environment(experiment: Experiment) -> dict[str, Any]:
         "processor": platform.machine(),
         "cores": os.cpu_count(),
         "started": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        **({} if prepared is None else {"prepared": str(prepared.resolve())}),
     }

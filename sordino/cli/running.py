@@ -40,6 +40,9 @@ def run(
             metavar="drop=0.2,slow=0.1,crash@7", help="Rehearse faults: lost and late clients, a killed process."
         ),
     ] = None,
+    prepared: Annotated[
+        Path | None, typer.Option(metavar="RUN", help="Take over what that run prepared before its first round.")
+    ] = None,
     track: Track = None,
     as_json: Json = False,
     quiet: Quiet = False,
@@ -60,7 +63,7 @@ def run(
     def go(watch: Any) -> Ended:
         from sordino.training import fresh_folder, start
 
-        return start(experiment, out if out is not None else fresh_folder(experiment.name), watch, crash)
+        return start(experiment, out if out is not None else fresh_folder(experiment.name), watch, crash, prepared)
 
     _show_run(go, track or [], as_json, quiet)
 

@@ -83,11 +83,9 @@ def sentence(row: dict[str, Any], adversaries: list[str]) -> str:
 
 def by_phase(receipt: dict[str, Any]) -> list[str]:
     """What each phase of a run promises by itself, and what that makes of the whole; nothing where there is one phase."""
-    said, phases = [], receipt.get("phases", [])
+    found: dict[str, list[str]] = {}  # what is said of which phases
+    phases = receipt.get("phases", [])
     for phase in phases:
-        if not phase["releases"]:
-            said.append(f"{phase['phase']}, alone: has released nothing.")
-            continue
         finite = [row for row in phase["guarantees"] if row["epsilon"] != "inf"]
         promised = [
             f"epsilon {float(row['epsilon']):.3g} at delta {row['delta']:g} of one {row['unit']} ({row['neighbours']}) against {subject(by)}, {row['status']}"
@@ -97,7 +95,9 @@ def by_phase(receipt: dict[str, Any]) -> list[str]:
             reason for row in phase["guarantees"] if row["adversary"] == "server" for reason in row["because"]
         )
         nothing = f"nothing is promised: {'; '.join(reasons) or 'no noise covers it'}"
-        said.append(f"{phase['phase']}, alone: {'; '.join(promised) or nothing}.")
+        text = "; ".join(promised) or nothing if phase["releases"] else "has released nothing"
+        found.setdefault(text, []).append(phase["phase"])
+    said = [f"{' and '.join(names)}, {'each ' * (len(names) > 1)}alone: {text}." for text, names in found.items()]
     whole = any(row["epsilon"] != "inf" for row in receipt["guarantees"])
     parts = any(row["epsilon"] != "inf" for phase in phases for row in phase["guarantees"])
     return (

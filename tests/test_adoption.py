@@ -1,0 +1,154 @@
+"""A preparation taken over from another run is the one this run would have made: the same bytes after it, and the same loss in its books."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from command_line import Said
+
+import sordino
+from sordino import adoption, config
+from sordino.engine import checkpoint
+from sordino.errors import RunError
+from sordino.receipt import opened, verify
+from sordino.training import resume, start
+
+RUN: dict[str, Any] = {
+    "rounds": 2,
+    "data": {"source": "digits", "train": 240, "test": 60, "probe": 5},
+    "candidates": {"source": "procedural", "per_class": 12},
+    "partition": {"scheme": "dirichlet", "clients": 5, "alpha": 0.5},
+    "model": {"name": "cnn_norm"},
+    "cohort": {"name": "random", "size": 3},
+    "privacy": {},
+    "engine": {"executor": "loop"},
+}
+SLAUG = {
+    "name": "slaug_fl",
+    "local_epochs": 1,
+    "batch_size": 32,
+    "prepare_epochs": 1,
+    "keep": 6,
+    "gan_epochs": 1,
+    "private_steps": 1,
+}
+BUDGET = {"epsilon": 8.0, "delta": 1e-4}
+
+
+def run(folder: Path, prepared: Path | None = None, **changes: Any) -> Path:
+    table = RUN | {"algorithm": SLAUG} | changes
+    if "algorithm" in changes:
+        table["algorithm"] = SLAUG | changes["algorithm"]
+    start(config.validate(table), folder, prepared=prepared)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return run(tmp_path_factory.mktemp("made") / "run")
+
+
+def left(folder: Path) -> dict[str, Any]:
+    """What a run leaves that may not depend on who prepared."""
+    _, federation = opened(folder)
+    with federation.ledger as ledger:
+        books = [(e.op.partition(".")[2], e.state, e.charges, e.note, e.digest) for e in ledger.entries()]
+    receipt = json.loads((folder / "privacy.json").read_text())
+    files = ("model.safetensors", "handed.safetensors", "preparation.jsonl", "metrics.jsonl")
+    return {
+        **{name: (folder / name).read_bytes() for name in files},
+        "tables": {path.name: path.read_bytes() for path in folder.glob("preparation/*/*.jsonl")},
+        "books": books,
+        "guarantees": receipt["guarantees"],
+        "phases": receipt["phases"],
+        "budget": receipt["budget"],
+    }
+
+
+@pytest.mark.parametrize(
+    ("variant", "privacy"),
+    [("as_published", {}), pytest.param("rigorous_b", BUDGET, marks=pytest.mark.slow)],
+)
+def test_what_was_taken_over_is_what_would_have_been_made(
+    variant: str, privacy: dict[str, Any], made: Path, tmp_path: Path
+) -> None:
+    source = made if not privacy else run(tmp_path / "source", privacy=privacy, algorithm={"variant": variant})
+    other = {"privacy": privacy, "algorithm": {"variant": variant, "synthetic": 0.1}}
+    anew, taken = run(tmp_path / "anew", **other), run(tmp_path / "taken", source, **other)
+    assert left(taken) == left(anew)
+    assert left(taken)["model.safetensors"] != (source / "model.safetensors").read_bytes()  # the training is another
+    assert verify(taken) == []
+    before = left(taken)
+    resume(taken)
+    assert left(taken) == before
+
+
+def test_a_kill_between_two_phases_is_made_good(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    other = {"algorithm": {"separation": 0.0}}
+    anew, real, saved = run(tmp_path / "anew", **other), checkpoint.save, list[Path]()
+
+    def dies(directory: Path, *rest: Any) -> Path:
+        if len(saved) == 1:  # the second phase is in the ledger, and nowhere else
+            raise KeyboardInterrupt
+        saved.append(directory)
+        return real(directory, *rest)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(adoption.checkpoint, "save", dies)
+        run(tmp_path / "taken", made, **other)
+    assert not (tmp_path / "taken" / "model.safetensors").exists()
+    resume(tmp_path / "taken")
+    assert left(tmp_path / "taken") == left(anew)
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"seed": 1}, "[seed]"),
+        ({"data": {**RUN["data"], "train": 230}}, "[data]"),
+        ({"candidates": {"source": "procedural", "per_class": 13}}, "[candidates]"),
+        ({"algorithm": {"keep": 5}}, "how the preparation is done"),
+        ({"algorithm": {"label_mode": "shifted"}}, "the outputs of the model"),
+        ({"algorithm": {"variant": "dp_proto_only"}, "privacy": BUDGET}, "what a budget leaves for it"),
+    ],
+)
+def test_another_preparation_is_refused_by_name(
+    changes: dict[str, Any], named: str, made: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(RunError) as refused:
+        run(tmp_path / "run", made, **changes)
+    assert refused.value.code == "prepared-otherwise"
+    assert named in str(refused.value)
+    assert not (tmp_path / "run").exists()
+
+
+def test_there_must_be_one_and_it_must_be_over(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(RunError) as nothing:
+        start(config.validate(RUN | {"algorithm": {"name": "fedavg"}}), tmp_path / "run", prepared=made)
+    assert nothing.value.code == "nothing-prepared"
+    with monkeypatch.context() as patch:
+        patch.setattr("sordino.algorithms.slaug_generator.Recipe.make", _stopped)
+        run(tmp_path / "stopped")
+    with pytest.raises(RunError) as early:
+        run(tmp_path / "run", tmp_path / "stopped")
+    assert early.value.code == "still-preparing"
+    with pytest.raises(RunError) as none:
+        run(tmp_path / "run", tmp_path)
+    assert none.value.code == "not-a-run"
+    assert not (tmp_path / "run").exists()
+
+
+def _stopped(*_: Any) -> Any:
+    raise KeyboardInterrupt
+
+
+def test_from_the_command_line_and_from_python(made: Path, tmp_path: Path, cli: Callable[..., Said]) -> None:
+    file = tmp_path / "e.toml"
+    file.write_text(config.validate(RUN | {"algorithm": SLAUG}).toml())
+    assert cli("run", file, "algorithm.synthetic=0.2", "--prepared", made, "--out", tmp_path / "a").code == 0
+    result = sordino.run(file, "algorithm.synthetic=0.2", out=tmp_path / "b", prepared=made)
+    assert left(tmp_path / "a") == left(result.folder)
