@@ -6,6 +6,7 @@ ledgers of their own know nothing of each other's training, as all such runs.
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -14,60 +15,91 @@ from sordino.assemble import Parts
 from sordino.engine import checkpoint
 from sordino.engine.checkpoint import atomic_write
 from sordino.errors import RunError
-from sordino.folder import PREPARATION, check_is_run
-from sordino.ledger.ledger import State
+from sordino.folder import CANDIDATES, PREPARATION, check_is_run
+from sordino.ledger.ledger import Entry, State
 from sordino.receipt import opened
+from sordino.version import __version__
 
-DEPENDS = ("seed", "data", "partition", "model", "candidates")  # tables that every preparation looks at
+DEPENDS = ("seed", "data", "partition", "model", "candidates", "chaos")  # tables that every preparation looks at
 
 
-def source_of(parts: Parts, folder: Path) -> Parts:
-    """Of the run whose preparation shall be taken over; refuses one that is not over, or is not what this experiment would make."""
-    check_is_run(folder)
-    other = Parts(config.load(folder / "experiment.toml"))
+def check_source(parts: Parts, source: Path) -> None:
+    """Refuses a run whose preparation is not over, or is not what this experiment would make."""
+    check_is_run(source)
+    other = Parts(config.load(source / "experiment.toml"))
     if not parts.preparation or not other.preparation:
         raise RunError(
-            f"there is no preparation to take from {folder}",
+            f"there is no preparation to take from {source}",
             why="its algorithm makes none" if parts.preparation else "this experiment makes none",
             fix="leave --prepared out",
             code="nothing-prepared",
         )
-    differs = [name for name, (mine, its) in _compared(parts, other).items() if mine != its]
+    made = json.loads((source / "environment.json").read_text())["sordino"]
+    mine, its = _depends(parts, __version__), _depends(other, made)
+    differs = [name for name in mine | its if mine.get(name) != its.get(name)]
     if differs:
         raise RunError(
-            f"{folder} has prepared something else",
+            f"{source} has prepared something else",
             why=f"not the same here: {', '.join(differs)}",
             fix="change back what differs, or leave --prepared out and prepare again",
             code="prepared-otherwise",
         )
-    for mine in other.preparation:
-        loaded = checkpoint.load(folder / "preparation" / mine.phase / "checkpoints", mine.state)
-        if loaded is None or not mine.algorithm.over(loaded.trees["server"]):
+    if _priced(parts) and (parts.experiment.privacy.ledger or other.experiment.privacy.ledger):
+        raise RunError(
+            f"{source} has paid for its preparation on a ledger that several runs share",
+            why="there the same release would be charged once more",
+            fix="leave --prepared out, or use ledgers of the runs' own",
+            code="prepared-on-shared-ledger",
+        )
+    for phase, (loaded, entries) in _released(other, source).items():
+        done = loaded is not None and all(entry.state is State.PUBLISHED for entry in entries)
+        if not done or loaded.step != len(entries) or not _phase(other, phase).algorithm.over(loaded.trees["server"]):
             raise RunError(
-                f"{folder} is still preparing",
-                why=f"its phase {mine.phase} is not over",
-                fix=f"`sordino resume {folder}` finishes it",
+                f"{source} is still preparing",
+                why=f"its phase {phase} is not over",
+                fix=f"`sordino resume {source}` finishes it",
                 code="still-preparing",
             )
-    return other
 
 
-def _compared(parts: Parts, other: Parts) -> dict[str, tuple[Any, Any]]:
-    both = parts, other
-    tables = [each.experiment.model_dump(mode="json", include={*DEPENDS}) for each in both]
-    found: dict[str, tuple[Any, Any]] = {f"[{name}]": (tables[0][name], tables[1][name]) for name in DEPENDS}
-    found["how the preparation is done"] = _of_each(both, lambda one: [repr(p.algorithm) for p in one.preparation])
-    found["the outputs of the model"] = _of_each(both, lambda one: tree.size(one.task.init(0)))
-    found["what a budget leaves for it"] = _of_each(
-        both, lambda one: [(repr(p.plan.pricing), p.plan.portion, p.plan.fixed) for p in one.preparation]
+def _depends(parts: Parts, version: str) -> dict[str, Any]:
+    """What a preparation follows from, by the names by which it is told. Code and images of somebody's own are not looked into."""
+    experiment = parts.experiment
+    tables = experiment.model_dump(mode="json", include={*DEPENDS})
+    priced = (
+        experiment.privacy.model_dump(mode="json", exclude={"ledger"}) if _priced(parts) else experiment.privacy.noise
     )
-    found["privacy.noise"] = _of_each(both, lambda one: one.experiment.privacy.noise)
-    found["engine.precision"] = _of_each(both, lambda one: one.engine.precision)
-    return found
+    return {f"[{name}]": tables[name] for name in DEPENDS} | {
+        "how the preparation is done": [repr(mine.algorithm) for mine in parts.preparation],
+        "the outputs of the model": tree.size(parts.task.init(0)),
+        "[privacy]": priced,
+        "what a budget leaves for it": [(repr(mine.plan.pricing), mine.plan.portion) for mine in parts.preparation],
+        "engine.precision": parts.engine.precision,
+        "the version of sordino": version,
+    }
 
 
-def _of_each(both: tuple[Parts, Parts], of: Any) -> tuple[Any, Any]:
-    return of(both[0]), of(both[1])
+def _priced(parts: Parts) -> bool:
+    """Does the preparation promise anything?"""
+    return any(mine.plan.offer is not None for mine in parts.preparation)
+
+
+def _phase(parts: Parts, name: str) -> Parts:
+    return next(mine for mine in parts.preparation if mine.phase == name)
+
+
+def _released(parts: Parts, source: Path) -> dict[str, tuple[Any, list[Entry]]]:
+    """Of each phase where it stands, and what the ledger holds of it."""
+    _, federation = opened(source)
+    with federation.ledger:
+        entries = federation.entries()
+    return {
+        mine.phase: (
+            checkpoint.load(source / "preparation" / mine.phase / "checkpoints", mine.state),
+            [entry for entry in entries if entry.op.rpartition("/")[0] == f"{federation.run}.{mine.phase}"],
+        )
+        for mine in parts.preparation
+    }
 
 
 def adopt(parts: Parts, folder: Path, run: str, ledger: Path, source: Path) -> None:
@@ -75,28 +107,23 @@ def adopt(parts: Parts, folder: Path, run: str, ledger: Path, source: Path) -> N
     places = {mine.phase: folder / "preparation" / mine.phase / "checkpoints" for mine in parts.preparation}
     if all(checkpoint.latest(place) is not None for place in places.values()):
         return
-    _, theirs = opened(source)
-    with theirs.ledger:
-        entries = theirs.entries()
+    check_source(parts, source)
     rows = (source / PREPARATION).read_bytes()
-    for mine in parts.preparation:
-        if checkpoint.latest(places[mine.phase]) is not None:
+    if (source / CANDIDATES).exists():
+        atomic_write(folder / CANDIDATES, (source / CANDIDATES).read_bytes())
+    for phase, (loaded, entries) in _released(parts, source).items():
+        if checkpoint.latest(places[phase]) is not None:
             continue
-        loaded = checkpoint.load(source / "preparation" / mine.phase / "checkpoints", mine.state)
-        assert loaded is not None, "looked at before the folder was made"
-        with (federation := mine.federation(ledger, run)).ledger as book:
+        with (federation := _phase(parts, phase).federation(ledger, run)).ledger as book:
             for entry in entries:
-                before, _, t = entry.op.rpartition("/")
-                if not before.endswith(f".{mine.phase}"):
-                    continue
-                assert entry.state is State.PUBLISHED
+                op = federation.op(int(entry.op.rpartition("/")[2]))
+                granted = book.reserve(op, entry.charges, bytes.fromhex(entry.plan), entry.note)
+                assert granted == entry.charges.keys(), "the same budget pays for the same release"
                 assert entry.digest is not None
-                op = federation.op(int(t))
-                book.reserve(op, entry.charges, bytes.fromhex(entry.plan), entry.note)
                 book.drawn(op)
                 book.stored(op, bytes.fromhex(entry.digest))
                 book.published(op)
             head = book.head()
         atomic_write(folder / PREPARATION, rows[: loaded.meta["metrics_bytes"]])
         server = {"server": loaded.trees["server"]}  # what clients kept is for phases to come, and there is none
-        checkpoint.save(places[mine.phase], loaded.step, server, {**loaded.meta, "ledger_head": head})
+        checkpoint.save(places[phase], loaded.step, server, {**loaded.meta, "ledger_head": head})

@@ -134,8 +134,15 @@ class Parts(Composition):
         sizes, where = np.unique(np.asarray(self.sizes), return_inverse=True)
         return np.array([algorithm.read.reads(algorithm.work, size) for size in sizes.tolist()])[where].data
 
+    @property
+    def _asks(self) -> tuple[Offer, int]:
+        """What a phase wants to be priced, and the most releases that a client of it is planned to pay for."""
+        offer = next(offer for offer, typed in self.offers if typed is None)
+        each = 1 if offer.unit == "client" else max(self.reads)
+        return offer, max(1, max(self.exposures) * each)
+
     @cached_property
-    def _sharing_a_budget(self) -> dict[int, tuple[float, Pricing]]:
+    def _sharing_a_budget(self) -> dict[int, tuple[float, Pricing | None]]:
         """The phases that are priced by one budget, with their parts of it and their prices; nothing where one phase has all of it."""
         if len(self._phases) == 1 or self.experiment.privacy.epsilon is None:
             return {}
@@ -143,13 +150,15 @@ class Parts(Composition):
         priced = [i for i, other in enumerate(stages) if any(typed is None for _, typed in other.offers)]
         if not priced:
             return {}
-        asked = [
-            (
-                next(offer for offer, typed in stages[i].offers if typed is None),
-                max(stages[i].exposures) * max(stages[i].reads),
+        asked = [stages[i]._asks for i in priced]
+        units = {offer.unit for offer, _ in asked}
+        if any(typed is not None and offer.unit in units for other in stages for offer, typed in other.offers):
+            raise UnsoundGuarantee(
+                "a typed multiplier beside phases that a budget prices",
+                why="what it spends of the same promise is not in the budget, so the whole would exceed it",
+                fix="leave the multiplier out, or type one in every phase and give no epsilon",
+                code="typed-beside-priced",
             )
-            for i in priced
-        ]
         assert self.budget is not None
         if len({(offer.unit, offer.neighbours, offer.adversary) for offer, _ in asked}) > 1:
             raise UnsoundGuarantee(
@@ -158,7 +167,7 @@ class Parts(Composition):
                 fix="type the multiplier of one of them, or leave the gate out that was put in its training",
                 code="two-promises-one-budget",
             )
-        if len(asked) > 1 and any(offer.mechanism.calibration != "exact" for offer, _ in asked):
+        if len(priced) > 1 and any(offer.mechanism.calibration != "exact" for offer, _ in asked):
             raise UnsoundGuarantee(
                 "phases of different noise want to be priced by one budget",
                 why="only Gaussian noise of exact calibration adds up over phases",
@@ -172,6 +181,8 @@ class Parts(Composition):
                 fix='schedule = {name = "uniform"}, or another that is fixed in advance',
                 code="adaptive-over-phases",
             )
+        if len(priced) == 1:
+            return {priced[0]: (1.0, None)}
         weights = [self._shares[i] for i in priced]
         portions = [weight / sum(weights) for weight in weights]
         prices = shared_currency(asked, portions, self.budget, alone=self.experiment.privacy.ledger is None)
@@ -191,9 +202,10 @@ class Parts(Composition):
 
     @cached_property
     def promising(self) -> Plan:
-        """The plan of the phase that spends the budget: what a ledger that all phases share is founded for."""
-        stages = [self._at(-1), *self.preparation]
-        return next((other.plan for other in stages if other.plan.offer is not None), self.plan)
+        """The plan of a phase that spends the budget, or at least promises something: what a ledger that all phases share is founded for."""
+        plans = [other.plan for other in (self._at(-1), *self.preparation)]
+        spends = next((plan for plan in plans if plan.budget is not None), None)
+        return spends or next((plan for plan in plans if plan.offer is not None), self.plan)
 
     def charter(self) -> Charter:
         plan, delta = self.plan if len(self._phases) == 1 else self.promising, self.experiment.privacy.delta

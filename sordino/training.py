@@ -27,7 +27,7 @@ import safetensors.torch
 import torch
 
 from sordino import config, tree
-from sordino.adoption import adopt, source_of
+from sordino.adoption import adopt, check_source
 from sordino.assemble import Parts, settle
 from sordino.audible import drowning
 from sordino.config import Experiment, Network
@@ -85,11 +85,11 @@ def start(
             fix=f"`sordino resume {folder}` continues it; otherwise choose another --out",
             code="run-exists",
         )
-    for stage in (*parts.preparation, parts):
+    if prepared is not None:
+        check_source(parts, prepared)
+    for stage in (*(parts.preparation if prepared is None else ()), parts):
         if hasattr(stage.algorithm, "check"):
             stage.algorithm.check()  # last, because it may draw candidates, which can take hours
-    if prepared is not None:
-        source_of(parts, prepared)
     _found(
         folder,
         parts,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,8 +13,11 @@ from command_line import Said
 
 import sordino
 from sordino import adoption, config
+from sordino.candidates.procedural import Procedural
 from sordino.engine import checkpoint
+from sordino.engine.federation import Federation
 from sordino.errors import RunError
+from sordino.ledger.ledger import State
 from sordino.receipt import opened, verify
 from sordino.training import resume, start
 
@@ -32,8 +36,9 @@ SLAUG = {
     "local_epochs": 1,
     "batch_size": 32,
     "prepare_epochs": 1,
-    "keep": 6,
-    "gan_epochs": 1,
+    "scenario": 2,  # its generator depends on every prototype
+    "match_updates": 5,
+    "match_lr": 0.01,
     "private_steps": 1,
 }
 BUDGET = {"epsilon": 8.0, "delta": 1e-4}
@@ -105,13 +110,68 @@ def test_a_kill_between_two_phases_is_made_good(made: Path, tmp_path: Path, monk
     assert left(tmp_path / "taken") == left(anew)
 
 
+def test_another_preparation_hands_out_something_else(made: Path, tmp_path: Path) -> None:
+    """What makes the law above one that can fail."""
+    other = run(tmp_path / "other", algorithm={"prepare_epochs": 2})
+    assert left(other)["handed.safetensors"] != left(made)["handed.safetensors"]
+
+
+@pytest.fixture(scope="module")
+def paid(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return run(tmp_path_factory.mktemp("paid") / "run", privacy=BUDGET, algorithm={"variant": "dp_proto_only"})
+
+
+@pytest.mark.parametrize(
+    "privacy",
+    [{**BUDGET, "epsilon": 0.5}, {**BUDGET, "delta": 1e-6}, {**BUDGET, "noise": "system"}],
+    ids=["epsilon", "delta", "noise"],
+)
+def test_what_was_paid_from_another_budget_is_refused(privacy: dict[str, Any], paid: Path, tmp_path: Path) -> None:
+    with pytest.raises(RunError) as refused:
+        run(tmp_path / "run", paid, privacy=privacy, algorithm={"variant": "dp_proto_only"})
+    assert refused.value.code == "prepared-otherwise"
+    assert "[privacy]" in str(refused.value)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_release_is_not_charged_twice_on_a_shared_ledger(paid: Path, tmp_path: Path) -> None:
+    shared = {**BUDGET, "ledger": str(tmp_path / "shared.sqlite")}
+    with pytest.raises(RunError) as refused:
+        run(tmp_path / "run", paid, privacy=shared, algorithm={"variant": "dp_proto_only"})
+    assert refused.value.code == "prepared-on-shared-ledger"
+
+
+def test_what_is_not_published_yet_is_not_taken(paid: Path, tmp_path: Path) -> None:
+    """A source killed between its checkpoint and the publication."""
+    source = shutil.copytree(paid, tmp_path / "source")
+    _, federation = opened(source)
+    with federation.ledger as ledger:
+        entries = list(ledger.entries())
+
+    stale = [e._replace(state=State.STORED) if e.op.endswith("ask/0") else e for e in entries]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Federation, "entries", lambda self: stale)
+        with pytest.raises(RunError) as refused:
+            run(tmp_path / "run", source, privacy=BUDGET, algorithm={"variant": "dp_proto_only"})
+    assert refused.value.code == "still-preparing"
+
+
+def test_candidates_are_neither_drawn_again_nor_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    scenario = {"scenario": 1, "keep": 6, "gan_epochs": 1}
+    source = run(tmp_path / "source", algorithm=scenario)
+    monkeypatch.setattr(Procedural, "build", lambda *_: pytest.fail("drawn again"))
+    taken = run(tmp_path / "taken", source, algorithm={**scenario, "synthetic": 0.1})
+    assert (taken / "candidates.json").read_bytes() == (source / "candidates.json").read_bytes()
+
+
 @pytest.mark.parametrize(
     ("changes", "named"),
     [
         ({"seed": 1}, "[seed]"),
         ({"data": {**RUN["data"], "train": 230}}, "[data]"),
         ({"candidates": {"source": "procedural", "per_class": 13}}, "[candidates]"),
-        ({"algorithm": {"keep": 5}}, "how the preparation is done"),
+        ({"chaos": {"drop": 0.5}}, "[chaos]"),
+        ({"algorithm": {"match_updates": 6}}, "how the preparation is done"),
         ({"algorithm": {"label_mode": "shifted"}}, "the outputs of the model"),
         ({"algorithm": {"variant": "dp_proto_only"}, "privacy": BUDGET}, "what a budget leaves for it"),
     ],

@@ -658,3 +658,18 @@ def test_without_counting_phases_would_need_more_noise() -> None:
     order = best_order(0.1, 4.0, 1e-5, 200).order
     filtered = [Renyi(q, order).multiplier((part * budget_at(order, 4.0, 1e-5) / n,)) for q, n, part in phases]
     assert all(0.8 * z < mine.planned < 0.97 * z for mine, z in zip(found, filtered, strict=True))
+
+
+def test_a_promise_about_clients_after_a_preparation_is_priced_by_itself() -> None:
+    """One phase asks for the whole budget: as if it were alone, though its cohort is hidden and nobody reads single examples."""
+    table = {
+        "cohort": {"name": "poisson", "rate": 0.5},
+        "uplink": {
+            "client": [{"name": "clip", "radius": 1.0}],
+            "server": [{"name": "noise", "neighbours": "add_remove"}],
+        },
+        **PRIVATE,
+    }
+    after = Parts(tiny(**table)).plan
+    alone = Parts(tiny(**table, algorithm={"name": "fedavg"})).plan
+    assert after.price(0, 0, after.currency.zero()) == alone.price(0, 0, alone.currency.zero())

@@ -255,7 +255,9 @@ FILE = 'rounds = 3\n[algorithm]\nname = "fedavg"\nlr = 0.05\n[partition]\nscheme
 
 def test_every_way_to_ask_means_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[Experiment] = []
-    monkeypatch.setattr("sordino.training.start", lambda experiment, folder, watch, **_: seen.append(experiment) or stop())
+    monkeypatch.setattr(
+        "sordino.training.start", lambda experiment, folder, watch, **_: seen.append(experiment) or stop()
+    )
 
     def stop() -> None:
         raise KeyboardInterrupt

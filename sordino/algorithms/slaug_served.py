@@ -16,10 +16,12 @@ from torch import Tensor
 from sordino import keys, tree
 from sordino.algorithms.slaug_generator import given
 from sordino.algorithms.slaug_training import Calibrated, Server, State, Up
+from sordino.errors import ConfigError
 from sordino.generators import nets
 from sordino.keys import Key
 from sordino.phases import Given
 from sordino.privacy.classes import class_sums
+from sordino.privacy.stages import Weigh
 from sordino.types import Params, Received, Shard, Task
 
 
@@ -51,6 +53,17 @@ class Model(NamedTuple):
 class Served(Calibrated):
     _given: Given | None = field(default=None, repr=False, compare=False)
     reads_each: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        changed = [stage for stage in self.uplink.client if not isinstance(stage, Weigh)]
+        if changed or self.uplink.server:
+            raise ConfigError(
+                'proto_upload = "server_side" behind an uplink that changes what is sent',
+                why="the server makes prototypes of the models as they are, and must know whose each of them is",
+                fix='proto_upload = "devices", or no other uplink',
+                code="server-side-needs-models",
+            )
 
     def init(self, task: Task, key: Key) -> Holding:
         learned = torch.ones(task.labels, dtype=torch.uint8)

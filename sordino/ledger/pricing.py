@@ -229,13 +229,14 @@ def counted_phases(
         )
         return epsilon_by("pld", Together(tuple(releases)), delta, "add_remove")
 
-    good, granted = 0.0, epsilon  # a Renyi accountant asks for more noise than its grant needs
-    for _ in range(TRIES):  # losses grow about as grants do
+    good, bad, granted = 0.0, math.inf, epsilon  # a Renyi accountant asks for more noise than its grant needs
+    for _ in range(TRIES):
         found = spent(granted)
-        good = max(good, granted) if found <= epsilon else good
+        good, bad = (granted, bad) if found <= epsilon else (good, granted)
         if CLOSE * epsilon <= found <= epsilon:
             break
-        granted *= epsilon * (1 + CLOSE) / 2 / found
+        guess = granted * epsilon * (1 + CLOSE) / 2 / found  # losses grow about as grants do
+        granted = guess if good < guess < bad else (good + bad) / 2
     if not good:
         raise UnsoundGuarantee(
             f"no noise was found that keeps epsilon {epsilon:g} at delta {delta:g} over {len(phases)} phases",

@@ -82,7 +82,7 @@ def sentence(row: dict[str, Any], adversaries: list[str]) -> str:
 
 
 def by_phase(receipt: dict[str, Any]) -> list[str]:
-    """What each phase of a run promises by itself, and what that makes of the whole; nothing where there is one phase."""
+    """What each phase of a run adds to the promise, and what that makes of the whole; nothing where there is one phase."""
     found: dict[str, list[str]] = {}  # what is said of which phases
     phases = receipt.get("phases", [])
     for phase in phases:
@@ -95,9 +95,10 @@ def by_phase(receipt: dict[str, Any]) -> list[str]:
             reason for row in phase["guarantees"] if row["adversary"] == "server" for reason in row["because"]
         )
         nothing = f"nothing is promised: {'; '.join(reasons) or 'no noise covers it'}"
-        text = "; ".join(promised) or nothing if phase["releases"] else "has released nothing"
+        given = "given what went out before it, " if promised and phase is not phases[0] else ""
+        text = given + ("; ".join(promised) or nothing) if phase["releases"] else "has released nothing"
         found.setdefault(text, []).append(phase["phase"])
-    said = [f"{' and '.join(names)}, {'each ' * (len(names) > 1)}alone: {text}." for text, names in found.items()]
+    said = [f"{' and '.join(names)}: {text}." for text, names in found.items()]
     whole = any(row["epsilon"] != "inf" for row in receipt["guarantees"])
     parts = any(row["epsilon"] != "inf" for phase in phases for row in phase["guarantees"])
     return (

@@ -601,6 +601,13 @@ CALLS: dict[str, Call] = {
         "two-promises-one-budget",
         lambda: phases("dp_proto_only", uplink={"client": [CLIP], "server": [CENTRAL]}),
     ),
+    "a typed multiplier beside phases that a budget prices": Call(
+        "typed-beside-priced",
+        lambda: phases(
+            "rigorous_b",
+            read={"name": "noisy_gradient", "clip": 1.0, "neighbours": "add_remove", "multiplier": 1.0},
+        ),
+    ),
     "phases of two noises under one budget": Call(
         "two-noises-one-budget",
         lambda: phases(
