@@ -670,6 +670,6 @@ def test_a_promise_about_clients_after_a_preparation_is_priced_by_itself() -> No
         },
         **PRIVATE,
     }
-    after = Parts(tiny(**table)).plan
-    alone = Parts(tiny(**table, algorithm={"name": "fedavg"})).plan
+    after = Parts(config.validate(TINY | table)).plan
+    alone = Parts(config.validate(TINY | table | {"algorithm": {"name": "fedavg"}})).plan
     assert after.price(0, 0, after.currency.zero()) == alone.price(0, 0, alone.currency.zero())

@@ -1,4 +1,4 @@
-"""Accuracy over rounds, over what all sent and over what devices computed: python experiments/slaug_small/plot.py [folder]. From results.jsonl there; means over seeds.
+"""Accuracy over rounds, over what all sent and over what devices computed: python experiments/slaug_small/plot.py [folder]. From results.jsonl there; means over seeds, and their range.
 
 What came before round 1 is counted: a curve starts where the preparation ended.
 """
@@ -45,7 +45,7 @@ def main() -> None:
         for axes, x in zip(panels, (rounds, sent, computed), strict=True):
             axes.plot(x, values.mean(0), linestyle=style, color=colour, label=label)
             axes.fill_between(x, values.min(0), values.max(0), color=colour, alpha=0.08, linewidth=0)
-    panels[0].set(xlabel="round", ylabel="test accuracy, %: mean, and range over seeds")
+    panels[0].set(xlabel="round", ylabel="test accuracy, %")
     panels[1].set(xlabel="MB sent by all, up and down, preparation included")
     panels[2].set(xlabel="TFLOP that devices computed, preparation spread evenly")
     handles, labels = panels[0].get_legend_handles_labels()
