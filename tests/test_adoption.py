@@ -110,6 +110,7 @@ def test_a_kill_between_two_phases_is_made_good(made: Path, tmp_path: Path, monk
     assert left(tmp_path / "taken") == left(anew)
 
 
+@pytest.mark.slow
 def test_another_preparation_hands_out_something_else(made: Path, tmp_path: Path) -> None:
     """What makes the law above one that can fail."""
     other = run(tmp_path / "other", algorithm={"prepare_epochs": 2})
@@ -123,8 +124,11 @@ def paid(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize(
     "privacy",
-    [{**BUDGET, "epsilon": 0.5}, {**BUDGET, "delta": 1e-6}, {**BUDGET, "noise": "system"}],
-    ids=["epsilon", "delta", "noise"],
+    [
+        pytest.param({**BUDGET, "epsilon": 0.5}, id="epsilon"),
+        pytest.param({**BUDGET, "delta": 1e-6}, id="delta", marks=pytest.mark.slow),
+        pytest.param({**BUDGET, "noise": "system"}, id="noise", marks=pytest.mark.slow),
+    ],
 )
 def test_what_was_paid_from_another_budget_is_refused(privacy: dict[str, Any], paid: Path, tmp_path: Path) -> None:
     with pytest.raises(RunError) as refused:
@@ -206,6 +210,7 @@ def _stopped(*_: Any) -> Any:
     raise KeyboardInterrupt
 
 
+@pytest.mark.slow
 def test_from_the_command_line_and_from_python(made: Path, tmp_path: Path, cli: Callable[..., Said]) -> None:
     file = tmp_path / "e.toml"
     file.write_text(config.validate(RUN | {"algorithm": SLAUG}).toml())

@@ -157,7 +157,8 @@ def test_udp_clips_to_the_median_norm_of_the_round_before() -> None:
 # the same bytes -------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["published", pytest.param("central", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["published", "central"])
 def test_other_processes_do_what_the_loop_does(name: str, tmp_path: Path, quick_workers: None) -> None:
     algorithm, tables = CASES[name]
     loop = finished(made(algorithm, **tables), tmp_path / "loop")

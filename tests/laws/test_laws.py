@@ -47,7 +47,7 @@ LATER |= {"lc_fl", "cdp_fl", "privunit", "slaug_fl", "slaug_fl_rigorous_b"} | {
 }
 AGAIN = (
     LATER
-    | {"moon", "vhl", "fedgen"}
+    | {"moon", "vhl", "fedgen", "gaussian_sampled", "pdp_prox_bounds"}
     | {"fedprox", "gaussian_simple", "gaussian_gdp", "gaussian_sampled_published", "noisy_steps"}
 )
 AGAIN |= {"cuag_pfl_published", "udp", "laplace", "gaussian_gdp_adaptive", "central_visible", "dp_prox", "whole_update"}
