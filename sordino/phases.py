@@ -40,7 +40,8 @@ class Given(Protocol):
 
 
 class Phase(Protocol):
-    """What a phase of the preparation has beside an algorithm's methods."""
+    """What a phase of the preparation has beside an algorithm's methods. It may also have `warns() -> list[str]`, notes for the user, and
+    `tables(state) -> Mapping[str, Sequence[Mapping[str, Any]]]`, what the server found, by name: for people to read."""
 
     @property
     def name(self) -> str: ...
@@ -48,12 +49,7 @@ class Phase(Protocol):
     def rounds(self) -> int: ...  # at most
     def begin(self, task: Task, key: Key, before: Any) -> Any: ...  # its server state, from that of the phase before
     def over(self, s: Any) -> bool: ...
-    def check(
-        self,
-    ) -> None: ...  # refuses, before anything starts, what could not work; it may also have `warns() -> list[str]`
-    def tables(
-        self, s: Any
-    ) -> Mapping[str, Sequence[Mapping[str, Any]]]: ...  # what the server found, by name: for people to read
+    def check(self) -> None: ...  # refuses, before anything starts, what could not work
 
 
 class Handing(Protocol):

@@ -60,10 +60,7 @@ def prepare(
         else:
             with (federation := mine.federation(ledger, run)).ledger:
                 before = stands(federation, loaded, folder).server  # ends a release that a crash cut short
-        for name, rows in mine.algorithm.tables(
-            before
-        ).items():  # from the state alone: written again, they say the same
-            atomic_write(place / f"{name}.jsonl", "".join(f"{json.dumps(row)}\n" for row in rows).encode())
+        _write_tables(mine, place, before)
     algorithm = parts.algorithm
     server = algorithm.begin(parts.task, parts.key, before) if hasattr(algorithm, "begin") else parts.state("server")
     handed = algorithm.handed(before) if hasattr(algorithm, "handed") else None
@@ -105,6 +102,13 @@ def _play(
             lambda at: not mine.algorithm.over(at.server) and not stopped(),
             lambda at, outcome: watch(mine, federation, phase.row),
         )
+
+
+def _write_tables(mine: Parts, place: Path, server: Any) -> None:
+    """What the server found. From its state alone: written again, they say the same."""
+    found = mine.algorithm.tables(server) if hasattr(mine.algorithm, "tables") else {}
+    for name, rows in found.items():
+        atomic_write(place / f"{name}.jsonl", "".join(f"{json.dumps(row)}\n" for row in rows).encode())
 
 
 def _hand(parts: Parts, folder: Path, handed: Params, begun: Begun | None) -> None:
