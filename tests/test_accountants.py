@@ -252,7 +252,7 @@ def test_a_tiny_loss_is_not_called_zero() -> None:
         assert all(b.epsilon > 0 for b in bounds(event, delta, "add_remove"))
 
 
-@pytest.mark.parametrize("noise", [1e-5, pytest.param(1 / 699, marks=slow), 1e300])
+@pytest.mark.parametrize("noise", [1e-5, pytest.param(1 / 699, marks=slow), pytest.param(1e300, marks=slow)])
 def test_huge_and_tiny_noise_are_charged_without_overflow(noise: float) -> None:
     for event in (Gaussian(noise), Laplace(noise), Poisson(1e-9, Gaussian(noise)), Poisson(0.01, Laplace(noise))):
         assert all(0 <= b.epsilon < math.inf for b in bounds(event, 1e-5, "add_remove"))

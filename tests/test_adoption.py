@@ -160,6 +160,7 @@ def test_what_is_not_published_yet_is_not_taken(paid: Path, tmp_path: Path) -> N
     assert refused.value.code == "still-preparing"
 
 
+@pytest.mark.slow
 def test_candidates_are_neither_drawn_again_nor_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     scenario = {"scenario": 1, "keep": 6, "gan_epochs": 1}
     source = run(tmp_path / "source", algorithm=scenario)

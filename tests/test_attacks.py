@@ -187,6 +187,7 @@ def test_answers_at_random_lose_what_a_value_is_promised_and_rarer_ones_more() -
     assert twin.at_least > twin.claimed == value.claimed
 
 
+@pytest.mark.slow
 def test_the_published_noise_loses_far_more_than_it_prints() -> None:
     (one,) = audited(["algorithm=cuag_pfl", "variant=published", *ACTIVE], 2_000).subjects
     assert (one.unit, one.status, one.verdict) == ("client", "nominal", "proves nothing")

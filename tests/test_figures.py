@@ -17,6 +17,7 @@ from sordino.report import figures
 from sordino.report.facts import gather
 from sordino.report.palette import LIGHT
 
+pytestmark = pytest.mark.slow  # they import matplotlib
 pytest.importorskip("matplotlib")
 POINT = {"n": 2, "std": 0.05, "worst": 0.3, "worst_std": None}
 FACTS: dict[str, Any] = {

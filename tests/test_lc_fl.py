@@ -814,6 +814,7 @@ def watched(noise: Noise, bound: Any, quieter: float, z: float) -> Outputs:
     return Outputs(score(False), score(True))
 
 
+@pytest.mark.slow
 def test_rigorous_noise_keeps_its_promise_and_a_quarter_of_it_does_not(rigorous: Ended) -> None:
     """The claim is the receipt's. False alarms: 1e-6."""
     parts, row = parts_of(rigorous.folder), rows_of(rigorous.receipt)["client", "participants"]

@@ -258,6 +258,7 @@ def test_a_device_is_asked_for_features_through_the_model_that_it_trained(once: 
     assert found > CLASSES // 2
 
 
+@pytest.mark.slow
 def test_the_law_catches_a_preparation_that_forgets_what_clients_keep(
     unstopped: Whole, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -621,6 +622,7 @@ def test_a_phase_spends_its_share_and_no_more(tmp_path: Path) -> None:
     assert noises[0][1] < noises[1][1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("variant", [pytest.param("rigorous_a", marks=pytest.mark.slow), "rigorous_b"])
 def test_phases_on_a_ledger_of_their_own_fill_the_budget_together(variant: str) -> None:
     """Composed by privacy loss, without the slack of a single Renyi order; a phase has its own count, and leaves nothing over for another."""
@@ -651,6 +653,7 @@ def test_phases_on_a_ledger_of_their_own_fill_the_budget_together(variant: str) 
         assert not plan.currency.fits(one_more, plan.cap)  # however little the others have spent
 
 
+@pytest.mark.slow
 def test_without_counting_phases_would_need_more_noise() -> None:
     """Beside the Renyi filter of a ledger for several runs."""
     phases = ((1.0, 1, 0.2), (0.1, 200, 0.8))
@@ -660,6 +663,7 @@ def test_without_counting_phases_would_need_more_noise() -> None:
     assert all(0.8 * z < mine.planned < 0.97 * z for mine, z in zip(found, filtered, strict=True))
 
 
+@pytest.mark.slow
 def test_a_promise_about_clients_after_a_preparation_is_priced_by_itself() -> None:
     """One phase asks for the whole budget: as if it were alone, though its cohort is hidden and nobody reads single examples."""
     table = {

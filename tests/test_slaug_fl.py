@@ -397,6 +397,7 @@ def test_a_client_draws_once_in_a_run(tmp_path: Path, monkeypatch: pytest.Monkey
         assert int(counts.max() - counts.min()) <= 1
 
 
+@pytest.mark.slow
 def test_neighbours_in_a_stack_keep_their_own_images(tmp_path: Path) -> None:
     """Clients of equal size on a small dense network, where an executor may train several in one call."""
     same = {"partition": {"scheme": "iid", "clients": 4}, "model": {"name": "mlp", "hidden": 8}}

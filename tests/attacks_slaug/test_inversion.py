@@ -107,6 +107,7 @@ def test_many_prototypes_are_inverted_each_by_itself(name: str) -> None:
     assert (away < 0.2 * swapped).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", INVERTERS)
 def test_the_same_key_makes_the_same_images(name: str) -> None:
     of = extractor("cnn_norm")
@@ -178,7 +179,7 @@ def places(how: str, n: int, epsilon: float | None = None) -> Places:
 CLEARLY = 8.0
 
 
-@pytest.mark.parametrize("how", ["pixels", "learning"])
+@pytest.mark.parametrize("how", [pytest.param("pixels", marks=pytest.mark.slow), "learning"])
 def test_images_are_found_again_the_fewer_the_better(how: str) -> None:
     one, ten = places(how, 1), places(how, 10)
     assert one.own < one.in_the_mean - CLEARLY

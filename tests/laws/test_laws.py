@@ -42,15 +42,13 @@ from sordino.types import Grant, Shard, Task
 # compositions of parts whose laws other rows hold are for the slow tier; so are cases that others go the same way as, where a law runs them anew
 LATER = {"dp_prox_published", "dp_fedavg", "prifedsync", "prifedsync_steps", "dp_scaffold", "dp_scaffold_published"}
 LATER |= {f"pdp_prox_{name}" for name in ("local", "rates", "threshold", "published")} | {"udp_discount"}
-LATER |= {"lc_fl", "cdp_fl", "privunit", "slaug_fl", "slaug_fl_rigorous_b"} | {
+LATER |= {"moon", "vhl", "fedgen", "fedprox", "udp", "noisy_steps", "gaussian_simple", "central_visible"}
+LATER |= {"gaussian_sampled", "gaussian_sampled_published", "slaug_fl", "slaug_fl_rigorous_b"}
+LATER |= {"lc_fl", "cdp_fl", "privunit"} | {
     f"cuag_pfl_{name}" for name in ("no_noise", "oracle", "local_client", "central_client", "local_sample")
 }
-AGAIN = (
-    LATER
-    | {"moon", "vhl", "fedgen", "gaussian_sampled", "pdp_prox_bounds"}
-    | {"fedprox", "gaussian_simple", "gaussian_gdp", "gaussian_sampled_published", "noisy_steps"}
-)
-AGAIN |= {"cuag_pfl_published", "udp", "laplace", "gaussian_gdp_adaptive", "central_visible", "dp_prox", "whole_update"}
+AGAIN = LATER | {"pdp_prox_bounds", "gaussian_gdp", "gaussian_gdp_adaptive", "laplace", "dp_prox", "whole_update"}
+AGAIN |= {"cuag_pfl_published"}
 
 
 def tried_on(cases: list[Case], later: set[str]) -> pytest.MarkDecorator:

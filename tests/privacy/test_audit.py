@@ -125,6 +125,7 @@ def test_a_claim_for_half_the_sensitivity_is_flagged() -> None:
     assert mu_lost(outputs) > claimed_mu(halved)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("draws", [SOME, pytest.param(MANY, marks=slow)])
 def test_two_reads_cost_what_two_reads_lose(draws: int) -> None:
     reader, mu, twice = NoisyGradient(0.7), 2.0, Work(2, None, None)

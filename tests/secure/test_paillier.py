@@ -70,7 +70,7 @@ def random_values(size: int, seed: int = 0) -> np.ndarray:
 # keys
 
 
-@pytest.mark.parametrize("bits", [2048, 3072])
+@pytest.mark.parametrize("bits", [2048, pytest.param(3072, marks=pytest.mark.slow)])
 def test_a_key_is_as_specified(bits: int) -> None:
     secret = real(bits)
     p, q, n = secret.p, secret.q, secret.public.n
