@@ -217,6 +217,7 @@ def test_what_is_nominal_proves_nothing(words: list[str]) -> None:
     assert one.at_least > 0
 
 
+@pytest.mark.slow
 def test_each_way_to_tell_published_noise_apart_works() -> None:
     """Its direction, its absence, and its loudness: for the last one a hundred times the difference, which few draws must see."""
     words = ["algorithm=cuag_pfl", "variant=published", "mu=8.0", *ACTIVE]

@@ -69,6 +69,7 @@ def test_a_length_beyond_reason_allocates_nothing() -> None:
 # workers ----------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_real_workers_do_what_the_loop_does(tmp_path: Path) -> None:
     """The one fast test with an interpreter of its own, started as in a user's run."""
     loop = finished(CASE.experiment(), tmp_path / "loop")

@@ -228,7 +228,8 @@ def test_another_draw_of_the_same_release_is_refused(tmp_path: Path) -> None:
 # Ctrl-C -----------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("executor", ["loop", pytest.param("processes", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("executor", ["loop", "processes"])
 def test_control_c_stops_at_a_point_from_which_it_continues(executor: str, tmp_path: Path, warm_server: None) -> None:
     case = BY_NAME["whole_update"]
     engine = {"executor": executor, "workers": 2, "checkpoint_every": 4}

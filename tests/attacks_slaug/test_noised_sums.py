@@ -49,7 +49,7 @@ def test_ceilings_are_those_of_the_analytic_gaussian() -> None:
 
 
 @pytest.mark.parametrize("count", [0.0, 1.0])
-@pytest.mark.parametrize("epsilon", [1.0, 4.0])
+@pytest.mark.parametrize("epsilon", [1.0, pytest.param(4.0, marks=pytest.mark.slow)])
 def test_promises_hold_and_are_nearly_reached(epsilon: float, count: float) -> None:
     found = game(ClassSums(clip=CLIP, count=count), epsilon)
     assert not found.refuted
