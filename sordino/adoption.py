@@ -107,7 +107,7 @@ def adopt(parts: Parts, folder: Path, run: str, ledger: Path, source: Path) -> N
     places = {mine.phase: folder / "preparation" / mine.phase / "checkpoints" for mine in parts.preparation}
     if all(checkpoint.latest(place) is not None for place in places.values()):
         return
-    check_source(parts, source)
+    check_source(parts, source)  # again: a resumed adoption may come long after the first look
     rows = (source / PREPARATION).read_bytes()
     if (source / CANDIDATES).exists():
         atomic_write(folder / CANDIDATES, (source / CANDIDATES).read_bytes())

@@ -23,13 +23,8 @@ from sordino.folder import numbers
 if TYPE_CHECKING:
     from sordino.training import Ended, Progress
 
-CROWD = {
-    "active",
-    "answered",
-    "bytes_down",
-    "bytes_up",
-    "device_flops",
-}  # how many were drawn is what a hidden cohort hides
+# how many were drawn is what a hidden cohort hides
+CROWD = {"active", "answered", "bytes_down", "bytes_up", "device_flops"}
 Watch = Callable[["Progress"], None]
 
 

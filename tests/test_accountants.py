@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sordino.errors import InvalidBudget, PrivacyError, UnsupportedEvent
-from sordino.ledger.accountants import amplified, best, bounds, epsilon_by
+from sordino.ledger.accountants import _losses, _reduce, amplified, best, bounds, epsilon_by
 from sordino.ledger.events import (
     Event,
     Gaussian,
@@ -132,6 +132,36 @@ def renyi(order: int, rate: float, z: float) -> float:
 def test_renyi_of_order_two_in_closed_form() -> None:
     assert renyi(2, 0.01, 1.0) == pytest.approx(math.log1p(1e-4 * (math.e - 1)), rel=1e-9)
     assert math.log1p(1e-4 * (math.e - 1)) == pytest.approx(1.718134e-4, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    "events",
+    [
+        (Gaussian(1.3),),
+        (Repeat(Poisson(0.1, Gaussian(0.8)), 20), Gaussian(2.0)),
+        (Repeat(Laplace(3.0), 4), Repeat(Poisson(0.3, Laplace(1.0)), 5)),
+    ],
+    ids=["gaussian", "sampled", "laplace"],
+)
+def test_loss_distributions_are_those_of_the_accountant_of_dp_accounting(events: tuple[Event, ...]) -> None:
+    """On the same grid, whatever it is; the twin that forgets to sample is not."""
+    from dp_accounting.pld import PLDAccountant
+
+    step = 2.0**-10
+    theirs = PLDAccountant(value_discretization_interval=step)
+    for event in events:
+        theirs.compose(to_dp_event(event))
+    for delta in (1e-6, 1e-3):
+        ours = _losses(_reduce(Together(events), "add_remove"), step).get_epsilon_for_delta(delta)
+        assert ours == pytest.approx(theirs.get_epsilon(delta), rel=1e-9)
+    bare = Together(
+        tuple(
+            Repeat(e.event.event, e.count) if isinstance(e, Repeat) and isinstance(e.event, Poisson) else e
+            for e in events
+        )
+    )
+    unsampled = _losses(_reduce(bare, "add_remove"), step).get_epsilon_for_delta(1e-3)
+    assert (unsampled > 1.2 * theirs.get_epsilon(1e-3)) == (bare != Together(events))
 
 
 def test_loss_distributions_lie_below_renyi() -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from command_line import Said
+from slaug_runs import RUN
 
 import sordino
 from sordino import adoption, config
@@ -17,20 +18,11 @@ from sordino.candidates.procedural import Procedural
 from sordino.engine import checkpoint
 from sordino.engine.federation import Federation
 from sordino.errors import RunError
-from sordino.ledger.ledger import State
+from sordino.ledger.ledger import Ledger, State
 from sordino.receipt import opened, verify
+from sordino.report.facts import gather
 from sordino.training import resume, start
 
-RUN: dict[str, Any] = {
-    "rounds": 2,
-    "data": {"source": "digits", "train": 240, "test": 60, "probe": 5},
-    "candidates": {"source": "procedural", "per_class": 12},
-    "partition": {"scheme": "dirichlet", "clients": 5, "alpha": 0.5},
-    "model": {"name": "cnn_norm"},
-    "cohort": {"name": "random", "size": 3},
-    "privacy": {},
-    "engine": {"executor": "loop"},
-}
 SLAUG = {
     "name": "slaug_fl",
     "local_epochs": 1,
@@ -90,6 +82,30 @@ def test_what_was_taken_over_is_what_would_have_been_made(
     before = left(taken)
     resume(taken)
     assert left(taken) == before
+
+
+@pytest.mark.slow
+def test_a_twin_that_takes_a_release_without_its_charges_is_caught(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    private = {"privacy": BUDGET, "algorithm": {"variant": "rigorous_b"}}
+    source, real = run(tmp_path / "source", **private), Ledger.reserve
+
+    def free(self: Ledger, op: str, charges: Any, plan: bytes, note: str = "") -> Any:
+        real(self, op, {} if "pool" in op else charges, plan, note)
+        return charges.keys()
+
+    monkeypatch.setattr(Ledger, "reserve", free)
+    taken = run(tmp_path / "taken", source, **private)
+    books = [charges for op, _, charges, *_ in left(taken)["books"] if "pool" in op]
+    assert books == [{}]
+    assert left(taken)["books"] != left(source)["books"]
+
+
+def test_a_page_does_not_say_where_on_this_machine_the_source_lies(made: Path, tmp_path: Path) -> None:
+    taken = run(tmp_path / "taken", made, algorithm={"synthetic": 0.1})
+    assert json.loads((taken / "environment.json").read_text())["prepared"] == str(made)
+    assert gather(taken)["environment"]["prepared"] == made.name
 
 
 def test_a_kill_between_two_phases_is_made_good(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,6 +19,7 @@ import safetensors.torch
 import torch
 from command_line import Said
 from PIL import Image
+from slaug_runs import FILE
 
 from sordino import config
 from sordino.errors import ConfigError
@@ -26,36 +27,12 @@ from sordino.holdings import Holdings
 from sordino.phases import Phased
 
 Cli = Callable[..., Said]
-RUN = """
-rounds = 1
-[data]
-source = "digits"
-train = 150
-test = 20
-probe = 2
-[candidates]
-source = "procedural"
-per_class = 6
-[partition]
-scheme = "iid"
-clients = 3
-[model]
-name = "cnn_norm"
-[algorithm]
-name = "slaug_fl"
-keep = 4
-gan_epochs = 1
-prepare_epochs = 1
-local_epochs = 1
-[engine]
-executor = "loop"
-"""
 TINY = ("data.train=30", "data.probe=1", 'partition={scheme="iid", clients=10}')  # three images each
 
 
 @pytest.fixture(autouse=True)
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    (tmp_path / "slaug.toml").write_text(RUN)
+    (tmp_path / "slaug.toml").write_text(FILE)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("SORDINO_CACHE", str(tmp_path / "kept"))
     return tmp_path
@@ -206,8 +183,8 @@ def refused(said: Said, wrong: Wrong) -> None:
     ],
 )
 def test_what_is_left_out_is_named(without: str, code: str, says: str, cli: Cli, here: Path) -> None:
-    assert without in RUN
-    (here / "slaug.toml").write_text(RUN.replace(without, ""))
+    assert without in FILE
+    (here / "slaug.toml").write_text(FILE.replace(without, ""))
     refused(cli("run", "slaug.toml", "--out", "run"), Wrong((), 2, code, says))
     assert not (here / "run").exists()
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import safetensors.torch
+import slaug_runs
 import torch
 from torch import Tensor
 
@@ -24,19 +25,10 @@ from sordino.privacy.sources import Counter
 from sordino.receipt import verify
 from sordino.report.words import by_phase
 from sordino.training import start
-from sordino.types import Grant
+from sordino.types import Grant, Received
 from sordino.uplink import Uplink
 
-RUN: dict[str, Any] = {
-    "rounds": 3,
-    "data": {"source": "digits", "train": 240, "test": 60, "probe": 5},
-    "candidates": {"source": "procedural", "per_class": 12},
-    "partition": {"scheme": "dirichlet", "clients": 5, "alpha": 0.5},
-    "model": {"name": "cnn_norm"},
-    "cohort": {"name": "random", "size": 3},
-    "privacy": {},
-    "engine": {"executor": "loop"},
-}
+RUN = slaug_runs.RUN | {"rounds": 3}
 SLAUG = {
     "name": "slaug_fl",
     "lr": 0.05,
@@ -112,6 +104,18 @@ def test_images_of_somebody_else_are_caught(sent: Path, tmp_path: Path, monkeypa
     assert not torch.allclose(
         after(1, sent, tmp_path / "a").prototypes, after(1, folder, tmp_path / "b").prototypes, atol=1e-2
     )
+
+
+@pytest.mark.parametrize("device", [float("nan"), -1.0, 5.0, 1e30])
+def test_a_model_of_a_device_that_there_is_not_makes_no_prototype(device: float) -> None:
+    parts = Parts(config.validate(RUN | {"algorithm": {**SLAUG, "proto_upload": "server_side"}}))
+    s, up = parts.state("server"), parts.algorithm.zero(parts.algorithm.broadcast(parts.state("server")))
+    stray, own = up._replace(device=torch.tensor(device)), up._replace(device=torch.tensor(2.0))
+    after, without = (
+        parts.algorithm.update(s, Received(up, 1.0, lambda sent=sent: sent)) for sent in ([own, stray], [own])
+    )  # type: ignore[misc]
+    assert torch.equal(after.prototypes, without.prototypes)
+    assert bool(without.known.any())
 
 
 @pytest.mark.parametrize(
@@ -256,6 +260,24 @@ def test_every_variant_says_phase_by_phase_what_it_promises(
     broken = any(finite.values()) and not all(finite.values())
     assert any("No end-to-end guarantee" in line for line in said) == broken
     assert verify(folder) == []
+
+
+def test_a_unit_that_one_phase_protects_and_the_run_does_not_is_named() -> None:
+    """Though the run promises something about another unit."""
+
+    def row(unit: str, epsilon: float | str) -> dict[str, Any]:
+        status = "none" if epsilon == "inf" else "proved"
+        rest = {"neighbours": "add_remove", "adversary": "server", "delta": 1e-5, "status": status, "because": []}
+        return {"unit": unit, "epsilon": epsilon, **rest}
+
+    phases = [{"phase": "ask", "releases": 1, "guarantees": [row("example", 1.0)]}]
+    phases += [{"phase": "training", "releases": 1, "guarantees": [row("example", "inf"), row("client", 2.0)]}]
+    lost = [
+        line
+        for line in by_phase({"phases": phases, "guarantees": [row("example", "inf"), row("client", 2.0)]})
+        if "No end" in line
+    ]
+    assert lost == ["No end-to-end guarantee of one example: what one phase noises another one gives away."]
 
 
 def test_a_receipt_that_lends_a_phase_a_promise_is_caught(sent: Path, tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+import slaug_runs
 import torch
 import torch.nn.functional as F
 from laws.test_executors import CLOSE, apart
@@ -292,18 +293,7 @@ def test_a_class_that_nobody_drew_keeps_its_prototype() -> None:
 
 # FedAvg, bit for bit --------------------------------------------------------------------------------------------------------------------------
 
-RUN: dict[str, Any] = {
-    "name": "run",
-    "rounds": 2,
-    "data": {"source": "digits", "train": 240, "test": 60, "probe": 5},
-    "candidates": {"source": "procedural", "per_class": 12},
-    "partition": {"scheme": "dirichlet", "clients": 5, "alpha": 0.5},
-    "model": {"name": "cnn_norm"},
-    "cohort": {"name": "random", "size": 3},
-    "privacy": {},
-    "engine": {"executor": "loop"},
-    "evaluation": {"every": 1},
-}
+RUN = slaug_runs.RUN | {"name": "run", "evaluation": {"every": 1}}
 SGD = {"lr": 0.05, "momentum": 0.9, "weight_decay": 5e-4, "local_epochs": 2, "batch_size": 16, "lr_decay": 0.99}
 SLAUG = {**SGD, "name": "slaug_fl", "prepare_epochs": 1, "keep": 6, "gan_epochs": 1}
 
@@ -638,6 +628,35 @@ def test_more_than_there_are_ranks_are_refused(count: int) -> None:
     with pytest.raises(SordinoError) as refusal:
         asking(count)
     assert refusal.value.code == "prototypes-out-of-range"
+
+
+def test_a_bad_device_is_a_silent_one() -> None:
+    """A model of NaN, or of a device that there is not; an answer of infinity."""
+    made, probe = task(), images(40)
+    train = Train(_given=World(made, probe=probe))
+    s = train.begin(made, KEY, None)
+    ups = [Trained(made.init(k + 50), torch.tensor(k)) for k in (3, 0, 2)]
+    nan = tree.map(lambda leaf: leaf * torch.nan, made.init(1))
+    bad = [
+        Trained(nan, torch.tensor(1)),
+        Trained(made.init(9), torch.tensor(-1)),
+        Trained(made.init(9), torch.tensor(4)),
+    ]
+    without, after = (train.update(s, Received(ups[0], 1.0, lambda sent=sent: sent)) for sent in (ups, ups + bad))  # type: ignore[misc]
+    assert [torch.equal(a, b) for a, b in zip(tree.leaves(without), tree.leaves(after), strict=True)].count(False) == 0
+
+    ask, state = asking()
+    wishes = asked(ask, state)
+    one, other = list(wishes.items())[:2]
+    honest = Prototype(torch.tensor([one[1]]), torch.ones(state.prototypes.shape[1]), torch.tensor([1.0]))
+    wild = Prototype(torch.tensor([other[1]]), torch.full_like(honest.total, torch.inf), torch.tensor([1.0]))
+    silent, shouting = (
+        ask.update(state, Received(honest, 1.0, lambda sent=sent: sent)) for sent in ([honest], [honest, wild])
+    )  # type: ignore[misc]
+    assert [torch.equal(a, b) for a, b in zip(tree.leaves(silent), tree.leaves(shouting), strict=True)].count(
+        False
+    ) == 0
+    assert int((shouting.state == 1).sum()) == 1
 
 
 def test_silent_devices_rank_last_and_keep_their_numbers() -> None:

@@ -59,8 +59,9 @@ def main() -> None:
         parts = Parts(config.load(HERE / "mnist.toml").model_copy(update={"seed": seed}))
         candidates = parts.candidates
         assert candidates is not None
+        assert parts.drawn is not None
         wrong = torch.zeros(len(candidates.y), dtype=torch.bool)
-        wrong[parts.drawn.manifest["wrong"]] = True  # type: ignore[union-attr]
+        wrong[parts.drawn.manifest["wrong"]] = True
         every = [torch.nonzero(candidates.y == c).flatten() for c in range(10)]
         chance = [own[some(len(own), 100, keys.fold(parts.key, "chance", c))] for c, own in enumerate(every)]
         sets = {"all candidates": torch.cat(every), "100 of each class at random": torch.cat(chance)}

@@ -134,7 +134,9 @@ class Train(LocalSgd):
 
     def update(self, s: Ranked, r: Received[Up]) -> Ranked:
         task, probe = given(self).task, given_examples(self)
-        models = {int(up.device): tree.add(s.x, up.delta) for up in r.each}
+        people = len(given(self).sizes)  # what is no model of a device of theirs is as good as silence
+        sent = [up for up in r.each if 0 <= int(up.device) < people and tree.finite(up.delta)]
+        models = {int(up.device): tree.add(s.x, up.delta) for up in sent}
         if len(models) < self.ranks:
             raise RunError(
                 f"{len(models)} devices answered, {self.ranks} of them are ranked",
@@ -302,7 +304,7 @@ class Ask(LocalSgd):
         return Prototype(down.label, total, count), c
 
     def update(self, s: Asking, r: Received[Prototype]) -> Asking:
-        came = {int(up.label): up for up in r.each if float(up.images) > 0}
+        came = {int(up.label): up for up in r.each if float(up.images) > 0 and tree.finite(up)}
         asked = self.broadcast(s).device >= 0
         place, state, prototypes, counts = (t.clone() for t in (s.place, s.state, s.prototypes, s.counts))
         for i in torch.nonzero(asked).flatten().tolist():

@@ -88,9 +88,12 @@ class Served(Calibrated):
     def update(self, s: Holding, r: Received[Model]) -> Holding:
         task, handed = given(self).task, self.handed(s)
         sums, counts = s.prototypes.new_zeros(s.prototypes.shape).double(), torch.zeros(len(s.known)).double()
+        sizes = given(self).sizes
         for up in r.each:
-            k, model = round(float(up.device)), tree.add(s.x, up.delta)
-            images = self.equip(task, handed, given(self).sizes[k], keys.fold(given(self).key, "equip", k))
+            if not (tree.finite(up) and 0 <= (k := round(float(up.device))) < len(sizes)):
+                continue  # nobody's model
+            model = tree.add(s.x, up.delta)
+            images = self.equip(task, handed, sizes[k], keys.fold(given(self).key, "equip", k))
             mine, many = class_sums(partial(self._features, task, model), images, task.labels)
             sums, counts = sums + mine, counts + many
         after = self.advanced(s, Up(r.mean.delta, sums.float(), counts.float()))

@@ -72,9 +72,15 @@ def gather(folder: Path) -> dict[str, Any]:
             f"sordino run experiment.toml --out {shlex.quote(folder.name)}",
             f"sordino privacy verify {shlex.quote(folder.name)}",
         ],
-        "environment": json.loads((folder / "environment.json").read_text()),
+        "environment": _environment(folder),
         "ledger_head": spent["ledger_head"],
     }
+
+
+def _environment(folder: Path) -> dict[str, Any]:
+    """Pages are passed on: of a run whose preparation was taken over they say the name, not where on this machine it lies."""
+    found: dict[str, Any] = json.loads((folder / "environment.json").read_text())
+    return {**found, "prepared": Path(found["prepared"]).name} if "prepared" in found else found
 
 
 def _thin(metrics: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

@@ -99,13 +99,14 @@ def by_phase(receipt: dict[str, Any]) -> list[str]:
         text = given + ("; ".join(promised) or nothing) if phase["releases"] else "has released nothing"
         found.setdefault(text, []).append(phase["phase"])
     said = [f"{' and '.join(names)}: {text}." for text, names in found.items()]
-    whole = any(row["epsilon"] != "inf" for row in receipt["guarantees"])
-    parts = any(row["epsilon"] != "inf" for phase in phases for row in phase["guarantees"])
-    return (
-        [*said, "No end-to-end guarantee: what one phase noises another one gives away."]
-        if parts and not whole
-        else said
-    )
+    whole = {row["unit"] for row in receipt["guarantees"] if row["epsilon"] != "inf"}
+    parts = {row["unit"]: None for phase in phases for row in phase["guarantees"] if row["epsilon"] != "inf"}
+    lost = [
+        f"No end-to-end guarantee of one {unit}: what one phase noises another one gives away."
+        for unit in parts
+        if unit not in whole
+    ]
+    return [*said, *lost]
 
 
 def strength(epsilon: float | str) -> str:

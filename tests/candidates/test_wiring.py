@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from chatting import Server, chat, serving
 from command_line import Said
+from slaug_runs import FILE
 
 from sordino import config, holdings
 from sordino.assemble import Parts
@@ -24,30 +25,6 @@ from sordino.holdings import Holdings
 
 Cli = Callable[..., Said]
 CHAT = 'candidates={{source="procedural", per_class=6, prompts={{name="openai_chat", base_url="{}", model="tiny"}}}}'
-RUN = """
-rounds = 1
-[data]
-source = "digits"
-train = 150
-test = 20
-probe = 2
-[candidates]
-source = "procedural"
-per_class = 6
-[partition]
-scheme = "iid"
-clients = 3
-[model]
-name = "cnn_norm"
-[algorithm]
-name = "slaug_fl"
-keep = 4
-gan_epochs = 1
-prepare_epochs = 1
-local_epochs = 1
-[engine]
-executor = "loop"
-"""
 
 
 @pytest.fixture
@@ -58,7 +35,7 @@ def server() -> Iterator[Server]:
 @pytest.fixture(autouse=True)
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An experiment in a folder of its own, and a user whose caches lie there."""
-    (tmp_path / "slaug.toml").write_text(RUN)
+    (tmp_path / "slaug.toml").write_text(FILE)
     monkeypatch.chdir(tmp_path)
     for name in ("SORDINO_CACHE", "OPENAI_API_KEY"):
         monkeypatch.delenv(name, raising=False)

@@ -28,9 +28,8 @@ def kept(wanted: Wanted, depends: dict[str, object], make: Callable[[], Prompts]
     if wanted.cache is None:
         return make()
     place = store.place(wanted.cache, "prompts", store.name(**depends))
-    found = store.get(place)
-    if found is not None:
-        said = json.loads(found)
+    said = json.loads(store.get(place) or b"{}")
+    if "told" in said:  # not in what versions before wrote, who did not remember whom they told
         return Prompts(tuple(said["texts"]), said["by"], 0, said["told"])
     made = make()
     store.put(place, json.dumps({"texts": made.texts, "by": made.by, "told": made.told}).encode())
