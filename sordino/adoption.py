@@ -17,6 +17,7 @@ from sordino.engine.checkpoint import atomic_write
 from sordino.errors import RunError
 from sordino.folder import CANDIDATES, PREPARATION, check_is_run
 from sordino.ledger.ledger import Entry, State
+from sordino.ledger.notes import under
 from sordino.receipt import opened
 from sordino.version import __version__
 
@@ -117,7 +118,8 @@ def adopt(parts: Parts, folder: Path, run: str, ledger: Path, source: Path) -> N
         with (federation := _phase(parts, phase).federation(ledger, run)).ledger as book:
             for entry in entries:
                 op = federation.op(int(entry.op.rpartition("/")[2]))
-                granted = book.reserve(op, entry.charges, bytes.fromhex(entry.plan), entry.note)
+                said = under(entry.note, federation.config)
+                granted = book.reserve(op, entry.charges, bytes.fromhex(entry.plan), said)
                 assert granted == entry.charges.keys(), "the same budget pays for the same release"
                 assert entry.digest is not None
                 book.drawn(op)

@@ -231,6 +231,7 @@ class Parts(Composition):
             noise=self.experiment.privacy.noise,
             run=f"{run}.{self.phase}" if self.prepares else run,
             config=self.experiment.digest(),
+            coordinates=self.coordinates,
             before=tuple(f"{run}.{other.phase}" for other in self.preparation[: self.stage % len(self._phases)]),
         )
 

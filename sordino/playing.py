@@ -80,7 +80,7 @@ class Phase:
                     code="model-not-finite",
                 )
             self.row = self.tell(t, outcome)
-            self._stalled = self.federation.stalled(outcome.received)
+            self._stalled = outcome.received is not None and self.federation.stalled(outcome.received)
             if (t + 1) % every == 0 or t + 1 == self.parts.rounds:
                 now: dict[str, checkpoint.JSON] = {
                     "stalled": self._stalled,
@@ -111,6 +111,7 @@ def row_of(t: int, outcome: Outcome) -> Metrics:
         "bytes_down": outcome.bytes_down,
         "bytes_up": outcome.bytes_up,
         "payload": outcome.payload,
+        **({"lost": True} if outcome.lost else {}),
         **({"secure": {k: v for k, v in outcome.secure.items() if k != "cpu_seconds"}} if outcome.secure else {}),
     }
 
@@ -125,8 +126,9 @@ def stands(federation: Federation, loaded: checkpoint.Loaded, folder: Path) -> S
             code="ledger-rolled-back",
         )
     federation.replay(loaded.step)
-    federation.store(loaded.step - 1, bytes.fromhex(loaded.meta["release"]))  # where the crash came between the two
-    federation.publish(loaded.step - 1)
+    if loaded.meta["release"]:  # else that round was lost
+        federation.store(loaded.step - 1, bytes.fromhex(loaded.meta["release"]))  # where the crash came between the two
+        federation.publish(loaded.step - 1)
     return Standing(loaded.trees["server"], loaded.step, loaded.meta["stalled"])
 
 

@@ -19,8 +19,10 @@ from sordino.assemble import Parts
 from sordino.engine import checkpoint, wire
 from sordino.engine.checkpoint import atomic_write
 from sordino.engine.federation import Federation
+from sordino.errors import RunError
 from sordino.folder import HANDED, PREPARATION
 from sordino.playing import Begun, Metrics, Phase, Standing, computed, executor, metrics_file, row_of, stands
+from sordino.round import Outcome
 from sordino.types import Params
 
 Watch = Callable[[Parts, Federation, Metrics], None]
@@ -91,7 +93,14 @@ def _play(
         execute = executor(mine, folder, place, run, begun, None, stack)
         metrics = stack.enter_context(metrics_file(folder / PREPARATION, written))
 
-        def tell(t: int, outcome: Any) -> Metrics:
+        def tell(t: int, outcome: Outcome) -> Metrics:
+            if outcome.lost:
+                raise RunError(
+                    f"the preparation was cut off in its phase {mine.phase}, after its noise was drawn",
+                    why="what it released is not known, drawn again it would be a second release, and its part of the budget is spent",
+                    fix="begin a new run, with a budget of its own",
+                    code="preparation-lost",
+                )
             row = {"phase": mine.phase, **row_of(t + 1, outcome), **computed(mine, outcome)}
             metrics.write(f"{json.dumps(row)}\n".encode())
             return row

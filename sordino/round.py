@@ -2,8 +2,8 @@
 
 data -> shard -> local training -> example gate -> client gate -> wire -> sum -> server gate -> server update -> ledger
 
-Nothing is read before the ledger has reserved its price, nothing is used before its digest is stored, and the same round done twice is the
-same release.
+Nothing is read before the ledger has reserved its price, nothing leaves a client before the ledger knows that noise is drawn, nothing is used before its
+digest is stored, and no round has two releases.
 """
 
 from __future__ import annotations
@@ -22,13 +22,14 @@ Execute = Callable[[int, Any, Mapping[int, Grant], Key], Iterable[tuple[int, Any
 
 class Outcome(NamedTuple):
     server: Any
-    received: Received[Any]
+    received: Received[Any] | None  # None of a round that was lost
     active: list[int]
     answered: list[int]
     bytes_down: int
     bytes_up: int
     payload: int  # bytes of one upload that are numbers
     secure: Mapping[str, Any]  # what an encrypted or masked sum cost
+    lost: bool = False  # its noise was drawn in an attempt that was cut short: it is not drawn again
 
 
 Keep = Callable[[Outcome, bytes], None]
@@ -47,6 +48,10 @@ def one_round(
     granted = run.reserve(t, prices)  # durable, before any data is read
 
     down = run.algorithm.broadcast(server)
+    if not run.begin(t):  # durable, before anything leaves a client
+        outcome = Outcome(server, None, crew.active, [], 0, 0, 0, {}, lost=True)
+        keep(outcome, b"")
+        return outcome
     grants = {k: run.grant(t, k, prices[k], crew.epochs.get(k), crew.parts.get(k)) for k in granted}
     answers = execute(t, down, grants, run.round_key(t))  # at the clients: local(), then uplink.encode()
 

@@ -14,7 +14,8 @@ from typing import Any, NamedTuple
 from sordino.config import CHOOSERS
 from sordino.errors import ConfigError
 from sordino.ledger.claims import ADVERSARIES
-from sordino.ledger.statement import Key, Row, read_notes, statement
+from sordino.ledger.notes import read_notes
+from sordino.ledger.statement import Key, Row, statement
 
 OPENING, CLOSING, QUOTES = "[{(", "]})", "\"'"
 NOT_SWEPT = {"seed": "seeds are what `--seeds N` is for", "name": "the name of a method comes from its values"}
@@ -113,11 +114,8 @@ def composed(seeds: Sequence[Sequence[Notes]], delta: float) -> list[Composed]:
 
 
 def _united(configurations: Sequence[Notes], delta: float) -> dict[Key, Row]:
-    """Rows of the union, against adversaries for whom every configuration states its claims in the same terms.
-
-    A release that is recorded under add_remove says nothing under replace: there its cost would be missing, not zero.
-    """
-    spoken = [keys for notes in configurations if (keys := read_notes(*notes).keys())]
+    """Rows of the union, against adversaries for whom every configuration states its claims in the same terms: others would be compared in steps of several kinds."""
+    spoken = [keys for notes in configurations if (keys := _spoken(notes))]
     population = max(notes.population for notes in configurations)
     rows = statement(itertools.chain.from_iterable(notes.texts for notes in configurations), population, delta)
     alike = {
@@ -126,3 +124,8 @@ def _united(configurations: Sequence[Notes], delta: float) -> dict[Key, Row]:
         if len({frozenset(key for key in keys if key[2] == adversary) for keys in spoken}) == 1
     }
     return {(row.unit, row.neighbours, row.adversary): row for row in rows if row.adversary in alike}
+
+
+def _spoken(notes: Notes) -> set[Key]:
+    claims = (c for releases in read_notes(*notes).values() for release in releases for c in release)
+    return {(claim.unit, claim.neighbours, claim.adversary) for claim in claims}

@@ -43,6 +43,8 @@ from sordino.receipt import receipt
 from sordino.round import Outcome
 from sordino.version import __version__
 
+LOST = "was cut off after its noise was drawn: a second release would be unpaid, so it is left out, and what it cost stays spent"
+
 
 class Progress(NamedTuple):
     round: int  # 0 in a preparation, whose phase is in the metrics
@@ -206,7 +208,9 @@ def _train(
         def played(now: Standing, outcome: Outcome) -> None:
             nonlocal at
             at = now
-            if not outcome.answered and not federation.everyone_pays:
+            if outcome.lost:
+                notes.append(f"round {now.t} {LOST}")
+            elif not outcome.answered and not federation.everyone_pays:
                 notes.append(f"round {now.t}: nobody could take part, the model stays as it was")
             if experiment.engine.network != Network():
                 _note_cost(folder, {"round": now.t, "seconds": round(phase.seconds, 3)})

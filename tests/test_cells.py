@@ -18,8 +18,10 @@ from torch import Tensor
 from sordino import keys
 from sordino.algorithms.prifedsync import prifedsync
 from sordino.errors import ConfigError
+from sordino.ledger.covering import two_steps
 from sordino.ledger.events import Gaussian, Poisson, Repeat
-from sordino.ledger.statement import note, statement, two_steps
+from sordino.ledger.notes import note
+from sordino.ledger.statement import statement
 from sordino.privacy.episodes import CellGradient, CellShard
 from sordino.types import Examples, Grant, Params, Source, Work
 

@@ -29,7 +29,7 @@ from sordino.engine.cohort import (
     RoundRobinPeer,
     binomial_quantile,
 )
-from sordino.engine.draws import first_head
+from sordino.engine.draws import Coins, first_head
 from sordino.errors import ConfigError
 from sordino.ledger.events import Gaussian, Poisson
 
@@ -262,7 +262,7 @@ def test_a_word_is_cut_where_the_law_says(rate: float) -> None:
         assert abs(thresholds[j] - exact) <= 1
 
 
-def broken_heads(how: str) -> Callable[[int, float, int], NDArray[np.int64]]:
+def broken_heads(how: str) -> Callable[[Coins, float, int], NDArray[np.int64]]:
     """Twins of the sampler: one head to a block at most; the coin behind a head left out; the last coin of a block without heads tossed again."""
     ends: dict[str, Callable[[int, int], int]] = {
         "one": lambda first, block: block,
@@ -270,10 +270,10 @@ def broken_heads(how: str) -> Callable[[int, float, int], NDArray[np.int64]]:
         "twice": lambda first, block: first + 1 if first < block else block - 1,
     }
 
-    def heads(key: int, rate: float, coins: int) -> NDArray[np.int64]:
+    def heads(tossed: Coins, rate: float, coins: int) -> NDArray[np.int64]:
         thresholds = first_head(rate)
         block, found, passed = len(thresholds), [], 0
-        for word in keys.words(key, 4 * coins):
+        for word in tossed.words(4 * coins):
             first = int(np.searchsorted(thresholds, word, side="right"))
             if first < block:
                 found.append(passed + first)

@@ -36,7 +36,7 @@ from sordino.ledger.accountants import best
 from sordino.ledger.claims import ADVERSARIES, Claim, Neighbours
 from sordino.ledger.events import Event, Gaussian, NonPrivate, Poisson, Repeat
 from sordino.ledger.gaussian_dp import epsilon_of, mu_of
-from sordino.ledger.statement import note
+from sordino.ledger.notes import note
 from sordino.report.compared import as_csv, as_latex, lines, shaped
 from sordino.report.comparison import choosing, snippet
 from sordino.sweeps import Notes, composed, grid, split

@@ -34,7 +34,8 @@ from sordino.folder import SECRET, secret_of
 from sordino.ledger.accountants import epsilon_by
 from sordino.ledger.calibrate import sampled_multiplier
 from sordino.ledger.events import Event, Gaussian, Laplace, Once, Poisson, Repeat, Response, from_json
-from sordino.ledger.statement import Row, note, statement
+from sordino.ledger.notes import note
+from sordino.ledger.statement import Row, statement
 from sordino.privacy.coordinate_laplace import FLAGGED, OF_ONE_UPLOAD, UNBOUNDED, CoordinateLaplace, Flagged
 from sordino.privacy.one_direction import OneDirection
 from sordino.privacy.privunit import parameters

@@ -188,7 +188,8 @@ class Reference:
     def drawn(self, op: str) -> object:
         if self.states.get(op) is State.RESERVED:
             self.states[op] = State.DRAWN
-        return None if op in self.states else "op-unknown"
+            return True  # said first by this call: whoever is told False must not draw
+        return False if op in self.states else "op-unknown"
 
     def stored(self, op: str, digest: bytes, payload: bytes | None) -> object:
         if op not in self.states:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ from sordino.errors import ConfigError, SordinoError, UnsoundGuarantee
 from sordino.ledger.calibrate import exact_multiplier, sampled_multiplier
 from sordino.ledger.gaussian_dp import epsilon_of
 from sordino.ledger.ledger import Ledger
+from sordino.ledger.notes import parsed
 from sordino.ledger.personal import Waste, waste, wasted
 from sordino.personal_plans import ThresholdPlan
 from sordino.privacy.sources import for_client, for_round
@@ -68,7 +68,7 @@ def test_published_budgets_are_claimed_and_what_holds_is_said(cost: str, tmp_pat
     with federation.ledger as ledger:
         events: dict[int, float] = {}
         for entry in ledger.entries():
-            for group in json.loads(entry.note):
+            for group in parsed(entry.note).releases:
                 z = next(c["event"] for c in group["claims"] if c["unit"] == "client" and c["adversary"] == "server")
                 for k in group["clients"]:
                     events[k] = events.get(k, 0.0) + z["noise_multiplier"] ** -2

@@ -39,6 +39,7 @@ from sordino.ledger.accountants import epsilon_by
 from sordino.ledger.currency import UNIT
 from sordino.ledger.events import Gaussian, Poisson, Repeat, Together
 from sordino.ledger.ledger import State
+from sordino.ledger.notes import parsed
 from sordino.ledger.pricing import CountedPhase, Renyi, best_order, budget_at, counted_phases
 from sordino.playing import Phase
 from sordino.privacy.sources import for_client, for_round
@@ -376,7 +377,7 @@ def test_every_phase_is_in_the_books_under_its_own_name(once: Path) -> None:
     assert mine == entries  # the receipt speaks of all of them
     assert {entry.state for entry in entries} == {State.PUBLISHED}
     assert len({entry.digest for entry in entries}) == len(entries)
-    who = [sorted(k for group in json.loads(entry.note) for k in group["clients"]) for entry in entries]
+    who = [sorted(k for group in parsed(entry.note).releases for k in group["clients"]) for entry in entries]
     assert who[0] == list(range(CLIENTS))
     assert [len(each) for each in who[1 : 1 + asked]] == [row["active"] for row in rows if row["phase"] == "ask"]
     receipt = json.loads((once / "privacy.json").read_text())
@@ -443,7 +444,7 @@ def test_device_flops_are_the_closed_form(once: Path) -> None:
     with federation.ledger as ledger:
         for entry in ledger.entries():
             served[entry.op.partition(".")[2] or entry.op] = [
-                k for group in json.loads(entry.note) for k in group["clients"]
+                k for group in parsed(entry.note).releases for k in group["clients"]
             ]
     forward = parts.task.flops / 3
     # the small network: three convolutions of stride 2 on 8x8, then a linear layer; two operations for a product
@@ -475,7 +476,7 @@ def test_bytes_are_the_sizes_of_the_messages(once: Path) -> None:
     parts, federation = opened(once)
     run, digest = federation.run, parts.experiment.digest()
     with federation.ledger as ledger:
-        who = {e.op: [k for group in json.loads(e.note) for k in group["clients"]] for e in ledger.entries()}
+        who = {e.op: [k for group in parsed(e.note).releases for k in group["clients"]] for e in ledger.entries()}
 
     def message(phase: str, t: int, sender: int, tree_: Any) -> int:
         name = f"{run}.{phase}" if phase else run
@@ -552,7 +553,7 @@ def _envelopes(folder: Path) -> int:
             mine = next((p for p in parts.preparation if p.phase == name.partition(".")[2]), parts)
             algorithm = mine.algorithm
             down = algorithm.broadcast(mine.state("server"))
-            for k in (k for group in json.loads(entry.note) for k in group["clients"]):
+            for k in (k for group in parsed(entry.note).releases for k in group["clients"]):
                 told = algorithm.told(down, k) if hasattr(algorithm, "told") else down
                 if name.endswith("ask"):
                     told = type(told)(torch.zeros(1, dtype=torch.int64))

@@ -32,7 +32,8 @@ from sordino.ledger.events import (
     to_dp_event,
     to_json,
 )
-from sordino.ledger.statement import note, statement
+from sordino.ledger.notes import note
+from sordino.ledger.statement import statement
 from sordino.privacy.randomised_response import composed_delta, flip_probability, keep_probability
 
 A, B = Once("a", Repeat(Response(5.0, 21), 3)), Once("b", Repeat(Response(5.0, 21), 3))

@@ -21,13 +21,15 @@ from laws import warm
 from laws.cases import BY_NAME, CASES, Case
 from laws.traces import POINTS, Trace, differences, finished, killed_at, parts_of, trace
 
-from sordino import run
+from sordino import run, tree
 from sordino.config import load
 from sordino.engine import checkpoint
+from sordino.engine.federation import Federation
 from sordino.errors import LedgerError, RunError
 from sordino.ledger.ledger import Entry, State
 from sordino.receipt import opened, verify
 from sordino.training import Progress, resume, start
+from sordino.uplink import Uplink
 
 ROUNDS = 12
 
@@ -191,37 +193,92 @@ def test_an_interrupted_upload_stays_spent(tmp_path: Path) -> None:
             assert ledger.spent(client) == tuple(map(sum, zip(*own, strict=True)))
 
 
+SYSTEM = BY_NAME["gaussian_gdp"].privacy | {"noise": "system"}
+
+
 @pytest.mark.parametrize("point", POINTS)
-def test_noise_from_the_system_is_drawn_again_only_while_nothing_was_kept(point: str, tmp_path: Path) -> None:
-    """The process dies anywhere in a round: the run goes on, what was released stays, every operation is one release."""
-    case = BY_NAME["gaussian_gdp"]
-    made = case.experiment(privacy=case.privacy | {"noise": "system"})
+def test_no_round_is_drawn_twice_with_noise_of_the_system(point: str, tmp_path: Path) -> None:
+    """The process dies anywhere in a round: what was drawn and not kept is lost, what was released stays, every operation is one release."""
+    made = BY_NAME["gaussian_gdp"].experiment(privacy=SYSTEM)
     with killed_at(point, 2):
         start(made, tmp_path / "run")
     before = released(tmp_path / "run")
     assert len(before) == (3 if point in ("stored", "published") else 2)
     kept = checkpoint.load(tmp_path / "run" / "checkpoints", parts_of(tmp_path / "run").state)
     result = resume(tmp_path / "run")
-    assert len(result.metrics) == 4
+    lost = point == "computed"
+    assert [row.get("lost", False) for row in result.metrics] == [False, False, lost, False]
+    assert any("cut off after its noise was drawn" in note for note in result.notes) == lost
     after = released(tmp_path / "run")
     assert before.items() <= after.items()
-    assert len(after) == 4
+    assert len(after) == 4 - lost
+    assert len(entries(tmp_path / "run")) == 4  # a lost round stays paid for
     assert kept is not None
     if point in ("kept", "stored", "published"):  # what the checkpoint holds is what the ledger says was released
         assert list(after.values())[2] == kept.meta["release"]
     assert verify(tmp_path / "run") == []
 
 
+def draws_of_round_two(folder: Path, kills: int) -> list[bytes]:
+    """What a client sends in round 2, in every attempt of a run that is killed before anything of it is kept."""
+    sent: list[bytes] = []
+    encode = Uplink.encode
+
+    def spied(self: Uplink, upload: Any, grant: Any) -> Any:
+        found = encode(self, upload, grant)
+        if grant.client == watched[0]:
+            sent.append(tree.leaves(found)[0].contiguous().numpy().tobytes())
+        return found
+
+    made = BY_NAME["gaussian_gdp"].experiment(privacy=SYSTEM, cohort={"name": "everyone"}, rounds=3)
+    watched = [0]
+    with pytest.MonkeyPatch.context() as patch, killed_at("computed", 2):
+        patch.setattr(Uplink, "encode", spied)
+        start(made, folder)
+    first = len(sent)
+    for _ in range(kills):
+        with pytest.MonkeyPatch.context() as patch, killed_at("computed", 2):
+            patch.setattr(Uplink, "encode", spied)
+            resume(folder)
+    return sent[first - 1 :]
+
+
+def test_kills_do_not_average_the_noise_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However often the server dies after uploads have come in, it has seen one draw of them. The twin that draws again shows it another one every time."""
+    assert len(set(draws_of_round_two(tmp_path / "run", 3))) == 1
+
+    def again(self: Federation, t: int) -> bool:
+        self.ledger.drawn(self.op(t))
+        return True
+
+    monkeypatch.setattr(Federation, "begin", again)
+    assert len(set(draws_of_round_two(tmp_path / "twin", 3))) == 4
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_a_copied_folder_does_not_release_a_round_again(shared: bool, tmp_path: Path) -> None:
+    """On one ledger the copy is stopped before it draws; a ledger that was copied with its folder is noticed by where it lies."""
+    ledger = {"ledger": str(tmp_path / "shared.sqlite")} if shared else {}
+    with killed_at("kept", 1):
+        start(BY_NAME["gaussian_gdp"].experiment(privacy=SYSTEM | ledger), tmp_path / "run")
+    shutil.copytree(tmp_path / "run", tmp_path / "copy")
+    resume(tmp_path / "run")
+    before = released(tmp_path / "run")
+    with pytest.raises((LedgerError, RunError)) as refusal:
+        resume(tmp_path / "copy")
+    assert refusal.value.code == ("released-elsewhere" if shared else "copied-run")
+    assert released(tmp_path / "run") == before
+
+
 def test_another_draw_of_the_same_release_is_refused(tmp_path: Path) -> None:
-    """The twin without the checkpoint of its last round: going on would release the same operation twice."""
-    case = BY_NAME["gaussian_gdp"]
+    """Without the checkpoint of its last round: going on would release the same operation twice. It is refused before anything is drawn."""
     with killed_at("stored", 2):
-        start(case.experiment(privacy=case.privacy | {"noise": "system"}), tmp_path / "run")
+        start(BY_NAME["gaussian_gdp"].experiment(privacy=SYSTEM), tmp_path / "run")
     before = released(tmp_path / "run")
     max((tmp_path / "run" / "checkpoints").glob("round-*.ckpt")).unlink()
     with pytest.raises(LedgerError) as refusal:
         resume(tmp_path / "run")
-    assert refusal.value.code == "op-two-releases"
+    assert refusal.value.code == "released-elsewhere"
     assert released(tmp_path / "run") == before
 
 

@@ -8,7 +8,6 @@ read and nothing is trained.
 from __future__ import annotations
 
 import difflib
-import json
 import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -32,6 +31,7 @@ from sordino.ledger.accountants import best
 from sordino.ledger.claims import ADVERSARIES
 from sordino.ledger.events import Event, Gaussian, NonPrivate, Poisson, leaves
 from sordino.ledger.gaussian_dp import epsilon_of
+from sordino.ledger.notes import parsed
 from sordino.plan import Price
 from sordino.privacy.responses import Responses
 from sordino.privacy.sources import Counter, System
@@ -186,7 +186,7 @@ def _promises(parts: Parts) -> Iterator[tuple[Claim, float | None, list[Pair]]]:
     noted = [
         Claim.from_json(one)
         for entry in federation.entries()
-        for group in json.loads(entry.note)
+        for group in parsed(entry.note).releases
         if group["clients"] == "*" or client in group["clients"]
         for one in group["claims"]
     ]

@@ -18,11 +18,14 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from sordino import keys
-from sordino.engine.draws import heads, subset
+from sordino.engine.draws import Coins, Seeded, heads, subset
 from sordino.errors import ConfigError
 from sordino.ledger.events import Event, Poisson
+
+Rates = NDArray[np.float64]
 
 
 class Cohort(ABC):
@@ -175,8 +178,19 @@ class Random(Cohort):
         return float(self.size)
 
 
+class Tossed(Cohort):
+    """One coin per client and round. Who knows the coins sees who takes part: a hidden cohort of a real run has them from the operating system, not from a seed."""
+
+    @abstractmethod
+    def toss(self, population: int, coins: Coins, rates: Rates | None = None) -> list[int]:
+        """The clients of a round; `rates` are the plan's, where budgets are personal."""
+
+    def draw(self, round_index: int, population: int, key: keys.Key) -> list[int]:
+        return self.toss(population, Seeded(_coins(key, round_index)))
+
+
 @dataclass(frozen=True)
-class PoissonSample(Cohort):
+class PoissonSample(Tossed):
     """Every client tosses its own coin in every round: the only cohort that amplifies.
 
     Who was drawn stays hidden, so everybody pays for every round: T_k = R.
@@ -193,8 +207,8 @@ class PoissonSample(Cohort):
                 code="rate-out-of-range",
             )
 
-    def draw(self, round_index: int, population: int, key: keys.Key) -> list[int]:
-        drawn: list[int] = heads(keys.word(_coins(key, round_index)), self.rate, _people(population)).tolist()
+    def toss(self, population: int, coins: Coins, rates: Rates | None = None) -> list[int]:
+        drawn: list[int] = heads(coins, self.rate, _people(population)).tolist()
         return drawn
 
     def exposures(self, rounds: int, population: int) -> Sequence[int]:

@@ -3,13 +3,45 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from functools import lru_cache
 from itertools import count
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from sordino import keys
+from sordino.privacy.sources import System
+
+Words = NDArray[np.uint64]
+
+
+class Coins(Protocol):
+    """Where the coins of a round come from."""
+
+    def words(self, count: int, *part: int | str) -> Words: ...
+
+
+@dataclass(frozen=True)
+class Seeded:
+    """From a key: the same coins for whoever knows the seed."""
+
+    key: keys.Key
+
+    def words(self, count: int, *part: int | str) -> Words:
+        return keys.words(keys.word(keys.fold(self.key, *part)), count)
+
+
+class Unseen:
+    """From the operating system: nobody can toss them again."""
+
+    def __init__(self) -> None:
+        self._source = System()
+
+    def words(self, count: int, *part: int | str) -> Words:
+        return self._source.words(count).numpy().view(np.uint64)
+
 
 LONGEST = 1 << 16  # coins that one word may settle
 
@@ -32,7 +64,7 @@ def subset(key: int, size: int, population: int) -> NDArray[np.int64]:
     return np.empty(0, np.int64)
 
 
-def heads(key: int, rate: float, coins: int) -> NDArray[np.int64]:
+def heads(tossed: Coins, rate: float, coins: int) -> NDArray[np.int64]:
     """Which of so many independent coins show heads, at a cost in proportion to the heads (and to 1/65536 of the coins).
 
     One word says where the first head among the next few coins is, or that there is none. The coins behind a head
@@ -44,7 +76,7 @@ def heads(key: int, rate: float, coins: int) -> NDArray[np.int64]:
     block, found, passed = len(thresholds), [], 0
     each = -math.expm1(block * math.log1p(-rate)) / rate  # coins that a word settles on average
     for part in count():
-        words = keys.words(keys.word(keys.fold(key, part)), int(1.1 * (coins - passed) / each) + 16)
+        words = tossed.words(int(1.1 * (coins - passed) / each) + 16, part)
         first = np.searchsorted(thresholds, words, side="right")  # `block` where there is no head
         settled = passed + np.cumsum(np.minimum(first + 1, block))
         found.append(settled[first < block] - 1)

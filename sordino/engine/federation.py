@@ -7,7 +7,7 @@ import itertools
 import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -15,24 +15,26 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sordino import keys, tree
-from sordino.engine.cohort import Cohort
+from sordino.engine.cohort import Cohort, Tossed
+from sordino.engine.draws import Seeded, Unseen
 from sordino.engine.loudness import in_mean, of_reader, of_uplink
 from sordino.engine.mail import Mail
 from sordino.engine.messages import Messages
-from sordino.engine.personal import Personal
 from sordino.engine.secure_sum import SecureSum
 from sordino.engine.stragglers import Crew, Stragglers
 from sordino.engine.weights import Weights
-from sordino.errors import BudgetExhausted
-from sordino.ledger.events import Event, Poisson
-from sordino.ledger.ledger import EVERYONE, Entry, Ledger
+from sordino.errors import BudgetExhausted, LedgerError
+from sordino.ledger.events import Event, NonPrivate, Nothing, Once, Poisson, Repeat, Together, leaves
+from sordino.ledger.ledger import EVERYONE, Entry, Ledger, State
+from sordino.ledger.notes import SYSTEM, named, note
 from sordino.ledger.schedules import Adaptive
-from sordino.ledger.statement import note
 from sordino.plan import Plan, Price
-from sordino.privacy.sources import for_client, for_round
+from sordino.privacy.sources import TABLE_ERROR, for_client, for_round
 from sordino.privacy.stages import Weigh
 from sordino.types import Adversary, Claim, Grant, Received, Source
 from sordino.uplink import Summed
+
+Groups = list[tuple[list[int] | str, list[Claim]]]  # who, and what is claimed about each of them
 
 STALL = 1.1  # a mean update within a tenth of its expected noise norm carries no visible signal
 
@@ -49,12 +51,15 @@ class Federation(Messages):
     noise: str  # "counter" (simulation) or "system"
     run: str  # id on the wire and in the ledger
     config: str  # digest of the experiment
+    coordinates: int = 0  # of one upload
+    void: tuple[str, ...] = ()  # why nothing that is claimed holds
     before: tuple[str, ...] = ()  # the names that earlier phases of the run have in the ledger
     # of rounds already played, under the `payer` of a client; who never took part is not in them
     exposures: dict[int, int] = field(default_factory=dict)
     spent: dict[int, tuple[int, ...]] = field(default_factory=dict)
     latest: dict[int, tuple[int, ...]] = field(default_factory=dict)  # the last charge
     _central: float | None = None  # multiplier of this round's central noise
+    _draws: bool = False  # does this round draw noise that is drawn once only?
     _noise_norm: float = 0.0
     _coordinates: int = 0
     _rates: NDArray[np.float64] | None = None  # of this round's coins, where budgets are personal
@@ -81,8 +86,11 @@ class Federation(Messages):
         if hasattr(self.algorithm, "asks"):
             return sorted(self.algorithm.asks(server))
         self._rates = self.plan.rates(t, self.spent)
-        if isinstance(self.cohort, Personal):
-            return self.cohort.draw(t, self.population, self.key, self._rates)
+        if isinstance(self.cohort, Tossed):
+            # what nobody may know is not drawn from a seed that stands in the experiment
+            unseen = self.noise == SYSTEM and self.cohort.hidden
+            coins = Unseen() if unseen else Seeded(keys.fold(self.key, "cohort", t))
+            return self.cohort.toss(self.population, coins, self._rates)
         drawn = self.cohort.draw(t, self.population, self.key)
         return drawn if away is None or self.cohort.hidden else self._redrawn(t, drawn, away)
 
@@ -124,7 +132,7 @@ class Federation(Messages):
         if self.everyone_pays:
             return self._reserve_from_each(t, prices)
         charges = {str(k): price.charge for k, price in prices.items() if price is not None}
-        granted = self.ledger.reserve(self.op(t), charges, self._digest(t, prices), self._note(prices))
+        granted = self.ledger.reserve(self.op(t), charges, self._digest(t, prices), self._note(self._said(prices)))
         clients = sorted(k for k, price in prices.items() if price is None or str(k) in granted)
         self._remember(clients, prices)
         # one noise for all who paid: sized for the one who paid least, or the same in every round where each is bounded by what it paid
@@ -136,7 +144,8 @@ class Federation(Messages):
     def _reserve_for_all(self, t: int, prices: Mapping[int, Price | None]) -> list[int]:
         # hidden participation: who was drawn must not show in who pays, so everyone pays in every round, drawn or not
         price = self._shared_price(t)
-        granted = self.ledger.reserve(self.op(t), {EVERYONE: price.charge}, self._digest(t, {}), self._of_all(price))
+        said = self._note(self._of_all(price))
+        granted = self.ledger.reserve(self.op(t), {EVERYONE: price.charge}, self._digest(t, {}), said)
         if EVERYONE not in granted:
             raise _exhausted(t)
         self._remember([self.payer(0)], {self.payer(0): price})
@@ -148,20 +157,25 @@ class Federation(Messages):
         asked = {k: self.plan.price(k, t, self._spent(k)) for k in range(self.population)}
         due = {k: price for k, price in asked.items() if price is not None}
         charges = {str(k): price.charge for k, price in due.items() if any(price.charge)}
-        granted = self.ledger.reserve(self.op(t), charges, self._digest(t, {}), self._of_all(due[0]) if due else "[]")
+        said = self._note(self._of_all(due[0]) if due else [])
+        granted = self.ledger.reserve(self.op(t), charges, self._digest(t, {}), said)
         if len(granted) < len(charges) or not due:
             raise _exhausted(t)
         self._remember(sorted(due), due)
         self._central = due[0].multiplier
         return sorted(prices)
 
-    def _of_all(self, price: Price) -> str:
+    def _of_all(self, price: Price) -> Groups:
         """The claims of a round in which everybody may have taken part, each at its own rate."""
         if self._rates is None:
-            return note([("*", self._claims(0, price.multiplier))])
+            return [("*", self._claims(0, price.multiplier))]
         levels, which = np.unique(self._rates, return_inverse=True)
         groups = [np.flatnonzero(which == i).tolist() for i in range(len(levels))]
-        return note([(clients, self._claims(clients[0], price.multiplier)) for clients in groups])
+        return [(clients, self._claims(clients[0], price.multiplier)) for clients in groups]
+
+    def _note(self, groups: Groups) -> str:
+        self._draws = any(_draws(claim.event) for _, claims in groups for claim in claims)
+        return note(groups, self.noise, self.config)
 
     def _shared_price(self, t: int) -> Price:
         price = self.plan.price(0, t, self._spent(0), last=self.latest.get(0))
@@ -196,7 +210,7 @@ class Federation(Messages):
             if EVERYONE in entry.charges:
                 who: list[int] = [self.payer(0)]
             else:
-                who = [k for group in json.loads(entry.note) for k in group["clients"]]
+                who = named(entry.note)
             for k in who:
                 charge = entry.charges.get(EVERYONE) or entry.charges.get(str(k))
                 if run == self.run and (charge is not None or self.plan.pricing is None):
@@ -204,9 +218,25 @@ class Federation(Messages):
                 if charge is not None:
                     self._charge(k, charge)
 
+    def begin(self, t: int) -> bool:
+        """Durable before anything leaves a client: from here on noise may have been drawn. False where it was, in an attempt that was cut short.
+
+        Seeded noise comes again as it was. Noise of the operating system never does: a second release of the same round would be one that nobody has
+        paid for, so the round is lost, and what it cost stays spent. Where nothing was promised there is nothing to lose, and it is done again.
+        """
+        if self.noise != SYSTEM or self.ledger.drawn(self.op(t)) or not self._draws:
+            return True
+        if self.ledger.state(self.op(t)) is not State.DRAWN:
+            raise LedgerError(
+                f"round {t + 1} has already been released elsewhere",
+                why="this folder is a copy of a run that went on, or the ledger is one: the same round would be released with fresh noise",
+                fix="go on with the folder that holds the newest checkpoint",
+                code="released-elsewhere",
+            )
+        return False
+
     def store(self, t: int, release: bytes) -> None:
         """Fix the one content this release will ever have."""
-        self.ledger.drawn(self.op(t))
         self.ledger.stored(self.op(t), release)
 
     def publish(self, t: int) -> None:
@@ -218,18 +248,31 @@ class Federation(Messages):
         }
         return hashlib.sha256(json.dumps([self.config, t, plan], sort_keys=True).encode()).digest()
 
-    def _note(self, prices: Mapping[int, Price | None]) -> str:
+    def _said(self, prices: Mapping[int, Price | None]) -> Groups:
         groups: dict[tuple[float | None, int], list[int]] = {}
         for k, price in sorted(prices.items()):
             multiplier = None if price is None else price.multiplier
             groups.setdefault((multiplier, self.algorithm.read.reads(self.algorithm.work, self.sizes[k])), []).append(k)
-        return note([(clients, self._claims(clients[0], multiplier)) for (multiplier, _), clients in groups.items()])
+        return [(clients, self._claims(clients[0], multiplier)) for (multiplier, _), clients in groups.items()]
 
     def _claims(self, client: int, multiplier: float | None) -> list[Claim]:
+        read, uplink, size = self.algorithm.read, self.algorithm.uplink, self.sizes[client]
+        reads = max(1, read.reads(self.algorithm.work, size))
+        # one noise for all who are in a sum, or every client's share of it
+        sums = math.ceil(self.cohort.expected(self.population)) if uplink.shared else 1
         return [
-            *self.algorithm.read.claims(self.algorithm.work, self.sizes[client], multiplier),
-            *self.algorithm.uplink.claims(multiplier, self._amplifies(client)),
+            *(self._held(claim, reads) for claim in read.claims(self.algorithm.work, size, multiplier)),
+            *(self._held(claim, sums) for claim in uplink.claims(multiplier, self._amplifies(client))),
         ]
+
+    def _held(self, claim: Claim, draws: int) -> Claim:
+        """What is left of a claim on these data and with this noise."""
+        if any(isinstance(leaf, NonPrivate) for leaf in leaves(claim.event)):
+            return claim
+        if self.void:
+            return replace(claim, event=NonPrivate("; ".join(self.void)), status="none", because=self.void)
+        inexact = self.noise == SYSTEM and _draws(claim.event)
+        return replace(claim, drift=draws * self.coordinates * TABLE_ERROR) if inexact else claim
 
     def _amplifies(self, client: int) -> Callable[[Event, Adversary], Event]:
         """What the sampler makes of an event, by adversary: a hidden coin at the client's own rate, or whatever the cohort says."""
@@ -365,6 +408,15 @@ class Federation(Messages):
     def _weight(self) -> float:
         """Of all clients together."""
         return math.fsum(self.weights)
+
+
+def _draws(event: Event) -> bool:
+    """Is there noise in it that is drawn afresh? What was drawn once in a run comes again as it was."""
+    if isinstance(event, Once | NonPrivate | Nothing):
+        return False
+    if isinstance(event, Together):
+        return any(map(_draws, event.events))
+    return _draws(event.event) if isinstance(event, Repeat | Poisson) else True
 
 
 def _exhausted(t: int) -> BudgetExhausted:

@@ -14,25 +14,24 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
-from sordino import keys
 from sordino.engine import cohort
-from sordino.engine.cohort import Cohort, alike
+from sordino.engine.cohort import Cohort, Rates, Tossed, alike
+from sordino.engine.draws import Coins
 from sordino.errors import ConfigError
 from sordino.ledger.events import is_number
 from sordino.ledger.personal import Waste
 
 
 @dataclass(frozen=True)
-class Personal(Cohort):
-    """One coin per client and round."""
+class Personal(Tossed):
+    """A rate for every client."""
 
     personal: ClassVar[bool] = True
 
-    def draw(self, round_index: int, population: int, key: keys.Key, rates: Rates | None = None) -> list[int]:
+    def toss(self, population: int, coins: Coins, rates: Rates | None = None) -> list[int]:
         assert rates is not None, "the plan of personal budgets says the rates"
-        tossed = keys.uniform(keys.fold(key, "cohort", round_index), population).numpy()
+        tossed = ((coins.words(population) >> np.uint64(12)).astype(np.float64) + 0.5) * 2.0**-52
         return np.flatnonzero(tossed < rates).tolist()
 
     def exposures(self, rounds: int, population: int) -> Sequence[int]:
@@ -90,7 +89,6 @@ class ThresholdPublished(_ByThreshold):
             )
 
 
-Rates = NDArray[np.float64]
 COHORTS: dict[str, type[Cohort]] = {
     **cohort.COHORTS,
     "by_budget": ByBudget,

@@ -33,9 +33,11 @@ class Claim:
     event: Event
     status: Status
     because: tuple[str, ...] = ()  # assumptions, or the reason why nothing is promised
+    drift: float = 0.0  # total variation between the noise that was drawn and the ideal law that the event names
 
     def to_json(self) -> dict[str, Any]:
         return {
+            **({"drift": self.drift} if self.drift else {}),
             "unit": self.unit,
             "neighbours": self.neighbours,
             "adversary": self.adversary,
@@ -53,4 +55,5 @@ class Claim:
             from_json(record["event"]),
             record["status"],
             tuple(record["because"]),
+            record.get("drift", 0.0),
         )

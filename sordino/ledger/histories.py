@@ -1,28 +1,27 @@
-"""What was claimed about whom: clients with the same history have lost the same, so histories are followed, not clients.
+"""What was released about whom: clients with the same history have lost the same, so histories are followed, not clients.
 
-A history is a node of a tree: the claims of one more release lead to a child. Clients at the same node stand in one cell, and a release about
+A history is a node of a tree: one more release leads to a child. Clients at the same node stand in one cell, and a release about
 everyone moves the cells, not the clients in them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
+from typing import Generic, TypeVar
 
 import numpy as np
 
-from sordino.ledger.claims import Claim
+R = TypeVar("R")  # what is known of one release
 
 NEVER = np.iinfo(np.int64).max
 INSIDE, OUTSIDE = 0, 1  # cells of those whom "everyone" means, and of whoever else is named, before anything is said
 
 
-class Histories:
-    """Of the claims in one row of a statement, over all clients."""
+class Histories(Generic[R]):
+    """Of everything that was released, over all clients."""
 
     def __init__(self, population: int) -> None:
-        self._tree: list[tuple[int, Sequence[Claim]]] = [
-            (0, ())
-        ]  # of each node: its parent, and what was claimed since
+        self._tree: list[tuple[int, R | None]] = [(0, None)]  # of each node: its parent, and the release since
         self._children: dict[tuple[int, Hashable], int] = {}
         self._node = [0, 0]  # of each cell
         self._inside = [True, False]  # of each cell
@@ -31,11 +30,11 @@ class Histories:
         self._since = np.full(population, NEVER)  # when each client was first spoken of
         self._spoken, self._all_spoken = 0, False
 
-    def add(self, clients: Sequence[int], claims: Sequence[Claim], words: Hashable) -> None:
-        """A release about these clients; a range is everyone. Equal words say equal claims."""
-        (self._everyone if isinstance(clients, range) else self._some)(clients, claims, words)
+    def add(self, clients: Sequence[int], release: R, words: Hashable) -> None:
+        """A release about these clients; a range is everyone. Equal words say equal releases."""
+        (self._everyone if isinstance(clients, range) else self._some)(clients, release, words)
 
-    def _everyone(self, clients: Sequence[int], claims: Sequence[Claim], words: Hashable) -> None:
+    def _everyone(self, clients: Sequence[int], release: R, words: Hashable) -> None:
         if not self._all_spoken:
             new = np.arange(self._spoken, self._spoken + len(clients))
             self._since[: len(clients)] = np.minimum(self._since[: len(clients)], new)
@@ -43,10 +42,10 @@ class Histories:
         self._spoken += len(clients)
         for cell, inside in enumerate(self._inside):
             if inside:
-                self._node[cell] = self._child(self._node[cell], claims, words)
+                self._node[cell] = self._child(self._node[cell], release, words)
         self._cells = {(node, inside): i for i, (node, inside) in enumerate(zip(self._node, self._inside, strict=True))}
 
-    def _some(self, clients: Sequence[int], claims: Sequence[Claim], words: Hashable) -> None:
+    def _some(self, clients: Sequence[int], release: R, words: Hashable) -> None:
         """Whoever is named twice has lost twice."""
         who, first, times = np.unique(np.asarray(clients, np.int64), return_index=True, return_counts=True)
         self._reach(int(who[-1]) + 1)
@@ -54,11 +53,11 @@ class Histories:
         self._spoken += len(clients)
         while len(who):
             cells, place = np.unique(self._cell[who], return_inverse=True)
-            moved = [self._next_cell(cell, claims, words) for cell in cells.tolist()]
+            moved = [self._next_cell(cell, release, words) for cell in cells.tolist()]
             self._cell[who] = np.asarray(moved, np.int32)[place]
             who, times = who[times > 1], times[times > 1] - 1
 
-    def distinct(self, among: Sequence[int] | None = None) -> dict[int, list[Claim]]:
+    def distinct(self, among: Sequence[int] | None = None) -> dict[int, list[R]]:
         """Every history (of these clients), under the first client that has it, in the order in which these were first spoken of."""
         node, since = np.asarray(self._node)[self._cell], self._since
         if among is not None:
@@ -67,16 +66,16 @@ class Histories:
         first = np.full(len(self._tree), NEVER)
         np.minimum.at(first, node, since)
         clients = np.flatnonzero((since == first[node]) & (since < NEVER))
-        return {k: self._claims(int(node[k])) for k in clients[np.argsort(self._since[clients])].tolist()}
+        return {k: self._path(int(node[k])) for k in clients[np.argsort(self._since[clients])].tolist()}
 
-    def _child(self, node: int, claims: Sequence[Claim], words: Hashable) -> int:
+    def _child(self, node: int, release: R, words: Hashable) -> int:
         if (node, words) not in self._children:
             self._children[node, words] = len(self._tree)
-            self._tree.append((node, claims))
+            self._tree.append((node, release))
         return self._children[node, words]
 
-    def _next_cell(self, cell: int, claims: Sequence[Claim], words: Hashable) -> int:
-        at = self._child(self._node[cell], claims, words), self._inside[cell]
+    def _next_cell(self, cell: int, release: R, words: Hashable) -> int:
+        at = self._child(self._node[cell], release, words), self._inside[cell]
         if at not in self._cells:
             self._cells[at] = len(self._node)
             self._node.append(at[0])
@@ -89,9 +88,10 @@ class Histories:
             self._cell = np.pad(self._cell, (0, more), constant_values=OUTSIDE)
             self._since = np.pad(self._since, (0, more), constant_values=NEVER)
 
-    def _claims(self, node: int) -> list[Claim]:
+    def _path(self, node: int) -> list[R]:
         path = []
         while node:
-            node, claims = self._tree[node]
-            path.append(claims)
-        return [claim for claims in reversed(path) for claim in claims]
+            node, release = self._tree[node]
+            assert release is not None
+            path.append(release)
+        return path[::-1]

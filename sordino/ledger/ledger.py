@@ -140,9 +140,9 @@ class Ledger:
             self._append({**record, "refused": sorted(frozenset(charges) - granted)})
         return granted
 
-    def drawn(self, op: str) -> None:
-        """The noise is drawn: from here on the operation may have touched data."""
-        self._advance(op, State.DRAWN, {})
+    def drawn(self, op: str) -> bool:
+        """The noise is drawn: from here on the operation may have touched data. True for the one call that says so first."""
+        return self._advance(op, State.DRAWN, {})
 
     def stored(self, op: str, digest: bytes, payload: bytes | None = None) -> None:
         """Fix the one content this operation may ever publish; a big one stays in a file of its own."""
@@ -299,7 +299,7 @@ class Ledger:
         if payload is not None:
             self._db.execute("INSERT INTO payload VALUES (?, ?)", (sequence, payload))
 
-    def _advance(self, op: str, to: State, content: dict[str, Any], payload: bytes | None = None) -> None:
+    def _advance(self, op: str, to: State, content: dict[str, Any], payload: bytes | None = None) -> bool:
         with self._turn() as books:
             if op not in books.ops:
                 raise LedgerError(
@@ -317,7 +317,7 @@ class Ledger:
                         fix="publish what release() returns",
                         code="op-two-releases",
                     )
-                return
+                return False
             if at.state not in BEFORE[to]:
                 raise LedgerError(
                     f"operation {op!r} is {at.state.value}, so it cannot be {to.value}",
@@ -326,6 +326,7 @@ class Ledger:
                     code="op-skips-state",
                 )
             self._append({"kind": to.value, "op": op, **content}, payload)
+        return True
 
     def _row(self, sequence: int) -> tuple[bytes, bytes]:
         query = "SELECT hash, body FROM record WHERE sequence = ?"

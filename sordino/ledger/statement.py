@@ -1,24 +1,24 @@
 """The statement of guarantees: one row per (unit, neighbours, adversary), never one lonely epsilon.
 
-Each client's releases compose; clients hold disjoint data, so a row shows the client that lost most. The rows are computed from ledger entries
-alone, never from the configuration: what was not recorded was not promised, and what was released raw is infinity.
+A row counts every release about a client, each in its own words or in those that cover it (`covering`); clients hold disjoint data, so it shows the client
+that lost most. A release that tells everything about a unit, or about anything that the unit lies in, leaves no finite row about it. The rows are computed
+from ledger entries alone, never from the configuration: what was not recorded was not promised, and what was released raw is infinity.
 """
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from typing import Any
 
-from sordino.ledger.accountants import best, bounds
 from sordino.ledger.claims import ADVERSARIES, STATUSES, UNITS, Adversary, Claim, Neighbours, Status, Unit
-from sordino.ledger.events import Event, compact, to_json
-from sordino.ledger.histories import Histories
+from sordino.ledger.covering import Cost, bounded, cost, covered, subjects
+from sordino.ledger.events import Event, NonPrivate, leaves, to_json
+from sordino.ledger.notes import Release, histories, read_notes
 
 Key = tuple[Unit, Neighbours, Adversary]
+COARSE = "what the tables of the noise lack of the ideal law is more than this epsilon can bear"
 
 
 @dataclass(frozen=True)
@@ -49,123 +49,78 @@ def _number(value: float) -> float | str:
     return value if math.isfinite(value) else "inf"  # JSON has no infinity
 
 
-def note(claims: Iterable[tuple[list[int] | str, list[Claim]]]) -> str:
-    """What a ledger entry says about its release, as JSON text: who ('*' is every client), and which claims."""
-    groups = [{"clients": clients, "claims": [claim.to_json() for claim in made]} for clients, made in claims]
-    return json.dumps(groups, sort_keys=True, separators=(",", ":"))
-
-
-def read_notes(notes: Iterable[str], population: int) -> dict[Key, dict[int, list[Claim]]]:
-    """Claims by row and client, from the notes of a ledger's entries. Of all clients with one history only the first is in the result."""
-    return {key: row.distinct() for key, row in _histories(notes, population).items()}
-
-
-def _histories(notes: Iterable[str], population: int) -> dict[Key, Histories]:
-    rows: dict[Key, Histories] = {}
-    parsed: dict[str, dict[Key, list[Claim]]] = {}
-    for text in notes:
-        for group in json.loads(text):
-            words = json.dumps(group["claims"], sort_keys=True)
-            if words not in parsed:
-                parsed[words] = _by_row(map(Claim.from_json, group["claims"]))
-            clients = range(population) if group["clients"] == "*" else group["clients"]
-            for key, claims in parsed[words].items() if clients else ():
-                if key not in rows:
-                    rows[key] = Histories(population)
-                rows[key].add(clients, claims, words)
-    return rows
-
-
-def _by_row(claims: Iterable[Claim]) -> dict[Key, list[Claim]]:
-    rows: dict[Key, list[Claim]] = {}
-    for claim in claims:
-        rows.setdefault((claim.unit, claim.neighbours, claim.adversary), []).append(claim)
-    return rows
-
-
-def statement(notes: Iterable[str], population: int, delta: float) -> list[Row]:
-    rows = [_row(key, clients, delta) for key, clients in read_notes(notes, population).items()]
-    return sorted(_implied(list(_void(rows)), delta), key=_order)
+def statement(texts: Iterable[str], population: int, delta: float) -> list[Row]:
+    """From the notes of ledger entries, in the order of units and adversaries."""
+    distinct = list(read_notes(texts, population).values())
+    released = [release for releases in distinct for release in releases]
+    rows: list[Row] = []
+    for adversary in ADVERSARIES:
+        asked = subjects(released, adversary)
+        for unit in dict.fromkeys(unit for unit, _ in asked):
+            found = [_row((unit, how, adversary), distinct, delta) for part, how in asked if part == unit]
+            finite = [row for row in found if math.isfinite(row.epsilon)]
+            rows += finite or [_void(found, distinct, delta)]
+    return sorted(rows, key=_order)
 
 
 def of_groups(
-    notes: Iterable[str], population: int, delta: float, subject: Key, groups: Sequence[Sequence[int]]
+    texts: Iterable[str], population: int, delta: float, subject: Key, groups: Sequence[Sequence[int]]
 ) -> list[Row | None]:
     """The row of one subject for each group of clients: that of the client in it that lost most, None where nobody took part."""
-    histories = _histories(notes, population).get(subject)
-    found = [histories.distinct(group) if histories is not None else {} for group in groups]
-    return [_row(subject, clients, delta) if clients else None for clients in found]
+    found = histories(texts, population)
+    distinct = [list(found.distinct(group).values()) for group in groups]
+    return [_row(subject, releases, delta) if releases else None for releases in distinct]
 
 
 def _order(row: Row) -> tuple[int, int]:
     return UNITS.index(row.unit), ADVERSARIES.index(row.adversary)
 
 
-def _row(key: Key, clients: Mapping[int, list[Claim]], delta: float) -> Row:
+def _row(key: Key, clients: Sequence[Sequence[Release]], delta: float) -> Row:
+    """Of the client that lost most; clients hold data of their own, so their losses do not add up."""
     unit, neighbours, adversary = key
-    distinct: dict[str, tuple[Event, int]] = {}
-    for claims in clients.values():
-        event = compact([claim.event for claim in claims])
-        distinct.setdefault(json.dumps(to_json(event), sort_keys=True), (event, len(claims)))
-    worst, (event, releases) = max(
-        ((best(event, delta, neighbours).epsilon, (event, count)) for event, count in distinct.values()),
-        key=lambda pair: pair[0],
+    costs = [(cost(releases, (unit, neighbours), adversary), len(releases)) for releases in clients]
+    worst, count = max(costs, key=lambda one: _epsilon(one[0], delta, neighbours))
+    because = tuple(dict.fromkeys(reason for each, _ in costs for reason in each.because))
+    status = max((each.status for each, _ in costs), key=STATUSES.index)
+    if not worst.parts:
+        never = tuple(dict.fromkeys(reason for each, _ in costs if not each.parts for reason in each.because))
+        return Row(
+            *key, math.inf, delta, "none", {"none": math.inf}, status, never, count, NonPrivate("; ".join(never))
+        )
+    bound = bounded(worst.parts, delta, neighbours)
+    # what the noise that was drawn lacks of the ideal law, on both sides
+    lacking = (1 + math.exp(min(bound.epsilon, 700.0))) * worst.drift if worst.drift else 0.0
+    if delta + lacking >= 1:
+        return Row(*key, math.inf, delta, "none", {"none": math.inf}, "none", (COARSE,), count, NonPrivate(COARSE))
+    return Row(
+        *key, bound.epsilon, delta + lacking, bound.accountant, bound.accountants, status, because, count, worst.event
     )
-    listed = {bound.accountant: bound.epsilon for bound in bounds(event, delta, neighbours)}
-    accountant = min(listed, key=lambda name: listed[name])
-    made = [claim for claims in clients.values() for claim in claims]
-    status = max((claim.status for claim in made), key=STATUSES.index)
-    because = tuple(dict.fromkeys(reason for claim in made for reason in claim.because))
-    return Row(unit, neighbours, adversary, worst, delta, accountant, listed, status, because, releases, event)
 
 
-def _void(rows: list[Row]) -> Iterator[Row]:
-    """What was released as it is tells everything, whichever change it is held against: beside it a noised release of the same subject promises nothing."""
-    open_ = {(row.unit, row.adversary) for row in rows if math.isinf(row.epsilon)}
-    for row in rows:
-        if (row.unit, row.adversary) not in open_:
-            yield row
-        elif math.isinf(row.epsilon):
-            beside = [
-                r for r in rows if (r.unit, r.adversary) == (row.unit, row.adversary) and not math.isinf(r.epsilon)
-            ]
-            told = tuple(
-                f"noised releases beside it: {r.epsilon:.4g} at delta {r.delta:g} ({r.neighbours})" for r in beside
-            )
-            yield replace(row, because=(*row.because, *told))
+def _epsilon(spent: Cost, delta: float, neighbours: Neighbours) -> float:
+    return bounded(spent.parts, delta, neighbours).epsilon if spent.parts else math.inf
 
 
-def _implied(rows: list[Row], delta: float) -> Iterator[Row]:
-    """An example is part of a client, or of a cell: their finite rows also protect examples, where no noise covers these themselves."""
-    finite = {(row.unit, row.adversary): row for row in rows if math.isfinite(row.epsilon)}
-    for row in rows:
-        covering = finite.get(("client", row.adversary)) or finite.get(("cell", row.adversary))
-        if row.unit != "example" or math.isfinite(row.epsilon) or covering is None:
-            yield row
-        elif covering.neighbours == "replace":
-            yield replace(covering, unit="example", because=(*covering.because, f"implied by the {covering.unit} row"))
-        else:
-            epsilon = two_steps(covering.event, delta, covering.neighbours)
-            yield replace(
-                covering,
-                unit="example",
-                neighbours="replace",
-                epsilon=epsilon,
-                accountant=f"{covering.accountant}, two steps of the {covering.unit} row",
-                accountants={f"{covering.accountant}, two steps of the {covering.unit} row": epsilon},
-                because=(*covering.because, f"implied by the {covering.unit} row (group privacy)"),
-            )
+def _void(found: Sequence[Row], clients: Sequence[Sequence[Release]], delta: float) -> Row:
+    """Nothing holds for this unit, under whichever relation: one release tells everything. What the noised ones beside it cost alone is a reason, no promise."""
+    spoken = {claim for releases in clients for release in releases for claim in release}
+    bare = [row for row in found if any(_open(claim) for claim in spoken if _subject(claim) == _subject(row))]
+    row, beside = (bare or found)[0], []
+    for other in found:
+        unit, how, adversary = _subject(other)
+        noised = [[r for r in releases if covered(r, (unit, how), adversary)] for releases in clients]
+        alone = (
+            _row((unit, how, adversary), [releases for releases in noised if releases], delta) if any(noised) else other
+        )
+        if math.isfinite(alone.epsilon):
+            beside.append(f"noised releases beside it: {alone.epsilon:.4g} at delta {delta:g} ({how})")
+    return replace(row, because=(*row.because, *beside))
 
 
-@lru_cache(maxsize=64)
-def two_steps(event: Event, delta: float, neighbours: Neighbours) -> float:
-    """Take a client away, bring it back with one example changed: (2 epsilon, (1 + e^epsilon) delta) (Dwork and Roth 2014, 2.3)."""
-    smaller = delta
-    for _ in range(40):
-        epsilon = best(event, smaller, neighbours).epsilon
-        if not epsilon < 300:
-            return math.inf
-        if (1 + math.exp(epsilon)) * smaller <= delta:
-            return 2 * epsilon
-        smaller = delta / (1 + math.exp(epsilon * 1.01))
-    return math.inf
+def _subject(of: Row | Claim) -> Key:
+    return of.unit, of.neighbours, of.adversary
+
+
+def _open(claim: Claim) -> bool:
+    return any(isinstance(leaf, NonPrivate) for leaf in leaves(claim.event))

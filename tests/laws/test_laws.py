@@ -34,7 +34,7 @@ from sordino.engine.client import Clients
 from sordino.errors import LedgerError
 from sordino.ledger.events import NonPrivate, leaves
 from sordino.ledger.ledger import EVERYONE, State
-from sordino.ledger.statement import read_notes
+from sordino.ledger.notes import parsed, read_notes
 from sordino.receipt import opened, verify
 from sordino.training import Progress, resume, start
 from sordino.types import Grant, Shard, Task
@@ -232,7 +232,7 @@ def test_the_ledger_lists_the_exposures_that_happened(case: Case, base: Base) ->
         who = list(range(CLIENTS)) if hidden else served[t]
         paid = {EVERYONE} if alike else {str(k) for k in who} if priced else set()
         assert set(entry.charges) == paid
-        named = [group["clients"] for group in json.loads(entry.note)]
+        named = [group["clients"] for group in parsed(entry.note).releases]
         assert named == ["*"] or sorted(k for group in named for k in group) == who
     for k in range(CLIENTS):
         times = ROUNDS if hidden else sum(k in served[t] for t in served)
@@ -296,11 +296,11 @@ def test_the_receipt_has_a_row_for_everybody_and_promises_only_what_events_prove
     _, federation = opened(base.folder(case))
     with federation.ledger as ledger:
         claims = read_notes((entry.note for entry in ledger.entries()), CLIENTS)
-    recorded = {(unit, adversary): found for (unit, _, adversary), found in claims.items()}
+    spoken = {c for releases in claims.values() for release in releases for c in release}
     for subject, row in rows.items():
         by = next((r.split()[3] for r in row["because"] if r.startswith("implied by the")), row["unit"])
-        found = recorded[by, row["adversary"]]
-        bare = any(isinstance(leaf, NonPrivate) for made in found.values() for c in made for leaf in leaves(c.event))
+        about = [c for c in spoken if (c.unit, c.adversary) == (by, row["adversary"])]
+        bare = any(isinstance(leaf, NonPrivate) for c in about for leaf in leaves(c.event))
         assert (subject in finite) == (not bare)
         empty = "nominal" if row["unit"] == case.printed else "none"
         assert row["status"] == (case.status if subject in finite else empty)

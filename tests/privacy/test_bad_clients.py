@@ -5,7 +5,6 @@ The executor is a double that lets real clients answer and then spoils the messa
 
 from __future__ import annotations
 
-import json
 import math
 import random
 import struct
@@ -24,6 +23,7 @@ from sordino.engine.client import Clients
 from sordino.engine.federation import Federation
 from sordino.errors import RunError, WireError
 from sordino.ledger.ledger import State
+from sordino.ledger.notes import parsed
 from sordino.round import Outcome, one_round
 from sordino.types import Grant
 
@@ -154,7 +154,7 @@ def test_central_noise_is_as_large_as_every_clients_claim_says() -> None:
     (entry,) = federation.ledger.entries()
     claimed = {
         claim["event"]["noise_multiplier"]
-        for group in json.loads(entry.note)
+        for group in parsed(entry.note).releases
         for claim in group["claims"]
         if claim["event"]["kind"] == "gaussian"
     }

@@ -1,0 +1,76 @@
+"""What a ledger entry says of its release, as public text: under which experiment, with which noise, about whom, and which claims.
+
+A statement is made from these texts alone. They stand in the hash chain, so neither an edited experiment nor an edited source of noise can change what a
+finished round was.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeAlias
+
+from sordino.ledger.claims import Claim
+from sordino.ledger.histories import Histories
+
+Release: TypeAlias = tuple[Claim, ...]  # what one operation promises about one client
+Said: TypeAlias = Iterable[tuple[Sequence[int] | str, Sequence[Claim]]]  # who ('*' is every client), and which claims
+
+SYSTEM = "system"  # noise of the operating system: the only one that protects anybody
+
+
+class Note(NamedTuple):
+    """`config` is the digest of the experiment, `noise` where the noise came from; both are empty in files of version 0.1 before they were written down."""
+
+    releases: list[Mapping[str, Any]]
+    noise: str = ""
+    config: str = ""
+
+
+def note(claims: Said, noise: str = "", config: str = "") -> str:
+    groups = [{"clients": clients, "claims": [claim.to_json() for claim in made]} for clients, made in claims]
+    told = {"releases": groups, "noise": noise, "config": config}
+    return json.dumps(told, sort_keys=True, separators=(",", ":"))
+
+
+def parsed(text: str) -> Note:
+    found = json.loads(text)
+    if isinstance(found, list):
+        return Note(found)
+    return Note(found["releases"], found["noise"], found["config"])
+
+
+def under(text: str, config: str) -> str:
+    """The same release, taken over by another experiment."""
+    told = json.loads(text)
+    return json.dumps({**told, "config": config}, sort_keys=True, separators=(",", ":")) if "config" in told else text
+
+
+def named(text: str) -> list[int]:
+    """The clients that an entry names; nobody where it is about everyone."""
+    return [k for group in parsed(text).releases if group["clients"] != "*" for k in group["clients"]]
+
+
+def simulated(texts: Iterable[str]) -> bool:
+    """Is there a release whose noise a seed can repeat? Where nothing says so, it counts as one."""
+    return any(parsed(text).noise != SYSTEM for text in texts)
+
+
+def histories(texts: Iterable[str], population: int) -> Histories[Release]:
+    """Who lost what, release by release."""
+    found: Histories[Release] = Histories(population)
+    known: dict[str, Release] = {}
+    for text in texts:
+        for group in parsed(text).releases:
+            words = json.dumps(group["claims"], sort_keys=True)
+            if words not in known:
+                known[words] = tuple(map(Claim.from_json, group["claims"]))
+            clients = range(population) if group["clients"] == "*" else group["clients"]
+            if known[words] and clients:
+                found.add(clients, known[words], words)
+    return found
+
+
+def read_notes(texts: Iterable[str], population: int) -> dict[int, list[Release]]:
+    """The releases about each client. Of all clients with one history only the first is in the result."""
+    return histories(texts, population).distinct()
