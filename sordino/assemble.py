@@ -25,7 +25,7 @@ from sordino.engine.store import States, template
 from sordino.engine.wire import Header
 from sordino.errors import DataError, UnsoundGuarantee
 from sordino.evaluate.accuracy import Evaluator
-from sordino.evaluate.evaluation import Evaluation, check, check_models
+from sordino.evaluate.evaluation import Evaluation, check, check_models, ways
 from sordino.ledger.ledger import Charter, Each, Ledger
 from sordino.ledger.pricing import Pricing
 from sordino.ledger.published import nominal_multiplier
@@ -35,8 +35,11 @@ from sordino.plan import Budget, Plan, draft, shared_currency
 from sordino.privacy.readers import NoisyGradient
 from sordino.privacy.sources import for_run
 from sordino.privacy.stages import Weigh
+from sordino.runs.agreement import Agreement
 from sordino.soundness import check_delta, check_everybody_has_data, check_secure
 from sordino.types import Examples, Offer, Params
+
+SCALING = "inputs are scaled by the mean and deviation of all training data, whose release is not accounted for"
 
 
 def settle(experiment: Experiment) -> Experiment:
@@ -72,7 +75,8 @@ class Parts(Composition):
                 fix='read = {name = "cells", ...}' if asked == "episodes" else 'read = {name = "noisy_gradient", ...}',
                 code="reader-does-not-give",
             )
-        algorithm.read.check(algorithm.work, self.task)
+        if self.agreed is None:
+            algorithm.read.check(algorithm.work, self.task)
         algorithm.uplink.bound(self.coordinates)
         most = population if self.cohort.hidden else self.cohort.expected(population)
         check_gate(algorithm.uplink, getattr(algorithm, "reads_each", False), most)
@@ -210,7 +214,37 @@ class Parts(Composition):
     def charter(self) -> Charter:
         plan, delta = self.plan if len(self._phases) == 1 else self.promising, self.experiment.privacy.delta
         promise = (plan.offer.unit, plan.offer.neighbours, plan.offer.adversary) if plan.offer else ("none",) * 3
-        return Charter(self.dataset.fingerprint(), *promise, delta, plan.currency)
+        return Charter(self.fingerprint, *promise, delta, plan.currency)
+
+    def agreement(self) -> Agreement:
+        """What is public of all this."""
+        data, phases = self.dataset, (*self.preparation, self)
+        return Agreement(
+            dataset=self.fingerprint,
+            kind=data.kind,
+            shape=data.shape,
+            classes=data.classes,
+            named=self.named.classes,
+            sizes=tuple(self.sizes),
+            coordinates={mine.phase: mine.coordinates for mine in phases},
+            assumed=self.assumed,
+            void=self.void,
+            note=data.note,
+            names=data.names,
+        )
+
+    @property
+    def assumed(self) -> tuple[str, ...]:
+        """What every number rests on, because of how the data were read."""
+        if self.agreed is not None:
+            return self.agreed.assumed
+        scaled = self.dataset.classes and self.experiment.data.standardise != "fixed"
+        return (SCALING,) if scaled else ()
+
+    @property
+    def void(self) -> tuple[str, ...]:
+        """Why nothing that is claimed holds; empty where it does."""
+        return () if self.agreed is None else self.agreed.void
 
     # the two sides --------------------------------------------------------------------------------------------------
 
@@ -232,6 +266,7 @@ class Parts(Composition):
             run=f"{run}.{self.phase}" if self.prepares else run,
             config=self.experiment.digest(),
             coordinates=self.coordinates,
+            void=self.void,
             before=tuple(f"{run}.{other.phase}" for other in self.preparation[: self.stage % len(self._phases)]),
         )
 
@@ -260,6 +295,11 @@ class Parts(Composition):
             shards = Prepared(shards, self.algorithm.read, lambda client: for_run(self.key, secret, client))
         states = self.states(None) if states is None else states
         return Clients(self.algorithm, self.task, shards, header, states, tests, handed, self.key, self.sharing)
+
+    @property
+    def ways(self) -> tuple[str, ...]:
+        """In which clients make a model their own; none where all use the same."""
+        return ways(self.algorithm, self.experiment.evaluation.personal)
 
     def evaluation(self) -> Evaluation:
         test, given = self.named.test, self.experiment.evaluation

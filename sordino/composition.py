@@ -32,6 +32,7 @@ SHARED = (
     "source",
     "_asked",
     "_made_candidates",
+    "fingerprint",
     "shares",
     "scheme",
     "named",
@@ -143,7 +144,7 @@ class Composition(Holdings):
         if algorithm.uplink.coordinates is not None:
             fewest = 1 if self.cohort.hidden else int(self.cohort.expected(len(self.sizes)))
             least = fewest * min(self.sizes) / self.largest
-            algorithm = replace(algorithm, uplink=algorithm.uplink.fitted(_coordinates(algorithm, self.task), least))
+            algorithm = replace(algorithm, uplink=algorithm.uplink.fitted(self._coordinates(algorithm), least))
         if hasattr(algorithm, "sized"):
             algorithm = algorithm.sized(self.dataset.shape, self.named.classes)
         if hasattr(algorithm, "_given"):
@@ -196,8 +197,9 @@ class Composition(Holdings):
     @cached_property
     def coordinates(self) -> int:
         """Of one upload, before compression."""
-        return _coordinates(self.algorithm, self.task)
+        return self._coordinates(self.algorithm)
 
-
-def _coordinates(algorithm: Any, task: Task) -> int:
-    return tree.size(algorithm.zero(algorithm.broadcast(algorithm.init(task, 0))))
+    def _coordinates(self, algorithm: Any) -> int:
+        if self.agreed is not None:  # the model may be somebody's own, and not here
+            return self.agreed.coordinates[self.phase]
+        return tree.size(algorithm.zero(algorithm.broadcast(algorithm.init(self.task, 0))))

@@ -9,20 +9,24 @@ from pathlib import Path
 from typing import Any
 
 from sordino.errors import RunError
+from sordino.runs.metrics import FILE
+from sordino.runs.private import FOLDER
 
 Row = dict[str, Any]
 COSTS = "costs.jsonl"
 PREPARATION = "preparation.jsonl"  # one row per round of the phases before the training
 CANDIDATES = "candidates.json"  # how the server's own images were made
 HANDED = "handed.safetensors"  # what every client was given before the training
-SECRET = "clients.secret"  # read by clients alone: between real sites each has its own
 LOCKS = Path("/proc/locks")  # of Linux: who holds what, readable without holding anything
 
 
 def read_metrics(folder: Path) -> list[Row]:
-    """With the seconds that encrypted or masked sums took, and rounds on an emulated network: they are no part of the result, no two runs take the same."""
-    rows, took = _rows(folder / "metrics.jsonl"), dict[int, Row]()
-    for cost in _rows(folder / COSTS):
+    """All that this user may see: with what an evaluator keeps in the private folder, and with the seconds that sums and rounds took, which are no part of the result."""
+    own = folder / FOLDER
+    evaluated = {row["round"]: row for row in _rows(own / FILE)}
+    rows = [row | evaluated.get(row["round"], {}) for row in _rows(folder / FILE)]
+    took = dict[int, Row]()
+    for cost in [*_rows(folder / COSTS), *_rows(own / COSTS)]:
         took[cost["round"]] = took.get(cost["round"], {}) | cost
     for row in rows:
         cost = took.get(row["round"], {})
@@ -31,6 +35,11 @@ def read_metrics(folder: Path) -> list[Row]:
         if "seconds" in cost:
             row["seconds"] = cost["seconds"]
     return rows
+
+
+def read_public_metrics(folder: Path) -> list[Row]:
+    """What may be shown to whom the statement names."""
+    return _rows(folder / FILE)
 
 
 def read_preparation(folder: Path) -> list[Row]:
@@ -55,12 +64,6 @@ def read_receipt(folder: Path) -> dict[str, Any]:
             code="no-receipt",
         ) from None
     return receipt
-
-
-def secret_of(folder: Path) -> bytes | None:
-    """What clients draw from once in a run, where it is no simulation."""
-    place = folder / SECRET
-    return place.read_bytes() if place.exists() else None
 
 
 def check_is_run(folder: Path) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -24,6 +24,7 @@ from sordino.data.reserve import Reserved, reserve, resized, smaller
 from sordino.errors import ConfigError
 from sordino.partition.rows import Rows
 from sordino.partition.schemes import SCHEMES, Scheme
+from sordino.runs.agreement import Agreement
 from sordino.types import Examples
 
 
@@ -37,6 +38,8 @@ class Asked(NamedTuple):
 @dataclass(frozen=True)
 class Holdings:
     experiment: Experiment
+    data_key: bytes = field(default=b"", repr=False)  # of the digest that stands for the data
+    agreed: Agreement | None = None  # what is public of the data, where they are not here
 
     @property
     def key(self) -> int:
@@ -45,7 +48,12 @@ class Holdings:
     @cached_property
     def dataset(self) -> Dataset:
         """What clients hold together."""
-        return self._reserved.dataset
+        return self._reserved.dataset if self.agreed is None else self.agreed.blank()
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Which data these are, told to nobody who could not tell anyway."""
+        return self.dataset.fingerprint(self.data_key) if self.agreed is None else self.agreed.dataset
 
     @cached_property
     def _reserved(self) -> Reserved:
@@ -209,6 +217,8 @@ class Holdings:
     def named(self) -> Dataset:
         """The data with the labels as the clients call them: what is learned and tested."""
         data = self.dataset
+        if self.agreed is not None:
+            return replace(data, classes=self.agreed.named, names=())
         if not self.scheme.anonymous:
             return data
         rows, tests = self.shares
@@ -222,7 +232,7 @@ class Holdings:
     @cached_property
     def sizes(self) -> Sequence[int]:
         """Of each client."""
-        return self.shares[0].sizes
+        return self.shares[0].sizes if self.agreed is None else self.agreed.sizes
 
     @cached_property
     def largest(self) -> int:

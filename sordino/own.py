@@ -13,6 +13,11 @@ from typing import Any
 from sordino.errors import ConfigError
 
 
+def is_own(name: str) -> bool:
+    """Does it name somebody's own class?"""
+    return ":" in name
+
+
 def load(path: str, what: str) -> Any:
     """What `module:Class` names. The module is somebody's program: whatever goes wrong in it is said with its place."""
     module_name, _, class_name = path.partition(":")

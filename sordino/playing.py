@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from sordino import tree
 from sordino.assemble import Parts
@@ -18,9 +17,10 @@ from sordino.engine.client import Clients
 from sordino.engine.federation import Federation
 from sordino.engine.processes import Processes
 from sordino.errors import LedgerError, NonFiniteModel, RunError
-from sordino.folder import secret_of
 from sordino.ranks import Ranks
 from sordino.round import Outcome, one_round
+from sordino.runs.metrics import Rows
+from sordino.runs.private import secret_of
 from sordino.types import Params
 
 Metrics = dict[str, Any]
@@ -42,7 +42,7 @@ class Phase:
     federation: Federation
     execute: Any
     place: Path  # of the run, or of this phase in it
-    metrics: IO[bytes]
+    metrics: Rows
     tell: Callable[[int, Outcome], Metrics]  # writes the row of a round
     row: Metrics = field(default_factory=dict)  # of the last one
     seconds: float = 0.0  # of the last one, by the clock
@@ -93,14 +93,13 @@ class Phase:
 
     def _save(self, t: int, server: Any, now: Mapping[str, checkpoint.JSON]) -> None:
         """Client states first, then the server's: a run stands where its server stands."""
-        self.metrics.flush()
-        os.fsync(self.metrics.fileno())
+        lengths = self.metrics.sync()
         trees = {"server": server}
         if isinstance(self.execute, Clients):
             trees |= self.execute.states.trees()
         else:
             self.execute.save(t)
-        checkpoint.save(self.place / "checkpoints", t, trees, {**now, "metrics_bytes": self.metrics.tell()})
+        checkpoint.save(self.place / "checkpoints", t, trees, {**now, **lengths})
 
 
 def row_of(t: int, outcome: Outcome) -> Metrics:
@@ -178,15 +177,6 @@ def executor(
 def _killed(*_: Any) -> Any:
     """An executor on a machine that loses power."""
     os.kill(os.getpid(), signal.SIGKILL)
-
-
-@contextlib.contextmanager
-def metrics_file(path: Path, written: int) -> Iterator[IO[bytes]]:
-    """Cut back to what the checkpoint knows of."""
-    with open(path, "ab") as file:
-        file.truncate(written)
-        file.seek(0, os.SEEK_END)
-        yield file
 
 
 def computed(parts: Parts, outcome: Outcome) -> Metrics:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,8 +20,10 @@ from sordino.engine.checkpoint import atomic_write
 from sordino.engine.federation import Federation
 from sordino.errors import RunError
 from sordino.folder import HANDED, PREPARATION
-from sordino.playing import Begun, Metrics, Phase, Standing, computed, executor, metrics_file, row_of, stands
+from sordino.ledger.notes import SYSTEM
+from sordino.playing import Begun, Metrics, Phase, Standing, computed, executor, row_of, stands
 from sordino.round import Outcome
+from sordino.runs import metrics
 from sordino.types import Params
 
 Watch = Callable[[Parts, Federation, Metrics], None]
@@ -87,11 +88,12 @@ def _play(
     with contextlib.ExitStack() as stack:
         federation = mine.federation(ledger, run)
         stack.callback(federation.ledger.close)
-        written = int(begun.loaded.meta["metrics_bytes"]) if begun is not None else 0
+        written = begun.loaded.meta if begun is not None else {}
         if loaded is not None:
             standing = stands(federation, loaded, folder)
         execute = executor(mine, folder, place, run, begun, None, stack)
-        metrics = stack.enter_context(metrics_file(folder / PREPARATION, written))
+        real = mine.experiment.privacy.noise == SYSTEM
+        rows = stack.enter_context(metrics.opened(folder / PREPARATION, written, private=real, hidden=False))
 
         def tell(t: int, outcome: Outcome) -> Metrics:
             if outcome.lost:
@@ -102,10 +104,10 @@ def _play(
                     code="preparation-lost",
                 )
             row = {"phase": mine.phase, **row_of(t + 1, outcome), **computed(mine, outcome)}
-            metrics.write(f"{json.dumps(row)}\n".encode())
+            rows.write(row)
             return row
 
-        phase = Phase(mine, federation, execute, place, metrics, tell)
+        phase = Phase(mine, federation, execute, place, rows, tell)
         return phase.play(
             standing,
             lambda at: not mine.algorithm.over(at.server) and not stopped(),
@@ -127,8 +129,7 @@ def _hand(parts: Parts, folder: Path, handed: Params, begun: Begun | None) -> No
     header = wire.Header("handed", config, 0, -1, 0, "down")
     each = wire.size(header, wire.schema(handed))
     row = {"phase": "handed", "round": 0, "bytes_down": len(parts.sizes) * each, "bytes_up": 0, "payload": 0}
-    written = int(begun.loaded.meta["metrics_bytes"]) if begun is not None else 0
-    with metrics_file(folder / PREPARATION, written) as file:
-        file.write(f"{json.dumps(row)}\n".encode())
-        file.flush()
-        os.fsync(file.fileno())
+    written, real = begun.loaded.meta if begun is not None else {}, parts.experiment.privacy.noise == SYSTEM
+    with metrics.opened(folder / PREPARATION, written, private=real, hidden=False) as rows:
+        rows.write(row)
+        rows.sync()

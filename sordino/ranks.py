@@ -24,9 +24,9 @@ from sordino.engine import checkpoint, wire
 from sordino.engine.client import Clients
 from sordino.engine.memory import keep_freed_memory
 from sordino.errors import ConfigError, RunError
-from sordino.folder import secret_of
 from sordino.keys import Key
 from sordino.privacy.sources import for_client
+from sordino.runs.private import secret_of
 from sordino.types import Grant, Params
 from sordino.uplink import Summed
 

@@ -1,4 +1,4 @@
-"""privacy.json: what this run promised and spent, to whom, under which assumptions; and `verify`, which believes none of it."""
+"""privacy.json: what this run promised and spent, to whom, under which assumptions. `runs.verify` believes none of it."""
 
 from __future__ import annotations
 
@@ -15,21 +15,25 @@ import numpy as np
 
 from sordino import config
 from sordino.assemble import Parts
+from sordino.engine.checkpoint import atomic_write
 from sordino.engine.federation import Federation
-from sordino.errors import LedgerError, RunError
+from sordino.errors import RunError
 from sordino.ledger.currency import UNIT
 from sordino.ledger.ledger import EVERYONE
+from sordino.ledger.notes import SYSTEM, simulated
 from sordino.ledger.pricing import CountedPhase
 from sordino.ledger.statement import of_groups, statement
+from sordino.ledger.storage import missing
 from sordino.plan import Plan
-from sordino.privacy.sources import TABLE_ERROR
+from sordino.runs import seal
+from sordino.runs.agreement import Agreement
 
 T = TypeVar("T", int, float)
 
 SIMULATED = "noise came from a seeded generator: a simulation, no guarantee for real data"
+ON_GRID = "noise came from the operating system on an integer grid; what its sampling tables lack of the ideal law is in delta"
 TUNING = "choosing hyper-parameters on the same data is not accounted for"
 ARITHMETIC = "sums of clipped gradients are exact up to floating-point rounding"
-SCALING = "inputs are scaled by the mean and deviation of all training data, whose release is not accounted for"
 BUDGETS = "the budget of every client is public, and chosen without looking at its data"
 EVALUATION = "test metrics were computed by the evaluator and are no releases"
 OWN_MODELS = (
@@ -43,23 +47,21 @@ def receipt(parts: Parts, federation: Federation) -> dict[str, Any]:
     federation.replay()
     notes = [entry.note for entry in federation.entries()]
     rows = statement(notes, len(federation.sizes), experiment.privacy.delta)
-    simulated = federation.noise == "counter"
+    simulated_ = simulated(notes) if notes else federation.noise != SYSTEM
     budget, guarantees = _budget(parts, federation), [row.to_json() for row in rows]
     for row in guarantees:
         if row["status"] == "nominal":
             row |= _as_published(parts, row["unit"], len(notes), budget)
-    assumptions = [SIMULATED if simulated else _table_error(parts), TUNING, ARITHMETIC, EVALUATION]
-    if parts.dataset.classes and experiment.data.standardise != "fixed":
-        assumptions.append(SCALING)
+    assumptions = [SIMULATED if simulated_ else ON_GRID, TUNING, ARITHMETIC, EVALUATION, *parts.assumed]
     if parts.budget is not None and parts.budget.personal is not None:
         assumptions.append(BUDGETS)
-    if parts.evaluation().personal:
+    if parts.ways:
         assumptions.append(OWN_MODELS)
     return {
-        "format": 1,
+        "format": 2,
         "run": federation.run,
         "config": federation.config,
-        "simulated": simulated,
+        "simulated": simulated_,
         "rounds": len(notes),
         "clients": len(federation.sizes),
         "guarantees": guarantees,
@@ -68,6 +70,16 @@ def receipt(parts: Parts, federation: Federation) -> dict[str, Any]:
         "assumptions": assumptions,
         "ledger_head": ledger.head(),
     }
+
+
+def write_receipt(folder: Path, parts: Parts, federation: Federation, page: bool = False) -> dict[str, Any]:
+    """The receipt, bound to the files it is shown with; both are fixed in the ledger. `page`: the report is one of them."""
+    made = receipt(parts, federation)
+    made["files"] = seal.digests(folder, (*seal.FILES, seal.PAGE) if page else seal.FILES)
+    federation.ledger.seal(seal.digest(made))
+    made["ledger_head"] = federation.ledger.head()
+    atomic_write(folder / "privacy.json", json.dumps(made, indent=2).encode())
+    return made
 
 
 def _by_phase(parts: Parts, federation: Federation) -> list[dict[str, Any]]:
@@ -135,26 +147,22 @@ def some_of(clients: int, most: int | None) -> Sequence[int]:
 
 
 def opened(folder: Path) -> tuple[Parts, Federation]:
-    """A run's parts and its federation on the ledger it used."""
+    """What is public of a run, and its federation on the ledger it used: no data are read."""
     try:
-        run = json.loads((folder / "environment.json").read_text())["run"]
-    except (OSError, ValueError, KeyError) as error:
+        environment = json.loads((folder / "environment.json").read_text())
+        run, place = environment["run"], ledger_of(folder)
+    except (OSError, ValueError, KeyError, TypeError) as error:
         raise RunError(f"{folder} is not a run folder", why=str(error), code="not-a-run") from None
-    parts = Parts(config.load(folder / "experiment.toml"))
-    shared = parts.experiment.privacy.ledger
-    place = Path(shared) if shared else folder / "ledger.sqlite"
+    parts = Parts(config.load(folder / "experiment.toml"), agreed=Agreement.read(folder))
     if not place.exists():
-        raise LedgerError(
-            f"the ledger {place} is gone", why="without it nothing can be verified", code="ledger-missing"
-        )
+        raise missing(place)
     return parts, parts.federation(place, run)
 
 
-def _table_error(parts: Parts) -> str:
-    return (
-        "noise came from the operating system on an integer grid; sampling tables add at most "
-        f"{parts.coordinates * TABLE_ERROR:.1e} to delta per release"
-    )
+def ledger_of(folder: Path) -> Path:
+    """Where a run keeps its books: in its folder, or on a ledger that it shares."""
+    shared = config.load(folder / "experiment.toml").privacy.ledger
+    return Path(shared) if shared else folder / "ledger.sqlite"
 
 
 def _budget(parts: Parts, federation: Federation) -> dict[str, Any] | None:
@@ -231,67 +239,3 @@ def _spread(counted: Mapping[Any, int]) -> dict[str, float]:
     ends, people = list(accumulate(counted[value] for value in values)), sum(counted.values())
     low, high = (values[bisect_right(ends, place)] for place in ((people - 1) // 2, people // 2))
     return {"min": values[0], "median": low if people % 2 else (low + high) / 2, "max": values[-1]}
-
-
-def verify(folder: Path) -> list[str]:
-    """Recompute the receipt from the ledger; returns what does not agree (nothing: the receipt holds)."""
-    claimed = _claimed(folder)
-    parts, federation = opened(folder)
-    wrong = []
-    if claimed.get("config") != parts.experiment.digest():
-        wrong.append("experiment.toml is not the experiment of the receipt")
-    try:
-        if not federation.ledger.descends_from(str(claimed.get("ledger_head"))):
-            wrong.append("the ledger went back behind the receipt: an older copy, or another ledger")
-        again = json.loads(json.dumps(receipt(parts, federation)))
-    finally:
-        federation.ledger.close()
-    wrong += [f"{name}: in the receipt only" for name in sorted(claimed.keys() - again.keys())]
-    for name in ("format", "run", "simulated", "rounds", "clients", "budget", "phases", "assumptions"):
-        if name == "phases" and name not in claimed:
-            continue  # receipts did not always tell them
-        if not _same(again.get(name), claimed.get(name)):
-            wrong.append(f"{name}: the ledger says {again.get(name)!r}, the receipt {claimed.get(name)!r}")
-    found = {_subject(row): row for row in again["guarantees"]}
-    rows = [row for row in claimed.get("guarantees", []) if isinstance(row, dict)]
-    stated = {_subject(row): row for row in rows}
-    if len(stated) < len(rows):
-        wrong.append("a guarantee is stated twice")
-    for subject in sorted(found.keys() | stated.keys()):
-        a, b = found.get(subject), stated.get(subject)
-        if a is None or b is None:
-            wrong.append(f"{' / '.join(subject)}: in the {'receipt' if a is None else 'ledger'} only")
-        else:
-            wrong += [
-                f"{' / '.join(subject)}: the ledger gives {name} {value!r}, the receipt says {b.get(name)!r}"
-                for name, value in (dict.fromkeys(b) | a).items()
-                if not _same(value, b.get(name))
-            ]
-    return wrong
-
-
-def _claimed(folder: Path) -> dict[str, Any]:
-    try:
-        claimed = json.loads((folder / "privacy.json").read_text())
-        if not isinstance(claimed, dict) or not isinstance(claimed.get("guarantees"), list):
-            raise ValueError("it is not an object with guarantees")
-    except (OSError, ValueError) as error:
-        raise RunError(
-            f"{folder} has no readable receipt", why=str(error), fix="finish or resume the run first", code="no-receipt"
-        ) from None
-    return claimed
-
-
-def _subject(row: dict[str, Any]) -> tuple[str, str, str]:
-    return str(row.get("unit")), str(row.get("neighbours")), str(row.get("adversary"))
-
-
-def _same(a: Any, b: Any) -> bool:
-    """Equal, numbers up to rounding: an accountant may take another path through the same events."""
-    if isinstance(a, dict) and isinstance(b, dict):
-        return a.keys() == b.keys() and all(_same(a[key], b[key]) for key in a)
-    if isinstance(a, list) and isinstance(b, list):
-        return len(a) == len(b) and all(map(_same, a, b))
-    if isinstance(a, float) and isinstance(b, int | float):
-        return math.isclose(a, b, rel_tol=1e-9)
-    return bool(a == b)

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from pathlib import Path
 from typing import NamedTuple
 
+from sordino import config
+from sordino.assemble import Parts
 from sordino.engine import checkpoint
 from sordino.engine.store import unpacked
 from sordino.ledger.ledger import Entry
 from sordino.receipt import opened
+from sordino.runs import seal
 
 
 class Trace(NamedTuple):
@@ -19,15 +23,16 @@ class Trace(NamedTuple):
     metrics: str
     receipt: str
     ledger: tuple[Entry, ...]
-    head: str
     server: str
     clients: str
 
 
 def trace(folder: Path) -> Trace:
-    parts, federation = opened(folder)
+    """Without where the ledger stood: every stop seals what there is, so a run that was stopped has more records than one that was not."""
+    _, federation = opened(folder)
+    parts = Parts(config.load(folder / "experiment.toml"))
     with federation.ledger as ledger:
-        entries, head = tuple(ledger.entries()), ledger.head()
+        entries = tuple(entry._replace(sequence=0, hash="") for entry in ledger.entries())
     loaded = checkpoint.load(folder / "checkpoints", parts.state)
     assert loaded is not None
     held = [loaded]
@@ -36,12 +41,12 @@ def trace(folder: Path) -> Trace:
         assert found is not None
         held.append(found)
     clients = {f"{k}": state for one in held for name, made in one.trees.items() for k, state in unpacked(name, made)}
-    model, metrics, receipt = (
-        hashlib.sha256((folder / name).read_bytes()).hexdigest()
-        for name in ("model.safetensors", "metrics.jsonl", "privacy.json")
+    model, metrics = (
+        hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in ("model.safetensors", "metrics.jsonl")
     )
+    receipt = seal.digest(json.loads((folder / "privacy.json").read_text())).hex()
     server = checkpoint.digest_trees({"server": loaded.trees["server"]})
-    return Trace(model, metrics, receipt, entries, head, server, checkpoint.digest_trees(clients))
+    return Trace(model, metrics, receipt, entries, server, checkpoint.digest_trees(clients))
 
 
 def differences(a: Trace, b: Trace) -> list[str]:

@@ -19,6 +19,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from sordino.errors import ConfigError
 from sordino.folder import numbers
+from sordino.ledger.notes import SYSTEM
+from sordino.runs.metrics import shown
 
 if TYPE_CHECKING:
     from sordino.training import Ended, Progress
@@ -194,8 +196,12 @@ class _Follower:
             if not self.started:  # not before the first round: a run folder appears whole or not at all
                 self.tracker.start(_settings(step.parts.experiment.model_dump(mode="json")), step.folder)
                 self.started = True
-            kept = {"round"} | (CROWD if step.parts.cohort.hidden else set())
-            row = {name: value for name, value in numbers(step.metrics).items() if name not in kept}
+            hidden, real = step.parts.cohort.hidden, step.parts.experiment.privacy.noise == SYSTEM
+            told = (
+                shown(step.metrics, hidden) if real else step.metrics
+            )  # an evaluator's numbers stay with the evaluator
+            kept = {"round"} | (CROWD if hidden else set())
+            row = {name: value for name, value in numbers(told).items() if name not in kept}
             self.tracker.round(row, step.round)
 
         self._safely(tell)

@@ -2,6 +2,7 @@
 
 experiment.toml   resolved      environment.json  where it ran          metrics.jsonl     one object per round
 ledger.sqlite     what was spent   checkpoints/   old or new, never half   privacy.json   the receipt      model.safetensors
+agreement.json    public numbers   private/       not to be shared (see `runs.private`)
 candidates.json   how the server's own images were made, where an algorithm asks for such
 """
 
@@ -36,11 +37,14 @@ from sordino.engine.checkpoint import atomic_write
 from sordino.engine.federation import Federation
 from sordino.engine.memory import keep_freed_memory
 from sordino.errors import BudgetExhausted, RunError
-from sordino.folder import CANDIDATES, COSTS, SECRET, check_is_run, read_metrics
-from sordino.playing import Begun, Metrics, Phase, Standing, computed, executor, metrics_file, row_of, stands
+from sordino.folder import CANDIDATES, COSTS, check_is_run, read_metrics
+from sordino.ledger.ledger import Ledger, of_run
+from sordino.ledger.notes import SYSTEM, parsed
+from sordino.playing import Begun, Metrics, Phase, Standing, computed, executor, row_of, stands
 from sordino.preparation import Prepared, prepare
-from sordino.receipt import receipt
+from sordino.receipt import ledger_of, write_receipt
 from sordino.round import Outcome
+from sordino.runs import metrics, private
 from sordino.version import __version__
 
 LOST = "was cut off after its noise was drawn: a second release would be unpaid, so it is left out, and what it cost stays spent"
@@ -74,7 +78,7 @@ def start(
     """Run an experiment in a new folder. `crash` rehearses: the process is killed in that round, once it is reserved. `prepared` is a run whose preparation is taken over."""
     experiment = settle(experiment)
     experiment = experiment.model_copy(update={"engine": Parts(experiment).engine})
-    parts = Parts(experiment)
+    parts = Parts(experiment, data_key=_data_key(experiment))
     _ = parts.plan, parts.evaluation()  # every refusal happens before a folder exists
     for phase in parts.preparation:
         _ = phase.plan
@@ -92,16 +96,15 @@ def start(
     for stage in (*(parts.preparation if prepared is None else ()), parts):
         if hasattr(stage.algorithm, "check"):
             stage.algorithm.check()  # last, because it may draw candidates, which can take hours
-    _found(
-        folder,
-        parts,
-        prepared,
-        secret=experiment.privacy.noise == "system" and hasattr(parts.algorithm.read, "prepare"),
-    )
+    _found(folder, parts, prepared)
     return _train(parts, folder, watch, crash=crash)
 
 
-def _found(folder: Path, parts: Parts, prepared: Path | None, secret: bool) -> None:
+def _data_key(experiment: Experiment, folder: Path | None = None) -> bytes:
+    return private.key_of_data(folder, experiment.seed, experiment.privacy.ledger, experiment.privacy.noise == SYSTEM)
+
+
+def _found(folder: Path, parts: Parts, prepared: Path | None) -> None:
     """The run folder with what `resume` needs: it appears whole or not at all."""
     experiment, young = parts.experiment, folder.with_name(f".{folder.name}.{secrets.token_hex(4)}")
     try:
@@ -110,9 +113,11 @@ def _found(folder: Path, parts: Parts, prepared: Path | None, secret: bool) -> N
         atomic_write(young / "environment.json", json.dumps(_environment(experiment, prepared), indent=2).encode())
         if parts.story is not None:
             atomic_write(young / CANDIDATES, json.dumps(parts.story, indent=2).encode())
-        if secret:
-            (young / SECRET).touch(0o600)
-            (young / SECRET).write_bytes(secrets.token_bytes(32))
+        if experiment.privacy.noise == SYSTEM:
+            private.found(young, parts.data_key, clients=hasattr(parts.algorithm.read, "prepare"))
+        if (shared := experiment.privacy.ledger) is not None:
+            private.share_key(shared, parts.data_key)
+        parts.agreement().write(young)
         young.rename(folder)
     except OSError as error:
         raise RunError(
@@ -131,13 +136,40 @@ def fresh_folder(name: str) -> Path:
     return folder
 
 
-def resume(folder: Path, watch: Callable[[Progress], None] | None = None, fallback: bool = False) -> Ended:
+def resume(
+    folder: Path, watch: Callable[[Progress], None] | None = None, fallback: bool = False, moved: bool = False
+) -> Ended:
     """Continue a run where its last checkpoint stands: the same bytes as if it had never stopped.
 
-    `fallback` sets a damaged newest checkpoint aside and takes the one before; seeded rounds are then played again, to the same releases.
+    `fallback` sets a damaged newest checkpoint aside and takes the one before; seeded rounds are then played again, to the same releases. `moved` says that this
+    folder has taken the place of the one where the run began, and that nothing goes on there.
     """
     check_is_run(folder)
-    return _train(Parts(config.load(folder / "experiment.toml")), folder, watch, fallback)
+    experiment = config.load(folder / "experiment.toml")
+    _check_unedited(experiment, folder)
+    if experiment.privacy.noise == SYSTEM:
+        if moved:
+            private.settle(folder)
+        private.check_no_copy(folder)
+    return _train(Parts(experiment, data_key=_data_key(experiment, folder)), folder, watch, fallback)
+
+
+def _check_unedited(experiment: Experiment, folder: Path) -> None:
+    """What a run has promised it has promised under one experiment: how it is computed ([engine]) may change, and nothing else."""
+    environment = json.loads((folder / "environment.json").read_text())
+    now: tuple[str, str] = (experiment.digest(), experiment.privacy.noise)
+    said: list[tuple[str, str]] = [(environment["config"], now[1])]
+    if (place := ledger_of(folder)).exists():
+        with Ledger.found(place) as ledger:
+            notes = [parsed(entry.note) for entry in of_run(ledger, environment["run"])]
+        said += [(note.config, note.noise) for note in notes]
+    if any(each != now for each in said):
+        raise RunError(
+            f"experiment.toml of {folder} is not the experiment that this run began with",
+            why="what was released until now was planned, priced and promised under the other one",
+            fix="put the old file back; [engine] alone may be changed. Another experiment is another run",
+            code="edited-run",
+        )
 
 
 def _train(
@@ -153,8 +185,7 @@ def _train(
     environment = json.loads((folder / "environment.json").read_text())
     run = environment["run"]
     with _locked(folder), _on_disk(folder), contextlib.ExitStack() as stack:
-        shared = experiment.privacy.ledger
-        ledger = Path(shared) if shared else folder / "ledger.sqlite"
+        ledger, real = ledger_of(folder), experiment.privacy.noise == SYSTEM
         asked, silent = stack.enter_context(_patience()), list[str]()
 
         def prepared(mine: Parts, rules: Federation, row: Metrics) -> None:
@@ -186,20 +217,26 @@ def _train(
         at = Standing(begun.server, 0) if loaded is None else stands(federation, loaded, folder)
         known = None if loaded is None else Begun(folder, loaded)
         execute = executor(parts, folder, folder, run, known, begun.handed, stack)
-        written = 0 if loaded is None else loaded.meta["metrics_bytes"]
-        metrics = stack.enter_context(metrics_file(folder / "metrics.jsonl", written))
+        written = {} if loaded is None else loaded.meta
+        hidden = parts.cohort.hidden
+        rows = stack.enter_context(metrics.opened(folder / metrics.FILE, written, private=real, hidden=hidden))
 
         def tell(t: int, outcome: Outcome) -> Metrics:
             row = row_of(t + 1, outcome) | computed(parts, outcome)
             if _due(t + 1, experiment):
                 row |= evaluate(t, outcome.server, execute.score)
                 row["model_norm"] = float(tree.norm(next(iter(parts.algorithm.models(outcome.server).values()))))
-            metrics.write(json.dumps(row).encode() + b"\n")
+            rows.write(row)
             if outcome.secure:
-                _note_cost(folder, {"round": t + 1, "cpu_seconds": outcome.secure["cpu_seconds"]})
+                note_cost({"round": t + 1, "cpu_seconds": outcome.secure["cpu_seconds"]})
             return row
 
-        phase = Phase(parts, federation, execute, folder, metrics, tell)
+        def note_cost(cost: Mapping[str, Any]) -> None:
+            """Seconds are no part of the result, no two runs take the same; and they tell how many there were to add."""
+            with open((folder / private.FOLDER if real else folder) / COSTS, "a") as costs:
+                costs.write(json.dumps(cost) + "\n")
+
+        phase = Phase(parts, federation, execute, folder, rows, tell)
 
         def more(at: Standing) -> bool:
             nonlocal interrupted
@@ -213,7 +250,7 @@ def _train(
             elif not outcome.answered and not federation.everyone_pays:
                 notes.append(f"round {now.t}: nobody could take part, the model stays as it was")
             if experiment.engine.network != Network():
-                _note_cost(folder, {"round": now.t, "seconds": round(phase.seconds, 3)})
+                note_cost({"round": now.t, "seconds": round(phase.seconds, 3)})
             if watch is not None:
                 watch(Progress(now.t, experiment.rounds, phase.row, folder, parts, federation))
 
@@ -223,7 +260,7 @@ def _train(
             notes.append(f"stopped before round {at.t + 1}: {error.what}")
         except KeyboardInterrupt:
             interrupted = True
-        metrics.flush()
+        rows.sync()
         return _ended(parts, folder, federation, at.server, notes, interrupted)
 
 
@@ -236,12 +273,6 @@ def _ended(
     return Ended(folder, read_metrics(folder), made, notes, interrupted)
 
 
-def _note_cost(folder: Path, cost: Mapping[str, Any]) -> None:
-    """Seconds are no part of the result: no two runs take the same."""
-    with open(folder / COSTS, "a") as costs:
-        costs.write(json.dumps(cost) + "\n")
-
-
 def _due(t: int, experiment: Experiment) -> bool:
     """Is the model evaluated after round t?"""
     return t % experiment.evaluation.every == 0 or t > experiment.rounds - max(1, experiment.evaluation.final)
@@ -252,9 +283,7 @@ def _finish(parts: Parts, folder: Path, federation: Federation, server: Any) -> 
         model = next(iter(parts.algorithm.models(server).values()))
         packed = safetensors.torch.save({name: value.contiguous() for name, value in model.items()})
         atomic_write(folder / "model.safetensors", packed)
-    made = receipt(parts, federation)
-    atomic_write(folder / "privacy.json", json.dumps(made, indent=2).encode())
-    return made
+    return write_receipt(folder, parts, federation)
 
 
 @contextlib.contextmanager

@@ -24,8 +24,9 @@ from sordino.engine.emulated import Emulated
 from sordino.engine.lines import read, write
 from sordino.engine.memory import keep_freed_memory
 from sordino.errors import SordinoError
-from sordino.folder import HANDED, secret_of
+from sordino.folder import HANDED
 from sordino.privacy.sources import for_client
+from sordino.runs.private import secret_of
 from sordino.types import Grant
 
 
@@ -74,7 +75,7 @@ def _round(parts: Parts, clients: Clients, command: dict[str, object], message: 
 
 def main(arguments: list[str]) -> None:
     folder, place, run, stage, first, step = arguments
-    parts = Parts(config.load(Path(folder) / "experiment.toml"), int(stage))
+    parts = Parts(config.load(Path(folder) / "experiment.toml"), stage=int(stage))
     torch.set_num_threads(parts.experiment.engine.threads)
     keep_freed_memory()
     which, handed = range(int(first), len(parts.sizes), int(step)), Path(folder) / HANDED

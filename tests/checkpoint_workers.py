@@ -98,7 +98,7 @@ def _arm(point: str, saves: int) -> None:
     checkpoint._sync = around("", checkpoint._sync, "directory-synced")
 
 
-def _overwrite(path: Path, data: bytes) -> None:
+def _overwrite(path: Path, data: bytes, private: bool = False) -> None:
     """The broken twin of atomic_write: straight into its place."""
     with vars(checkpoint)["open"](path, "wb") as file:
         file.write(data)

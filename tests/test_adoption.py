@@ -19,8 +19,9 @@ from sordino.engine import checkpoint
 from sordino.engine.federation import Federation
 from sordino.errors import RunError
 from sordino.ledger.ledger import Ledger, State
-from sordino.receipt import opened, verify
+from sordino.receipt import opened
 from sordino.report.facts import gather
+from sordino.runs.verify import verify
 from sordino.training import resume, start
 
 SLAUG = {

@@ -25,8 +25,8 @@ from sordino.engine.federation import Federation
 from sordino.ledger.gaussian_dp import epsilon_of
 from sordino.ledger.published_pfl import composed
 from sordino.privacy.as_published import EACH_ROUND, NOT_STEPS, ONE_OF_B, OWN_NORM, PER_LAYER
-from sordino.receipt import verify
 from sordino.round import Outcome, one_round
+from sordino.runs.verify import verify
 from sordino.training import resume, start
 from sordino.types import Grant, Params
 

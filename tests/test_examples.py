@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import sordino
-from sordino.receipt import verify
+from sordino.runs.verify import verify
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 

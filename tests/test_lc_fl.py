@@ -30,7 +30,6 @@ from sordino.data import Dataset, Split
 from sordino.engine import processes, wire
 from sordino.engine.shards import Prepared, Shards
 from sordino.errors import ConfigError, DomainError, NonFiniteModel, UnsoundGuarantee
-from sordino.folder import SECRET, secret_of
 from sordino.ledger.accountants import epsilon_by
 from sordino.ledger.calibrate import sampled_multiplier
 from sordino.ledger.events import Event, Gaussian, Laplace, Once, Poisson, Repeat, Response, from_json
@@ -42,8 +41,9 @@ from sordino.privacy.privunit import parameters
 from sordino.privacy.responses import Responses
 from sordino.privacy.sources import Counter, System
 from sordino.privacy.stages import Clip, Noise, Weigh
-from sordino.receipt import verify
 from sordino.round import one_round
+from sordino.runs.private import CLIENTS, FOLDER, secret_of
+from sordino.runs.verify import verify
 from sordino.training import Ended, resume, start
 from sordino.types import Bound, Examples, Grant, Received, Source, Work
 from sordino.uplink import Uplink
@@ -497,7 +497,7 @@ def test_a_run_that_was_killed_and_one_that_was_not_are_the_same(more: dict[str,
     experiment = made(**read(**more), rounds=4)
     whole = finished(experiment, tmp_path / "whole")
     assert differences(whole, interrupted(experiment, tmp_path / "again")) == []
-    assert (tmp_path / "whole" / SECRET).exists() is False  # a simulation has none
+    assert (tmp_path / "whole" / FOLDER / CLIENTS).exists() is False  # a simulation has none
 
 
 def same_model(run: Rounds, folder: Path) -> bool:
@@ -512,7 +512,7 @@ def test_real_answers_are_drawn_once_and_outlive_a_crash(seen: dict[int, set[byt
     folder = tmp_path / "run"
     with killed_at("computed", 1):
         start(made(LDP, **SYSTEM), folder)
-    secret = folder / SECRET
+    secret = folder / FOLDER / CLIENTS
     assert stat.S_IMODE(secret.stat().st_mode) == 0o600
     assert len(secret.read_bytes()) == 32
     with pytest.raises(Killed):
@@ -529,7 +529,7 @@ def test_real_answers_are_drawn_once_and_outlive_a_crash(seen: dict[int, set[byt
 
 def test_nobody_keeps_a_secret_for_nothing(tmp_path: Path) -> None:
     start(made({"name": "fedavg", "local_steps": 1}, rounds=1, **SYSTEM), tmp_path / "run")
-    assert not (tmp_path / "run" / SECRET).exists()
+    assert not (tmp_path / "run" / FOLDER / CLIENTS).exists()
 
 
 @slow

@@ -628,7 +628,7 @@ def test_another_format_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "ledger"
     Ledger.open(path, CHARTER).close()
     raw = sqlite3.connect(path)
-    raw.execute("PRAGMA user_version = 3")
+    raw.execute("PRAGMA user_version = 9")
     raw.close()
     assert code_of(Ledger.open, path, CHARTER) == "ledger-version"
 

@@ -45,8 +45,9 @@ from sordino.ledger.statement import Row, statement
 from sordino.partition import counts
 from sordino.partition.rows import Rows
 from sordino.partition.schemes import Natural
-from sordino.receipt import _of_all, _spread, some_of, verify
+from sordino.receipt import _of_all, _spread, some_of
 from sordino.round import Outcome, one_round
+from sordino.runs.verify import verify
 from sordino.training import start
 from sordino.types import Examples
 

@@ -23,9 +23,10 @@ from sordino.ledger.notes import parsed
 from sordino.ledger.personal import Waste, waste, wasted
 from sordino.personal_plans import ThresholdPlan
 from sordino.privacy.sources import for_client, for_round
-from sordino.receipt import opened, receipt, verify
+from sordino.receipt import opened, receipt
 from sordino.results import open_run
 from sordino.round import one_round
+from sordino.runs.verify import verify
 from sordino.training import resume, start
 from sordino.types import Grant
 

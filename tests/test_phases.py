@@ -43,7 +43,8 @@ from sordino.ledger.notes import parsed
 from sordino.ledger.pricing import CountedPhase, Renyi, best_order, budget_at, counted_phases
 from sordino.playing import Phase
 from sordino.privacy.sources import for_client, for_round
-from sordino.receipt import opened, verify
+from sordino.receipt import opened
+from sordino.runs.verify import verify
 from sordino.training import resume, start
 
 CLIENTS, ROUNDS, COHORT, CLASSES = 6, 2, 3, 10
@@ -154,7 +155,7 @@ def killed_in(phase: str, point: str, t: int) -> Iterator[None]:
         here = self.parts.phase if isinstance(self, Phase) else self.run.partition(".")[2]
         dies = here == phase and now == t + shift
         if dies and point == "written":
-            self.metrics.flush()
+            self.metrics.sync()
             raise Killed
         result = real(self, now, *rest)
         if dies:

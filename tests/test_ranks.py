@@ -17,7 +17,7 @@ from laws.traces import finished, trace
 
 from sordino import ranks, tree
 from sordino.errors import SordinoError
-from sordino.receipt import verify
+from sordino.runs.verify import verify
 from sordino.training import start
 from sordino.types import Grant
 from sordino.uplink import Uplink

@@ -62,8 +62,9 @@ from sordino.privacy.secure import (
 )
 from sordino.privacy.sources import Counter
 from sordino.privacy.stages import Clip, Stage, Weigh
-from sordino.receipt import opened, verify
+from sordino.receipt import opened
 from sordino.round import Outcome, one_round
+from sordino.runs.verify import verify
 from sordino.secure import paillier, secagg
 from sordino.secure.layout import Layout
 from sordino.training import start

@@ -22,8 +22,8 @@ from sordino.assemble import Parts
 from sordino.engine import checkpoint
 from sordino.errors import ConfigError
 from sordino.privacy.sources import Counter
-from sordino.receipt import verify
 from sordino.report.words import by_phase
+from sordino.runs.verify import verify
 from sordino.training import start
 from sordino.types import Grant, Received
 from sordino.uplink import Uplink

@@ -22,8 +22,8 @@ from sordino import config, folder
 from sordino.cli import main, watching
 from sordino.cli.watching import Seen, Start, beginning, line, look, rate
 from sordino.folder import in_use
-from sordino.receipt import verify
 from sordino.report.runs import promise
+from sordino.runs.verify import verify
 from sordino.training import start
 
 SMALL = ("rounds=3", "partition=iid", "partition.clients=3", "evaluation.final=1")

@@ -13,15 +13,16 @@ import numpy as np
 import safetensors.torch
 import torch
 
-from sordino import tree
+from sordino import config, tree
 from sordino.assemble import Parts
 from sordino.checking.trial import QUADRATIC, ROUNDS, STOP, Broken, Sealed, Trial, require
 from sordino.engine import checkpoint
 from sordino.errors import SordinoError
 from sordino.ledger.ledger import State
 from sordino.privacy.readers import NoisyGradient
-from sordino.receipt import opened, verify
+from sordino.receipt import opened
 from sordino.round import one_round
+from sordino.runs.verify import verify
 from sordino.traces import differences, trace
 from sordino.training import Progress, resume
 from sordino.types import Grant, Work
@@ -135,7 +136,7 @@ def learns(trial: Trial) -> None:
     opened_gates = ['read={name="open"}'] if parts.algorithm.read.offer() is not None else []
     opened_gates += ["uplink={client=[]}"] if parts.algorithm.uplink.noise() is not None else []
     folder = trial.run("quadratic", *QUADRATIC, *opened_gates)
-    parts, _ = opened(folder)
+    parts = Parts(config.load(folder / "experiment.toml"))
     a, b = np.hsplit(parts.dataset.train.x.astype(np.float64), 2)
     best = float((0.5 * a * ((a * b).sum(0) / a.sum(0) - b) ** 2).sum(1).mean())
     first = float((0.5 * a * b**2).sum(1).mean())  # at zero, where quadratics begin

@@ -77,6 +77,9 @@ def prepared(folder: Path) -> Any:
 def report(
     folders: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders.")],
     open_: Annotated[bool, typer.Option("--open", help="Show it in the browser.")] = False,
+    evaluator: Annotated[
+        bool, typer.Option("--evaluator", help="With real noise: also what only the evaluator may see, in RUN/private.")
+    ] = False,
     figures: Figures = None,
 ) -> None:
     """One self-contained page per run: curves, guarantees in words, spending, partition. Opens from disk, needs no network."""
@@ -87,8 +90,8 @@ def report(
     if figures is not None:
         available()
     for folder in folders:
-        facts = gather(folder)
-        written = [write(folder, facts=facts)]
+        facts = gather(folder, evaluator)
+        written = [write(folder, facts=facts, evaluator=evaluator)]
         if figures is not None:
             written += of_run(facts, folder / "figures", figures)
         for path in written:

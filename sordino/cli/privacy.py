@@ -140,21 +140,24 @@ def _verdict(ratio: float | None, found: Sequence[Enough], delta: float) -> dict
 
 @app.command()
 def spent(
-    folder: Path,
+    place: Annotated[Path, typer.Argument(metavar="RUN|LEDGER", help="A run folder, or a ledger that runs share.")],
     by_client: Annotated[bool, typer.Option("--by-client", help="One line per client.")] = False,
     as_json: Json = False,
 ) -> None:
-    """What a run has spent, to whom; read from its ledger."""
+    """What a run has spent, to whom; read from its ledger. Of a ledger: what all runs on it have spent together."""
     from sordino.receipt import spending
     from sordino.report.tables import groups, guarantees
     from sordino.report.tables import spending as spending_table
+    from sordino.runs.lifetime import lifetime
 
-    found = spending(folder)
+    found = lifetime(place) if place.is_file() else spending(place)
     if as_json:
         typer.echo(json.dumps(found))
         return
     console = Console()
     console.print(guarantees(found))
+    for line in found.get("runs", ()):
+        console.print(f"[dim]· {line['run']}: {line['releases']} releases[/dim]")
     if found["budget"] and "groups" in found["budget"]:
         console.print(groups(found["budget"]))
     if by_client:
@@ -162,20 +165,48 @@ def spent(
 
 
 @app.command()
-def verify(folder: Path, as_json: Json = False) -> None:
-    """Recompute the receipt from the ledger. Exit code 5 where they disagree."""
-    from sordino.receipt import verify as check
+def verify(
+    folder: Path,
+    key: Annotated[Path | None, typer.Option(help="Public key of the site that must have signed the receipt.")] = None,
+    with_code: Annotated[
+        bool, typer.Option("--with-code", help="Import an algorithm of somebody's own, to make its plan again.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Recompute the receipt from the ledger, without any data. Exit code 5 where they disagree."""
+    from sordino.runs.verify import examine
 
-    wrong = check(folder)
+    wrong, unseen = examine(folder, key, with_code)
     if as_json:
-        typer.echo(json.dumps({"holds": not wrong, "disagreements": wrong}))
+        typer.echo(json.dumps({"holds": not wrong, "disagreements": wrong, "not_looked_at": unseen}))
     elif wrong:
         Console(stderr=True).print(
-            "[bold red]the receipt does not hold[/bold red]", *[f"\n  · {line}" for line in wrong]
+            "[bold red]the receipt does not hold[/bold red]", *[f"\n  · {line}" for line in wrong], markup=True
         )
     else:
-        Console().print(
-            "[green]The receipt holds:[/green] chain intact, every epsilon recomputed from the ledger, configuration unchanged."
+        console = Console()
+        console.print(
+            "[green]The receipt holds:[/green] the chain is whole, every epsilon follows from it, every release is the one that "
+            "the experiment plans, and the files are those that were sealed."
         )
+        for line in unseen:
+            console.print(f"[dim]Not looked at: {line}.[/dim]")
     if wrong:
         raise typer.Exit(5)
+
+
+@app.command()
+def keygen(file: Annotated[Path, typer.Argument(help="Where the key goes; FILE.pub is for others.")]) -> None:
+    """Make an Ed25519 key pair that a site signs its receipts with."""
+    from sordino.runs.signature import generate
+
+    public = generate(file)
+    typer.echo(f"{file}: keep it to yourself\n{public}: give it to whoever verifies")
+
+
+@app.command()
+def sign(folder: Path, key: Annotated[Path, typer.Option(help="The site's key, as `keygen` made it.")]) -> None:
+    """Sign a receipt: nobody without the key can then make ledger and receipt anew together."""
+    from sordino.runs.signature import sign as signed
+
+    typer.echo(str(signed(folder, key)))

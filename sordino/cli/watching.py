@@ -94,7 +94,7 @@ def look(run: Path) -> Seen:
         len(rows),
         planned,
         next(({k: row[k] for k in ("accuracy", "loss") if k in row} for row in reversed(rows) if "loss" in row), {}),
-        sum(row["bytes_up"] + row["bytes_down"] for row in rows),
+        sum(row.get("bytes_up", 0) + row.get("bytes_down", 0) for row in rows),
         file.stat().st_mtime if file.exists() else 0.0,
         promise(receipt["guarantees"]) if receipt is not None and not alive else "",
     )

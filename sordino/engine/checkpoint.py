@@ -68,11 +68,11 @@ def save(directory: Path, step: int, trees: Mapping[str, Tree], meta: Mapping[st
     path = _path(directory, step)
     with _told(path):
         if not directory.exists():
-            directory.mkdir(parents=True)
+            directory.mkdir(parents=True, mode=0o700)
             _sync(directory.parent)
         for stale in directory.glob(".round-*.ckpt.*.tmp"):
             stale.unlink()
-    atomic_write(path, data)
+    atomic_write(path, data, private=True)  # it may hold what clients keep
     with _told(path):
         for old in _steps(directory)[: -(keep + 1)]:
             _path(directory, old).unlink()
@@ -120,12 +120,14 @@ def latest(directory: Path) -> int | None:
     return steps[-1] if steps else None
 
 
-def atomic_write(path: Path, data: bytes) -> None:
-    """Replace the file's content durably and at once: readers and crashes see all old or all new."""
+def atomic_write(path: Path, data: bytes, private: bool = False) -> None:
+    """Replace the file's content durably and at once: readers and crashes see all old or all new. `private`: for its owner alone."""
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")  # same directory: same file system
     with _told(path):
         try:
             with open(temporary, "xb") as file:
+                if private:
+                    os.fchmod(file.fileno(), 0o600)
                 file.write(data)
                 file.flush()
                 os.fsync(file.fileno())

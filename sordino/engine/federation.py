@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import hashlib
 import itertools
-import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from sordino import keys, tree
-from sordino.engine.cohort import Cohort, Tossed
+from sordino.engine.accounts import Accounts
+from sordino.engine.cohort import Tossed
 from sordino.engine.draws import Seeded, Unseen
 from sordino.engine.loudness import in_mean, of_reader, of_uplink
 from sordino.engine.mail import Mail
@@ -23,63 +19,23 @@ from sordino.engine.messages import Messages
 from sordino.engine.secure_sum import SecureSum
 from sordino.engine.stragglers import Crew, Stragglers
 from sordino.engine.weights import Weights
-from sordino.errors import BudgetExhausted, LedgerError
-from sordino.ledger.events import Event, NonPrivate, Nothing, Once, Poisson, Repeat, Together, leaves
-from sordino.ledger.ledger import EVERYONE, Entry, Ledger, State
-from sordino.ledger.notes import SYSTEM, named, note
+from sordino.ledger.notes import SYSTEM
 from sordino.ledger.schedules import Adaptive
-from sordino.plan import Plan, Price
-from sordino.privacy.sources import TABLE_ERROR, for_client, for_round
+from sordino.plan import Price
+from sordino.privacy.sources import for_client, for_round
 from sordino.privacy.stages import Weigh
-from sordino.types import Adversary, Claim, Grant, Received, Source
+from sordino.types import Grant, Received, Source
 from sordino.uplink import Summed
-
-Groups = list[tuple[list[int] | str, list[Claim]]]  # who, and what is claimed about each of them
 
 STALL = 1.1  # a mean update within a tenth of its expected noise norm carries no visible signal
 
 
-@dataclass
-class Federation(Messages):
-    algorithm: Any
-    cohort: Cohort
+@dataclass(kw_only=True)
+class Federation(Accounts, Messages):
     stragglers: Stragglers
-    plan: Plan
-    ledger: Ledger
-    sizes: Sequence[int]  # public number of examples of each client
     key: int
-    noise: str  # "counter" (simulation) or "system"
-    run: str  # id on the wire and in the ledger
-    config: str  # digest of the experiment
-    coordinates: int = 0  # of one upload
-    void: tuple[str, ...] = ()  # why nothing that is claimed holds
-    before: tuple[str, ...] = ()  # the names that earlier phases of the run have in the ledger
-    # of rounds already played, under the `payer` of a client; who never took part is not in them
-    exposures: dict[int, int] = field(default_factory=dict)
-    spent: dict[int, tuple[int, ...]] = field(default_factory=dict)
-    latest: dict[int, tuple[int, ...]] = field(default_factory=dict)  # the last charge
-    _central: float | None = None  # multiplier of this round's central noise
-    _draws: bool = False  # does this round draw noise that is drawn once only?
     _noise_norm: float = 0.0
     _coordinates: int = 0
-    _rates: NDArray[np.float64] | None = None  # of this round's coins, where budgets are personal
-
-    @property
-    def population(self) -> int:
-        return len(self.sizes)
-
-    @property
-    def everyone_pays(self) -> bool:
-        return self.plan.offer is not None and self.plan.offer.everyone_pays
-
-    @property
-    def all_alike(self) -> bool:
-        """Has everybody paid the same, in every round?"""
-        return self.everyone_pays and not self.plan.individual
-
-    def payer(self, client: int) -> int:
-        """Whose counters speak for this client: where all have paid the same, one set of counters serves them."""
-        return 0 if self.all_alike else client
 
     def draw(self, t: int, server: Any = None, away: Callable[[int], bool] | None = None) -> list[int]:
         """The cohort: public order, hidden coins, or coins at the rates that the plan says; or those whom a phase of a preparation asks."""
@@ -103,186 +59,8 @@ class Federation(Messages):
         others = (k for k in order if k not in drawn and not away(k))
         return sorted([*here, *itertools.islice(others, len(drawn) - len(here))])
 
-    def op(self, t: int) -> str:
-        return f"{self.run}/{t}"
-
     def round_key(self, t: int) -> keys.Key:
         return keys.fold(self.key, "round", t)
-
-    # the ledger -----------------------------------------------------------------------------------------------------------------
-
-    def prices(self, active: Sequence[int], stalled: bool) -> dict[int, Price | None]:
-        """What this exposure costs each active client; a client missing from the result abstains."""
-        if self.plan.pricing is None:
-            return dict.fromkeys(active)
-        if self.all_alike:
-            return dict.fromkeys(active, self._shared_price(max(self.exposures.values(), default=0)))
-        priced = {
-            k: self.plan.price(k, self.exposures.get(k, 0), self._spent(k), stalled, self.latest.get(k)) for k in active
-        }
-        return {k: price for k, price in priced.items() if price is not None}
-
-    def _spent(self, client: int) -> tuple[int, ...]:
-        return self.spent.get(client, self.plan.currency.zero())
-
-    def reserve(self, t: int, prices: Mapping[int, Price | None]) -> list[int]:
-        """Durable before anything is read. Returns the clients that may take part."""
-        if self.all_alike:
-            return self._reserve_for_all(t, prices)
-        if self.everyone_pays:
-            return self._reserve_from_each(t, prices)
-        charges = {str(k): price.charge for k, price in prices.items() if price is not None}
-        granted = self.ledger.reserve(self.op(t), charges, self._digest(t, prices), self._note(self._said(prices)))
-        clients = sorted(k for k, price in prices.items() if price is None or str(k) in granted)
-        self._remember(clients, prices)
-        # one noise for all who paid: sized for the one who paid least, or the same in every round where each is bounded by what it paid
-        self._central = max((price.multiplier for k in clients if (price := prices[k])), default=None)
-        if self.algorithm.uplink.personal:
-            self._central = self.plan.quietest
-        return clients
-
-    def _reserve_for_all(self, t: int, prices: Mapping[int, Price | None]) -> list[int]:
-        # hidden participation: who was drawn must not show in who pays, so everyone pays in every round, drawn or not
-        price = self._shared_price(t)
-        said = self._note(self._of_all(price))
-        granted = self.ledger.reserve(self.op(t), {EVERYONE: price.charge}, self._digest(t, {}), said)
-        if EVERYONE not in granted:
-            raise _exhausted(t)
-        self._remember([self.payer(0)], {self.payer(0): price})
-        self._central = price.multiplier  # released even where nobody was drawn
-        return sorted(prices)
-
-    def _reserve_from_each(self, t: int, prices: Mapping[int, Price | None]) -> list[int]:
-        # everyone pays, drawn or not, and each its own price
-        asked = {k: self.plan.price(k, t, self._spent(k)) for k in range(self.population)}
-        due = {k: price for k, price in asked.items() if price is not None}
-        charges = {str(k): price.charge for k, price in due.items() if any(price.charge)}
-        said = self._note(self._of_all(due[0]) if due else [])
-        granted = self.ledger.reserve(self.op(t), charges, self._digest(t, {}), said)
-        if len(granted) < len(charges) or not due:
-            raise _exhausted(t)
-        self._remember(sorted(due), due)
-        self._central = due[0].multiplier
-        return sorted(prices)
-
-    def _of_all(self, price: Price) -> Groups:
-        """The claims of a round in which everybody may have taken part, each at its own rate."""
-        if self._rates is None:
-            return [("*", self._claims(0, price.multiplier))]
-        levels, which = np.unique(self._rates, return_inverse=True)
-        groups = [np.flatnonzero(which == i).tolist() for i in range(len(levels))]
-        return [(clients, self._claims(clients[0], price.multiplier)) for clients in groups]
-
-    def _note(self, groups: Groups) -> str:
-        self._draws = any(_draws(claim.event) for _, claims in groups for claim in claims)
-        return note(groups, self.noise, self.config)
-
-    def _shared_price(self, t: int) -> Price:
-        price = self.plan.price(0, t, self._spent(0), last=self.latest.get(0))
-        if price is None:
-            raise _exhausted(t)
-        return price
-
-    def _remember(self, clients: Sequence[int], prices: Mapping[int, Price | None]) -> None:
-        for k in clients:
-            self.exposures[k] = self.exposures.get(k, 0) + 1
-            if price := prices[k]:
-                self._charge(k, price.charge)
-
-    def _charge(self, client: int, charge: tuple[int, ...]) -> None:
-        self.spent[client] = tuple(a + b for a, b in zip(self._spent(client), charge, strict=True))
-        self.latest[client] = charge
-
-    def entries(self) -> list[Entry]:
-        """What the ledger holds of this run, one entry a round: what statements are made from."""
-        mine = {self.run, *self.before}
-        return [entry for entry in self.ledger.entries() if entry.op.rpartition("/")[0] in mine]
-
-    def replay(self, rounds: float = math.inf) -> None:
-        """Rebuild exposures and spending of the rounds before `rounds` from the ledger, after a restart."""
-        self.exposures.clear()
-        self.spent.clear()
-        self.latest.clear()
-        for entry in self.ledger.entries():
-            run, _, t = entry.op.rpartition("/")
-            if run not in (self.run, *self.before) or (run == self.run and int(t) >= rounds):
-                continue
-            if EVERYONE in entry.charges:
-                who: list[int] = [self.payer(0)]
-            else:
-                who = named(entry.note)
-            for k in who:
-                charge = entry.charges.get(EVERYONE) or entry.charges.get(str(k))
-                if run == self.run and (charge is not None or self.plan.pricing is None):
-                    self.exposures[k] = self.exposures.get(k, 0) + 1
-                if charge is not None:
-                    self._charge(k, charge)
-
-    def begin(self, t: int) -> bool:
-        """Durable before anything leaves a client: from here on noise may have been drawn. False where it was, in an attempt that was cut short.
-
-        Seeded noise comes again as it was. Noise of the operating system never does: a second release of the same round would be one that nobody has
-        paid for, so the round is lost, and what it cost stays spent. Where nothing was promised there is nothing to lose, and it is done again.
-        """
-        if self.noise != SYSTEM or self.ledger.drawn(self.op(t)) or not self._draws:
-            return True
-        if self.ledger.state(self.op(t)) is not State.DRAWN:
-            raise LedgerError(
-                f"round {t + 1} has already been released elsewhere",
-                why="this folder is a copy of a run that went on, or the ledger is one: the same round would be released with fresh noise",
-                fix="go on with the folder that holds the newest checkpoint",
-                code="released-elsewhere",
-            )
-        return False
-
-    def store(self, t: int, release: bytes) -> None:
-        """Fix the one content this release will ever have."""
-        self.ledger.stored(self.op(t), release)
-
-    def publish(self, t: int) -> None:
-        self.ledger.published(self.op(t))
-
-    def _digest(self, t: int, prices: Mapping[int, Price | None]) -> bytes:
-        plan = {
-            str(k): None if price is None else [price.multiplier, list(price.charge)] for k, price in prices.items()
-        }
-        return hashlib.sha256(json.dumps([self.config, t, plan], sort_keys=True).encode()).digest()
-
-    def _said(self, prices: Mapping[int, Price | None]) -> Groups:
-        groups: dict[tuple[float | None, int], list[int]] = {}
-        for k, price in sorted(prices.items()):
-            multiplier = None if price is None else price.multiplier
-            groups.setdefault((multiplier, self.algorithm.read.reads(self.algorithm.work, self.sizes[k])), []).append(k)
-        return [(clients, self._claims(clients[0], multiplier)) for (multiplier, _), clients in groups.items()]
-
-    def _claims(self, client: int, multiplier: float | None) -> list[Claim]:
-        read, uplink, size = self.algorithm.read, self.algorithm.uplink, self.sizes[client]
-        reads = max(1, read.reads(self.algorithm.work, size))
-        # one noise for all who are in a sum, or every client's share of it
-        sums = math.ceil(self.cohort.expected(self.population)) if uplink.shared else 1
-        return [
-            *(self._held(claim, reads) for claim in read.claims(self.algorithm.work, size, multiplier)),
-            *(self._held(claim, sums) for claim in uplink.claims(multiplier, self._amplifies(client))),
-        ]
-
-    def _held(self, claim: Claim, draws: int) -> Claim:
-        """What is left of a claim on these data and with this noise."""
-        if any(isinstance(leaf, NonPrivate) for leaf in leaves(claim.event)):
-            return claim
-        if self.void:
-            return replace(claim, event=NonPrivate("; ".join(self.void)), status="none", because=self.void)
-        inexact = self.noise == SYSTEM and _draws(claim.event)
-        return replace(claim, drift=draws * self.coordinates * TABLE_ERROR) if inexact else claim
-
-    def _amplifies(self, client: int) -> Callable[[Event, Adversary], Event]:
-        """What the sampler makes of an event, by adversary: a hidden coin at the client's own rate, or whatever the cohort says."""
-        if self.algorithm.uplink.published:  # as if each client had tossed a coin
-            rate = self.cohort.expected(self.population) / self.population
-        elif self._rates is None or not self.cohort.hidden:
-            return self.cohort.amplify
-        else:
-            rate = float(self._rates[client])
-        return lambda event, adversary: event if adversary == "server" or rate == 1 else Poisson(rate, event)
 
     # the sum --------------------------------------------------------------------------------------------------------------------
 
@@ -408,20 +186,3 @@ class Federation(Messages):
     def _weight(self) -> float:
         """Of all clients together."""
         return math.fsum(self.weights)
-
-
-def _draws(event: Event) -> bool:
-    """Is there noise in it that is drawn afresh? What was drawn once in a run comes again as it was."""
-    if isinstance(event, Once | NonPrivate | Nothing):
-        return False
-    if isinstance(event, Together):
-        return any(map(_draws, event.events))
-    return _draws(event.event) if isinstance(event, Repeat | Poisson) else True
-
-
-def _exhausted(t: int) -> BudgetExhausted:
-    return BudgetExhausted(
-        f"the budget is spent before round {t}",
-        why="in a hidden cohort everyone pays for every round, so nobody can pay any more",
-        fix="run fewer rounds, or found a new budget with a larger epsilon",
-    )

@@ -40,7 +40,7 @@ class Evaluation:
     @property
     def personal(self) -> tuple[str, ...]:
         """The ways in which clients make a model their own; none where all use the same."""
-        return self.ways or ((OWN,) if getattr(self.algorithm, "personalises", False) else ())
+        return ways(self.algorithm, self.ways)
 
     def _scored(
         self, t: int, held: Mapping[str, Params], names: Sequence[str], score: Score
@@ -51,6 +51,11 @@ class Evaluation:
             label: self.evaluator.of_each({k: row[i * count : (i + 1) * count] for k, row in each.items()})
             for i, label in enumerate(labels)
         }
+
+
+def ways(algorithm: Any, asked: Sequence[str]) -> tuple[str, ...]:
+    """Those asked for, else the algorithm's own."""
+    return tuple(asked) or ((OWN,) if getattr(algorithm, "personalises", False) else ())
 
 
 def _spread(found: Mapping[str, Any]) -> dict[str, Any]:

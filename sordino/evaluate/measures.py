@@ -71,7 +71,7 @@ def running_bytes(run: Metrics) -> list[float]:
     """Both directions, added up."""
     spent, found = 0.0, []
     for row in run:
-        spent += row["bytes_up"] + row["bytes_down"]
+        spent += row.get("bytes_up", 0) + row.get("bytes_down", 0)
         found.append(spent)
     return found
 

@@ -121,6 +121,7 @@ class Books:
         self.sequence, self.head = -1, ORIGIN
         self.own: dict[str, Amount] = {}
         self.ops: dict[str, Standing] = {}
+        self.seals: set[str] = set()
 
     def genesis(self) -> dict[str, Any]:
         # delta as text: the file holds no floating-point number
@@ -200,12 +201,29 @@ class Books:
         stored = sequence if to is State.STORED else before.stored
         self.ops[record["op"]] = Standing(to, before.reserved, stored, sequence)
 
+    def _seal(self, sequence: int, record: dict[str, Any]) -> None:
+        self.seals.add(bytes.fromhex(record["digest"]).hex())
+
 
 _FOLDS = {
     "charter": Books._open,
+    "sealed": Books._seal,
     State.RESERVED.value: Books._reserve,
     **{state.value: Books._advance for state in BEFORE},
 }
+
+
+def read_genesis(body: bytes) -> tuple[Charter, Caps]:
+    """The first record of a ledger, as it was founded."""
+    record = json.loads(body)
+    told = dict(record["charter"])
+    money = told.pop("currency")
+    currency = Currency(money["name"], tuple(money["parts"]), money["rule"])
+    delta = None if told["delta"] == "None" else float(told["delta"])
+    each = Each(record["each"][0], tuple(record["each"][1])) if "each" in record else None
+    return Charter(**{**told, "delta": delta}, currency=currency), Caps(
+        {k: tuple(v) for k, v in record["caps"].items()}, each
+    )
 
 
 def link(previous: bytes, body: bytes) -> bytes:

@@ -42,6 +42,7 @@ from sordino.ledger.books import (
     charged,
     grouped,
     link,
+    read_genesis,
 )
 from sordino.ledger.currency import Amount
 from sordino.ledger.storage import damaged, identity, open_database, refusals, turnstile
@@ -65,6 +66,11 @@ class Entry(NamedTuple):
     digest: str | None
     note: str
     hash: str
+
+
+def of_run(ledger: Ledger, run: str) -> list[Entry]:
+    """The operations of a run and of the phases before it, in the order of their reservation."""
+    return [entry for entry in ledger.entries() if entry.op.rpartition("/")[0].partition(".")[0] == run]
 
 
 class Ledger:
@@ -111,6 +117,26 @@ class Ledger:
             ledger.close()
             raise
         return ledger
+
+    @classmethod
+    def found(cls, path: Path | str) -> Ledger:
+        """Open a ledger under the charter and caps that it was founded with: for whoever checks it without the experiment."""
+        place = Path(path).resolve()
+        with refusals():
+            connection = open_database(place, None)
+            try:
+                row = connection.execute("SELECT body FROM record WHERE sequence = 0").fetchone()
+            finally:
+                connection.close()
+        if row is None:
+            raise damaged("it has no charter")
+        try:
+            charter, caps = read_genesis(row[0])
+        except (LookupError, TypeError, ValueError, AttributeError) as error:
+            raise damaged("its charter is malformed") from error
+        total = caps.single.get(EVERYONE)
+        single = {name: cap for name, cap in caps.single.items() if name != EVERYONE}
+        return cls.open(path, charter, single, total=total, each=caps.each)
 
     def reserve(self, op: str, charges: Mapping[str, Amount], plan: bytes, note: str = "") -> frozenset[str]:
         """Charge those who can pay, durably, and say who they are: the others must abstain.
@@ -161,6 +187,16 @@ class Ledger:
     def published(self, op: str) -> None:
         self._advance(op, State.PUBLISHED, {})
 
+    def seal(self, digest: bytes) -> None:
+        """Fix, once, what was made of the releases: files that are shown with them."""
+        with self._turn() as books:
+            if digest.hex() not in books.seals:
+                self._append({"kind": "sealed", "digest": digest.hex()})
+
+    def sealed(self, digest: bytes) -> bool:
+        with self._reading() as books:
+            return digest.hex() in books.seals
+
     def release(self, op: str) -> tuple[bytes, bytes | None] | None:
         """Digest and payload, once stored: what a retry publishes instead of drawing again."""
         with self._reading() as books:
@@ -193,6 +229,10 @@ class Ledger:
         """Everyone with a cap or a charge of their own, sorted."""
         with self._reading() as books:
             return tuple(sorted((books.caps.keys() | books.own.keys()) - {EVERYONE}))
+
+    @property
+    def charter(self) -> Charter:
+        return self._books.charter
 
     def entries(self) -> Iterator[Entry]:
         """The operations, in the order of their reservation."""

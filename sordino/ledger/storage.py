@@ -19,8 +19,12 @@ from sordino.errors import LedgerError
 
 PATIENCE = 60.0  # seconds to wait for other writers
 
-_APPLICATION, _VERSION = 0x536F7264, 2
-_READ = (1, 2)  # 1 lists the cap of every client, 2 may say once what is the same for many; nothing else differs
+_APPLICATION, _VERSION = 0x536F7264, 3
+_READ = (
+    1,
+    2,
+    3,
+)  # 1 lists the cap of every client, 2 may say once what is the same for many, 3 may hold seals; nothing else differs
 _SCHEMA = [
     "CREATE TABLE record (sequence INTEGER PRIMARY KEY, hash BLOB NOT NULL, body BLOB NOT NULL)",
     "CREATE TABLE payload (sequence INTEGER PRIMARY KEY REFERENCES record, body BLOB NOT NULL)",
@@ -36,15 +40,18 @@ _REMOTE = frozenset({"9p", "afs", "beegfs", "ceph", "cifs", "glusterfs", "lustre
 _REMOTE_FAMILIES = "nfs", "fuse."
 
 
-def open_database(place: Path | None, first: tuple[bytes, bytes]) -> sqlite3.Connection:
-    """Open the file; where there is none, found it with its first record (hash, body). None: in memory."""
+def open_database(place: Path | None, first: tuple[bytes, bytes] | None) -> sqlite3.Connection:
+    """Open the file; where there is none, found it with its first record (hash, body). No place: in memory. No record: it must be there."""
     with ExitStack() as undo:
         if place is None:
             connection = undo.enter_context(closing(_connect(":memory:")))
+            assert first is not None
             _found(connection, first)
         else:
             _check_directory(place)
             if not place.exists():
+                if first is None:
+                    raise missing(place)
                 _create(place, first)
             if not place.is_file() or place.stat().st_size == 0:
                 # SQLite would take an empty file for a new database, and drop the journal beside it
@@ -195,6 +202,15 @@ def damaged(what: str) -> LedgerError:
         why="what was spent can no longer be told from it, and it is never started anew",
         fix="restore it whole from a copy whose head is the last one published",
         code="ledger-damaged",
+    )
+
+
+def missing(place: Path) -> LedgerError:
+    return LedgerError(
+        f"there is no ledger {place}",
+        why="without it nothing can be verified",
+        fix="put it back in its place",
+        code="ledger-missing",
     )
 
 

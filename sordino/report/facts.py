@@ -12,9 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from sordino.folder import read_metrics, read_preparation
+from sordino.assemble import Parts
+from sordino.folder import read_metrics, read_preparation, read_public_metrics
 from sordino.ledger.currency import UNIT
 from sordino.ledger.ledger import Entry
+from sordino.ledger.notes import SYSTEM
 from sordino.ledger.statement import statement
 from sordino.partition.describe import summary, table
 from sordino.receipt import opened, some_of, spending
@@ -27,37 +29,41 @@ LISTED = 10_000  # clients that a page shows: of more, so many at even distances
 POINTS = 12  # of the epsilon curve: each is a full composition
 
 
-def gather(folder: Path) -> dict[str, Any]:
+def gather(folder: Path, evaluator: bool = False) -> dict[str, Any]:
+    """Of a run with real noise only what its statement names, and no data are read; for its `evaluator` everything that this user may see."""
     parts, federation = opened(folder)
     try:
         entries = federation.entries()
     finally:
         federation.ledger.close()
+    all_ = evaluator or federation.noise != SYSTEM
     spent = spending(folder, LISTED)
-    rows, labels = parts.shares[0], np.asarray(parts.dataset.train.y)
-    shown = rows if len(rows) <= LISTED else [rows[k] for k in some_of(len(rows), LISTED)]
-    classes = max(parts.dataset.classes, 1)
-    if parts.dataset.classes == 0:
-        labels = np.zeros(len(labels), dtype=np.int64)  # no classes to count: one that all examples are in
+    metrics = read_metrics(folder) if all_ else read_public_metrics(folder)
+    if not parts.experiment.privacy.public_sizes and not all_:
+        spent["by_client"] = [{**row, "examples": None} for row in spent["by_client"]]
+    if all_:
+        parts = Parts(parts.experiment)
     return {
+        "evaluated": all_,
+        **(_held(parts) if all_ else {"partition": None, "heterogeneity": None}),
         "name": parts.experiment.name,
         "data": parts.experiment.data.source,
         "note": parts.dataset.note,
         "candidates": prepared.label_of(parts.experiment),
         "algorithm": parts.experiment.algorithm["name"],
-        "model": "clients' own models" if parts.evaluation().personal else "global model",
-        "clients": len(rows),
-        "examples": len(rows.numbers),
+        "model": "clients' own models" if parts.ways else "global model",
+        "clients": len(parts.sizes),
+        "examples": sum(parts.sizes),
         "parameters": parts.coordinates,
-        "metrics": _thin(read_metrics(folder)),
+        "metrics": _thin(metrics),
         "before": next(iter(in_front(read_preparation(folder))), None),
         "prepared": prepared.gather(folder, parts),
-        "secure": secure(read_metrics(folder)),
+        "secure": secure(metrics),
         "guarantees": described(spent["guarantees"]),
         "by_phase": by_phase(spent),
         "delta": parts.experiment.privacy.delta,
         "epsilon": _drawn(
-            curve([entry.note for entry in entries], len(rows), parts.experiment.privacy.delta),
+            curve([entry.note for entry in entries], len(parts.sizes), parts.experiment.privacy.delta),
             _printed(entries, spent["budget"]),
         ),
         "budget": spent["budget"],
@@ -65,8 +71,6 @@ def gather(folder: Path) -> dict[str, Any]:
         "currency": spent["currency"],
         "assumptions": spent["assumptions"],
         "simulated": spent["simulated"],
-        "partition": table(labels, shown, classes).tolist(),
-        "heterogeneity": {key: _plain(value) for key, value in summary(labels, rows, classes).items()},
         "experiment": parts.experiment.toml(),
         "commands": [
             f"sordino run experiment.toml --out {shlex.quote(folder.name)}",
@@ -74,6 +78,19 @@ def gather(folder: Path) -> dict[str, Any]:
         ],
         "environment": _environment(folder),
         "ledger_head": spent["ledger_head"],
+    }
+
+
+def _held(parts: Parts) -> dict[str, Any]:
+    """Who holds how many of which label."""
+    rows, labels = parts.shares[0], np.asarray(parts.dataset.train.y)
+    shown = rows if len(rows) <= LISTED else [rows[k] for k in some_of(len(rows), LISTED)]
+    classes = max(parts.dataset.classes, 1)
+    if parts.dataset.classes == 0:
+        labels = np.zeros(len(labels), dtype=np.int64)  # no classes to count: one that all examples are in
+    return {
+        "partition": table(labels, shown, classes).tolist(),
+        "heterogeneity": {key: _plain(value) for key, value in summary(labels, rows, classes).items()},
     }
 
 

@@ -14,17 +14,31 @@ from pathlib import Path
 from typing import Any
 
 from sordino.engine.checkpoint import atomic_write
+from sordino.receipt import opened, write_receipt
 from sordino.report import palette
 from sordino.report.facts import gather
+from sordino.runs.private import FOLDER
+from sordino.runs.seal import PAGE
 
 STYLES = ("vendor/uPlot.min.css", "web/page.css")
 SCRIPTS = ("vendor/uPlot.iife.min.js", "web/page.js", "web/charts.js")  # of every page
 
 
-def write(folder: Path, out: Path | None = None, facts: Mapping[str, Any] | None = None) -> Path:
-    """report.html in the run folder, or elsewhere; from facts that were gathered before, where there are any."""
-    target = folder / "report.html" if out is None else out
-    atomic_write(target, page(gather(folder) if facts is None else facts).encode())
+def write(
+    folder: Path, out: Path | None = None, facts: Mapping[str, Any] | None = None, evaluator: bool = False
+) -> Path:
+    """report.html in the run folder, bound to its receipt, or elsewhere; from facts that were gathered before, where there are any.
+
+    The page of a run with real noise may be shown. What its `evaluator` sees is another page, in the private folder.
+    """
+    told = gather(folder, evaluator) if facts is None else facts
+    own = evaluator and (folder / FOLDER).is_dir()
+    target = out if out is not None else folder / FOLDER / PAGE if own else folder / PAGE
+    atomic_write(target, page(told).encode(), private=own)
+    if out is None and not own and (folder / "privacy.json").exists():
+        parts, federation = opened(folder)
+        with federation.ledger:
+            write_receipt(folder, parts, federation, page=True)
     return target
 
 

@@ -88,6 +88,8 @@ def _candidates(parts: Parts) -> tuple[Candidates | None, str]:
     """Made again, or why not: a folder may be gone, and drawing with a large model takes hours."""
     if parts.source is None:
         return None, "there are no candidates"
+    if parts.agreed is not None:
+        return None, "the data are not looked at for this page"
     table = parts.experiment.candidates or {}
     if table["source"] not in AGAIN or table.get("prompts", {}).get("name") in DEAR:
         return None, "their images are not drawn again for a page"

@@ -96,8 +96,8 @@ def results(metrics: Sequence[dict[str, Any]]) -> Table:
     for name, found in (last or {}).get("also", {}).items():
         score = f"{found['accuracy']:.2%}" if "accuracy" in found else f"{found['loss']:.4f}"
         table.add_row(f"test, {name}", score)
-    table.add_row("bytes down", bytes_text(sum(row["bytes_down"] for row in metrics)))
-    table.add_row("bytes up", bytes_text(sum(row["bytes_up"] for row in metrics)))
+    table.add_row("bytes down", bytes_text(sum(row.get("bytes_down", 0) for row in metrics)))
+    table.add_row("bytes up", bytes_text(sum(row.get("bytes_up", 0) for row in metrics)))
     for name, value in secure(metrics):
         table.add_row(name, value)
     return table
@@ -194,5 +194,6 @@ def spending(clients: Sequence[dict[str, Any]], currency: str) -> Table:
     for row in clients:
         granted = "unlimited" if row["granted"] is None else ", ".join(f"{part:.4g}" for part in row["granted"])
         spent = ", ".join(f"{part:.4g}" for part in row["spent"])
-        table.add_row(*(str(row[name]) for name in ("client", "examples", "exposures", "planned")), spent, granted)
+        told = ("-" if row[name] is None else str(row[name]) for name in ("client", "examples", "exposures", "planned"))
+        table.add_row(*told, spent, granted)
     return table

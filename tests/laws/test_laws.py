@@ -35,7 +35,8 @@ from sordino.errors import LedgerError
 from sordino.ledger.events import NonPrivate, leaves
 from sordino.ledger.ledger import EVERYONE, State
 from sordino.ledger.notes import parsed, read_notes
-from sordino.receipt import opened, verify
+from sordino.receipt import opened
+from sordino.runs.verify import verify
 from sordino.training import Progress, resume, start
 from sordino.types import Grant, Shard, Task
 

@@ -289,21 +289,21 @@ MUTANTS = [
     ),
     one(
         "central noise for the one who paid most",
-        "engine/federation.py",
+        "engine/accounts.py",
         "self._central = max(",
         "self._central = min(",
         f"{BAD}::test_central_noise_is_as_large_as_every_clients_claim_says",
     ),
     one(
         "central noise under personal clips halved",
-        "engine/federation.py",
+        "engine/accounts.py",
         "self._central = self.plan.quietest",
         "self._central = self.plan.quietest / 2",
         f"{PERSONAL_RUNS}::test_personal_bounds_are_in_the_ratio_of_what_budgets_buy",
     ),
     one(
         "in a hidden cohort only those drawn pay",
-        "engine/federation.py",
+        "engine/accounts.py",
         "for k, price in due.items() if any(price.charge)",
         "for k, price in due.items() if k in prices and any(price.charge)",
         f"{PERSONAL_RUNS}::test_a_hidden_plan_of_thresholds_charges_everybody",
@@ -356,7 +356,7 @@ MUTANTS = [
             ("    keep(outcome, mail.digest)", "    run.store(t, mail.digest)"),
             ("    run.store(t, mail.digest)  # from", "    keep(outcome, mail.digest)  # from"),
         ),
-        ("tests/test_resume.py::test_noise_from_the_system_is_drawn_again_only_while_nothing_was_kept[stored]",),
+        ("tests/test_resume.py::test_no_round_is_drawn_twice_with_noise_of_the_system[stored]",),
     ),
     one(
         "an exhausted client still averaged",

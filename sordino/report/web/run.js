@@ -2,13 +2,14 @@
 const rows = facts.metrics, scored = rows.filter(r => "loss" in r), last = scored[scored.length - 1] || {};
 const metric = "accuracy" in last ? "accuracy" : "loss", score = metric === "accuracy" ? percent : v => digits(v, 4);
 const within = metric === "accuracy" ? (u, low, high) => { const [a, b] = uPlot.rangeNum(low, high, 0.1, true); return [Math.max(0, a), Math.min(1, b)]; } : undefined;
-const total = key => rows.reduce((sum, row) => sum + row[key], 0);
+const total = key => rows.reduce((sum, row) => sum + (row[key] || 0), 0);
+const counted = rows.every(row => "bytes_up" in row); // of a hidden cohort nobody is told how many were drawn
 const front = facts.before ? [facts.before] : []; // what came before the first round, as a round 0
 const DASHES = facts.dashes, COLOURS = facts.colours;
 
 head(facts.name,
   `${facts.algorithm} on ${facts.data}: ${facts.clients} clients, ${facts.examples} examples, ${facts.parameters} parameters, ${rows.length} rounds. ${facts.note}${facts.candidates ? ` Candidates: ${facts.candidates}.` : ""}`,
-  facts.simulated && "A simulation: the noise came from a seed. The numbers describe what the same run promises with real noise; this run itself protects nobody.");
+  !facts.evaluated ? "What may be shown of this run: accuracies and who holds what are its evaluator's alone (sordino report --evaluator)." : facts.simulated && "A simulation: the noise came from a seed. The numbers describe what the same run promises with real noise; this run itself protects nobody.");
 headline();
 promises(section("What can still be learned, by whom"), facts.guarantees);
 unfolded("Phase by phase", facts.by_phase);
@@ -16,7 +17,7 @@ unfolded("What this rests on", facts.assumptions);
 learning(section("Learning", "div", { class: "grid" }));
 if (facts.prepared) prepared(section("Before round 1", "div", { class: "grid" }), facts.prepared);
 privacy(section("Privacy spent", "div", { class: "grid" }));
-partition(section("Who holds what", "div", { class: "grid" }));
+if (facts.partition) partition(section("Who holds what", "div", { class: "grid" }));
 again(section("Do it again"));
 start();
 
@@ -33,7 +34,7 @@ function headline() {
     list.push(["mean over clients", score(last.clients.mean), `± ${score(last.clients.std)} between them`]);
     list.push(["worst 10 % of clients", score(last.clients.worst_tenth)]);
   }
-  list.push(["sent down", size(total("bytes_down")), `${size(total("bytes_up"))} up${facts.prepared ? `, ${size(facts.prepared.cost.bytes)} before round 1` : ""}`]);
+  if (counted) list.push(["sent down", size(total("bytes_down")), `${size(total("bytes_up"))} up${facts.prepared ? `, ${size(facts.prepared.cost.bytes)} before round 1` : ""}`]);
   for (const [name, value] of facts.secure) list.push([name, value]);
   cards(list);
 }
@@ -75,7 +76,7 @@ function learning(place) {
   against(place, { title: `Test ${metric} over device compute`, about: "Of all devices together, counted from public sizes: operations of the network, there and back.", xLabel: "computed", xFormat: flops, of: r => r.device_flops });
   let down = 0, up = 0;
   const cost = [...front, ...rows].map(r => [r.round, (down += r.bytes_down), (up += r.bytes_up)]);
-  if (!cost.length) return;
+  if (!cost.length || !counted) return;
   const box = figure(place, { title: "Traffic", about: "Bytes really serialised, added up over rounds and clients.", columns: ["round", "down", "up"], rows: () => cost.map(([t, d, u]) => [t, size(d), size(u)]) });
   lines(box, { x: cost.map(c => c[0]), xLabel: "round", format: size, range: (u, low, high) => [0, high * 1.05 || 1], series: [
     { label: "down, to clients", data: cost.map(c => c[1]), colour: "c3" }, { label: "up, from clients", data: cost.map(c => c[2]), colour: "c2", dash: DASHES[1] },
