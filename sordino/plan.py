@@ -22,6 +22,7 @@ from sordino.ledger.pricing import (
     AsPublished,
     Classic,
     CountedPhase,
+    Discrete,
     Exact,
     Pricing,
     Pure,
@@ -307,7 +308,7 @@ def _pricing(offer: Offer, budget: Budget | None, longest: int, published: float
         return AsPublished(published)
     if offer.rate < 1 and offer.mechanism.calibration != "pure":  # sampled Laplace is charged as if it were not sampled
         epsilon, delta = (budget.epsilon, budget.delta) if budget else (1.0, 1e-5)
-        fixed = budget is not None and isinstance(budget.schedule, Uniform)
+        fixed = budget is not None and isinstance(budget.schedule, Uniform) and offer.mechanism.calibration == "exact"
         return (counted if fixed else best_order)(offer.rate, epsilon, delta, longest)
     return PRICINGS[offer.mechanism.calibration]
 
@@ -315,6 +316,7 @@ def _pricing(offer: Offer, budget: Budget | None, longest: int, published: float
 PRICINGS: dict[str, Pricing] = {
     "pure": Pure(),
     "exact": Exact(),
+    "discrete": Discrete(),
     "classic": Classic(),
     "classic_checked": Classic(checked=True),
 }

@@ -5,6 +5,9 @@ pure  Laplace noise and randomised response only: epsilons add up; a Poisson sam
 rdp   Renyi DP (Mironov 2017; Mironov, Talwar & Zhang 2019; conversion of Canonne, Kamath & Steinke 2020).
 pld   privacy loss distributions, pessimistic (Doroshenko et al. 2022).
 
+A discrete Gaussian has Renyi divergences and nothing else: the curve of the continuous law is not its own. Under a Poisson sample these are known at whole orders,
+where the moments of both laws agree term by term.
+
 rdp and pld are dp-accounting's; what is ours is what is put into them. Each number is an upper bound of its
 own, so the smallest is valid too, and two that disagree by more than their looseness betray a bug.
 
@@ -27,6 +30,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from sordino.errors import UnsupportedEvent
 from sordino.ledger.events import (
+    DiscreteGaussian,
     Event,
     Gaussian,
     Laplace,
@@ -60,14 +64,15 @@ class Bound:
     epsilon: float
 
 
-_Simple: TypeAlias = Gaussian | Laplace | Response
+_Simple: TypeAlias = Gaussian | DiscreteGaussian | Laplace | Response
+_Other: TypeAlias = DiscreteGaussian | Laplace | Response | Poisson
 
 
 class _Reduced(NamedTuple):
     """Events reduced to what accountants understand; all plain Gaussians are one Gaussian of the same mu."""
 
     gaussian: Gaussian | None
-    others: tuple[tuple[Laplace | Response | Poisson, int], ...]
+    others: tuple[tuple[_Other, int], ...]
     private: bool
 
 
@@ -125,7 +130,7 @@ def _reduce(event: Event, neighbours: str) -> _Reduced:
             code="unknown-neighbours",
         )
     mus: list[float] = []
-    others: dict[Laplace | Response | Poisson, int] = {}
+    others: dict[_Other, int] = {}
     private = True
 
     def take(leaf: Event, count: int) -> None:
@@ -142,13 +147,16 @@ def _reduce(event: Event, neighbours: str) -> _Reduced:
                 others[sampled] = others.get(sampled, 0) + count
         elif isinstance(leaf, Gaussian) and leaf.noise_multiplier >= _LEAST_NOISE:
             mus.append(math.sqrt(count) / min(leaf.noise_multiplier, _MOST_NOISE))
+        elif isinstance(leaf, DiscreteGaussian) and leaf.noise_multiplier >= _LEAST_NOISE:
+            stepped = DiscreteGaussian(min(leaf.noise_multiplier, _MOST_NOISE))
+            others[stepped] = others.get(stepped, 0) + count
         elif isinstance(leaf, Laplace) and leaf.scale >= _LEAST_NOISE:
             clamped = Laplace(min(leaf.scale, _MOST_NOISE))
             others[clamped] = others.get(clamped, 0) + count
         elif isinstance(leaf, Response):
             others[leaf] = others.get(leaf, 0) + count
         else:
-            assert isinstance(leaf, NonPrivate | Gaussian | Laplace)
+            assert isinstance(leaf, NonPrivate | Gaussian | DiscreteGaussian | Laplace)
             private = False
 
     for leaf, count in leaves(event).items():
@@ -166,7 +174,7 @@ def _only_add_remove(neighbours: str) -> None:
         )
 
 
-def _single(inside: _Reduced) -> Gaussian | Laplace | None:
+def _single(inside: _Reduced) -> Gaussian | DiscreteGaussian | Laplace | None:
     """The one mechanism that reads a sample: Gaussians on it add up to a Gaussian, anything richer is refused."""
     if not inside.others:
         return inside.gaussian
@@ -203,7 +211,7 @@ def _rdp(reduced: _Reduced, delta: float, orders: tuple[float, ...]) -> float | 
     for event, count in _counted(reduced):
         total += count * _rdp_curve(event, orders)
     # an order that lost all its digits comes out negative or nan: leave it out instead of calling it private
-    usable = total >= 0
+    usable = (total >= 0) & np.isfinite(total)
     if not usable.any():
         return math.inf
     epsilon, _ = rdp_privacy_accountant.compute_epsilon(np.array(orders)[usable], total[usable], delta)
@@ -214,6 +222,14 @@ def _rdp(reduced: _Reduced, delta: float, orders: tuple[float, ...]) -> float | 
 def _rdp_curve(event: _Simple | Poisson, orders: tuple[float, ...]) -> Any:
     if isinstance(event, Response):
         return _response_curve(event, orders)
+    if isinstance(event, Poisson) and isinstance(event.event, DiscreteGaussian):
+        import numpy as np
+
+        whole = tuple(order for order in orders if order == int(order))
+        known = dict(
+            zip(whole, _rdp_curve(Poisson(event.rate, Gaussian(event.event.noise_multiplier)), whole), strict=True)
+        )
+        return np.array([known.get(order, math.inf) for order in orders])
     from dp_accounting.rdp import RdpAccountant
 
     log = logging.getLogger("absl")
@@ -239,7 +255,8 @@ def _response_curve(event: Response, orders: tuple[float, ...]) -> Any:
 def _pld(reduced: _Reduced, delta: float, orders: tuple[float, ...]) -> float | None:
     spans, typical = zip((0.0, math.inf), *(_loss_scale(event) for event, _ in _counted(reduced)), strict=True)
     answers = [event for event, _ in reduced.others if isinstance(event, Response)]
-    if delta == 0 or max(spans) > _WIDEST_LOSS or (answers and len(answers) < len(_counted(reduced))):
+    stepped = any(isinstance(_core(event), DiscreteGaussian) for event, _ in reduced.others)
+    if delta == 0 or max(spans) > _WIDEST_LOSS or stepped or (answers and len(answers) < len(_counted(reduced))):
         return None  # a response is a pair of inputs, noise a pair of sums: dp-accounting composes the one or the other
     rough = min(
         (e for e in (_pure(reduced, delta, orders), _rdp(reduced, delta, _FEW_ORDERS)) if e is not None),
@@ -312,8 +329,8 @@ def _core(event: _Simple | Poisson) -> _Simple:
     return inner
 
 
-def _pure_epsilon(event: Laplace | Response | Poisson) -> float:
+def _pure_epsilon(event: _Other) -> float:
     inner = _core(event)
-    assert not isinstance(inner, Gaussian)
+    assert isinstance(inner, Laplace | Response)
     epsilon = inner.epsilon if isinstance(inner, Response) else 1 / inner.scale
     return amplified(epsilon, event.rate if isinstance(event, Poisson) else 1.0)

@@ -21,6 +21,7 @@ from typing import NamedTuple, TypeAlias
 from sordino.ledger.accountants import best, bounds
 from sordino.ledger.claims import STATUSES, UNITS, Adversary, Claim, Neighbours, Status, Unit
 from sordino.ledger.events import (
+    DiscreteGaussian,
     Event,
     Gaussian,
     Laplace,
@@ -196,8 +197,8 @@ def stretch(event: Event, number: int) -> Event | None:
     """The event for `number` steps at once, where that is an event: noise stays, and what it hides is so many times as far. A sample and a response have none."""
     if number == 1:
         return event
-    if isinstance(event, Gaussian):
-        return Gaussian(event.noise_multiplier / number)
+    if isinstance(event, Gaussian | DiscreteGaussian):
+        return type(event)(event.noise_multiplier / number)
     if isinstance(event, Laplace):
         return Laplace(event.scale / number)
     if isinstance(event, Repeat):

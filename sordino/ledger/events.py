@@ -29,6 +29,16 @@ class Gaussian:
 
 
 @dataclass(frozen=True)
+class DiscreteGaussian:
+    """Noise in whole steps, whose Renyi divergences are those of the continuous law (Canonne, Kamath and Steinke, NeurIPS 2020); its (epsilon, delta) curve is not below that one."""
+
+    noise_multiplier: float
+
+    def __post_init__(self) -> None:
+        _settle(self, "noise_multiplier", _noise(self.noise_multiplier))
+
+
+@dataclass(frozen=True)
 class Laplace:
     """Laplace noise; `scale` = b / L1 sensitivity, so one draw is (1/scale)-DP. Zero costs infinity."""
 
@@ -141,10 +151,13 @@ class Nothing:
     """No access to the data: costs nothing."""
 
 
-Event: TypeAlias = Gaussian | Laplace | Response | Poisson | Repeat | Once | Together | NonPrivate | Nothing
+Event: TypeAlias = (
+    Gaussian | DiscreteGaussian | Laplace | Response | Poisson | Repeat | Once | Together | NonPrivate | Nothing
+)
 
 KINDS: dict[str, type[Event]] = {
     "gaussian": Gaussian,
+    "discrete_gaussian": DiscreteGaussian,
     "laplace": Laplace,
     "response": Response,
     "poisson": Poisson,
@@ -243,6 +256,7 @@ def to_dp_event(event: Event) -> Any:
 
     translate: dict[type, Callable[[Any], Any]] = {
         Gaussian: lambda e: dp_event.GaussianDpEvent(e.noise_multiplier),
+        DiscreteGaussian: lambda e: dp_event.GaussianDpEvent(e.noise_multiplier),
         Laplace: lambda e: dp_event.LaplaceDpEvent(e.scale),
         Response: lambda e: dp_event.RandomizedResponseDpEvent(e.replaced, e.levels),
         Poisson: lambda e: dp_event.PoissonSampledDpEvent(e.rate, to_dp_event(e.event)),

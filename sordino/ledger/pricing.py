@@ -2,6 +2,7 @@
 
 pure             epsilon of Laplace noise, summed
 classic          (epsilon, delta) pairs of the textbook Gaussian, both summed
+discrete         rho of the discrete Gaussian, by Renyi divergence
 exact            mu^2/2 of the Gaussian (Dong, Roth and Su 2022; adaptive composition and its filter: Smith and Thakurta 2022)
 counted          releases of a fixed plan of sampled Gaussians, of one phase or of several, accounted for as a whole
 renyi            Renyi loss of the Poisson-sampled Gaussian at one order fixed before the run (filter: Feldman and Zrnic 2021)
@@ -20,7 +21,7 @@ from sordino.errors import UnsoundGuarantee
 from sordino.ledger.accountants import epsilon_by
 from sordino.ledger.calibrate import classic_multiplier, sampled_multiplier
 from sordino.ledger.currency import APPROX, PURE, ZCDP, Currency, rdp
-from sordino.ledger.events import Gaussian, Poisson, Repeat, Together
+from sordino.ledger.events import DiscreteGaussian, Gaussian, Poisson, Repeat, Together
 from sordino.ledger.gaussian_dp import mu_of
 
 NUDGE = 1 + 1e-12  # noise is rounded up, so that its price never exceeds the integers it was cut from
@@ -82,6 +83,33 @@ class Exact:
 
     def cost(self, multiplier: float) -> tuple[float, ...]:
         return (0.5 / multiplier**2,)
+
+
+@dataclass(frozen=True)
+class Discrete(Exact):
+    """The same currency with a smaller total: what Renyi divergence, all that is known of a discrete Gaussian, makes of the budget."""
+
+    def total(self, epsilon: float, delta: float) -> tuple[float, ...]:
+        return (_rho(epsilon, delta),)
+
+
+@lru_cache(maxsize=256)
+def _rho(epsilon: float, delta: float) -> float:
+    def over(rho: float) -> bool:
+        return epsilon_by("rdp", DiscreteGaussian(1 / math.sqrt(2 * rho)), delta, "replace") > epsilon
+
+    low, high = 1e-12, mu_of(epsilon, delta) ** 2 / 2
+    if over(low):
+        raise UnsoundGuarantee(
+            f"epsilon {epsilon} at delta {delta} is out of reach of the Renyi accountant",
+            why="its conversion alone costs more",
+            fix="raise epsilon or delta",
+            code="budget-below-conversion",
+        )
+    for _ in range(60):
+        middle = math.sqrt(low * high)
+        low, high = (low, middle) if over(middle) else (middle, high)
+    return low
 
 
 @dataclass(frozen=True)

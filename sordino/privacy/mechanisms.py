@@ -23,15 +23,16 @@ class GaussianNoise:
     """N(0, (multiplier * sensitivity)^2) on every coordinate; sensitivity in the 2-norm.
 
     `exact` prices by Gaussian DP (Dong, Roth and Su 2022; Balle and Wang 2018); `classic` by sqrt(2 ln(1.25/delta))/epsilon, proved for epsilon < 1
-    only (Dwork and Roth 2014), refused above; `classic_checked` accepts it above 1 where the exact inequality holds.
+    only (Dwork and Roth 2014), refused above; `classic_checked` accepts it above 1 where the exact inequality holds. `discrete` is for noise in few whole steps,
+    which has the Renyi divergences of this law and not its curve.
     """
 
-    calibration: Literal["exact", "classic", "classic_checked"] = "exact"
+    calibration: Literal["exact", "classic", "classic_checked", "discrete"] = "exact"
     order: int = 2
     spread: ClassVar[float] = 1.0
 
     def event(self, multiplier: float) -> events.Event:
-        return events.Gaussian(multiplier)
+        return events.DiscreteGaussian(multiplier) if self.calibration == "discrete" else events.Gaussian(multiplier)
 
     def add(self, values: Tensor, scale: float, source: Source) -> Tensor:
         if values.is_floating_point():

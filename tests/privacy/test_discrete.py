@@ -14,6 +14,10 @@ import pytest
 from scipy import stats
 
 from sordino.errors import UnsoundGuarantee
+from sordino.ledger.accountants import best
+from sordino.ledger.events import DiscreteGaussian
+from sordino.ledger.gaussian_dp import epsilon_of
+from sordino.ledger.pricing import Discrete
 from sordino.privacy import discrete
 from sordino.privacy.discrete import TOTAL_VARIATION, discrete_gaussian, discrete_laplace
 from sordino.privacy.sources import Counter, System
@@ -237,3 +241,31 @@ def test_scales_without_a_law_are_refused(law: str, scale: float) -> None:
     with pytest.raises(UnsoundGuarantee) as raised:
         draw(Counter(0), 3, scale)
     assert raised.value.code == "integer-noise-scale"
+
+
+# the price --------------------------------------------------------------------------------------------------------------
+
+
+def exact_delta(deviation: float, shift: int, epsilon: float) -> float:
+    """Of discrete Gaussians on the integers, `shift` steps apart: sum over outputs of (p - e^epsilon q)+, by enumeration."""
+    k = np.arange(-int(40 * deviation), int(40 * deviation) + shift + 1)
+    p, q = np.exp(-((k - shift) ** 2) / (2 * deviation**2)), np.exp(-(k**2) / (2 * deviation**2))
+    return float(np.maximum(p / p.sum() - math.exp(epsilon) * q / q.sum(), 0.0).sum())
+
+
+@pytest.mark.parametrize(("deviation", "shift"), [(4 * math.sqrt(2), 3), (4 * math.sqrt(2), 6), (8.0, 2), (8.0, 8)])
+@pytest.mark.parametrize("delta", [1e-3, 1e-6])
+def test_whole_steps_are_priced_by_what_is_known_of_them(deviation: float, shift: int, delta: float) -> None:
+    """On the coarsest grid that is allowed and beside it. The broken twin is the continuous curve, which is below the truth somewhere."""
+    multiplier = deviation / shift
+    priced = best(DiscreteGaussian(multiplier), delta, "replace").epsilon
+    assert exact_delta(deviation, shift, priced) <= delta
+    rho = Discrete().total(priced, delta)[0]
+    assert 1 / math.sqrt(2 * rho) == pytest.approx(multiplier, rel=1e-3)  # and back again
+
+
+def test_the_continuous_curve_is_too_low_for_few_steps() -> None:
+    deviation, shift = 4 * math.sqrt(2), 6
+    claimed = [epsilon_of(shift / deviation, delta) for delta in np.logspace(-6, -2, 60)]
+    over = [exact_delta(deviation, shift, e) / d for e, d in zip(claimed, np.logspace(-6, -2, 60), strict=True)]
+    assert max(over) > 1.01

@@ -1,0 +1,258 @@
+"""An adversary who reads everything that a run leaves and sends, and knows everything but one thing.
+
+It plays the same real run twice, with the same noise, on two neighbours: one example of one client is another one, all of a client's examples are others, or one
+client's coin shows the other side. What the statement names is noised: it may differ. Everything else must be the same to the byte, or the adversary tells the
+neighbours apart. `left` is what anybody may read, `sent` what the server sees.
+
+Not looked at, because it is said: how long rounds take, what lies in RUN/private, and what lies in checkpoints, which only their owner can read.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+
+from sordino import tree
+from sordino.assemble import Parts
+from sordino.config import Experiment
+from sordino.data import SOURCES, Dataset
+from sordino.engine import draws
+from sordino.engine.client import Clients
+from sordino.ledger.ledger import Ledger
+from sordino.ledger.statement import statement
+from sordino.privacy.sources import System
+from sordino.receipt import ledger_of, opened
+from sordino.report.facts import gather
+from sordino.runs.verify import verify
+from sordino.tracking import TRACKERS, tracked
+from sordino.training import start
+
+VICTIM = 1  # the client whose data, or whose coin, differs
+
+# what is a release, or follows from releases alone, or is drawn afresh for every run
+NAMED = {
+    "privacy.json": ("run", "files", "ledger_head"),
+    "agreement.json": ("dataset",),
+    "environment.json": ("run", "started"),
+    "facts": ("ledger_head", "environment", "commands"),
+}
+RELEASED = ("model_norm",)  # of a row
+PASSED_OVER = (
+    "private",
+    "checkpoints",
+    ".lock",
+    "report.html",
+    "ledger.sqlite",
+    "model.safetensors",
+    "handed.safetensors",
+)
+
+
+class Seen(NamedTuple):
+    left: dict[str, Any]
+    sent: list[tuple[str, int, list[bytes]]]  # round, client, what its upload holds
+    finite: set[tuple[str, str]]  # (unit, adversary) that the statement promises something about
+
+
+class Follower:
+    """A tracker that keeps what it is told."""
+
+    needs, quiet = "json", {}  # type: ignore[var-annotated]
+
+    def __init__(self) -> None:
+        self.rows: list[dict[str, float]] = []
+
+    def start(self, settings: Any, folder: Path) -> None:
+        pass
+
+    def round(self, row: Any, step: int) -> None:
+        self.rows.append({"step": step, **{k: v for k, v in row.items() if k not in RELEASED}})
+
+    def end(self, promised: Any) -> None:
+        pass
+
+
+@contextmanager
+def same_noise(stream: int) -> Iterator[None]:
+    """The operating system's noise, the same in every run with this number."""
+    generator = np.random.Generator(np.random.PCG64(stream))
+
+    def words(self: System, count: int) -> Any:
+        return generator.integers(0, 1 << 64, count, dtype=np.uint64)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(System, "_words", words)
+        yield
+
+
+@contextmanager
+def other_data(change: Callable[[Dataset], Dataset] | None) -> Iterator[None]:
+    if change is None:
+        yield
+        return
+    with pytest.MonkeyPatch.context() as patch:
+        found = {name: (lambda load: lambda **given: change(load(**given)))(load) for name, load in SOURCES.items()}
+        patch.setattr("sordino.holdings.SOURCES", found)
+        yield
+
+
+@contextmanager
+def other_coins(flipped: bool) -> Iterator[None]:
+    """The victim's coin of every round, turned around."""
+    with pytest.MonkeyPatch.context() as patch:
+        if flipped:
+            from sordino.engine.federation import Federation
+
+            whole = Federation.draw
+
+            def draw(self: Any, *given: Any) -> list[int]:
+                return sorted(set(whole(self, *given)) ^ {VICTIM})
+
+            patch.setattr(Federation, "draw", draw)
+        yield
+
+
+def play(
+    experiment: Experiment,
+    folder: Path,
+    change: Callable[[Dataset], Dataset] | None = None,
+    flipped: bool = False,
+    stream: int = 1,
+) -> Seen:
+    sent: list[tuple[str, int, list[bytes]]] = []
+    whole, follower = Clients.__call__, Follower()
+
+    def called(self: Clients, t: int, down: Any, grants: Any, key: Any) -> Iterator[tuple[int, Any]]:
+        for client, upload in whole(self, t, down, grants, key):
+            # what is late or secret on the way is not seen, but this is what would be
+            leaves = [leaf.contiguous().numpy().tobytes() for leaf in tree.leaves(upload)]
+            sent.append((f"{self.header(t, 0).run.partition('.')[2]}/{t}", client, leaves))
+            yield client, upload
+
+    with same_noise(stream), other_data(change), other_coins(flipped), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Clients, "__call__", called)
+        patch.setitem(TRACKERS, "follower", lambda: follower)
+        ended = tracked(lambda watch: start(experiment, folder, watch), ["follower"])
+        finite = {(r["unit"], r["adversary"]) for r in ended.receipt["guarantees"] if r["epsilon"] != "inf"}
+        assert verify(folder) == []
+        return Seen(_left(folder, follower), sent, finite)
+
+
+def _left(folder: Path, follower: Follower) -> dict[str, Any]:
+    found: dict[str, Any] = {"told to trackers": follower.rows}
+    for path in sorted(folder.rglob("*")):
+        name = path.relative_to(folder)
+        if path.is_dir() or any(part in PASSED_OVER for part in name.parts):
+            continue
+        found[str(name)] = _content(path)
+    for path in (folder / "model.safetensors", folder / "handed.safetensors"):
+        found[f"size of {path.name}"] = path.stat().st_size if path.exists() else None
+    with Ledger.found(ledger_of(folder)) as ledger:
+        entries = list(ledger.entries())
+    found["ledger"] = [
+        (e.op.rpartition(".")[2].rpartition("/")[2], e.state, e.charges, _config_of(e.note)) for e in entries
+    ]
+    facts = {k: v for k, v in gather(folder).items() if k not in NAMED["facts"]}
+    found["facts of the report"] = _without(json.loads(json.dumps(facts, default=str)), RELEASED)
+    return found
+
+
+def _config_of(note: str) -> Any:
+    return json.loads(note)
+
+
+def _content(path: Path) -> Any:
+    text = path.read_bytes()
+    if path.suffix == ".jsonl":
+        return [_without(json.loads(line), RELEASED) for line in text.decode().splitlines()]
+    if path.suffix == ".json":
+        told = json.loads(text)
+        return _without(told, NAMED.get(path.name, ()))
+    return text
+
+
+def _without(told: Any, names: tuple[str, ...]) -> Any:
+    if isinstance(told, dict):
+        return {k: _without(v, names) for k, v in told.items() if k not in names}
+    return [_without(part, names) for part in told] if isinstance(told, list) else told
+
+
+def tells_apart(one: Seen, other: Seen) -> list[str]:
+    """Where two runs differ that must not."""
+    return [name for name in one.left.keys() | other.left.keys() if one.left.get(name) != other.left.get(name)]
+
+
+def raw(one: Seen, again: Seen, other: Seen) -> list[tuple[str, int]]:
+    """Uploads with a part in which there is no noise (it is the same under another noise) and which shows the difference all the same."""
+    found = []
+    for (t, k, mine), (_, _, fresh), (_, _, theirs) in zip(one.sent, again.sent, other.sent, strict=True):
+        if any(a == b and a != c for a, b, c in zip(mine, fresh, theirs, strict=True)):
+            found.append((t, k))
+    return found
+
+
+# neighbours -------------------------------------------------------------------------------------------------------------
+
+
+def other_example(parts: Parts, rows: int | None = 1) -> Callable[[Dataset], Dataset]:
+    """The first examples of the victim (None: all) are others, under the same labels: who holds what stays as it was."""
+    mine = np.asarray(parts.shares[0][VICTIM])[:rows]
+
+    def change(data: Dataset) -> Dataset:
+        x = np.array(data.train.x)
+        kept = _rows_of(parts.dataset, data, mine)
+        x[kept] = 255 - x[kept] if x.dtype == np.uint8 else -1.5 * x[kept] + 1
+        return replace(data, train=data.train._replace(x=x))
+
+    return change
+
+
+def _rows_of(held: Dataset, loaded: Dataset, rows: Any) -> Any:
+    """Where these rows lie in the data as they were loaded, before the server took its own part."""
+    if len(held.train.y) == len(loaded.train.y):
+        return rows
+    index = {bytes(image.tobytes()): i for i, image in enumerate(np.asarray(loaded.train.x))}
+    return np.array([index[bytes(np.asarray(held.train.x)[row].tobytes())] for row in rows])
+
+
+def guessed(experiment: Experiment, folder: Path) -> float:
+    """How many of the hidden cohorts somebody finds who knows experiment.toml: the share of (round, client) that is told right."""
+    drawn: dict[int, list[int]] = {}
+    from sordino.engine.federation import Federation
+
+    whole = Federation.draw
+
+    def draw(self: Any, t: int, *given: Any) -> list[int]:
+        drawn[t] = whole(self, t, *given)
+        return drawn[t]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Federation, "draw", draw)
+        start(experiment, folder)
+    parts = Parts(experiment)
+    _, federation = opened(folder)
+    federation.ledger.close()
+    right = 0
+    for t, who in drawn.items():
+        rates = federation.plan.rates(t, {})
+        seeded = draws.Seeded(_folded(parts, t))
+        told = set(parts.cohort.toss(len(parts.sizes), seeded, rates))  # type: ignore[attr-defined]
+        right += sum((k in told) == (k in who) for k in range(len(parts.sizes)))
+    return right / (len(drawn) * len(parts.sizes))
+
+
+def _folded(parts: Parts, t: int) -> Any:
+    from sordino import keys
+
+    return keys.fold(parts.phase_key, "cohort", t)
+
+
+def promises(notes: list[str], clients: int, delta: float) -> set[tuple[str, str]]:
+    return {(row.unit, row.adversary) for row in statement(notes, clients, delta) if row.epsilon < float("inf")}
