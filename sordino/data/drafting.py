@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import math
 import re
+from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal
 from pathlib import Path
 from typing import Any
 
@@ -88,12 +88,14 @@ def _words(column: pa.Array) -> list[Any]:
 
 def outwards(low: float, high: float) -> list[float]:
     """Round numbers around both ends, as coarse as their distance allows."""
-    if low == high:
+    if high - low <= 1e-9 * max(abs(low), abs(high), 1e-9):
         low, high = low - 1, high + 1
-    places = math.floor(math.log10(high - low))
-    step = 10.0**places
-    ends = round(math.floor(low / step) * step, -places), round(math.ceil(high / step) * step, -places)
-    return [int(end) if end == int(end) else end for end in ends]
+    ends = Decimal(repr(float(low))), Decimal(repr(float(high)))
+    step = Decimal(1).scaleb((ends[1] - ends[0]).adjusted())
+    around = [
+        (end / step).to_integral_value(how) * step for end, how in zip(ends, (ROUND_FLOOR, ROUND_CEILING), strict=True)
+    ]
+    return [int(end) if end == int(end) else float(end) for end in around]
 
 
 def _key(name: str) -> str:
