@@ -40,7 +40,7 @@ def draft(path: str | Path, label: str, group: str | None = None, key: str | Non
     if not any(kind in told for _, told, _ in lines for kind in ('"number"', '"levels"', '"boolean"')):
         raise DataError(f"{file}: no column is left as a feature", code="no-features")
     head = HEAD.format(name=file.name, rows=table.num_rows, columns=len(columns))
-    return head + "".join(f"# {confirm}\n{name} = {{ {told} }}\n" for name, told, confirm in lines)
+    return head + "".join(f"{name} = {{ {told} }}  # {confirm}\n" for name, told, confirm in lines)
 
 
 def _decoded(column: pa.Array) -> pa.Array:
