@@ -247,7 +247,7 @@ class Holdings:
         if self._real and self.experiment.data.source == "tabular" and self.scheme.reads_labels:
             raise UnsoundGuarantee(
                 f"partition.scheme = {self.experiment.partition['scheme']!r} of a table, under real noise",
-                why="who holds which row would follow from the labels of all rows: one changed label moves others, which no noise hides",
+                why="one changed label would move other rows to other clients, which no noise hides",
                 fix='partition = {scheme = "natural"} with data.group, or {scheme = "iid", clients = 8}',
                 code="partition-from-labels",
             )

@@ -1,4 +1,4 @@
-"""What of the data is public: what was declared of a table, how inputs are scaled, and what a receipt must say where the rows themselves decided."""
+"""What of the data is public: declared columns, how inputs are scaled; and what a receipt says where rows decided."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from sordino.errors import ConfigError, UnsoundGuarantee
 LEARNED = "learned"  # data.schema: from the rows
 INVENTED = ("quadratic", "synthetic")  # nobody's data
 
-COLUMNS = "the table's columns (their types and levels) were learned from all rows: what one row holds can change the model's shape"
+COLUMNS = "types and levels of the table's columns were learned from all rows: one row can change the model's shape"
 CLASSES = "the classes were learned from the labels of all rows: one that a single row has changes the model's shape"
 DRAFTED = "the table's schema is a draft made from the rows, which nobody has confirmed"
 PARTITION = "who holds which examples was drawn from all labels: the partition is taken as public"
@@ -26,15 +26,20 @@ Scaling = Literal["fixed", "channel", "pixel", "none"]
 
 
 def declared(data: Data, private: bool) -> Schema | None:
-    """The schema of a table; None where its rows are learned from, and for other data. `private`: real people are protected, so nothing may be learned in silence."""
+    """The schema of a table; None where its rows are learned from, and for other data.
+
+    `private`: real people are to be protected, so nothing may be learned in silence.
+    """
     if data.source != "tabular" or data.schema == LEARNED:
         return None
     if data.schema is None:
         if private:
             raise UnsoundGuarantee(
                 "a table without a schema, under real noise",
-                why="columns, levels and classes would be learned from the rows: a value that one row alone has changes the model's shape, which no noise hides",
-                fix=f"`{_drafting(data)}`, confirm what it wrote, and set data.schema to that file; data.schema = {LEARNED!r} learns them, and claims nothing",
+                why="columns, levels and classes would be learned from the rows: a value that one row alone has changes "
+                "the model's shape, which no noise hides",
+                fix=f"`{_drafting(data)}`, confirm what it wrote, and set data.schema to that file; or data.schema = "
+                f'"{LEARNED}", which claims nothing',
                 code="table-without-schema",
             )
         return None
@@ -43,7 +48,7 @@ def declared(data: Data, private: bool) -> Schema | None:
         raise UnsoundGuarantee(
             f"the schema {data.schema} is a draft, under real noise",
             why="it was made from the rows, so whoever sees the model's shape and scale learns what some row holds",
-            fix="confirm every range, level and class from what you know of the columns, then delete the line `draft = true`",
+            fix="confirm every range, level and class from what you know of the columns, then delete `draft = true`",
             code="schema-is-a-draft",
         )
     return found

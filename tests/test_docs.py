@@ -2,7 +2,8 @@
 
     sh      each line is `sordino ...`, `python FILE`, or `cd FOLDER`; it must end with 0, or with the `exit=N` its fence names
     python  is executed; with `file=NAME` it is written instead
-    toml    is an experiment: it is checked, and with `file=NAME` written, for the commands that follow; `file=NAME.schema.toml` is a table's schema
+    toml    is an experiment: it is checked, and with `file=NAME` written, for the commands that follow;
+            `file=NAME.schema.toml` is a table's schema
     text, json and mermaid are read by people only; `skip="reason"` keeps a block from being run, and wants its reason;
     `slow` leaves a block to the slow tier, which follows the whole page
 

@@ -1,4 +1,7 @@
-"""What a table teaches before the noise: with a schema nothing. Two neighbouring tables give models of one shape, one scale and one split; twins without a schema do not."""
+"""What a table teaches before the noise: with a schema nothing.
+
+Two neighbouring tables give models of one shape, one scale and one split; twins without a schema do not.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ import itertools
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from datetime import date
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -73,7 +77,7 @@ def refused(load: Callable[[], object]) -> SordinoError:
     return caught.value
 
 
-# neighbours -------------------------------------------------------------------------------------------------------------
+# neighbours -----------------------------------------------------------------------------------------------------------
 
 ROWS = st.fixed_dictionaries(
     {
@@ -178,7 +182,7 @@ def test_a_learned_table_tells_one_row_from_another(change: Row, told: set[str],
         assert differing(*(held(file, DECLARED, {"scheme": "natural"}) for file in files), 7) == set()
 
 
-# which rows are held back ------------------------------------------------------------------------------------------------
+# which rows are held back ---------------------------------------------------------------------------------------------
 
 
 def of_test(path: Path, name: str, **more: Any) -> set[Any]:
@@ -226,7 +230,7 @@ def test_rows_of_one_key_stay_together_as_they_are_written(tmp_path: Path) -> No
 
 
 def test_so_many_are_held_back_as_asked() -> None:
-    """Of 10,000 coins: within four standard deviations. Seeds are fixed, so there is no false alarm; a share of 0.25 is the negative control."""
+    """Of 10,000 coins, within four standard deviations. The seed is fixed: no false alarm. Control: another share."""
     for keys, share in itertools.product((None, [str(i) for i in range(10_000)]), (0.2, 0.5)):
         found = len(apart(10_000, keys, share, 3)[1])
         spread = 4 * (10_000 * share * (1 - share)) ** 0.5
@@ -279,7 +283,7 @@ def test_a_scheme_says_whether_a_label_moves_others(name: str) -> None:
     assert (moved > 0) == scheme.reads_labels
 
 
-# what is declared --------------------------------------------------------------------------------------------------------
+# what is declared -----------------------------------------------------------------------------------------------------
 
 
 def declared(text: str = DECLARED) -> schema.Schema:
@@ -426,10 +430,10 @@ def test_a_declared_column_that_is_missing_is_refused(tmp_path: Path) -> None:
 def test_label_and_group_are_two_columns_without_a_schema_too(tmp_path: Path) -> None:
     file = saved(tmp_path, table())
     for more in ({"group": "outcome"}, {"key": "outcome"}, {"group": "clinic", "key": "clinic"}):
-        assert refused(lambda m=more: tabular.load(file, "outcome", **m)).code == "one-column-two-roles"  # type: ignore[misc]
+        assert refused(partial(tabular.load, file, "outcome", **more)).code == "one-column-two-roles"
 
 
-# the draft ---------------------------------------------------------------------------------------------------------------
+# the draft ------------------------------------------------------------------------------------------------------------
 
 
 def test_a_draft_fits_its_table_and_says_that_it_is_one(cli: Callable[..., Said], tmp_path: Path) -> None:
@@ -491,7 +495,7 @@ def test_a_drafted_range_holds_the_rows_and_is_round(low: float, width: float) -
     assert first < last
 
 
-# what a run makes of it --------------------------------------------------------------------------------------------------
+# what a run makes of it -----------------------------------------------------------------------------------------------
 
 
 def experiment(tmp_path: Path, noise: str = "counter", partition: Row | None = None, **data: Any) -> Holdings:
@@ -574,7 +578,7 @@ def test_a_phase_and_a_worker_see_the_declared_table(tmp_path: Path) -> None:
     assert again.experiment.digest() == found.experiment.digest()
 
 
-# images ------------------------------------------------------------------------------------------------------------------
+# images ---------------------------------------------------------------------------------------------------------------
 
 
 def test_the_default_run_scales_by_public_numbers_and_says_what_labels_decided() -> None:

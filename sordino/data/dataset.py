@@ -52,7 +52,7 @@ class Dataset:
         return self.names if len(self.names) == self.classes else tuple(map(str, range(self.classes)))
 
     def fingerprint(self) -> str:
-        """sha256 over shapes, dtypes and bytes of both splits, and over what was declared; names and path do not enter."""
+        """sha256 over shapes, dtypes and bytes of both splits, and what was declared; names and path do not enter."""
         return self._fingerprint
 
     @cached_property
@@ -100,7 +100,8 @@ STRATIFIED = "which examples are held back for tests was drawn from all labels: 
 def stratified(labels: Array, test_fraction: float, seed: int) -> tuple[Array, Array]:
     """Row numbers of train and test, each class divided in the same proportion, both in file order.
 
-    One changed label draws all others anew: private data are split `apart` from their labels, or the split is told to be public.
+    One changed label draws all others anew: private data are split `apart` from their labels, or the split is taken as
+    public, and the receipt says so.
     """
     _check_fraction(test_fraction)
     rng = np.random.default_rng(seed)
@@ -112,9 +113,10 @@ def stratified(labels: Array, test_fraction: float, seed: int) -> tuple[Array, A
 
 
 def apart(rows: int, keys: Sequence[str] | None, test_fraction: float, seed: int) -> tuple[Array, Array]:
-    """Row numbers of train and test, both in file order: every row by a coin of its own, which follows from its place, or from its key.
+    """Row numbers of train and test, both in file order: every row by a coin that its place decides, or its key.
 
-    What a row holds plays no part, and no row moves another: with keys, none that comes or goes; without, none that is exchanged or added at the end.
+    What a row holds plays no part, and no row moves another: with keys, none that comes or goes; without, none that is
+    exchanged or added at the end.
     """
     _check_fraction(test_fraction)
     if keys is None:

@@ -1,4 +1,4 @@
-"""The draft of a schema: what a table's rows suggest, for a person to confirm or correct. It says so itself, and real noise does not start on it."""
+"""The draft of a schema: what a table's rows suggest, for a person to confirm or correct. It says so itself."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ from sordino.data.tabular import BOOLEANS, MAX_LEVELS, check_roles, find, is_tex
 from sordino.errors import DataError
 
 HEAD = """\
-# A draft of a schema for {name}, for somebody to confirm who knows what its columns can hold. Looked at: {rows:,} rows of {columns} columns.
-# What is below was read off the rows (ranges are rounded outwards), and what follows from the rows tells of the rows: a level that one row alone has
-# would be a feature of every model. So write here what a column CAN hold, as the form or the device knows it that fills the column; then delete the
-# line `draft = true`. Until then real noise (privacy.noise = "system") does not start.
+# A draft of a schema for {name}, for somebody to confirm who knows what its columns can hold.
+# Looked at: {rows:,} rows of {columns} columns. Levels and classes were read off the rows, ranges were rounded outwards.
+# But what follows from the rows tells of the rows: a level that one row alone has would be a feature of every model.
+# So write here what a column CAN hold, as the form or the device knows it that fills the column; then delete the line
+# `draft = true`. Until then real noise (privacy.noise = "system") does not start.
 draft = true
 
 [columns]

@@ -1,12 +1,12 @@
-"""What a table's columns can hold, declared: a TOML file that a person answers for, so that no row decides the shape of a model.
+"""What a table's columns can hold: a TOML file that a person answers for, so that no row decides the shape of a model.
 
     [columns]
-    age = { kind = "number", range = [0, 110] }                            # values outside are moved to the nearer end
-    ward = { kind = "levels", levels = ["A", "B", "rest"], other = "rest" }  # other: where unknown levels go; none: nowhere
-    smokes = { kind = "boolean" }                                          # true, false, 1 or 0
+    age = { kind = "number", range = [0, 110] }              # values outside are moved to the nearer end
+    ward = { kind = "levels", levels = ["A", "B", "rest"], other = "rest" }  # other takes unknown levels
+    smokes = { kind = "boolean" }                            # true, false, 1 or 0
     note = { kind = "ignored" }
-    visit_id = { kind = "key" }                                            # names the row
-    clinic = { kind = "group", names = ["North", "South"] }                # names may be left out
+    visit_id = { kind = "key" }                              # names the row
+    clinic = { kind = "group", names = ["North", "South"] }  # names may be left out
     outcome = { kind = "label", classes = ["ill", "well"] }
 
 `draft = true` marks a file that was made from the rows and that nobody has confirmed.

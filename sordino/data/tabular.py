@@ -1,10 +1,12 @@
-"""One CSV or parquet table: numbers as float32, strings one-hot, a label column, maybe a client column and a column that names the row.
+"""One CSV or parquet table: numbers as float32, strings one-hot, a label, maybe a client, maybe a name of the row.
 
-With a `schema` the shape of a row, its scale and the classes are what was declared, and no row has a say in them: a number beyond its range is moved to the
-nearer end, an unknown level is `other` or nothing, a class or a group that nobody declared is refused. Without one all of this is learned from all rows.
+With a `schema` the shape of a row, its scale and the classes are what was declared, and no row has a say in them: a
+number beyond its range is moved to the nearer end, an unknown level is `other` or nothing, a class or a group that
+nobody declared is refused. Without one all of this is learned from all rows.
 
-x stays raw. mean and std are for the task to apply: the middle and half the width of a declared range, which gives [-1, 1], or those of the training rows;
-one-hot features keep mean 0 and std 1, since standardising would blow up rare levels. Rows are held back for tests by their place or key alone.
+x stays raw. mean and std are for the task to apply: the middle and half the width of a declared range, which gives
+[-1, 1], or those of the training rows; one-hot features keep mean 0 and std 1, since standardising would blow up rare
+levels. Rows are held back for tests by their place or key alone.
 """
 
 from __future__ import annotations
@@ -70,7 +72,8 @@ def load(
 ) -> Dataset:
     """label, group and key are no features. Rows with the same key stay together: all train, or all test.
 
-    `standardise`: "fixed" by the declared ranges, "channel" by mean and deviation of the training rows; None: fixed where there is a schema.
+    `standardise`: "fixed" by the declared ranges, "channel" by mean and deviation of the training rows; None: fixed
+    where there is a schema.
     """
     file = Path(path).expanduser()
     check_roles(file, {"label": label, "group": group, "key": key})
@@ -108,7 +111,7 @@ def check_roles(file: Path, roles: Mapping[str, str | None]) -> None:
             )
 
 
-# what the rows themselves say ---------------------------------------------------------------------------------------------
+# what the rows themselves say -----------------------------------------------------------------------------------------
 
 
 def _learned(file: Path, label: str, group: str | None, key: str | None) -> Columns:
@@ -222,7 +225,7 @@ def _texts(column: pa.Array) -> list[str]:
     return texts
 
 
-# what was declared --------------------------------------------------------------------------------------------------------
+# what was declared ----------------------------------------------------------------------------------------------------
 
 
 def _declared(file: Path, schema: Schema, label: str, group: str | None, key: str | None) -> Columns:
@@ -249,7 +252,7 @@ def _declared(file: Path, schema: Schema, label: str, group: str | None, key: st
 
 
 def _check_agreement(file: Path, schema: Schema, roles: Mapping[str, str | None]) -> None:
-    """The experiment names the columns, the schema says what they are: a group or key that the experiment does not name is not used."""
+    """The experiment names the columns, the schema says what they are; a group that only the schema names is not used."""
     for role, name in roles.items():
         if name is None:
             continue

@@ -272,7 +272,8 @@ def test_batch_norm_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 def test_a_private_table_learns_nothing_from_its_rows(tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_text("x,y,who\n" + "".join(f"{i},{i % 2},{i % 3}\n" for i in range(60)))
-    columns = "[columns]\nx = {kind = 'number', range = [0, 60]}\ny = {kind = 'label', classes = [0, 1]}\nwho = {kind = 'group'}\n"
+    numbers, label = "x = {kind = 'number', range = [0, 60]}", "y = {kind = 'label', classes = [0, 1]}"
+    columns = f"[columns]\n{numbers}\n{label}\nwho = {{kind = 'group'}}\n"
     (tmp_path / "schema.toml").write_text(columns)
     (tmp_path / "draft.toml").write_text("draft = true\n" + columns)
     data = {"source": "tabular", "path": str(tmp_path / "t.csv"), "label": "y", "group": "who"}
