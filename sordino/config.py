@@ -45,7 +45,7 @@ class Data(Section):
     label: str | None = None  # of a table: the column to predict
     group: str | None = None  # of a table: the column that names the client
     key: str | None = None  # of a table: the column that names the row, and alone decides whether it is held back
-    schema: str | None = None  # type: ignore[assignment]  # of a table: the file that declares its columns, or "learned"
+    schema: str | None = None  # type: ignore[assignment]  # of a table: the file that declares it, or "learned"
     download: bool = False  # allow the hub (needs the `hub` extra)
     test_fraction: float | None = (
         None  # what is held back where the source has no test set of its own; 0.2, synthetic 0.1

@@ -36,8 +36,8 @@ def declared(data: Data, private: bool) -> Schema | None:
         if private:
             raise UnsoundGuarantee(
                 "a table without a schema, under real noise",
-                why="columns, levels and classes would be learned from the rows: a value that one row alone has changes "
-                "the model's shape, which no noise hides",
+                why="columns, levels and classes would be learned from the rows: a value that one row alone has "
+                "changes the model's shape, which no noise hides",
                 fix=f"`{_drafting(data)}`, confirm what it wrote, and set data.schema to that file; or data.schema = "
                 f'"{LEARNED}", which claims nothing',
                 code="table-without-schema",

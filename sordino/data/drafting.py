@@ -16,7 +16,7 @@ from sordino.errors import DataError
 
 HEAD = """\
 # A draft of a schema for {name}, for somebody to confirm who knows what its columns can hold.
-# Looked at: {rows:,} rows of {columns} columns. Levels and classes were read off the rows, ranges were rounded outwards.
+# Looked at: {rows:,} rows of {columns} columns. Levels and classes were read off the rows, ranges rounded outwards.
 # But what follows from the rows tells of the rows: a level that one row alone has would be a feature of every model.
 # So write here what a column CAN hold, as the form or the device knows it that fills the column; then delete the line
 # `draft = true`. Until then real noise (privacy.noise = "system") does not start.

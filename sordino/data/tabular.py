@@ -252,7 +252,7 @@ def _declared(file: Path, schema: Schema, label: str, group: str | None, key: st
 
 
 def _check_agreement(file: Path, schema: Schema, roles: Mapping[str, str | None]) -> None:
-    """The experiment names the columns, the schema says what they are; a group that only the schema names is not used."""
+    """The experiment names the columns, the schema says what they are; a group that only the schema names is unused."""
     for role, name in roles.items():
         if name is None:
             continue
