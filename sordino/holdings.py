@@ -24,7 +24,7 @@ from sordino.data.reserve import Reserved, reserve, resized, smaller
 from sordino.data.schema import Schema
 from sordino.errors import ConfigError, UnsoundGuarantee
 from sordino.partition.rows import Rows
-from sordino.partition.schemes import SCHEMES, Scheme
+from sordino.partition.schemes import SCHEMES, Natural, Scheme
 from sordino.types import Examples
 
 
@@ -228,13 +228,17 @@ class Holdings:
 
     @property
     def drawn_from_labels(self) -> tuple[str, ...]:
-        """What was decided from all examples together, and is taken as public: two neighbours must agree on it."""
+        """What was decided from all examples together (their labels, or their places): two neighbours must agree on it."""
         data = self.experiment.data
         if data.source in public_inputs.INVENTED:
             return ()
         asked = [*self._loaded.taken_as_public]
+        if data.source == "tabular" and data.key is None:
+            asked.append(public_inputs.PLACES)
         if self.scheme.reads_labels:
             asked.append(public_inputs.PARTITION)
+        elif data.source == "tabular" and not isinstance(self.scheme, Natural):
+            asked.append(public_inputs.DEALT)
         if any(part is not None for part in (data.train, data.test, data.probe)) or self._reserved.pool is not None:
             asked.append(public_inputs.RESERVED)
         return tuple(asked)

@@ -17,6 +17,8 @@ INVENTED = ("quadratic", "synthetic")  # nobody's data
 COLUMNS = "types and levels of the table's columns were learned from all rows: one row can change the model's shape"
 CLASSES = "the classes were learned from the labels of all rows: one that a single row has changes the model's shape"
 DRAFTED = "the table's schema is a draft made from the rows, which nobody has confirmed"
+PLACES = "which rows are held back for tests follows from their places in the file, which are taken as public"
+DEALT = "who holds which rows follows from their places among all rows, which are taken as public"
 PARTITION = "who holds which examples was drawn from all labels: the partition is taken as public"
 RESERVED = (
     "which examples are used, and which the server keeps, was drawn from all labels: the choice is taken as public"

@@ -140,7 +140,7 @@ def neighbours(folder: Path, rows: list[Row], other: Row, place: int) -> None:
     for scheme in DIVISIONS:
         one, two = (held(file, DECLARED, scheme) for file in files)
         assert differing(one, two, place) == set()
-        assert one.learned_from_rows == one.drawn_from_labels == ()
+        assert one.learned_from_rows == ()
         assert not one.scaled_by_rows
 
 
@@ -506,8 +506,9 @@ def experiment(tmp_path: Path, noise: str = "counter", partition: Row | None = N
 
 def test_what_a_receipt_must_say_of_a_table(tmp_path: Path) -> None:
     saved(tmp_path, table())
-    (tmp_path / "s.toml").write_text(DECLARED)
-    (tmp_path / "d.toml").write_text("draft = true\n" + DECLARED)
+    text = DECLARED.replace('note = { kind = "ignored" }', 'note = { kind = "key" }')
+    (tmp_path / "s.toml").write_text(text)
+    (tmp_path / "d.toml").write_text("draft = true\n" + text)
     good, drafted = str(tmp_path / "s.toml"), str(tmp_path / "d.toml")
     learned = (public_inputs.COLUMNS, public_inputs.CLASSES)
     cases: list[tuple[Row, tuple[str, ...], bool]] = [
@@ -522,12 +523,15 @@ def test_what_a_receipt_must_say_of_a_table(tmp_path: Path) -> None:
     for given_, reasons, scaled in cases:
         found = experiment(tmp_path, **given_)
         assert (found.learned_from_rows, found.scaled_by_rows) == (reasons, scaled), given_
-        assert found.drawn_from_labels == ()
+        assert found.drawn_from_labels == (public_inputs.PLACES,)
+        assert experiment(tmp_path, **given_, key="note").drawn_from_labels == ()
         x = found.dataset.train.x[:, 0].astype(np.float64)
         by_rows = found.dataset.mean[0] == pytest.approx(x.mean()) and found.dataset.std[0] == pytest.approx(x.std())
         assert by_rows == scaled
     dealt = experiment(tmp_path, partition={"scheme": "dirichlet", "clients": 2, "alpha": 5.0, "min_size": 1}, train=10)
-    assert dealt.drawn_from_labels == (public_inputs.PARTITION, public_inputs.RESERVED)
+    assert dealt.drawn_from_labels == (public_inputs.PLACES, public_inputs.PARTITION, public_inputs.RESERVED)
+    evenly = experiment(tmp_path, partition={"scheme": "iid", "clients": 2})
+    assert evenly.drawn_from_labels == (public_inputs.PLACES, public_inputs.DEALT)
 
 
 def test_scaling_without_ranges_or_pixels_is_refused(tmp_path: Path) -> None:
