@@ -235,7 +235,9 @@ def is_section(kind: Any) -> bool:
 
 def field_rows(section: Any, keep: Callable[[Any], bool]) -> list[tuple[str, str, str, str]]:
     """What a key means stands beside it in the source, as a comment."""
-    said = dict(re.findall(r"^    (\w+):.*?#\s(.*)$", inspect.getsource(section), re.MULTILINE))
+    said = dict(
+        re.findall(r"^    (\w+):.*?#\s(?:type: ignore\S+\s+# )?(.*)$", inspect.getsource(section), re.MULTILINE)
+    )
     return [
         (f"`{name}`", type_text(field.annotation), f"`{shown_default(field.get_default())}`", plain(said.get(name, "")))
         for name, field in section.model_fields.items()

@@ -238,13 +238,15 @@ class Parts(Composition):
         """What every number rests on, because of how the data were read."""
         if self.agreed is not None:
             return self.agreed.assumed
-        scaled = self.dataset.classes and self.experiment.data.standardise != "fixed"
-        return (SCALING,) if scaled else ()
+        scaled = (SCALING,) if self.scaled_by_rows else ()
+        return (*scaled, *self.drawn_from_labels, *(() if self._real else self.learned_from_rows))
 
     @property
     def void(self) -> tuple[str, ...]:
         """Why nothing that is claimed holds; empty where it does."""
-        return () if self.agreed is None else self.agreed.void
+        if self.agreed is not None:
+            return self.agreed.void
+        return self.learned_from_rows if self._real else ()
 
     # the two sides --------------------------------------------------------------------------------------------------
 

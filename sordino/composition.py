@@ -33,6 +33,7 @@ SHARED = (
     "_asked",
     "_made_candidates",
     "fingerprint",
+    "declared",
     "shares",
     "scheme",
     "named",

@@ -12,6 +12,7 @@ import hashlib
 import inspect
 import json
 import tomllib
+import warnings
 from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache
 from pathlib import Path
@@ -31,11 +32,20 @@ class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
 
 
+# by public numbers; by mean and deviation of each channel (of a table: column), or of each pixel
+Scale = Literal["fixed", "channel", "pixel"]
+
+# pydantic warns that the field `schema` hides a method of its own, which is deprecated and which nothing here calls
+warnings.filterwarnings("ignore", r'Field name "schema" in "Data" shadows', UserWarning)
+
+
 class Data(Section):
     source: Literal["digits", "images", "folder", "tabular", "quadratic", "synthetic"] = "digits"
     path: str | None = None  # a directory or file; for images also a hub id
     label: str | None = None  # of a table: the column to predict
     group: str | None = None  # of a table: the column that names the client
+    key: str | None = None  # of a table: the column that names the row, and alone decides whether it is held back
+    schema: str | None = None  # type: ignore[assignment]  # of a table: the file that declares it, or "learned"
     download: bool = False  # allow the hub (needs the `hub` extra)
     test_fraction: float | None = (
         None  # what is held back where the source has no test set of its own; 0.2, synthetic 0.1
@@ -43,9 +53,7 @@ class Data(Section):
     merge: bool = (
         False  # of images: training and test images together; each client holds back `test_fraction` of its own
     )
-    standardise: Literal["channel", "pixel", "fixed"] = (
-        "channel"  # of images: one mean and deviation per channel, or for every pixel; fixed: to [-1, 1], by no statistic
-    )
+    standardise: Scale | None = None  # fixed, to [-1, 1]; or by mean and deviation; none: fixed, where ranges are known
     augment: Literal["none", "crop_flip"] = "none"  # of images: training batches are cut (4 pixels off) and mirrored
     side: int | None = None  # of images: every one is made so many pixels wide and high; folders have 32
     fraction: float = 1.0  # of folders: so much of every class is taken, at least `at_least` images

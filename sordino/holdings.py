@@ -14,16 +14,17 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from sordino import keys
+from sordino import keys, public_inputs
 from sordino.candidates import SOURCES as CANDIDATES
 from sordino.candidates import Candidates, Source, Wanted, store
 from sordino.candidates.wanted import DISCLOSED
 from sordino.config import Experiment, build, check_keys, filled, parameters
 from sordino.data import SOURCES, Dataset
 from sordino.data.reserve import Reserved, reserve, resized, smaller
-from sordino.errors import ConfigError
+from sordino.data.schema import Schema
+from sordino.errors import ConfigError, UnsoundGuarantee
 from sordino.partition.rows import Rows
-from sordino.partition.schemes import SCHEMES, Scheme
+from sordino.partition.schemes import SCHEMES, Natural, Scheme
 from sordino.runs.agreement import Agreement
 from sordino.types import Examples
 
@@ -66,7 +67,7 @@ class Holdings:
         kept = reserve(found, data.probe, pool or None, seed) if sliced else Reserved(found, None, None)
         if data.train is not None or data.test is not None:
             kept = kept._replace(dataset=smaller(kept.dataset, data.train, data.test, seed))
-        if data.standardise == "fixed" and found.kind == "image":
+        if self.scaling == "fixed" and found.kind == "image":
             half = (0.5,) * found.shape[-1]
             kept = kept._replace(dataset=replace(kept.dataset, mean=half, std=half))
         return kept
@@ -174,7 +175,7 @@ class Holdings:
                 "allow_download": data.download,
                 "label": data.label,
                 "merge": data.merge,
-                "standardise": "pixel" if data.standardise == "pixel" else "channel",
+                "standardise": "pixel" if self.scaling == "pixel" else "channel",
             },
             "folder": {
                 "path": data.path,
@@ -184,7 +185,15 @@ class Holdings:
                 "seed": keys.word(keys.fold(self.key, "data")),
                 **held,
             },
-            "tabular": {"path": data.path, "label": data.label, "group": data.group, **held},
+            "tabular": {
+                "path": data.path,
+                "label": data.label,
+                "group": data.group,
+                "key": data.key,
+                "schema": self.declared,
+                "standardise": self.scaling,
+                **held,
+            },
             "quadratic": {"dim": data.dim, "heterogeneity": data.heterogeneity, **many},
             "synthetic": {
                 "alpha": data.alpha,
@@ -199,10 +208,61 @@ class Holdings:
         return SOURCES[data.source](**takes[data.source])
 
     @cached_property
+    def declared(self) -> Schema | None:
+        """What was declared of a table's columns; None where they are learned from the rows, and of other data."""
+        return public_inputs.declared(self.experiment.data, self._real)
+
+    @property
+    def _real(self) -> bool:
+        """Is there noise that protects real people?"""
+        return self.experiment.privacy.noise == "system"
+
+    @property
+    def scaling(self) -> public_inputs.Scaling:
+        """How inputs are scaled."""
+        return public_inputs.scaling(self.experiment.data, self.declared)
+
+    # what a receipt must say of the data -----------------------------------------------------------------------------
+
+    @property
+    def scaled_by_rows(self) -> bool:
+        """Are inputs scaled by a mean and a deviation of examples, which no noise covers?"""
+        return self.scaling in ("channel", "pixel")
+
+    @property
+    def learned_from_rows(self) -> tuple[str, ...]:
+        """What was read off a table's rows before any noise: why nothing may be claimed about a row."""
+        return public_inputs.learned(self.experiment.data, self.declared)
+
+    @property
+    def drawn_from_labels(self) -> tuple[str, ...]:
+        """What was decided from all examples together (their labels, or their places): two neighbours must agree on it."""
+        data = self.experiment.data
+        if data.source in public_inputs.INVENTED:
+            return ()
+        asked = [*self._loaded.taken_as_public]
+        if data.source == "tabular" and data.key is None:
+            asked.append(public_inputs.PLACES)
+        if self.scheme.reads_labels:
+            asked.append(public_inputs.PARTITION)
+        elif data.source == "tabular" and not isinstance(self.scheme, Natural):
+            asked.append(public_inputs.DEALT)
+        if any(part is not None for part in (data.train, data.test, data.probe)) or self._reserved.pool is not None:
+            asked.append(public_inputs.RESERVED)
+        return tuple(asked)
+
+    @cached_property
     def shares(self) -> tuple[Rows, Rows]:
         """Row numbers of each client, of the training and the test examples."""
         train, test = self.dataset.train, self.dataset.test
         rng = np.random.default_rng(keys.word(keys.fold(self.key, "partition")))
+        if self._real and self.experiment.data.source == "tabular" and self.scheme.reads_labels:
+            raise UnsoundGuarantee(
+                f"partition.scheme = {self.experiment.partition['scheme']!r} of a table, under real noise",
+                why="one changed label would move other rows to other clients, which no noise hides",
+                fix='partition = {scheme = "natural"} with data.group, or {scheme = "iid", clients = 8}',
+                code="partition-from-labels",
+            )
         rows = self.scheme.assign(train.y, train.group, rng)
         if self.experiment.data.merge:
             fraction = self.experiment.data.test_fraction

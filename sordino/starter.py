@@ -13,7 +13,8 @@ seed = 0                        # of everything random in a simulation
 
 [data]
 source = "digits"               # real 8x8 images that ship with sordino; or:
-# source = "tabular"            # path = "table.csv", label = "column", group = "column that names the client"
+# source = "tabular"            # path = "table.csv", label = "column", group = "column that names the client",
+#                             # schema = "table.schema.toml" (`sordino data schema table.csv --label column` drafts it)
 # source = "images"             # path = a folder of parquet files in the Hugging Face image format
 
 [partition]

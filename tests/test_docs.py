@@ -2,7 +2,8 @@
 
     sh      each line is `sordino ...`, `python FILE`, or `cd FOLDER`; it must end with 0, or with the `exit=N` its fence names
     python  is executed; with `file=NAME` it is written instead
-    toml    is an experiment: it is checked, and with `file=NAME` written, for the commands that follow
+    toml    is an experiment: it is checked, and with `file=NAME` written, for the commands that follow;
+            `file=NAME.schema.toml` is a table's schema
     text, json and mermaid are read by people only; `skip="reason"` keeps a block from being run, and wants its reason;
     `slow` leaves a block to the slow tier, which follows the whole page
 
@@ -35,6 +36,7 @@ from sordino import config
 from sordino.assemble import Parts
 from sordino.cli import main
 from sordino.cli.main import app
+from sordino.data import schema
 from sordino.errors import DataError
 from sordino.partition.schemes import SCHEMES
 
@@ -168,6 +170,9 @@ def do_python(block: Block, names: dict[str, Any]) -> None:
 def do_toml(block: Block, _: dict[str, Any]) -> None:
     target = Path(block.told.get("file", "block.toml"))
     target.write_text(block.body)
+    if target.name.endswith(".schema.toml"):
+        schema.read(target)
+        return
     parts = Parts(config.load(target))
     _, _ = parts.algorithm, parts.cohort
     config.build(parts.experiment.partition, SCHEMES, "partition", "scheme")

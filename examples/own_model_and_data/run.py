@@ -21,4 +21,4 @@ print(f"\nWithout privacy: accuracy {open_.accuracy:.1%}; {open_.promise}")
 net = task.Net(hidden=16)
 net.load_state_dict(result.model)
 with torch.no_grad():
-    print(f"\nScores of an average visit: {net(torch.zeros(1, 30)).tolist()[0]}")
+    print(f"\nScores of a visit in the middle of every range: {net(torch.zeros(1, 30)).tolist()[0]}")

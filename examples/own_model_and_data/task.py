@@ -8,6 +8,6 @@ class Net(nn.Module):
         super().__init__()
         self.layers = nn.Sequential(nn.Linear(30, hidden), nn.ReLU(), nn.Linear(hidden, 2))
 
-    def forward(self, x: Tensor) -> Tensor:  # a batch of rows, scaled to mean 0 and deviation 1
+    def forward(self, x: Tensor) -> Tensor:  # a batch of rows, every range scaled to [-1, 1]
         out: Tensor = self.layers(x)
         return out  # one score per class

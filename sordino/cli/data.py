@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from sordino.assemble import Parts
     from sordino.config import Experiment
 
-app = typer.Typer(help="Data and partitions: list, partition, plot.", no_args_is_help=True)
+app = typer.Typer(help="Data and partitions: list, schema, partition, plot.", no_args_is_help=True)
 
 
 class Source(NamedTuple):
@@ -42,7 +42,9 @@ SOURCES = {
         ("path",),
         ("label", "download", "merge", "test_fraction", *IMAGES),
     ),
-    "tabular": Source("one CSV or parquet table", ("path", "label"), ("group", "test_fraction")),
+    "tabular": Source(
+        "one CSV or parquet table", ("path", "label"), ("group", "key", "schema", "standardise", "test_fraction")
+    ),
     "synthetic": Source(
         "synthetic(alpha, beta): devices with linear truths of their own",
         (),
@@ -89,6 +91,39 @@ def list_(what: What = None, as_json: Json = False) -> None:
         keys = (", ".join(f"data.{key}" for key in named) for named in (source.needs, source.takes))
         table.add_row(f"[bold]{name}[/bold]", source.what, *keys)
     Console().print(table)
+
+
+@app.command()
+def schema(
+    table: Annotated[Path, typer.Argument(metavar="TABLE", help="A CSV or parquet file.")],
+    label: Annotated[str, typer.Option(help="The column to predict.")],
+    group: Annotated[str | None, typer.Option(help="The column that names the client.")] = None,
+    key: Annotated[str | None, typer.Option(help="The column that names the row.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Write it there; what is there is never overwritten.")] = None,
+) -> None:
+    """Draft a table's schema: what its columns can hold, for you to confirm from what you know of them."""
+    try:
+        from sordino.data.drafting import draft
+    except ModuleNotFoundError as error:
+        from sordino.data import missing_extra
+
+        raise missing_extra("tabular", error) from None
+    from sordino.errors import RunError
+
+    text = draft(table, label, group, key)
+    if out is None:
+        typer.echo(text, nl=False)
+        return
+    try:
+        with out.open("x", encoding="utf-8") as file:
+            file.write(text)
+    except FileExistsError:
+        raise RunError(
+            f"{out} is already there", why="it may be yours", fix="choose another --out", code="file-exists"
+        ) from None
+    except OSError as error:
+        raise RunError(f"cannot write {out}", why=error.strerror or str(error), code="not-writable") from None
+    typer.echo(f"{out} is a draft: confirm every line, then delete `draft = true`")
 
 
 @app.command()

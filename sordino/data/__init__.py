@@ -13,17 +13,21 @@ from sordino.errors import DataError
 __all__ = ["SOURCES", "Dataset", "Split"]
 
 
+def missing_extra(source: str, error: ModuleNotFoundError) -> DataError:
+    return DataError(
+        f"data.source = {source!r} needs {error.name}, which is not installed",
+        why="files are read with pyarrow and pillow, which the default run can do without",
+        fix="pip install 'sordino[data]' (in a clone: pip install -e '.[data]')",
+        code="missing-data-extra",
+    )
+
+
 def _with_extra(source: str, module: str | None = None) -> Callable[..., Dataset]:
     def load(**settings: Any) -> Dataset:
         try:
             loader = import_module(f"sordino.data.{module or source}")
         except ModuleNotFoundError as error:
-            raise DataError(
-                f"data.source = {source!r} needs {error.name}, which is not installed",
-                why="files are read with pyarrow and pillow, which the default run can do without",
-                fix="pip install 'sordino[data]' (in a clone: pip install -e '.[data]')",
-                code="missing-data-extra",
-            ) from None
+            raise missing_extra(source, error) from None
         loaded: Dataset = loader.load(**settings)
         return loaded
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -37,6 +38,8 @@ class Dataset:
     std: tuple[float, ...]  # never 0: a constant channel or feature has 1
     note: str = ""  # said beside every result, for instance that the images are a JPEG copy
     names: tuple[str, ...] = ()  # of the classes, where they are known
+    taken_as_public: tuple[str, ...] = ()  # sentences: what was decided from all examples together, and how
+    declared: str = ""  # a digest of what was said of the columns before any row was read
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -49,7 +52,10 @@ class Dataset:
         return self.names if len(self.names) == self.classes else tuple(map(str, range(self.classes)))
 
     def fingerprint(self, key: bytes = b"") -> str:
-        """HMAC-SHA256 over shapes, dtypes and bytes of both splits; names and path do not enter. Without a secret key it tells, by trying, which row is in it."""
+        """HMAC-SHA256 over shapes, dtypes and bytes of both splits, and what was declared; names and path do not enter.
+
+        Without a secret key it tells, by trying, which row is in it.
+        """
         digest = hmac.new(key, digestmod=hashlib.sha256)
         for array in (*self.train, *self.test):
             if array is None:
@@ -58,6 +64,7 @@ class Dataset:
             little = np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("<"))
             digest.update(f"{little.dtype.str}{little.shape};".encode())
             digest.update(little.reshape(-1).view(np.uint8).data)
+        digest.update(self.declared.encode())
         return digest.hexdigest()
 
 
@@ -86,23 +93,58 @@ def each_pixel_stats(pixels: Array) -> Stats:
     return tuple((mean / 255).reshape(-1).tolist()), tuple((std / 255).reshape(-1).tolist())
 
 
+STRATIFIED = "which examples are held back for tests was drawn from all labels: the split is taken as public"
+
+
 def stratified(labels: Array, test_fraction: float, seed: int) -> tuple[Array, Array]:
-    """Row numbers of train and test, each class divided in the same proportion, both in file order."""
+    """Row numbers of train and test, each class divided in the same proportion, both in file order.
+
+    One changed label draws all others anew: private data are split `apart` from their labels, or the split is taken as
+    public, and the receipt says so.
+    """
+    _check_fraction(test_fraction)
+    rng = np.random.default_rng(seed)
+    in_test = np.zeros(len(labels), dtype=bool)
+    for label in np.unique(labels):
+        rows = rng.permutation(np.flatnonzero(labels == label))
+        in_test[rows[: round(len(rows) * test_fraction)]] = True
+    return _parted(in_test, test_fraction, "each class is divided on its own, rounded to whole rows")
+
+
+def apart(rows: int, keys: Sequence[str] | None, test_fraction: float, seed: int) -> tuple[Array, Array]:
+    """Row numbers of train and test, both in file order: every row by a coin that its place decides, or its key.
+
+    What a row holds plays no part, and no row moves another: with keys, none that comes or goes; without, none that is
+    exchanged or added at the end.
+    """
+    _check_fraction(test_fraction)
+    if keys is None:
+        coins = np.random.default_rng(seed).random(rows)  # the i-th number is the same, however many are drawn
+    else:
+        coins = np.array([_coin(key, seed) for key in keys])
+    return _parted(coins < test_fraction, test_fraction, "every row is held back by a coin of its own")
+
+
+def _coin(key: str, seed: int) -> float:
+    """In [0, 1)."""
+    drawn = hashlib.blake2b(key.encode(), digest_size=6, key=seed.to_bytes(8, "little"))
+    return int.from_bytes(drawn.digest(), "little") / 2**48
+
+
+def _check_fraction(test_fraction: float) -> None:
     if not 0 < test_fraction < 1:
         raise DataError(
             f"test_fraction = {test_fraction} is not between 0 and 1",
             fix="use for instance 0.2",
             code="bad-test-fraction",
         )
-    rng = np.random.default_rng(seed)
-    in_test = np.zeros(len(labels), dtype=bool)
-    for label in np.unique(labels):
-        rows = rng.permutation(np.flatnonzero(labels == label))
-        in_test[rows[: round(len(rows) * test_fraction)]] = True
+
+
+def _parted(in_test: Array, test_fraction: float, how: str) -> tuple[Array, Array]:
     if in_test.all() or not in_test.any():
         raise DataError(
-            f"test_fraction = {test_fraction} leaves the train or the test split of {len(labels)} rows empty",
-            why="each class is divided on its own, rounded to whole rows",
+            f"test_fraction = {test_fraction} leaves the train or the test split of {len(in_test)} rows empty",
+            why=how,
             fix="use another test_fraction or more data",
             code="empty-split",
         )

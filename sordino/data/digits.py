@@ -7,7 +7,7 @@ from importlib.resources import files
 
 import numpy as np
 
-from sordino.data.dataset import Dataset, Split, pixel_stats, stratified
+from sordino.data.dataset import STRATIFIED, Dataset, Split, pixel_stats, stratified
 
 ROW = 8 * 8 + 1  # 64 grey levels from 0 to 16, and the label
 
@@ -19,4 +19,5 @@ def load(test_fraction: float = 0.2, seed: int = 0) -> Dataset:
     labels = rows[:, -1].astype(np.int64)
     train, test = (Split(images[part], labels[part]) for part in stratified(labels, test_fraction, seed))
     mean, std = pixel_stats(train.x)
-    return Dataset("digits", "image", 10, train, test, mean, std, names=tuple("0123456789"))
+    names = tuple("0123456789")
+    return Dataset("digits", "image", 10, train, test, mean, std, names=names, taken_as_public=(STRATIFIED,))

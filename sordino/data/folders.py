@@ -21,7 +21,7 @@ import numpy as np
 
 from sordino.data import pixels
 from sordino.data.area import area
-from sordino.data.dataset import Array, Dataset, Split, pixel_stats, stratified
+from sordino.data.dataset import STRATIFIED, Array, Dataset, Split, pixel_stats, stratified
 from sordino.data.decoding import JPEG, channels_last, opened
 from sordino.errors import DataError
 
@@ -29,6 +29,8 @@ SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff")  
 SPLITS = {"train", "test", "val", "valid", "validation"}  # what holds class folders is no class
 LARGEST_SIDE = 1024
 _BATCH = 512
+SHAPE = "the classes, and whether images have colours, were read off all images: both are taken as public"
+DRAWN = "which images of a class are used was drawn from how many every class has: the choice is taken as public"
 
 
 class Listed(NamedTuple):
@@ -83,7 +85,9 @@ def load(
     first, second = _open(root.name, {"train": train, "test": test}, side, pixels.place(cache), verify)
     note = f"images resized to {side}x{side}" + (f"; {fraction:g} of each class" if fraction < 1 else "")
     stats = pixel_stats(first.x)
-    return Dataset(root.name, "image", len(classes), first, second, *stats, note, names=tuple(classes))
+    public = (SHAPE, *([DRAWN] if fraction < 1 else []), *([] if tests else [STRATIFIED]))
+    names = tuple(classes)
+    return Dataset(root.name, "image", len(names), first, second, *stats, note, names=names, taken_as_public=public)
 
 
 # ---- which files

@@ -22,7 +22,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import ClassVar, Literal, Protocol
 
 import numpy as np
 from numpy.random import Generator
@@ -55,6 +55,7 @@ class Labelled(Protocol):
 
 class Scheme(ABC):
     anonymous: bool = False  # do clients number their classes by themselves?
+    reads_labels: ClassVar[bool] = True  # does one example's label decide who holds the others?
 
     @abstractmethod
     def assign(self, labels: Array, group: Array | None, rng: Generator) -> Rows:
@@ -62,7 +63,8 @@ class Scheme(ABC):
 
     def match(self, train: Labelled, rows: Rows, test: Labelled, rng: Generator) -> Rows:
         """Who is tested on which of the test examples."""
-        return match_test(train.y, rows, test.y, rng)
+        seen = (train.y, test.y) if self.reads_labels else (np.zeros_like(train.y), np.zeros_like(test.y))
+        return match_test(seen[0], rows, seen[1], rng)
 
     def relabel(
         self, train_labels: Array, rows: Rows, test_labels: Array, test_rows: Rows, rng: Generator
@@ -73,8 +75,9 @@ class Scheme(ABC):
 
 @dataclass(frozen=True)
 class IID(Scheme):
-    """Sizes differ by at most one."""
+    """Sizes differ by at most one. Who holds an example follows from its place and from how many there are."""
 
+    reads_labels = False
     clients: int
 
     def assign(self, labels: Array, group: Array | None, rng: Generator) -> Rows:
@@ -180,6 +183,7 @@ class Active(Scheme):
 class Quantity(Scheme):
     """Sizes ~ Dir(beta, ..., beta), labels alike."""
 
+    reads_labels = False
     clients: int
     beta: float
     min_size: int = 1
@@ -266,6 +270,8 @@ class PowerLaw(Scheme):
 @dataclass(frozen=True)
 class Natural(Scheme):
     """One client per distinct value of the group column, in its sorted order."""
+
+    reads_labels = False
 
     def assign(self, labels: Array, group: Array | None, rng: Generator) -> Rows:
         if group is None:

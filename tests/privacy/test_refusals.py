@@ -230,6 +230,10 @@ EXPERIMENTS: dict[str, tuple[str, Table]] = {
         "no-partial-work",
         {"stragglers": {"share": 0.5, "policy": "keep"}},
     ),
+    "a private table whose columns nobody has declared": (
+        "table-without-schema",
+        {"data": {"source": "tabular", "path": "t.csv", "label": "y"}, "privacy": {"epsilon": 2.0, "noise": "system"}},
+    ),
     "a budget typed with a slip": ("unknown-key", {"privacy": {"epsilom": 1.0}}),
 }
 
@@ -264,6 +268,30 @@ def test_batch_norm_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         training.start(config.validate({**DIGITS, "model": {"name": "mixing:Net"}}), tmp_path / "run")
     helpful(refusal.value, "batch-norm")
     assert not (tmp_path / "run").exists()
+
+
+def test_a_private_table_learns_nothing_from_its_rows(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text("x,y,who\n" + "".join(f"{i},{i % 2},{i % 3}\n" for i in range(60)))
+    numbers, label = "x = {kind = 'number', range = [0, 60]}", "y = {kind = 'label', classes = [0, 1]}"
+    columns = f"[columns]\n{numbers}\n{label}\nwho = {{kind = 'group'}}\n"
+    (tmp_path / "schema.toml").write_text(columns)
+    (tmp_path / "draft.toml").write_text("draft = true\n" + columns)
+    data = {"source": "tabular", "path": str(tmp_path / "t.csv"), "label": "y", "group": "who"}
+    dealt = {"partition": {"scheme": "dirichlet", "clients": 2, "alpha": 5.0}}
+    cases: list[tuple[str, str, Table]] = [
+        ("draft.toml", "schema-is-a-draft", {}),
+        ("schema.toml", "partition-from-labels", dealt),
+    ]
+    private = QUADRATICS | {"privacy": {"epsilon": 2.0, "delta": 1e-3, "noise": "system"}}
+    for name, code, more in cases:
+        named = {"data": {**data, "schema": str(tmp_path / name)}}
+        with pytest.raises(SordinoError) as refusal:
+            training.start(config.validate(private | named | more), tmp_path / "run")
+        helpful(refusal.value, code)
+        assert not (tmp_path / "run").exists()
+        simulated = {"privacy": {"epsilon": 2.0, "delta": 1e-3}}
+        assert Parts(config.validate(private | named | more | simulated)).sizes  # nobody is protected by a simulation
+    assert Parts(config.validate(private | {"data": {**data, "schema": str(tmp_path / "schema.toml")}})).sizes
 
 
 def test_the_nearest_safe_experiments_start() -> None:
@@ -690,6 +718,8 @@ KINDS: list[type[SordinoError]] = [PrivacyError, *PrivacyError.__subclasses__()]
 REFUSALS = {kind.__name__ for kind in KINDS}
 NOT_IN_A_TABLE = {
     "batch-norm": "test_batch_norm_is_refused",
+    "schema-is-a-draft": "test_a_private_table_learns_nothing_from_its_rows",
+    "partition-from-labels": "test_a_private_table_learns_nothing_from_its_rows",
     "BudgetExhausted": "test_an_exhausted_hidden_cohort_reads_nothing_more",
 }
 

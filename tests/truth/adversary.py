@@ -13,6 +13,7 @@ import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -98,9 +99,13 @@ def other_data(change: Callable[[Dataset], Dataset] | None) -> Iterator[None]:
         yield
         return
     with pytest.MonkeyPatch.context() as patch:
-        found = {name: (lambda load: lambda **given: change(load(**given)))(load) for name, load in SOURCES.items()}
+        found = {name: partial(_changed, load, change) for name, load in SOURCES.items()}
         patch.setattr("sordino.holdings.SOURCES", found)
         yield
+
+
+def _changed(load: Callable[..., Dataset], change: Callable[[Dataset], Dataset], **given: Any) -> Dataset:
+    return change(load(**given))
 
 
 @contextmanager

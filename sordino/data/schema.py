@@ -1,0 +1,149 @@
+"""What a table's columns can hold: a TOML file that a person answers for, so that no row decides the shape of a model.
+
+    [columns]
+    age = { kind = "number", range = [0, 110] }              # values outside are moved to the nearer end
+    ward = { kind = "levels", levels = ["A", "B", "rest"], other = "rest" }  # other takes unknown levels
+    smokes = { kind = "boolean" }                            # true, false, 1 or 0
+    note = { kind = "ignored" }
+    visit_id = { kind = "key" }                              # names the row
+    clinic = { kind = "group", names = ["North", "South"] }  # names may be left out
+    outcome = { kind = "label", classes = ["ill", "well"] }
+
+`draft = true` marks a file that was made from the rows and that nobody has confirmed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sordino.errors import DataError
+
+TAKES: Mapping[str, tuple[str, ...]] = {  # kind of column -> what may be said of it
+    "number": ("range",),
+    "levels": ("levels", "other"),
+    "boolean": (),
+    "ignored": (),
+    "key": (),
+    "group": ("names",),
+    "label": ("classes",),
+}
+LISTS = {
+    "levels": ("levels", 1),
+    "label": ("classes", 2),
+    "group": ("names", 1),
+}  # kind -> its list, and its least length
+
+
+@dataclass(frozen=True)
+class Column:
+    kind: str
+    low: float = 0.0  # of numbers
+    high: float = 0.0
+    words: tuple[str, ...] = ()  # levels, classes or names, as a file spells them
+    other: str | None = None
+
+
+@dataclass(frozen=True)
+class Schema:
+    columns: Mapping[str, Column]  # features come in this order, whatever the order of the file
+    draft: bool = False
+
+    @property
+    def digest(self) -> str:
+        """Of what is declared, not of how it is written down."""
+        return hashlib.sha256(repr(list(self.columns.items())).encode()).hexdigest()
+
+    def named(self, kind: str) -> str | None:
+        """The column of a kind that at most one column has."""
+        return next((name for name, column in self.columns.items() if column.kind == kind), None)
+
+
+def read(path: str | Path) -> Schema:
+    file = Path(path).expanduser()
+    try:
+        text = file.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise DataError(
+            f"there is no schema {file}",
+            fix="draft one with `sordino data schema TABLE --label COLUMN --out FILE`, and confirm it",
+            code="missing-schema",
+        ) from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(
+            f"cannot read the schema {file}", why=str(error), fix="give a text file in TOML", code="bad-schema"
+        ) from None
+    try:
+        return parsed(text)
+    except (ValueError, tomllib.TOMLDecodeError) as error:
+        raise DataError(
+            f"{file} is no schema", why=str(error), fix="docs: Your own data and model, A schema", code="bad-schema"
+        ) from None
+
+
+def parsed(text: str) -> Schema:
+    """ValueError says what is wrong with it."""
+    table = tomllib.loads(text)
+    if unknown := sorted(table.keys() - {"columns", "draft"}):
+        raise ValueError(f"it has no key {unknown[0]!r}: only the table [columns], and draft")
+    told, draft = table.get("columns"), table.get("draft", False)
+    if not isinstance(told, dict) or not told:
+        raise ValueError("it has no table [columns]")
+    if not isinstance(draft, bool):
+        raise ValueError(f"draft = {draft!r} is neither true nor false")
+    columns = {name: _column(name, said) for name, said in told.items()}
+    for kind in ("label", "group", "key"):
+        if len(several := [name for name, column in columns.items() if column.kind == kind]) > 1:
+            raise ValueError(f"{' and '.join(several)}: only one column can be the {kind}")
+    if not any(column.kind in ("number", "levels", "boolean") for column in columns.values()):
+        raise ValueError("no column is a feature: number, levels or boolean")
+    return Schema(columns, draft)
+
+
+def _column(name: str, said: Any) -> Column:
+    kind = said.get("kind") if isinstance(said, dict) else None
+    if not isinstance(kind, str) or kind not in TAKES:
+        raise ValueError(f"{name}: its kind is {kind!r}, and must be one of {', '.join(TAKES)}")
+    if unknown := sorted(said.keys() - {"kind", *TAKES[kind]}):
+        takes = ", ".join(TAKES[kind]) or "nothing more"
+        raise ValueError(f"{name}: {unknown[0]!r} says nothing of kind {kind!r}, which takes {takes}")
+    if kind == "number":
+        return Column(kind, *_range(name, said.get("range")))
+    if kind not in LISTS or (kind == "group" and "names" not in said):
+        return Column(kind)
+    listed, least = LISTS[kind]
+    words = _words(name, listed, said.get(listed), least)
+    other = said.get("other")
+    if other is not None and (other := _text(other)) not in words:
+        raise ValueError(f"{name}: other = {other!r} is not among its levels")
+    return Column(kind, words=words, other=other)
+
+
+def _range(name: str, ends: Any) -> tuple[float, float]:
+    fits = isinstance(ends, list) and len(ends) == 2 and all(type(end) in (int, float) for end in ends)
+    if not fits or not (math.isfinite(ends[0]) and math.isfinite(ends[1]) and ends[0] < ends[1]):
+        raise ValueError(
+            f"{name}: range = {ends!r} is not [lowest, highest], two numbers of which the first is smaller"
+        )
+    return float(ends[0]), float(ends[1])
+
+
+def _words(name: str, listed: str, given: Any, least: int) -> tuple[str, ...]:
+    words = tuple(map(_text, given)) if isinstance(given, list) else ()
+    if len(words) < least or None in words or len(set(words)) < len(words):
+        raise ValueError(
+            f"{name}: {listed} = {given!r} is not a list of {least} or more different words or whole numbers"
+        )
+    return tuple(word for word in words if word is not None)
+
+
+def _text(word: Any) -> str | None:
+    """A word as the table spells it; None for what no cell can be compared with."""
+    if isinstance(word, bool):
+        return "true" if word else "false"
+    return str(word) if isinstance(word, str | int) else None

@@ -1,0 +1,100 @@
+"""What of the data is public: declared columns, how inputs are scaled; and what a receipt says where rows decided."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import Literal
+
+from sordino.config import Data
+from sordino.data import schema
+from sordino.data.schema import Schema
+from sordino.errors import ConfigError, UnsoundGuarantee
+
+LEARNED = "learned"  # data.schema: from the rows
+INVENTED = ("quadratic", "synthetic")  # nobody's data
+
+COLUMNS = "types and levels of the table's columns were learned from all rows: one row can change the model's shape"
+CLASSES = "the classes were learned from the labels of all rows: one that a single row has changes the model's shape"
+DRAFTED = "the table's schema is a draft made from the rows, which nobody has confirmed"
+PLACES = "which rows are held back for tests follows from their places in the file, which are taken as public"
+DEALT = "who holds which rows follows from their places among all rows, which are taken as public"
+PARTITION = "who holds which examples was drawn from all labels: the partition is taken as public"
+RESERVED = (
+    "which examples are used, and which the server keeps, was drawn from all labels: the choice is taken as public"
+)
+
+Scaling = Literal["fixed", "channel", "pixel", "none"]
+
+
+def declared(data: Data, private: bool) -> Schema | None:
+    """The schema of a table; None where its rows are learned from, and for other data.
+
+    `private`: real people are to be protected, so nothing may be learned in silence.
+    """
+    if data.source != "tabular" or data.schema == LEARNED:
+        return None
+    if data.schema is None:
+        if private:
+            raise UnsoundGuarantee(
+                "a table without a schema, under real noise",
+                why="columns, levels and classes would be learned from the rows: a value that one row alone has "
+                "changes the model's shape, which no noise hides",
+                fix=f"`{_drafting(data)}`, confirm what it wrote, and set data.schema to that file; or data.schema = "
+                f'"{LEARNED}", which claims nothing',
+                code="table-without-schema",
+            )
+        return None
+    found = schema.read(data.schema)
+    if found.draft and private:
+        raise UnsoundGuarantee(
+            f"the schema {data.schema} is a draft, under real noise",
+            why="it was made from the rows, so whoever sees the model's shape and scale learns what some row holds",
+            fix="confirm every range, level and class from what you know of the columns, then delete `draft = true`",
+            code="schema-is-a-draft",
+        )
+    return found
+
+
+def scaling(data: Data, found: Schema | None) -> Scaling:
+    """By public numbers, unless the experiment asks for statistics, or a table declares no ranges."""
+    if data.source in INVENTED:
+        return "none"
+    if data.source != "tabular":
+        return data.standardise or "fixed"
+    if data.standardise == "pixel":
+        raise ConfigError(
+            'data.standardise = "pixel" with data.source = "tabular"',
+            why="a table has columns, no pixels",
+            fix='data.standardise = "channel", or leave it out',
+            code="no-such-scaling",
+        )
+    if found is not None:
+        return data.standardise or "fixed"
+    if data.standardise == "fixed":
+        raise ConfigError(
+            'data.standardise = "fixed" for a table without a schema',
+            why="nobody has declared the ranges that it would be scaled by",
+            fix=f'a data.schema, which `{_drafting(data)}` drafts, or data.standardise = "channel"',
+            code="no-such-scaling",
+        )
+    return "channel"
+
+
+def learned(data: Data, found: Schema | None) -> tuple[str, ...]:
+    """What was read off a table's rows before any noise."""
+    if data.source != "tabular":
+        return ()
+    if found is None:
+        return COLUMNS, CLASSES
+    return (DRAFTED,) if found.draft else ()
+
+
+def _drafting(data: Data) -> str:
+    """The command that drafts the schema."""
+    roles = {role: getattr(data, role) for role in ("label", "group", "key")}
+    named = [f"--{role} {shlex.quote(name)}" for role, name in roles.items() if name is not None]
+    file = Path(str(data.path))
+    return " ".join(
+        ["sordino data schema", shlex.quote(str(file)), *named, "--out", shlex.quote(f"{file.stem}.schema.toml")]
+    )
