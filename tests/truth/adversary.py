@@ -42,6 +42,7 @@ NAMED = {
     "privacy.json": ("run", "files", "ledger_head"),
     "agreement.json": ("dataset",),
     "environment.json": ("run", "started"),
+    "candidates.json": ("seconds",),
     "facts": ("ledger_head", "environment", "commands"),
 }
 RELEASED = ("model_norm",)  # of a row
