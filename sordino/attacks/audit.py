@@ -73,6 +73,14 @@ HOLDS, PARTLY, VIOLATED, NOTHING = "holds", "holds in part", "VIOLATED", "proves
 CAUGHT, ESCAPED, SKIPPED = "caught", "escaped", "not attacked"
 EMPTY = "nothing to audit: infinity is claimed"
 UNPROVED = "nothing to break: no claim is proved"  # by a twin
+# said beside every verdict: an attack that failed says nothing about what it did not look at
+UNSEEN = (
+    "how the releases of several rounds add up",
+    "what the algorithm and the model do with examples, which is somebody's code",
+    "how data were read, split and scaled",
+    "what a run writes down",
+    "the trained model",
+)
 
 
 @dataclass(frozen=True)
@@ -103,6 +111,7 @@ class Audit:
             "phases": self.phases,
             "unprotected": self.unprotected,
             "subjects": subjects,
+            "not_looked_at": list(UNSEEN),
             "twin": self.twin,
             "noise": self.noise,
             "seed": self.seed,

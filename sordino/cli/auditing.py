@@ -76,7 +76,7 @@ def audit(
 
 
 def _show(found: Audit) -> None:
-    from sordino.attacks.audit import EMPTY
+    from sordino.attacks.audit import EMPTY, UNSEEN
 
     console = Console()
     for phase in found.phases if len(found.phases) > 1 else ():
@@ -93,6 +93,7 @@ def _show(found: Audit) -> None:
         f"{SAYS[found.verdict]} Each bound is wrong with probability {1 - found.subjects[0].confidence:.0e} at most.",
         highlight=False,
     )
+    console.print(f"[dim]Not looked at: {'; '.join(UNSEEN)}.[/dim]", highlight=False)
 
 
 def _table(subjects: list[Subject]) -> Table:
