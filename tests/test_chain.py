@@ -180,7 +180,7 @@ OTHERS: dict[str, nn.Module] = {
 @pytest.mark.parametrize("name", OTHERS)
 def test_others_take_the_general_way_to_the_same_gradient(name: str) -> None:
     net = OTHERS[name]
-    assert Chain.of(net) is None
+    assert Chain.of(net, (SIDE, SIDE, 1)) is None
     task = task_of(net, 1)
     params, x, y, draws = batch_of(task, 3, 1)
     assert close(
@@ -207,7 +207,7 @@ def test_bf16_is_rounding_and_stays_out_of_what_is_private() -> None:
 
 def test_relu_and_pooling_trade_places() -> None:
     net = nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(2 * 25, CLASSES))
-    chain = Chain.of(net)
+    chain = Chain.of(net, (SIDE, SIDE, 1))
     assert chain is not None
     assert [type(link).__name__ for link in chain.links] == ["Conv", "MaxPool", "Relu", "Flatten", "Linear"]
     x = torch.randn(3, 1, SIDE, SIDE, generator=torch.Generator().manual_seed(1))

@@ -338,6 +338,21 @@ NET = Classification(
 )
 
 
+class Remembers(torch.nn.Module):
+    """A network that counts how often it was used."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.used = torch.nn.Linear(2, 2), 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.used += 1
+        return self.linear(x)  # type: ignore[no-any-return]
+
+
+REMEMBERS = Classification(Remembers(), name="own:Net", shape=(2,), mean=(0.0,), std=(1.0,), image=False)
+
+
 def shard(reader: NoisyGradient, reads: int | None = None) -> Any:
     rows = Examples(torch.zeros(4, 2), torch.zeros(4))
     return reader.open(rows, Grant(0, 4, 4, Counter(1), 1.0, reads=reads), Quadratic(2))
@@ -440,6 +455,9 @@ CALLS: dict[str, Call] = {
     ),
     "a second pass": Call("read-beyond-reservation", lambda: read_batches(Work(1, None, None), passes=2)),
     "more work than was reserved": Call("read-beyond-reservation", lambda: read_batches(Work(None, 5, None))),
+    "a network that remembers": Call(
+        "model-remembers", lambda: NoisyGradient(1.0).check(Work(1, None, None), REMEMBERS)
+    ),
     "convex steps in batches": Call(
         "minibatch-under-full-batch-bound", lambda: ConvexStable(2.0).check(Work(1, None, 2), NET)
     ),
