@@ -50,6 +50,7 @@ from sordino.privacy.sources import Counter, System
 from sordino.privacy.stages import Clip, Noise, Weigh
 from sordino.round import one_round
 from sordino.secure.layout import Layout
+from sordino.tasks.nets import logistic
 from sordino.tasks.quadratic import Quadratic
 from sordino.tasks.task import Classification
 from sordino.types import Bound, Examples, Grant, Work
@@ -350,6 +351,7 @@ class Remembers(torch.nn.Module):
         return self.linear(x)  # type: ignore[no-any-return]
 
 
+BALL = Classification(logistic((2,), 2, 2.0), name="logistic", shape=(2,), mean=(0.0,), std=(1.0,), image=False)
 REMEMBERS = Classification(Remembers(), name="own:Net", shape=(2,), mean=(0.0,), std=(1.0,), image=False)
 
 
@@ -459,9 +461,20 @@ CALLS: dict[str, Call] = {
         "model-remembers", lambda: NoisyGradient(1.0).check(Work(1, None, None), REMEMBERS)
     ),
     "convex steps in batches": Call(
-        "minibatch-under-full-batch-bound", lambda: ConvexStable(2.0).check(Work(1, None, 2), NET)
+        "minibatch-under-full-batch-bound", lambda: ConvexStable(2.0, 0.1).check(Work(1, None, 2), NET)
     ),
-    "a radius that bounds nothing": Call("radius-too-small", lambda: ConvexStable(1.0)),
+    "a convex step that is too large, in the gate": Call(
+        "step-too-large-for-convexity", lambda: ConvexStable(2.0, 1.01)
+    ),
+    "convex steps without noise": Call("noise-not-positive", lambda: ConvexStable(2.0, 0.1, 0.0)),
+    "convex steps in a shard opened by hand": Call(
+        "convex-needs-bounded-logistic", lambda: ConvexStable(2.0, 0.1).open(ROWS, GRANT, NET)
+    ),
+    "losses of one's own under convex steps": Call(
+        "convex-needs-own-losses",
+        lambda: next(ConvexStable(2.0, 0.1).open(ROWS, GRANT, BALL).batches(Work(None, 2, None), 1)).grad(linear, {}),
+    ),
+    "a radius that bounds nothing": Call("radius-too-small", lambda: ConvexStable(1.0, 0.1)),
     "a clip in a norm without a bound": Call("clip-order", lambda: Clip(1.0, 3)),  # type: ignore[arg-type]
     "laplace without a bound in its norm": Call(
         "unbounded-sensitivity", lambda: Uplink((Weigh(), Noise(LaplaceNoise()))).bound(3)
