@@ -9,8 +9,8 @@ import torch
 from sordino import keys, tree
 from sordino.checking.trial import Broken, Canned, Moment, Scene, Sealed, Trial, require
 from sordino.engine import checkpoint, wire
+from sordino.privacy.beside import taken
 from sordino.tree import Tree
-from sordino.types import Examples
 
 Shape = list[tuple[str, torch.dtype, tuple[int, ...]]]
 
@@ -143,7 +143,7 @@ def _told(trial: Trial, whose: int) -> Tree:
     for scene in trial.staged():
         a, task = scene.algorithm, scene.task
         n = min(len(examples.y) for examples in scene.examples)
-        rows = Examples(scene.examples[whose].x[:n], scene.examples[whose].y[:n])
+        rows = taken(scene.examples[whose], torch.arange(n))
         server, client = a.init(task, scene.key), a.init_client(task)
         for t in range(2):
             down = a.broadcast(server)
