@@ -39,6 +39,17 @@ class Net(nn.Module):
         return self.last(torch.relu(self.look(self.first(x))))  # type: ignore[no-any-return]
 
 
+class Loose(Net):
+    """With a parameter that no layer owns: the rules of layers do not cover it."""
+
+    def __init__(self, look: Callable[[Tensor], Tensor]) -> None:
+        super().__init__(look)
+        self.scale = nn.Parameter(torch.ones(8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(torch.relu(self.look(self.first(x)) * self.scale))  # type: ignore[no-any-return]
+
+
 def in_groups(h: Tensor) -> Tensor:
     """Normalised in groups of 64, where there are as many."""
     if len(h) % 64:
@@ -93,6 +104,7 @@ CASES = {
     "groups of 64": Case(lambda: Net(in_groups)),
     "above a batch size": Case(lambda: Net(from_a_size_on)),
     "at large values": Case(lambda: Net(from_a_value_on)),
+    "without layer rules": Case(lambda: Loose(from_a_size_on)),
     "losses of a class": Case(Net, of_its_class),
     "losses against the mean": Case(Net, against_the_mean),
     "losses of a class over a chain": Case(sequential, of_its_class),
