@@ -267,6 +267,31 @@ def test_batch_norm_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.parametrize("algorithm", ["gaussian_gdp", "whole_update"])
+def test_a_network_that_remembers_is_refused_wherever_anybody_is_protected(
+    algorithm: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it keeps goes from one example to the next, and from one client of a process to the next. Without a promise it may."""
+    (tmp_path / f"counting_{algorithm}.py").write_text(
+        "from torch import nn\n"
+        "class Net(nn.Sequential):\n"
+        "    def __init__(self):\n"
+        "        super().__init__(nn.Flatten(), nn.Linear(64, 10))\n"
+        "        self.used = 0\n"
+        "    def forward(self, x):\n"
+        "        self.used += 1\n"
+        "        return super().forward(x)\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    own = {**DIGITS, "model": {"name": f"counting_{algorithm}:Net"}}
+    with pytest.raises(SordinoError) as refusal:
+        training.start(config.validate({**own, "algorithm": {"name": algorithm}}), tmp_path / "run")
+    helpful(refusal.value, "model-remembers")
+    assert not (tmp_path / "run").exists()
+    open_ = {"partition": DIGITS["partition"], "model": own["model"], "algorithm": {"name": "fedavg"}}
+    assert Parts(config.validate({"rounds": 2, **open_})).plan
+
+
 def test_the_nearest_safe_experiments_start() -> None:
     # the controls: each is one word away from a refused one
     for changes in (
