@@ -288,7 +288,7 @@ def test_a_network_that_remembers_is_refused_wherever_anybody_is_protected(
         training.start(config.validate({**own, "algorithm": {"name": algorithm}}), tmp_path / "run")
     helpful(refusal.value, "model-remembers")
     assert not (tmp_path / "run").exists()
-    open_ = {"partition": DIGITS["partition"], "model": own["model"], "algorithm": {"name": "fedavg"}}
+    open_ = {"partition": DIGITS["partition"], "model": own["model"], "algorithm": {"name": "fedavg"}, "privacy": {}}
     assert Parts(config.validate({"rounds": 2, **open_})).plan
 
 
