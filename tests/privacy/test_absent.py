@@ -26,7 +26,7 @@ QUADRATICS: dict[str, Any] = {
     "data": {"source": "quadratic", "clients": 5, "dim": 3},
     "partition": {"scheme": "natural"},
     "algorithm": {"name": "fedavg", "local_steps": 1, "batch_size": "full"},
-    "privacy": {"epsilon": 8.0, "delta": 1e-3},
+    "privacy": {"epsilon": 8.0, "delta": 1e-3, "schedule": {"name": "linear_back"}},  # priced in milliseconds
 }
 
 
