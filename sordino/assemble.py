@@ -32,6 +32,7 @@ from sordino.ledger.published import nominal_multiplier
 from sordino.ledger.schedules import SCHEDULES, Adaptive, Schedule
 from sordino.personal_plans import draft_personal
 from sordino.plan import Budget, Plan, draft, shared_currency
+from sordino.privacy.covered import check_apart
 from sordino.privacy.readers import NoisyGradient
 from sordino.privacy.sources import for_run
 from sordino.privacy.stages import Weigh
@@ -82,6 +83,8 @@ class Parts(Composition):
         check_gate(algorithm.uplink, getattr(algorithm, "reads_each", False), most)
         _ = self.stragglers
         offers = self.offers
+        if offers and self.agreed is None:  # also where clients are protected: they share the network of this process
+            check_apart(self.task)
         weighed = any(isinstance(stage, Weigh) for stage in algorithm.uplink.client)
         for offer, _ in offers:
             check_delta(offer, privacy, population, sum(self.sizes), weighed)

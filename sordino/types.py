@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Generic, NamedTuple, Protocol, TypeAlias, TypeVar
 
@@ -230,6 +231,13 @@ class Task(Protocol):
     ) -> tuple[Params, dict[str, float]]: ...  # each parameter to its own median norm, and these
     @property
     def mixes_examples(self) -> str: ...  # name of a layer that couples examples, "" if none
+    @property
+    def remembers(self) -> str: ...  # what of the network a pass changes for the next one, "" if nothing
+    def still(self) -> AbstractContextManager[None]: ...  # refuses such a change in what is asked inside
+    @property
+    def feature_radius(
+        self,
+    ) -> float | None: ...  # bound on (features, 1) of logistic regression, None where there is none
 
 
 @dataclass(frozen=True)

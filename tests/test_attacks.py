@@ -328,7 +328,17 @@ def test_the_verb_prints_one_object(capsys: pytest.CaptureFixture[str], monkeypa
     said = spoken(capsys, monkeypatch, "audit", *SOUND, "--json")
     found = json.loads(said.out)
     assert (said.code, said.err) == (0, "")
-    assert found.keys() == {"algorithm", "verdict", "phases", "unprotected", "subjects", "twin", "noise", "seed"}
+    assert found.keys() == {
+        "algorithm",
+        "verdict",
+        "phases",
+        "unprotected",
+        "subjects",
+        "not_looked_at",
+        "twin",
+        "noise",
+        "seed",
+    }
     assert (found["verdict"], found["algorithm"], found["noise"]) == ("holds", "gaussian_gdp", "counter")
     (one,) = found["subjects"]
     assert {"unit", "neighbours", "adversary", "attack", "status", "claimed", "delta"} <= one.keys()

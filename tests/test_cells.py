@@ -23,10 +23,11 @@ from sordino.ledger.events import Gaussian, Poisson, Repeat
 from sordino.ledger.notes import note
 from sordino.ledger.statement import statement
 from sordino.privacy.episodes import CellGradient, CellShard
+from sordino.tasks.quadratic import Quadratic
 from sordino.types import Examples, Grant, Params, Source, Work
 
 N, CELLS, CLIP, Z = 40, 5, 0.8, 3.0
-NET: Any = None  # a reader of cells asks its task for nothing
+NET = Quadratic(2)
 ONES = Examples(torch.eye(N, dtype=torch.float64), torch.arange(N) % 2)
 READER = CellGradient(1e9, CELLS, rate=0.5, multiplier=1e-12)
 

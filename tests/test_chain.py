@@ -180,7 +180,7 @@ OTHERS: dict[str, nn.Module] = {
 @pytest.mark.parametrize("name", OTHERS)
 def test_others_take_the_general_way_to_the_same_gradient(name: str) -> None:
     net = OTHERS[name]
-    assert Chain.of(net) is None
+    assert Chain.of(net, (SIDE, SIDE, 1)) is None
     task = task_of(net, 1)
     params, x, y, draws = batch_of(task, 3, 1)
     assert close(
@@ -207,7 +207,7 @@ def test_bf16_is_rounding_and_stays_out_of_what_is_private() -> None:
 
 def test_relu_and_pooling_trade_places() -> None:
     net = nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(2 * 25, CLASSES))
-    chain = Chain.of(net)
+    chain = Chain.of(net, (SIDE, SIDE, 1))
     assert chain is not None
     assert [type(link).__name__ for link in chain.links] == ["Conv", "MaxPool", "Relu", "Flatten", "Linear"]
     x = torch.randn(3, 1, SIDE, SIDE, generator=torch.Generator().manual_seed(1))
@@ -216,3 +216,20 @@ def test_relu_and_pooling_trade_places() -> None:
         logits, _ = chain.forward({k: v.detach() for k, v in params.items()}, x, None)
     assert torch.equal(logits, net(x).detach())
     assert float(F.cross_entropy(logits, torch.tensor([0, 1, 2]))) > 0
+
+
+def test_a_network_whose_links_may_meet_other_examples_is_no_chain() -> None:
+    """A convolution takes planes [n, h, w] for the n channels of one image; and a layer's own forward can be anything."""
+
+    def net() -> nn.Sequential:
+        return nn.Sequential(nn.Conv2d(2, 2, 3, padding=1), nn.Flatten(), nn.Linear(16, CLASSES))
+
+    planes = torch.zeros(2, 4, 4)
+    other = planes.clone()
+    other[1] = 1.0
+    assert not torch.equal(net()(planes)[0], net()(other)[0])  # it does couple them
+    assert Chain.of(net(), (4, 4, 2)) is not None
+    assert Chain.of(net(), (4, 4)) is None
+    own = net()
+    own[1].forward = lambda x: x.flatten(1) - x.flatten(1).mean(0)  # type: ignore[method-assign]
+    assert Chain.of(own, (4, 4, 2)) is None

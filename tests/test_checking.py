@@ -198,6 +198,35 @@ class Mine(FedAvg):
         ),
         "_examples",
     ),
+    "losses that keep a row": Twin(
+        {"blind"},
+        local(
+            "held = []\n"
+            "        def losses(params, x, y, keys):\n"
+            "            held.append(float(x.double().mean()))\n"
+            "            return task.losses(params, x, y, keys)\n"
+            "        walk = self.walk(down.x, self.lr)\n"
+            "        for batch in shard.batches(self.work, key):\n"
+            "            walk(batch.grad(losses, walk.y))\n"
+            "        told = tree.map(lambda d: (d + 1e-4 * held[0]).to(d.dtype), tree.sub(walk.y, down.x))\n"
+            "        return Up(told), Client(c.participations + 1)"
+        ),
+        "another upload/delta/",
+    ),
+    "losses that keep a label in a global": Twin(
+        {"blind", "order", "resume"},
+        local(
+            "def losses(params, x, y, keys):\n"
+            "            SEEN.setdefault('y', float(y[0]))\n"
+            "            return task.losses(params, x, y, keys)\n"
+            "        walk = self.walk(down.x, self.lr)\n"
+            "        for batch in shard.batches(self.work, key):\n"
+            "            walk(batch.grad(losses, walk.y))\n"
+            "        told = tree.scale(1 + 1e-6 * SEEN['y'], tree.sub(walk.y, down.x))\n"
+            "        return Up(told), Client(c.participations + 1)"
+        ),
+        "another upload/delta/",
+    ),
     "divided by those who answered": Twin(
         {"absence"},
         update("return Server(tree.axpy(1 / r.participation / 2, r.mean.delta, s.x), s.round + 1)"),
@@ -396,6 +425,7 @@ AGAIN = {
     "a state that loses a name",
     "a model in double precision",
     "the model moved in place",
+    "losses that keep a label in a global",
     "a mean divided by its own norm",
     "a decoder that sees the crowd",
     "a weight that the denominator does not know",

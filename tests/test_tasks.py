@@ -77,7 +77,6 @@ def test_strides_paddings_and_poolings_take_the_fast_way_to_the_same_gradient(na
         assert torch.allclose(g.dense() if isinstance(g, Product) else g, right, rtol=1e-9, atol=1e-12), key
     few = task.clipped_sum(task.losses, wide, Examples(x, y), draws, 0.3, 2)
     slow = slow_sum(task.losses, wide, Examples(x, y), draws, 0.3, 2)
-    assert task._trusted(task.losses, wide)
     assert all(torch.allclose(few[key], slow[key]) for key in slow)
 
 

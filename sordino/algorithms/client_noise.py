@@ -132,14 +132,7 @@ def convex_stable(
     multiplier: float | None = None,
 ) -> FedAvg:
     """Logistic regression without clipping: E full-batch steps, one noise at the end (model = {name = "logistic", radius = ...})."""
-    if lr > 4 / radius**2:
-        raise UnsoundGuarantee(
-            f"step size {lr} with radius {radius}",
-            why=f"the step is non-expansive up to 4/radius^2 = {4 / radius**2:.3g} only",
-            fix=f"set lr to at most {4 / radius**2:.3g}, or scale the features into a smaller radius",
-            code="step-too-large-for-convexity",
-        )
-    return FedAvg(lr, None, local_steps, "full", read=ConvexStable(radius, multiplier))
+    return FedAvg(lr, None, local_steps, "full", read=ConvexStable(radius, lr, multiplier))
 
 
 def _one_step(

@@ -20,7 +20,7 @@ from typing import Any, Literal, NamedTuple
 
 from sordino import own
 from sordino.checking.federations import ends, learns, ledger, noisy, order, processes, receipt, resumes
-from sordino.checking.halves import absence, linear, pure, sealed, shapes, tensors
+from sordino.checking.halves import absence, blind, linear, pure, sealed, shapes, tensors
 from sordino.checking.reading import complete, draws_nothing, frozen
 from sordino.checking.trial import ROUNDS, Broken, Trial
 from sordino.config import Experiment
@@ -62,6 +62,7 @@ LAWS: dict[str, Law] = {
     "shapes": Law("uploads look like zero, states like init, models like the task's", shapes, (*HALVES, "tensors")),
     "pure": Law("the same inputs give the same outputs, and stay as they were", pure, WHOLE),
     "sealed": Law("it sees examples through gradients alone", sealed, WHOLE),
+    "blind": Law("other rows behind the same gradients change no upload", blind, (*WHOLE, "sealed")),
     "absence": Law("a round in which nobody answers does no harm", absence, WHOLE),
     "linear": Law("a client that answers zeros changes nothing beyond its share", linear, WHOLE),
     "runs": Law(f"a federation of 5 clients runs its {ROUNDS} rounds", ends, WHOLE),

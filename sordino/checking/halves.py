@@ -6,9 +6,10 @@ from collections.abc import Callable
 
 import torch
 
-from sordino import tree
-from sordino.checking.trial import Broken, Moment, Scene, Sealed, Trial, require
+from sordino import keys, tree
+from sordino.checking.trial import Broken, Canned, Moment, Scene, Sealed, Trial, require
 from sordino.engine import checkpoint, wire
+from sordino.privacy.beside import taken
 from sordino.tree import Tree
 
 Shape = list[tuple[str, torch.dtype, tuple[int, ...]]]
@@ -125,6 +126,31 @@ def sealed(trial: Trial) -> None:
         except AttributeError as error:
             fix = "ask a batch for its gradient: batch.grad(task.losses, parameters); rows belong to the reader"
             raise Broken(f"local looks behind the gate: it asks a shard or a batch for {error.name}", fix) from None
+
+
+def blind(trial: Trial) -> None:
+    fix = "let the losses that a batch is given keep nothing of their rows: an upload is computed from gradients"
+    one, other = (_told(trial, whose) for whose in (0, 1))
+    difference = changed(one, other)
+    name = difference.partition("/")[2]
+    require(not difference, f"other rows behind the same gradients give another {name}", fix)
+
+
+def _told(trial: Trial, whose: int) -> Tree:
+    """What leaves a client and what it keeps in two rounds, with canned gradients and one of two clients' rows behind them."""
+    trial.fresh()
+    found: list[Tree] = []
+    for scene in trial.staged():
+        a, task = scene.algorithm, scene.task
+        n = min(len(examples.y) for examples in scene.examples)
+        rows = taken(scene.examples[whose], torch.arange(n))
+        server, client = a.init(task, scene.key), a.init_client(task)
+        for t in range(2):
+            down = a.broadcast(server)
+            upload, client = a.local(task, down, client, Canned(rows, keys.word(keys.fold(scene.key, t))), scene.key)
+            found.append({"upload": upload, "state": client})
+            server = a.update(server, scene.received([upload, upload], down))
+    return tuple(found)
 
 
 def absence(trial: Trial) -> None:

@@ -9,9 +9,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from sordino import config
+import torch
+
+from sordino import config, keys
 from sordino.assemble import Parts, settle
 from sordino.config import Experiment
+from sordino.privacy.beside import taken
 from sordino.privacy.sources import Counter
 from sordino.privacy.stages import Noise
 from sordino.traces import Trace, trace
@@ -116,6 +119,10 @@ class Trial:
 
     @cached_property
     def scenes(self) -> list[Scene]:
+        return self.staged()
+
+    def staged(self) -> list[Scene]:
+        """The scenes, made anew."""
         made = []
         for more in ((), QUADRATIC):
             parts = Parts(self.experiment(*more))
@@ -152,6 +159,32 @@ class Sealed:
                 yield SealedBatch(batch, grads if grads is not None else [])
 
         self.size, self.batches = shard.size, batches
+
+
+class Canned:
+    """A shard whose gradients follow from no row. Its rows are shown to the losses all the same, as a reader's are."""
+
+    def __init__(self, rows: Examples, key: int) -> None:
+        self._rows, self._key, self.size = rows, key, len(rows.y)
+
+    def batches(self, work: Work, key: Any) -> Iterator[Batch]:
+        size = work.batch(self.size)
+        for step in range(work.count(self.size)):
+            some = (torch.arange(size) + step * size) % self.size
+            yield CannedBatch(taken(self._rows, some), keys.fold(self._key, step))
+
+
+class CannedBatch:
+    def __init__(self, rows: Examples, key: Any) -> None:
+        self._rows, self._key = rows, key
+
+    def grad(self, losses: Any, params: Params) -> Params:
+        leaves = {name: p.detach().clone().requires_grad_() for name, p in params.items()}
+        losses(leaves, *self._rows, keys.bits(keys.fold(self._key, "draw"), len(self._rows.y)))
+        return {
+            name: 0.01 * keys.normal(keys.fold(self._key, name), p.numel()).reshape(p.shape).to(p.dtype)
+            for name, p in leaves.items()
+        }
 
 
 class SealedBatch:

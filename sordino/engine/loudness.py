@@ -45,7 +45,7 @@ def _(reader: CellGradient, work: Work, multiplier: float, size: int) -> Loudnes
 
 @of_reader.register
 def _(reader: ConvexStable, work: Work, multiplier: float, size: int) -> Loudness:
-    steps = work.count(size)  # only the last one is noised, and for all of them
+    steps = work.count(size)  # one noise for all of them
     return Loudness(reader.noise_std(multiplier, size, steps), steps * math.sqrt(2) * reader.radius)
 
 

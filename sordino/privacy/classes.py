@@ -17,7 +17,7 @@ from torch import Tensor
 from sordino.errors import PrivacyError, UnsoundGuarantee
 from sordino.keys import Key
 from sordino.privacy.beside import taken
-from sordino.privacy.covered import Covered
+from sordino.privacy.covered import Covered, alone, check_apart
 from sordino.privacy.mechanisms import GaussianNoise
 from sordino.privacy.stages import SLACK, Clip
 from sordino.types import ADVERSARIES, Claim, Examples, Grant, Offer, Shard, Task, Work
@@ -40,7 +40,7 @@ class ClassSums:
     """clip: radius of one example's statistic. count: how much louder than the statistic's radius a client counts; 0: not at all, and counts are told as nan.
 
     Guarantees: the Gaussian event at the multiplier, for adding or removing one example, against everybody who sees what the client sends. Proof: one row of the sums
-    moves by a vector of norm clip, and one count by `count` * clip: sqrt(1 + count^2) * clip together. Requires a statistic that looks at its own example only.
+    moves by a vector of norm clip, and one count by `count` * clip: sqrt(1 + count^2) * clip together. The statistic is shown one example at a time.
     """
 
     clip: float = 1.0
@@ -83,18 +83,17 @@ class ClassSums:
         return 1
 
     def check(self, work: Work, task: Task) -> None:
-        if task.mixes_examples:
-            raise UnsoundGuarantee(f"{task.mixes_examples} mixes examples", fix="use nn.GroupNorm", code="batch-norm")
+        check_apart(task)
 
     def open(self, examples: Examples, grant: Grant, task: Task) -> Shard:
-        return SumShard(self, examples, grant)
+        return SumShard(self, examples, grant, task)
 
 
 class SumShard(Covered):
     """One client's examples during one round: one question about them is paid for."""
 
-    def __init__(self, reader: ClassSums, examples: Examples, grant: Grant) -> None:
-        self._reader, self._examples, self._grant = reader, examples, grant
+    def __init__(self, reader: ClassSums, examples: Examples, grant: Grant, task: Task) -> None:
+        self._reader, self._examples, self._grant, self._task = reader, examples, grant, task
         self._asked = False
 
     @property
@@ -122,7 +121,9 @@ class SumShard(Covered):
         rows = [taken(self._examples, torch.nonzero(side).flatten()) for side in (coins, ~coins)]
         # noises of their own: of two with one noise the difference would be without any
         grants = [replace(self._grant, source=self._grant.source.child("part", i)) for i in range(2)]
-        first, second = (SumShard(self._reader, own, grant) for own, grant in zip(rows, grants, strict=True))
+        first, second = (
+            SumShard(self._reader, own, grant, self._task) for own, grant in zip(rows, grants, strict=True)
+        )
         return first, second
 
     def _spend(self) -> None:
@@ -142,12 +143,13 @@ class SumShard(Covered):
         assert multiplier is not None, "the plan prices every private reader before a round"
 
         def clipped(x: Tensor) -> Tensor:
-            z = of(x).double()
+            z = alone(of, x).double()
             norm = torch.linalg.vector_norm(z, dim=1, keepdim=True)
             factor = (reader.clip / (norm * SLACK).clamp_min(torch.finfo(torch.float64).tiny)).clamp_max(1.0)
             return torch.where(torch.isfinite(norm), z * factor, 0.0)  # a row that is no number counts as the origin
 
-        sums, counts = class_sums(clipped, self._examples, classes)
+        with self._task.still():
+            sums, counts = class_sums(clipped, self._examples, classes)
         told = torch.cat([sums, counts[:, None] * (reader.count * reader.clip)], 1) if reader.count else sums
         noisy = reader.mechanism.add(told, multiplier * reader.sensitivity, self._grant.source.child("classes"))
         if not reader.count:

@@ -3,32 +3,39 @@
 Softmax regression on features with ||(x, 1)|| <= B: record gradients have norm at most sqrt(2) B, the loss is convex and (B^2/2)-smooth, so a full-batch
 step with eta <= 4/B^2 is non-expansive and E steps move two neighbouring runs apart by at most 2 sqrt(2) eta B E / n (Hardt, Recht and Singer 2016;
 Wu et al. 2017). With gradient clipping the step is no longer the gradient step of a convex function, so nothing is clipped here.
+
+The bound is about exactly these steps: a momentum, a decay of the weights, a larger step or another loss, and it is false. So the gate makes the steps itself, and
+client code gets one answer: the noised sum of their gradients. What it does with that cannot cost privacy any more.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import ClassVar
 
+import torch
+
+from sordino import keys, tree
 from sordino.errors import ConfigError, PrivacyError, UnsoundGuarantee
 from sordino.keys import Key
+from sordino.privacy.episodes import check_reservation
 from sordino.privacy.mechanisms import GaussianNoise
-from sordino.privacy.open_reader import OpenShard
 from sordino.privacy.readers import GradientsOnly
 from sordino.types import ADVERSARIES, Batch, Claim, Examples, Grant, Losses, Offer, Params, Shard, Task, Work
 
 
 @dataclass(frozen=True)
 class ConvexStable:
-    """Plain full-batch gradients; the last one of a round carries the noise of the whole round.
+    """One batch per round, whose gradient is the noised sum of the gradients along all the steps of the round: a step of `lr` along it is all of them.
 
-    Requires: the `logistic` model with the same `radius`, full batches, eta <= 4/radius^2.
-    Guarantees: one Gaussian event per round, for one example, replace; everything else uploaded follows from it.
+    Requires: the `logistic` model with the same `radius`, the task's own losses, full batches, lr <= 4/radius^2.
+    Guarantees: one Gaussian event per round, for one example, replace; client code sees nothing else.
     """
 
     radius: float  # B
+    lr: float  # eta
     multiplier: float | None = None
     gives: ClassVar[str] = "batches"
     mechanism: GaussianNoise = GaussianNoise()
@@ -37,6 +44,21 @@ class ConvexStable:
         if not 1 < self.radius < math.inf:
             raise ConfigError(
                 f"radius is {self.radius}", why="it bounds (x, 1), so it must exceed 1", code="radius-too-small"
+            )
+        most = 4 / self.radius**2
+        if not 0 < self.lr <= most:
+            raise UnsoundGuarantee(
+                f"step size {self.lr} with radius {self.radius}",
+                why=f"the step is non-expansive up to 4/radius^2 = {most:.3g} only",
+                fix=f"set lr to at most {most:.3g}, or scale the features into a smaller radius",
+                code="step-too-large-for-convexity",
+            )
+        if self.multiplier is not None and not (math.isfinite(self.multiplier) and self.multiplier > 0):
+            raise UnsoundGuarantee(
+                f"noise multiplier {self.multiplier}",
+                why="noise without a size protects nobody",
+                fix="give a multiplier above 0, or a budget in [privacy]",
+                code="noise-not-positive",
             )
 
     def offer(self) -> Offer | None:
@@ -59,7 +81,7 @@ class ConvexStable:
                 fix='batch_size = "full"',
                 code="minibatch-under-full-batch-bound",
             )
-        if getattr(task, "feature_radius", None) != self.radius:
+        if task.feature_radius != self.radius:
             raise UnsoundGuarantee(
                 "convex_stable without bounded features",
                 why="the bound holds for logistic regression on features scaled into a public ball",
@@ -70,53 +92,79 @@ class ConvexStable:
     def open(self, examples: Examples, grant: Grant, task: Task) -> Shard:
         return StableShard(self, examples, grant, task)
 
-    def noise_std(self, multiplier: float, size: int, steps: int = 1) -> float:
-        """Of one coordinate of the last gradient: the parameter sensitivity divided by eta."""
+    def noise_std(self, multiplier: float, size: int, steps: int) -> float:
+        """Of one coordinate of the sum of gradients: the parameter sensitivity divided by eta."""
         return multiplier * 2 * math.sqrt(2) * self.radius * steps / size
 
 
-@dataclass(frozen=True)
+@dataclass
 class StableShard(GradientsOnly):
+    """One client's examples during one round: all steps are one question."""
+
     _reader: ConvexStable
     _examples: Examples = field(repr=False)
     _grant: Grant
     _task: Task = field(repr=False)
-    _noised: list[int] = field(default_factory=list, repr=False)
+    _opened: bool = False
+    _read: bool = False
+
+    def __post_init__(self) -> None:
+        work = Work(None, 1, None)
+        self._reader.check(work, self._task)  # again: who opens a shard by hand has not asked
 
     @property
     def size(self) -> int:
         return len(self._examples.y)
 
     def batches(self, work: Work, key: Key) -> Iterator[Batch]:
-        steps = work.count(self.size)
-        # without the grant's smaller effort: the noise comes with the last of exactly these steps
-        plainly = OpenShard(self._examples, replace(self._grant, epochs=None), self._task)
-        for step, plain in enumerate(plainly.batches(Work(None, steps, None), key)):
-            yield LastBatch(self, plain, steps) if step == steps - 1 else plain
+        """One, whatever the grant says of a smaller effort: the noise is sized for exactly these steps."""
+        check_reservation(self._opened, 1, self._grant.reads, "examples")
+        self._opened = True
+        yield Steps(self, work.count(self.size), key)
 
-    def add_noise(self, mean: Params, steps: int) -> Params:
-        if self._noised:
+    def walked(self, losses: Losses, params: Params, steps: int, key: Key) -> Params:
+        """The noised sum of the gradients along the steps."""
+        if self._read:
             raise PrivacyError(
-                "a second noised gradient in one round",
+                "the batch was read a second time",
                 why="the ledger reserved one release, and two of them cost two",
-                fix="read the last batch once",
+                fix="call grad once",
                 code="read-beyond-reservation",
             )
-        self._noised.append(steps)
+        if losses != self._task.losses:
+            raise PrivacyError(
+                "losses of an algorithm's own under the bound of convex steps",
+                why="it holds for the cross-entropy of logistic regression, and nobody knows the slope of another loss",
+                fix="ask for the gradient of task.losses, or clip: noisy_steps pays for every step of any loss",
+                code="convex-needs-own-losses",
+            )
+        self._read = True
+        total = self._sum(params, steps, key)
         multiplier = self._reader.multiplier if self._reader.multiplier is not None else self._grant.multiplier
         assert multiplier is not None, "the plan prices every private reader before a round"
         std, source = self._reader.noise_std(multiplier, self.size, steps), self._grant.source.child("read", 1)
-        return {
-            name: self._reader.mechanism.add(value.double(), std, source.child(name)).to(value.dtype)
-            for name, value in mean.items()
-        }
+        add = self._reader.mechanism.add
+        return {name: add(total[name], std, source.child(name)).to(p.dtype) for name, p in params.items()}
+
+    def _sum(self, params: Params, steps: int, key: Key) -> Params:
+        """In float64, and from weights that are numbers: the bound leaves no room for rounding, and none for what is not finite."""
+        far = 1e100
+        start = {name: torch.nan_to_num(p.double()).clamp(-far, far) for name, p in params.items()}
+        total = tree.zeros_like(start)
+        for step in range(steps):
+            draws = keys.bits(keys.fold(key, "draw", step), self.size)
+            here = {name: p.requires_grad_() for name, p in tree.axpy(-self._reader.lr, total, start).items()}
+            mean = self._task.losses(here, *self._examples, draws).mean()
+            found = torch.autograd.grad(mean, list(here.values()))
+            total = tree.add(total, dict(zip(here, found, strict=True)))
+        return total
 
 
 @dataclass(frozen=True)
-class LastBatch:
-    _shard: StableShard
-    _batch: Batch
-    _steps: int
+class Steps:
+    _shard: StableShard = field(repr=False)
+    _count: int
+    _key: Key
 
     def grad(self, losses: Losses, params: Params) -> Params:
-        return self._shard.add_noise(self._batch.grad(losses, params), self._steps)
+        return self._shard.walked(losses, params, self._count, self._key)

@@ -1,17 +1,47 @@
-"""Shards answer what the promise of their reader covers. Everything else that client code may ask for is refused."""
+"""Shards answer what the promise of their reader covers. Everything else that client code may ask for is refused.
+
+What they answer about an example may depend on that example alone: `check_apart` refuses networks that say otherwise of themselves, `alone` asks for each example on
+its own, so that nothing has to be believed of what somebody's program would do with several.
+"""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 
+import torch
 from torch import Tensor
 
-from sordino.errors import PrivacyError
+from sordino.errors import PrivacyError, UnsoundGuarantee
 from sordino.keys import Key
 from sordino.privacy.beside import How, Mixed
 from sordino.tree import Tree
-from sordino.types import Batch, Episode, Examples, Shard, Work
+from sordino.types import Batch, Episode, Examples, Shard, Task, Work
+
+
+def check_apart(task: Task) -> None:
+    """Before anything starts: nothing of one example may reach what is computed of another."""
+    if task.mixes_examples:
+        raise UnsoundGuarantee(f"{task.mixes_examples} mixes examples", fix="use nn.GroupNorm", code="batch-norm")
+    if task.remembers:
+        raise remembering(task.remembers)
+
+
+def remembering(name: str) -> UnsoundGuarantee:
+    return UnsoundGuarantee(
+        f"the model changes its own {name} when it is used",
+        why="what it keeps of one example reaches the gradients of others, outside every clip",
+        fix="let forward compute from its arguments alone, and write nothing to self",
+        code="model-remembers",
+    )
+
+
+def alone(of: Callable[[Tensor], Tensor], rows: Tensor) -> Tensor:
+    """of(x) [n, d] of rows that are shown to it one by one."""
+    try:
+        return torch.func.vmap(lambda row: of(row[None])[0])(rows)
+    except RuntimeError:  # a branch on a value; any other error comes up again
+        return torch.cat([of(row) for row in torch.split(rows, 1)])
 
 
 class Covered(ABC):

@@ -19,7 +19,7 @@ from sordino.errors import ConfigError, DataError, PrivacyError, UnsoundGuarante
 from sordino.keys import Key
 from sordino.ledger.events import Event, NonPrivate, Poisson, Repeat
 from sordino.privacy.beside import taken
-from sordino.privacy.covered import Covered
+from sordino.privacy.covered import Covered, check_apart
 from sordino.privacy.mechanisms import GaussianNoise
 from sordino.privacy.stages import Clip
 from sordino.types import (
@@ -169,6 +169,7 @@ class CellGradient:
         return work.count(size)
 
     def check(self, work: Work, task: Task) -> None:
+        check_apart(task)
         if work.steps is None:
             raise ConfigError(
                 "episodes without a number of steps",
@@ -178,7 +179,7 @@ class CellGradient:
             )
 
     def open(self, examples: Examples, grant: Grant, task: Task) -> Shard:
-        return CellShard(self, examples, grant)
+        return CellShard(self, examples, grant, task)
 
 
 def check_reservation(opened: bool, reads: int, reserved: int | None, what: str) -> None:
@@ -199,6 +200,7 @@ class CellShard(Covered):
     _reader: CellGradient
     _examples: Examples = field(repr=False)
     _grant: Grant
+    _task: Task = field(repr=False)
     _opened: bool = False
 
     @property
@@ -220,7 +222,8 @@ class CellShard(Covered):
         self._opened = True
         for step in range(reads):
             mine = keys.fold(key, "episode", step)
-            yield NoisyEpisode(self._reader, list(self._cells(effort, step, mine)), self._grant, step, mine)
+            cells = list(self._cells(effort, step, mine))
+            yield NoisyEpisode(self._reader, cells, self._grant, self._task, step, mine)
 
     def _cells(self, work: Work, step: int, key: Key) -> Iterator[tuple[int, Examples]]:
         """With their numbers: what a cell computes must not tell which others were chosen."""
@@ -240,6 +243,7 @@ class NoisyEpisode:
     _reader: CellGradient
     _cells: list[tuple[int, Examples]] = field(repr=False)
     _grant: Grant
+    _task: Task = field(repr=False)
     _step: int
     _key: Key
     _read: bool = False
@@ -256,8 +260,9 @@ class NoisyEpisode:
         self._read = True
         reader, clip = self._reader, Clip(self._reader.clip)
         total = tree.map(torch.Tensor.double, tree.zeros_like(params))
-        for number, cell in self._cells:
-            total = tree.add(total, clip.encode(self._of(cell, number, loss, params), Bound(), self._grant))
+        with self._task.still():
+            for number, cell in self._cells:
+                total = tree.add(total, clip.encode(self._of(cell, number, loss, params), Bound(), self._grant))
         multiplier = reader.multiplier if reader.multiplier is not None else self._grant.multiplier
         assert multiplier is not None, "the plan prices every private reader before a round"
         source = self._grant.source.child("read", self._step)

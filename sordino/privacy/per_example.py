@@ -1,16 +1,20 @@
 """Sums of per-example clipped gradients, without one gradient per example where the layer allows it.
 
 For a layer that is linear in its parameters the gradient of one example is an outer product of what went in and what came back; its norm and any
-weighted sum of such gradients follow from those two alone (Goodfellow 2015; Li et al., ICLR 2022). One forward pass and one backward pass to the
-layer outputs serve all examples. Layers outside the table, or modules that share parameters, take the slow exact path (torch.func) in chunks.
-Which path a module takes is decided by comparing both on random input once, not by trust.
+weighted sum of such gradients follow from those two alone (Goodfellow 2015; Li et al., ICLR 2022). Layers outside the table, or modules that share
+parameters, take the slow exact path in chunks.
+
+A clip bounds what one example can do only where an example's gradient depends on no other example. Nothing numeric can show that of somebody's
+program, so nothing here asks: every example is sent through the losses alone, as a batch of one. `torch.func.vmap` does so for all of them in one call;
+what it cannot do (a branch on a value, a random draw) is done in a loop. Which of the ways gives the gradient is a question of correctness, not of
+privacy, and is decided by comparing them on random input once.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 import torch
@@ -29,9 +33,18 @@ EVERY = slice(None)
 
 @dataclass
 class Tape:
-    """What one forward pass leaves behind: (name, module, input, output) per parametrised layer."""
+    """What one forward pass of one example leaves behind. A layer's output is moved by its tap, so that a gradient can be asked for there."""
 
-    calls: list[tuple[str, nn.Module, Tensor, Tensor]]
+    taps: Params
+    calls: list[str] = field(default_factory=list)
+    given: Params = field(default_factory=dict)  # the input of every layer
+    made: Params = field(default_factory=dict)  # and its output
+
+    def heard(self, name: str, given: Tensor, made: Tensor) -> Tensor:
+        self.calls.append(name)
+        self.given[name], self.made[name] = given, made
+        tap = self.taps.get(name)
+        return made if tap is None else made + tap
 
 
 class Recorder:
@@ -47,18 +60,13 @@ class Recorder:
 
     def _hook(self, name: str) -> Callable[[nn.Module, tuple[Tensor, ...], Tensor], Tensor | None]:
         def record(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor | None:
-            if self._tape is None:
-                return None
-            if not output.requires_grad:
-                output = output.detach().requires_grad_()
-            self._tape.calls.append((name, module, inputs[0].detach(), output))
-            return output
+            return None if self._tape is None else self._tape.heard(name, inputs[0], output)
 
         return record
 
     @contextmanager
-    def recording(self) -> Iterator[Tape]:
-        self._tape = Tape([])
+    def recording(self, taps: Params) -> Iterator[Tape]:
+        self._tape = Tape(taps)
         try:
             yield self._tape
         finally:
@@ -66,9 +74,9 @@ class Recorder:
 
 
 def covered(leaf: nn.Module) -> bool:
-    if isinstance(leaf, nn.Conv2d):
+    if type(leaf) is nn.Conv2d:
         return leaf.groups == 1 and leaf.padding_mode == "zeros" and not isinstance(leaf.padding, str)
-    if isinstance(leaf, nn.Embedding):
+    if type(leaf) is nn.Embedding:
         return leaf.max_norm is None and not leaf.scale_grad_by_freq and not leaf.sparse
     return type(leaf) in RULES
 
@@ -76,14 +84,23 @@ def covered(leaf: nn.Module) -> bool:
 def fast_sum(
     recorder: Recorder, losses: Losses, params: Params, batch: Examples, keys: Tensor, clip: float, order: int
 ) -> Params | None:
-    detached = {name: value.detach() for name, value in params.items()}
-    with recorder.recording() as tape:
-        value = losses(detached, batch.x, batch.y, keys).sum()
-    if sorted(name for name, *_ in tape.calls) != sorted(recorder.layers):
+    """By the rules of the layers, one example at a time; None where a layer is not used exactly once by an example."""
+    held = {name: value.detach() for name, value in params.items()}
+    with recorder.recording({}) as first, torch.no_grad():
+        losses(held, batch.x[:1], batch.y[:1], keys[:1])
+    sizes = [*first.given.values(), *first.made.values()]
+    if sorted(first.calls) != sorted(recorder.layers) or any(len(size) != 1 for size in sizes):
         return None
-    back = torch.autograd.grad(value, [output for *_, output in tape.calls])
-    passed = [(name, module, a, g.detach()) for (name, module, a, _), g in zip(tape.calls, back, strict=True)]
-    return Sides(passed, clip, order, value.dtype).sum(params)
+
+    def one(taps: Params, x: Tensor, y: Tensor, key: Tensor) -> tuple[Tensor, Params]:
+        with recorder.recording(taps) as tape:
+            return losses(held, x[None], y[None], key[None])[0], tape.given
+
+    each = torch.func.vmap(torch.func.grad(one, has_aux=True), in_dims=(None, 0, 0, 0))
+    taps = {name: torch.zeros_like(made) for name, made in first.made.items()}
+    back, given = each(taps, batch.x, batch.y, keys)
+    passed = [(name, layer, given[name][:, 0], back[name][:, 0]) for name, layer in recorder.layers.items()]
+    return Sides(passed, clip, order, next(iter(back.values())).dtype).sum(params)
 
 
 class Sides:
@@ -134,15 +151,10 @@ def slow_sum(losses: Losses, params: Params, batch: Examples, keys: Tensor, clip
     """One gradient per example, in chunks of bounded memory. The definition; the rules above must equal it."""
     size = sum(value.numel() for value in params.values())
     step = max(1, CHUNK_FLOATS // max(size, 1))
-    detached = {name: value.detach() for name, value in params.items()}
-
-    def one(p: Params, x: Tensor, y: Tensor, key: Tensor) -> Tensor:
-        return losses(p, x[None], y[None], key[None])[0]
-
-    each = torch.func.vmap(torch.func.grad(one), in_dims=(None, 0, 0, 0))
     total = {name: torch.zeros_like(value) for name, value in params.items()}
     for i in range(0, len(batch.y), step):
-        grads = each(detached, batch.x[i : i + step], batch.y[i : i + step], keys[i : i + step])
+        some = slice(i, i + step)
+        grads = gradients(losses, params, Examples(batch.x[some], batch.y[some]), keys[some])
         norms = _norm(torch.stack([_norm(g.reshape(len(g), -1), order, 1) for g in grads.values()]), order, 0)
         good = torch.isfinite(norms)
         finite = None if bool(good.all()) else good
@@ -154,12 +166,7 @@ def slow_sum(losses: Losses, params: Params, batch: Examples, keys: Tensor, clip
 
 def slow_medians(losses: Losses, params: Params, batch: Examples, keys: Tensor) -> tuple[Params, dict[str, float]]:
     """The definition of `Sides` without a clip: every parameter's gradients to the median of their norms, added up; and the medians."""
-
-    def one(p: Params, x: Tensor, y: Tensor, key: Tensor) -> Tensor:
-        return losses(p, x[None], y[None], key[None])[0]
-
-    each = torch.func.vmap(torch.func.grad(one), in_dims=(None, 0, 0, 0))
-    grads = each({name: value.detach() for name, value in params.items()}, batch.x, batch.y, keys)
+    grads = gradients(losses, params, batch, keys)
     norms = {name: _norm(g.reshape(len(g), -1), 2, 1) for name, g in grads.items()}
     finite = torch.isfinite(torch.stack(list(norms.values()))).all(0)
     radii = {name: _median(norm[finite]) for name, norm in norms.items()}
@@ -170,19 +177,43 @@ def slow_medians(losses: Losses, params: Params, batch: Examples, keys: Tensor) 
     return total, radii
 
 
+def gradients(losses: Losses, params: Params, batch: Examples, keys: Tensor) -> Params:
+    """[n, ...] of every parameter: each example's own, from losses that are shown no other."""
+    held = {name: value.detach() for name, value in params.items()}
+
+    def one(p: Params, x: Tensor, y: Tensor, key: Tensor) -> Tensor:
+        return losses(p, x[None], y[None], key[None])[0]
+
+    try:
+        return torch.func.vmap(torch.func.grad(one), in_dims=(None, 0, 0, 0))(held, batch.x, batch.y, keys)  # type: ignore[no-any-return]
+    except RuntimeError:  # a branch on a value, a draw from torch's own generator; any other error comes up again
+        rows = [
+            _gradient(losses, params, batch.x[i : i + 1], batch.y[i : i + 1], keys[i : i + 1])
+            for i in range(len(batch.y))
+        ]
+        return {name: torch.stack([row[name] for row in rows]) for name in params}
+
+
 def one_by_one(losses: Losses, params: Params, batch: Examples, keys: Tensor, clip: float, order: int) -> Params:
     """The same by ordinary backward passes, one example after another: for a handful, without loading torch.func."""
     total = {name: torch.zeros_like(value) for name, value in params.items()}
     for i in range(len(batch.y)):
         one = slice(i, i + 1)
-        leaves = {name: value.detach().requires_grad_() for name, value in params.items()}
-        value = losses(leaves, batch.x[one], batch.y[one], keys[one]).sum()
-        found = torch.autograd.grad(value, list(leaves.values()), allow_unused=True)
-        grads = [torch.zeros_like(p) if g is None else g for p, g in zip(leaves.values(), found, strict=True)]
-        norm = _norm(torch.stack([_norm(g.reshape(1, -1), order, 1) for g in grads]), order, 0)
-        for name, g in zip(total, grads, strict=True):
+        grads = _gradient(losses, params, batch.x[one], batch.y[one], keys[one])
+        norm = _norm(torch.stack([_norm(g.reshape(1, -1), order, 1) for g in grads.values()]), order, 0)
+        for name, g in grads.items():
             total[name] += clip_factor(norm, clip, g.dtype) * g if bool(torch.isfinite(norm)) else 0
     return total
+
+
+def _gradient(losses: Losses, params: Params, x: Tensor, y: Tensor, key: Tensor) -> Params:
+    """Of one example. What the losses draw from torch's own generator follows from the example's key."""
+    leaves = {name: value.detach().requires_grad_() for name, value in params.items()}
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(int(key))
+        value = losses(leaves, x, y, key).sum()
+    found = torch.autograd.grad(value, list(leaves.values()), allow_unused=True, materialize_grads=True)
+    return dict(zip(leaves, found, strict=True))
 
 
 def _norm(x: Tensor, order: int, dim: int) -> Tensor:

@@ -19,7 +19,7 @@ from sordino.errors import ConfigError, PrivacyError, UnsoundGuarantee
 from sordino.keys import Key
 from sordino.ledger.events import Event, Poisson, Repeat
 from sordino.privacy.beside import How, Mixed, halved, stream, taken
-from sordino.privacy.covered import Covered
+from sordino.privacy.covered import Covered, check_apart
 from sordino.privacy.episodes import check_reservation
 from sordino.privacy.mechanisms import GaussianNoise, LaplaceNoise
 from sordino.privacy.open_reader import effort
@@ -135,8 +135,7 @@ class NoisyGradient:
         return (work.epochs or 1) if self.sampling == "fixed_batches" else work.count(size)
 
     def check(self, work: Work, task: Task) -> None:
-        if task.mixes_examples:
-            raise UnsoundGuarantee(f"{task.mixes_examples} mixes examples", fix="use nn.GroupNorm", code="batch-norm")
+        check_apart(task)
         if self.sampling == "full" and work.batch_size is not None:
             raise UnsoundGuarantee(
                 f"batches of {work.batch_size} with full-batch noise",
@@ -272,7 +271,8 @@ class NoisyShard(GradientsOnly):
             if pooled is not None:
                 return pooled
         batch = Examples(self._examples.x[rows], self._examples.y[rows])
-        return self._task.clipped_sum(losses, params, batch, draws, reader.clip, reader.clip_order)
+        with self._task.still():
+            return self._task.clipped_sum(losses, params, batch, draws, reader.clip, reader.clip_order)
 
 
 @dataclass(frozen=True)

@@ -221,8 +221,8 @@ LINKS: dict[type[nn.Module], Callable[[str, Any], Link]] = {
 
 
 def _plain(m: nn.Module) -> bool:
-    """Has the layer only the settings that its link knows, and nobody listening?"""
-    if m._forward_hooks or m._forward_pre_hooks or m._backward_hooks or m._backward_pre_hooks:
+    """Has the layer only the settings that its link knows, a forward of its class, and nobody listening?"""
+    if "forward" in vars(m) or m._forward_hooks or m._forward_pre_hooks or m._backward_hooks or m._backward_pre_hooks:
         return False
     if isinstance(m, nn.Conv2d):
         return m.groups == 1 and m.padding_mode == "zeros" and not isinstance(m.padding, str)
@@ -248,9 +248,12 @@ class Chain:
         )
 
     @staticmethod
-    def of(net: nn.Module) -> Chain | None:
-        """None where the network is not a chain of known layers that ends in a linear one, each used once with parameters of its own."""
-        if type(net) is not nn.Sequential:
+    def of(net: nn.Module, shape: tuple[int, ...]) -> Chain | None:
+        """None where the network is not a chain of known layers that ends in a linear one, each used once with parameters of its own.
+
+        No link looks at two examples, which private readers rely on. `shape` of an example: a convolution takes a batch of planes for channels of one image.
+        """
+        if type(net) is not nn.Sequential or (len(shape) != 3 and any(isinstance(m, nn.Conv2d) for m in net)):
             return None
         modules = list(net._modules.items())  # named_children leaves out a layer that is used again
         owned = [p for _, m in modules for p in m.parameters()]

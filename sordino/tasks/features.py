@@ -24,6 +24,11 @@ def of_chain(chain: Chain, params: Params, x: Tensor, draws: Tensor | None, prec
     return found.to(next(iter(params.values())).dtype)
 
 
+def transformed(*values: Tensor) -> bool:
+    """Is torch.func at work, which cannot look into `of_chain`?"""
+    return any(torch._C._functorch.is_functorch_wrapped_tensor(value) for value in values)
+
+
 class _Features(torch.autograd.Function):
     @staticmethod
     def forward(

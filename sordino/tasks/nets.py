@@ -90,6 +90,14 @@ def logistic(shape: tuple[int, ...], classes: int, radius: float | None = None) 
     return nn.Sequential(nn.Flatten(), *ball, nn.Linear(_features(shape), classes))
 
 
+def bounded(net: nn.Module) -> float | None:
+    """The bound on (features, 1), of a network that is a linear layer behind a `Ball` and nothing else."""
+    layers = list(net) if type(net) is nn.Sequential else []
+    if [type(m) for m in layers] != [nn.Flatten, Ball, nn.Linear]:
+        return None
+    return float(layers[1].radius)  # type: ignore[arg-type]
+
+
 def mlp(shape: tuple[int, ...], classes: int, hidden: int = 200) -> nn.Module:
     return nn.Sequential(nn.Flatten(), nn.Linear(_features(shape), hidden), nn.ReLU(), nn.Linear(hidden, classes))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import Tensor
@@ -17,7 +18,8 @@ class Quadratic:
     """f(w; [a, b]) = 1/2 sum a (w - b)^2: the optimum of any mixture of clients is known in closed form."""
 
     name = "quadratic"
-    mixes_examples = ""
+    mixes_examples = remembers = ""
+    feature_radius = None
     metrics = ("loss",)
     classes = labels = width = flops = 0
 
@@ -61,6 +63,9 @@ class Quadratic:
 
     def score(self, params: Params, examples: Examples) -> Mapping[str, Tensor]:
         return {"loss": self.losses(params, examples.x, examples.y, torch.zeros(0)).double()}
+
+    def still(self) -> AbstractContextManager[None]:
+        return nullcontext()
 
     def median_sum(
         self, losses: Losses, params: Params, batch: Examples, keys: Tensor

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property
 from typing import Any
 
@@ -16,9 +17,10 @@ from sordino.privacy.per_example import Recorder, Sides, fast_sum, one_by_one, s
 from sordino.products import Part, Rows
 from sordino.tasks.augment import AUGMENT
 from sordino.tasks.chain import Chain
-from sordino.tasks.features import Head, of_chain
+from sordino.tasks.features import Head, of_chain, transformed
 from sordino.tasks.flops import count as operations
-from sordino.tasks.nets import NETS, Ball, keyed_dropout
+from sordino.tasks.memory import coupling, remembered, still
+from sordino.tasks.nets import NETS, bounded, keyed_dropout
 from sordino.types import Examples, Losses, Params
 
 STACK_WEIGHTS = 1 << 16  # of one client: more of them leave the cache faster than calls are saved
@@ -54,7 +56,7 @@ class Classification:
         for module in net.modules():
             if getattr(module, "inplace", False):
                 module.inplace = False  # type: ignore[assignment]  # same values, and the layer rules can read what came out
-        self.mixes_examples = next((type(m).__name__ for m in net.modules() if _couples(m)), "")
+        self.mixes_examples = coupling(net)
         if self.mixes_examples:
             raise UnsoundGuarantee(
                 f"the model has a {self.mixes_examples} layer",
@@ -62,8 +64,7 @@ class Classification:
                 fix="use nn.GroupNorm",
                 code="batch-norm",
             )
-        balls = [m for m in net.modules() if isinstance(m, Ball)]
-        self.feature_radius = balls[0].radius if balls and name == "logistic" else None
+        self.feature_radius = bounded(net)
         self._names = [name for name, p in net.named_parameters() if p.requires_grad]
         if not self._names:
             raise ConfigError(
@@ -72,7 +73,7 @@ class Classification:
                 code="model-without-parameters",
             )
         self._trained = [(name, p) for name, p in net.named_parameters() if p.requires_grad]
-        self._chain = Chain.of(net)
+        self._chain = Chain.of(net, shape)
         # bf16 pays where convolutions do the work; weights, sums and everything private stay in fp32
         self.precision = precision if self._chain is not None and self._chain.images else torch.float32
         self._recorder = Recorder(net)
@@ -141,7 +142,7 @@ class Classification:
         return self._chain is not None and self._augment is None and self._chain.spans(n)
 
     def room(self, params: Params) -> int:
-        if self._chain is None or self._drops or self._augment is not None or not self._trusted(self.losses, params):
+        if self._chain is None or self._drops or self._augment is not None:
             return 0
         return max(1, POOL_FLOATS // self._floats)
 
@@ -190,7 +191,9 @@ class Classification:
     def features(self, params: Params, x: Tensor, keys: Tensor | None = None, plain: int = 0) -> Tensor:
         """What the last linear layer sees [n, d], differentiable in `params`. With keys, one per example, as in training; without, as in `predict`. The last `plain`
         images are never cut and mirrored."""
-        if self._chain is not None and not _transformed(params):  # torch.func does not go the chain's own way back
+        if self._chain is not None and not transformed(
+            next(iter(params.values())), x
+        ):  # torch.func does not go the chain's own way back
             kind = next(iter(params.values())).dtype
             low = keys is not None and self.precision == torch.bfloat16
             seen = self._seen(x, kind, keys, plain)
@@ -259,19 +262,16 @@ class Classification:
     def clipped_sum(
         self, losses: Losses, params: Params, batch: Examples, keys: Tensor, clip: float, order: int
     ) -> Params:
-        """Sum of the examples' gradients, each clipped to `clip` in the given norm over all parameters jointly."""
-        if self._trusted(losses, params):
-            total = self._fast(losses, params, batch, keys, clip, order)
-            if total is not None:
-                return total
-        return slow_sum(losses, params, batch, keys, clip, order)
+        """Sum of the examples' gradients, each clipped to `clip` in the given norm over all parameters jointly.
 
-    def _fast(
-        self, losses: Losses, params: Params, batch: Examples, keys: Tensor, clip: float, order: int
-    ) -> Params | None:
-        if self._chain is None or losses != self.losses:
-            return fast_sum(self._recorder, losses, params, batch, keys, clip, order)
-        return self._sides(self._chain, params, batch, keys, clip, order).sum(params)
+        All examples go through at once where each link of a chain is known to keep them apart; through anybody's own network or losses each goes alone.
+        """
+        if self._chain is not None and losses == self.losses:
+            return self._sides(self._chain, params, batch, keys, clip, order).sum(params)
+        total = None
+        if self._ruled(losses, params):
+            total = fast_sum(self._recorder, losses, params, batch, keys, clip, order)
+        return total or slow_sum(losses, params, batch, keys, clip, order)
 
     def _sides(
         self, chain: Chain, params: Params, batch: Examples, keys: Tensor, clip: float | None, order: int
@@ -280,16 +280,26 @@ class Classification:
         x, y = self._seen(batch.x, kind, keys), self._one_hot(batch.y, kind)
         return Sides(chain.tape(params, x, y, keys if self._drops else None), clip, order, kind)
 
+    def still(self) -> AbstractContextManager[None]:
+        """For answers about single examples: refuses a network that is not the same afterwards."""
+        return nullcontext() if self._chain is not None else still(self._net)
+
+    @cached_property
+    def remembers(self) -> str:
+        params, y = {name: p.detach() for name, p in self._trained}, torch.zeros(3, dtype=torch.int64)
+        return remembered(self._net, lambda: self.losses(params, self._sample, y, keys.bits(keys.root(1), 3)))
+
     def median_sum(
         self, losses: Losses, params: Params, batch: Examples, keys: Tensor
     ) -> tuple[Params, dict[str, float]]:
         """The same with each parameter clipped to the median of its norms, and these medians: nothing that a promise could rest on."""
-        if self._chain is None or losses != self.losses or not self._trusted(losses, params):
+        if self._chain is None or losses != self.losses:
             return slow_medians(losses, params, batch, keys)
         sides = self._sides(self._chain, params, batch, keys, None, 2)
         return sides.sum(params), sides.radii
 
-    def _trusted(self, losses: Losses, params: Params) -> bool:
+    def _ruled(self, losses: Losses, params: Params) -> bool:
+        """Do the layer rules give the gradients of these losses?"""
         if self._recorder.supported and (self._tried is None or self._tried[0] != losses):
             self._tried = losses, self._rules_hold(losses, params)
         return self._tried is not None and self._tried[1]
@@ -316,27 +326,17 @@ class Classification:
         return scaled.view(n, 1, height, width) if channels == 1 else scaled.movedim(-1, 1)
 
     def _rules_hold(self, losses: Losses, params: Params) -> bool:
-        # the layer rules assume that each layer is used once and owns its parameters, and that a loss reads its own example
-        # and reaches the parameters through the layers only: try it on random rows instead of trusting it
+        # they assume that each layer is used once and owns its parameters, and that a loss reaches the parameters through the layers only:
+        # try it on random rows. Where that deceives, a gradient is wrong; it stays one example's own, and clipped
         logits = self.predict(params, self._sample)
         batch = Examples(self._sample, torch.arange(3) % logits.shape[1])
         draws = keys.bits(keys.root(1), 3)
         try:
-            fast = self._fast(losses, params, batch, draws, 0.5, 2)
+            fast = fast_sum(self._recorder, losses, params, batch, draws, 0.5, 2)
         except RuntimeError:  # an operation that overwrites what a layer gave
             return False
         slow = one_by_one(losses, params, batch, draws, 0.5, 2)
         return fast is not None and all(torch.allclose(fast[k], slow[k], rtol=1e-3, atol=1e-5) for k in slow)
-
-
-def _transformed(params: Params) -> bool:
-    return torch._C._functorch.is_functorch_wrapped_tensor(next(iter(params.values())))
-
-
-def _couples(module: nn.Module) -> bool:
-    if isinstance(module, nn.modules.batchnorm._BatchNorm):
-        return True
-    return isinstance(module, nn.modules.instancenorm._InstanceNorm) and module.track_running_stats
 
 
 def build_net(name: str, shape: tuple[int, ...], classes: int, options: Mapping[str, object]) -> nn.Module:

@@ -106,7 +106,7 @@ class ClipsTheSum(SumShard):
 
 
 def turned(self: ClassSums, examples: Examples, grant: Grant, task: Task) -> Shard:
-    return ClipsTheSum(self, examples, grant)
+    return ClipsTheSum(self, examples, grant, task)
 
 
 BROKEN = {

@@ -22,6 +22,7 @@ GRID = "tests/privacy/test_grid.py"
 AUDIT = "tests/privacy/test_audit.py"
 SAMPLING = "tests/privacy/test_sampling.py"
 REFUSALS = "tests/privacy/test_refusals.py"
+APART = "tests/privacy/test_apart.py"
 BAD = "tests/privacy/test_bad_clients.py"
 LEDGER = "tests/test_ledger.py"
 PERSONAL = "tests/test_personal.py"
@@ -237,11 +238,11 @@ MUTANTS = [
         "tests/test_cells.py::test_the_size_of_the_noise",
     ),
     one(
-        "losses that mix examples summed by the layer rules",
-        "tasks/task.py",
-        "self._tried[0] != losses",
-        "False",
-        f"{SENSITIVITY}::test_losses_that_mix_examples_are_clipped_one_by_one",
+        "an example shown to the losses beside the others",
+        "privacy/per_example.py",
+        "return losses(held, x[None], y[None], key[None])[0], tape.given",
+        "return losses(held, torch.cat([x[None], batch.x]), torch.cat([y[None], batch.y]), torch.cat([key[None], keys]))[0], tape.given",
+        f"{APART}::test_an_example_moves_the_sum_by_two_clips_at_most[at large values]",
     ),
     # accounting
     one(

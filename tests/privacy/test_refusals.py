@@ -50,6 +50,7 @@ from sordino.privacy.sources import Counter, System
 from sordino.privacy.stages import Clip, Noise, Weigh
 from sordino.round import one_round
 from sordino.secure.layout import Layout
+from sordino.tasks.nets import logistic
 from sordino.tasks.quadratic import Quadratic
 from sordino.tasks.task import Classification
 from sordino.types import Bound, Examples, Grant, Work
@@ -294,6 +295,31 @@ def test_a_private_table_learns_nothing_from_its_rows(tmp_path: Path) -> None:
     assert Parts(config.validate(private | {"data": {**data, "schema": str(tmp_path / "schema.toml")}})).sizes
 
 
+@pytest.mark.parametrize("algorithm", ["gaussian_gdp", "whole_update"])
+def test_a_network_that_remembers_is_refused_wherever_anybody_is_protected(
+    algorithm: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it keeps goes from one example to the next, and from one client of a process to the next. Without a promise it may."""
+    (tmp_path / f"counting_{algorithm}.py").write_text(
+        "from torch import nn\n"
+        "class Net(nn.Sequential):\n"
+        "    def __init__(self):\n"
+        "        super().__init__(nn.Flatten(), nn.Linear(64, 10))\n"
+        "        self.used = 0\n"
+        "    def forward(self, x):\n"
+        "        self.used += 1\n"
+        "        return super().forward(x)\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    own = {**DIGITS, "model": {"name": f"counting_{algorithm}:Net"}}
+    with pytest.raises(SordinoError) as refusal:
+        training.start(config.validate({**own, "algorithm": {"name": algorithm}}), tmp_path / "run")
+    helpful(refusal.value, "model-remembers")
+    assert not (tmp_path / "run").exists()
+    open_ = {"partition": DIGITS["partition"], "model": own["model"], "algorithm": {"name": "fedavg"}, "privacy": {}}
+    assert Parts(config.validate({"rounds": 2, **open_})).plan
+
+
 def test_the_nearest_safe_experiments_start() -> None:
     # the controls: each is one word away from a refused one
     for changes in (
@@ -364,6 +390,22 @@ class Call(NamedTuple):
 NET = Classification(
     torch.nn.Sequential(torch.nn.Linear(2, 2)), name="logistic", shape=(2,), mean=(0.0,), std=(1.0,), image=False
 )
+
+
+class Remembers(torch.nn.Module):
+    """A network that counts how often it was used."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.used = torch.nn.Linear(2, 2), 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.used += 1
+        return self.linear(x)  # type: ignore[no-any-return]
+
+
+BALL = Classification(logistic((2,), 2, 2.0), name="logistic", shape=(2,), mean=(0.0,), std=(1.0,), image=False)
+REMEMBERS = Classification(Remembers(), name="own:Net", shape=(2,), mean=(0.0,), std=(1.0,), image=False)
 
 
 def shard(reader: NoisyGradient, reads: int | None = None) -> Any:
@@ -468,10 +510,24 @@ CALLS: dict[str, Call] = {
     ),
     "a second pass": Call("read-beyond-reservation", lambda: read_batches(Work(1, None, None), passes=2)),
     "more work than was reserved": Call("read-beyond-reservation", lambda: read_batches(Work(None, 5, None))),
-    "convex steps in batches": Call(
-        "minibatch-under-full-batch-bound", lambda: ConvexStable(2.0).check(Work(1, None, 2), NET)
+    "a network that remembers": Call(
+        "model-remembers", lambda: NoisyGradient(1.0).check(Work(1, None, None), REMEMBERS)
     ),
-    "a radius that bounds nothing": Call("radius-too-small", lambda: ConvexStable(1.0)),
+    "convex steps in batches": Call(
+        "minibatch-under-full-batch-bound", lambda: ConvexStable(2.0, 0.1).check(Work(1, None, 2), NET)
+    ),
+    "a convex step that is too large, in the gate": Call(
+        "step-too-large-for-convexity", lambda: ConvexStable(2.0, 1.01)
+    ),
+    "convex steps without noise": Call("noise-not-positive", lambda: ConvexStable(2.0, 0.1, 0.0)),
+    "convex steps in a shard opened by hand": Call(
+        "convex-needs-bounded-logistic", lambda: ConvexStable(2.0, 0.1).open(ROWS, GRANT, NET)
+    ),
+    "losses of one's own under convex steps": Call(
+        "convex-needs-own-losses",
+        lambda: next(ConvexStable(2.0, 0.1).open(ROWS, GRANT, BALL).batches(Work(None, 2, None), 1)).grad(linear, {}),
+    ),
+    "a radius that bounds nothing": Call("radius-too-small", lambda: ConvexStable(1.0, 0.1)),
     "a clip in a norm without a bound": Call("clip-order", lambda: Clip(1.0, 3)),  # type: ignore[arg-type]
     "laplace without a bound in its norm": Call(
         "unbounded-sensitivity", lambda: Uplink((Weigh(), Noise(LaplaceNoise()))).bound(3)

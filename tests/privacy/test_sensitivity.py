@@ -617,9 +617,9 @@ class OneStep(ConvexStable):
 
 @pytest.mark.slow
 def test_convex_steps_stay_together() -> None:
-    ratio = convex_ratio(ConvexStable(2.0, Z), steps=5)
+    ratio = convex_ratio(ConvexStable(2.0, 0.3, Z), steps=5)
     assert 0.8 < ratio <= 1 + 1e-9  # sqrt(3)/2 is what a sign change of the features can reach
-    assert not sound(convex_ratio(OneStep(2.0, Z), steps=5))
+    assert not sound(convex_ratio(OneStep(2.0, 0.3, Z), steps=5))
 
 
 # ---------------------------------------------------------------- one local step of an algorithm, and why not two

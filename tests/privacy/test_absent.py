@@ -1,0 +1,130 @@
+"""Who stays away changes neither the noise, nor the price, nor what is claimed of anybody; and delta is held against those who are protected."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+from personal_budgets import GROUPS, MECHANISMS, made
+
+from sordino import config, tree
+from sordino.assemble import Parts
+from sordino.engine.federation import Federation
+from sordino.errors import UnsoundGuarantee
+from sordino.ledger.notes import parsed
+from sordino.privacy.mechanisms import GaussianNoise
+from sordino.round import one_round
+from sordino.soundness import check_delta
+from sordino.types import Grant, Offer
+
+from .doubles import Still
+
+QUADRATICS: dict[str, Any] = {
+    "rounds": 4,
+    "data": {"source": "quadratic", "clients": 5, "dim": 3},
+    "partition": {"scheme": "natural"},
+    "algorithm": {"name": "fedavg", "local_steps": 1, "batch_size": "full"},
+    "privacy": {"epsilon": 8.0, "delta": 1e-3, "schedule": {"name": "linear_back"}},  # priced in milliseconds
+}
+
+
+def central(neighbours: str, cohort: dict[str, Any], weigh: bool = False) -> Parts:
+    client = [{"name": "clip", "radius": 1.0}, *([{"name": "weigh"}] if weigh else [])]
+    uplink = {"client": client, "server": [{"name": "noise", "neighbours": neighbours}]}
+    return Parts(config.validate(QUADRATICS | {"uplink": uplink, "cohort": cohort}))
+
+
+COHORTS = {
+    "visible": ("zero_out", {"name": "everyone"}, False),
+    "visible, weighed": ("zero_out", {"name": "everyone"}, True),
+    "hidden": ("add_remove", {"name": "poisson", "rate": 0.7}, False),
+}
+
+
+@pytest.mark.parametrize("name", COHORTS)
+def test_central_noise_does_not_shrink_with_those_who_stay_away(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same in the mean of a round whether all answer, one does, or nobody; and of the size that the plan says."""
+    parts = central(*COHORTS[name])
+
+    def mean(answering: int, level: float) -> Any:
+        monkeypatch.setattr(Federation, "source", lambda self, t: Still(level))
+        federation, clients = parts.federation(":memory:", "run"), parts.clients("run")
+        server = parts.state("server")
+
+        def some(t: int, down: Any, grants: Mapping[int, Grant], key: Any) -> Iterator[tuple[int, Any]]:
+            whole = [answer for answer in clients(t, down, grants, key) if answer[0] < answering]
+            yield from whole
+
+        with federation.ledger:
+            received = one_round(federation, server, 0, some).received
+            expected.append(federation._noise_std(federation._central, 0) / federation._denominator)  # type: ignore[arg-type]
+        return tree.flat(received.mean).double()
+
+    expected: list[float] = []
+    noises = [mean(answering, 1.0) - mean(answering, 0.0) for answering in (5, 1, 0)]
+    assert len(set(expected)) == 1
+    for noise in noises:
+        assert noise.tolist() == pytest.approx([expected[0]] * len(noise), rel=1e-9)
+
+
+@pytest.mark.parametrize("name", ["hidden", "rates", "threshold"])
+def test_an_empty_hidden_round_costs_what_a_full_one_does(name: str) -> None:
+    if name == "hidden":
+        parts = central(*COHORTS["hidden"])
+    else:
+        parts = made({"name": "pdp_prox", "mechanism": name}, MECHANISMS[name], GROUPS)
+    paid = []
+    for drawn in ([], [0, 1, 2]):
+        federation, server = parts.federation(":memory:", "run"), parts.state("server")
+        with federation.ledger as ledger:
+            federation.draw(0, server)
+            assert federation.reserve(0, federation.prices(drawn, False)) == drawn
+            (entry,) = ledger.entries()
+            paid.append((dict(entry.charges), entry.note, dict(federation.spent), federation._central))
+    empty, full = paid
+    assert empty == full
+    charges, _, spent, multiplier = empty
+    assert charges
+    assert all(any(charge) for charge in charges.values())
+    assert spent
+    assert multiplier is not None
+    assert multiplier > 0
+
+
+def test_a_client_is_told_its_own_rate_and_no_others() -> None:
+    """The claims of a round with personal rates: of every group at the rate at which its own coins were tossed."""
+    parts = made({"name": "pdp_prox", "mechanism": "rates"}, MECHANISMS["rates"], GROUPS)
+    federation = parts.federation(":memory:", "run")
+    with federation.ledger as ledger:
+        federation.draw(0, parts.state("server"))
+        rates = federation._rates
+        assert rates is not None
+        assert len(np.unique(rates)) == 3
+        federation.reserve(0, {})
+        (entry,) = ledger.entries()
+    told: dict[int, set[float]] = {}
+    for group in parsed(entry.note).releases:
+        for claim in group["claims"]:
+            if claim["unit"] == "client" and claim["adversary"] in ("participants", "public"):
+                for k in group["clients"]:
+                    told.setdefault(k, set()).add(claim["event"]["rate"])
+    assert told == {k: {float(rate)} for k, rate in enumerate(rates)}
+
+
+@pytest.mark.parametrize(("unit", "protected"), [("example", 1000), ("cell", 1000), ("client", 10)])
+def test_delta_is_held_against_those_who_are_protected(unit: Any, protected: int) -> None:
+    """Ten clients of a hundred examples: 0.01 promises something to clients and nothing to examples."""
+    offer = Offer(unit, "add_remove", "public", GaussianNoise(), True)
+
+    def check(delta: float) -> None:
+        privacy = config.validate(QUADRATICS | {"privacy": {"epsilon": 1.0, "delta": delta}}).privacy
+        check_delta(offer, privacy, 10, 1000, False)
+
+    check(0.999 / protected)
+    for delta in (1 / protected, 1.001 / protected):
+        with pytest.raises(UnsoundGuarantee) as refusal:
+            check(delta)
+        assert refusal.value.code == "delta-too-large"
+        assert str(protected) in refusal.value.what
