@@ -146,9 +146,11 @@ def secure(metrics: Sequence[dict[str, Any]]) -> list[tuple[str, str]]:
     rows = [row["secure"] for row in metrics if "secure" in row]
     if not rows:
         return []
-    cost = sum(sum(row["cpu_seconds"].values()) for row in rows) / len(rows)
-    found = [("encrypted or masked", MODES[rows[-1]["mode"]]), ("its CPU seconds a round", f"{cost:.2g}")]
-    if beyond := sum(row["saturated"] for row in rows):
+    found = [("encrypted or masked", MODES[rows[-1]["mode"]])]
+    if all("cpu_seconds" in row for row in rows):  # how long everybody took is not shown of a run with real noise
+        cost = sum(sum(row["cpu_seconds"].values()) for row in rows) / len(rows)
+        found.append(("its CPU seconds a round", f"{cost:.2g}"))
+    if beyond := sum(row.get("saturated", 0) for row in rows):
         found.append(("values cut to the range", str(beyond)))
     if aborted := sum("aborted" in row for row in rows):
         found.append(("rounds broken off", str(aborted)))

@@ -46,6 +46,7 @@ NAMED = {
     "facts": ("ledger_head", "environment", "commands"),
 }
 RELEASED = ("model_norm",)  # of a row
+LENGTHS = ("bytes_up", "bytes_down", "payload")  # where the uplink learns, the last release says how much is sent
 PASSED_OVER = (
     "private",
     "checkpoints",
@@ -61,6 +62,7 @@ class Seen(NamedTuple):
     left: dict[str, Any]
     sent: list[tuple[str, int, list[bytes]]]  # round, client, what its upload holds
     finite: set[tuple[str, str]]  # (unit, adversary) that the statement promises something about
+    learns: bool  # does the last release say how much is sent?
 
 
 class Follower:
@@ -75,7 +77,7 @@ class Follower:
         pass
 
     def round(self, row: Any, step: int) -> None:
-        self.rows.append({"step": step, **{k: v for k, v in row.items() if k not in RELEASED}})
+        self.rows.append({"step": step, **row})
 
     def end(self, promised: Any) -> None:
         pass
@@ -148,16 +150,18 @@ def play(
         ended = tracked(lambda watch: start(experiment, folder, watch), ["follower"])
         finite = {(r["unit"], r["adversary"]) for r in ended.receipt["guarantees"] if r["epsilon"] != "inf"}
         assert verify(folder) == []
-        return Seen(_left(folder, follower), sent, finite)
+        learns = Parts(experiment).algorithm.uplink.learns
+        return Seen(_left(folder, follower, (*RELEASED, *(LENGTHS if learns else ()))), sent, finite, learns)
 
 
-def _left(folder: Path, follower: Follower) -> dict[str, Any]:
-    found: dict[str, Any] = {"told to trackers": follower.rows}
+def _left(folder: Path, follower: Follower, released: tuple[str, ...]) -> dict[str, Any]:
+    found: dict[str, Any] = {"told to trackers": _without(follower.rows, released)}
     for path in sorted(folder.rglob("*")):
         name = path.relative_to(folder)
         if path.is_dir() or any(part in PASSED_OVER for part in name.parts):
             continue
-        found[str(name)] = _content(path)
+        # what the server found in a preparation follows from what it was sent
+        found[str(name)] = None if name.parts[0] == "preparation" else _content(path, released)
     for path in (folder / "model.safetensors", folder / "handed.safetensors"):
         found[f"size of {path.name}"] = path.stat().st_size if path.exists() else None
     with Ledger.found(ledger_of(folder)) as ledger:
@@ -166,7 +170,7 @@ def _left(folder: Path, follower: Follower) -> dict[str, Any]:
         (e.op.rpartition(".")[2].rpartition("/")[2], e.state, e.charges, _config_of(e.note)) for e in entries
     ]
     facts = {k: v for k, v in gather(folder).items() if k not in NAMED["facts"]}
-    found["facts of the report"] = _without(json.loads(json.dumps(facts, default=str)), RELEASED)
+    found["facts of the report"] = _without(json.loads(json.dumps(facts, default=str)), released)
     return found
 
 
@@ -174,10 +178,10 @@ def _config_of(note: str) -> Any:
     return json.loads(note)
 
 
-def _content(path: Path) -> Any:
+def _content(path: Path, released: tuple[str, ...]) -> Any:
     text = path.read_bytes()
     if path.suffix == ".jsonl":
-        return [_without(json.loads(line), RELEASED) for line in text.decode().splitlines()]
+        return [_without(json.loads(line), released) for line in text.decode().splitlines()]
     if path.suffix == ".json":
         told = json.loads(text)
         return _without(told, NAMED.get(path.name, ()))
