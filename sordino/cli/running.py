@@ -85,6 +85,10 @@ def _faults(chaos: str | None, overrides: list[str]) -> int | None:
 def resume(
     folder: Path,
     fallback: Annotated[bool, typer.Option("--fallback", help="Set a damaged newest checkpoint aside.")] = False,
+    moved: Annotated[
+        bool,
+        typer.Option("--moved", help="With real noise: this folder has taken the place of the one where the run began."),
+    ] = False,
     track: Track = None,
     as_json: Json = False,
     quiet: Quiet = False,
@@ -94,7 +98,7 @@ def resume(
     def go(watch: Any) -> Ended:
         from sordino.training import resume as continue_
 
-        return continue_(folder, watch, fallback)
+        return continue_(folder, watch, fallback, moved)
 
     _show_run(go, track or [], as_json, quiet)
 
