@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 import safetensors.torch
 import torch
 
-from sordino import config, tree
+from sordino import config, own, tree
 from sordino.adoption import adopt, check_source
 from sordino.assemble import Parts, settle
 from sordino.audible import drowning
@@ -103,15 +103,21 @@ def _found(folder: Path, parts: Parts, prepared: Path | None, secret: bool) -> N
     """The run folder with what `resume` needs: it appears whole or not at all."""
     experiment, young = parts.experiment, folder.with_name(f".{folder.name}.{secrets.token_hex(4)}")
     try:
+        parents = list(folder.absolute().parents)
+        around = parents[: 1 + next(i for i, parent in enumerate(parents) if parent.exists())]
         young.mkdir(parents=True)
+        if secret:
+            with open(young / SECRET, "xb", opener=lambda path, flags: os.open(path, flags, 0o600)) as file:
+                file.write(secrets.token_bytes(32))
+                file.flush()
+                os.fsync(file.fileno())
         atomic_write(young / "experiment.toml", experiment.toml().encode())
         atomic_write(young / "environment.json", json.dumps(_environment(experiment, prepared), indent=2).encode())
         if parts.story is not None:
             atomic_write(young / CANDIDATES, json.dumps(parts.story, indent=2).encode())
-        if secret:
-            (young / SECRET).touch(0o600)
-            (young / SECRET).write_bytes(secrets.token_bytes(32))
         young.rename(folder)
+        for parent in around:
+            checkpoint.sync(parent)
     except OSError as error:
         raise RunError(
             f"cannot create {folder}", why=error.strerror or str(error), fix="choose another --out", code="not-writable"
@@ -255,7 +261,10 @@ def _finish(parts: Parts, folder: Path, federation: Federation, server: Any) -> 
 
 @contextlib.contextmanager
 def _patience() -> Iterator[Callable[[], bool]]:
-    """A first Ctrl-C waits for the end of the round, a second one stops at once."""
+    """A first Ctrl-C waits for the end of the round, a second one stops at once.
+
+    So do SIGTERM and, unless somebody (nohup) had it ignored, SIGHUP. SIGQUIT ends at once.
+    """
     pressed = 0
 
     def press(number: int, frame: FrameType | None) -> None:
@@ -263,22 +272,29 @@ def _patience() -> Iterator[Callable[[], bool]]:
         pressed += 1
         if pressed > 1:
             raise KeyboardInterrupt
-        os.write(2, b"stopping after this round; Ctrl-C again stops at once\n")
+        again = "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
+        with contextlib.suppress(OSError):  # with the terminal went whoever could read it
+            os.write(2, f"stopping after this round; {again} again stops at once\n".encode())
 
     if threading.current_thread() is not threading.main_thread():  # only the main thread has signals to wait for
         yield lambda: False
         return
-    before = signal.signal(signal.SIGINT, press)
+    waits: list[int] = [signal.SIGINT, signal.SIGTERM]
+    waits += [signal.SIGHUP] if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN else []
+    before = {number: signal.signal(number, press) for number in waits}
+    before[signal.SIGQUIT] = signal.signal(signal.SIGQUIT, signal.SIG_DFL)
     try:
         yield lambda: pressed > 0
     finally:
-        signal.signal(signal.SIGINT, before)
+        for number, action in before.items():
+            signal.signal(number, action)
 
 
 @contextlib.contextmanager
 def _on_disk(folder: Path) -> Iterator[None]:
     try:
-        yield
+        with own.blamed():
+            yield
     except OSError as error:
         raise RunError(
             f"cannot write in {folder}",

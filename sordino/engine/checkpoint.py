@@ -69,7 +69,7 @@ def save(directory: Path, step: int, trees: Mapping[str, Tree], meta: Mapping[st
     with _told(path):
         if not directory.exists():
             directory.mkdir(parents=True)
-            _sync(directory.parent)
+            sync(directory.parent)
         for stale in directory.glob(".round-*.ckpt.*.tmp"):
             stale.unlink()
     atomic_write(path, data)
@@ -106,7 +106,7 @@ def load(
                 raise _refusal(path, str(damage), steps) from damage
             with _told(path):
                 path.rename(path.with_name(f"{path.name}.damaged"))
-                _sync(directory)
+                sync(directory)
         else:
             return Loaded(step, _rebuild(path, state["trees"], flat, templates), state["meta"])
     aside = next(directory.glob("round-*.ckpt.damaged"), None)
@@ -133,7 +133,7 @@ def atomic_write(path: Path, data: bytes) -> None:
         except BaseException:
             temporary.unlink(missing_ok=True)
             raise
-        _sync(path.parent)
+        sync(path.parent)
 
 
 def digest_trees(trees: Mapping[str, Tree]) -> str:
@@ -245,7 +245,8 @@ def _steps(directory: Path) -> list[int]:
     return sorted(int(found[1]) for found in map(_NAME.fullmatch, names) if found)
 
 
-def _sync(directory: Path) -> None:
+def sync(directory: Path) -> None:
+    """Make what was made or renamed in it durable."""
     descriptor = os.open(directory, os.O_RDONLY)  # a rename is durable only when its directory is
     try:
         os.fsync(descriptor)
