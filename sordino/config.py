@@ -113,6 +113,7 @@ class Engine(Section):
     )
     workers: int = 2
     threads: int = 1  # torch threads per process
+    deadline_s: float | None = Field(default=None, gt=0)  # of `processes`: the work of one client takes no longer
     checkpoint_every: int = 1
     cache: str | None = None  # a directory for candidates that are dear to make; none: one of the user's own
     network: Network = Network()
@@ -204,6 +205,13 @@ def validate(table: Table) -> Experiment:
             value = getattr(value, part)
         if value < low:
             raise ConfigError(f"{place} is {value}", why=f"it must be at least {low}", code="out-of-range")
+    if experiment.engine.deadline_s is not None and experiment.engine.executor != "processes":
+        raise ConfigError(
+            f"engine.deadline_s with engine.executor = {experiment.engine.executor!r}",
+            why="only a process of its own can be given up",
+            fix='engine.executor = "processes", or leave the deadline out',
+            code="deadline-needs-processes",
+        )
     return experiment
 
 
