@@ -164,6 +164,8 @@ def _train(
         def prepared(mine: Parts, rules: Federation, row: Metrics) -> None:
             if row["active"] and not row["answered"]:
                 silent.append(f"phase {mine.phase}, round {row['round']}: nobody could take part")
+            silent.extend(f"phase {mine.phase}, {remark}" for remark in rules.remarks)
+            rules.remarks.clear()
             if watch is not None:
                 watch(Progress(0, experiment.rounds, row, folder, mine, rules))
 
@@ -232,7 +234,7 @@ def _train(
 def _ended(
     parts: Parts, folder: Path, federation: Federation, server: Any, notes: list[str], interrupted: bool
 ) -> Ended:
-    made = _finish(parts, folder, federation, server)
+    made, notes = _finish(parts, folder, federation, server), [*federation.remarks, *notes]
     with open(folder / "log.txt", "a", encoding="utf-8") as log:
         log.writelines(f"{note}\n" for note in notes)
     return Ended(folder, read_metrics(folder), made, notes, interrupted)

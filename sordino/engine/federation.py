@@ -54,6 +54,7 @@ class Federation(Messages):
     exposures: dict[int, int] = field(default_factory=dict)
     spent: dict[int, tuple[int, ...]] = field(default_factory=dict)
     latest: dict[int, tuple[int, ...]] = field(default_factory=dict)  # the last charge
+    remarks: list[str] = field(default_factory=list)
     _central: float | None = None  # multiplier of this round's central noise
     _noise_norm: float = 0.0
     _coordinates: int = 0
