@@ -5,6 +5,7 @@ The executor is a double that lets real clients answer and then spoils the messa
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import random
@@ -160,6 +161,24 @@ def test_central_noise_is_as_large_as_every_clients_claim_says() -> None:
     }
     assert len(claimed) == 2
     assert float(used.min()) >= max(claimed) * (1 - 1e-9)
+
+
+def test_the_sum_is_taken_in_the_order_of_clients_whatever_came_first() -> None:
+    """In floating point the order shows: (1e20 - 1e20) + 1 is 1, (1e20 + 1) - 1e20 is 0."""
+    uplink, zero = parts_of(None).algorithm.uplink, {"w": torch.zeros(1, dtype=torch.float64)}
+    sent = {k: {"w": torch.tensor([x], dtype=torch.float64)} for k, x in enumerate((1e20, -1e20, 1.0))}
+    for order in itertools.permutations(range(3)):
+        assert float(uplink.sum({k: sent[k] for k in order}, zero).total["w"]) == 1.0
+    unordered = uplink.sum(((k, sent[k]) for k in (0, 2, 1)), zero)  # who yields them answers for their order
+    assert float(unordered.total["w"]) == 0.0
+
+
+def test_clients_answer_in_the_order_of_their_ids() -> None:
+    parts = parts_of(None)
+    federation, clients = parts.federation(":memory:", "run"), parts.clients("run")
+    down = parts.algorithm.broadcast(parts.state("server"))
+    grants = {k: federation.grant(0, k, None) for k in (4, 1, 5, 0)}
+    assert [k for k, _ in clients(0, down, grants, federation.round_key(0))] == [0, 1, 4, 5]
 
 
 # ---------------------------------------------------------------- messages that are none
