@@ -18,9 +18,10 @@ from sordino.engine.client import Clients
 from sordino.engine.federation import Federation
 from sordino.engine.processes import Processes
 from sordino.errors import LedgerError, NonFiniteModel, RunError
-from sordino.folder import secret_of
+from sordino.folder import FROM_A_COPY, secret_of
 from sordino.ranks import Ranks
 from sordino.round import Outcome, one_round
+from sordino.shapes import damaged
 from sordino.types import Params
 
 Metrics = dict[str, Any]
@@ -183,6 +184,8 @@ def _killed(*_: Any) -> Any:
 def metrics_file(path: Path, written: int) -> Iterator[IO[bytes]]:
     """Cut back to what the checkpoint knows of."""
     with open(path, "ab") as file:
+        if (held := os.fstat(file.fileno()).st_size) < written:
+            raise damaged(path, f"it has {held} bytes, and the checkpoint counts on {written}", FROM_A_COPY)
         file.truncate(written)
         file.seek(0, os.SEEK_END)
         yield file

@@ -17,6 +17,7 @@ from sordino import config
 from sordino.assemble import Parts
 from sordino.engine.federation import Federation
 from sordino.errors import LedgerError, RunError
+from sordino.folder import check_is_run, read_environment
 from sordino.ledger.currency import UNIT
 from sordino.ledger.ledger import EVERYONE
 from sordino.ledger.pricing import CountedPhase
@@ -136,10 +137,8 @@ def some_of(clients: int, most: int | None) -> Sequence[int]:
 
 def opened(folder: Path) -> tuple[Parts, Federation]:
     """A run's parts and its federation on the ledger it used."""
-    try:
-        run = json.loads((folder / "environment.json").read_text())["run"]
-    except (OSError, ValueError, KeyError) as error:
-        raise RunError(f"{folder} is not a run folder", why=str(error), code="not-a-run") from None
+    check_is_run(folder)
+    run = read_environment(folder)["run"]
     parts = Parts(config.load(folder / "experiment.toml"))
     shared = parts.experiment.privacy.ledger
     place = Path(shared) if shared else folder / "ledger.sqlite"
@@ -275,7 +274,7 @@ def _claimed(folder: Path) -> dict[str, Any]:
         claimed = json.loads((folder / "privacy.json").read_text())
         if not isinstance(claimed, dict) or not isinstance(claimed.get("guarantees"), list):
             raise ValueError("it is not an object with guarantees")
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise RunError(
             f"{folder} has no readable receipt", why=str(error), fix="finish or resume the run first", code="no-receipt"
         ) from None

@@ -36,7 +36,7 @@ from sordino.engine.checkpoint import atomic_write
 from sordino.engine.federation import Federation
 from sordino.engine.memory import keep_freed_memory
 from sordino.errors import BudgetExhausted, RunError
-from sordino.folder import CANDIDATES, COSTS, SECRET, check_is_run, read_metrics
+from sordino.folder import CANDIDATES, COSTS, SECRET, check_is_run, is_run, read_environment, read_metrics
 from sordino.playing import Begun, Metrics, Phase, Standing, computed, executor, metrics_file, row_of, stands
 from sordino.preparation import Prepared, prepare
 from sordino.receipt import receipt
@@ -82,7 +82,7 @@ def start(
         raise RunError(
             f"{folder} already exists",
             why="a run folder belongs to one run",
-            fix=f"`sordino resume {folder}` continues it; otherwise choose another --out",
+            fix="choose another --out" + (f"; `sordino resume {folder}` continues it" if is_run(folder) else ""),
             code="run-exists",
         )
     if prepared is not None:
@@ -154,7 +154,7 @@ def _train(
     experiment = parts.experiment
     torch.set_num_threads(experiment.engine.threads)
     keep_freed_memory()
-    environment = json.loads((folder / "environment.json").read_text())
+    environment = read_environment(folder)
     run = environment["run"]
     with _locked(folder), _on_disk(folder), contextlib.ExitStack() as stack:
         shared = experiment.privacy.ledger

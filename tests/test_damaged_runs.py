@@ -7,13 +7,14 @@ import random
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from command_line import Said
 
-from sordino import errors
+from sordino import errors, shapes
 from sordino.config import load
+from sordino.ledger import claims
 from sordino.training import Progress, start
 
 slow = pytest.mark.slow
@@ -148,6 +149,65 @@ def torture(case: tuple[str, str, str, str], whole: dict[str, Path], scratch: Pa
         tried(verb, place, cli)
     finally:
         shutil.rmtree(place)
+
+
+SAMPLE = [  # file, harm, verb, exit code, what is said
+    ("metrics.jsonl", "a list of numbers", "show", 6, "metrics.jsonl is damaged"),
+    ("metrics.jsonl", "another table", "report", 6, "round: Input should be a valid integer"),
+    ("metrics.jsonl", "no text", "watch", 6, "from a copy"),
+    ("metrics.jsonl", "no text", "list", 0, "damaged"),
+    ("metrics.jsonl", "cut", "resume", 6, "and the checkpoint counts on"),
+    ("metrics.jsonl", "gone", "resume", 6, "it has 0 bytes"),
+    ("environment.json", "null", "resume", 6, "environment.json is damaged"),
+    ("environment.json", "a folder", "spent", 6, "it has no environment.json"),
+    ("environment.json", "cut", "verify", 6, "environment.json is damaged"),
+    ("environment.json", "a text", "watch", 6, "from a copy"),
+    ("environment.json", "a huge number", "report", 6, "environment.json is damaged"),
+    ("environment.json", "gone", "list", 0, "it has no environment.json"),
+    ("experiment.toml", "empty", "list", 0, "run"),
+    ("experiment.toml", "gone", "show", 6, "it has no experiment.toml"),
+    ("experiment.toml", "no text", "resume", 2, "unreadable-file"),
+    ("privacy.json", "a table", "show", 6, "rounds: Field required"),
+    ("privacy.json", "a number", "list", 0, "damaged"),
+    ("privacy.json", "deep", "verify", 6, "no readable receipt"),
+    ("privacy.json", "another table", "watch", 6, "`sordino privacy spent"),
+    ("privacy.json", "gone", "show", 6, "it is written when a run ends"),
+    ("ledger.sqlite", "a loop", "resume", 5, "ledger-damaged"),
+    ("ledger.sqlite", "cut", "verify", 5, "ledger-damaged"),
+    ("log.txt", "no text", "watch", 0, "finished"),
+    ("checkpoints/round-000003.ckpt", "flipped", "resume", 6, "--fallback"),
+]
+
+
+@pytest.mark.parametrize(("name", "harm", "verb", "code", "said"), SAMPLE)
+def test_a_damaged_run_is_told_in_a_line_with_what_to_do(
+    name: str, harm: str, verb: str, code: int, said: str, whole: dict[str, Path], tmp_path: Path, cli: Cli,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setenv("COLUMNS", "400")
+    place = Path(shutil.copytree(whole["finished"], tmp_path / "place"))
+    path = place / "run" / name
+    harms(path, random.Random(3))[harm](path)
+    found = cli(*(str({"RUN": place / "run", "PLACE": place}.get(word, word)) for word in VERBS[verb]))
+    assert (found.code, said in found.out + found.err) == (code, True), found
+    assert "Traceback" not in found.err
+
+
+def test_what_is_whole_is_no_damage(whole: dict[str, Path], tmp_path: Path, cli: Cli) -> None:
+    """The negative control, before anything resumes the stopped one."""
+    for kind, place in whole.items():
+        copy = Path(shutil.copytree(place, tmp_path / kind))
+        assert [cli(*({"RUN": copy / "run", "PLACE": copy}.get(w, w) for w in VERBS[verb])).code for verb in VERBS] == [
+            0
+        ] * len(VERBS)
+
+
+def test_the_words_of_receipts_are_those_of_claims() -> None:
+    words = {name: get_args(field.annotation) for name, field in shapes.Guarantee.model_fields.items()}
+    assert words["unit"] == claims.UNITS
+    assert words["adversary"] == claims.ADVERSARIES
+    assert words["status"] == claims.STATUSES
+    assert words["neighbours"] == get_args(claims.Neighbours)
 
 
 @slow

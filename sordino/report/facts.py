@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import shlex
 from collections import Counter
@@ -12,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from sordino.folder import read_metrics, read_preparation
+from sordino.folder import read_environment, read_metrics, read_preparation
 from sordino.ledger.currency import UNIT
 from sordino.ledger.ledger import Entry
 from sordino.ledger.statement import statement
@@ -79,7 +78,7 @@ def gather(folder: Path) -> dict[str, Any]:
 
 def _environment(folder: Path) -> dict[str, Any]:
     """Pages are passed on: of a run whose preparation was taken over they say the name, not where on this machine it lies."""
-    found: dict[str, Any] = json.loads((folder / "environment.json").read_text())
+    found = read_environment(folder)
     return {**found, "prepared": Path(found["prepared"]).name} if "prepared" in found else found
 
 
