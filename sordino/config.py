@@ -20,7 +20,7 @@ from typing import Any, Literal, TypeVar, get_type_hints
 import tomli_w
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 
-from sordino import own
+from sordino import own, sources
 from sordino.errors import ConfigError, UnsoundGuarantee
 
 T = TypeVar("T")
@@ -205,6 +205,7 @@ def validate(table: Table) -> Experiment:
             value = getattr(value, part)
         if value < low:
             raise ConfigError(f"{place} is {value}", why=f"it must be at least {low}", code="out-of-range")
+    sources.check(experiment.data.source, experiment.data.model_dump(exclude_defaults=True))
     if experiment.engine.deadline_s is not None and experiment.engine.executor != "processes":
         raise ConfigError(
             f"engine.deadline_s with engine.executor = {experiment.engine.executor!r}",
@@ -344,6 +345,8 @@ def _owner(table: Table, key: str) -> list[str]:
 def _section(table: Table, place: str) -> Iterable[str]:
     """The keys that a section has, or was given."""
     given = table.get(place)
+    if place == "data":  # of other sources nobody speaks
+        return sources.keys(given.get("source", "digits") if isinstance(given, dict) else given)
     fields = getattr(Experiment.model_fields[place].annotation, "model_fields", {})
     return [*fields, *(given if isinstance(given, dict) else ())]
 

@@ -150,13 +150,6 @@ class Holdings:
                 raise ConfigError(
                     f"data.source = {data.source!r} needs data.{name}", fix=f"set data.{name}", code="missing-key"
                 )
-        if data.merge and data.source != "images":
-            raise ConfigError(
-                f"data.merge = true with data.source = {data.source!r}",
-                why="only images come as a training and a test set of their own that could be put together",
-                fix="leave data.merge out",
-                code="nothing-to-merge",
-            )
         held = {} if data.test_fraction is None else {"test_fraction": data.test_fraction}
         many = {} if data.clients is None else {"clients": data.clients}
         takes: Mapping[str, Mapping[str, Any]] = {

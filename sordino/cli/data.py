@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.markup import escape
 
 from sordino.cli.options import Json
+from sordino.sources import SOURCES
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -21,37 +22,6 @@ if TYPE_CHECKING:
 app = typer.Typer(help="Data and partitions: list, partition, plot.", no_args_is_help=True)
 
 
-class Source(NamedTuple):
-    what: str
-    needs: tuple[str, ...]  # keys of [data]
-    takes: tuple[str, ...]
-
-
-IMAGES = ("standardise", "augment", "side", "train", "test", "probe")
-SOURCES = {
-    "digits": Source(
-        "1,797 real 8x8 images of handwritten digits, shipped with sordino", (), ("test_fraction", *IMAGES)
-    ),
-    "folder": Source(
-        "images in one folder per class, as photographs are kept",
-        ("path",),
-        ("test_fraction", "fraction", "at_least", *IMAGES),
-    ),
-    "images": Source(
-        "images in the parquet format of the Hugging Face hub: a folder, or a hub id",
-        ("path",),
-        ("label", "download", "merge", "test_fraction", *IMAGES),
-    ),
-    "tabular": Source("one CSV or parquet table", ("path", "label"), ("group", "test_fraction")),
-    "synthetic": Source(
-        "synthetic(alpha, beta): devices with linear truths of their own",
-        (),
-        ("alpha", "beta", "clients", "iid", "largest", "test_fraction"),
-    ),
-    "quadratic": Source(
-        "clients whose best model is known in closed form: a test bed", (), ("clients", "dim", "heterogeneity")
-    ),
-}
 ROWS, COLUMNS = 40, 12  # what one screen holds: more clients are cut in the middle, more classes to the most frequent
 
 What = Annotated[
