@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from sordino.compression.block_sum import BlockSum
 from sordino.compression.sensing import Sensing
-from sordino.config import build, check_keys
+from sordino.config import build
 from sordino.errors import ConfigError
 from sordino.privacy.as_published import OwnNorm, UpdateLevel, UserLevel
 from sordino.privacy.coordinate_laplace import ClipCoordinates, CoordinateLaplace, Flag
@@ -31,6 +31,7 @@ from sordino.privacy.stages import Clip, Noise, Stage, Weigh
 from sordino.secure.layout import Layout
 from sordino.types import Neighbours, Reader
 from sordino.uplink import Uplink
+from sordino.wording import check_keys
 
 Law = Literal["gaussian", "gaussian_classic", "laplace"]
 LAWS: dict[str, GaussianNoise | LaplaceNoise] = {

@@ -18,13 +18,14 @@ from sordino import keys
 from sordino.candidates import SOURCES as CANDIDATES
 from sordino.candidates import Candidates, Source, Wanted, store
 from sordino.candidates.wanted import DISCLOSED
-from sordino.config import Experiment, build, check_keys, filled, parameters
+from sordino.config import Experiment, build, filled, parameters
 from sordino.data import SOURCES, Dataset
 from sordino.data.reserve import Reserved, reserve, resized, smaller
 from sordino.errors import ConfigError
 from sordino.partition.rows import Rows
 from sordino.partition.schemes import SCHEMES, Scheme
 from sordino.types import Examples
+from sordino.wording import check_keys
 
 
 class Asked(NamedTuple):

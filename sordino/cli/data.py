@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from sordino.cli.options import Json
+from sordino.cli.words import Verb, experiment_and_changes
 from sordino.sources import SOURCES
 
 if TYPE_CHECKING:
@@ -33,13 +34,11 @@ What = Annotated[
 def _experiment(words: list[str]) -> Experiment:
     from sordino import config
 
-    files = [word for word in words if "=" not in word]
-    if len(files) > 1:
-        raise typer.BadParameter(f"one experiment at a time, got {', '.join(files)}")
-    return config.load(Path(files[0]) if files else None, [word for word in words if "=" in word])
+    file, changes = experiment_and_changes(words)
+    return config.load(Path(file) if file is not None else None, changes)
 
 
-@app.command("list")
+@app.command("list", cls=Verb)
 def list_(what: What = None, as_json: Json = False) -> None:
     """The sources of data and what each needs; with an experiment, what its data are."""
     if what:
@@ -61,7 +60,7 @@ def list_(what: What = None, as_json: Json = False) -> None:
     Console().print(table)
 
 
-@app.command()
+@app.command(cls=Verb)
 def partition(
     what: What = None,
     everybody: Annotated[bool, typer.Option("--all", help="Every client, however many.")] = False,
@@ -81,7 +80,7 @@ def partition(
         out.print(f"[yellow]note[/yellow] {warning}")
 
 
-@app.command()
+@app.command(cls=Verb)
 def plot(
     what: What = None,
     out: Annotated[Path, typer.Option(help="The picture: an SVG file that any browser opens.")] = Path("partition.svg"),

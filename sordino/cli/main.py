@@ -15,6 +15,7 @@ import typer
 
 from sordino.cli import auditing, checking, comparing, data, looking, machine, privacy, running, watching
 from sordino.cli.ending import ended
+from sordino.cli.words import Verb
 from sordino.version import __version__
 
 app = typer.Typer(
@@ -25,16 +26,16 @@ app = typer.Typer(
     rich_markup_mode="markdown",
 )
 app.command()(running.new)
-app.command()(running.run)
+app.command(cls=Verb)(running.run)
 app.command()(running.resume)
 app.command()(watching.watch)
 app.command("list")(looking.list_)
 app.command()(looking.show)
 app.command()(looking.report)
-app.command()(comparing.compare)
+app.command(cls=Verb)(comparing.compare)
 app.command()(looking.algorithms)
 app.command()(checking.check)
-app.command()(auditing.audit)
+app.command(cls=Verb)(auditing.audit)
 app.add_typer(data.app, name="data")
 app.add_typer(privacy.app, name="privacy")
 app.command()(machine.doctor)

@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from sordino.cli.options import Json, Quiet, Track
+from sordino.cli.words import experiment_and_changes
 
 if TYPE_CHECKING:
     from sordino.training import Ended
@@ -50,15 +51,12 @@ def run(
     """Run a federation. Without arguments: real handwritten digits on 20 clients, private, in under a minute."""
     from sordino import config
 
-    words = what or []
-    files = [word for word in words if "=" not in word]
-    if len(files) > 1:
-        raise typer.BadParameter(f"one experiment at a time, got {', '.join(files)}")
-    overrides = [word for word in words if "=" in word] + (set_ or [])
+    file, overrides = experiment_and_changes(what or [])
+    overrides += set_ or []
     if seed is not None:
         overrides.append(f"seed={seed}")
     crash = _faults(chaos, overrides)
-    experiment = config.load(Path(files[0]) if files else None, overrides)
+    experiment = config.load(Path(file) if file is not None else None, overrides)
 
     def go(watch: Any) -> Ended:
         from sordino.training import fresh_folder, start
