@@ -368,7 +368,7 @@ def _section(table: Table, place: str) -> Iterable[str]:
     """The keys that a section has, or was given."""
     given = table.get(place)
     if place == "data":  # of other sources nobody speaks
-        return sources.keys(given.get("source", "digits") if isinstance(given, dict) else given)
+        return sources.keys(given.get("source", "digits") if isinstance(given, dict) else "digits")
     return [*_fields(place), *(given if isinstance(given, dict) else ())]
 
 

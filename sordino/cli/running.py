@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -132,5 +133,8 @@ def _show_run(go: Any, track: list[str], as_json: bool, quiet: bool) -> None:
             out.print(f"[yellow]note[/yellow] {escape(note)}")
         out.print(f"Everything is in [bold]{escape(str(result.folder))}[/bold].")
     if result.interrupted:
-        Console(stderr=True).print(f"Stopped at a safe point. Continue with: sordino resume {result.folder}")
+        with contextlib.suppress(OSError):  # a terminal that hung up reads no more
+            Console(stderr=True, soft_wrap=True, highlight=False).print(
+                f"Stopped at a safe point. Continue with: sordino resume {escape(str(result.folder))}"
+            )
         raise typer.Exit(130)
