@@ -6,6 +6,7 @@ import inspect
 import random
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
+from sordino import sources
 from sordino.algorithms import ALGORITHMS
 from sordino.config import Chaos, Data, Evaluation, Privacy, Slow
 from sordino.engine.personal import COHORTS
@@ -20,6 +21,7 @@ STRANGE: list[Any] = [
     [[], []], {"a": 1}, {"name": "x"}, "none", "client", "example", 100_000,
 ]  # fmt: skip
 CHEAP: dict[str, Any] = {"clients": 4, "dim": 3, "largest": 30}
+SMALL: dict[str, Table] = {"vhl": {"per_class": 3, "width": 8}}  # what is dear as it comes
 
 
 def table(rng: random.Random) -> Table:
@@ -28,7 +30,7 @@ def table(rng: random.Random) -> Table:
     made: Table = {
         "rounds": 1,
         "seed": rng.randrange(3),
-        "data": {"source": source, **({"train": 60, "test": 20} if source == "digits" else {}), **_some(Data, rng, 0.02)},
+        "data": {"source": source, **({"train": 60, "test": 20} if source == "digits" else {}), **_some(Data, rng, 0.06, sources.keys(source) if rng.random() < 0.9 else None)},
         "partition": {"scheme": "natural"} if source != "digits" and rng.random() < 0.8 else _chosen(SCHEMES, rng, "scheme"),
         "algorithm": _chosen(ALGORITHMS, rng),
         "privacy": _some(Privacy, rng, 0.05) | ({"epsilon": rng.choice([0.5, 4.0, 50.0])} if rng.random() < 0.3 else {}),
@@ -60,7 +62,7 @@ def table(rng: random.Random) -> Table:
 
 def _chosen(choices: Any, rng: random.Random, key: str = "name") -> Table:
     name = rng.choice(sorted(choices))
-    return {key: name, **_settings(choices[name], rng)}
+    return {key: name, **SMALL.get(name, {}), **_settings(choices[name], rng)}
 
 
 def _settings(made: Any, rng: random.Random) -> Table:
@@ -75,11 +77,13 @@ def _settings(made: Any, rng: random.Random) -> Table:
     return found
 
 
-def _some(section: Any, rng: random.Random, share: float) -> Table:
+def _some(section: Any, rng: random.Random, share: float, among: set[str] | None = None) -> Table:
     return {
         name: _value(field.annotation, rng)
         for name, field in section.model_fields.items()
-        if name not in ("source", "path", "ledger", "cache", "network", "executor", "schedule") and rng.random() < share
+        if name not in ("source", "path", "ledger", "cache", "network", "executor", "schedule")
+        and (among is None or name in among)
+        and rng.random() < share
     }
 
 
