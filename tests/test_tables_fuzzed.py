@@ -16,7 +16,7 @@ from sordino.assemble import Parts
 from sordino.errors import SordinoError
 from sordino.training import start
 
-FAST, WHOLE = 40, 3000
+FAST, WHOLE = 60, 3000
 
 
 def ends(seed: int, folder: Path) -> str:
