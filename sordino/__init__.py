@@ -58,8 +58,10 @@ def compare(
     *experiments: str | Path, seeds: int = 3, out: str | Path = "runs/compare", target: float | None = None
 ) -> Comparison:
     """Run experiment files over the same seeds: `sordino.compare("a.toml", "b.toml")`, or a sweep, `compare("a.toml", "lr=0.01,0.1")`."""
+    from sordino.comparing import check_words
     from sordino.comparing import compare as compare_
 
+    check_words(experiments)
     files = [Path(word) for word in experiments if isinstance(word, Path) or "=" not in word]
     changes = [word for word in experiments if isinstance(word, str) and "=" in word]
     return compare_(files, seeds, Path(out), changes, target)

@@ -6,7 +6,6 @@ ledgers of their own know nothing of each other's training, as all such runs.
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ from sordino.assemble import Parts
 from sordino.engine import checkpoint
 from sordino.engine.checkpoint import atomic_write
 from sordino.errors import RunError
-from sordino.folder import CANDIDATES, PREPARATION, check_is_run
+from sordino.folder import CANDIDATES, PREPARATION, check_is_run, read_environment
 from sordino.ledger.ledger import Entry, State
 from sordino.ledger.notes import under
 from sordino.receipt import opened
@@ -35,7 +34,7 @@ def check_source(parts: Parts, source: Path) -> None:
             fix="leave --prepared out",
             code="nothing-prepared",
         )
-    made = json.loads((source / "environment.json").read_text())["sordino"]
+    made = read_environment(source)["sordino"]
     mine, its = _depends(parts, __version__), _depends(other, made)
     differs = [name for name in mine | its if mine.get(name) != its.get(name)]
     if differs:

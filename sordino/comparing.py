@@ -143,6 +143,18 @@ class Comparison:
         return pages.snippet(self.table, self.choosing)
 
 
+def check_words(words: Sequence[object]) -> None:
+    """What Python may hand over."""
+    for word in words:
+        if not isinstance(word, str | Path):
+            raise ConfigError(
+                f"a {type(word).__name__} cannot be compared",
+                why="a comparison is of experiment files, so that it can be made again",
+                fix='give paths and changes: sordino.compare("a.toml", "b.toml", "lr=0.01,0.1")',
+                code="not-an-experiment-file",
+            )
+
+
 def compare(
     files: Sequence[Path],
     seeds: int,

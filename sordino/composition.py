@@ -100,13 +100,6 @@ class Composition(Holdings):
     @cached_property
     def task(self) -> Task:
         augment = self.experiment.data.augment
-        if augment != "none" and self.dataset.kind != "image":
-            raise ConfigError(
-                f"data.augment = {augment!r} with data.source = {self.experiment.data.source!r}",
-                why="only images can be cut and mirrored",
-                fix="leave data.augment out",
-                code="nothing-to-augment",
-            )
         if self.dataset.classes == 0:
             return Quadratic(self.dataset.shape[0] // 2)
         options = {k: v for k, v in self.experiment.model.items() if k not in ("name", "options")}

@@ -7,7 +7,6 @@ schema, so an algorithm file is all there is to write.
 from __future__ import annotations
 
 import copy
-import difflib
 import hashlib
 import inspect
 import json
@@ -21,8 +20,9 @@ from typing import Any, Literal, TypeVar, get_type_hints
 import tomli_w
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 
-from sordino import own
+from sordino import own, sources
 from sordino.errors import ConfigError, UnsoundGuarantee
+from sordino.wording import check_keys, nearest, sweep, wrong
 
 T = TypeVar("T")
 Table = dict[str, Any]
@@ -121,6 +121,7 @@ class Engine(Section):
     )
     workers: int = 2
     threads: int = 1  # torch threads per process
+    deadline_s: float | None = Field(default=None, gt=0)  # of `processes`: the work of one client takes no longer
     checkpoint_every: int = 1
     cache: str | None = None  # a directory for candidates that are dear to make; none: one of the user's own
     network: Network = Network()
@@ -205,13 +206,21 @@ def validate(table: Table) -> Experiment:
     try:
         experiment = Experiment.model_validate(table)
     except ValidationError as error:
-        raise _friendly(error, "the experiment") from None
+        raise wrong(error, "the experiment", {place: _fields(place) for place in Experiment.model_fields}) from None
     for place, low in LOWEST.items():
         value: Any = experiment
         for part in place.split("."):
             value = getattr(value, part)
         if value < low:
             raise ConfigError(f"{place} is {value}", why=f"it must be at least {low}", code="out-of-range")
+    sources.check(experiment.data.source, experiment.data.model_dump(exclude_defaults=True))
+    if experiment.engine.deadline_s is not None and experiment.engine.executor != "processes":
+        raise ConfigError(
+            f"engine.deadline_s with engine.executor = {experiment.engine.executor!r}",
+            why="only a process of its own can be given up",
+            fix='engine.executor = "processes", or leave the deadline out',
+            code="deadline-needs-processes",
+        )
     return experiment
 
 
@@ -221,7 +230,15 @@ def build(table: Mapping[str, Any], choices: Mapping[str, Callable[..., T]], whe
     name = rest.pop(key, None)
     if not isinstance(name, str) or name not in choices:
         raise ConfigError(
-            f"[{where}] {key} = {name!r} is not known", fix=_nearest(str(name), choices), code="unknown-choice"
+            f"[{where}] {key} = {name!r} is not known", fix=nearest(str(name), choices), code="unknown-choice"
+        )
+    if rest and not parameters(choices[name]):
+        takers = [other for other in choices if rest.keys() <= parameters(choices[other]).keys()]
+        raise ConfigError(
+            f"[{where}] {name} has no key {next(iter(rest))!r}",
+            why=f"{name} takes no settings",
+            fix=f"choose one that does: {where}.{key}={' or '.join(takers)}" if takers else "leave it out",
+            code="unknown-key",
         )
     return filled(choices[name], rest, f"[{where}] {name}")
 
@@ -233,7 +250,7 @@ def filled(made: Callable[..., T], table: Mapping[str, Any], where: str) -> T:
     try:
         values = _model(made).model_validate(table)
     except ValidationError as error:
-        raise _friendly(error, where) from None
+        raise wrong(error, where, {}) from None
     return made(**{field: getattr(values, field) for field in fields if field in table})
 
 
@@ -260,7 +277,18 @@ def _read(path: Path) -> Table:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ConfigError(
-            f"no experiment file {path}", fix="`sordino run` without a file runs the default one", code="no-file"
+            f"no experiment file {path}",
+            fix=f"a setting is written {path}=VALUE"
+            if str(path) in Experiment.model_fields
+            else "`sordino run` without a file runs the default one",
+            code="no-file",
+        ) from None
+    except IsADirectoryError:
+        run = (path / "experiment.toml").is_file()
+        raise ConfigError(
+            f"{path} is a {'run ' * run}folder, not an experiment file",
+            fix=f"the experiment of that run is {path / 'experiment.toml'}" if run else "name a file in TOML",
+            code="no-file",
         ) from None
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(
@@ -306,20 +334,23 @@ def _set(table: Table, path: str, value: Any) -> None:
 
 def _word(override: str, text: str) -> str:
     """A bare word is a text; several numbers are a sweep, which one run cannot be."""
+    if text.lstrip().startswith(("{", "[", '"', "'")):
+        raise ConfigError(
+            f"{override!r} is not valid TOML",
+            why="a bracket or a quote that opens has to close, and texts inside brackets need quotes of their own",
+            fix="""quote the whole for the shell: 'algorithm={name = "fedavg", lr = 0.1}'""",
+            code="bad-override",
+        )
     try:
         several = len(tomllib.loads(f"v = [{text}]")["v"]) > 1
     except tomllib.TOMLDecodeError:
         return text
     if several:
-        raise ConfigError(f"{override!r} has several values", why=SWEEP, fix=_sweep(override), code="sweep-in-a-run")
+        raise ConfigError(f"{override!r} has several values", why=SWEEP, fix=sweep(override), code="sweep-in-a-run")
     return text
 
 
 SWEEP = "one run has one value of everything; a sweep is a comparison of several runs"
-
-
-def _sweep(setting: str) -> str:
-    return f"sordino compare EXPERIMENT.toml --set {setting}"
 
 
 def _owner(table: Table, key: str) -> list[str]:
@@ -344,45 +375,13 @@ def _owner(table: Table, key: str) -> list[str]:
 def _section(table: Table, place: str) -> Iterable[str]:
     """The keys that a section has, or was given."""
     given = table.get(place)
-    fields = getattr(Experiment.model_fields[place].annotation, "model_fields", {})
-    return [*fields, *(given if isinstance(given, dict) else ())]
+    if place == "data":  # of other sources nobody speaks
+        return sources.keys(given.get("source", "digits") if isinstance(given, dict) else "digits")
+    return [*_fields(place), *(given if isinstance(given, dict) else ())]
 
 
-def check_keys(table: Mapping[str, Any], known: Iterable[str], where: str) -> None:
-    names = list(known)
-    for key in table:
-        if key not in names:
-            raise ConfigError(f"{where} has no key {key!r}", fix=_nearest(key, names), code="unknown-key")
-
-
-def _nearest(word: str, names: Iterable[str]) -> str:
-    listed = list(names)
-    close = difflib.get_close_matches(word, listed, n=1)
-    return f"did you mean {close[0]!r}?" if close else f"one of: {', '.join(listed)}"
-
-
-def _friendly(error: ValidationError, where: str) -> ConfigError:
-    first, *others = error.errors()
-    loc, why = first["loc"], [first["msg"]]
-    if first["type"] == f"{str(loc[-1]).partition('[')[0]}_type":  # one of several types that it may have
-        why += [other["msg"] for other in others if other["loc"][:-1] == loc[:-1]]
-        loc = loc[:-1]
-    place = ".".join(str(part) for part in loc)
-    if first["type"] == "extra_forbidden":
-        section = Experiment.model_fields.get(str(first["loc"][0]))
-        names = getattr(section.annotation, "model_fields", {}) if section else {}
-        return ConfigError(
-            f"{where} has no key {place!r}", fix=_nearest(str(first["loc"][-1]), names), code="unknown-key"
-        )
-    if first["type"] == "missing":
-        return ConfigError(f"{where} needs {place}", fix=f"set {place}", code="wrong-type")
-    listed = isinstance(first["input"], tuple | list)
-    return ConfigError(
-        f"{where}: {place} = {first['input']!r}",
-        why=", or ".join(why),
-        fix=_sweep(f"{place}={','.join(map(str, first['input']))}") if listed else "",
-        code="wrong-type",
-    )
+def _fields(place: str) -> Iterable[str]:
+    return list(getattr(Experiment.model_fields[place].annotation, "model_fields", {}))
 
 
 def _without_none(value: Any) -> Any:

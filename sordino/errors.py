@@ -2,7 +2,8 @@
 
 SordinoError                 a ValueError that says what, why and what to do; `code` names the refusal
 |- ConfigError      exit 2   unknown key, wrong type, value out of range, module that does not import
-|  `- BackendUnavailable     an optional package that is missing or does not work here
+|  |- BackendUnavailable     an optional package that is missing or does not work here
+|  `- OwnCodeError           a model or an algorithm of the user's own that fails
 |- DataError        exit 3   missing, corrupt or unfitting data
 |  |- PartitionError         a split that cannot be made; the message names the bound that fails
 |  |- DomainError            a value outside the range that a mechanism is defined on
@@ -59,6 +60,10 @@ class ConfigError(SordinoError):
 
 
 class BackendUnavailable(ConfigError):
+    pass
+
+
+class OwnCodeError(ConfigError):
     pass
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fcntl
-import json
 import os
 from pathlib import Path
 from typing import Any
@@ -11,8 +10,10 @@ from typing import Any
 from sordino.errors import RunError
 from sordino.runs.metrics import FILE
 from sordino.runs.private import FOLDER
+from sordino.shapes import Cost, Environment, Evaluated, Prepared, Receipt, Round, Shape, damaged, parsed
 
 Row = dict[str, Any]
+FROM_A_COPY = "put the file back from a copy, or start the run anew in another folder"
 COSTS = "costs.jsonl"
 PREPARATION = "preparation.jsonl"  # one row per round of the phases before the training
 CANDIDATES = "candidates.json"  # how the server's own images were made
@@ -23,10 +24,10 @@ LOCKS = Path("/proc/locks")  # of Linux: who holds what, readable without holdin
 def read_metrics(folder: Path) -> list[Row]:
     """All that this user may see: with what an evaluator keeps in the private folder, and with the seconds that sums and rounds took, which are no part of the result."""
     own = folder / FOLDER
-    evaluated = {row["round"]: row for row in _rows(own / FILE)}
-    rows = [row | evaluated.get(row["round"], {}) for row in _rows(folder / FILE)]
+    evaluated = {row["round"]: row for row in _rows(own / FILE, Evaluated)}
+    rows = [row | evaluated.get(row["round"], {}) for row in read_public_metrics(folder)]
     took = dict[int, Row]()
-    for cost in [*_rows(folder / COSTS), *_rows(own / COSTS)]:
+    for cost in [*_rows(folder / COSTS, Cost), *_rows(own / COSTS, Cost)]:
         took[cost["round"]] = took.get(cost["round"], {}) | cost
     for row in rows:
         cost = took.get(row["round"], {})
@@ -39,41 +40,69 @@ def read_metrics(folder: Path) -> list[Row]:
 
 def read_public_metrics(folder: Path) -> list[Row]:
     """What may be shown to whom the statement names."""
-    return _rows(folder / FILE)
+    return _rows(folder / FILE, Round)
 
 
 def read_preparation(folder: Path) -> list[Row]:
-    return _rows(folder / PREPARATION)
+    return _rows(folder / PREPARATION, Prepared)
 
 
-def _rows(path: Path) -> list[Row]:
+def _rows(path: Path, shape: type[Shape]) -> list[Row]:
+    if not path.exists():
+        return []
     # what follows the last newline is the row that a kill cut short
-    return [json.loads(line) for line in path.read_text().split("\n")[:-1]] if path.exists() else []
+    return [parsed(path, line, shape, FROM_A_COPY) for line in _text(path).split("\n")[:-1]]
+
+
+def _text(path: Path, fix: str = FROM_A_COPY) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise damaged(path, str(error), fix) from None
+
+
+def read_environment(folder: Path) -> dict[str, Any]:
+    path = folder / "environment.json"
+    return parsed(path, _text(path), Environment, FROM_A_COPY)
+
+
+def read_notes(folder: Path) -> list[str]:
+    """What the user was told of a run and no table shows."""
+    path = folder / "log.txt"
+    return _text(path).splitlines() if path.exists() else []
 
 
 def read_receipt(folder: Path) -> dict[str, Any]:
-    try:
-        receipt = json.loads((folder / "privacy.json").read_text())
-        if not isinstance(receipt, dict) or not isinstance(receipt.get("guarantees"), list):
-            raise ValueError("it is not an object with guarantees")
-    except (OSError, ValueError) as error:
-        raise RunError(
-            f"{folder} has no readable receipt",
-            why=str(error),
-            fix=f"`sordino resume {folder}` finishes the run; `sordino privacy spent {folder}` says what it spent so far",
-            code="no-receipt",
-        ) from None
-    return receipt
+    path = folder / "privacy.json"
+    fix = f"`sordino privacy spent {folder}` says what it spent; `sordino resume {folder}` finishes it and writes the receipt again"
+    if not path.exists():
+        raise RunError(f"{folder} has no receipt yet", why="it is written when a run ends", fix=fix, code="no-receipt")
+    return parsed(path, _text(path, fix), Receipt, fix)
+
+
+def is_run(folder: Path) -> bool:
+    return (folder / "experiment.toml").is_file() and (folder / "environment.json").is_file()
 
 
 def check_is_run(folder: Path) -> None:
-    if not (folder / "experiment.toml").is_file() or not (folder / "environment.json").is_file():
+    if not is_run(folder):
         raise RunError(
             f"{folder} is not a run folder",
-            why="it has no experiment.toml",
-            fix="`sordino list` shows the runs",
+            why=_why_not(folder),
+            fix="`sordino list` shows the runs in runs/, `sordino list FOLDER` those elsewhere",
             code="not-a-run",
         )
+
+
+def _why_not(folder: Path) -> str:
+    if folder.is_symlink() and not folder.exists():
+        return f"it is a link that leads nowhere: to {os.readlink(folder)}"
+    if not folder.exists():
+        return "there is nothing of that name"
+    if not folder.is_dir():
+        return "it is a file"
+    missing = [name for name in ("experiment.toml", "environment.json") if not (folder / name).is_file()]
+    return f"it has no {' and no '.join(missing)}"
 
 
 def in_use(folder: Path) -> bool:

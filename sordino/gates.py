@@ -13,7 +13,8 @@ from typing import Any, Literal
 
 from sordino.compression.block_sum import BlockSum
 from sordino.compression.sensing import Sensing
-from sordino.config import build, check_keys
+from sordino.config import build
+from sordino.errors import ConfigError
 from sordino.privacy.as_published import OwnNorm, UpdateLevel, UserLevel
 from sordino.privacy.coordinate_laplace import ClipCoordinates, CoordinateLaplace, Flag
 from sordino.privacy.episodes import CellGradient
@@ -30,6 +31,7 @@ from sordino.privacy.stages import Clip, Noise, Stage, Weigh
 from sordino.secure.layout import Layout
 from sordino.types import Neighbours, Reader
 from sordino.uplink import Uplink
+from sordino.wording import check_keys
 
 Law = Literal["gaussian", "gaussian_classic", "laplace"]
 LAWS: dict[str, GaussianNoise | LaplaceNoise] = {
@@ -131,11 +133,18 @@ def uplink(table: Mapping[str, Any] | list[Any]) -> Uplink:
     table = {"client": table} if isinstance(table, list) else table
     check_keys(table, ("client", "server", "denominator"), "[uplink]")
     return Uplink(
-        client=tuple(_stage(stage, "uplink.client") for stage in table.get("client", [])),
-        server=tuple(_stage(stage, "uplink.server") for stage in table.get("server", [])),
+        client=_stages(table.get("client", []), "uplink.client"),
+        server=_stages(table.get("server", []), "uplink.server"),
         denominator=table.get("denominator"),
     )
 
 
-def _stage(given: Mapping[str, Any] | str, where: str) -> Stage:
-    return build({"name": given} if isinstance(given, str) else given, STAGES, where)
+def _stages(given: Any, where: str) -> tuple[Stage, ...]:
+    if not isinstance(given, list) or not all(isinstance(stage, str | Mapping) for stage in given):
+        raise ConfigError(
+            f"{where} = {given!r}",
+            why="it is a list of stages, each a name or a table with a name",
+            fix=f'for example {where} = ["weigh"], or {where} = [{{name = "clip", radius = 1.0}}]',
+            code="wrong-type",
+        )
+    return tuple(build({"name": one} if isinstance(one, str) else one, STAGES, where) for one in given)

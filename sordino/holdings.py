@@ -18,7 +18,7 @@ from sordino import keys, public_inputs
 from sordino.candidates import SOURCES as CANDIDATES
 from sordino.candidates import Candidates, Source, Wanted, store
 from sordino.candidates.wanted import DISCLOSED
-from sordino.config import Experiment, build, check_keys, filled, parameters
+from sordino.config import Experiment, build, filled, parameters
 from sordino.data import SOURCES, Dataset
 from sordino.data.reserve import Reserved, reserve, resized, smaller
 from sordino.data.schema import Schema
@@ -27,6 +27,7 @@ from sordino.partition.rows import Rows
 from sordino.partition.schemes import SCHEMES, Natural, Scheme
 from sordino.runs.agreement import Agreement
 from sordino.types import Examples
+from sordino.wording import check_keys
 
 
 class Asked(NamedTuple):
@@ -159,13 +160,6 @@ class Holdings:
                 raise ConfigError(
                     f"data.source = {data.source!r} needs data.{name}", fix=f"set data.{name}", code="missing-key"
                 )
-        if data.merge and data.source != "images":
-            raise ConfigError(
-                f"data.merge = true with data.source = {data.source!r}",
-                why="only images come as a training and a test set of their own that could be put together",
-                fix="leave data.merge out",
-                code="nothing-to-merge",
-            )
         held = {} if data.test_fraction is None else {"test_fraction": data.test_fraction}
         many = {} if data.clients is None else {"clients": data.clients}
         takes: Mapping[str, Mapping[str, Any]] = {

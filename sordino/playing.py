@@ -153,6 +153,7 @@ def executor(
                 engine.workers,
                 lambda t: clients.header(t, -1),
                 engine.network.timeout_s,
+                engine.deadline_s,
             )
         )
         if begun is not None:

@@ -17,7 +17,7 @@ from sordino import config
 from sordino.assemble import Parts
 from sordino.engine.checkpoint import atomic_write
 from sordino.engine.federation import Federation
-from sordino.errors import RunError
+from sordino.folder import check_is_run, read_environment
 from sordino.ledger.currency import UNIT
 from sordino.ledger.ledger import EVERYONE
 from sordino.ledger.notes import SYSTEM, simulated
@@ -148,11 +148,8 @@ def some_of(clients: int, most: int | None) -> Sequence[int]:
 
 def opened(folder: Path) -> tuple[Parts, Federation]:
     """What is public of a run, and its federation on the ledger it used: no data are read."""
-    try:
-        environment = json.loads((folder / "environment.json").read_text())
-        run, place = environment["run"], ledger_of(folder)
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise RunError(f"{folder} is not a run folder", why=str(error), code="not-a-run") from None
+    check_is_run(folder)
+    run, place = read_environment(folder)["run"], ledger_of(folder)
     parts = Parts(config.load(folder / "experiment.toml"), agreed=Agreement.read(folder))
     if not place.exists():
         raise missing(place)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from sordino import config
 from sordino.errors import ConfigError, RunError
-from sordino.folder import check_is_run, numbers, read_metrics, read_preparation, read_receipt
+from sordino.folder import check_is_run, numbers, read_metrics, read_notes, read_preparation, read_receipt
 from sordino.ledger.books import EVERYONE
 from sordino.report.runs import promise
 
@@ -184,8 +184,7 @@ class Result:
 def open_run(folder: str | Path) -> Result:
     """A run that lies on disk: finished, stopped, or still going on in another process."""
     check_is_run(Path(folder))
-    log = Path(folder) / "log.txt"
-    return Result(Path(folder), log.read_text(encoding="utf-8").splitlines() if log.exists() else [])
+    return Result(Path(folder), read_notes(Path(folder)))
 
 
 def _pandas() -> Any:

@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 import safetensors.torch
 import torch
 
-from sordino import config, tree
+from sordino import config, own, tree
 from sordino.adoption import adopt, check_source
 from sordino.assemble import Parts, settle
 from sordino.audible import drowning
@@ -37,7 +37,7 @@ from sordino.engine.checkpoint import atomic_write
 from sordino.engine.federation import Federation
 from sordino.engine.memory import keep_freed_memory
 from sordino.errors import BudgetExhausted, RunError
-from sordino.folder import CANDIDATES, COSTS, check_is_run, read_metrics
+from sordino.folder import CANDIDATES, COSTS, check_is_run, is_run, read_environment, read_metrics
 from sordino.ledger.ledger import Ledger, of_run
 from sordino.ledger.notes import SYSTEM, parsed
 from sordino.playing import Begun, Metrics, Phase, Standing, computed, executor, row_of, stands
@@ -88,7 +88,7 @@ def start(
         raise RunError(
             f"{folder} already exists",
             why="a run folder belongs to one run",
-            fix=f"`sordino resume {folder}` continues it; otherwise choose another --out",
+            fix="choose another --out" + (f"; `sordino resume {folder}` continues it" if is_run(folder) else ""),
             code="run-exists",
         )
     if prepared is not None:
@@ -108,6 +108,8 @@ def _found(folder: Path, parts: Parts, prepared: Path | None) -> None:
     """The run folder with what `resume` needs: it appears whole or not at all."""
     experiment, young = parts.experiment, folder.with_name(f".{folder.name}.{secrets.token_hex(4)}")
     try:
+        parents = list(folder.absolute().parents)
+        around = parents[: 1 + next(i for i, parent in enumerate(parents) if parent.exists())]
         young.mkdir(parents=True)
         atomic_write(young / "experiment.toml", experiment.toml().encode())
         atomic_write(young / "environment.json", json.dumps(_environment(experiment, prepared), indent=2).encode())
@@ -119,6 +121,8 @@ def _found(folder: Path, parts: Parts, prepared: Path | None) -> None:
             private.share_key(shared, parts.data_key)
         parts.agreement().write(young)
         young.rename(folder)
+        for parent in around:
+            checkpoint.sync(parent)
     except OSError as error:
         raise RunError(
             f"cannot create {folder}", why=error.strerror or str(error), fix="choose another --out", code="not-writable"
@@ -156,7 +160,7 @@ def resume(
 
 def _check_unedited(experiment: Experiment, folder: Path) -> None:
     """What a run has promised it has promised under one experiment: how it is computed ([engine]) may change, and nothing else."""
-    environment = json.loads((folder / "environment.json").read_text())
+    environment = read_environment(folder)
     now: tuple[str, str] = (experiment.digest(), experiment.privacy.noise)
     said: list[tuple[str, str]] = [(environment["config"], now[1])]
     if (place := ledger_of(folder)).exists():
@@ -182,7 +186,7 @@ def _train(
     experiment = parts.experiment
     torch.set_num_threads(experiment.engine.threads)
     keep_freed_memory()
-    environment = json.loads((folder / "environment.json").read_text())
+    environment = read_environment(folder)
     run = environment["run"]
     with _locked(folder), _on_disk(folder), contextlib.ExitStack() as stack:
         ledger, real = ledger_of(folder), experiment.privacy.noise == SYSTEM
@@ -191,6 +195,8 @@ def _train(
         def prepared(mine: Parts, rules: Federation, row: Metrics) -> None:
             if row["active"] and not row["answered"]:
                 silent.append(f"phase {mine.phase}, round {row['round']}: nobody could take part")
+            silent.extend(f"phase {mine.phase}, {remark}" for remark in rules.remarks)
+            rules.remarks.clear()
             if watch is not None:
                 watch(Progress(0, experiment.rounds, row, folder, mine, rules))
 
@@ -267,7 +273,7 @@ def _train(
 def _ended(
     parts: Parts, folder: Path, federation: Federation, server: Any, notes: list[str], interrupted: bool
 ) -> Ended:
-    made = _finish(parts, folder, federation, server)
+    made, notes = _finish(parts, folder, federation, server), [*federation.remarks, *notes]
     with open(folder / "log.txt", "a", encoding="utf-8") as log:
         log.writelines(f"{note}\n" for note in notes)
     return Ended(folder, read_metrics(folder), made, notes, interrupted)
@@ -288,7 +294,10 @@ def _finish(parts: Parts, folder: Path, federation: Federation, server: Any) -> 
 
 @contextlib.contextmanager
 def _patience() -> Iterator[Callable[[], bool]]:
-    """A first Ctrl-C waits for the end of the round, a second one stops at once."""
+    """A first Ctrl-C waits for the end of the round, a second one stops at once.
+
+    So do SIGTERM and, unless somebody (nohup) had it ignored, SIGHUP. SIGQUIT ends at once.
+    """
     pressed = 0
 
     def press(number: int, frame: FrameType | None) -> None:
@@ -296,22 +305,29 @@ def _patience() -> Iterator[Callable[[], bool]]:
         pressed += 1
         if pressed > 1:
             raise KeyboardInterrupt
-        os.write(2, b"stopping after this round; Ctrl-C again stops at once\n")
+        again = "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
+        with contextlib.suppress(OSError):  # with the terminal went whoever could read it
+            os.write(2, f"stopping after this round; {again} again stops at once\n".encode())
 
     if threading.current_thread() is not threading.main_thread():  # only the main thread has signals to wait for
         yield lambda: False
         return
-    before = signal.signal(signal.SIGINT, press)
+    waits: list[int] = [signal.SIGINT, signal.SIGTERM]
+    waits += [signal.SIGHUP] if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN else []
+    before = {number: signal.signal(number, press) for number in waits}
+    before[signal.SIGQUIT] = signal.signal(signal.SIGQUIT, signal.SIG_DFL)
     try:
         yield lambda: pressed > 0
     finally:
-        signal.signal(signal.SIGINT, before)
+        for number, action in before.items():
+            signal.signal(number, action)
 
 
 @contextlib.contextmanager
 def _on_disk(folder: Path) -> Iterator[None]:
     try:
-        yield
+        with own.blamed():
+            yield
     except OSError as error:
         raise RunError(
             f"cannot write in {folder}",

@@ -8,20 +8,23 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
+import select
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import safetensors.torch
 import torch
 
-from sordino import config, keys
+from sordino import config, keys, own
 from sordino.assemble import Parts
 from sordino.engine import checkpoint
 from sordino.engine.client import Clients
 from sordino.engine.emulated import Emulated
-from sordino.engine.lines import read, write
+from sordino.engine.lines import failed, read, write
 from sordino.engine.memory import keep_freed_memory
 from sordino.errors import SordinoError
 from sordino.folder import HANDED
@@ -36,28 +39,41 @@ def serve(parts: Parts, clients: Clients, place: Path, name: str, incoming: IO[b
     while (frame := read(incoming)) is not None:
         command = json.loads(frame)
         try:
-            if command["do"] == "round":
-                message = read(incoming)
-                assert message is not None
-                slowly = Emulated(**parts.experiment.engine.network.model_dump(exclude={"timeout_s"}))
-                slowly.receive(message)
-                for answer in slowly.computed(_round(parts, clients, command, message)):
-                    slowly.send(answer)
-                    write(outgoing, answer)
-            elif command["do"] == "score":
-                message = read(incoming)
-                assert message is not None
-                write(outgoing, json.dumps(clients.answer_scores(command, message)).encode())
-            elif command["do"] == "save":
-                checkpoint.save(place / name, command["step"], clients.states.trees(), {})
-                write(outgoing, b"saved")
-            else:
-                loaded = checkpoint.load(Path(command["place"]) / name, parts.state, at=command["step"])
-                assert loaded is not None
-                clients.states = parts.states(place, loaded)
-                write(outgoing, b"restored")
+            with own.blamed():
+                _obey(parts, clients, place, name, command, incoming, outgoing)
         except SordinoError as error:
-            write(outgoing, b"ERROR " + str(error).encode())
+            write(outgoing, failed(error))
+
+
+def _obey(
+    parts: Parts,
+    clients: Clients,
+    place: Path,
+    name: str,
+    command: dict[str, Any],
+    incoming: IO[bytes],
+    outgoing: IO[bytes],
+) -> None:
+    if command["do"] == "round":
+        message = read(incoming)
+        assert message is not None
+        slowly = Emulated(**parts.experiment.engine.network.model_dump(exclude={"timeout_s"}))
+        slowly.receive(message)
+        for answer in slowly.computed(_round(parts, clients, command, message)):
+            slowly.send(answer)
+            write(outgoing, answer)
+    elif command["do"] == "score":
+        message = read(incoming)
+        assert message is not None
+        write(outgoing, json.dumps(clients.answer_scores(command, message)).encode())
+    elif command["do"] == "save":
+        checkpoint.save(place / name, command["step"], clients.states.trees(), {})
+        write(outgoing, b"saved")
+    else:
+        loaded = checkpoint.load(Path(command["place"]) / name, parts.state, at=command["step"])
+        assert loaded is not None
+        clients.states = parts.states(place, loaded)
+        write(outgoing, b"restored")
 
 
 def _round(parts: Parts, clients: Clients, command: dict[str, object], message: bytes) -> Iterator[bytes]:
@@ -74,6 +90,17 @@ def _round(parts: Parts, clients: Clients, command: dict[str, object], message: 
 
 
 def main(arguments: list[str]) -> None:
+    commands, answers = _private_streams()
+    threading.Thread(target=_end_with_server, args=(commands.fileno(),), daemon=True).start()
+    with contextlib.suppress(BrokenPipeError):  # the server is gone: nobody is left to answer
+        try:
+            with own.blamed():
+                _begin(arguments, commands, answers)
+        except SordinoError as error:
+            write(answers, failed(error))
+
+
+def _begin(arguments: list[str], commands: IO[bytes], answers: IO[bytes]) -> None:
     folder, place, run, stage, first, step = arguments
     parts = Parts(config.load(Path(folder) / "experiment.toml"), stage=int(stage))
     torch.set_num_threads(parts.experiment.engine.threads)
@@ -81,9 +108,26 @@ def main(arguments: list[str]) -> None:
     which, handed = range(int(first), len(parts.sizes), int(step)), Path(folder) / HANDED
     given = safetensors.torch.load_file(handed) if not parts.prepares and handed.exists() else None
     clients = parts.clients(run, which, parts.states(Path(place)), secret_of(Path(folder)), given)
-    answers, sys.stdout = sys.stdout.buffer, sys.stderr  # what client code prints is no message
-    with contextlib.suppress(BrokenPipeError):  # the server is gone: nobody is left to answer
-        serve(parts, clients, Path(place), f"clients-{first}", sys.stdin.buffer, answers)
+    serve(parts, clients, Path(place), f"clients-{first}", commands, answers)
+
+
+def _private_streams() -> tuple[IO[bytes], IO[bytes]]:
+    """The standard streams carry frames. What client code, in whatever language, reads or prints is none of them: it reads nothing, and prints to the standard error."""
+    commands, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.close(nothing)
+    os.dup2(2, 1)
+    return commands, answers
+
+
+def _end_with_server(commands: int) -> None:
+    """A server that is gone leaves the pipe hung up, which a client that is at work, perhaps for ever, would not see."""
+    hung_up = select.poll()
+    hung_up.register(commands, 0)
+    while not hung_up.poll():
+        pass
+    os._exit(0)
 
 
 if __name__ == "__main__":

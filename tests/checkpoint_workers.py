@@ -95,7 +95,7 @@ def _arm(point: str, saves: int) -> None:
 
     vars(checkpoint)["open"] = opening
     os.replace = around("synced", os.replace, "replaced")
-    checkpoint._sync = around("", checkpoint._sync, "directory-synced")
+    checkpoint.sync = around("", checkpoint.sync, "directory-synced")
 
 
 def _overwrite(path: Path, data: bytes, private: bool = False) -> None:

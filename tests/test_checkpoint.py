@@ -409,7 +409,7 @@ def test_a_file_size_limit_raises_and_leaves_the_old(ask: Ask, tmp_path: Path) -
         (errno.ENOSPC, "disk-full"),
         (errno.EDQUOT, "disk-full"),
         (errno.EROFS, "not-writable"),
-        (errno.EIO, "not-writable"),
+        (errno.EIO, "disk-error"),
     ],
 )
 def test_every_failing_call_raises_and_leaves_the_old(

@@ -291,3 +291,73 @@ def test_a_disk_that_fills_between_checkpoints_is_said_to_be_full(
     resume(tmp_path / "run")
     start(load(None, [*SMALL, f"rounds={ROUNDS}"]), tmp_path / "whole")
     assert differences(trace(tmp_path / "whole"), trace(tmp_path / "run")) == []
+
+
+def test_metrics_are_synced_before_the_checkpoint_that_counts_on_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a power cut a checkpoint says how long the metrics are: bytes that were not synced would be missing."""
+    from sordino.config import load
+    from sordino.training import start
+
+    synced: dict[str, int] = {}
+    counted: list[tuple[int, int]] = []
+    fsync, replace = os.fsync, os.replace
+
+    def syncing(descriptor: int) -> None:
+        synced[os.readlink(f"/proc/self/fd/{descriptor}")] = os.fstat(descriptor).st_size
+        fsync(descriptor)
+
+    def replacing(source: Path, target: Path) -> None:
+        if Path(target).suffix == ".ckpt":
+            metrics = tmp_path / "run" / "metrics.jsonl"
+            counted.append((synced.get(str(metrics), 0), _counted(Path(source))))
+        replace(source, target)
+
+    monkeypatch.setattr(os, "fsync", syncing)
+    monkeypatch.setattr(os, "replace", replacing)
+    start(load(None, [*SMALL, "engine.checkpoint_every=2"]), tmp_path / "run")
+    assert len(counted) == 2
+    assert all(synced_bytes >= wanted > 0 for synced_bytes, wanted in counted)
+
+
+def _counted(checkpoint: Path) -> int:
+    data = checkpoint.read_bytes()
+    metadata = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])["__metadata__"]
+    return int(json.loads(metadata["state"])["meta"]["metrics_bytes"])
+
+
+@pytest.mark.parametrize("depth", ["run", "a/b/run"])
+def test_a_run_folder_is_durable_under_its_name_before_the_first_round(
+    depth: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A rename is durable when the folder around it is synced, and a new folder when the one around that is."""
+    from sordino.config import load
+    from sordino.training import Progress, start
+
+    out, calls = tmp_path / depth, list[str]()
+    fsync, rename = os.fsync, Path.rename
+
+    def syncing(descriptor: int) -> None:
+        calls.append(os.readlink(f"/proc/self/fd/{descriptor}"))
+        fsync(descriptor)
+
+    def renaming(self: Path, target: Path) -> Path:
+        calls.append(f"-> {target}")
+        return rename(self, target)
+
+    class Reached(BaseException):
+        pass
+
+    def reach(step: Progress) -> None:
+        raise Reached
+
+    monkeypatch.setattr(os, "fsync", syncing)
+    monkeypatch.setattr(Path, "rename", renaming)
+    with pytest.raises(Reached):
+        start(load(None, SMALL), out, reach)
+    begun = calls.index(f"-> {out}")
+    parents = [str(parent) for parent in out.parents if parent.is_relative_to(tmp_path)]
+    assert calls[begun + 1 : begun + 1 + len(parents)] == parents
+    written = [Path(name).name.split(".")[1] for name in calls[:begun] if name.endswith(".tmp")]
+    assert written == ["experiment", "environment"]

@@ -128,7 +128,7 @@ WRONG: dict[str, Wrong] = {
     "an empty part": Wrong(("privacy..epsilon=3",), 2, "unknown-key"),
     "through a number": Wrong(("rounds.x=3",), 2, "wrong-type", "rounds"),
     "no file": Wrong(("missing.toml",), 2, "no-file"),
-    "a folder as file": Wrong((".",), 2, "unreadable-file"),
+    "a folder as file": Wrong((".",), 2, "no-file", "folder"),
     "toml": Wrong(("e.toml",), 2, "bad-toml", "line 1", toml("rounds = = 3")),
     "not text": Wrong(
         ("e.toml",), 2, "unreadable-file", "", lambda here: (here / "e.toml").write_bytes(b"\xff\xfe\x00")

@@ -202,7 +202,7 @@ def test_training_and_test_images_go_together_and_every_pixel_has_its_scale(
 def test_only_images_are_put_together() -> None:
     with pytest.raises(ConfigError) as refusal:
         _ = Parts(config.validate({"data": {"merge": True}})).dataset
-    assert refusal.value.code == "nothing-to-merge"
+    assert refusal.value.code == "setting-of-another-source"
     quadratics = Parts(config.validate({"data": {"source": "quadratic"}, "partition": {"scheme": "natural"}}))
     assert list(quadratics.shares[1].sizes) == [1] * 10  # whose test rows are the training rows, all of them
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import math
@@ -10,6 +11,7 @@ import sqlite3
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
@@ -494,6 +496,25 @@ def test_a_commit_is_synced_and_the_pragmas_are_read_back(tmp_path: Path, monkey
     assert code_of(Ledger.open, tmp_path / "ledger", CHARTER) == "ledger-not-durable"
 
 
+def test_a_ledger_is_in_wal_mode_from_its_birth_and_for_whoever_opens_it_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A rollback journal in memory would lose the file in a power cut, and nobody who reopens it could tell."""
+    path = (tmp_path / "ledger").resolve()
+    storage._create(path, (b"hash", b"body"))
+    assert path.read_bytes()[18:20] == b"\2\2"  # read and write version: 2 is WAL (sqlite.org/fileformat.html)
+    path.unlink()
+    Ledger.open(path, CHARTER).close()
+    with closing(sqlite3.connect(path)) as other:
+        assert other.execute("PRAGMA journal_mode").fetchone() == ("wal",)
+    ask = storage._ask
+    for mode in ("memory", "off", "delete", "truncate", "persist"):
+        monkeypatch.setattr(
+            storage, "_ask", lambda c, pragma, mode=mode: mode if "journal_mode" in pragma else ask(c, pragma)
+        )
+        assert code_of(Ledger.open, path, CHARTER) == "ledger-not-durable"
+
+
 def test_the_file_is_append_only_and_holds_no_float(tmp_path: Path) -> None:
     path = tmp_path / "ledger"
     with Ledger.open(path, CHARTER, {"ada": cap([0.7])}) as ledger:
@@ -758,3 +779,32 @@ def test_errors_of_sqlite_never_escape(ledger: Ledger) -> None:
     ledger._db.execute("PRAGMA query_only = OFF")
     assert code_of(ledger.stored, "op", b"digest", b"payload") == "ledger-damaged"
     assert ledger.state("op") is State.RESERVED  # the record went back with the payload
+
+
+IO = [name for name in dir(sqlite3) if name.startswith("SQLITE_IOERR")]
+TOLD = {
+    "SQLITE_IOERR_WRITE": "ledger-disk-full",
+    "SQLITE_IOERR_SHMSIZE": "ledger-disk-full",
+    "SQLITE_IOERR_SHORT_READ": "ledger-damaged",  # the disk answers, and has less than was written
+    "SQLITE_IOERR_CORRUPTFS": "ledger-damaged",
+}
+
+
+@pytest.mark.parametrize("name", [*IO, "SQLITE_CORRUPT", "SQLITE_NOTADB", "SQLITE_FULL", "SQLITE_PROTOCOL"])
+def test_a_disk_that_fails_is_not_a_damaged_ledger(name: str) -> None:
+    others = {"SQLITE_FULL": "ledger-disk-full", "SQLITE_PROTOCOL": "ledger-busy"}
+    expected = (TOLD | others).get(name, "ledger-disk-error" if name in IO else "ledger-damaged")
+    error = sqlite3.OperationalError("disk I/O error")
+    error.sqlite_errorcode = getattr(sqlite3, name)
+    with pytest.raises(LedgerError) as refusal, storage.refusals():
+        raise error
+    assert refusal.value.code == expected
+    if expected == "ledger-disk-error":
+        assert "try again: nothing is lost" in refusal.value.fix
+        assert "restore" not in str(refusal.value)
+
+
+def test_an_input_output_error_of_the_system_is_one_of_the_disk() -> None:
+    with pytest.raises(LedgerError) as refusal, storage.refusals():
+        raise OSError(errno.EIO, "Input/output error")
+    assert refusal.value.code == "ledger-disk-error"

@@ -59,7 +59,7 @@ ECHO = (
 @pytest.fixture
 def line() -> Iterator[Line]:
     process = subprocess.Popen([sys.executable, "-c", ECHO], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-    yield Line(process, patient=False)
+    yield Line(process)
     process.kill()
     process.communicate()
 

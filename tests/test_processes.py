@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 import time
+from functools import partialmethod
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from sordino.engine import checkpoint, processes, wire
 from sordino.engine.client import Clients
 from sordino.engine.lines import LARGEST, read, write
 from sordino.engine.processes import Processes
-from sordino.errors import RunError, WireError
+from sordino.errors import RunError
 from sordino.ledger.ledger import State
 from sordino.receipt import opened
 from sordino.training import resume, start
@@ -230,27 +231,28 @@ def test_a_checkpoint_of_which_only_some_parts_were_written(
 
 
 @pytest.mark.parametrize("name", ["scaffold", "gaussian_gdp"])
-def test_a_damaged_answer_stops_the_round_and_stays_spent(name: str, tmp_path: Path) -> None:
-    """Nothing of the round is released; asked again, the client says the same, and the run is the undisturbed one."""
+def test_a_damaged_answer_is_an_absent_client_and_is_told(name: str, tmp_path: Path) -> None:
     case = BY_NAME[name]
-    whole = finished(case.experiment(), tmp_path / "whole")
     call = Clients.__call__
 
-    def garbled(self: Clients, t: int, down: Any, grants: Any, key: Any) -> Any:
+    def answered(self: Clients, t: int, down: Any, grants: Any, key: Any, *, damaged: bool) -> Any:
         answers = {k: wire.encode(self.header(t, k), upload) for k, upload in call(self, t, down, grants, key)}
         if t == 2:
             first = min(answers)
-            answers[first] = answers[first][:-40] + bytes([answers[first][-40] ^ 1]) + answers[first][-39:]
-        return answers.items()
+            whole = answers.pop(first)
+            if damaged:
+                answers[first] = whole[:-40] + bytes([whole[-40] ^ 1]) + whole[-39:]
+        return sorted(answers.items())
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Clients, "__call__", garbled)
-        with pytest.raises(WireError) as refusal:
-            start(case.experiment(), tmp_path / "run")
-    assert refusal.value.code == "message-damaged"
-    _, federation = opened(tmp_path / "run")
-    with federation.ledger as ledger:
-        states = [entry.state for entry in ledger.entries()]
-    assert states == [State.PUBLISHED, State.PUBLISHED, State.RESERVED]
-    resume(tmp_path / "run")
-    assert differences(whole, trace(tmp_path / "run")) == []
+    ended = {}
+    for damaged in (True, False):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Clients, "__call__", partialmethod(answered, damaged=damaged))
+            ended[damaged] = start(case.experiment(), tmp_path / str(damaged))
+    assert [note for note in ended[True].notes if "counts as absent" in note and "(message-damaged)" in note]
+    assert not [note for note in ended[False].notes if "counts as absent" in note]
+    assert "counts as absent" in (tmp_path / "True" / "log.txt").read_text()
+    assert trace(tmp_path / "True").model == trace(tmp_path / "False").model
+    _, federation = opened(tmp_path / "True")
+    with federation.ledger as ledger:  # what was reserved for it stays spent
+        assert {entry.state for entry in ledger.entries()} == {State.PUBLISHED}

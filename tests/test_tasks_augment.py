@@ -202,7 +202,7 @@ def test_only_images_can_be_augmented(source: str) -> None:
     data = f"data={{source='{source}', augment='crop_flip'}}"
     with pytest.raises(ConfigError) as refused:
         _ = Parts(config.load({}, ["algorithm=fedavg", "partition={scheme='natural'}", data])).task
-    assert refused.value.code == "nothing-to-augment"
+    assert refused.value.code == "setting-of-another-source"
 
 
 # under noise ----------------------------------------------------------------------------------------------------------------

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from sordino import keys, tree
 from sordino.algorithms.fedavg import Client, FedAvg, Server, Up
+from sordino.errors import ConfigError
 from sordino.generators.noise_images import Source
 from sordino.keys import Key
 from sordino.phases import Given
@@ -43,6 +44,13 @@ class VHL(FedAvg):
     heads: ClassVar[int] = 2
 
     def sized(self, shape: tuple[int, ...], classes: int) -> VHL:
+        if len(shape) != 3:
+            raise ConfigError(
+                f"vhl over examples of shape {'x'.join(map(str, shape))}",
+                why="its virtual examples are images, so the clients' own must be",
+                fix="another data.source, or another algorithm",
+                code="not-images",
+            )
         return replace(self, _shape=(*shape, classes))
 
     def begin(self, task: Task, key: Key, before: Any) -> Server:

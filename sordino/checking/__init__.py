@@ -140,7 +140,7 @@ def _tried(law: Law, trial: Trial) -> tuple[str, str]:
         return broken.why, broken.fix
     except SordinoError as error:
         return "; ".join(part for part in (error.what, error.why) if part), error.fix
-    except Exception as error:  # somebody's program: whatever goes wrong in it is said with its place
+    except (Exception, SystemExit) as error:  # somebody's program: whatever goes wrong in it is said with its place
         frames = [f for f in traceback.extract_tb(error.__traceback__) if Path(f.filename) == trial.file]
         where = f" (line {frames[-1].lineno}, in {frames[-1].name})" if frames else ""
         return (
@@ -181,7 +181,7 @@ def _module(path: Path) -> Any:
     sys.modules.pop(path.stem, None)
     try:
         return importlib.import_module(path.stem)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise ConfigError(
             f"cannot import {path.name}: {own.told(error)}", fix="correct it, then check again", code="algorithm-import"
         ) from error

@@ -109,7 +109,9 @@ class Trial:
     place: Path  # for runs
 
     def experiment(self, *more: str) -> Experiment:
-        return settle(config.load(None, [*SMALL, f"algorithm={self.name}", *self.words, *self._cohort, *more]))
+        other = any(word.startswith("data=") for word in more)  # data of another source have settings of their own
+        small = [word for word in SMALL if not (other and word.startswith("data."))]
+        return settle(config.load(None, [*small, f"algorithm={self.name}", *self.words, *self._cohort, *more]))
 
     @cached_property
     def _cohort(self) -> tuple[str, ...]:

@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from sordino.cli.options import Json
+from sordino.cli.words import experiment_and_changes
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -53,11 +54,7 @@ def audit(
     """
     from sordino.attacks import audit as attacks
 
-    words = what or []
-    files = [word for word in words if "=" not in word]
-    if len(files) > 1:
-        raise typer.BadParameter(f"one experiment at a time, got {', '.join(files)}")
-    experiment = attacks.experiment_of(files[0] if files else None, [word for word in words if "=" in word])
+    experiment = attacks.experiment_of(*experiment_and_changes(what or []))
     with Console(stderr=True, quiet=as_json).status("reading") as status:
         found = attacks.audit(
             experiment,

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.markup import escape
 
 from sordino.cli.options import Json
+from sordino.cli.words import Verb, experiment_and_changes
+from sordino.sources import SOURCES
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -21,39 +23,6 @@ if TYPE_CHECKING:
 app = typer.Typer(help="Data and partitions: list, schema, partition, plot.", no_args_is_help=True)
 
 
-class Source(NamedTuple):
-    what: str
-    needs: tuple[str, ...]  # keys of [data]
-    takes: tuple[str, ...]
-
-
-IMAGES = ("standardise", "augment", "side", "train", "test", "probe")
-SOURCES = {
-    "digits": Source(
-        "1,797 real 8x8 images of handwritten digits, shipped with sordino", (), ("test_fraction", *IMAGES)
-    ),
-    "folder": Source(
-        "images in one folder per class, as photographs are kept",
-        ("path",),
-        ("test_fraction", "fraction", "at_least", *IMAGES),
-    ),
-    "images": Source(
-        "images in the parquet format of the Hugging Face hub: a folder, or a hub id",
-        ("path",),
-        ("label", "download", "merge", "test_fraction", *IMAGES),
-    ),
-    "tabular": Source(
-        "one CSV or parquet table", ("path", "label"), ("group", "key", "schema", "standardise", "test_fraction")
-    ),
-    "synthetic": Source(
-        "synthetic(alpha, beta): devices with linear truths of their own",
-        (),
-        ("alpha", "beta", "clients", "iid", "largest", "test_fraction"),
-    ),
-    "quadratic": Source(
-        "clients whose best model is known in closed form: a test bed", (), ("clients", "dim", "heterogeneity")
-    ),
-}
 ROWS, COLUMNS = 40, 12  # what one screen holds: more clients are cut in the middle, more classes to the most frequent
 
 What = Annotated[
@@ -65,13 +34,11 @@ What = Annotated[
 def _experiment(words: list[str]) -> Experiment:
     from sordino import config
 
-    files = [word for word in words if "=" not in word]
-    if len(files) > 1:
-        raise typer.BadParameter(f"one experiment at a time, got {', '.join(files)}")
-    return config.load(Path(files[0]) if files else None, [word for word in words if "=" in word])
+    file, changes = experiment_and_changes(words)
+    return config.load(Path(file) if file is not None else None, changes)
 
 
-@app.command("list")
+@app.command("list", cls=Verb)
 def list_(what: What = None, as_json: Json = False) -> None:
     """The sources of data and what each needs; with an experiment, what its data are."""
     if what:
@@ -93,7 +60,7 @@ def list_(what: What = None, as_json: Json = False) -> None:
     Console().print(table)
 
 
-@app.command()
+@app.command(cls=Verb)
 def schema(
     table: Annotated[Path, typer.Argument(metavar="TABLE", help="A CSV or parquet file.")],
     label: Annotated[str, typer.Option(help="The column to predict.")],
@@ -126,7 +93,7 @@ def schema(
     typer.echo(f"{out} is a draft: confirm every line, then delete `draft = true`")
 
 
-@app.command()
+@app.command(cls=Verb)
 def partition(
     what: What = None,
     everybody: Annotated[bool, typer.Option("--all", help="Every client, however many.")] = False,
@@ -146,7 +113,7 @@ def partition(
         out.print(f"[yellow]note[/yellow] {warning}")
 
 
-@app.command()
+@app.command(cls=Verb)
 def plot(
     what: What = None,
     out: Annotated[Path, typer.Option(help="The picture: an SVG file that any browser opens.")] = Path("partition.svg"),

@@ -38,19 +38,11 @@ def list_(
 
 def show(folder: Path, as_json: Json = False) -> None:
     """The result and the guarantees of a finished run."""
-    from sordino.errors import RunError
-    from sordino.folder import read_metrics, read_preparation
+    from sordino.folder import check_is_run, read_metrics, read_preparation, read_receipt
     from sordino.report.tables import summary
 
-    receipt, metrics = folder / "privacy.json", folder / "metrics.jsonl"
-    if not receipt.is_file() or not metrics.is_file():
-        raise RunError(
-            f"{folder} holds no finished run",
-            why="privacy.json or metrics.jsonl is missing",
-            fix=f"`sordino resume {folder}`",
-            code="not-a-run",
-        )
-    rows, promised = read_metrics(folder), json.loads(receipt.read_text())
+    check_is_run(folder)
+    promised, rows = read_receipt(folder), read_metrics(folder)
     if as_json:
         typer.echo(json.dumps({"metrics": rows, "preparation": read_preparation(folder), "privacy": promised}))
     else:

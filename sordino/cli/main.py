@@ -1,6 +1,7 @@
 """The verbs, in the order in which one meets them. Each loads what it needs when it runs, so that --help is instant.
 
-Exit codes: 0 done, 1 unexpected, 2 configuration, 3 data, 4 privacy refusal, 5 ledger, 6 run folder, 7 message, 130 interrupted (resumable).
+Exit codes: 0 done, 1 unexpected, 2 configuration, 3 data, 4 privacy refusal, 5 ledger, 6 run folder, 7 message,
+8 encrypted and secure sums, 130 interrupted (resumable), 141 the pipe it prints into was closed.
 """
 
 from __future__ import annotations
@@ -11,11 +12,10 @@ import sys
 from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.markup import escape
 
 from sordino.cli import auditing, checking, comparing, data, looking, machine, privacy, running, watching
-from sordino.errors import SordinoError
+from sordino.cli.ending import ended
+from sordino.cli.words import Verb
 from sordino.version import __version__
 
 app = typer.Typer(
@@ -26,16 +26,16 @@ app = typer.Typer(
     rich_markup_mode="markdown",
 )
 app.command()(running.new)
-app.command()(running.run)
+app.command(cls=Verb)(running.run)
 app.command()(running.resume)
 app.command()(watching.watch)
 app.command("list")(looking.list_)
 app.command()(looking.show)
 app.command()(looking.report)
-app.command()(comparing.compare)
+app.command(cls=Verb)(comparing.compare)
 app.command()(looking.algorithms)
 app.command()(checking.check)
-app.command()(auditing.audit)
+app.command(cls=Verb)(auditing.audit)
 app.add_typer(data.app, name="data")
 app.add_typer(privacy.app, name="privacy")
 app.command()(machine.doctor)
@@ -54,13 +54,4 @@ def main() -> None:
         if isinstance(stream, io.TextIOWrapper):
             with contextlib.suppress(OSError):
                 stream.reconfigure(errors="replace")  # a terminal without an infinity sign shows a question mark
-    try:
-        app(standalone_mode=True)
-    except SordinoError as error:
-        console = Console(stderr=True, soft_wrap=True)
-        console.print(f"[bold red]error[/bold red] {escape(error.what)}  [dim]({error.code})[/dim]")
-        if error.why:
-            console.print(f"  [bold]why[/bold] {escape(error.why)}")
-        if error.fix:
-            console.print(f"  [bold]fix[/bold] {escape(error.fix)}")
-        sys.exit(error.exit_code)
+    sys.exit(ended(lambda: app(standalone_mode=True)))

@@ -13,6 +13,7 @@ import typer
 from rich.console import Console
 
 from sordino.cli.options import Json
+from sordino.cli.words import Verb, experiment_and_changes
 from sordino.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ class UnitChoice(StrEnum):
     example = "example"
 
 
-@app.command()
+@app.command(cls=Verb)
 def plan(
     what: Annotated[
         list[str] | None,
@@ -111,13 +112,11 @@ def _plan_experiment(words: list[str], options: list[str], as_json: bool) -> Non
             fix="change them as `sordino run` does, for example rounds=50 or privacy.epsilon=3",
             code="two-questions",
         )
-    files, overrides = [w for w in words if "=" not in w], [w for w in words if "=" in w]
-    if len(files) > 1:
-        raise typer.BadParameter(f"one experiment at a time, got {', '.join(files)}")
+    file, overrides = experiment_and_changes(words)
     with Console(stderr=True).status("rehearsing the rounds, calibrating the alternatives"):
         from sordino.forecast import compare
 
-        found = compare(Path(files[0]) if files else None, overrides)
+        found = compare(Path(file) if file is not None else None, overrides)
     if as_json:
         typer.echo(json.dumps({**found.to_json(), **_verdict(found.ratio, found.enough, found.delta)}))
         return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import math
 import time
@@ -73,10 +74,14 @@ def _lines(console: Console, spending: Spending, reached: Reached) -> Callable[[
     last = time.monotonic()
     first: tuple[float, int] | None = None
 
+    def say(line: str) -> None:
+        with contextlib.suppress(OSError):  # a run does not end because nobody can read how far it is
+            console.print(line, highlight=False, soft_wrap=True)
+
     def watch(step: Step) -> None:
         nonlocal last, first
         if "phase" in step.metrics:
-            console.print(before_round_1(step), highlight=False, soft_wrap=True)
+            say(before_round_1(step))
             return
         now, done = time.monotonic(), reached.text(step.metrics)
         first = first or (now, step.round)
@@ -84,7 +89,7 @@ def _lines(console: Console, spending: Spending, reached: Reached) -> Callable[[
             rate = (step.round - first[1]) / (now - first[0]) if now > first[0] else 0.0
             remaining = left((step.rounds - step.round) / rate) if rate and step.round < step.rounds else ""
             said = [part for part in (done, spending.text(step), remaining) if part]
-            console.print(f"round {step.round}/{step.rounds}  {'  '.join(said)}", highlight=False, soft_wrap=True)
+            say(f"round {step.round}/{step.rounds}  {'  '.join(said)}")
             last = time.monotonic()
 
     return watch

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -11,6 +12,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from sordino.cli.options import Json, Quiet, Track
+from sordino.cli.words import experiment_and_changes
 
 if TYPE_CHECKING:
     from sordino.training import Ended
@@ -50,15 +52,12 @@ def run(
     """Run a federation. Without arguments: real handwritten digits on 20 clients, private, in under a minute."""
     from sordino import config
 
-    words = what or []
-    files = [word for word in words if "=" not in word]
-    if len(files) > 1:
-        raise typer.BadParameter(f"one experiment at a time, got {', '.join(files)}")
-    overrides = [word for word in words if "=" in word] + (set_ or [])
+    file, overrides = experiment_and_changes(what or [])
+    overrides += set_ or []
     if seed is not None:
         overrides.append(f"seed={seed}")
     crash = _faults(chaos, overrides)
-    experiment = config.load(Path(files[0]) if files else None, overrides)
+    experiment = config.load(Path(file) if file is not None else None, overrides)
 
     def go(watch: Any) -> Ended:
         from sordino.training import fresh_folder, start
@@ -87,7 +86,9 @@ def resume(
     fallback: Annotated[bool, typer.Option("--fallback", help="Set a damaged newest checkpoint aside.")] = False,
     moved: Annotated[
         bool,
-        typer.Option("--moved", help="With real noise: this folder has taken the place of the one where the run began."),
+        typer.Option(
+            "--moved", help="With real noise: this folder has taken the place of the one where the run began."
+        ),
     ] = False,
     track: Track = None,
     as_json: Json = False,
@@ -138,5 +139,8 @@ def _show_run(go: Any, track: list[str], as_json: bool, quiet: bool) -> None:
             out.print(f"[yellow]note[/yellow] {escape(note)}")
         out.print(f"Everything is in [bold]{escape(str(result.folder))}[/bold].")
     if result.interrupted:
-        Console(stderr=True).print(f"Stopped at a safe point. Continue with: sordino resume {result.folder}")
+        with contextlib.suppress(OSError):  # a terminal that hung up reads no more
+            Console(stderr=True, soft_wrap=True, highlight=False).print(
+                f"Stopped at a safe point. Continue with: sordino resume {escape(str(result.folder))}"
+            )
         raise typer.Exit(130)

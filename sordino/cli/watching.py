@@ -72,7 +72,7 @@ def watch(
 def look(run: Path) -> Seen:
     """How a run stands, from what it has written."""
     from sordino import config
-    from sordino.folder import in_use, read_metrics, read_receipt
+    from sordino.folder import in_use, read_metrics, read_notes, read_receipt
     from sordino.report.runs import promise
 
     alive = in_use(run)  # asked before anything is read: who ends after this is seen to have ended at the next look
@@ -88,7 +88,7 @@ def look(run: Path) -> Seen:
     elif len(rows) >= planned:
         state = "finished"
     else:
-        state = "budget spent" if _says_spent(run / "log.txt") else "stopped"
+        state = "budget spent" if _says_spent(read_notes(run)) else "stopped"
     return Seen(
         state,
         len(rows),
@@ -102,10 +102,12 @@ def look(run: Path) -> Seen:
 
 def beginning(run: Path) -> Start | None:
     """Of a run that was never resumed: the lock is touched at every start, so it is as old as the run."""
+    from sordino.folder import read_environment
+
+    started = read_environment(run).get("started", "")
     try:
-        begun = datetime.datetime.fromisoformat(json.loads((run / "environment.json").read_text())["started"])
-        touched = (run / ".lock").stat().st_mtime
-    except (OSError, ValueError, KeyError):
+        begun, touched = datetime.datetime.fromisoformat(started), (run / ".lock").stat().st_mtime
+    except (OSError, ValueError):
         return None
     return Start(begun.timestamp(), 0) if abs(touched - begun.timestamp()) < 10 else None
 
@@ -138,9 +140,8 @@ def _reached(seen: Seen) -> str:
     return "  ".join(part for part in (Reached().text(seen.score), bytes_text(seen.bytes)) if part)
 
 
-def _says_spent(log: Path) -> bool:
-    lines = log.read_text(encoding="utf-8").splitlines() if log.exists() else []
-    return bool(lines) and lines[-1].startswith("stopped before round")
+def _says_spent(notes: list[str]) -> bool:
+    return bool(notes) and notes[-1].startswith("stopped before round")
 
 
 @contextmanager

@@ -69,7 +69,7 @@ def _root(path: str | Path, allow_download: bool) -> Path:
         raise DataError(
             f"there is no directory {path}",
             why="it looks like a hub id, and downloads are off",
-            fix="give a local directory, or allow_download=True with `pip install sordino[hub]`",
+            fix="give a local directory, or data.download=true with `pip install 'sordino[hub]'`",
             code="download-not-allowed",
         )
     try:

@@ -36,9 +36,10 @@ JSON: TypeAlias = bool | int | float | str | Sequence["JSON"] | Mapping[str, "JS
 
 _FORMAT = 1
 _NAME = re.compile(r"round-([0-9]{6,})\.ckpt")
-_CODES = {errno.ENOSPC: "disk-full", errno.EDQUOT: "disk-full", errno.EFBIG: "disk-full"}
+_CODES = {errno.ENOSPC: "disk-full", errno.EDQUOT: "disk-full", errno.EFBIG: "disk-full", errno.EIO: "disk-error"}
 _FIXES = {
     "disk-full": "free some space, then resume; the previous checkpoint is intact",
+    "disk-error": "the disk failed, nothing that was written before is lost: try again, and look at the disk if it comes back",
     "not-writable": "check that the folder is a folder and may be written",
     "not-readable": "check that the folder is a folder and may be read",
 }
@@ -69,7 +70,7 @@ def save(directory: Path, step: int, trees: Mapping[str, Tree], meta: Mapping[st
     with _told(path):
         if not directory.exists():
             directory.mkdir(parents=True, mode=0o700)
-            _sync(directory.parent)
+            sync(directory.parent)
         for stale in directory.glob(".round-*.ckpt.*.tmp"):
             stale.unlink()
     atomic_write(path, data, private=True)  # it may hold what clients keep
@@ -106,7 +107,7 @@ def load(
                 raise _refusal(path, str(damage), steps) from damage
             with _told(path):
                 path.rename(path.with_name(f"{path.name}.damaged"))
-                _sync(directory)
+                sync(directory)
         else:
             return Loaded(step, _rebuild(path, state["trees"], flat, templates), state["meta"])
     aside = next(directory.glob("round-*.ckpt.damaged"), None)
@@ -135,7 +136,7 @@ def atomic_write(path: Path, data: bytes, private: bool = False) -> None:
         except BaseException:
             temporary.unlink(missing_ok=True)
             raise
-        _sync(path.parent)
+        sync(path.parent)
 
 
 def digest_trees(trees: Mapping[str, Tree]) -> str:
@@ -247,7 +248,8 @@ def _steps(directory: Path) -> list[int]:
     return sorted(int(found[1]) for found in map(_NAME.fullmatch, names) if found)
 
 
-def _sync(directory: Path) -> None:
+def sync(directory: Path) -> None:
+    """Make what was made or renamed in it durable."""
     descriptor = os.open(directory, os.O_RDONLY)  # a rename is durable only when its directory is
     try:
         os.fsync(descriptor)

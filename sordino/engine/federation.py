@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -34,6 +34,7 @@ STALL = 1.1  # a mean update within a tenth of its expected noise norm carries n
 class Federation(Accounts, Messages):
     stragglers: Stragglers
     key: int
+    remarks: list[str] = field(default_factory=list)
     _noise_norm: float = 0.0
     _coordinates: int = 0
 

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
+import torch
+
+from sordino import tree
 from sordino.engine import wire
 from sordino.engine.mail import Mail
 from sordino.engine.secure_sum import SecureSum
 from sordino.engine.stragglers import Crew
+from sordino.errors import NonFiniteModel, WireError
+from sordino.privacy.stages import private
 
 
 class Messages:
     algorithm: Any
     run: str
     config: str
+    remarks: list[str]  # what the user should know of answers that could not be used
 
     @property
     def secure_sum(self) -> SecureSum | None:
@@ -38,16 +45,37 @@ class Messages:
         shape, length = self._shape(t, down), self._length(t, down)
         # where noise protects the sum, or nobody can read it, single uploads are not seen
         each_is_seen = not self.algorithm.uplink.central and self.algorithm.uplink.secure is None
+        unbounded = self._unbounded(t, down)
         for k, answer in answers:
             if k in crew.lost:
                 continue
-            upload = wire.decode(answer, self.header(t, k), shape)[1] if isinstance(answer, bytes) else answer
+            upload = answer
+            if isinstance(answer, bytes):
+                try:
+                    _, upload = wire.decode(answer, self.header(t, k), shape)
+                except WireError as error:  # a bad client is an absent one; what it was granted stays spent
+                    self.remarks.append(f"round {t + 1}: client {k} counts as absent: {error.what} ({error.code})")
+                    if each_is_seen:
+                        mail.note(torch.frombuffer(bytearray(answer or b"\0"), dtype=torch.uint8))
+                    continue
+            if unbounded and k not in crew.late and not tree.finite(upload):
+                raise _not_finite(t, k)
             mail.size += length(k)
             if k not in crew.late:
                 mail.answered.append(k)
                 yield k, upload
             elif each_is_seen:
                 mail.note(upload)
+
+    def _unbounded(self, t: int, down: Any) -> bool:
+        """May a single upload make the sum whatever it likes?
+
+        Where it is clipped, or noised by its client, what is not finite counts as zero; an algorithm that reads each upload judges for itself.
+        """
+        if getattr(self.algorithm, "reads_each", False):
+            return False
+        uplink = self.algorithm.uplink.at(t, down)
+        return not private(uplink.client) and math.isinf(uplink.bound(tree.size(self.algorithm.zero(down))).l2)
 
     def _length(self, t: int, down: Any) -> Callable[[int], int]:
         return wire.sizes(self.header(t, 0), wire.schema(self._shape(t, down)))
@@ -58,3 +86,13 @@ class Messages:
 
     def _shape(self, t: int, down: Any) -> Any:
         return self.algorithm.uplink.at(t, down).shape(self.algorithm.zero(down))
+
+
+def _not_finite(t: int, client: int) -> NonFiniteModel:
+    return NonFiniteModel(
+        f"the update of client {client} is not finite in round {t + 1}",
+        why="nothing bounds what a client sends here, so the model would not be finite either",
+        fix="lower algorithm.lr, or look for a NaN in your own model; with a clip in [uplink] such a client counts as nothing. "
+        "The last good model is in the run's checkpoints",
+        code="model-not-finite",
+    )

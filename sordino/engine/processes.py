@@ -34,8 +34,9 @@ class Processes:
         workers: int,
         header: Callable[[int], wire.Header],
         timeout: float | None = None,
+        deadline: float | None = None,
     ) -> None:
-        """`place` is where this stage of the run keeps its states; `timeout` in seconds, None to wait for everybody."""
+        """`place` is where this stage of the run keeps its states. Seconds, or None to wait: after `timeout` a round goes on, after `deadline` the run ends."""
         self._header, self._timeout = header, timeout  # header: of the broadcast of a round
         command = [sys.executable, "-m", "sordino.worker", str(folder), str(place), run, str(stage)]
         self._lines = [
@@ -46,7 +47,7 @@ class Processes:
                     stdout=subprocess.PIPE,
                     process_group=0,  # Ctrl-C in a terminal is for the server, which ends its workers
                 ),
-                patient=timeout is None,
+                deadline,
             )
             for i in range(workers)
         ]

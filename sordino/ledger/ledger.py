@@ -106,7 +106,9 @@ class Ledger:
         if each is not None:
             each = Each(each.clients, charter.currency.amount(each.cap, what="cap of each client"))
         books = Books(charter, Caps(limits, each))
-        place = None if str(path) == MEMORY else Path(path).resolve()
+        place = (
+            None if str(path) == MEMORY else Path(os.path.realpath(path))
+        )  # a loop of links is found by whoever opens it
         body = canonical(books.genesis()).encode()
         with refusals():
             connection = open_database(place, (link(ORIGIN, body), body))

@@ -239,17 +239,32 @@ def _unwritable() -> LedgerError:
     )
 
 
-_BY_SQLITE = {
+def _disk() -> LedgerError:
+    return LedgerError(
+        "the disk under the ledger reported an error",
+        why="an operation of the disk failed; that says nothing against the ledger, and what was recorded before stands",
+        fix="try again: nothing is lost; if it comes back, look at the disk and at the system's log",
+        code="ledger-disk-error",
+    )
+
+
+_BY_SQLITE = {  # what is not named here, is damage
     sqlite3.SQLITE_FULL: _full,
+    sqlite3.SQLITE_IOERR: _disk,
     sqlite3.SQLITE_IOERR_WRITE: _full,
     sqlite3.SQLITE_IOERR_SHMSIZE: _full,
+    sqlite3.SQLITE_PROTOCOL: _busy,
     sqlite3.SQLITE_BUSY: _busy,
     sqlite3.SQLITE_LOCKED: _busy,
     sqlite3.SQLITE_CANTOPEN: _unwritable,
     sqlite3.SQLITE_PERM: _unwritable,
     sqlite3.SQLITE_READONLY: _unwritable,
 }
-_BY_SYSTEM = {errno.ENOSPC: _full, errno.EDQUOT: _full, errno.EFBIG: _full}
+_DAMAGE = (
+    sqlite3.SQLITE_IOERR_SHORT_READ,
+    sqlite3.SQLITE_IOERR_CORRUPTFS,
+)  # the disk answers, with less than was written
+_BY_SYSTEM = {errno.ENOSPC: _full, errno.EDQUOT: _full, errno.EFBIG: _full, errno.EIO: _disk}
 
 
 @contextmanager
@@ -260,7 +275,7 @@ def refusals() -> Iterator[None]:
     except sqlite3.Error as error:
         code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT)
         refusal = _BY_SQLITE.get(code) or _BY_SQLITE.get(code & 0xFF)  # extended code, else its primary one
-        raise (refusal() if refusal else damaged(str(error))) from error
+        raise (refusal() if refusal and code not in _DAMAGE else damaged(str(error))) from error
     except UnicodeDecodeError as error:  # Python reading SQLite's complaint about a file that is no longer text
         raise damaged("it cannot be read") from error
     except OSError as error:

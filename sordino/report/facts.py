@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import shlex
 from collections import Counter
@@ -13,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from sordino.assemble import Parts
-from sordino.folder import read_metrics, read_preparation, read_public_metrics
+from sordino.folder import read_environment, read_metrics, read_preparation, read_public_metrics
 from sordino.ledger.currency import UNIT
 from sordino.ledger.ledger import Entry
 from sordino.ledger.notes import SYSTEM
@@ -96,7 +95,7 @@ def _held(parts: Parts) -> dict[str, Any]:
 
 def _environment(folder: Path) -> dict[str, Any]:
     """Pages are passed on: of a run whose preparation was taken over they say the name, not where on this machine it lies."""
-    found: dict[str, Any] = json.loads((folder / "environment.json").read_text())
+    found = read_environment(folder)
     return {**found, "prepared": Path(found["prepared"]).name} if "prepared" in found else found
 
 

@@ -6,7 +6,6 @@ looked up in simulations alone, where the source put them there itself: nobody e
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,7 @@ from sordino.config import Experiment
 from sordino.engine import checkpoint, wire
 from sordino.errors import SordinoError
 from sordino.evaluate.traffic import Sizes
-from sordino.folder import HANDED, read_metrics, read_preparation
+from sordino.folder import HANDED, read_environment, read_metrics, read_preparation
 from sordino.generators import nets
 from sordino.holdings import Holdings
 from sordino.receipt import some_of
@@ -168,7 +167,7 @@ def _asked(states: Mapping[str, Any], label: int) -> list[dict[str, Any]]:
 
 
 def _plain(folder: Path, parts: Parts) -> Plain:
-    run = json.loads((folder / "environment.json").read_text())["run"]
+    run = read_environment(folder)["run"]
     header = wire.Header(run, parts.experiment.digest(), 0, -1, 0, "down")
     return Plain(wire.size(header, wire.schema(parts.task.init(0))), _chosen_clients(parts))
 

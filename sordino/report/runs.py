@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import tomllib
+import os
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from sordino import config
+from sordino.errors import RunError, SordinoError
+from sordino.folder import check_is_run, read_metrics, read_receipt
 from sordino.ledger.claims import ADVERSARIES, UNITS
 
 
@@ -20,24 +22,36 @@ class Listed(NamedTuple):
 
 
 def listed(place: Path) -> list[Listed]:
-    found = (path.parent for path in place.glob("*/experiment.toml"))
+    if not place.is_dir():
+        raise RunError(
+            f"{place} is no folder",
+            why=_why_not(place),
+            fix="`sordino list FOLDER` shows the runs in a folder; `sordino show RUN` one run",
+            code="no-folder",
+        )
+    found = {path.parent for name in ("experiment.toml", "environment.json") for path in place.glob(f"*/{name}")}
     return [_one(folder) for folder in sorted(found)]
+
+
+def _why_not(place: Path) -> str:
+    if place.is_symlink():
+        return f"it is a link that leads nowhere: to {os.readlink(place)}"
+    return "it is a file" if place.exists() else "there is nothing of that name"
 
 
 def _one(folder: Path) -> Listed:
     try:
-        experiment = tomllib.loads((folder / "experiment.toml").read_text())
-        lines = (folder / "metrics.jsonl").read_text().splitlines() if (folder / "metrics.jsonl").exists() else []
-        rows = [json.loads(line) for line in lines]
-        receipt = json.loads((folder / "privacy.json").read_text()) if (folder / "privacy.json").exists() else None
-    except (OSError, ValueError) as error:
-        return Listed(folder.name, "", "", "damaged", "", str(error))
-    planned = experiment["rounds"]
+        check_is_run(folder)
+        experiment = config.load(folder / "experiment.toml")
+        rows = read_metrics(folder)
+        receipt = read_receipt(folder) if (folder / "privacy.json").exists() else None
+    except SordinoError as error:
+        return Listed(folder.name, "", "", "damaged", "", f"{error.what}: {error.why}")
     return Listed(
         folder.name,
-        experiment["algorithm"]["name"],
-        f"{len(rows)}/{planned}",
-        "finished" if receipt and len(rows) >= planned else "resumable",
+        str(experiment.algorithm.get("name", "")),
+        f"{len(rows)}/{experiment.rounds}",
+        "finished" if receipt and len(rows) >= experiment.rounds else "resumable",
         _score(rows),
         "" if receipt is None else promise(receipt["guarantees"]),
     )

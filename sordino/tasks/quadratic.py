@@ -21,7 +21,7 @@ class Quadratic:
     mixes_examples = remembers = ""
     feature_radius = None
     metrics = ("loss",)
-    classes = labels = width = flops = 0
+    flops = 0
 
     def __init__(self, dim: int, dtype: torch.dtype = torch.float64) -> None:
         self.dim, self.dtype = dim, dtype
@@ -48,6 +48,12 @@ class Quadratic:
 
     def pooled(self, params: Params, x: Tensor, y: Tensor, clip: float, order: int) -> None:
         raise AssertionError("no room was offered")
+
+    @property
+    def classes(self) -> int:
+        raise _no_features()
+
+    labels = width = classes
 
     def features(self, params: Params, x: Tensor, keys: Tensor | None = None, plain: int = 0) -> Tensor:
         raise _no_features()
@@ -80,8 +86,8 @@ class Quadratic:
 
 def _no_features() -> ConfigError:
     return ConfigError(
-        "quadratics have no features",
-        why="there is no network whose last layer sees any",
-        fix="learn to classify something",
+        "quadratics have no classes and no features",
+        why="there is nothing to tell apart and no network whose last layer sees anything, and the algorithm or evaluation chosen needs both",
+        fix="learn to classify something (another data.source), or choose another algorithm",
         code="model-without-head",
     )

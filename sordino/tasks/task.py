@@ -384,7 +384,7 @@ def fits(net: nn.Module, name: str, shape: tuple[int, ...], classes: int) -> Non
         raise DataError(
             f"the model {name!r} does not fit examples of shape {'x'.join(map(str, shape))}",
             why=own.told(error),
-            fix="choose a model for this size, or resize the images",
+            fix="choose a model for this size" + (", or resize the images" if len(shape) == 3 else ""),
             code="model-does-not-fit",
         ) from error
     if not isinstance(out, Tensor) or tuple(out.shape) != (2, classes):

@@ -1,0 +1,104 @@
+"""How the command line ends: a user's mistake, and a world that does not play along, are one screen and an exit code, never a traceback."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+
+from rich.console import Console
+from rich.markup import escape
+
+from sordino import own
+from sordino.errors import BackendUnavailable, RunError, SordinoError
+
+PRINTERS = {"rich", "click", "typer"}  # the packages that all output goes through
+CLOSED_PIPE = 141  # what a shell reports of a program that SIGPIPE ended
+
+
+def ended(do: Callable[[], None]) -> int:
+    """The exit code of a command, once all that it printed is out."""
+    status = _status(do)
+    try:
+        sys.stdout.flush()
+    except OSError as error:
+        _hush()
+        return status or _lost(error)
+    return status
+
+
+def _status(do: Callable[[], None]) -> int:
+    try:
+        with own.blamed():
+            do()
+    except SystemExit as end:
+        if isinstance(end.__context__, BrokenPipeError):  # said by typer and rich as "1", which is a bug here
+            _hush()
+            return CLOSED_PIPE
+        return end.code if isinstance(end.code, int) else int(end.code is not None)
+    except SordinoError as error:
+        return _tell(error)
+    except ModuleNotFoundError as error:
+        if str(error.name).startswith("sordino"):
+            raise
+        return _tell(_missing(str(error.name).partition(".")[0]))
+    except OSError as error:
+        at = Path(traceback.extract_tb(error.__traceback__)[-1].filename)
+        if not PRINTERS & {*at.parts}:
+            return _tell(_failed(error))
+        _hush()
+        return _lost(error)
+    return 0
+
+
+def _tell(error: SordinoError) -> int:
+    console = Console(stderr=True, soft_wrap=True)
+    with contextlib.suppress(OSError):
+        console.print(f"[bold red]error[/bold red] {escape(error.what)}  [dim]({error.code})[/dim]")
+        if error.why:
+            console.print(f"  [bold]why[/bold] {escape(error.why)}")
+        if error.fix:
+            console.print(f"  [bold]fix[/bold] {escape(error.fix)}")
+    return error.exit_code
+
+
+def _lost(error: OSError) -> int:
+    if isinstance(error, BrokenPipeError):
+        return CLOSED_PIPE
+    return _tell(
+        RunError(
+            "what was to be printed could not be written",
+            why=error.strerror or str(error),
+            fix="free some space, or print elsewhere; a run is whole in its folder: `sordino show RUN` prints it again",
+            code="output-lost",
+        )
+    )
+
+
+def _failed(error: OSError) -> RunError:
+    return RunError(
+        f"{error.filename} cannot be used" if error.filename else "the system refused a file operation",
+        why=error.strerror or str(error),
+        fix="check that it is there, of the right kind, and that you may read or write it; then try again",
+        code="file-unusable",
+    )
+
+
+def _missing(package: str) -> BackendUnavailable:
+    return BackendUnavailable(
+        f"sordino needs {package}, which is not installed here",
+        why="its installation is not complete, or this is another Python than the one it was installed for",
+        fix=f"install sordino again, or: pip install {package}",
+        code="dependency-missing",
+    )
+
+
+def _hush() -> None:
+    """Nothing more can be printed, and Python must not complain of it on its way out."""
+    with contextlib.suppress(OSError, ValueError):
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())
+        os.close(nowhere)

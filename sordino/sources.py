@@ -1,0 +1,67 @@
+"""The sources of data, and which keys of [data] each of them needs and takes. A setting of another source is refused, never ignored."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from sordino.errors import ConfigError
+
+
+class Source(NamedTuple):
+    what: str
+    needs: tuple[str, ...]  # keys of [data]
+    takes: tuple[str, ...]
+
+
+SLICES = ("train", "test", "probe")
+IMAGES = ("standardise", "augment", "side", *SLICES)
+SOURCES = {
+    "digits": Source(
+        "1,797 real 8x8 images of handwritten digits, shipped with sordino", (), ("test_fraction", *IMAGES)
+    ),
+    "folder": Source(
+        "images in one folder per class, as photographs are kept",
+        ("path",),
+        ("test_fraction", "fraction", "at_least", *IMAGES),
+    ),
+    "images": Source(
+        "images in the parquet format of the Hugging Face hub: a folder, or a hub id",
+        ("path",),
+        ("label", "download", "merge", "test_fraction", *IMAGES),
+    ),
+    "tabular": Source(
+        "one CSV or parquet table",
+        ("path", "label"),
+        ("group", "key", "schema", "standardise", "test_fraction", *SLICES),
+    ),
+    "synthetic": Source(
+        "synthetic(alpha, beta): devices with linear truths of their own",
+        (),
+        ("alpha", "beta", "clients", "iid", "largest", "test_fraction", *SLICES),
+    ),
+    "quadratic": Source(
+        "clients whose best model is known in closed form: a test bed", (), ("clients", "dim", "heterogeneity")
+    ),
+}
+
+
+def keys(source: object) -> set[str]:
+    """Of [data], for one source; of all of them where it is none."""
+    known = [SOURCES[source]] if isinstance(source, str) and source in SOURCES else SOURCES.values()
+    return {key for one in known for key in (*one.needs, *one.takes)}
+
+
+def check(source: str, given: Iterable[str]) -> None:
+    """`given`: the keys of [data] that are not as they are by default."""
+    strange = [key for key in given if key not in ("source", *keys(source))]
+    if not strange:
+        return
+    others = [name for name in SOURCES if keys(name) >= {*strange}]
+    named = ", ".join(f"data.{key}" for key in strange)
+    raise ConfigError(
+        f"{named} with data.source = {source!r}",
+        why="that source has no such setting: it would change nothing",
+        fix=f"data.source={' or '.join(others)}, or leave {named} out" if others else f"leave {named} out",
+        code="setting-of-another-source",
+    )

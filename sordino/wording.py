@@ -1,0 +1,81 @@
+"""What is wrong with a table, in the words of whoever wrote it."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from pydantic import ValidationError
+from pydantic_core import ErrorDetails
+
+from sordino.errors import ConfigError
+
+A_TABLE = "a table is expected here: {key = value, ...}"
+SAID = {  # what pydantic says of types, in TOML's words
+    "dict_type": A_TABLE,
+    "model_type": A_TABLE,
+    "list_type": "a list is expected here: [...]",
+    "tuple_type": "a list is expected here: [...]",
+    "int_type": "a whole number is expected here",
+    "float_type": "a number is expected here",
+    "string_type": 'a text is expected here: "..."',
+    "bool_type": "true or false is expected here",
+}
+
+
+def check_keys(table: Mapping[str, Any], known: Iterable[str], where: str) -> None:
+    names = list(known)
+    for key in table:
+        if key not in names:
+            raise ConfigError(f"{where} has no key {key!r}", fix=nearest(key, names), code="unknown-key")
+
+
+def nearest(word: str, names: Iterable[str]) -> str:
+    listed = list(names)
+    close = difflib.get_close_matches(word, listed, n=1)
+    if not listed:
+        return f"leave {word} out: there is nothing to set here"
+    return f"did you mean {close[0]!r}?" if close else f"one of: {', '.join(listed)}"
+
+
+def wrong(error: ValidationError, where: str, keys_of: Mapping[str, Iterable[str]]) -> ConfigError:
+    """`keys_of`: of each section that has keys of its own."""
+    first, *others = error.errors()
+    loc, why = first["loc"], [_said(first)]
+    if first["type"] == f"{str(loc[-1]).partition('[')[0]}_type":  # one of several types that it may have
+        why += [_said(other) for other in others if other["loc"][:-1] == loc[:-1]]
+        loc = loc[:-1]
+    place = ".".join(str(part) for part in loc)
+    if first["type"] == "extra_forbidden":
+        names = keys_of.get(str(first["loc"][0]), ())
+        return ConfigError(
+            f"{where} has no key {place!r}", fix=nearest(str(first["loc"][-1]), names), code="unknown-key"
+        )
+    if first["type"] == "missing":
+        return ConfigError(f"{where} needs {place}", fix=f"set {place}", code="wrong-type")
+    fix = _fix(first, place)
+    told = "" if fix.startswith("one of: ") else ", or ".join(why)
+    return ConfigError(f"{where}: {place} = {first['input']!r}", why=told, fix=fix, code="wrong-type")
+
+
+def _said(error: ErrorDetails) -> str:
+    said = SAID.get(error["type"], error["msg"])
+    if expected := error.get("ctx", {}).get("expected"):
+        return f"it is one of {expected}".replace("' or '", "', '")
+    return said[0].lower() + said[1:]
+
+
+def _fix(error: ErrorDetails, place: str) -> str:
+    given, expected = error["input"], error.get("ctx", {}).get("expected")
+    if isinstance(given, str) and isinstance(expected, str):
+        return nearest(given, expected.replace(" or ", ", ").replace("'", "").split(", "))
+    if isinstance(given, tuple | list) and len(given) > 1 and error["type"] not in ("dict_type", "model_type"):
+        return sweep(f"{place}={','.join(map(str, given))}")
+    if isinstance(given, str) and error["type"] in ("dict_type", "model_type"):
+        return f"for example {place}.KEY=VALUE, or {place}={{key = value}}"
+    return ""
+
+
+def sweep(setting: str) -> str:
+    return f"sordino compare EXPERIMENT.toml --set {setting}"
