@@ -252,6 +252,7 @@ def test_a_folder_that_is_none_is_an_error_of_its_own(
     assert "resume" not in said.err
 
 
+@slow
 def test_without_torch_there_is_one_message(runs: Path) -> None:
     program = "import sys; sys.modules['torch'] = None; from sordino.cli import main; main()"
     for words in (["doctor"], ["run"]):

@@ -328,6 +328,7 @@ worker.main([])
 """
 
 
+@pytest.mark.slow
 def test_what_any_library_prints_is_no_frame_and_an_endless_client_ends_with_its_server() -> None:
     process = warm_worker()
     assert process.stdout is not None
