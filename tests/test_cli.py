@@ -360,4 +360,4 @@ def test_a_run_folder_is_durable_under_its_name_before_the_first_round(
     parents = [str(parent) for parent in out.parents if parent.is_relative_to(tmp_path)]
     assert calls[begun + 1 : begun + 1 + len(parents)] == parents
     written = [Path(name).name.split(".")[1] for name in calls[:begun] if name.endswith(".tmp")]
-    assert written == ["experiment", "environment"]
+    assert written == ["experiment", "environment", "agreement"]

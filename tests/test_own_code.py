@@ -314,17 +314,21 @@ def test_a_deadline_counts_from_the_last_that_was_heard() -> None:
 WORKER = """
 import os, sys, time
 from sordino import worker
-commands, answers = worker._private_streams()
-import threading
-threading.Thread(target=worker._end_with_server, args=(commands.fileno(),), daemon=True).start()
-os.write(1, b"printed by a library\\n")
-print("printed", sys.stdin.read())
-answers.write(b"answer"); answers.flush()
-while True:
-    time.sleep(0.05)
+
+def endless(arguments, commands, answers):
+    os.write(1, b"printed by a library\\n")
+    print("printed", sys.stdin.read())
+    answers.write(b"answer")
+    answers.flush()
+    while True:
+        time.sleep(0.05)
+
+worker._begin = endless
+worker.main([])
 """
 
 
+@pytest.mark.slow
 def test_what_any_library_prints_is_no_frame_and_an_endless_client_ends_with_its_server() -> None:
     process = warm_worker()
     assert process.stdout is not None

@@ -280,7 +280,9 @@ def test_an_anonymous_federation_learns_and_is_tested_by_its_own_names() -> None
 
 def test_names_hold_for_what_clients_hold_back() -> None:
     """One set for training and test, as with data.merge: every row is named by who has it, whichever part it is in."""
-    experiment = config.load({}, [*SMALL, "partition.anonymous=true", "data.merge=true"])
+    experiment = config.load(
+        {}, [*SMALL, "partition.anonymous=true", "data.source=images", "data.path=none", "data.merge=true"]
+    )
     parts, known = Parts(experiment), Parts(config.load({}, SMALL)).dataset
     vars(parts)["dataset"] = replace(known, test=known.train)
     told = parts.named

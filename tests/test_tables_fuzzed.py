@@ -26,7 +26,7 @@ def ends(seed: int, folder: Path) -> str:
         _ = Parts(made).plan
         start(made, folder)
     except SordinoError as error:
-        return error.code if error.what else "an error without words"
+        return error.code if error.what else "Traceback of a refusal without words"
     except Exception:  # all of them are tried, then all that went wrong is told
         return traceback.format_exc(limit=-3)
     return "ran"

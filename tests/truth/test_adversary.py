@@ -177,7 +177,7 @@ def test_an_unkeyed_digest_is_found_out(tmp_path: Path, monkeypatch: pytest.Monk
     assert truth < 20
 
 
-@pytest.mark.parametrize("what", ["active", "device_flops", "bytes_up", "accuracy"])
+@pytest.mark.parametrize("what", ["active", "device_flops", "bytes_up", "loss"])
 def test_a_row_that_tells_is_found_out(what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Item 8. How many were drawn, what they computed and sent; and how good the model is on the test data, client by client."""
     made, whole = real(BY_NAME["central"]), metrics.shown

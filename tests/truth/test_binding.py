@@ -8,6 +8,7 @@ import json
 import os
 import shutil
 import stat
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -77,7 +78,7 @@ def test_somebodys_algorithm_is_not_imported_unasked(tmp_path: Path, monkeypatch
     )
     start(config.load({"rounds": 1, "algorithm": {"name": "theirs:Mine", "lr": 0.1}}), tmp_path / "run")
     (tmp_path / "theirs.py").write_text("raise SystemExit('somebody ran me')")
-    monkeypatch.delitem(__import__("sys").modules, "theirs")
+    monkeypatch.delitem(sys.modules, "theirs")
     found = examine(tmp_path / "run")
     assert found.wrong == []
     assert any("--with-code" in line for line in found.unseen)
