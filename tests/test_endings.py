@@ -325,7 +325,9 @@ def test_every_key_of_data_belongs_to_some_source() -> None:
             default = config.Data.model_fields[key].default
             other: Any = {bool: not default, float: 0.25, int: 7}.get(type(default), "fixed" if key == "standardise" else "crop_flip" if key == "augment" else None)  # fmt: skip
             if other is None:
-                other = {"path": "x", "label": "x", "group": "x", "key": "x", "schema": "x"}.get(key, 0.5 if key in ("test_fraction",) else 3)
+                other = {"path": "x", "label": "x", "group": "x", "key": "x", "schema": "x"}.get(
+                    key, 0.5 if key in ("test_fraction",) else 3
+                )
             with pytest.raises(ConfigError) as refusal:
                 config.load({"data": {"source": name, key: other}})
             assert refusal.value.code == "setting-of-another-source"

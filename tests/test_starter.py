@@ -44,8 +44,15 @@ def test_damaged_and_unfinished_runs_are_listed_as_such(tmp_path: Path) -> None:
     for name, text in (("a", "rounds = 3\n[algorithm]\nname = 'fedavg'\n"), ("b", "not toml")):
         (tmp_path / name).mkdir()
         (tmp_path / name / "experiment.toml").write_text(text)
-    assert [(e.folder, e.state) for e in listed(tmp_path)] == [("a", "resumable"), ("b", "damaged")]
-    assert listed(tmp_path / "nowhere") == []
+        told = {"run": "r", "config": "c", "sordino": "0"}
+        (tmp_path / name / "environment.json").write_text(json.dumps(told))
+    (tmp_path / "c").mkdir()
+    (tmp_path / "c" / "experiment.toml").write_text("rounds = 3\n")
+    states = [("a", "resumable"), ("b", "damaged"), ("c", "damaged")]
+    assert [(e.folder, e.state) for e in listed(tmp_path)] == states
+    with pytest.raises(RunError) as refused:
+        listed(tmp_path / "nowhere")
+    assert refused.value.code == "no-folder"
 
 
 def test_a_promise_names_its_subject() -> None:

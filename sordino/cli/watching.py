@@ -73,7 +73,6 @@ def look(run: Path) -> Seen:
     """How a run stands, from what it has written."""
     from sordino import config
     from sordino.folder import in_use, read_metrics, read_notes, read_receipt
-    from sordino.report.runs import promise
 
     alive = in_use(run)  # asked before anything is read: who ends after this is seen to have ended at the next look
     planned = config.load(run / "experiment.toml").rounds
@@ -96,8 +95,14 @@ def look(run: Path) -> Seen:
         next(({k: row[k] for k in ("accuracy", "loss") if k in row} for row in reversed(rows) if "loss" in row), {}),
         sum(row.get("bytes_up", 0) + row.get("bytes_down", 0) for row in rows),
         file.stat().st_mtime if file.exists() else 0.0,
-        promise(receipt["guarantees"]) if receipt is not None and not alive else "",
+        _promised(receipt) if receipt is not None and not alive else "",
     )
+
+
+def _promised(receipt: dict[str, Any]) -> str:
+    from sordino.report.runs import SIMULATION, promise
+
+    return promise(receipt["guarantees"]) + (SIMULATION if receipt["simulated"] else "")
 
 
 def beginning(run: Path) -> Start | None:

@@ -11,6 +11,8 @@ from sordino.errors import RunError, SordinoError
 from sordino.folder import check_is_run, read_metrics, read_receipt
 from sordino.ledger.claims import ADVERSARIES, UNITS
 
+SIMULATION = " (a simulation)"  # beside a promise that protects nobody yet
+
 
 class Listed(NamedTuple):
     folder: str
@@ -53,7 +55,7 @@ def _one(folder: Path) -> Listed:
         f"{len(rows)}/{experiment.rounds}",
         "finished" if receipt and len(rows) >= experiment.rounds else "resumable",
         _score(rows),
-        "" if receipt is None else promise(receipt["guarantees"]),
+        "" if receipt is None else promise(receipt["guarantees"]) + (SIMULATION if receipt["simulated"] else ""),
     )
 
 

@@ -177,13 +177,14 @@ def test_an_unkeyed_digest_is_found_out(tmp_path: Path, monkeypatch: pytest.Monk
     assert truth < 20
 
 
-@pytest.mark.parametrize("what", ["active", "device_flops", "bytes_up", "loss"])
+@pytest.mark.parametrize("what", ["active", "device_flops", "bytes_up", "scores"])
 def test_a_row_that_tells_is_found_out(what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Item 8. How many were drawn, what they computed and sent; and how good the model is on the test data, client by client."""
     made, whole = real(BY_NAME["central"]), metrics.shown
+    names = ("accuracy", "loss", "clients") if what == "scores" else (what,)
 
     def telling(row: Any, hidden: bool) -> dict[str, Any]:
-        return whole(row, hidden) | ({what: row[what]} if what in row else {})
+        return whole(row, hidden) | {name: row[name] for name in names if name in row}
 
     monkeypatch.setattr(metrics, "shown", telling)
     one = play(made, tmp_path / "one")
