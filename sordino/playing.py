@@ -154,6 +154,7 @@ def executor(
                 lambda t: clients.header(t, -1),
                 engine.network.timeout_s,
                 engine.deadline_s,
+                getattr(parts.algorithm, "told", None),
             )
         )
         if begun is not None:

@@ -55,17 +55,15 @@ def _obey(
     outgoing: IO[bytes],
 ) -> None:
     if command["do"] == "round":
-        message = read(incoming)
-        assert message is not None
+        messages = [_heard(incoming) for _ in range(len(command["grants"]) if command["apart"] else 1)]
         slowly = Emulated(**parts.experiment.engine.network.model_dump(exclude={"timeout_s"}))
-        slowly.receive(message)
-        for answer in slowly.computed(_round(parts, clients, command, message)):
+        for message in messages:
+            slowly.receive(message)
+        for answer in slowly.computed(_round(parts, clients, command, messages)):
             slowly.send(answer)
             write(outgoing, answer)
     elif command["do"] == "score":
-        message = read(incoming)
-        assert message is not None
-        write(outgoing, json.dumps(clients.answer_scores(command, message)).encode())
+        write(outgoing, json.dumps(clients.answer_scores(command, _heard(incoming))).encode())
     elif command["do"] == "save":
         checkpoint.save(place / name, command["step"], clients.states.trees(), {})
         write(outgoing, b"saved")
@@ -76,7 +74,13 @@ def _obey(
         write(outgoing, b"restored")
 
 
-def _round(parts: Parts, clients: Clients, command: dict[str, object], message: bytes) -> Iterator[bytes]:
+def _heard(incoming: IO[bytes]) -> bytes:
+    message = read(incoming)
+    assert message is not None
+    return message
+
+
+def _round(parts: Parts, clients: Clients, command: dict[str, object], messages: list[bytes]) -> Iterator[bytes]:
     t, granted = command["t"], command["grants"]
     assert isinstance(t, int)
     assert isinstance(granted, dict)
@@ -85,8 +89,12 @@ def _round(parts: Parts, clients: Clients, command: dict[str, object], message: 
         k: Grant(k, parts.sizes[k], largest, for_client(noise, parts.phase_key, t, k), *told)
         for k, told in sorted((int(name), value) for name, value in granted.items())
     }
-    for _, answer in clients.answer(t, message, grants, keys.fold(parts.phase_key, "round", t)):
-        yield answer
+    key = keys.fold(parts.phase_key, "round", t)
+    if command["apart"]:
+        for (k, grant), message in zip(grants.items(), messages, strict=True):
+            yield from (answer for _, answer in clients.answer(t, message, {k: grant}, key, apart=True))
+        return
+    yield from (answer for _, answer in clients.answer(t, messages[0], grants, key))
 
 
 def main(arguments: list[str]) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from laws import warm
@@ -23,6 +24,7 @@ from sordino.engine import checkpoint, processes, wire
 from sordino.engine.client import Clients
 from sordino.engine.lines import LARGEST, read, write
 from sordino.engine.processes import Processes
+from sordino.engine.wire import Header
 from sordino.errors import RunError
 from sordino.ledger.ledger import State
 from sordino.receipt import opened
@@ -256,3 +258,21 @@ def test_a_damaged_answer_is_an_absent_client_and_is_told(name: str, tmp_path: P
     _, federation = opened(tmp_path / "True")
     with federation.ledger as ledger:  # what was reserved for it stays spent
         assert {entry.state for entry in ledger.entries()} == {State.PUBLISHED}
+
+
+def test_what_one_client_is_told_goes_to_it_alone() -> None:
+    """The broadcast of a phase may hold a part for each client: nobody else's part is in a client's message. The twin sends all of it to all."""
+    labels = torch.tensor([1111111, 2222222, 3333333])
+    header = Header("run", "config", 0, -1, 0, "down")
+
+    def sent(told: Any) -> list[bytes]:
+        executor = Processes.__new__(Processes)
+        executor._told, executor._header = told, lambda t: header
+        return list(executor._messages(0, {"labels": labels}, [0, 2]))
+
+    own = sent(lambda down, k: {"labels": down["labels"][k : k + 1]})
+    for message, k in zip(own, (0, 2), strict=True):
+        _, held = wire.decode(message, header, {"labels": labels[:1]})
+        assert held["labels"].tolist() == [labels[k].item()]
+        assert all(other.numpy().tobytes() not in message for i, other in enumerate(labels) if i != k)
+    assert [all(label.numpy().tobytes() in message for label in labels) for message in sent(None)] == [True]

@@ -142,7 +142,7 @@ def test_a_finished_run_ends_at_once(finished: Path, watch: Callable[..., tuple[
     assert (code, err) == (0, "")
     assert out.startswith(f"round 3/3  finished  accuracy {rows[-1]['accuracy']:.2%}  ")
     receipt = json.loads((finished / "privacy.json").read_text())
-    assert out.endswith(f"{promise(receipt['guarantees'])}\n")
+    assert out.endswith(f"{promise(receipt['guarantees'])} (a simulation)\n")
     assert "ε 8 per example" in out
     assert out.count("\n") == 1
     assert watch(finished, "--once") == (0, out, "")

@@ -36,8 +36,10 @@ class Clients:
     executor: str = "loop"  # who shares a pass over the network: "pooled" clients at the same weights, "stack" clients of equal shape
     _made: dict[int, Examples] = field(default_factory=dict, repr=False)  # what each has made of it
 
-    def __call__(self, t: int, down: Any, grants: Mapping[int, Grant], key: Key) -> Iterator[tuple[int, Any]]:
-        """One round of every client named in `grants`, in their order. Nothing needs to be packed in one process."""
+    def __call__(
+        self, t: int, down: Any, grants: Mapping[int, Grant], key: Key, apart: bool = False
+    ) -> Iterator[tuple[int, Any]]:
+        """One round of every client named in `grants`, in their order. Nothing needs to be packed in one process. `apart`: `down` is what one client is told."""
         order, uplink = sorted(grants), self.algorithm.uplink.at(t, down)
         shards = self.shards.at(t) if isinstance(self.shards, Prepared) else self.shards
         pool = Pool(self.task, order, shards.__getitem__) if self.executor == "pooled" else None
@@ -54,16 +56,20 @@ class Clients:
         # a stack has one broadcast and one set of public examples: not where clients are told, or hold, something of their own
         shared = self.executor == "stack" and self.handed is None and not hasattr(self.algorithm, "told")
         for stack in stacks(members, self.task.stacks if shared else lambda n: 1):
-            for member, (upload, state) in zip(stack, self._local(down, stack), strict=True):
+            for member, (upload, state) in zip(stack, self._local(down, stack, apart), strict=True):
                 self.states[member.client] = state
                 yield member.client, uplink.encode(upload, member.grant)
 
-    def answer(self, t: int, message: bytes, grants: Mapping[int, Grant], key: Key) -> Iterator[tuple[int, bytes]]:
-        """The same for a server in another process: the broadcast as it came, the answers as they go."""
+    def answer(
+        self, t: int, message: bytes, grants: Mapping[int, Grant], key: Key, apart: bool = False
+    ) -> Iterator[tuple[int, bytes]]:
+        """The same for a server in another process: the broadcast as it came, or what one client is told of it, and the answers as they go."""
         if grants:
             template = self.algorithm.broadcast(self.algorithm.init(self.task, 0))
+            if apart:
+                template = self.algorithm.told(template, next(iter(grants)))
             _, down = wire.decode(message, self.header(t, -1), template)
-            for k, upload in self(t, down, grants, key):
+            for k, upload in self(t, down, grants, key, apart):
                 yield k, wire.encode(self.header(t, k), upload)
 
     def score(self, t: int, models: Sequence[Params], ways: Sequence[str]) -> dict[int, list[float]]:
@@ -107,7 +113,7 @@ class Clients:
         state = self.states.get(k)
         return self.algorithm.init_client(self.task) if state is None else state
 
-    def _local(self, down: Any, stack: list[Member]) -> Iterable[tuple[Any, Any]]:
+    def _local(self, down: Any, stack: list[Member], apart: bool) -> Iterable[tuple[Any, Any]]:
         if len(stack) > 1:
             try:
                 return together(self.algorithm, self.task, down, stack)
@@ -115,14 +121,14 @@ class Clients:
                 # client code that looks at a value; an error of its own comes up again. Nothing is remembered of it: a run that
                 # goes on after a crash must take the same turns
                 pass
-        return self._alone(down, stack)
+        return self._alone(down, stack, apart)
 
-    def _alone(self, down: Any, stack: list[Member]) -> Iterator[tuple[Any, Any]]:
+    def _alone(self, down: Any, stack: list[Member], apart: bool) -> Iterator[tuple[Any, Any]]:
         for member in stack:
             reader = self.algorithm.read
             grant = replace(member.grant, reads=reader.reads(self.algorithm.work, member.grant.size))
             shard = reader.open(member.examples, grant, self.task)
-            mine = self.algorithm.told(down, member.client) if hasattr(self.algorithm, "told") else down
+            mine = self.algorithm.told(down, member.client) if not apart and hasattr(self.algorithm, "told") else down
             upload, state = self.algorithm.local(self.task, mine, member.state, shard, member.key)
             # alone is the reference: the same bytes as from a process of its own, which has to write them out
             yield (tree.formed(upload) if self.executor == "loop" else upload), state

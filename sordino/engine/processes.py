@@ -35,9 +35,10 @@ class Processes:
         header: Callable[[int], wire.Header],
         timeout: float | None = None,
         deadline: float | None = None,
+        told: Callable[[Any, int], Any] | None = None,
     ) -> None:
-        """`place` is where this stage of the run keeps its states. Seconds, or None to wait: after `timeout` a round goes on, after `deadline` the run ends."""
-        self._header, self._timeout = header, timeout  # header: of the broadcast of a round
+        """`told`: what of the broadcast each client gets; None where all get the same. `place` is where this stage of the run keeps its states. Seconds, or None to wait: after `timeout` a round goes on, after `deadline` the run ends."""
+        self._header, self._timeout, self._told = header, timeout, told  # header: of the broadcast of a round
         command = [sys.executable, "-m", "sordino.worker", str(folder), str(place), run, str(stage)]
         self._lines = [
             Line(
@@ -69,14 +70,14 @@ class Processes:
         return not self._lines[client % len(self._lines)].settled()
 
     def __call__(self, t: int, down: Any, grants: Mapping[int, Grant], key: Key) -> Iterator[tuple[int, bytes]]:
-        message = wire.encode(self._header(t), down)
         jobs: dict[int, Line] = {}
         for i, line in enumerate(self._lines):
             mine = {str(k): list(g.told()) for k, g in grants.items() if k % len(self._lines) == i}
             if not line.settled():
                 continue
-            line.send(json.dumps({"do": "round", "t": t, "grants": mine}).encode())
-            line.send(message)
+            line.send(json.dumps({"do": "round", "t": t, "grants": mine, "apart": self._told is not None}).encode())
+            for message in self._messages(t, down, sorted(map(int, mine))):
+                line.send(message)
             jobs |= {int(k): line for k in mine}
         until = float("inf") if self._timeout is None else time.monotonic() + self._timeout
         for k in sorted(jobs):
@@ -85,6 +86,12 @@ class Processes:
                 jobs[k].owed += 1
             else:
                 yield k, answer
+
+    def _messages(self, t: int, down: Any, clients: Sequence[int]) -> Iterator[bytes]:
+        """One for all clients of a process; where each is told something of its own, one for each, and nobody else's part is in it."""
+        told = self._told
+        parts = [down] if told is None else [told(down, k) for k in clients]
+        yield from (wire.encode(self._header(t), part) for part in parts)
 
     def score(self, t: int, models: Sequence[Params], ways: Sequence[str]) -> dict[int, list[float]]:
         """Every worker scores its own clients, all at once."""
