@@ -236,6 +236,7 @@ DEAR = {"gaussians on one sample", "everybody sampled", "both noises"}  # built 
 
 
 @pytest.mark.parametrize("event", [pytest.param(e, id=k, marks=[slow] * (k in DEAR)) for k, e in KINDS.items()])
+@pytest.mark.slow
 def test_every_kind_has_two_opinions_and_composition_is_counting(event: Event) -> None:
     once = bounds(event, 1e-5, "add_remove")
     assert len({b.accountant for b in once}) >= 2
@@ -375,6 +376,7 @@ FEW = PRV[1:28:6]  # five rows: the others, and some of these, run in the slow t
 
 
 @pytest.mark.parametrize("rows", [FEW[::2], pytest.param(FEW, marks=slow)], ids=len)
+@pytest.mark.slow
 def test_truth_and_tightness_against_prv(rows: list[dict[str, float]]) -> None:
     check_tightness(rows)
     check_truth(partial(by, "rdp"), rows)
@@ -411,6 +413,7 @@ def renyi_above_exact(points: int, seed: int) -> None:
 
 
 @pytest.mark.parametrize("points", [4, pytest.param(12, marks=slow)])
+@pytest.mark.slow
 def test_renyi_above_loss_distribution_above_exact(points: int) -> None:
     renyi_above_exact(points, seed=3)
 

@@ -336,6 +336,7 @@ def test_a_stopped_comparison_does_not_go_on_with_the_next_run(
     assert len(ran) == 1
 
 
+@pytest.mark.slow
 def test_a_method_promises_what_its_weakest_seed_does(tmp_path: Path) -> None:
     path = tmp_path / "a.toml"
     path.write_text(

@@ -493,6 +493,7 @@ def test_answers_of_every_round_cost_in_every_round(seen: dict[int, set[bytes]],
 
 
 @pytest.mark.parametrize("more", [{}, {"redraw": "round"}], ids=["run", "round"])
+@pytest.mark.slow
 def test_a_run_that_was_killed_and_one_that_was_not_are_the_same(more: dict[str, Any], tmp_path: Path) -> None:
     experiment = made(**read(**more), rounds=4)
     whole = finished(experiment, tmp_path / "whole")

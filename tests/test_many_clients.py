@@ -543,6 +543,7 @@ def test_a_walk_over_everybody_is_noticed() -> None:
 @pytest.mark.parametrize(
     "kind", ["plain", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("in turn", "hidden"))]
 )
+@pytest.mark.slow
 def test_an_idle_client_takes_at_most_64_bytes(kind: str) -> None:
     """Everything that start-up and a round leave behind, beside the data's own rows."""
     words = {"plain": PLAIN, "in turn": IN_TURN, "hidden": hidden(MILLION)}[kind]

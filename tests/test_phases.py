@@ -581,6 +581,7 @@ PRIVATE = {"privacy": {"epsilon": 8.0, "delta": 1e-4}}
 @pytest.mark.parametrize(
     "variant", [*(pytest.param(v, marks=pytest.mark.slow) for v in ("rigorous_a", "rigorous_b")), "dp_proto_only"]
 )
+@pytest.mark.slow
 def test_a_plan_of_phases_is_what_the_receipt_says(variant: str, tmp_path: Path) -> None:
     experiment = tiny(
         algorithm={**TINY["algorithm"], "variant": variant}, cohort={"name": "round_robin", "size": CLIENTS}, **PRIVATE

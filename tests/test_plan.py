@@ -152,6 +152,7 @@ def test_sampled_noise_stays_within_its_budget(epsilon: float, times: int, reads
 
 
 @pytest.mark.parametrize("rounds", [2, pytest.param(4, marks=pytest.mark.slow)])
+@pytest.mark.slow
 def test_a_fixed_plan_of_sampled_releases_counts_them(rounds: int) -> None:
     """Accounted as a whole it takes less noise than release by release, and every client pays with whole releases of its own plan."""
 

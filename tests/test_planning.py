@@ -316,6 +316,7 @@ DEAR = {"hidden", "more turns than planned", "scaffold, no privacy"}
 
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] * (n in DEAR)) for n in EXPERIMENTS])
+@pytest.mark.slow
 def test_bytes_and_promise_are_those_of_the_run(name: str, tmp_path: Path) -> None:
     made = config.validate(DIGITS | EXPERIMENTS[name])
     foreseen = Forecast(Parts(made))
@@ -339,6 +340,7 @@ def test_messages_are_not_all_of_one_length() -> None:
     assert traffic["bytes_up"] != 36 * traffic["bytes_per_message"]["up"]
 
 
+@pytest.mark.slow
 def test_planning_leaves_no_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     shared = tmp_path / "shared.sqlite"
@@ -364,6 +366,7 @@ KINDS = {
 
 
 @pytest.mark.parametrize("kind", [pytest.param(k, marks=[pytest.mark.slow] * (k != "local")) for k in KINDS])
+@pytest.mark.slow
 def test_the_printed_commands_keep_the_promise(kind: str, tmp_path: Path) -> None:
     """Each is run as printed; its receipt promises at most what was asked, for the unit and the adversary of its row."""
     found = planned(*KINDS[kind])
@@ -413,6 +416,7 @@ def test_a_typed_noise_shows_what_it_buys_and_offers_nothing_else() -> None:
     assert found.rows[0]["epsilon"] == pytest.approx(bought(1.0, Question(1.0, 1e-5, "client", 2, 2, 3)), rel=1e-6)
 
 
+@pytest.mark.slow
 def test_where_nobody_takes_part_nothing_is_promised_to_cost() -> None:
     (row, *_) = compare(None, ["stragglers.share=1.0", "rounds=2"]).rows
     assert (row["epsilon"], row["bytes"], row["noise_to_signal"]) == (0.0, 0, None)

@@ -342,6 +342,7 @@ def test_show_does_without_data_that_are_gone(folder: Path, tmp_path: Path, cli:
     assert "bytes down" in said.out
 
 
+@pytest.mark.slow
 def test_the_figures_begin_with_the_preparation(folder: Path) -> None:
     from matplotlib.figure import Figure
 

@@ -198,6 +198,7 @@ def test_what_client_code_prints_is_no_message(
 
 
 @pytest.mark.parametrize("part", ["clients-0", "clients-1", "checkpoints"])
+@pytest.mark.slow
 def test_a_checkpoint_of_which_only_some_parts_were_written(
     part: str, tmp_path: Path, quick_workers: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -263,7 +264,7 @@ def test_a_damaged_answer_is_an_absent_client_and_is_told(name: str, tmp_path: P
 def test_what_one_client_is_told_goes_to_it_alone() -> None:
     """The broadcast of a phase may hold a part for each client: nobody else's part is in a client's message. The twin sends all of it to all."""
     labels = torch.tensor([1111111, 2222222, 3333333])
-    header = Header("run", "config", 0, -1, 0, "down")
+    header = Header("run", "0" * 64, 0, -1, 0, "down")
 
     def sent(told: Any) -> list[bytes]:
         executor = Processes.__new__(Processes)

@@ -48,6 +48,7 @@ class Eager(Spending):
     SHARE = float("inf")
 
 
+@pytest.mark.slow
 def test_the_live_epsilon_is_the_statement_of_what_the_ledger_holds(tmp_path: Path) -> None:
     said = told(tmp_path / "run", Eager())
     parts, federation = opened(tmp_path / "run")
@@ -151,6 +152,7 @@ def share_of_time(kind: type[Spending], cost: float, round_time: float, monkeypa
 
 @pytest.mark.parametrize("round_time", [0.1, 1.0, 30.0])
 @pytest.mark.parametrize("cost", [0.01, 0.3, 5.0])
+@pytest.mark.slow
 def test_epsilon_costs_at_most_a_twentieth_of_the_time(
     cost: float, round_time: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:

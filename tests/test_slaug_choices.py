@@ -76,6 +76,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Path:
 # prototypes of the server's own -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_prototypes_that_the_server_makes_are_those_that_devices_send(sent: Path, served: Path, tmp_path: Path) -> None:
     """The uplink carries a model and a device's number. Rounding grows from round to round: it is held to 1e-5 in the first."""
     a, b = after(1, sent, tmp_path), after(1, served, tmp_path)

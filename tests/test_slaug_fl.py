@@ -309,6 +309,7 @@ def fedavg(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     return (folder / "model.safetensors").read_bytes()
 
 
+@pytest.mark.slow
 def test_without_drawn_images_it_is_fedavg(fedavg: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Bit for bit: the same first model, cohorts and order of data, whatever the preparation drew."""
     nothing = Examples(torch.zeros(0, 8, 8, 1, dtype=torch.uint8), torch.zeros(0, dtype=torch.int64))
@@ -337,6 +338,7 @@ def test_a_baseline_without_its_term_is_fedavg(algorithm: dict[str, Any], fedavg
     ],
     ids=lambda table: str(table["name"]),
 )
+@pytest.mark.slow
 def test_with_its_term_it_is_not(algorithm: dict[str, Any], fedavg: bytes, tmp_path: Path) -> None:
     assert (run(tmp_path / "run", SGD | algorithm) / "model.safetensors").read_bytes() != fedavg
 

@@ -22,6 +22,8 @@ from sordino.types import Examples, Grant
 
 from .devices import CLASSES, extractor, images, parts
 
+pytestmark = pytest.mark.slow  # attacks on what others published: no promise of ours stands or falls with them
+
 
 def uniform(seed: int, *shape: int) -> Tensor:
     return keys.uniform(keys.root(seed), math.prod(shape)).float().reshape(shape)

@@ -20,6 +20,8 @@ from sordino.types import Examples, Source
 
 from .devices import CLASSES, extractor, parts
 
+pytestmark = pytest.mark.slow  # attacks on what others published: no promise of ours stands or falls with them
+
 DELTA, CLIP, DRAWS = 1e-5, 2.0, 20_000
 FEW = 5_000  # where a promise is broken: as sure that it is, and these are broken widely enough to be seen by as many
 # a game refutes a true promise with probability 1e-4 over the seed of its noise, however few its draws

@@ -17,6 +17,8 @@ from sordino.errors import DataError
 
 from .devices import CLASSES, extractor, parts
 
+pytestmark = pytest.mark.slow  # attacks on what others published: no promise of ours stands or falls with them
+
 
 def normal(seed: int, *shape: int) -> Tensor:
     return keys.normal(keys.root(seed), math.prod(shape)).reshape(shape)

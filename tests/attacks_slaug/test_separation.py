@@ -13,6 +13,8 @@ from torch import Tensor
 from sordino import keys
 from sordino.attacks.separation import hits_at, separation
 
+pytestmark = pytest.mark.slow  # attacks on what others published: no promise of ours stands or falls with them
+
 
 def normal(*place: int, shape: tuple[int, ...]) -> Tensor:
     return keys.normal(keys.fold(keys.root(2), *place), math.prod(shape)).reshape(shape)

@@ -19,6 +19,8 @@ from sordino.types import Examples, Params
 
 from .devices import CLASSES, everything, task, trained
 
+pytestmark = pytest.mark.slow  # attacks on what others published: no promise of ours stands or falls with them
+
 NET = "mlp"
 HELD = 100
 

@@ -50,6 +50,7 @@ EMBEDDED = ["public_split", "sklearn_digits", "procedural"]
 
 @pytest.mark.parametrize("name", EMBEDDED)
 @pytest.mark.parametrize("shape", [(16, 16, 3), (12, 20, 1)])
+@pytest.mark.slow
 def test_an_embedded_source_draws_what_is_wanted(
     name: str, shape: tuple[int, int, int], wanted: Callable[..., Wanted]
 ) -> None:

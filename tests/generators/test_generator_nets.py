@@ -73,6 +73,7 @@ def test_a_state_is_a_function_of_its_key(shape: Shape) -> None:
 
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda s: s.kind)
 @pytest.mark.parametrize("rescale", ["fixed", "minmax"])
+@pytest.mark.slow
 def test_an_image_knows_its_key_place_and_label_only(shape: Shape, rescale: str) -> None:
     state, labels = steep(shape), keys.integers(KEY, 270, shape.classes)
     images = draw(shape, state, labels, keys.root(6), rescale)  # type: ignore[arg-type]

@@ -25,6 +25,7 @@ def accuracy(x: Tensor, y: Tensor) -> float:
     ("source", "side", "channels"),
     [("stylegan", 16, 1), ("stylegan", 32, 3), ("random_conv", 16, 1), ("random_conv", 28, 3)],
 )
+@pytest.mark.slow
 def test_classes_can_be_told_apart(source: Source, side: int, channels: int) -> None:
     x, y = noise_set(10, 20, side, channels, KEY, source, width=32)
     assert x.shape == (200, side, side, channels)

@@ -119,6 +119,7 @@ def p_value(law: str, outputs: Floats, x: float, scale: float, width: int) -> fl
         *(pytest.param(*p, marks=pytest.mark.slow) for p in (("gaussian", 1.0), ("laplace", 0.4 * STEP))),
     ],
 )
+@pytest.mark.slow
 def test_the_law_on_the_grid_is_the_exact_one(law: str, x: float) -> None:
     outputs = release(law, x, System())
     assert p_value(law, outputs, x, SCALE, width=200) > 1e-6  # the whole law

@@ -197,6 +197,7 @@ def distinct(streams: list[list[bool]]) -> bool:
     return len({tuple(stream) for stream in streams}) == len(streams)
 
 
+@pytest.mark.slow
 def test_the_system_source_never_repeats() -> None:
     constructed = [System().coins(64, 0.5).tolist() for _ in range(2000)]
     assert distinct(constructed)

@@ -149,6 +149,7 @@ def test_the_component_along_v_and_what_is_across(dimension: int, epsilon: float
 
 
 @pytest.mark.parametrize("other", [parameters(D, 4.5), parameters(D - 1, 5.0), cap_at(D, 5.0, 1.5)])
+@pytest.mark.slow
 def test_the_law_check_catches_another_law(other: Cap) -> None:
     """Negative control: answers with another promise, in another dimension, or for another cap with the same promise."""
     cap = parameters(D, 5.0)

@@ -131,6 +131,7 @@ def test_keys_for_tests_are_refused_elsewhere() -> None:
         read_public(tiny().public.pack(), testing=True)
 
 
+@pytest.mark.slow
 def test_keys_survive_their_bytes() -> None:
     secret = real(3072)
     assert len(secret.public.pack()) == len(secret.pack()) == 4 + 3072 // 8
