@@ -197,9 +197,8 @@ class _Follower:
                 self.tracker.start(_settings(step.parts.experiment.model_dump(mode="json")), step.folder)
                 self.started = True
             hidden, real = step.parts.cohort.hidden, step.parts.experiment.privacy.noise == SYSTEM
-            told = (
-                shown(step.metrics, hidden) if real else step.metrics
-            )  # an evaluator's numbers stay with the evaluator
+            # an evaluator's numbers stay with the evaluator
+            told = shown(step.metrics, hidden) if real else step.metrics
             kept = {"round"} | (CROWD if hidden else set())
             row = {name: value for name, value in numbers(told).items() if name not in kept}
             self.tracker.round(row, step.round)

@@ -1,20 +1,12 @@
 """Seeded privacy bugs, one small change each, and the tests that must notice.
 
-A row names a file under sordino/, the exact text that is changed (it must occur once, so that the table cannot rot) and a few tests of which at
-least one must fail.
+`hostile` holds those that a hostile reader would look for.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
-
-class Mutant(NamedTuple):
-    name: str
-    file: str
-    edits: tuple[tuple[str, str], ...]
-    tests: tuple[str, ...]
-
+from .hostile import HOSTILE
+from .mutant import Mutant, one
 
 SENSITIVITY = "tests/privacy/test_sensitivity.py"
 NOISE = "tests/privacy/test_noise.py"
@@ -30,10 +22,6 @@ PERSONAL_RUNS = "tests/test_personal_runs.py"
 PLANNED = f"{REFUSALS}::test_the_planned_noise_spends_the_budget_and_no_more"
 SHARED_NOISE = f"{NOISE}::test_rounds_clients_reads_layers_and_seeds_share_no_noise"
 LAW = f"{NOISE}::test_the_law_and_the_scale"
-
-
-def one(name: str, file: str, old: str, new: str, *tests: str) -> Mutant:
-    return Mutant(name, file, ((old, new),), tests)
 
 
 MUTANTS = [
@@ -396,3 +384,4 @@ MUTANTS = [
         "tests/test_algorithms.py",
     ),
 ]
+MUTANTS += HOSTILE

@@ -12,7 +12,8 @@ import pytest
 
 import sordino
 
-from .mutants import MUTANTS, Mutant
+from .mutant import Mutant
+from .mutants import MUTANTS
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = Path(sordino.__file__).parent

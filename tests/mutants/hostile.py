@@ -1,0 +1,291 @@
+"""Seeded bugs of the kind a hostile reader looks for: what a run writes, replays and composes. See `mutants` for what a row is."""
+
+from __future__ import annotations
+
+from .mutant import one
+
+ADVERSARY = "tests/truth/test_adversary.py"
+BINDING = "tests/truth/test_binding.py"
+COVERING = "tests/test_covering.py"
+RESUME = "tests/test_resume.py"
+ABSENT = "tests/privacy/test_absent.py"
+APART = "tests/privacy/test_apart.py"
+CONVEX = "tests/privacy/test_convex.py"
+SCHEMA = "tests/test_schema.py"
+DISCRETE = "tests/privacy/test_discrete.py"
+TWO_TELL = f"{ADVERSARY}::test_two_runs_with_one_seed_draw_different_cohorts"
+ONE_TELLS = f"{ADVERSARY}::test_nothing_that_is_left_tells_one_example_from_another[gaussian_gdp]"
+DRAWN_TELLS = f"{ADVERSARY}::test_nothing_that_is_left_tells_who_was_drawn[central]"
+
+HOSTILE = [
+    # coins
+    one(
+        "hidden cohorts tossed from the seed",
+        "engine/federation.py",
+        "unseen = self.noise == SYSTEM and self.cohort.hidden",
+        "unseen = False",
+        TWO_TELL,
+    ),
+    one(
+        "the same coins in every run",
+        "engine/draws.py",
+        "return self._source.words(count).numpy().view(np.uint64)",
+        "return keys.words(count, count)",
+        TWO_TELL,
+    ),
+    # statements
+    one(
+        "a claim of a smaller unit covers a larger one",
+        "ledger/covering.py",
+        "if UNITS.index(unit) < UNITS.index(part) or",
+        "if UNITS.index(unit) > UNITS.index(part) or",
+        f"{COVERING}::test_no_claim_covers_more_than_its_own",
+    ),
+    one(
+        "taken away and put back counted once",
+        "ledger/covering.py",
+        'return 1 if how == "replace" else 2',
+        "return 1",
+        f"{COVERING}::test_a_claim_covers_what_so_many_of_its_changes_reach",
+    ),
+    one(
+        "a release that says nothing costs nothing",
+        "ledger/covering.py",
+        "if open_ or silent:",
+        "if open_:",
+        f"{COVERING}::test_relations_are_composed_and_not_printed_side_by_side",
+    ),
+    one(
+        "a raw release beside noised ones is passed over",
+        "ledger/covering.py",
+        "if open_ or silent:",
+        "if silent:",
+        f"{COVERING}::test_pixels_beside_a_raw_upload_are_not_protected",
+    ),
+    one(
+        "equal releases counted once",
+        "ledger/covering.py",
+        "append(Repeat(together, count) if count > 1 else together)",
+        "append(together)",
+        f"{COVERING}::test_relations_are_composed_and_not_printed_side_by_side",
+    ),
+    one(
+        "two kinds of claims at the whole delta each",
+        "ledger/covering.py",
+        "summed = math.fsum(_alone(part, delta / len(parts)).epsilon for part in parts)",
+        "summed = math.fsum(_alone(part, delta).epsilon for part in parts)",
+        f"{COVERING}::test_a_sample_that_cannot_be_stretched_is_summed",
+    ),
+    one(
+        "a sampled noise stretched like a plain one",
+        "ledger/covering.py",
+        "        return None if inner is None else Once(event.name, inner)",
+        "        return None if inner is None else Once(event.name, inner)\n"
+        "    if hasattr(event, 'rate'):\n        return type(event)(event.rate, stretch(event.event, number))",
+        f"{COVERING}::test_a_sample_that_cannot_be_stretched_is_summed",
+    ),
+    one(
+        "what the tables lack forgotten",
+        "ledger/statement.py",
+        "worst.drift if worst.drift else 0.0",
+        "0.0 if worst.drift else 0.0",
+        f"{COVERING}::test_what_the_noise_tables_lack_is_in_delta",
+    ),
+    # replays
+    one(
+        "a drawn round drawn again",
+        "engine/accounts.py",
+        "if self.noise != SYSTEM or self.ledger.drawn(self.op(t)) or not self._draws:",
+        "if self.noise != SYSTEM or self.ledger.drawn(self.op(t)) or True:",
+        f"{RESUME}::test_kills_do_not_average_the_noise_away",
+    ),
+    one(
+        "whoever comes second draws, too",
+        "ledger/ledger.py",
+        '                        code="op-two-releases",\n                    )\n                return False',
+        '                        code="op-two-releases",\n                    )\n                return True',
+        f"{RESUME}::test_kills_do_not_average_the_noise_away",
+        "tests/test_ledger.py::test_the_ledger_in_memory_does_what_the_model_does",
+    ),
+    one(
+        "a copy goes on",
+        "runs/private.py",
+        "    if not same:",
+        "    if False:",
+        f"{RESUME}::test_a_copied_folder_does_not_release_a_round_again",
+    ),
+    one(
+        "an edited experiment goes on",
+        "training.py",
+        "if any(each != now for each in said):",
+        "if False:",
+        f"{BINDING}::test_a_simulation_does_not_become_real_by_one_word",
+    ),
+    one(
+        "entries of another noise are no simulation",
+        "ledger/notes.py",
+        "return any(parsed(text).noise != SYSTEM for text in texts)",
+        "return all(parsed(text).noise != SYSTEM for text in texts) and False",
+        f"{BINDING}::test_a_simulation_does_not_become_real_by_one_word",
+    ),
+    # what is left
+    one(
+        "a digest of the data without a key",
+        "data/dataset.py",
+        "digest = hmac.new(key, digestmod=hashlib.sha256)",
+        'digest = hmac.new(b"", digestmod=hashlib.sha256)',
+        f"{BINDING}::test_nobody_finds_a_row_by_trying",
+    ),
+    one(
+        "rows of a hidden cohort are shown",
+        "runs/metrics.py",
+        "*(() if hidden else SEEN)",
+        "*SEEN",
+        DRAWN_TELLS,
+    ),
+    one(
+        "scores are shown",
+        "runs/metrics.py",
+        'ALWAYS = ("phase", "round", "lost", "model_norm")',
+        'ALWAYS = ("phase", "round", "lost", "model_norm", "accuracy", "loss", "clients")',
+        f"{BINDING}::test_the_user_who_may_see_it_sees_it_all",
+    ),
+    one(
+        "trackers are told everything",
+        "tracking.py",
+        "told = shown(step.metrics, hidden) if real else step.metrics",
+        "told = step.metrics",
+        ONE_TELLS,
+    ),
+    one(
+        "labels of clients on the page that is shown",
+        "report/facts.py",
+        "all_ = evaluator or federation.noise != SYSTEM",
+        "all_ = True",
+        f"{ADVERSARY}::test_labels_of_clients_in_a_page_are_found_out",
+        ONE_TELLS,
+    ),
+    one(
+        "secrets that everybody may read",
+        "runs/private.py",
+        "descriptor = os.open(path, flags, 0o600)",
+        "descriptor = os.open(path, flags, 0o644)",
+        f"{BINDING}::test_what_is_private_is_for_its_owner_alone",
+    ),
+    # what binds
+    one(
+        "files are not looked at",
+        "runs/seal.py",
+        "if here[name] != stated[name]",
+        "if False",
+        f"{BINDING}::test_what_was_edited_is_named",
+    ),
+    one(
+        "the plan is not made again",
+        "engine/accounts.py",
+        '            if json.loads(note(asked.groups))["releases"] == told.releases:',
+        "            if True:",
+        f"{BINDING}::test_a_ledger_with_ten_times_the_noise_is_not_what_the_experiment_plans",
+    ),
+    one(
+        "a signature of anybody",
+        "runs/signature.py",
+        "if path is not None and key.public_bytes_raw() != _public(path).public_bytes_raw():",
+        "if False:",
+        f"{BINDING}::test_a_signature_is_of_one_key_and_one_receipt",
+    ),
+    one(
+        "the continuous curve for whole steps",
+        "privacy/mechanisms.py",
+        'return events.DiscreteGaussian(multiplier) if self.calibration == "discrete" else events.Gaussian(multiplier)',
+        "return events.Gaussian(multiplier)",
+        "tests/test_secure_sums.py::test_noise_in_shares_protects_from_the_server_too",
+    ),
+    one(
+        "a probe that hides",
+        "privacy/secure.py",
+        'if self.mode == "probe":',
+        "if False:",
+        "tests/test_secure_sums.py",
+    ),
+    # gates
+    one(
+        "central noise for those who came",
+        "uplink.py",
+        "total = stage.release(total, bound, used, source)",
+        "total = stage.release(total, bound, used * (len(who) + 1) / (len(weights) + 1), source)",
+        f"{ABSENT}::test_central_noise_does_not_shrink_with_those_who_stay_away",
+    ),
+    one(
+        "the noise of one convex step",
+        "privacy/convex.py",
+        "* self.radius * steps / size",
+        "* self.radius / size",
+        f"{CONVEX}::test_its_noise_is_sized_for_all_steps",
+    ),
+    one(
+        "claims of a group at its smallest rate",
+        "engine/accounts.py",
+        "(clients, self._claims(clients[0], price.multiplier)) for clients in groups",
+        "(clients, self._claims(int(np.argmin(self._rates)), price.multiplier)) for clients in groups",
+        f"{ABSENT}::test_a_client_is_told_its_own_rate_and_no_others",
+    ),
+    one(
+        "a statistic of a whole block",
+        "privacy/classes.py",
+        "z = alone(of, x).double()",
+        "z = of(x).double()",
+        f"{APART}::test_a_statistic_is_shown_one_example_at_a_time",
+    ),
+    one(
+        "delta against clients where examples are protected",
+        "soundness.py",
+        'protected = population if offer.unit == "client" else examples',
+        "protected = population",
+        f"{ABSENT}::test_delta_is_held_against_those_who_are_protected",
+    ),
+    one(
+        "what each client is told goes to all",
+        "engine/processes.py",
+        "parts = [down] if told is None else [told(down, k) for k in clients]",
+        "parts = [down] if told is None else [down for k in clients]",
+        "tests/test_processes.py::test_what_one_client_is_told_goes_to_it_alone",
+    ),
+    # tables, ledgers, clients
+    one(
+        "test rows that follow from how many there are",
+        "data/dataset.py",
+        "np.random.default_rng(seed).random(rows)",
+        "np.random.default_rng([seed, rows]).random(rows)",
+        f"{SCHEMA}::test_a_key_holds_a_row_in_its_place",
+    ),
+    one(
+        "classes of the labels that are there",
+        "data/tabular.py",
+        "classes = schema.columns[label].words",
+        "classes = tuple(sorted(set(_texts(columns[label]))))",
+        f"{SCHEMA}::test_a_learned_table_tells_one_row_from_another",
+        f"{SCHEMA}::test_neighbouring_tables_teach_the_same_before_the_noise",
+    ),
+    one(
+        "a ledger whose journal is in memory",
+        "ledger/storage.py",
+        'connection.execute("PRAGMA journal_mode=WAL")',
+        'connection.execute("PRAGMA journal_mode=MEMORY")',
+        "tests/test_ledger.py",
+    ),
+    one(
+        "a sum in the order of arrival",
+        "uplink.py",
+        "in sorted(uploads.items()) if",
+        "in uploads.items() if",
+        "tests/privacy/test_bad_clients.py",
+    ),
+    one(
+        "metrics that are not synced",
+        "runs/metrics.py",
+        "    os.fsync(file.fileno())\n",
+        "",
+        "tests/test_cli.py",
+    ),
+]
