@@ -228,7 +228,7 @@ class Parts(Composition):
             shape=data.shape,
             classes=data.classes,
             named=self.named.classes,
-            sizes=tuple(self.sizes),
+            sizes=tuple(self.sizes) if self.experiment.privacy.public_sizes else (1,) * len(self.sizes),
             coordinates={mine.phase: mine.coordinates for mine in phases},
             assumed=self.assumed,
             void=self.void,

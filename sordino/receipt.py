@@ -36,9 +36,7 @@ TUNING = "choosing hyper-parameters on the same data is not accounted for"
 ARITHMETIC = "sums of clipped gradients are exact up to floating-point rounding"
 BUDGETS = "the budget of every client is public, and chosen without looking at its data"
 EVALUATION = "test metrics were computed by the evaluator and are no releases"
-OWN_MODELS = (
-    "scores of clients' own models depend on their training examples: whoever reads metrics.jsonl is not in this table"
-)
+OWN_MODELS = "scores of clients' own models depend on their training examples, and nothing covers them: the evaluator, who sees them, is not in this table"
 
 
 def receipt(parts: Parts, federation: Federation) -> dict[str, Any]:
@@ -127,7 +125,7 @@ def spending(folder: Path, most: int | None = None) -> dict[str, Any]:
         clients = [
             {
                 "client": k,
-                "examples": federation.sizes[k],
+                "examples": federation.sizes[k] if parts.experiment.privacy.public_sizes else None,
                 "exposures": federation.exposures.get(federation.payer(k), 0),
                 "planned": plan.exposures[k],
                 "spent": spent[EVERYONE] if federation.all_alike else spent.get(str(k), spent[EVERYONE]),

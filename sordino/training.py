@@ -47,6 +47,7 @@ from sordino.round import Outcome
 from sordino.runs import metrics, private
 from sordino.version import __version__
 
+LOG = "log.txt"
 LOST = "was cut off after its noise was drawn: a second release would be unpaid, so it is left out, and what it cost stays spent"
 
 
@@ -101,7 +102,7 @@ def start(
 
 
 def _data_key(experiment: Experiment, folder: Path | None = None) -> bytes:
-    return private.key_of_data(folder, experiment.seed, experiment.privacy.ledger, experiment.privacy.noise == SYSTEM)
+    return private.key_of_data(folder, experiment.privacy.ledger)
 
 
 def _found(folder: Path, parts: Parts, prepared: Path | None) -> None:
@@ -116,7 +117,8 @@ def _found(folder: Path, parts: Parts, prepared: Path | None) -> None:
         if parts.story is not None:
             atomic_write(young / CANDIDATES, json.dumps(parts.story, indent=2).encode())
         if experiment.privacy.noise == SYSTEM:
-            private.found(young, parts.data_key, clients=hasattr(parts.algorithm.read, "prepare"))
+            private.found(young, clients=hasattr(parts.algorithm.read, "prepare"))
+        private.write(young / private.DATA, parts.data_key)
         if (shared := experiment.privacy.ledger) is not None:
             private.share_key(shared, parts.data_key)
         parts.agreement().write(young)
@@ -273,10 +275,13 @@ def _train(
 def _ended(
     parts: Parts, folder: Path, federation: Federation, server: Any, notes: list[str], interrupted: bool
 ) -> Ended:
-    made, notes = _finish(parts, folder, federation, server), [*federation.remarks, *notes]
-    with open(folder / "log.txt", "a", encoding="utf-8") as log:
-        log.writelines(f"{note}\n" for note in notes)
-    return Ended(folder, read_metrics(folder), made, notes, interrupted)
+    made, remarks = _finish(parts, folder, federation, server), federation.remarks
+    # a remark names a client that was asked, which a hidden cohort does not tell
+    hidden = parts.cohort.hidden and parts.experiment.privacy.noise == SYSTEM
+    for place, told in ((folder / private.FOLDER if hidden else folder, remarks), (folder, notes)):
+        with open(place / LOG, "a", encoding="utf-8") as log:
+            log.writelines(f"{note}\n" for note in told)
+    return Ended(folder, read_metrics(folder), made, [*remarks, *notes], interrupted)
 
 
 def _due(t: int, experiment: Experiment) -> bool:

@@ -46,6 +46,18 @@ def under(text: str, config: str) -> str:
     return json.dumps({**told, "config": config}, sort_keys=True, separators=(",", ":")) if "config" in told else text
 
 
+def of_a_run(text: str, run: str) -> str:
+    """The same release among those of other runs: what was drawn once in a run bears its name."""
+
+    def told(part: Any) -> Any:
+        if isinstance(part, dict):
+            made = {name: told(value) for name, value in part.items()}
+            return {**made, "name": f"{made['name']} of {run}"} if part.get("kind") == "once" else made
+        return [told(each) for each in part] if isinstance(part, list) else part
+
+    return json.dumps(told(json.loads(text)), sort_keys=True, separators=(",", ":"))
+
+
 def named(text: str) -> list[int]:
     """The clients that an entry names; nobody where it is about everyone."""
     return [k for group in parsed(text).releases if group["clients"] != "*" for k in group["clients"]]

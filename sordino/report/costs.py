@@ -77,7 +77,8 @@ def messages(preparation: Metrics, metrics: Metrics, plain: Plain, sizes: Sizes 
         for way, what in (("down", down), ("up", up)):
             if size := sum(row[f"bytes_{way}"] for row in mine):
                 rows.append(_message(phase, way, what, size, counted))
-    for way, who in (("down", "active"), ("up", "answered")):
+    # of a hidden cohort nobody is shown how many were asked
+    for way, who in (("down", "active"), ("up", "answered")) if all("active" in row for row in metrics) else ():
         beyond = sum(row[f"bytes_{way}"] - row.get(who, 0) * plain.message for row in metrics)
         if beyond or ("training", way) in counted:
             rows.append(_message("training", way, "beside the model", beyond, counted))

@@ -38,8 +38,6 @@ def gather(folder: Path, evaluator: bool = False) -> dict[str, Any]:
     all_ = evaluator or federation.noise != SYSTEM
     spent = spending(folder, LISTED)
     metrics = read_metrics(folder) if all_ else read_public_metrics(folder)
-    if not parts.experiment.privacy.public_sizes and not all_:
-        spent["by_client"] = [{**row, "examples": None} for row in spent["by_client"]]
     if all_:
         parts = Parts(parts.experiment)
     return {
@@ -52,11 +50,11 @@ def gather(folder: Path, evaluator: bool = False) -> dict[str, Any]:
         "algorithm": parts.experiment.algorithm["name"],
         "model": "clients' own models" if parts.ways else "global model",
         "clients": len(parts.sizes),
-        "examples": sum(parts.sizes),
+        "examples": sum(parts.sizes) if all_ or parts.experiment.privacy.public_sizes else "some",
         "parameters": parts.coordinates,
         "metrics": _thin(metrics),
         "before": next(iter(in_front(read_preparation(folder))), None),
-        "prepared": prepared.gather(folder, parts),
+        "prepared": prepared.gather(folder, parts, rounds=metrics),
         "secure": secure(metrics),
         "guarantees": described(spent["guarantees"]),
         "by_phase": by_phase(spent),

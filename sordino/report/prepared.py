@@ -41,13 +41,15 @@ def label_of(experiment: Experiment) -> str:
     return "" if source is None else source.label
 
 
-def gather(folder: Path, parts: Parts | None = None, pictures: bool = True) -> dict[str, Any] | None:
-    """None where nothing came before the first round."""
+def gather(
+    folder: Path, parts: Parts | None = None, pictures: bool = True, rounds: Sequence[dict[str, Any]] | None = None
+) -> dict[str, Any] | None:
+    """None where nothing came before the first round. `rounds`: of the training, as they may be shown; None: as this user may see them."""
     preparation = read_preparation(folder)
     if not preparation and not (folder / "preparation").is_dir():
         return None
     parts = Parts(config.load(folder / "experiment.toml")) if parts is None else parts
-    (states, unread), metrics = _states(folder, parts), read_metrics(folder)
+    (states, unread), metrics = _states(folder, parts), read_metrics(folder) if rounds is None else rounds
     simulated = parts.experiment.privacy.noise == "counter"
     candidates, absent = _candidates(parts)
     wrong = _wrong(candidates) if simulated else None

@@ -48,6 +48,7 @@ NAMED = {
 RELEASED = ("model_norm",)  # of a row
 LENGTHS = ("bytes_up", "bytes_down", "payload")  # where the uplink learns, the last release says how much is sent
 PASSED_OVER = (
+    "data.key",
     "private",
     "checkpoints",
     ".lock",

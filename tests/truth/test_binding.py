@@ -242,7 +242,7 @@ def test_nobody_finds_a_row_by_trying(runs: Path) -> None:
     for guess in (b"", told.encode(), (runs / "private" / "experiment.toml").read_bytes()):
         candidate = parts.dataset.fingerprint(guess)
         assert candidate.encode() not in everything
-    key = (runs / "private" / "private" / "data.key").read_bytes()
+    key = (runs / "private" / "data.key").read_bytes()
     assert parts.dataset.fingerprint(key) == told  # who has the data and the key knows them again
     assert hmac.compare_digest(told, told)
     assert len({Agreement.read(runs / name).dataset for name in ("private", "open")}) == 2  # the same rows, two keys
@@ -298,3 +298,38 @@ def test_two_runs_on_one_ledger_are_one_number(tmp_path: Path, cli: Callable[...
     said = cli("privacy", "spent", ledger, "--json")
     assert json.loads(said.out)["guarantees"] == together["guarantees"]
     assert stat.S_IMODE(os.stat(f"{ledger}.key").st_mode) == 0o600
+
+
+def test_answers_of_two_runs_are_two_draws(tmp_path: Path) -> None:
+    """What is drawn once in a run costs once in it, and again in the next. The twin takes equal names for one draw."""
+    ledger = str(tmp_path / "shared.sqlite")
+    case = BY_NAME["ldp_fl"]
+    for name in ("one", "two"):
+        start(case.experiment(privacy={"noise": "system", "ledger": ledger}, name=name), tmp_path / name)
+
+    def pixel(rows: list[dict[str, Any]]) -> float:
+        return float(next(row["epsilon"] for row in rows if row["unit"] == "pixel" and row["adversary"] == "server"))
+
+    alone = pixel(json.loads((tmp_path / "one" / "privacy.json").read_text())["guarantees"])
+    assert pixel(lifetime(tmp_path / "shared.sqlite")["guarantees"]) == pytest.approx(2 * alone, rel=1e-3)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("sordino.runs.lifetime.of_a_run", lambda text, run: text)
+        assert pixel(lifetime(tmp_path / "shared.sqlite")["guarantees"]) == pytest.approx(alone, rel=1e-3)
+
+
+def test_sizes_that_are_nobodys_business_are_written_nowhere(tmp_path: Path) -> None:
+    """privacy.public_sizes = false: what is left of two federations of other sizes is the same, and verifies."""
+    told = []
+    for name, alpha in (("even", 100.0), ("uneven", 1.0)):
+        made = BY_NAME["central"].experiment(
+            privacy={"epsilon": 8.0, "delta": 1e-3, "noise": "system", "public_sizes": False},
+            partition={"scheme": "dirichlet", "clients": 5, "alpha": alpha},
+        )
+        start(made, tmp_path / name)
+        assert verify(tmp_path / name) == []
+        from sordino.receipt import spending
+
+        told.append(
+            (Agreement.read(tmp_path / name).sizes, [row["examples"] for row in spending(tmp_path / name)["by_client"]])
+        )
+    assert told[0] == told[1] == ((1,) * 5, [None] * 5)
