@@ -22,7 +22,8 @@ LOCKS = Path("/proc/locks")  # of Linux: who holds what, readable without holdin
 
 
 def read_metrics(folder: Path) -> list[Row]:
-    """All that this user may see: with what an evaluator keeps in the private folder, and with the seconds that sums and rounds took, which are no part of the result."""
+    """All that this user may see: with what an evaluator keeps in the private folder, and with the seconds that sums
+    and rounds took, which are no part of the result."""
     own = folder / FOLDER
     evaluated = {row["round"]: row for row in _rows(own / FILE, Evaluated)}
     rows = [row | evaluated.get(row["round"], {}) for row in read_public_metrics(folder)]

@@ -230,7 +230,8 @@ class Holdings:
 
     @property
     def drawn_from_labels(self) -> tuple[str, ...]:
-        """What was decided from all examples together (their labels, or their places): two neighbours must agree on it."""
+        """What was decided from all examples together (their labels, or their places): two neighbours must agree on
+        it."""
         data = self.experiment.data
         if data.source in public_inputs.INVENTED:
             return ()

@@ -1,4 +1,5 @@
-"""privacy.json: what this run promised and spent, to whom, under which assumptions. `runs.verify` believes none of it."""
+"""privacy.json: what this run promised and spent, to whom, under which assumptions. `runs.verify` believes none of
+it."""
 
 from __future__ import annotations
 
@@ -71,7 +72,8 @@ def receipt(parts: Parts, federation: Federation) -> dict[str, Any]:
 
 
 def write_receipt(folder: Path, parts: Parts, federation: Federation, page: bool = False) -> dict[str, Any]:
-    """The receipt, bound to the files it is shown with; both are fixed in the ledger. `page`: the report is one of them."""
+    """The receipt, bound to the files it is shown with; both are fixed in the ledger. `page`: the report is one of
+    them."""
     made = receipt(parts, federation)
     made["files"] = seal.digests(folder, (*seal.FILES, seal.PAGE) if page else seal.FILES)
     federation.ledger.seal(seal.digest(made))

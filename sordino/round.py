@@ -2,7 +2,8 @@
 
 data -> shard -> local training -> example gate -> client gate -> wire -> sum -> server gate -> server update -> ledger
 
-Nothing is read before the ledger has reserved its price, nothing leaves a client before the ledger knows that noise is drawn, nothing is used before its
+Nothing is read before the ledger has reserved its price, nothing leaves a client before the ledger knows that noise is
+drawn, nothing is used before its
 digest is stored, and no round has two releases.
 """
 

@@ -1,4 +1,5 @@
-"""What the JSON files of a run folder look like: as much of it as anything that reads them counts on. A file of another shape is damaged, and told so.
+"""What the JSON files of a run folder look like: as much of it as anything that reads them counts on. A file of another
+shape is damaged, and told so.
 
 Keys that are not named here may be anything.
 """

@@ -1,4 +1,5 @@
-"""The sources of data, and which keys of [data] each of them needs and takes. A setting of another source is refused, never ignored."""
+"""The sources of data, and which keys of [data] each of them needs and takes. A setting of another source is refused,
+never ignored."""
 
 from __future__ import annotations
 

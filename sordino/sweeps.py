@@ -114,7 +114,8 @@ def composed(seeds: Sequence[Sequence[Notes]], delta: float) -> list[Composed]:
 
 
 def _united(configurations: Sequence[Notes], delta: float) -> dict[Key, Row]:
-    """Rows of the union, against adversaries for whom every configuration states its claims in the same terms: others would be compared in steps of several kinds."""
+    """Rows of the union, against adversaries for whom every configuration states its claims in the same terms: others
+    would be compared in steps of several kinds."""
     spoken = [keys for notes in configurations if (keys := _spoken(notes))]
     population = max(notes.population for notes in configurations)
     rows = statement(itertools.chain.from_iterable(notes.texts for notes in configurations), population, delta)

@@ -28,7 +28,8 @@ class Trace(NamedTuple):
 
 
 def trace(folder: Path) -> Trace:
-    """Without where the ledger stood: every stop seals what there is, so a run that was stopped has more records than one that was not."""
+    """Without where the ledger stood: every stop seals what there is, so a run that was stopped has more records than
+    one that was not."""
     _, federation = opened(folder)
     parts = Parts(config.load(folder / "experiment.toml"))
     with federation.ledger as ledger:

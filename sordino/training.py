@@ -147,7 +147,8 @@ def resume(
 ) -> Ended:
     """Continue a run where its last checkpoint stands: the same bytes as if it had never stopped.
 
-    `fallback` sets a damaged newest checkpoint aside and takes the one before; seeded rounds are then played again, to the same releases. `moved` says that this
+    `fallback` sets a damaged newest checkpoint aside and takes the one before; seeded rounds are then played again, to
+    the same releases. `moved` says that this
     folder has taken the place of the one where the run began, and that nothing goes on there.
     """
     check_is_run(folder)
@@ -161,7 +162,8 @@ def resume(
 
 
 def _check_unedited(experiment: Experiment, folder: Path) -> None:
-    """What a run has promised it has promised under one experiment: how it is computed ([engine]) may change, and nothing else."""
+    """What a run has promised it has promised under one experiment: how it is computed ([engine]) may change, and
+    nothing else."""
     environment = read_environment(folder)
     now: tuple[str, str] = (experiment.digest(), experiment.privacy.noise)
     said: list[tuple[str, str]] = [(environment["config"], now[1])]
@@ -240,7 +242,8 @@ def _train(
             return row
 
         def note_cost(cost: Mapping[str, Any]) -> None:
-            """Seconds are no part of the result, no two runs take the same; and they tell how many there were to add."""
+            """Seconds are no part of the result, no two runs take the same; and they tell how many there were to
+            add."""
             with open((folder / private.FOLDER if real else folder) / COSTS, "a") as costs:
                 costs.write(json.dumps(cost) + "\n")
 

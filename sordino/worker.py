@@ -120,7 +120,8 @@ def _begin(arguments: list[str], commands: IO[bytes], answers: IO[bytes]) -> Non
 
 
 def _private_streams() -> tuple[IO[bytes], IO[bytes]]:
-    """The standard streams carry frames. What client code, in whatever language, reads or prints is none of them: it reads nothing, and prints to the standard error."""
+    """The standard streams carry frames. What client code, in whatever language, reads or prints is none of them: it
+    reads nothing, and prints to the standard error."""
     commands, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
@@ -130,7 +131,8 @@ def _private_streams() -> tuple[IO[bytes], IO[bytes]]:
 
 
 def _end_with_server(commands: int) -> None:
-    """A server that is gone leaves the pipe hung up, which a client that is at work, perhaps for ever, would not see."""
+    """A server that is gone leaves the pipe hung up, which a client that is at work, perhaps for ever, would not
+    see."""
     hung_up = select.poll()
     hung_up.register(commands, 0)
     while not hung_up.poll():

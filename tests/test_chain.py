@@ -219,7 +219,8 @@ def test_relu_and_pooling_trade_places() -> None:
 
 
 def test_a_network_whose_links_may_meet_other_examples_is_no_chain() -> None:
-    """A convolution takes planes [n, h, w] for the n channels of one image; and a layer's own forward can be anything."""
+    """A convolution takes planes [n, h, w] for the n channels of one image; and a layer's own forward can be
+    anything."""
 
     def net() -> nn.Sequential:
         return nn.Sequential(nn.Conv2d(2, 2, 3, padding=1), nn.Flatten(), nn.Linear(16, CLASSES))

@@ -1,7 +1,9 @@
 """What releases promise together: every claim in the words of every other, or nothing.
 
-The oracle of `steps` is a tiny world in which every relation is a set of pairs: where a claim is said to cover a subject in n steps, n changes of the claim lead
-from one neighbour to the other. Sums are held against closed forms. The broken twin is the statement as it was: rows that never looked at one another.
+The oracle of `steps` is a tiny world in which every relation is a set of pairs: where a claim is said to cover a
+subject in n steps, n changes of the claim lead
+from one neighbour to the other. Sums are held against closed forms. The broken twin is the statement as it was: rows
+that never looked at one another.
 """
 
 from __future__ import annotations
@@ -71,7 +73,8 @@ def test_a_claim_covers_what_so_many_of_its_changes_reach(asked: Subject) -> Non
         reached = {START}
         for _ in range(number):
             reached |= {after for before in reached for after in changed(before, *claimed)}
-        # who takes an example away changes what the client holds: for a claim about clients that are replaced, any holding is one
+        # who takes an example away changes what the client holds: for a claim about clients that are replaced, any
+        # holding is one
         if claimed == ("client", "replace") or (claimed[0] == "client" and asked[1] != "replace"):
             continue
         assert neighbours <= reached, (claimed, asked)
@@ -141,7 +144,8 @@ def test_pixels_beside_a_raw_upload_are_not_protected() -> None:
 
 
 def test_relations_are_composed_and_not_printed_side_by_side() -> None:
-    """Sums that noise hides under add_remove, then gradients under replace: taken away and put back, a Gaussian of half the multiplier, and then one sum of squares."""
+    """Sums that noise hides under add_remove, then gradients under replace: taken away and put back, a Gaussian of half
+    the multiplier, and then one sum of squares."""
     sums, training = (claim("example", "add_remove", Gaussian(4.0)),), (claim("example", "replace", Gaussian(1.0)),)
     rows = stated(sums, training, training)
     assert set(rows) == {("example", "replace")}  # the gradients say nothing of how many there are

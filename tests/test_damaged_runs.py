@@ -1,4 +1,5 @@
-"""Damaged run folders: whatever lies in a file of a run, every verb says in a line or two what is wrong and what to do, or is not concerned. Never a traceback."""
+"""Damaged run folders: whatever lies in a file of a run, every verb says in a line or two what is wrong and what to do,
+or is not concerned. Never a traceback."""
 
 from __future__ import annotations
 

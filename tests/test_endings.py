@@ -1,4 +1,5 @@
-"""How a command ends: signals, output that cannot be written, a folder or a package that is not there, and words that mean something else."""
+"""How a command ends: signals, output that cannot be written, a folder or a package that is not there, and words that
+mean something else."""
 
 from __future__ import annotations
 
@@ -98,7 +99,8 @@ def test_the_second_signal_does_not_wait(tmp_path: Path) -> None:
 
 
 def test_what_was_ignored_before(tmp_path: Path) -> None:
-    """Who had the hangup ignored (nohup) is not stopped by it; who had the quit ignored (a shell's background) can still end a run at once."""
+    """Who had the hangup ignored (nohup) is not stopped by it; who had the quit ignored (a shell's background) can
+    still end a run at once."""
     before = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGHUP, signal.SIGQUIT)}
     seen: list[Any] = []
 
@@ -142,7 +144,8 @@ def _complaining(file: Path) -> list[int]:
 
 @slow
 def test_a_terminal_that_is_gone_does_not_end_a_round(tmp_path: Path, warm_server: None) -> None:
-    """What hangs up takes the standard error with it: the word cannot be written, the round is finished all the same."""
+    """What hangs up takes the standard error with it: the word cannot be written, the round is finished all the
+    same."""
     master, slave = pty.openpty()
     out = tmp_path / "run"
     with os.fdopen(slave, "wb") as stderr:

@@ -1,4 +1,5 @@
-"""A model or an algorithm of the user's own that fails, ends the program, never ends or makes a NaN: one message with the place, in one process and in several."""
+"""A model or an algorithm of the user's own that fails, ends the program, never ends or makes a NaN: one message with
+the place, in one process and in several."""
 
 from __future__ import annotations
 

@@ -262,7 +262,8 @@ def test_a_damaged_answer_is_an_absent_client_and_is_told(name: str, tmp_path: P
 
 
 def test_what_one_client_is_told_goes_to_it_alone() -> None:
-    """The broadcast of a phase may hold a part for each client: nobody else's part is in a client's message. The twin sends all of it to all."""
+    """The broadcast of a phase may hold a part for each client: nobody else's part is in a client's message. The twin
+    sends all of it to all."""
     labels = torch.tensor([1111111, 2222222, 3333333])
     header = Header("run", "0" * 64, 0, -1, 0, "down")
 

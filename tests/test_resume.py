@@ -200,7 +200,8 @@ SYSTEM = BY_NAME["gaussian_gdp"].privacy | {"noise": "system"}
 
 @pytest.mark.parametrize("point", POINTS)
 def test_no_round_is_drawn_twice_with_noise_of_the_system(point: str, tmp_path: Path) -> None:
-    """The process dies anywhere in a round: what was drawn and not kept is lost, what was released stays, every operation is one release."""
+    """The process dies anywhere in a round: what was drawn and not kept is lost, what was released stays, every
+    operation is one release."""
     made = BY_NAME["gaussian_gdp"].experiment(privacy=SYSTEM)
     with killed_at(point, 2):
         start(made, tmp_path / "run")
@@ -253,7 +254,8 @@ def draws_of_round_two(folder: Path, kills: int) -> list[bytes]:
 
 
 def test_kills_do_not_average_the_noise_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """However often the server dies after uploads have come in, it has seen one draw of them. The twin that draws again shows it another one every time."""
+    """However often the server dies after uploads have come in, it has seen one draw of them. The twin that draws again
+    shows it another one every time."""
     assert len(set(draws_of_round_two(tmp_path / "run", 3))) == 1
 
     def again(self: Federation, t: int) -> bool:
@@ -266,7 +268,8 @@ def test_kills_do_not_average_the_noise_away(tmp_path: Path, monkeypatch: pytest
 
 @pytest.mark.parametrize("shared", [False, True])
 def test_a_copied_folder_does_not_release_a_round_again(shared: bool, tmp_path: Path) -> None:
-    """On one ledger the copy is stopped before it draws; a ledger that was copied with its folder is noticed by where it lies."""
+    """On one ledger the copy is stopped before it draws; a ledger that was copied with its folder is noticed by where
+    it lies."""
     ledger = {"ledger": str(tmp_path / "shared.sqlite")} if shared else {}
     with killed_at("kept", 1):
         start(BY_NAME["gaussian_gdp"].experiment(privacy=SYSTEM | ledger), tmp_path / "run")
@@ -280,7 +283,8 @@ def test_a_copied_folder_does_not_release_a_round_again(shared: bool, tmp_path: 
 
 
 def test_another_draw_of_the_same_release_is_refused(tmp_path: Path) -> None:
-    """Without the checkpoint of its last round: going on would release the same operation twice. It is refused before anything is drawn."""
+    """Without the checkpoint of its last round: going on would release the same operation twice. It is refused before
+    anything is drawn."""
     with killed_at("stored", 2):
         start(BY_NAME["gaussian_gdp"].experiment(privacy=SYSTEM), tmp_path / "run")
     before = released(tmp_path / "run")

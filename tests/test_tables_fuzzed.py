@@ -1,4 +1,5 @@
-"""Whatever an experiment says: it is refused in words, or it runs. Never a traceback, never a folder that is left half made."""
+"""Whatever an experiment says: it is refused in words, or it runs. Never a traceback, never a folder that is left half
+made."""
 
 from __future__ import annotations
 

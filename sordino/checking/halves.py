@@ -137,7 +137,8 @@ def blind(trial: Trial) -> None:
 
 
 def _told(trial: Trial, whose: int) -> Tree:
-    """What leaves a client and what it keeps in two rounds, with canned gradients and one of two clients' rows behind them."""
+    """What leaves a client and what it keeps in two rounds, with canned gradients and one of two clients' rows behind
+    them."""
     trial.fresh()
     found: list[Tree] = []
     for scene in trial.staged():

@@ -1,4 +1,5 @@
-"""How the command line ends: a user's mistake, and a world that does not play along, are one screen and an exit code, never a traceback."""
+"""How the command line ends: a user's mistake, and a world that does not play along, are one screen and an exit code,
+never a traceback."""
 
 from __future__ import annotations
 

@@ -98,14 +98,16 @@ class Accounts:
         if self.everyone_pays:
             self._central = next(price.multiplier for price in asked.due.values() if price)
             return sorted(prices)  # its noise is released even where nobody was drawn
-        # one noise for all who paid: sized for the one who paid least, or the same in every round where each is bounded by what it paid
+        # one noise for all who paid: sized for the one who paid least, or the same in every round where each is bounded
+        # by what it paid
         self._central = max((price.multiplier for k in clients if (price := prices[k])), default=None)
         if self.algorithm.uplink.personal:
             self._central = self.plan.quietest
         return clients
 
     def _asked(self, t: int, prices: Mapping[int, Price | None]) -> Asked:
-        """Of the ledger for one round. In a hidden cohort who was drawn must not show in who pays: everyone pays in every round, drawn or not."""
+        """Of the ledger for one round. In a hidden cohort who was drawn must not show in who pays: everyone pays in
+        every round, drawn or not."""
         if self.all_alike:
             price = self._shared_price(t)
             return Asked({EVERYONE: price.charge}, self._of_all(price), {self.payer(0): price})
@@ -175,10 +177,13 @@ class Accounts:
                     self._charge(k, charge)
 
     def begin(self, t: int) -> bool:
-        """Durable before anything leaves a client: from here on noise may have been drawn. False where it was, in an attempt that was cut short.
+        """Durable before anything leaves a client: from here on noise may have been drawn. False where it was, in an
+        attempt that was cut short.
 
-        Seeded noise comes again as it was. Noise of the operating system never does: a second release of the same round would be one that nobody has
-        paid for, so the round is lost, and what it cost stays spent. Where nothing was promised there is nothing to lose, and it is done again.
+        Seeded noise comes again as it was. Noise of the operating system never does: a second release of the same round
+        would be one that nobody has
+        paid for, so the round is lost, and what it cost stays spent. Where nothing was promised there is nothing to
+        lose, and it is done again.
         """
         if self.noise != SYSTEM or self.ledger.drawn(self.op(t)) or not self._draws:
             return True
@@ -231,7 +236,8 @@ class Accounts:
         return replace(claim, drift=draws * self.coordinates * TABLE_ERROR) if inexact else claim
 
     def _amplifies(self, client: int) -> Callable[[Event, Adversary], Event]:
-        """What the sampler makes of an event, by adversary: a hidden coin at the client's own rate, or whatever the cohort says."""
+        """What the sampler makes of an event, by adversary: a hidden coin at the client's own rate, or whatever the
+        cohort says."""
         if self.algorithm.uplink.published:  # as if each client had tossed a coin
             rate = self.cohort.expected(self.population) / self.population
         elif self._rates is None or not self.cohort.hidden:
@@ -241,7 +247,8 @@ class Accounts:
         return lambda event, adversary: event if adversary == "server" or rate == 1 else Poisson(rate, event)
 
     def plans(self, t: int, entry: Entry) -> bool:
-        """Is this what the experiment plans for round t, after the rounds before it? Then it is counted as one of them."""
+        """Is this what the experiment plans for round t, after the rounds before it? Then it is counted as one of
+        them."""
         told, who = parsed(entry.note), named(entry.note)
         self._rates = self.plan.rates(t, self.spent)
         for stalled in (False, True):  # what an adaptive schedule saw is not written down

@@ -122,7 +122,8 @@ def latest(directory: Path) -> int | None:
 
 
 def atomic_write(path: Path, data: bytes, private: bool = False) -> None:
-    """Replace the file's content durably and at once: readers and crashes see all old or all new. `private`: for its owner alone."""
+    """Replace the file's content durably and at once: readers and crashes see all old or all new. `private`: for its
+    owner alone."""
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")  # same directory: same file system
     with _told(path):
         try:

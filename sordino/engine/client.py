@@ -39,7 +39,8 @@ class Clients:
     def __call__(
         self, t: int, down: Any, grants: Mapping[int, Grant], key: Key, apart: bool = False
     ) -> Iterator[tuple[int, Any]]:
-        """One round of every client named in `grants`, in their order. Nothing needs to be packed in one process. `apart`: `down` is what one client is told."""
+        """One round of every client named in `grants`, in their order. Nothing needs to be packed in one process.
+        `apart`: `down` is what one client is told."""
         order, uplink = sorted(grants), self.algorithm.uplink.at(t, down)
         shards = self.shards.at(t) if isinstance(self.shards, Prepared) else self.shards
         pool = Pool(self.task, order, shards.__getitem__) if self.executor == "pooled" else None
@@ -63,7 +64,8 @@ class Clients:
     def answer(
         self, t: int, message: bytes, grants: Mapping[int, Grant], key: Key, apart: bool = False
     ) -> Iterator[tuple[int, bytes]]:
-        """The same for a server in another process: the broadcast as it came, or what one client is told of it, and the answers as they go."""
+        """The same for a server in another process: the broadcast as it came, or what one client is told of it, and the
+        answers as they go."""
         if grants:
             template = self.algorithm.broadcast(self.algorithm.init(self.task, 0))
             if apart:

@@ -179,7 +179,8 @@ class Random(Cohort):
 
 
 class Tossed(Cohort):
-    """One coin per client and round. Who knows the coins sees who takes part: a hidden cohort of a real run has them from the operating system, not from a seed."""
+    """One coin per client and round. Who knows the coins sees who takes part: a hidden cohort of a real run has them
+    from the operating system, not from a seed."""
 
     @abstractmethod
     def toss(self, population: int, coins: Coins, rates: Rates | None = None) -> list[int]:

@@ -70,7 +70,8 @@ class Messages:
     def _unbounded(self, t: int, down: Any) -> bool:
         """May a single upload make the sum whatever it likes?
 
-        Where it is clipped, or noised by its client, what is not finite counts as zero; an algorithm that reads each upload judges for itself.
+        Where it is clipped, or noised by its client, what is not finite counts as zero; an algorithm that reads each
+        upload judges for itself.
         """
         if getattr(self.algorithm, "reads_each", False):
             return False

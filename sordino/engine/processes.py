@@ -37,7 +37,9 @@ class Processes:
         deadline: float | None = None,
         told: Callable[[Any, int], Any] | None = None,
     ) -> None:
-        """`told`: what of the broadcast each client gets; None where all get the same. `place` is where this stage of the run keeps its states. Seconds, or None to wait: after `timeout` a round goes on, after `deadline` the run ends."""
+        """`told`: what of the broadcast each client gets; None where all get the same. `place` is where this stage of
+        the run keeps its states. Seconds, or None to wait: after `timeout` a round goes on, after `deadline` the run
+        ends."""
         self._header, self._timeout, self._told = header, timeout, told  # header: of the broadcast of a round
         command = [sys.executable, "-m", "sordino.worker", str(folder), str(place), run, str(stage)]
         self._lines = [
@@ -88,7 +90,8 @@ class Processes:
                 yield k, answer
 
     def _messages(self, t: int, down: Any, clients: Sequence[int]) -> Iterator[bytes]:
-        """One for all clients of a process; where each is told something of its own, one for each, and nobody else's part is in it."""
+        """One for all clients of a process; where each is told something of its own, one for each, and nobody else's
+        part is in it."""
         told = self._told
         parts = [down] if told is None else [told(down, k) for k in clients]
         yield from (wire.encode(self._header(t), part) for part in parts)

@@ -5,7 +5,8 @@ pure  Laplace noise and randomised response only: epsilons add up; a Poisson sam
 rdp   Renyi DP (Mironov 2017; Mironov, Talwar & Zhang 2019; conversion of Canonne, Kamath & Steinke 2020).
 pld   privacy loss distributions, pessimistic (Doroshenko et al. 2022).
 
-A discrete Gaussian has Renyi divergences and nothing else: the curve of the continuous law is not its own. Under a Poisson sample these are known at whole orders,
+A discrete Gaussian has Renyi divergences and nothing else: the curve of the continuous law is not its own. Under a
+Poisson sample these are known at whole orders,
 where the moments of both laws agree term by term.
 
 rdp and pld are dp-accounting's; what is ours is what is put into them. Each number is an upper bound of its

@@ -1,12 +1,15 @@
 """From what single releases promise, each in its own words, to what all of them together promise about one subject.
 
-A subject is a unit under a relation: an example that is replaced, a client that is added or removed. A release may speak of several. What it costs a subject
+A subject is a unit under a relation: an example that is replaced, a client that is added or removed. A release may
+speak of several. What it costs a subject
 follows from a claim about that subject, or from a claim that covers it:
 
-    a larger unit     an example lies in a cell, a cell in a client; whoever may change altogether may change in one example
+    a larger unit     an example lies in a cell, a cell in a client; whoever may change altogether may change in one
+    example
     another relation  what is replaced is taken away and put back: two steps (Dwork and Roth 2014, 2.3)
 
-Never from a smaller unit (a client is many examples), and never from `replace` to `add_remove`. A release that says nothing about a subject, and nothing
+Never from a smaller unit (a client is many examples), and never from `replace` to `add_remove`. A release that says
+nothing about a subject, and nothing
 that covers it, costs it everything.
 """
 
@@ -38,7 +41,8 @@ Subject: TypeAlias = tuple[Unit, Neighbours]
 
 
 class Part(NamedTuple):
-    """Releases that are counted in the words of one claim: `steps` of its subject make one of the subject asked about."""
+    """Releases that are counted in the words of one claim: `steps` of its subject make one of the subject asked
+    about."""
 
     subject: Subject
     steps: int
@@ -138,7 +142,8 @@ def _open(claim: Claim) -> bool:
 
 
 def _cheapest(release: Release, asked: Subject, adversary: Adversary) -> tuple[Subject, int, list[Claim]] | None:
-    """The claims of a release that cover a subject in the fewest steps: about one subject, since others say the same of the same release."""
+    """The claims of a release that cover a subject in the fewest steps: about one subject, since others say the same of
+    the same release."""
     by: dict[Subject, list[Claim]] = {}
     for claim in _claims(release, adversary):
         by.setdefault((claim.unit, claim.neighbours), []).append(claim)
@@ -181,7 +186,8 @@ def _alone(part: Part, delta: float) -> Bounded:
 
 @lru_cache(maxsize=64)
 def two_steps(event: Event, delta: float, neighbours: Neighbours) -> float:
-    """Take a client away, bring it back with one example changed: (2 epsilon, (1 + e^epsilon) delta) (Dwork and Roth 2014, 2.3)."""
+    """Take a client away, bring it back with one example changed: (2 epsilon, (1 + e^epsilon) delta) (Dwork and Roth
+    2014, 2.3)."""
     smaller = delta
     for _ in range(40):
         epsilon = best(event, smaller, neighbours).epsilon
@@ -194,7 +200,8 @@ def two_steps(event: Event, delta: float, neighbours: Neighbours) -> float:
 
 
 def stretch(event: Event, number: int) -> Event | None:
-    """The event for `number` steps at once, where that is an event: noise stays, and what it hides is so many times as far. A sample and a response have none."""
+    """The event for `number` steps at once, where that is an event: noise stays, and what it hides is so many times as
+    far. A sample and a response have none."""
     if number == 1:
         return event
     if isinstance(event, Gaussian | DiscreteGaussian):

@@ -30,7 +30,8 @@ class Gaussian:
 
 @dataclass(frozen=True)
 class DiscreteGaussian:
-    """Noise in whole steps, whose Renyi divergences are those of the continuous law (Canonne, Kamath and Steinke, NeurIPS 2020); its (epsilon, delta) curve is not below that one."""
+    """Noise in whole steps, whose Renyi divergences are those of the continuous law (Canonne, Kamath and Steinke,
+    NeurIPS 2020); its (epsilon, delta) curve is not below that one."""
 
     noise_multiplier: float
 

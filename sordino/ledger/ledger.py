@@ -122,7 +122,8 @@ class Ledger:
 
     @classmethod
     def found(cls, path: Path | str) -> Ledger:
-        """Open a ledger under the charter and caps that it was founded with: for whoever checks it without the experiment."""
+        """Open a ledger under the charter and caps that it was founded with: for whoever checks it without the
+        experiment."""
         place = Path(path).resolve()
         with refusals():
             connection = open_database(place, None)
@@ -169,7 +170,8 @@ class Ledger:
         return granted
 
     def drawn(self, op: str) -> bool:
-        """The noise is drawn: from here on the operation may have touched data. True for the one call that says so first."""
+        """The noise is drawn: from here on the operation may have touched data. True for the one call that says so
+        first."""
         return self._advance(op, State.DRAWN, {})
 
     def stored(self, op: str, digest: bytes, payload: bytes | None = None) -> None:

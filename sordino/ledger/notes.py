@@ -1,6 +1,8 @@
-"""What a ledger entry says of its release, as public text: under which experiment, with which noise, about whom, and which claims.
+"""What a ledger entry says of its release, as public text: under which experiment, with which noise, about whom, and
+which claims.
 
-A statement is made from these texts alone. They stand in the hash chain, so neither an edited experiment nor an edited source of noise can change what a
+A statement is made from these texts alone. They stand in the hash chain, so neither an edited experiment nor an edited
+source of noise can change what a
 finished round was.
 """
 
@@ -20,7 +22,8 @@ SYSTEM = "system"  # noise of the operating system: the only one that protects a
 
 
 class Note(NamedTuple):
-    """`config` is the digest of the experiment, `noise` where the noise came from; both are empty in files of version 0.1 before they were written down."""
+    """`config` is the digest of the experiment, `noise` where the noise came from; both are empty in files of version
+    0.1 before they were written down."""
 
     releases: list[Mapping[str, Any]]
     noise: str = ""

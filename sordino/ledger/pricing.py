@@ -87,7 +87,8 @@ class Exact:
 
 @dataclass(frozen=True)
 class Discrete(Exact):
-    """The same currency with a smaller total: what Renyi divergence, all that is known of a discrete Gaussian, makes of the budget."""
+    """The same currency with a smaller total: what Renyi divergence, all that is known of a discrete Gaussian, makes of
+    the budget."""
 
     def total(self, epsilon: float, delta: float) -> tuple[float, ...]:
         return (_rho(epsilon, delta),)

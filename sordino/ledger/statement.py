@@ -1,8 +1,11 @@
 """The statement of guarantees: one row per (unit, neighbours, adversary), never one lonely epsilon.
 
-A row counts every release about a client, each in its own words or in those that cover it (`covering`); clients hold disjoint data, so it shows the client
-that lost most. A release that tells everything about a unit, or about anything that the unit lies in, leaves no finite row about it. The rows are computed
-from ledger entries alone, never from the configuration: what was not recorded was not promised, and what was released raw is infinity.
+A row counts every release about a client, each in its own words or in those that cover it (`covering`); clients hold
+disjoint data, so it shows the client
+that lost most. A release that tells everything about a unit, or about anything that the unit lies in, leaves no finite
+row about it. The rows are computed
+from ledger entries alone, never from the configuration: what was not recorded was not promised, and what was released
+raw is infinity.
 """
 
 from __future__ import annotations
@@ -66,7 +69,8 @@ def statement(texts: Iterable[str], population: int, delta: float) -> list[Row]:
 def of_groups(
     texts: Iterable[str], population: int, delta: float, subject: Key, groups: Sequence[Sequence[int]]
 ) -> list[Row | None]:
-    """The row of one subject for each group of clients: that of the client in it that lost most, None where nobody took part."""
+    """The row of one subject for each group of clients: that of the client in it that lost most, None where nobody took
+    part."""
     found = histories(texts, population)
     distinct = [list(found.distinct(group).values()) for group in groups]
     return [_row(subject, releases, delta) if releases else None for releases in distinct]
@@ -103,7 +107,8 @@ def _epsilon(spent: Cost, delta: float, neighbours: Neighbours) -> float:
 
 
 def _void(found: Sequence[Row], clients: Sequence[Sequence[Release]], delta: float) -> Row:
-    """Nothing holds for this unit, under whichever relation: one release tells everything. What the noised ones beside it cost alone is a reason, no promise."""
+    """Nothing holds for this unit, under whichever relation: one release tells everything. What the noised ones beside
+    it cost alone is a reason, no promise."""
     spoken = {claim for releases in clients for release in releases for claim in release}
     bare = [row for row in found if any(_open(claim) for claim in spoken if _subject(claim) == _subject(row))]
     row, beside = (bare or found)[0], []

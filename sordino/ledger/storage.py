@@ -41,7 +41,8 @@ _REMOTE_FAMILIES = "nfs", "fuse."
 
 
 def open_database(place: Path | None, first: tuple[bytes, bytes] | None) -> sqlite3.Connection:
-    """Open the file; where there is none, found it with its first record (hash, body). No place: in memory. No record: it must be there."""
+    """Open the file; where there is none, found it with its first record (hash, body). No place: in memory. No record:
+    it must be there."""
     with ExitStack() as undo:
         if place is None:
             connection = undo.enter_context(closing(_connect(":memory:")))

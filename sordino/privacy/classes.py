@@ -40,7 +40,8 @@ class ClassSums:
     """clip: radius of one example's statistic. count: how much louder than the statistic's radius a client counts; 0: not at all, and counts are told as nan.
 
     Guarantees: the Gaussian event at the multiplier, for adding or removing one example, against everybody who sees what the client sends. Proof: one row of the sums
-    moves by a vector of norm clip, and one count by `count` * clip: sqrt(1 + count^2) * clip together. The statistic is shown one example at a time.
+    moves by a vector of norm clip, and one count by `count` * clip: sqrt(1 + count^2) * clip together. The statistic is
+    shown one example at a time.
     """
 
     clip: float = 1.0

@@ -4,7 +4,8 @@ Softmax regression on features with ||(x, 1)|| <= B: record gradients have norm 
 step with eta <= 4/B^2 is non-expansive and E steps move two neighbouring runs apart by at most 2 sqrt(2) eta B E / n (Hardt, Recht and Singer 2016;
 Wu et al. 2017). With gradient clipping the step is no longer the gradient step of a convex function, so nothing is clipped here.
 
-The bound is about exactly these steps: a momentum, a decay of the weights, a larger step or another loss, and it is false. So the gate makes the steps itself, and
+The bound is about exactly these steps: a momentum, a decay of the weights, a larger step or another loss, and it is
+false. So the gate makes the steps itself, and
 client code gets one answer: the noised sum of their gradients. What it does with that cannot cost privacy any more.
 """
 
@@ -28,7 +29,8 @@ from sordino.types import ADVERSARIES, Batch, Claim, Examples, Grant, Losses, Of
 
 @dataclass(frozen=True)
 class ConvexStable:
-    """One batch per round, whose gradient is the noised sum of the gradients along all the steps of the round: a step of `lr` along it is all of them.
+    """One batch per round, whose gradient is the noised sum of the gradients along all the steps of the round: a step
+    of `lr` along it is all of them.
 
     Requires: the `logistic` model with the same `radius`, the task's own losses, full batches, lr <= 4/radius^2.
     Guarantees: one Gaussian event per round, for one example, replace; client code sees nothing else.
@@ -147,7 +149,8 @@ class StableShard(GradientsOnly):
         return {name: add(total[name], std, source.child(name)).to(p.dtype) for name, p in params.items()}
 
     def _sum(self, params: Params, steps: int, key: Key) -> Params:
-        """In float64, and from weights that are numbers: the bound leaves no room for rounding, and none for what is not finite."""
+        """In float64, and from weights that are numbers: the bound leaves no room for rounding, and none for what is
+        not finite."""
         far = 1e100
         start = {name: torch.nan_to_num(p.double()).clamp(-far, far) for name, p in params.items()}
         total = tree.zeros_like(start)

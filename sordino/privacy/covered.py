@@ -1,6 +1,7 @@
 """Shards answer what the promise of their reader covers. Everything else that client code may ask for is refused.
 
-What they answer about an example may depend on that example alone: `check_apart` refuses networks that say otherwise of themselves, `alone` asks for each example on
+What they answer about an example may depend on that example alone: `check_apart` refuses networks that say otherwise of
+themselves, `alone` asks for each example on
 its own, so that nothing has to be believed of what somebody's program would do with several.
 """
 

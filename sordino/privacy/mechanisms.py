@@ -23,7 +23,8 @@ class GaussianNoise:
     """N(0, (multiplier * sensitivity)^2) on every coordinate; sensitivity in the 2-norm.
 
     `exact` prices by Gaussian DP (Dong, Roth and Su 2022; Balle and Wang 2018); `classic` by sqrt(2 ln(1.25/delta))/epsilon, proved for epsilon < 1
-    only (Dwork and Roth 2014), refused above; `classic_checked` accepts it above 1 where the exact inequality holds. `discrete` is for noise in few whole steps,
+    only (Dwork and Roth 2014), refused above; `classic_checked` accepts it above 1 where the exact inequality holds.
+    `discrete` is for noise in few whole steps,
     which has the Renyi divergences of this law and not its curve.
     """
 

@@ -1,12 +1,16 @@
 """Sums of per-example clipped gradients, without one gradient per example where the layer allows it.
 
 For a layer that is linear in its parameters the gradient of one example is an outer product of what went in and what came back; its norm and any
-weighted sum of such gradients follow from those two alone (Goodfellow 2015; Li et al., ICLR 2022). Layers outside the table, or modules that share
+weighted sum of such gradients follow from those two alone (Goodfellow 2015; Li et al., ICLR 2022). Layers outside the
+table, or modules that share
 parameters, take the slow exact path in chunks.
 
-A clip bounds what one example can do only where an example's gradient depends on no other example. Nothing numeric can show that of somebody's
-program, so nothing here asks: every example is sent through the losses alone, as a batch of one. `torch.func.vmap` does so for all of them in one call;
-what it cannot do (a branch on a value, a random draw) is done in a loop. Which of the ways gives the gradient is a question of correctness, not of
+A clip bounds what one example can do only where an example's gradient depends on no other example. Nothing numeric can
+show that of somebody's
+program, so nothing here asks: every example is sent through the losses alone, as a batch of one. `torch.func.vmap` does
+so for all of them in one call;
+what it cannot do (a branch on a value, a random draw) is done in a loop. Which of the ways gives the gradient is a
+question of correctness, not of
 privacy, and is decided by comparing them on random input once.
 """
 
@@ -33,7 +37,8 @@ EVERY = slice(None)
 
 @dataclass
 class Tape:
-    """What one forward pass of one example leaves behind. A layer's output is moved by its tap, so that a gradient can be asked for there."""
+    """What one forward pass of one example leaves behind. A layer's output is moved by its tap, so that a gradient can
+    be asked for there."""
 
     taps: Params
     calls: list[str] = field(default_factory=list)

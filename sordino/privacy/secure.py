@@ -69,7 +69,8 @@ class Secure(Stage, ABC):
 
 @dataclass(frozen=True)
 class Encrypted(Secure):
-    """keys: `shared` by all clients, or with an `authority` that opens sums for the server. mode: `probe` encrypts one client a round and adds the others' integers in clear, to tell what encryption
+    """keys: `shared` by all clients, or with an `authority` that opens sums for the server. mode: `probe` encrypts one
+    client a round and adds the others' integers in clear, to tell what encryption
     costs: it hides nothing."""
 
     scheme: Literal["paillier", "bfv", "ckks"] = "paillier"
@@ -168,7 +169,8 @@ class NoiseShare(Noise):
 
     Guarantees: what is opened holds at least the noise of the multiplier, if at least `survivors` honest clients stay, which secure aggregation sees to. Proof: the
     variances of independent parts add up; a sum of discrete Gaussians of at least SPREAD steps is a discrete Gaussian to within e^-150 a coordinate, whose Renyi
-    divergence is that of the continuous one (Canonne, Kamath and Steinke, NeurIPS 2020). Its curve is not: at SPREAD steps delta is up to 5.5 % above, so it is priced by Renyi divergence.
+    divergence is that of the continuous one (Canonne, Kamath and Steinke, NeurIPS 2020). Its curve is not: at SPREAD
+    steps delta is up to 5.5 % above, so it is priced by Renyi divergence.
     """
 
     survivors: int = 2

@@ -29,7 +29,8 @@ POINTS = 12  # of the epsilon curve: each is a full composition
 
 
 def gather(folder: Path, evaluator: bool = False) -> dict[str, Any]:
-    """Of a run with real noise only what its statement names, and no data are read; for its `evaluator` everything that this user may see."""
+    """Of a run with real noise only what its statement names, and no data are read; for its `evaluator` everything that
+    this user may see."""
     parts, federation = opened(folder)
     try:
         entries = federation.entries()

@@ -27,7 +27,8 @@ SCRIPTS = ("vendor/uPlot.iife.min.js", "web/page.js", "web/charts.js")  # of eve
 def write(
     folder: Path, out: Path | None = None, facts: Mapping[str, Any] | None = None, evaluator: bool = False
 ) -> Path:
-    """report.html in the run folder, bound to its receipt, or elsewhere; from facts that were gathered before, where there are any.
+    """report.html in the run folder, bound to its receipt, or elsewhere; from facts that were gathered before, where
+    there are any.
 
     The page of a run with real noise may be shown. What its `evaluator` sees is another page, in the private folder.
     """

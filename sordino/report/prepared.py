@@ -44,7 +44,8 @@ def label_of(experiment: Experiment) -> str:
 def gather(
     folder: Path, parts: Parts | None = None, pictures: bool = True, rounds: Sequence[dict[str, Any]] | None = None
 ) -> dict[str, Any] | None:
-    """None where nothing came before the first round. `rounds`: of the training, as they may be shown; None: as this user may see them."""
+    """None where nothing came before the first round. `rounds`: of the training, as they may be shown; None: as this
+    user may see them."""
     preparation = read_preparation(folder)
     if not preparation and not (folder / "preparation").is_dir():
         return None

@@ -81,7 +81,7 @@ def promise(rows: list[dict[str, Any]]) -> str:
         )
         return f"nothing promised{printed}"
     row = min(finite, key=lambda r: (order[r["unit"]], order[r["adversary"]]))
-    text = f"ε {row['epsilon']:.3g} per {row['unit']}, against {row['adversary']}, δ {row['delta']:g}, "
+    text = f"ε {row['epsilon']:.3g} per {row['unit']}, against {row['adversary']}, δ {row['delta']:.3g}, "
     if "nominal_epsilon" in row:
         return text + f"holds; nominal {float(row['nominal_epsilon']):.3g} proves nothing"
     return text + str(row["status"])

@@ -178,7 +178,7 @@ def guarantees(receipt: dict[str, Any]) -> Group:
         epsilon = epsilon_text(row["epsilon"])
         if "nominal_epsilon" in row:
             epsilon = f"{_printed(row)}\nholds {epsilon}"
-        facts = (row["unit"], epsilon, f"{row['delta']:g}", row["neighbours"], row["status"], why)
+        facts = (row["unit"], epsilon, f"{row['delta']:.3g}", row["neighbours"], row["status"], why)
         merged.setdefault(facts, []).append(row["adversary"])
     for (unit, epsilon, delta, neighbours, status, why), adversaries in merged.items():
         style = STATUS_STYLE[status]

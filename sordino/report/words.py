@@ -70,7 +70,7 @@ def sentence(row: dict[str, Any], adversaries: list[str]) -> str:
         return f"Nothing is promised about {what}, against {who}: {'; '.join(row['because']) or 'no noise covers it'}."
     holds = (
         f"{CHANGE[row['neighbours']]} makes nothing they see more than {_times(row['epsilon'])} times as likely, "
-        f"except for a chance of {row['delta']:g}"
+        f"except for a chance of {row['delta']:.3g}"
     )
     if row["status"] == "nominal" and "nominal_epsilon" in row:
         return (

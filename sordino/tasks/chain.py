@@ -249,9 +249,11 @@ class Chain:
 
     @staticmethod
     def of(net: nn.Module, shape: tuple[int, ...]) -> Chain | None:
-        """None where the network is not a chain of known layers that ends in a linear one, each used once with parameters of its own.
+        """None where the network is not a chain of known layers that ends in a linear one, each used once with
+        parameters of its own.
 
-        No link looks at two examples, which private readers rely on. `shape` of an example: a convolution takes a batch of planes for channels of one image.
+        No link looks at two examples, which private readers rely on. `shape` of an example: a convolution takes a batch
+        of planes for channels of one image.
         """
         if type(net) is not nn.Sequential or (len(shape) != 3 and any(isinstance(m, nn.Conv2d) for m in net)):
             return None

@@ -1,6 +1,7 @@
 """What a network keeps from one pass to the next, beside its parameters. Under a private reader: nothing.
 
-What is kept of one example reaches the answers about later ones, past every clip. A guard against mistakes: it compares buffers and attributes before and after,
+What is kept of one example reaches the answers about later ones, past every clip. A guard against mistakes: it compares
+buffers and attributes before and after,
 and sees nothing of what a program keeps elsewhere.
 """
 
@@ -54,7 +55,8 @@ def changed(before: dict[str, tuple[Any, int]], after: dict[str, tuple[Any, int]
 
 
 def remembered(net: nn.Module, passing: Callable[[], Any]) -> str:
-    """What a second pass changes. What the first one makes for good, such as a table of positions, tells nothing of the rows that come later."""
+    """What a second pass changes. What the first one makes for good, such as a table of positions, tells nothing of the
+    rows that come later."""
     passing()
     before = held(net)
     passing()

@@ -264,7 +264,8 @@ class Classification:
     ) -> Params:
         """Sum of the examples' gradients, each clipped to `clip` in the given norm over all parameters jointly.
 
-        All examples go through at once where each link of a chain is known to keep them apart; through anybody's own network or losses each goes alone.
+        All examples go through at once where each link of a chain is known to keep them apart; through anybody's own
+        network or losses each goes alone.
         """
         if self._chain is not None and losses == self.losses:
             return self._sides(self._chain, params, batch, keys, clip, order).sum(params)
@@ -326,7 +327,8 @@ class Classification:
         return scaled.view(n, 1, height, width) if channels == 1 else scaled.movedim(-1, 1)
 
     def _rules_hold(self, losses: Losses, params: Params) -> bool:
-        # they assume that each layer is used once and owns its parameters, and that a loss reaches the parameters through the layers only:
+        # they assume that each layer is used once and owns its parameters, and that a loss reaches the parameters
+        # through the layers only:
         # try it on random rows. Where that deceives, a gradient is wrong; it stays one example's own, and clipped
         logits = self.predict(params, self._sample)
         batch = Examples(self._sample, torch.arange(3) % logits.shape[1])

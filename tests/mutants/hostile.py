@@ -1,4 +1,5 @@
-"""Seeded bugs of the kind a hostile reader looks for: what a run writes, replays and composes. See `mutants` for what a row is."""
+"""Seeded bugs of the kind a hostile reader looks for: what a run writes, replays and composes. See `mutants` for what a
+row is."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""A seeded bug: a file under sordino/, the exact text that is changed (it must occur once, so that the table cannot rot), and a few tests of which at least one
+"""A seeded bug: a file under sordino/, the exact text that is changed (it must occur once, so that the table cannot
+rot), and a few tests of which at least one
 must fail."""
 
 from __future__ import annotations

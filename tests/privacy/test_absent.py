@@ -1,4 +1,5 @@
-"""Who stays away changes neither the noise, nor the price, nor what is claimed of anybody; and delta is held against those who are protected."""
+"""Who stays away changes neither the noise, nor the price, nor what is claimed of anybody; and delta is held against
+those who are protected."""
 
 from __future__ import annotations
 

@@ -1,6 +1,8 @@
-"""What is asked of an example depends on that example alone, whatever somebody's network, losses or statistic would do with several.
+"""What is asked of an example depends on that example alone, whatever somebody's network, losses or statistic would do
+with several.
 
-Every case couples examples: under equal labels, in groups, from a batch size or a value on. Through a reader none of it may reach another example. Its broken twin
+Every case couples examples: under equal labels, in groups, from a batch size or a value on. Through a reader none of it
+may reach another example. Its broken twin
 sends all examples through together, as one batch, and the same checker must catch it.
 """
 
@@ -113,7 +115,8 @@ CASES = {
 
 
 def pairs() -> list[tuple[Examples, Examples]]:
-    """Data sets that differ in their last row, which is ordinary in one and far away in the other; labels come many times."""
+    """Data sets that differ in their last row, which is ordinary in one and far away in the other; labels come many
+    times."""
     x = keys.normal(keys.root(2), N * DIM).reshape(N, DIM).double()
     y = torch.arange(N) % CLASSES
     found = []
@@ -218,7 +221,8 @@ def test_a_statistic_is_shown_one_example_at_a_time(name: str, monkeypatch: pyte
 
 
 def test_features_of_a_network_are_shown_one_example_at_a_time() -> None:
-    """The same numbers as of a block, of a chain and of a network that couples nothing; and the bound for one that couples."""
+    """The same numbers as of a block, of a chain and of a network that couples nothing; and the bound for one that
+    couples."""
     rows = pairs()[0][0]
 
     def features(net: nn.Module) -> Callable[[Tensor], Tensor]:
@@ -231,7 +235,8 @@ def test_features_of_a_network_are_shown_one_example_at_a_time() -> None:
     assert moved(features(Net(in_groups))) <= CLIP * (1 + 1e-9)
 
 
-# networks that remember -----------------------------------------------------------------------------------------------------------------
+# networks that remember
+# -----------------------------------------------------------------------------------------------------------------
 
 
 class Buffer(Net):

@@ -91,7 +91,8 @@ def test_the_upload_is_what_the_steps_and_one_noise_at_their_end_would_give() ->
         assert torch.allclose(tree.formed(up.delta)[name], -ETA * (way + std), rtol=1e-9, atol=1e-12)
 
 
-# what an algorithm of one's own may do with it --------------------------------------------------------------------------------------------
+# what an algorithm of one's own may do with it
+# --------------------------------------------------------------------------------------------
 
 
 def moves(local: FedAvg, reader: ConvexStable) -> float:

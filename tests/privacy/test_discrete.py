@@ -247,7 +247,8 @@ def test_scales_without_a_law_are_refused(law: str, scale: float) -> None:
 
 
 def exact_delta(deviation: float, shift: int, epsilon: float) -> float:
-    """Of discrete Gaussians on the integers, `shift` steps apart: sum over outputs of (p - e^epsilon q)+, by enumeration."""
+    """Of discrete Gaussians on the integers, `shift` steps apart: sum over outputs of (p - e^epsilon q)+, by
+    enumeration."""
     k = np.arange(-int(40 * deviation), int(40 * deviation) + shift + 1)
     p, q = np.exp(-((k - shift) ** 2) / (2 * deviation**2)), np.exp(-(k**2) / (2 * deviation**2))
     return float(np.maximum(p / p.sum() - math.exp(epsilon) * q / q.sum(), 0.0).sum())
@@ -256,7 +257,8 @@ def exact_delta(deviation: float, shift: int, epsilon: float) -> float:
 @pytest.mark.parametrize(("deviation", "shift"), [(4 * math.sqrt(2), 3), (4 * math.sqrt(2), 6), (8.0, 2), (8.0, 8)])
 @pytest.mark.parametrize("delta", [1e-3, 1e-6])
 def test_whole_steps_are_priced_by_what_is_known_of_them(deviation: float, shift: int, delta: float) -> None:
-    """On the coarsest grid that is allowed and beside it. The broken twin is the continuous curve, which is below the truth somewhere."""
+    """On the coarsest grid that is allowed and beside it. The broken twin is the continuous curve, which is below the
+    truth somewhere."""
     multiplier = deviation / shift
     priced = best(DiscreteGaussian(multiplier), delta, "replace").epsilon
     assert exact_delta(deviation, shift, priced) <= delta

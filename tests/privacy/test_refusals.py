@@ -299,7 +299,8 @@ def test_a_private_table_learns_nothing_from_its_rows(tmp_path: Path) -> None:
 def test_a_network_that_remembers_is_refused_wherever_anybody_is_protected(
     algorithm: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What it keeps goes from one example to the next, and from one client of a process to the next. Without a promise it may."""
+    """What it keeps goes from one example to the next, and from one client of a process to the next. Without a promise
+    it may."""
     (tmp_path / f"counting_{algorithm}.py").write_text(
         "from torch import nn\n"
         "class Net(nn.Sequential):\n"

@@ -1,10 +1,13 @@
 """An adversary who reads everything that a run leaves and sends, and knows everything but one thing.
 
-It plays the same real run twice, with the same noise, on two neighbours: one example of one client is another one, all of a client's examples are others, or one
-client's coin shows the other side. What the statement names is noised: it may differ. Everything else must be the same to the byte, or the adversary tells the
+It plays the same real run twice, with the same noise, on two neighbours: one example of one client is another one, all
+of a client's examples are others, or one
+client's coin shows the other side. What the statement names is noised: it may differ. Everything else must be the same
+to the byte, or the adversary tells the
 neighbours apart. `left` is what anybody may read, `sent` what the server sees.
 
-Not looked at, because it is said: how long rounds take, what lies in RUN/private, and what lies in checkpoints, which only their owner can read.
+Not looked at, because it is said: how long rounds take, what lies in RUN/private, and what lies in checkpoints, which
+only their owner can read.
 """
 
 from __future__ import annotations
@@ -201,7 +204,8 @@ def tells_apart(one: Seen, other: Seen) -> list[str]:
 
 
 def raw(one: Seen, again: Seen, other: Seen) -> list[tuple[str, int]]:
-    """Uploads with a part in which there is no noise (it is the same under another noise) and which shows the difference all the same."""
+    """Uploads with a part in which there is no noise (it is the same under another noise) and which shows the
+    difference all the same."""
     found = []
     for (t, k, mine), (_, _, fresh), (_, _, theirs) in zip(one.sent, again.sent, other.sent, strict=True):
         if any(a == b and a != c for a, b, c in zip(mine, fresh, theirs, strict=True)):
@@ -213,7 +217,8 @@ def raw(one: Seen, again: Seen, other: Seen) -> list[tuple[str, int]]:
 
 
 def other_example(parts: Parts, rows: int | None = 1) -> Callable[[Dataset], Dataset]:
-    """The first examples of the victim (None: all) are others, under the same labels: who holds what stays as it was."""
+    """The first examples of the victim (None: all) are others, under the same labels: who holds what stays as it
+    was."""
     mine = np.asarray(parts.shares[0][VICTIM])[:rows]
 
     def change(data: Dataset) -> Dataset:
@@ -234,7 +239,8 @@ def _rows_of(held: Dataset, loaded: Dataset, rows: Any) -> Any:
 
 
 def guessed(experiment: Experiment, folder: Path) -> float:
-    """How many of the hidden cohorts somebody finds who knows experiment.toml: the share of (round, client) that is told right."""
+    """How many of the hidden cohorts somebody finds who knows experiment.toml: the share of (round, client) that is
+    told right."""
     drawn: dict[int, list[int]] = {}
     from sordino.engine.federation import Federation
 

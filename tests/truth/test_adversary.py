@@ -1,6 +1,8 @@
-"""The standing adversary on every case of the laws, with real noise; and its twins, the program as it was, in each of which it finds what a hostile review found.
+"""The standing adversary on every case of the laws, with real noise; and its twins, the program as it was, in each of
+which it finds what a hostile review found.
 
-A run is played with the same noise on two neighbours; see `adversary`. The fast tier takes one case of every kind, the slow one all of them.
+A run is played with the same noise on two neighbours; see `adversary`. The fast tier takes one case of every kind, the
+slow one all of them.
 """
 
 from __future__ import annotations
@@ -79,13 +81,15 @@ def test_nothing_that_is_left_tells_who_was_drawn(case: Case, tmp_path: Path) ->
     assert tells_apart(play(made, tmp_path / "one"), play(made, tmp_path / "other", flipped=True)) == []
 
 
-# the twins: what the adversary finds in the program as it was -----------------------------------------------------------
+# the twins: what the adversary finds in the program as it was
+# -----------------------------------------------------------
 
 BY_NAME = {case.name: case for case in CASES}
 
 
 def test_coins_from_the_seed_are_found_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Item 1. 12 rounds of 5 coins at rate 0.5: fair guesses are right 30 times of 60, more than 51 times with a chance below 1e-8."""
+    """Item 1. 12 rounds of 5 coins at rate 0.5: fair guesses are right 30 times of 60, more than 51 times with a chance
+    below 1e-8."""
     made = real(BY_NAME["central"], rounds=12)
     assert guessed(made, tmp_path / "run") < 52 / 60
     here = iter(range(1000))
@@ -130,7 +134,8 @@ def rows_alone(texts: Any, population: int, delta: float) -> list[Any]:
 
 
 def test_a_raw_upload_beside_answers_is_found_out(tmp_path: Path) -> None:
-    """Item 4. SlaugFL with a reader of answers: its preparation sends models of the images as they are. No row may speak of a pixel, and the adversary shows why."""
+    """Item 4. SlaugFL with a reader of answers: its preparation sends models of the images as they are. No row may
+    speak of a pixel, and the adversary shows why."""
     case = BY_NAME["slaug_fl"]
     made = real(case, read={"name": "responses", "epsilon": 5.0})
     one, again = play(made, tmp_path / "one"), play(made, tmp_path / "again", stream=2)
@@ -179,7 +184,8 @@ def test_an_unkeyed_digest_is_found_out(tmp_path: Path, monkeypatch: pytest.Monk
 
 @pytest.mark.parametrize("what", ["active", "device_flops", "bytes_up", "scores"])
 def test_a_row_that_tells_is_found_out(what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Item 8. How many were drawn, what they computed and sent; and how good the model is on the test data, client by client."""
+    """Item 8. How many were drawn, what they computed and sent; and how good the model is on the test data, client by
+    client."""
     made, whole = real(BY_NAME["central"]), metrics.shown
     names = ("accuracy", "loss", "clients") if what == "scores" else (what,)
 
@@ -237,7 +243,8 @@ outcome = { kind = "label", classes = ["0", "1"] }
 
 
 def test_a_split_that_looks_at_outcomes_is_found_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Item 9. One outcome is another: nobody else's rows move. Under the old split the others' sizes and uploads move with it."""
+    """Item 9. One outcome is another: nobody else's rows move. Under the old split the others' sizes and uploads move
+    with it."""
     (tmp_path / "visits.schema.toml").write_text(SCHEMA)
 
     def seen(name: str, changed: bool) -> Seen:

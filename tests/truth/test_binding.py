@@ -1,4 +1,5 @@
-"""Receipt, ledger, experiment and files belong together, on any machine and without the data. Every word that somebody edits is found, and so is a ledger that was written anew."""
+"""Receipt, ledger, experiment and files belong together, on any machine and without the data. Every word that somebody
+edits is found, and so is a ledger that was written anew."""
 
 from __future__ import annotations
 
@@ -54,7 +55,8 @@ def edit(path: Path, old: str, new: str) -> None:
     path.write_text(text.replace(old, new, 1))
 
 
-# without data, elsewhere ------------------------------------------------------------------------------------------------
+# without data, elsewhere
+# ------------------------------------------------------------------------------------------------
 
 
 def test_a_receipt_is_verified_on_another_machine(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -138,11 +140,13 @@ def test_the_copied_model_passed_a_receipt_that_named_no_files(
     assert verify(run) == []
 
 
-# a ledger that was written anew -----------------------------------------------------------------------------------------
+# a ledger that was written anew
+# -----------------------------------------------------------------------------------------
 
 
 def forged(runs: Path, place: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """All multipliers times ten, the chain made anew, receipt and seal made from it: nothing disagrees with anything."""
+    """All multipliers times ten, the chain made anew, receipt and seal made from it: nothing disagrees with
+    anything."""
     said = Accounts._claims
 
     def louder(self: Accounts, client: int, multiplier: float | None) -> Any:
@@ -230,11 +234,13 @@ def test_how_a_run_is_computed_may_change(tmp_path: Path) -> None:
     assert verify(tmp_path / "run") == []
 
 
-# the digest of the data -------------------------------------------------------------------------------------------------
+# the digest of the data
+# -------------------------------------------------------------------------------------------------
 
 
 def test_nobody_finds_a_row_by_trying(runs: Path) -> None:
-    """Who knows all rows but one tries every value of it: the digest that stood in the charter said when it was found, the keyed one says nothing."""
+    """Who knows all rows but one tries every value of it: the digest that stood in the charter said when it was found,
+    the keyed one says nothing."""
     parts = Parts(config.load(runs / "private" / "experiment.toml"))
     told = Agreement.read(runs / "private").dataset
     everything = b"".join(path.read_bytes() for path in runs.glob("private/*") if path.is_file())
@@ -271,7 +277,8 @@ def test_the_user_who_may_see_it_sees_it_all(runs: Path, cli: Callable[..., Said
     assert all("accuracy" not in row and "loss" not in row and "clients" not in row for row in public)
 
 
-# one ledger, several runs -----------------------------------------------------------------------------------------------
+# one ledger, several runs
+# -----------------------------------------------------------------------------------------------
 
 
 def test_two_runs_on_one_ledger_are_one_number(tmp_path: Path, cli: Callable[..., Said]) -> None:
