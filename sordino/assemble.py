@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from sordino import budgets
+from sordino import budgets, own
 from sordino.composition import Composition
 from sordino.config import Experiment, Privacy, build
 from sordino.engine.checkpoint import Loaded
@@ -40,6 +40,7 @@ from sordino.runs.agreement import Agreement
 from sordino.soundness import check_delta, check_everybody_has_data, check_secure
 from sordino.types import Examples, Offer, Params
 
+TRUSTED = "{} is somebody's own program, which is trusted not to keep or send what it is shown"
 SCALING = "inputs are scaled by the mean and deviation of all training data, whose release is not accounted for"
 
 
@@ -242,7 +243,9 @@ class Parts(Composition):
         if self.agreed is not None:
             return self.agreed.assumed
         scaled = (SCALING,) if self.scaled_by_rows else ()
-        return (*scaled, *self.drawn_from_labels, *(() if self._real else self.learned_from_rows))
+        named = [str(table.get("name")) for table in (self.experiment.algorithm, self.experiment.model)]
+        trusted = tuple(TRUSTED.format(name) for name in named if own.is_own(name))
+        return (*scaled, *self.drawn_from_labels, *(() if self._real else self.learned_from_rows), *trusted)
 
     @property
     def void(self) -> tuple[str, ...]:
