@@ -52,6 +52,8 @@ ORDERS: tuple[float, ...] = (*(1 + k / 10 for k in range(1, 110) if k % 10), *ra
 # outside these the next worse level is charged: no overflow inside an accountant, and never an underestimate
 _LEAST_NOISE, _MOST_NOISE = 1e-6, 1e9
 
+MANY = 10**6  # releases of which a loss distribution would take minutes; Renyi divergences are sums
+
 # e^loss must stay a float; where a loss can be wider there is no privacy left that would deserve more digits
 _WIDEST_LOSS = 700.0
 _FEW_ORDERS = (1.5, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64, 128)
@@ -257,7 +259,14 @@ def _pld(reduced: _Reduced, delta: float, orders: tuple[float, ...]) -> float | 
     spans, typical = zip((0.0, math.inf), *(_loss_scale(event) for event, _ in _counted(reduced)), strict=True)
     answers = [event for event, _ in reduced.others if isinstance(event, Response)]
     stepped = any(isinstance(_core(event), DiscreteGaussian) for event, _ in reduced.others)
-    if delta == 0 or max(spans) > _WIDEST_LOSS or stepped or (answers and len(answers) < len(_counted(reduced))):
+    many = sum(count for event, count in _counted(reduced)) > MANY
+    if (
+        delta == 0
+        or max(spans) > _WIDEST_LOSS
+        or stepped
+        or many
+        or (answers and len(answers) < len(_counted(reduced)))
+    ):
         return None  # a response is a pair of inputs, noise a pair of sums: dp-accounting composes the one or the other
     rough = min(
         (e for e in (_pure(reduced, delta, orders), _rdp(reduced, delta, _FEW_ORDERS)) if e is not None),

@@ -18,7 +18,7 @@ from functools import lru_cache
 from typing import Protocol
 
 from sordino.errors import UnsoundGuarantee
-from sordino.ledger.accountants import epsilon_by
+from sordino.ledger.accountants import MANY, epsilon_by
 from sordino.ledger.calibrate import classic_multiplier, sampled_multiplier
 from sordino.ledger.currency import APPROX, PURE, ZCDP, Currency, rdp
 from sordino.ledger.events import DiscreteGaussian, Gaussian, Poisson, Repeat, Together
@@ -234,8 +234,12 @@ def _binomial(rate: float, order: int) -> tuple[list[float], list[float]]:
     return constant, [j * (j - 1) / 2 for j in range(order + 1)]
 
 
+def _accountant(releases: int) -> str:
+    return "pld" if releases <= MANY else "rdp"
+
+
 def counted(rate: float, epsilon: float, delta: float, releases: int) -> Counted:
-    multiplier = sampled_multiplier(epsilon, delta, rate, releases, "pld")
+    multiplier = sampled_multiplier(epsilon, delta, rate, releases, _accountant(releases))
     return Counted(f"q={rate:g} z={multiplier:.9g}", multiplier, releases)
 
 
@@ -256,7 +260,9 @@ def counted_phases(
             Repeat(Poisson(rate, Gaussian(z)), times)
             for (rate, times, _), z in zip(phases, noise(granted), strict=True)
         )
-        return epsilon_by("pld", Together(tuple(releases)), delta, "add_remove")
+        return epsilon_by(
+            _accountant(sum(times for _, times, _ in phases)), Together(tuple(releases)), delta, "add_remove"
+        )
 
     good, bad, granted = 0.0, math.inf, epsilon  # a Renyi accountant asks for more noise than its grant needs
     for _ in range(TRIES):
