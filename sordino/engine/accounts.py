@@ -246,10 +246,12 @@ class Accounts:
             rate = float(self._rates[client])
         return lambda event, adversary: event if adversary == "server" or rate == 1 else Poisson(rate, event)
 
-    def plans(self, t: int, entry: Entry) -> bool:
-        """Is this what the experiment plans for round t, after the rounds before it? Then it is counted as one of
-        them."""
-        told, who = parsed(entry.note), named(entry.note)
+    def plans(self, t: int, entry: Entry, active: Sequence[int] | None = None) -> bool:
+        """Is this what the experiment plans for round t, after the rounds before it? Then it is counted as one of them.
+
+        `active`: whom it asks; None where that follows from more than the experiment, and the entry is believed.
+        """
+        told, who = parsed(entry.note), named(entry.note) if active is None else active
         self._rates = self.plan.rates(t, self.spent)
         for stalled in (False, True):  # what an adaptive schedule saw is not written down
             asked = self._asked(t, self.prices(who, stalled))

@@ -167,7 +167,7 @@ def test_a_ledger_with_ten_times_the_noise_is_not_what_the_experiment_plans(
     wrong = verify(folder)
     assert wrong
     assert all("plans" in line for line in wrong)
-    monkeypatch.setattr(Accounts, "plans", lambda self, t, entry: True)  # the twin that believes the chain
+    monkeypatch.setattr(Accounts, "plans", lambda self, t, entry, active: True)  # the twin that believes the chain
     assert verify(folder) == []
 
 
@@ -340,3 +340,18 @@ def test_sizes_that_are_nobodys_business_are_written_nowhere(tmp_path: Path) -> 
             (Agreement.read(tmp_path / name).sizes, [row["examples"] for row in spending(tmp_path / name)["by_client"]])
         )
     assert told[0] == told[1] == ((1,) * 5, [None] * 5)
+
+
+def test_a_ledger_that_leaves_clients_out_is_not_what_the_experiment_plans(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who takes part in a visible cohort follows from the experiment. A chain made anew without half of the exposures is found; believed, it would halve epsilon."""
+    said = Accounts._said
+
+    def fewer(self: Accounts, prices: Any) -> Any:
+        return [(clients[:1], claims) for clients, claims in said(self, prices)]
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Accounts, "_said", fewer)
+        start(CASE.experiment(privacy=REAL), tmp_path / "forged")
+    assert any("who took part" in line for line in verify(tmp_path / "forged"))
