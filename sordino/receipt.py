@@ -75,7 +75,9 @@ def write_receipt(folder: Path, parts: Parts, federation: Federation, page: bool
     """The receipt, bound to the files it is shown with; both are fixed in the ledger. `page`: the report is one of
     them."""
     made = receipt(parts, federation)
-    made["files"] = seal.digests(folder, (*seal.FILES, seal.PAGE) if page else seal.FILES)
+    made["files"] = seal.digests(folder)
+    if page or seal.still_shows(folder, made):
+        made["files"] |= seal.digests(folder, (seal.PAGE,))
     federation.ledger.seal(seal.digest(made))
     made["ledger_head"] = federation.ledger.head()
     atomic_write(folder / "privacy.json", json.dumps(made, indent=2).encode())

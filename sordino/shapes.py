@@ -101,6 +101,23 @@ class Environment(Shape):
     prepared: str = ""
 
 
+class Agreed(Shape):
+    """agreement.json"""
+
+    format: Literal[1]
+    dataset: str
+    kind: Literal["image", "table"]
+    shape: list[int]
+    classes: int
+    named: int
+    sizes: list[list[int]]
+    coordinates: dict[str, int]
+    assumed: list[str]
+    void: list[str]
+    note: str
+    names: list[str]
+
+
 class Guarantee(Shape):
     unit: Literal["pixel", "image", "example", "cell", "client"]
     neighbours: Literal["add_remove", "replace", "zero_out"]

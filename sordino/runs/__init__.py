@@ -1,0 +1,1 @@
+"""What a run leaves behind: what may be shown, what is private, and how others check it."""

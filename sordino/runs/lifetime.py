@@ -1,0 +1,70 @@
+"""What all runs on one ledger have spent together: the number that a person who is in all of them has to live with."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from sordino.errors import LedgerError, RunError
+from sordino.ledger.currency import UNIT
+from sordino.ledger.ledger import EVERYONE, Ledger
+from sordino.ledger.notes import named, of_a_run, simulated
+from sordino.ledger.statement import statement
+
+SQLITE = b"SQLite format 3\0"
+SIMULATED = "at least one of the runs drew its noise from a seed: no guarantee for real data"
+TOGETHER = "clients of the same number are taken for the same client in every run on this ledger"
+
+
+def lifetime(place: Path) -> dict[str, Any]:
+    """The statement of every release on a ledger, in the form of a receipt."""
+    with open(place, "rb") as file:
+        if file.read(len(SQLITE)) != SQLITE:
+            raise RunError(
+                f"{place} is neither a run folder nor a ledger",
+                why="it is a file of another kind",
+                fix="`sordino list` shows the runs in runs/; a ledger is what privacy.ledger names",
+                code="not-a-run",
+            )
+    with Ledger.found(place) as ledger:
+        entries, delta, currency = list(ledger.entries()), ledger.charter.delta, ledger.charter.currency
+        principals = [name for name in ledger.principals() if name.isdecimal()]
+        everybody = ledger.spent(EVERYONE)
+        by_client = [_client(ledger, int(name), everybody) for name in sorted(principals, key=int)]
+    if delta is None:
+        raise LedgerError(
+            f"the ledger {place} has no delta",
+            why="a statement is made at the delta that a ledger was founded with",
+            code="ledger-without-delta",
+        )
+    # what a run drew once it drew once: another run's answers are other ones
+    notes = [of_a_run(entry.note, entry.op.rpartition("/")[0].partition(".")[0]) for entry in entries]
+    people = max((k + 1 for note in notes for k in named(note)), default=1)
+    people = max(people, len(by_client), 1)
+    rows = [row.to_json() for row in statement(notes, people, delta)]
+    runs = Counter(entry.op.rpartition("/")[0].partition(".")[0] for entry in entries)
+    drawn = simulated(notes)
+    return {
+        "guarantees": rows,
+        "simulated": drawn,
+        "assumptions": [*([SIMULATED] if drawn else []), TOGETHER],
+        "budget": None,
+        "runs": [{"run": run, "releases": count} for run, count in runs.items()],
+        "by_client": by_client,
+        "currency": currency.name,
+    }
+
+
+def _client(ledger: Ledger, client: int, everybody: tuple[int, ...]) -> dict[str, Any]:
+    cap, gone = ledger.remaining(str(client)), ledger.spent(str(client))
+    granted = None if cap is None else [(part + left) / UNIT for part, left in zip(gone, cap, strict=True)]
+    return {
+        "client": client,
+        "examples": None,
+        "exposures": None,
+        "planned": None,
+        "spent": [part / UNIT for part in gone],
+        "granted": granted,
+        "epsilon": None,
+    }

@@ -1,0 +1,85 @@
+"""metrics.jsonl: one object per round. Where noise is real it holds only what the statement names, and what an evaluator sees lies in the private folder."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import IO, Any
+
+from sordino.runs.private import FOLDER
+from sordino.shapes import damaged
+
+FILE = "metrics.jsonl"
+ALWAYS = ("phase", "round", "lost", "model_norm")
+SEEN = (
+    "active",
+    "answered",
+    "bytes_down",
+    "bytes_up",
+    "payload",
+    "device_flops",
+    "secure",
+)  # by all who see who takes part
+INSIDE = ("saturated", "cpu_seconds")  # of a secure sum: how large single values were, and how long everybody took
+
+Row = Mapping[str, Any]
+
+
+def shown(row: Row, hidden: bool) -> dict[str, Any]:
+    """The part of a row that tells nothing but what was released: of a hidden cohort not even how many were drawn, nor anything that grows with it."""
+    kept = {name: row[name] for name in (*ALWAYS, *(() if hidden else SEEN)) if name in row}
+    if "secure" in kept:
+        kept["secure"] = {name: value for name, value in kept["secure"].items() if name not in INSIDE}
+    return kept
+
+
+class Rows:
+    """The rows of a run, or of its preparation, as they are written."""
+
+    def __init__(self, public: IO[bytes], private: IO[bytes] | None, hidden: bool) -> None:
+        self._public, self._private, self._hidden = public, private, hidden
+
+    def write(self, row: Row) -> None:
+        if self._private is None:
+            self._public.write(json.dumps(row).encode() + b"\n")
+            return
+        told = shown(row, self._hidden)
+        kept = {name: value for name, value in row.items() if value != told.get(name)}
+        self._public.write(json.dumps(told).encode() + b"\n")
+        self._private.write(json.dumps({"round": row["round"], **kept}).encode() + b"\n")
+
+    def sync(self) -> dict[str, int]:
+        """Durable; returns how long the files are, for the checkpoint that knows of these rows."""
+        lengths = {"metrics_bytes": _synced(self._public)}
+        return lengths if self._private is None else {**lengths, "private_bytes": _synced(self._private)}
+
+
+def _synced(file: IO[bytes]) -> int:
+    file.flush()
+    os.fsync(file.fileno())
+    return file.tell()
+
+
+@contextlib.contextmanager
+def opened(path: Path, known: Mapping[str, Any], private: bool, hidden: bool) -> Iterator[Rows]:
+    """Both files, cut back to what the checkpoint knows of."""
+    with contextlib.ExitStack() as stack:
+        public = stack.enter_context(_cut(path, known.get("metrics_bytes", 0), 0o644))
+        place = path.parent / FOLDER / path.name
+        own = stack.enter_context(_cut(place, known.get("private_bytes", 0), 0o600)) if private else None
+        yield Rows(public, own, hidden)
+
+
+@contextlib.contextmanager
+def _cut(path: Path, length: int, mode: int) -> Iterator[IO[bytes]]:
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, mode)
+    with os.fdopen(descriptor, "ab") as file:
+        if (held := os.fstat(file.fileno()).st_size) < length:
+            why = f"it has {held} bytes, and the checkpoint counts on {length}"
+            raise damaged(path, why, "put the file back from a copy, or start the run anew in another folder")
+        file.truncate(length)
+        file.seek(0, os.SEEK_END)
+        yield file

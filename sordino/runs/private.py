@@ -1,0 +1,90 @@
+"""RUN/private: what must not be shown to anybody whom the statement protects from. It can be read by the user who started the run, and by nobody else.
+
+A simulation protects nobody, and everything it computes is its result: it has no such folder, but for data.key (the key of the digest that stands for the data),
+which every run keeps beside it for its owner alone. A run with noise of the operating system keeps here
+
+    clients.secret   what clients draw from once in a run
+    metrics.jsonl    what an evaluator may see: accuracies and losses on the test data, client by client
+    here             which folder this is, so that a copy is noticed before it releases a round again
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from pathlib import Path
+
+from sordino.errors import RunError
+
+FOLDER = "private"
+CLIENTS, DATA, HERE, README = "clients.secret", "data.key", "here", "README"
+NOT_TO_BE_SHARED = (
+    "Not to be shared. What lies here is covered by no epsilon: who reads it learns what the run promises to hide.\n"
+    "Everything else in the run folder may be shown to those whom the statement in privacy.json names,\n"
+    "but for checkpoints and data.key, which only their owner can read, too.\n"
+)
+
+
+def found(run: Path, clients: bool) -> None:
+    """The private half of a new run folder; with a secret of the `clients` where they draw once in a run."""
+    place = run / FOLDER
+    place.mkdir(mode=0o700)
+    write(place / README, NOT_TO_BE_SHARED.encode())
+    if clients:
+        write(place / CLIENTS, secrets.token_bytes(32))
+    settle(run)
+
+
+def settle(run: Path) -> None:
+    """From now on this is the folder in which the run goes on."""
+    place = run / FOLDER / HERE
+    write(place, b"")
+    write(place, str(place.stat().st_ino).encode())
+
+
+def check_no_copy(run: Path) -> None:
+    """A copy has files of its own, so it is noticed, whatever is in them."""
+    place = run / FOLDER / HERE
+    try:
+        same = place.read_text() == str(place.stat().st_ino)
+    except OSError:
+        same = False
+    if not same:
+        raise RunError(
+            f"{run} is a copy of a run folder",
+            why="if both went on, rounds would be released twice, each time with fresh noise and paid for once",
+            fix=f"go on in the folder where the run began; if that is gone for good, `sordino resume {run} --moved`",
+            code="copied-run",
+        )
+
+
+def secret_of(run: Path) -> bytes | None:
+    """What clients draw from once in a run, where it is no simulation."""
+    place = run / FOLDER / CLIENTS
+    return place.read_bytes() if place.exists() else None
+
+
+def key_of_data(run: Path | None, ledger: str | None) -> bytes:
+    """Of the digest that stands for the data; of no run, for a new one. Runs on a shared ledger must name their data alike: their key lies beside it, as private as the ledger."""
+    kept = Path(f"{ledger}.key") if ledger is not None else None if run is None else run / DATA
+    return kept.read_bytes() if kept is not None and kept.exists() else secrets.token_bytes(32)
+
+
+def share_key(ledger: str, key: bytes) -> None:
+    """Beside the ledger, for the other runs on it."""
+    place = Path(f"{ledger}.key")
+    if place.parent.is_dir() and not place.exists():
+        write(place, key, new=True)
+
+
+def write(path: Path, data: bytes, new: bool = False) -> None:
+    """For its owner alone, from the first byte on."""
+    flags = os.O_WRONLY | os.O_CREAT | (os.O_EXCL if new else os.O_TRUNC)
+    try:
+        descriptor = os.open(path, flags, 0o600)
+    except FileExistsError:
+        return  # somebody else has just written it
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())

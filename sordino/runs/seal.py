@@ -1,0 +1,71 @@
+"""What a receipt says of the files beside it: their digests, fixed in the ledger together with everything else that the receipt says.
+
+Whoever copies another run's model under a receipt, or edits a word of it, has to forge the ledger, too; against that there are signatures.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+# what is shown to others, and is the same for every executor; experiment.toml has a digest of its own
+FILES = ("agreement.json", "metrics.jsonl", "preparation.jsonl", "handed.safetensors", "model.safetensors")
+PAGE = "report.html"
+
+
+def digests(folder: Path, names: tuple[str, ...] = FILES) -> dict[str, str]:
+    """Of those that are there."""
+    found = {name: folder / name for name in names}
+    return {name: hashlib.sha256(_content(path)).hexdigest() for name, path in found.items() if path.is_file()}
+
+
+def _content(path: Path) -> bytes:
+    """An agreement but for its digest of the data, which is in the ledger's charter, under a key that no two runs have in common."""
+    if path.name != "agreement.json":
+        return path.read_bytes()
+    try:
+        told = json.loads(path.read_bytes())
+        return json.dumps({name: told[name] for name in sorted(told) if name != "dataset"}).encode()
+    except (ValueError, TypeError):
+        return path.read_bytes()
+
+
+def still_shows(folder: Path, made: Mapping[str, Any]) -> bool:
+    """Is there a page that belonged to the receipt before, and has nothing changed since?"""
+    try:
+        before = json.loads((folder / "privacy.json").read_text())
+        files = {name: value for name, value in before["files"].items() if name != PAGE}
+        same = digest({**before, "files": files}) == digest(json.loads(json.dumps(made)))
+        return same and before["files"].get(PAGE) == digests(folder, (PAGE,)).get(PAGE)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return False
+
+
+def digest(receipt: Mapping[str, Any]) -> bytes:
+    """Of all that a receipt says but where the ledger stood, which sealing moves."""
+    said = {name: value for name, value in receipt.items() if name != "ledger_head"}
+    return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).digest()
+
+
+def wrong(folder: Path, claimed: Mapping[str, Any]) -> list[str]:
+    """Files that are not those of the receipt."""
+    stated = claimed.get("files")
+    if not isinstance(stated, dict):
+        return ["files: the receipt names none"]
+    here = digests(folder, (*FILES, PAGE))
+    found = [
+        f"{name}: it is not the file of the receipt"
+        for name in here.keys() & stated.keys()
+        if here[name] != stated[name]
+    ]
+    found += [f"{name}: the receipt knows it, and it is not here" for name in stated.keys() - here.keys()]
+    found += [
+        f"{name}: the receipt does not know it (a page is made anew by `sordino report`)"
+        if name == PAGE
+        else f"{name}: the receipt does not know it"
+        for name in here.keys() - stated.keys()
+    ]
+    return sorted(found)

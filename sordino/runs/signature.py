@@ -1,0 +1,101 @@
+"""A receipt under a site's name: Ed25519 over the bytes of privacy.json, in privacy.sig beside it.
+
+A seal shows that receipt and ledger belong together. That nobody has made both anew only the holder of a key can say.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+
+from sordino.engine.checkpoint import atomic_write
+from sordino.errors import ConfigError, RunError
+from sordino.runs.private import write
+
+FILE = "privacy.sig"
+
+
+def generate(path: Path) -> Path:
+    """A new key pair: PATH for its owner alone, PATH.pub to be given away."""
+    public = Path(f"{path}.pub")
+    if path.exists() or public.exists():
+        raise ConfigError(
+            f"{path} already exists",
+            why="who loses a key can sign nothing with it any more",
+            fix="choose another path",
+            code="key-exists",
+        )
+    key = Ed25519PrivateKey.generate()
+    pem, form = serialization.Encoding.PEM, serialization
+    write(path, key.private_bytes(pem, form.PrivateFormat.PKCS8, form.NoEncryption()), new=True)
+    atomic_write(public, key.public_key().public_bytes(pem, form.PublicFormat.SubjectPublicKeyInfo))
+    return public
+
+
+def sign(folder: Path, path: Path) -> Path:
+    """Sign the receipt as it stands; a later receipt needs a new signature."""
+    key = _private(path)
+    public = key.public_key().public_bytes_raw().hex()
+    signed = {"public_key": public, "signature": key.sign(_receipt(folder)).hex()}
+    atomic_write(folder / FILE, json.dumps(signed).encode())
+    return folder / FILE
+
+
+def wrong(folder: Path, path: Path | None) -> list[str]:
+    """What does not agree: with a key, there must be a signature of its holder; without one, what there is must at least be a signature."""
+    place = folder / FILE
+    if not place.is_file():
+        return [] if path is None else ["there is no signature"]
+    try:
+        told = json.loads(place.read_text())
+        key = Ed25519PublicKey.from_public_bytes(bytes.fromhex(told["public_key"]))
+        if path is not None and key.public_bytes_raw() != _public(path).public_bytes_raw():
+            return ["the signature is by another key"]
+        key.verify(bytes.fromhex(told["signature"]), _receipt(folder))
+    except InvalidSignature:
+        return ["the signature is not of this receipt"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        return [f"the signature cannot be read: {error}"]
+    return []
+
+
+def _receipt(folder: Path) -> bytes:
+    try:
+        return (folder / "privacy.json").read_bytes()
+    except OSError as error:
+        raise RunError(
+            f"{folder} has no readable receipt", why=str(error), fix="finish or resume the run first", code="no-receipt"
+        ) from None
+
+
+def _private(path: Path) -> Ed25519PrivateKey:
+    try:
+        key = serialization.load_pem_private_key(path.read_bytes(), None)
+        if not isinstance(key, Ed25519PrivateKey):
+            raise ValueError("it is a key of another kind")
+    except (OSError, ValueError, TypeError) as error:
+        raise _no_key(path, str(error)) from None
+    return key
+
+
+def _public(path: Path) -> Ed25519PublicKey:
+    try:
+        key = serialization.load_pem_public_key(path.read_bytes())
+        if not isinstance(key, Ed25519PublicKey):
+            raise ValueError("it is a key of another kind")
+    except (OSError, ValueError, TypeError) as error:
+        raise _no_key(path, str(error)) from None
+    return key
+
+
+def _no_key(path: Path, why: str) -> ConfigError:
+    return ConfigError(
+        f"{path} is no Ed25519 key that can be read",
+        why=why,
+        fix="`sordino privacy keygen FILE` makes FILE, which signs, and FILE.pub, which verifies",
+        code="no-key",
+    )

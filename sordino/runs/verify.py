@@ -1,0 +1,161 @@
+"""`sordino privacy verify`: a receipt against its ledger, its experiment and the files beside it. It believes none of them, and needs neither data nor models.
+
+What it shows: the chain is whole; every epsilon follows from what the chain says was released; every release is the one that the experiment plans, with the
+planned noise at the planned price; the files are those that were sealed. What it does not: that nobody wrote ledger, receipt and files anew together. For
+that a site signs.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from sordino import config, own
+from sordino.assemble import Parts
+from sordino.config import Experiment
+from sordino.engine.federation import Federation
+from sordino.errors import RunError
+from sordino.folder import read_public_metrics
+from sordino.ledger.ledger import Entry, Ledger, of_run
+from sordino.ledger.notes import parsed
+from sordino.ledger.statement import statement
+from sordino.receipt import ledger_of, opened, receipt
+from sordino.runs import seal, signature
+from sordino.runs.agreement import Agreement
+
+COMPARED = ("format", "run", "simulated", "rounds", "clients", "budget", "phases", "assumptions")
+
+
+class Verdict(NamedTuple):
+    wrong: list[str]  # what does not agree
+    unseen: list[str]  # what could not be looked at, and why
+
+
+def verify(folder: Path) -> list[str]:
+    """All that does not agree (nothing: the receipt holds). Code of somebody's own is run."""
+    return examine(folder, code=True).wrong
+
+
+def examine(folder: Path, key: Path | None = None, code: bool = False) -> Verdict:
+    """`key` is the public key of who must have signed the receipt. An algorithm of somebody's own is a program: it is imported with `code` only."""
+    claimed, unseen = _claimed(folder), list[str]()
+    experiment = config.load(folder / "experiment.toml")
+    wrong = (
+        [] if claimed.get("config") == experiment.digest() else ["experiment.toml is not the experiment of the receipt"]
+    )
+    with Ledger.found(ledger_of(folder)) as ledger:
+        if not ledger.descends_from(str(claimed.get("ledger_head"))):
+            wrong.append("the ledger went back behind the receipt: an older copy, or another ledger")
+        if not ledger.sealed(seal.digest(claimed)):
+            wrong.append("the ledger knows no such receipt: it was changed after it was made, or made elsewhere")
+        entries = of_run(ledger, str(claimed.get("run")))
+        wrong += _edited(experiment, entries)
+        delta = ledger.charter.delta
+    if own.is_own(str(experiment.algorithm.get("name"))) and not code:
+        unseen.append(
+            "the planned noise and the budget: they follow from an algorithm of somebody's own, and --with-code would run it"
+        )
+        rows = statement((entry.note for entry in entries), Agreement.read(folder).clients, delta or 0.0)
+        again: dict[str, Any] = {"guarantees": [row.to_json() for row in rows]}
+        compared: tuple[str, ...] = ()
+    else:
+        parts, federation = opened(folder)
+        with federation.ledger:
+            again, compared = receipt(parts, federation), COMPARED
+        wrong += _replayed(parts, entries)
+        wrong += [f"{name}: in the receipt only" for name in sorted(claimed.keys() - again.keys() - {"files"})]
+    again = json.loads(json.dumps(again))
+    wrong += [
+        f"{name}: the ledger says {again.get(name)!r}, the receipt {claimed.get(name)!r}"
+        for name in compared
+        if not _same(again.get(name), claimed.get(name))
+    ]
+    rounds = sum(entry.op.rpartition("/")[0] == claimed.get("run") for entry in entries)
+    if (played := len(read_public_metrics(folder))) > rounds:
+        wrong.append(f"metrics.jsonl tells of {played} rounds, the ledger of {rounds}")
+    wrong += [*_guarantees(again, claimed), *seal.wrong(folder, claimed), *signature.wrong(folder, key)]
+    if key is None:
+        unseen.append("who made the receipt: give --key, the public key of the site that signed it")
+    return Verdict(wrong, unseen)
+
+
+def _guarantees(again: dict[str, Any], claimed: dict[str, Any]) -> list[str]:
+    found, wrong = {_subject(row): row for row in again["guarantees"]}, list[str]()
+    rows = [row for row in claimed["guarantees"] if isinstance(row, dict)]
+    stated = {_subject(row): row for row in rows}
+    if len(stated) < len(rows):
+        wrong.append("a guarantee is stated twice")
+    for subject in sorted(found.keys() | stated.keys()):
+        a, b = found.get(subject), stated.get(subject)
+        if a is None or b is None:
+            wrong.append(f"{' / '.join(subject)}: in the {'receipt' if a is None else 'ledger'} only")
+        else:
+            wrong += [
+                f"{' / '.join(subject)}: the ledger gives {name} {value!r}, the receipt says {b.get(name)!r}"
+                for name, value in (dict.fromkeys(b) | a).items()
+                if not _same(value, b.get(name))
+            ]
+    return wrong
+
+
+def _edited(experiment: Experiment, entries: list[Entry]) -> list[str]:
+    """Releases that were made under another experiment, or with another noise, than the folder says now."""
+    wrong, noise, digest = [], experiment.privacy.noise, experiment.digest()
+    for entry in entries:
+        told = parsed(entry.note)
+        if told.config != digest:
+            wrong.append(f"{entry.op}: it was released by another experiment than experiment.toml")
+        elif told.noise != noise:
+            wrong.append(f"{entry.op}: its noise was {told.noise!r}, experiment.toml says {noise!r}")
+    return wrong[:3]
+
+
+def _replayed(parts: Parts, entries: list[Entry]) -> list[str]:
+    """Every release as the experiment plans it: the same claims, which hold the noise, at the same price. A ledger that was written anew as a whole is found here."""
+    wrong: list[str] = []
+    for mine in (*parts.preparation, parts):
+        with (again := mine.federation(":memory:", "again")).ledger:
+            for entry in entries:
+                run, _, t = entry.op.rpartition("/")
+                if run.partition(".")[2] == mine.phase and not again.plans(int(t), entry, _active(mine, again, int(t))):
+                    wrong.append(f"{entry.op}: its noise, its price or who took part is not what experiment.toml plans")
+    return wrong[:3]
+
+
+def _active(parts: Parts, again: Federation, t: int) -> list[int] | None:
+    """Whom a round asks, where the experiment alone says so: a phase may ask by what it was told, and who was silent in
+    time is replaced."""
+    if hasattr(parts.algorithm, "asks") or parts.experiment.engine.network.timeout_s is not None:
+        return None
+    if parts.cohort.hidden:
+        return []
+    return again.stragglers.split(again.draw(t), t, again.key).active
+
+
+def _claimed(folder: Path) -> dict[str, Any]:
+    try:
+        claimed = json.loads((folder / "privacy.json").read_text())
+        if not isinstance(claimed, dict) or not isinstance(claimed.get("guarantees"), list):
+            raise ValueError("it is not an object with guarantees")
+    except (OSError, ValueError, RecursionError) as error:
+        raise RunError(
+            f"{folder} has no readable receipt", why=str(error), fix="finish or resume the run first", code="no-receipt"
+        ) from None
+    return claimed
+
+
+def _subject(row: dict[str, Any]) -> tuple[str, str, str]:
+    return str(row.get("unit")), str(row.get("neighbours")), str(row.get("adversary"))
+
+
+def _same(a: Any, b: Any) -> bool:
+    """Equal, numbers up to rounding: an accountant may take another path through the same events."""
+    if isinstance(a, dict) and isinstance(b, dict):
+        return a.keys() == b.keys() and all(_same(a[key], b[key]) for key in a)
+    if isinstance(a, list) and isinstance(b, list):
+        return len(a) == len(b) and all(map(_same, a, b))
+    if isinstance(a, float) and isinstance(b, int | float):
+        return math.isclose(a, b, rel_tol=1e-9)
+    return bool(a == b)
