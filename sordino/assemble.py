@@ -63,7 +63,9 @@ class Parts(Composition):
         """Prices every exposure; refuses, before any data is read, what could not keep its promise."""
         check_everybody_has_data(self.sizes)
         plan, rounds, delta = self._drafted, self.rounds, self.experiment.privacy.delta
-        check_secure(self.algorithm.uplink, plan, self.cohort, rounds, delta, self.coordinates)
+        slow, chaos, network = self.experiment.stragglers, self.experiment.chaos, self.experiment.engine.network
+        faults = slow.share + chaos.drop + chaos.slow > 0 or network.timeout_s is not None
+        check_secure(self.algorithm.uplink, plan, self.cohort, rounds, delta, self.coordinates, faults)
         return plan
 
     @cached_property
@@ -99,6 +101,14 @@ class Parts(Composition):
             )
         if isinstance(self.cohort, Personal):
             return draft_personal(self.cohort, offers, self.budget, self.rounds, population)
+        if len(offers) > 1 and any(offer.everyone_pays for offer, _ in offers):
+            raise UnsoundGuarantee(
+                "two private gates under a hidden cohort",
+                why="what clients pay for their examples follows from who was drawn and how many they hold, "
+                "and neither may show where the cohort is hidden",
+                fix="a cohort that everybody sees, or one of the two gates",
+                code="two-gates-hidden",
+            )
         exposures, budget = self.exposures, self.budget
         if algorithm.uplink.personal and budget is not None and isinstance(budget.schedule, Adaptive):
             raise UnsoundGuarantee(

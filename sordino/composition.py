@@ -186,7 +186,9 @@ class Composition(Holdings):
         slow, chaos = self.experiment.stragglers, self.experiment.chaos
         whole = self._plain_reads  # what is noised step by step is planned step by step
         share = 0.0 if self.prepares else slow.share  # a preparation waits
-        return Stragglers(share, slow.policy, self.algorithm.work.epochs, whole, (chaos.drop, chaos.slow))
+        return Stragglers(
+            share, slow.policy, self.algorithm.work.epochs, whole, (chaos.drop, chaos.slow), self.cohort.hidden
+        )
 
     @cached_property
     def coordinates(self) -> int:

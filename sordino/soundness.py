@@ -47,7 +47,9 @@ def check_delta(offer: Offer, privacy: Privacy, population: int, examples: int, 
         )
 
 
-def check_secure(uplink: Uplink, plan: Plan, cohort: Cohort, rounds: int, delta: float, coordinates: int) -> None:
+def check_secure(
+    uplink: Uplink, plan: Plan, cohort: Cohort, rounds: int, delta: float, coordinates: int, faults: bool = False
+) -> None:
     """Noise under a secure sum: its shares are wide enough and fit, and whether a sum is opened tells nobody who took part."""
     secure, noise, grid = uplink.secure, uplink.noise(), uplink.grid
     if secure is None or noise is None or grid is None:
@@ -62,6 +64,13 @@ def check_secure(uplink: Uplink, plan: Plan, cohort: Cohort, rounds: int, delta:
             check_room(grid.layout, most, noise.room(bound, price.multiplier))
     if cohort.hidden and uplink.central:
         chance = rounds * too_few(population, cohort.expected(population) / population, secure.least(0))
+        if faults:
+            raise UnsoundGuarantee(
+                "clients that are lost or slow, under a secure sum of a hidden cohort",
+                why="whether enough of those who began stay to the end is seen by everybody, and it follows from who was drawn",
+                fix="no [stragglers], no [chaos] and no timeout, or a cohort that everybody sees",
+                code="broken-rounds-tell",
+            )
         if cohort.personal or chance > RARELY * delta:
             raise UnsoundGuarantee(
                 f"a hidden cohort under a sum of at least {secure.least(0)} clients",

@@ -44,11 +44,11 @@ from sordino.errors import (
     UnsoundGuarantee,
 )
 from sordino.ledger.claims import Claim
-from sordino.ledger.events import DiscreteGaussian, Gaussian, NonPrivate, Nothing, Poisson
+from sordino.ledger.events import DiscreteGaussian, Event, Gaussian, NonPrivate, Nothing, Poisson
 from sordino.ledger.ledger import State
 from sordino.privacy.coordinate_laplace import ClipCoordinates, CoordinateLaplace
 from sordino.privacy.grid import Quantise
-from sordino.privacy.links import RAW
+from sordino.privacy.links import RAW, ROSTER
 from sordino.privacy.secure import (
     COUNTED,
     HONEST,
@@ -766,6 +766,13 @@ def test_what_each_adversary_is_promised(place: str, kind: str) -> None:
     plain, ours = promised(Uplink(client, server)), promised(Uplink((*client, stage), server))
     may_break = place == "hidden" and not kind.endswith("shared")
     for adversary in ("participants", "public"):
+        if kind == "secagg" and place == "hidden" and adversary == "participants":
+            # they are told who takes part: nothing is sampled for them, and only what a client sends is hidden
+            event = plain[adversary].event
+            assert isinstance(event, Poisson)
+            assert (ours[adversary].event, ours[adversary].neighbours) == (event.event, "zero_out")
+            assert ROSTER in ours[adversary].because
+            continue
         if may_break:  # who sees a round broken off learns how many came
             assert ours[adversary] == replace(
                 plain[adversary], status="conditional", because=(*plain[adversary].because, COUNTED)
@@ -798,11 +805,13 @@ def test_noise_in_shares_protects_from_the_server_too(neighbours: Any) -> None:
     assert any("add their share of the noise and tell nobody" in line for line in server.because)
     for adversary in ("participants", "public"):
         # the same noise in whole steps: its price is that of its Renyi divergence, not the continuous curve
-        assert ours[adversary].event == Poisson(0.1, DiscreteGaussian(WORTH))
+        told = adversary == "participants" and neighbours == "add_remove"  # who takes part
+        sampled: Event = DiscreteGaussian(WORTH)
+        assert ours[adversary].event == (sampled if told else Poisson(0.1, sampled))
         assert central[adversary].event == Poisson(0.1, Gaussian(WORTH))
-        assert ours[adversary].neighbours == neighbours
+        assert ours[adversary].neighbours == ("zero_out" if told else neighbours)
         assert ours[adversary].status == "conditional"
-        assert (COUNTED in ours[adversary].because) == (neighbours == "add_remove")
+        assert (COUNTED in ours[adversary].because) == (neighbours == "add_remove" and not told)
 
 
 POISSON: Table = {"cohort": {"name": "poisson", "rate": 0.9}}

@@ -49,6 +49,31 @@ def test_the_policies_agree_on_who_is_slow(cohort: list[int], share: float, t: i
     assert drop.active == [k for k in cohort if k in drop.active]  # the order of the cohort is kept
 
 
+@quick
+@given(
+    st.sets(st.integers(0, 99), min_size=1, max_size=12), st.integers(0, 99), st.floats(0, 1), st.integers(0, 50),
+    st.sampled_from(["drop", "late", "keep"]), st.sampled_from([None, 5]),
+)  # fmt: skip
+def test_in_a_hidden_cohort_nobodys_fate_depends_on_who_else_was_drawn(
+    drawn: set[int], other: int, share: float, t: int, policy: Any, epochs: int | None
+) -> None:
+    """Otherwise a client that leaves would change what others send, and one clip would not bound that."""
+
+    def fates(cohort: set[int]) -> dict[int, Any]:
+        crew = Stragglers(share, policy, epochs, own_fate=True).split(sorted(cohort), t, KEY)
+        return {k: (k in crew.active, k in crew.late, crew.epochs.get(k), crew.parts.get(k)) for k in drawn - {other}}
+
+    assert fates(drawn | {other}) == fates(drawn - {other})
+
+
+def test_where_the_cohort_is_seen_a_share_is_exact_and_fates_hang_together() -> None:
+    """The broken twin of the law above: what it would find."""
+    policy = Stragglers(0.5, "drop")
+    left = {tuple(k for k in policy.split(TEN[:9], t, KEY).active) for t in range(20)}
+    with_one_more = {tuple(k for k in policy.split(TEN, t, KEY).active if k != TEN[9]) for t in range(20)}
+    assert left != with_one_more
+
+
 def test_who_is_slow_changes_from_round_to_round_and_with_the_seed_only() -> None:
     policy = Stragglers(0.5)
     rounds = [tuple(policy.split(TEN, t, KEY).active) for t in range(30)]

@@ -13,6 +13,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
+import torch
+from torch import Tensor
+
 from sordino import keys
 from sordino.errors import ConfigError
 
@@ -32,6 +35,7 @@ class Stragglers:
     epochs: int | None = None  # E of the algorithm, where it counts in epochs
     divisible: bool = True  # may an epoch, or a number of steps, be left unfinished?
     faults: tuple[float, float] = (0.0, 0.0)  # how likely an active client is lost, or late
+    own_fate: bool = False  # of a hidden cohort: who else was drawn must not decide who is slow
 
     def __post_init__(self) -> None:
         if not all(0 <= share <= 1 for share in (self.share, *self.faults)) or sum(self.faults) > 1:
@@ -60,18 +64,29 @@ class Stragglers:
         return crew._replace(lost=lost, late=crew.late | late)
 
     def _slow(self, cohort: Sequence[int], t: int, key: int) -> Crew:
-        slow_count = len(cohort) - round(len(cohort) * (1 - self.share))  # Python rounds half to even
-        if slow_count == 0:
-            return Crew(list(cohort), frozenset(), {})
         here = keys.fold(key, "stragglers", t)
-        slow = [cohort[i] for i in keys.permutation(here, len(cohort))[:slow_count].tolist()]
+        if self.own_fate:
+            tossed = keys.uniform(here, max(cohort, default=-1) + 1)
+            slow = [k for k in cohort if float(tossed[k]) < self.share]
+        else:
+            slow_count = len(cohort) - round(len(cohort) * (1 - self.share))  # Python rounds half to even
+            slow = [cohort[i] for i in keys.permutation(here, len(cohort))[:slow_count].tolist()]
+        if not slow:
+            return Crew(list(cohort), frozenset(), {})
         if self.policy == "drop":
             dropped = frozenset(slow)
             return Crew([k for k in cohort if k not in dropped], frozenset(), {})
         if self.policy == "late":
             return Crew(list(cohort), frozenset(slow), {})
         if self.epochs is None or self.epochs < 2:
-            drawn = keys.uniform(keys.fold(here, "parts"), slow_count).tolist()
+            drawn = self._of(slow, keys.uniform(keys.fold(here, "parts"), self._many(slow))).tolist()
             return Crew(list(cohort), frozenset(), {}, parts=dict(zip(slow, drawn, strict=True)))
-        efforts = 1 + keys.integers(keys.fold(here, "epochs"), slow_count, self.epochs - 1)
+        efforts = 1 + self._of(slow, keys.integers(keys.fold(here, "epochs"), self._many(slow), self.epochs - 1))
         return Crew(list(cohort), frozenset(), dict(zip(slow, efforts.tolist(), strict=True)))
+
+    def _many(self, slow: Sequence[int]) -> int:
+        """Of how many draws each slow client has its own."""
+        return max(slow) + 1 if self.own_fate else len(slow)
+
+    def _of(self, slow: Sequence[int], drawn: Tensor) -> Tensor:
+        return drawn[torch.tensor(slow)] if self.own_fate else drawn

@@ -19,6 +19,9 @@ from sordino.types import Offer
 
 RAW = "sees each upload, no client-level noise"
 SUM = "sees sums of uploads, no client-level noise"
+ROSTER = (
+    "whoever takes part in a secure sum is told who else does: only what a client sends is hidden from participants"
+)
 NOMINAL = "noise as published, whose size follows from no bound"
 
 
@@ -216,10 +219,18 @@ class Links:
             made = [
                 _nothing(noise.neighbours, a, RAW)
                 if self.central and a == "server"
-                else Claim("client", noise.neighbours, a, amplify(event, a) if self.central else event, status, because)
+                else self._seen_by(a, Claim("client", noise.neighbours, a, event, status, because), amplify)
                 for a in ADVERSARIES
             ]
         return [self._unread(claim, multiplier) for claim in made]
+
+    def _seen_by(self, adversary: Adversary, claim: Claim, amplify: Callable[[Event, Adversary], Event]) -> Claim:
+        """What noise on a sum promises, with the sampler's part in it where who takes part is hidden from this adversary."""
+        if not self.central:
+            return claim
+        if adversary == "participants" and isinstance(self.secure, Aggregated) and claim.neighbours == "add_remove":
+            return replace(claim, neighbours="zero_out", because=(*claim.because, ROSTER))
+        return replace(claim, event=amplify(claim.event, adversary))
 
     def _unread(self, claim: Claim, multiplier: float | None) -> Claim:
         """What is left of a claim where the server cannot read single uploads."""

@@ -16,7 +16,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from sordino.errors import ConfigError, DomainError
+from sordino.errors import ConfigError, DomainError, UnsoundGuarantee
 from sordino.ledger.events import Event, NonPrivate, Once, Repeat, Response, Together
 from sordino.privacy import randomised_response as rr
 from sordino.privacy.open_reader import Open
@@ -65,6 +65,13 @@ class Responses(Open):
                 f"side is {self.side}",
                 why=f"images of {shape[0]} x {shape[1]} are averaged to 1 to {min(shape[:2])} values a side",
                 code="response-side",
+            )
+        if self.side is not None and any(length % self.side for length in shape[:2]):
+            raise UnsoundGuarantee(
+                f"side = {self.side} for images of {shape[0]} x {shape[1]}",
+                why="where windows overlap one pixel enters several answers, and its promise counts one",
+                fix=f"a side that divides {shape[0]} and {shape[1]}",
+                code="response-windows-overlap",
             )
         count = shape[0] * shape[1] * shape[2] if self.side is None else self.side**2 * shape[2]
         return replace(self, _values=count, _classes=classes)

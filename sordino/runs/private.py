@@ -73,7 +73,7 @@ def key_of_data(run: Path | None, ledger: str | None) -> bytes:
 def share_key(ledger: str, key: bytes) -> None:
     """Beside the ledger, for the other runs on it."""
     place = Path(f"{ledger}.key")
-    if place.parent.is_dir() and not place.exists():
+    if Path(ledger).name and place.parent.is_dir() and not place.exists():
         write(place, key, new=True)
 
 

@@ -45,6 +45,7 @@ from sordino.privacy.layers import ClipLayers
 from sordino.privacy.mechanisms import GaussianNoise, LaplaceNoise
 from sordino.privacy.one_direction import OneDirection
 from sordino.privacy.readers import NoisyGradient
+from sordino.privacy.responses import Responses
 from sordino.privacy.secure import Aggregated, Encrypted, NoiseShare, check_room
 from sordino.privacy.sources import Counter, System
 from sordino.privacy.stages import Clip, Noise, Weigh
@@ -105,6 +106,16 @@ EXPERIMENTS: dict[str, tuple[str, Table]] = {
             **up([CLIP, {"name": "noise_share", "survivors": 3}, {"name": "secagg"}]),
             "cohort": POISSON,
             **budget(**QUICK),
+        },
+    ),
+    "two private gates, and nobody may see who took part": (
+        "two-gates-hidden",
+        {
+            **up([CLIP], [{"name": "noise", "neighbours": "add_remove", "multiplier": 1.0}]),
+            **fedavg(batch_size="full"),
+            **read(multiplier=1.0),
+            "cohort": POISSON,
+            "privacy": {},
         },
     ),
     "two local steps of laplace": ("one-step-only", {"algorithm": {"name": "laplace", "local_steps": 2}}),
@@ -502,6 +513,9 @@ def shared(bits: int) -> Uplink:
 
 
 CALLS: dict[str, Call] = {
+    "one pixel in several answers": Call(
+        "response-windows-overlap", lambda: Responses(1.0, "image", side=3).fitted((8, 8, 1), 10)
+    ),
     "one upload of a central sum": Call(
         "aggregate-only", lambda: single_uploads(Uplink((Clip(1.0),), (Noise(neighbours="zero_out"),)))
     ),
