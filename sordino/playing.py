@@ -93,13 +93,13 @@ class Phase:
 
     def _save(self, t: int, server: Any, now: Mapping[str, checkpoint.JSON]) -> None:
         """Client states first, then the server's: a run stands where its server stands."""
-        lengths = self.metrics.sync()
+        rows = self.metrics.sync()
         trees = {"server": server}
         if isinstance(self.execute, Clients):
             trees |= self.execute.states.trees()
         else:
             self.execute.save(t)
-        checkpoint.save(self.place / "checkpoints", t, trees, {**now, **lengths})
+        checkpoint.save(self.place / "checkpoints", t, trees, {**now, **rows})
 
 
 def row_of(t: int, outcome: Outcome) -> Metrics:

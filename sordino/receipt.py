@@ -18,7 +18,8 @@ from sordino import config
 from sordino.assemble import Parts
 from sordino.engine.checkpoint import atomic_write
 from sordino.engine.federation import Federation
-from sordino.folder import check_is_run, read_environment
+from sordino.errors import RunError
+from sordino.folder import check_is_run, read_environment, read_receipt
 from sordino.ledger.currency import UNIT
 from sordino.ledger.ledger import EVERYONE
 from sordino.ledger.notes import SYSTEM, simulated
@@ -71,13 +72,32 @@ def receipt(parts: Parts, federation: Federation) -> dict[str, Any]:
     }
 
 
-def write_receipt(folder: Path, parts: Parts, federation: Federation, page: bool = False) -> dict[str, Any]:
-    """The receipt, bound to the files it is shown with; both are fixed in the ledger. `page`: the report is one of
-    them."""
+def write_receipt(folder: Path, parts: Parts, federation: Federation) -> dict[str, Any]:
+    """The receipt, bound to the files it is shown with; both are fixed in the ledger."""
     made = receipt(parts, federation)
     made["files"] = seal.digests(folder)
-    if page or seal.still_shows(folder, made):
+    if seal.still_shows(folder, made):
         made["files"] |= seal.digests(folder, (seal.PAGE,))
+    return _sealed(folder, made, federation)
+
+
+def bind_page(folder: Path) -> bool:
+    """The page joins the files of the receipt, if all others still are what the run has written: a page must not seal what somebody put in their place."""
+    try:
+        claimed = read_receipt(folder)
+    except RunError:
+        return False
+    _, federation = opened(folder)
+    with federation.ledger as ledger:
+        own = ledger.sealed(seal.digest(claimed))
+        if not own or any(not line.startswith(seal.PAGE) for line in seal.wrong(folder, claimed)):
+            return False
+        claimed["files"] |= seal.digests(folder, (seal.PAGE,))
+        _sealed(folder, claimed, federation)
+    return True
+
+
+def _sealed(folder: Path, made: dict[str, Any], federation: Federation) -> dict[str, Any]:
     federation.ledger.seal(seal.digest(made))
     made["ledger_head"] = federation.ledger.head()
     atomic_write(folder / "privacy.json", json.dumps(made, indent=2).encode())

@@ -19,7 +19,7 @@ import shutil
 import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
 from typing import Any, NamedTuple
@@ -45,6 +45,7 @@ from sordino.preparation import Prepared, prepare
 from sordino.receipt import ledger_of, write_receipt
 from sordino.round import Outcome
 from sordino.runs import metrics, private
+from sordino.runs.agreement import Agreement
 from sordino.version import __version__
 
 LOG = "log.txt"
@@ -158,7 +159,21 @@ def resume(
         if moved:
             private.settle(folder)
         private.check_no_copy(folder)
-    return _train(Parts(experiment, data_key=_data_key(experiment, folder)), folder, watch, fallback)
+    parts = Parts(experiment, data_key=_data_key(experiment, folder))
+    _check_agreement(parts, folder)
+    return _train(parts, folder, watch, fallback)
+
+
+def _check_agreement(parts: Parts, folder: Path) -> None:
+    """The receipt is sealed with the agreement beside it; the data themselves are checked against the ledger."""
+    agreed, ours = Agreement.read(folder), parts.agreement()
+    if replace(agreed, dataset=ours.dataset) != ours:
+        raise RunError(
+            f"agreement.json of {folder} is not what this run's data and experiment give",
+            why="whoever verifies the receipt takes the public numbers from there",
+            fix="put the old file back, or the data that the run began with",
+            code="edited-run",
+        )
 
 
 def _check_unedited(experiment: Experiment, folder: Path) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from sordino.engine.checkpoint import atomic_write
-from sordino.receipt import opened, write_receipt
+from sordino.receipt import bind_page
 from sordino.report import palette
 from sordino.report.facts import gather
 from sordino.runs.private import FOLDER
@@ -36,10 +36,8 @@ def write(
     own = evaluator and (folder / FOLDER).is_dir()
     target = out if out is not None else folder / FOLDER / PAGE if own else folder / PAGE
     atomic_write(target, page(told).encode(), private=own)
-    if out is None and not own and (folder / "privacy.json").exists():
-        parts, federation = opened(folder)
-        with federation.ledger:
-            write_receipt(folder, parts, federation, page=True)
+    if out is None and not own:
+        bind_page(folder)
     return target
 
 

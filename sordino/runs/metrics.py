@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
 from collections.abc import Iterator, Mapping
@@ -39,7 +40,7 @@ def shown(row: Row, hidden: bool) -> dict[str, Any]:
 class Rows:
     """The rows of a run, or of its preparation, as they are written."""
 
-    def __init__(self, public: IO[bytes], private: IO[bytes] | None, hidden: bool) -> None:
+    def __init__(self, public: _Kept, private: _Kept | None, hidden: bool) -> None:
         self._public, self._private, self._hidden = public, private, hidden
 
     def write(self, row: Row) -> None:
@@ -51,35 +52,53 @@ class Rows:
         self._public.write(json.dumps(told).encode() + b"\n")
         self._private.write(json.dumps({"round": row["round"], **kept}).encode() + b"\n")
 
-    def sync(self) -> dict[str, int]:
-        """Durable; returns how long the files are, for the checkpoint that knows of these rows."""
-        lengths = {"metrics_bytes": _synced(self._public)}
-        return lengths if self._private is None else {**lengths, "private_bytes": _synced(self._private)}
+    def sync(self) -> dict[str, int | str]:
+        """Durable; returns how long the files are and what is in them, for the checkpoint that knows of these rows."""
+        known = self._public.sync("metrics")
+        return known if self._private is None else known | self._private.sync("private")
 
 
-def _synced(file: IO[bytes]) -> int:
-    file.flush()
-    os.fsync(file.fileno())
-    return file.tell()
+class _Kept:
+    """A file that is only added to, and the digest of all that is in it."""
+
+    def __init__(self, file: IO[bytes], digest: hashlib._Hash) -> None:
+        self._file, self._digest = file, digest
+
+    def write(self, line: bytes) -> None:
+        self._file.write(line)
+        self._digest.update(line)
+
+    def sync(self, name: str) -> dict[str, int | str]:
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        return {f"{name}_bytes": self._file.tell(), f"{name}_sha256": self._digest.hexdigest()}
 
 
 @contextlib.contextmanager
 def opened(path: Path, known: Mapping[str, Any], private: bool, hidden: bool) -> Iterator[Rows]:
     """Both files, cut back to what the checkpoint knows of."""
     with contextlib.ExitStack() as stack:
-        public = stack.enter_context(_cut(path, known.get("metrics_bytes", 0), 0o644))
+        public = stack.enter_context(_cut(path, known, "metrics", 0o644))
         place = path.parent / FOLDER / path.name
-        own = stack.enter_context(_cut(place, known.get("private_bytes", 0), 0o600)) if private else None
+        own = stack.enter_context(_cut(place, known, "private", 0o600)) if private else None
         yield Rows(public, own, hidden)
 
 
 @contextlib.contextmanager
-def _cut(path: Path, length: int, mode: int) -> Iterator[IO[bytes]]:
+def _cut(path: Path, known: Mapping[str, Any], name: str, mode: int) -> Iterator[_Kept]:
+    length, fix = (
+        known.get(f"{name}_bytes", 0),
+        "put the file back from a copy, or start the run anew in another folder",
+    )
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, mode)
-    with os.fdopen(descriptor, "ab") as file:
+    with os.fdopen(descriptor, "a+b") as file:
         if (held := os.fstat(file.fileno()).st_size) < length:
             why = f"it has {held} bytes, and the checkpoint counts on {length}"
-            raise damaged(path, why, "put the file back from a copy, or start the run anew in another folder")
+            raise damaged(path, why, fix)
+        file.seek(0)
+        digest = hashlib.sha256(file.read(length))
+        if digest.hexdigest() != known.get(f"{name}_sha256", digest.hexdigest()):
+            raise damaged(path, "its rows are not those that the checkpoint counts on", fix)
         file.truncate(length)
         file.seek(0, os.SEEK_END)
-        yield file
+        yield _Kept(file, digest)

@@ -131,6 +131,37 @@ def test_a_page_is_part_of_the_receipt_once_it_is_made(run: Path, cli: Callable[
     assert any("report.html" in line for line in verify(run))
 
 
+@pytest.mark.parametrize("again", ["report", "resume"])
+@pytest.mark.parametrize("name", ["model.safetensors", "metrics.jsonl", "agreement.json"])
+def test_nothing_that_somebody_put_there_is_sealed_later(
+    name: str, again: str, runs: Path, tmp_path: Path, cli: Callable[..., Said]
+) -> None:
+    """A page is made, or a finished run is continued, after a file was exchanged: its owner's own command must not vouch for it."""
+    own = tmp_path / "own"
+    start(CASE.experiment(privacy=REAL), own)
+    if name == "agreement.json":
+        text = json.loads((own / name).read_text())
+        (own / name).write_text(json.dumps(text | {"note": "nothing leaks"}))
+    elif name == "metrics.jsonl":  # of the same length
+        (own / name).write_bytes((own / name).read_bytes().replace(b"1", b"7"))
+    else:
+        release(runs, name, own)
+    before = (own / "privacy.json").read_bytes()
+    said = cli(again, own)
+    if again == "report":
+        assert (own / "privacy.json").read_bytes() == before
+        assert said.code == 0, said.err
+    if again == "resume" and name == "model.safetensors":  # it is written anew, from the checkpoint
+        assert said.code == 0, said.err
+        assert (own / name).read_bytes() != (runs / "open" / name).read_bytes()
+        assert cli("privacy", "verify", own).code == 0
+        return
+    if again == "resume":
+        assert said.code != 0
+        assert name in said.err
+    assert cli("privacy", "verify", own).code == 1
+
+
 def test_the_copied_model_passed_a_receipt_that_named_no_files(
     runs: Path, run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
