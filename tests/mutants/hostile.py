@@ -285,7 +285,7 @@ HOSTILE = [
     one(
         "metrics that are not synced",
         "runs/metrics.py",
-        "    os.fsync(file.fileno())\n",
+        "        os.fsync(self._file.fileno())\n",
         "",
         "tests/test_cli.py",
     ),
