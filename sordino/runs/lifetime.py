@@ -14,7 +14,10 @@ from sordino.ledger.statement import statement
 
 SQLITE = b"SQLite format 3\0"
 SIMULATED = "at least one of the runs drew its noise from a seed: no guarantee for real data"
-TOGETHER = "clients of the same number are taken for the same client in every run on this ledger"
+TOGETHER = (
+    "clients of the same number are taken for the same client, with the same examples, in every run on this ledger: "
+    "an example that another partition or seed gave to another client may have lost more"
+)
 
 
 def lifetime(place: Path) -> dict[str, Any]:
