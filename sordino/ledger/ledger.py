@@ -124,7 +124,7 @@ class Ledger:
     def found(cls, path: Path | str) -> Ledger:
         """Open a ledger under the charter and caps that it was founded with: for whoever checks it without the
         experiment."""
-        place = Path(path).resolve()
+        place = Path(os.path.realpath(path))  # unlike resolve(), a loop of links is left to what opens it
         with refusals():
             connection = open_database(place, None)
             try:
