@@ -38,7 +38,7 @@ from sordino.privacy.sources import for_run
 from sordino.privacy.stages import Weigh
 from sordino.runs.agreement import Agreement
 from sordino.soundness import check_delta, check_everybody_has_data, check_secure
-from sordino.types import Examples, Offer, Params
+from sordino.types import Examples, Offer, Params, Source
 
 TRUSTED = "{} is somebody's own program, which is trusted not to keep or send what it is shown"
 SCALING = "inputs are scaled by the mean and deviation of all training data, whose release is not accounted for"
@@ -305,12 +305,15 @@ class Parts(Composition):
         def header(t: int, sender: int) -> Header:
             return Header(run, config, t, sender, 0, "down" if sender < 0 else "up")
 
+        def once(client: int) -> Source:
+            return for_run(self.experiment.privacy.noise, self.key, secret, client)
+
         rows, tested = self.shares
         which = range(len(rows)) if which is None else which
         shards: Mapping[int, Examples] = Shards(self.named.train, rows, which)
         tests = Shards(self.named.test, tested, which)
         if hasattr(self.algorithm.read, "prepare"):
-            shards = Prepared(shards, self.algorithm.read, lambda client: for_run(self.key, secret, client))
+            shards = Prepared(shards, self.algorithm.read, once)
         states = self.states(None) if states is None else states
         return Clients(self.algorithm, self.task, shards, header, states, tests, handed, self.key, self.sharing)
 

@@ -197,5 +197,5 @@ class Composition(Holdings):
 
     def _coordinates(self, algorithm: Any) -> int:
         if self.agreed is not None:  # the model may be somebody's own, and not here
-            return self.agreed.coordinates[self.phase]
+            return self.agreed.of_an_upload(self.phase)
         return tree.size(algorithm.zero(algorithm.broadcast(algorithm.init(self.task, 0))))

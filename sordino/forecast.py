@@ -27,6 +27,7 @@ from sordino.engine.federation import Federation
 from sordino.errors import SordinoError
 from sordino.ledger.statement import statement
 from sordino.planning import Enough
+from sordino.runs.private import throwaway
 
 SAMPLE = 4  # clients that are timed: an engine that pools them should show it
 PATIENCE = 5.0  # seconds: work that took longer is not timed a second time
@@ -316,7 +317,11 @@ def _time(parts: Parts, run: Federation) -> Seconds:
     server = parts.state("server")
     algorithm, before_it = parts.algorithm, parts.preparation[-1].state("server") if parts.preparation else None
     handed = algorithm.handed(before_it) if hasattr(algorithm, "handed") else None
-    clients, down, evaluate = parts.clients(run.run, handed=handed), algorithm.broadcast(server), parts.evaluation()
+    clients, down, evaluate = (
+        parts.clients(run.run, secret=throwaway(), handed=handed),
+        algorithm.broadcast(server),
+        parts.evaluation(),
+    )
     effort = sum(_effort(parts, k) for k in chosen) // (epochs or 1)
     before = torch.get_num_threads()
     torch.set_num_threads(parts.experiment.engine.threads)

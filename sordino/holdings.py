@@ -5,6 +5,8 @@ Deterministic, so a client process builds exactly what the server's process buil
 
 from __future__ import annotations
 
+import hashlib
+import hmac
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -54,8 +56,20 @@ class Holdings:
 
     @cached_property
     def fingerprint(self) -> str:
-        """Which data these are, told to nobody who could not tell anyway."""
-        return self.dataset.fingerprint(self.data_key) if self.agreed is None else self.agreed.dataset
+        """Which data these are and which client holds what, told to nobody who could not tell anyway.
+
+        Runs on one ledger add up client by client: a client of the same number must be the same one in all of them.
+        """
+        if self.agreed is not None:
+            return self.agreed.dataset
+        digest = hmac.new(self.data_key, self.dataset.fingerprint(self.data_key).encode(), hashlib.sha256)
+        trained, tested = self.shares
+        # merged data are cut into training and test within a client: whichever of both, it is this client's
+        for held in [(trained, tested)] if self.experiment.data.merge else [(trained,), (tested,)]:
+            rows, owners = (np.concatenate([getattr(each, of) for each in held]) for of in ("numbers", "owners"))
+            order = np.lexsort((owners, rows))
+            digest.update(np.stack([rows[order], owners[order]]).astype("<i8").tobytes())
+        return digest.hexdigest()
 
     @cached_property
     def _reserved(self) -> Reserved:

@@ -74,7 +74,7 @@ class Result:
     @property
     def model(self) -> dict[str, Tensor]:
         """The global model where the run last stopped: parameters by name, for `net.load_state_dict`."""
-        from safetensors.torch import load_file
+        from sordino.engine.checkpoint import tensors
 
         path = self.folder / "model.safetensors"
         if not path.exists():
@@ -84,8 +84,7 @@ class Result:
                 fix=f"`sordino resume {self.folder}` finishes it",
                 code="no-model",
             )
-        model: dict[str, Tensor] = load_file(path)
-        return model
+        return tensors(path)
 
     # data frames ----------------------------------------------------------------------------------------------------
 

@@ -7,6 +7,7 @@ Keys that are not named here may be anything.
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
 from sordino.errors import RunError
 
+MOST, MOST_CLIENTS = 10**9, 10**7  # of anything that is counted here
 Epsilon = float | Literal["inf"]
 
 
@@ -116,6 +118,18 @@ class Agreed(Shape):
     void: list[str]
     note: str
     names: list[str]
+
+    @model_validator(mode="after")
+    def _possible(self) -> Agreed:
+        if not self.shape or min(self.shape) < 1 or math.prod(self.shape) > MOST:
+            raise ValueError(f"shape is {self.shape}")
+        if not all(len(pair) == 2 and 1 <= pair[0] <= MOST and pair[1] >= 1 for pair in self.sizes):
+            raise ValueError("sizes are no pairs of a size and how many clients have it")
+        if not 1 <= sum(many for _, many in self.sizes) <= MOST_CLIENTS:
+            raise ValueError(f"sizes are of no client, or of more than {MOST_CLIENTS:,}")
+        if not all(1 <= many <= MOST for many in (self.classes, self.named, *self.coordinates.values())):
+            raise ValueError("a count is not positive, or it is too large")
+        return self
 
 
 class Guarantee(Shape):

@@ -98,6 +98,8 @@ def start(
     for stage in (*(parts.preparation if prepared is None else ()), parts):
         if hasattr(stage.algorithm, "check"):
             stage.algorithm.check()  # last, because it may draw candidates, which can take hours
+    if (shared := experiment.privacy.ledger) is not None and Path(shared).is_file():
+        parts.federation(shared, "before").ledger.close()  # of other data, or of others' clients
     _found(folder, parts, prepared)
     return _train(parts, folder, watch, crash=crash)
 
@@ -118,7 +120,8 @@ def _found(folder: Path, parts: Parts, prepared: Path | None) -> None:
         if parts.story is not None:
             atomic_write(young / CANDIDATES, json.dumps(parts.story, indent=2).encode())
         if experiment.privacy.noise == SYSTEM:
-            private.found(young, clients=hasattr(parts.algorithm.read, "prepare"))
+            readers = (stage.algorithm.read for stage in (*parts.preparation, parts))
+            private.found(young, clients=any(hasattr(reader, "prepare") for reader in readers))
         private.write(young / private.DATA, parts.data_key)
         if (shared := experiment.privacy.ledger) is not None:
             private.share_key(shared, parts.data_key)

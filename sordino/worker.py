@@ -16,7 +16,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
-import safetensors.torch
 import torch
 
 from sordino import config, keys, own
@@ -114,7 +113,7 @@ def _begin(arguments: list[str], commands: IO[bytes], answers: IO[bytes]) -> Non
     torch.set_num_threads(parts.experiment.engine.threads)
     keep_freed_memory()
     which, handed = range(int(first), len(parts.sizes), int(step)), Path(folder) / HANDED
-    given = safetensors.torch.load_file(handed) if not parts.prepares and handed.exists() else None
+    given = checkpoint.tensors(handed) if not parts.prepares and handed.exists() else None
     clients = parts.clients(run, which, parts.states(Path(place)), secret_of(Path(folder)), given)
     serve(parts, clients, Path(place), f"clients-{first}", commands, answers)
 

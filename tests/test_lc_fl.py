@@ -29,7 +29,7 @@ from sordino.config import Experiment
 from sordino.data import Dataset, Split
 from sordino.engine import processes, wire
 from sordino.engine.shards import Prepared, Shards
-from sordino.errors import ConfigError, DomainError, NonFiniteModel, UnsoundGuarantee
+from sordino.errors import ConfigError, DomainError, NonFiniteModel, SordinoError, UnsoundGuarantee
 from sordino.ledger.accountants import epsilon_by
 from sordino.ledger.calibrate import sampled_multiplier
 from sordino.ledger.events import Event, Gaussian, Laplace, Once, Poisson, Repeat, Response, from_json
@@ -526,6 +526,24 @@ def test_real_answers_are_drawn_once_and_outlive_a_crash(seen: dict[int, set[byt
     # the secret and nothing else decides
     assert same_model(Rounds(made(LDP, **SYSTEM), secret_of(folder)), folder)
     assert not same_model(Rounds(made(LDP, **SYSTEM), secret_of(tmp_path / "other")), folder)
+
+
+@pytest.mark.parametrize("left", [None, b"", bytes(31)], ids=["gone", "empty", "cut"])
+def test_without_their_secret_clients_do_not_answer_from_the_seed(left: bytes | None, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    with killed_at("computed", 1):
+        start(made(LDP, **SYSTEM), folder)
+    secret = folder / FOLDER / CLIENTS
+    if left is None:
+        secret.unlink()
+    else:
+        secret.write_bytes(left)
+    with pytest.raises(SordinoError) as refusal:
+        resume(folder)
+    assert refusal.value.code == "no-secret"
+    with pytest.raises(SordinoError) as refusal:
+        _ = Parts(made(LDP, **SYSTEM)).clients("run").shards[0]
+    assert refusal.value.code == "no-secret"
 
 
 def test_nobody_keeps_a_secret_for_nothing(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from scipy.stats import norm
 from sordino import config
 from sordino.assemble import Parts
 from sordino.engine.federation import Federation
-from sordino.errors import UnsoundGuarantee
+from sordino.errors import LedgerError, UnsoundGuarantee
 from sordino.ledger.currency import UNIT
 from sordino.ledger.ledger import EVERYONE
 from sordino.ledger.pricing import Renyi
@@ -436,7 +436,7 @@ def test_a_shared_ledger_serves_two_runs_and_no_more(tmp_path: Path) -> None:
     """The second run finds the budget spent: everybody abstains, now and when the spending is counted anew."""
     privacy = {"epsilon": 4.0, "ledger": str(tmp_path / "shared.sqlite")}
     first = start(experiment(GDP, privacy=privacy), tmp_path / "first")
-    second = start(experiment(GDP, privacy=privacy, seed=1), tmp_path / "second")
+    second = start(experiment({**GDP, "lr": 0.2}, privacy=privacy), tmp_path / "second")
     assert [row["answered"] for row in first.metrics] == [2] * 4
     assert [row["answered"] for row in second.metrics] == [0] * 4
     assert second.receipt["budget"]["exposures_used"]["max"] == 0
@@ -444,6 +444,19 @@ def test_a_shared_ledger_serves_two_runs_and_no_more(tmp_path: Path) -> None:
 
     assert verify(tmp_path / "first") == []  # what another run spends later does not unmake a receipt
     assert verify(tmp_path / "second") == []
+
+
+@pytest.mark.parametrize("change", [{"seed": 1}, {"partition": {"scheme": "iid", "clients": 2}}])
+def test_a_shared_ledger_is_of_clients_who_hold_the_same_rows(change: dict[str, Any], tmp_path: Path) -> None:
+    """Client 3 of one run is client 3 of the next: else the sum is of two people's losses, and below that of either."""
+    privacy = {"epsilon": 4.0, "ledger": str(tmp_path / "shared.sqlite")}
+    start(experiment(GDP, privacy=privacy), tmp_path / "first")
+    before = (tmp_path / "shared.sqlite").read_bytes()
+    with pytest.raises(LedgerError) as refusal:
+        start(experiment(GDP, privacy=privacy, **change), tmp_path / "second")
+    assert refusal.value.code == "ledger-foreign"
+    assert not (tmp_path / "second").exists()
+    assert (tmp_path / "shared.sqlite").read_bytes() == before
 
 
 @pytest.mark.parametrize("name", ["laplace", "gaussian_simple", "gaussian_gdp"])

@@ -30,6 +30,7 @@ from torch import Tensor
 
 from sordino import tree
 from sordino.errors import RunError
+from sordino.shapes import damaged
 from sordino.tree import Tree
 
 JSON: TypeAlias = bool | int | float | str | Sequence["JSON"] | Mapping[str, "JSON"] | None
@@ -170,6 +171,15 @@ def _seal(text: str, flat: Mapping[str, Tensor]) -> str:
 
 class _Damaged(Exception):
     pass
+
+
+def tensors(path: Path) -> dict[str, Tensor]:
+    """A file of tensors and nothing else: a model, or what clients were handed."""
+    try:
+        found: dict[str, Tensor] = safetensors.torch.load(path.read_bytes())
+    except (OSError, SafetensorError, ValueError) as error:
+        raise damaged(path, str(error), f"`sordino resume {path.parent}` writes it anew") from None
+    return found
 
 
 def _read(path: Path, step: int) -> tuple[dict[str, Any], dict[str, Tensor]]:

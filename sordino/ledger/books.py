@@ -171,8 +171,8 @@ class Books:
             parts = (part for part, value in ours["charter"].items() if record["charter"].get(part) != value)
             raise LedgerError(
                 f"the ledger has another charter: it differs in {', '.join(parts)}",
-                why="budgets of other data, units, relations or currencies cannot be converted",
-                fix="open the ledger of these data, or found a new one",
+                why="budgets of other data, of clients who hold other rows, of other units, relations or currencies do not add up",
+                fix="keep data, partition and seed of the runs before, or found a new ledger",
                 code="ledger-foreign",
             )
         if any(record.get(part) != ours.get(part) for part in ("caps", "each")) and not self._listed(record):

@@ -29,11 +29,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from sordino import keys
-from sordino.errors import UnsoundGuarantee
+from sordino.errors import RunError, UnsoundGuarantee
 from sordino.products import Product
 from sordino.types import Source
 
 GRID = 4096  # noise scale in grid steps: at least this, less than twice
+SECRET = 32  # bytes from which clients draw what they draw once
 TABLE_ERROR = 1e-14  # total variation of one coordinate against the ideal law
 Floats: TypeAlias = NDArray[np.float64]
 
@@ -193,7 +194,15 @@ def for_client(name: str, key: int, t: int, client: int) -> Source:
     return for_round(name, key, t).child("client", client)
 
 
-def for_run(key: int, secret: bytes | None, client: int) -> Source:
-    """What a client draws once in a run, and again from the start after a crash; without a secret, in simulation."""
-    source: Source = Counter(keys.word(keys.fold(key, "once"))) if secret is None else Kept(secret)
-    return source.child("one of", client)
+def for_run(name: str, key: int, secret: bytes | None, client: int) -> Source:
+    """What a client draws once in a run, and again from the start after a crash: `system` needs the clients' secret."""
+    if name != "system":
+        return Counter(keys.word(keys.fold(key, "once"))).child("one of", client)
+    if secret is None or len(secret) < SECRET:
+        raise RunError(
+            "the clients' secret is gone",
+            why="clients answer once in a run; without the secret they would answer anew, or from the public seed",
+            fix="put private/clients.secret back from where it was kept, or start a new run",
+            code="no-secret",
+        )
+    return Kept(secret).child("one of", client)

@@ -11,6 +11,7 @@ from sordino.evaluate.measures import Metrics, rounds_to, scored, traffic
 from sordino.evaluate.traffic import Sizes, bytes_to, charged_rounds, extra_parameters, ratio, upfront_rounds
 
 Row = dict[str, Any]
+VISIBLE = {"active", "bytes_down", "bytes_up"}  # of a cohort that is not hidden
 HANDED = "handed"  # the phase of the one message to everybody before the first round
 SENT = {
     "train": ("the first model, to everybody", "their own models"),
@@ -78,7 +79,7 @@ def messages(preparation: Metrics, metrics: Metrics, plain: Plain, sizes: Sizes 
             if size := sum(row[f"bytes_{way}"] for row in mine):
                 rows.append(_message(phase, way, what, size, counted))
     # of a hidden cohort nobody is shown how many were asked
-    for way, who in (("down", "active"), ("up", "answered")) if all("active" in row for row in metrics) else ():
+    for way, who in (("down", "active"), ("up", "answered")) if all(row.keys() >= VISIBLE for row in metrics) else ():
         beyond = sum(row[f"bytes_{way}"] - row.get(who, 0) * plain.message for row in metrics)
         if beyond or ("training", way) in counted:
             rows.append(_message("training", way, "beside the model", beyond, counted))

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import safetensors.torch
 from torch import Tensor
 
 from sordino import config, keys, tree
@@ -236,6 +235,6 @@ def _drawn(folder: Path, parts: Parts, count: int) -> tuple[np.ndarray[Any, Any]
     place = folder / HANDED
     if not place.exists() or not hasattr(parts.algorithm, "equip"):
         return np.zeros((0, *parts.dataset.shape), np.uint8), np.zeros(0, np.int64)
-    handed = safetensors.torch.load(place.read_bytes())
+    handed = checkpoint.tensors(place)
     made = parts.algorithm.equip(parts.task, handed, count, keys.fold(parts.key, "pictures of a report"))
     return made.x.numpy(), made.y.numpy()

@@ -21,6 +21,7 @@ from sordino.shapes import Agreed, damaged, parsed
 
 FILE = "agreement.json"
 FORMAT = 1
+PUT_BACK = "it is written when a run begins: put it back from a copy"
 
 
 @dataclass(frozen=True)
@@ -41,21 +42,26 @@ class Agreement:
     def clients(self) -> int:
         return len(self.sizes)
 
+    def of_an_upload(self, phase: str) -> int:
+        if phase not in self.coordinates:
+            raise damaged(Path(FILE), f"it has no number of coordinates for the phase {phase!r}", PUT_BACK)
+        return self.coordinates[phase]
+
     def write(self, folder: Path) -> None:
         told = {"format": FORMAT, **asdict(self), "sizes": _packed(self.sizes)}
         atomic_write(folder / FILE, json.dumps(told).encode())
 
     @classmethod
     def read(cls, folder: Path) -> Agreement:
-        path, fix = folder / FILE, "it is written when a run begins: put it back from a copy"
+        path = folder / FILE
         try:
-            told = parsed(path, path.read_text(encoding="utf-8"), Agreed, fix)
+            told = parsed(path, path.read_text(encoding="utf-8"), Agreed, PUT_BACK)
         except (OSError, UnicodeDecodeError) as error:
-            raise damaged(path, str(error), fix) from None
+            raise damaged(path, str(error), PUT_BACK) from None
         try:
             sizes = _unpacked(told["sizes"])
         except ValueError as error:
-            raise damaged(path, str(error), fix) from None
+            raise damaged(path, str(error), PUT_BACK) from None
         lists: dict[str, Any] = {name: tuple(told[name]) for name in ("shape", "assumed", "void", "names")}
         fields = {name: told[name] for name in ("dataset", "kind", "classes", "named", "coordinates", "note")}
         return cls(**fields, **lists, sizes=sizes)

@@ -14,10 +14,6 @@ from sordino.ledger.statement import statement
 
 SQLITE = b"SQLite format 3\0"
 SIMULATED = "at least one of the runs drew its noise from a seed: no guarantee for real data"
-TOGETHER = (
-    "clients of the same number are taken for the same client, with the same examples, in every run on this ledger: "
-    "an example that another partition or seed gave to another client may have lost more"
-)
 
 
 def lifetime(place: Path) -> dict[str, Any]:
@@ -51,7 +47,7 @@ def lifetime(place: Path) -> dict[str, Any]:
     return {
         "guarantees": rows,
         "simulated": drawn,
-        "assumptions": [*([SIMULATED] if drawn else []), TOGETHER],
+        "assumptions": [SIMULATED] if drawn else [],
         "budget": None,
         "runs": [{"run": run, "releases": count} for run, count in runs.items()],
         "by_client": by_client,

@@ -15,6 +15,7 @@ import secrets
 from pathlib import Path
 
 from sordino.errors import RunError
+from sordino.privacy.sources import SECRET
 
 FOLDER = "private"
 CLIENTS, DATA, HERE, README = "clients.secret", "data.key", "here", "README"
@@ -31,7 +32,7 @@ def found(run: Path, clients: bool) -> None:
     place.mkdir(mode=0o700)
     write(place / README, NOT_TO_BE_SHARED.encode())
     if clients:
-        write(place / CLIENTS, secrets.token_bytes(32))
+        write(place / CLIENTS, throwaway())
     settle(run)
 
 
@@ -47,7 +48,7 @@ def check_no_copy(run: Path) -> None:
     place = run / FOLDER / HERE
     try:
         same = place.read_text() == str(place.stat().st_ino)
-    except OSError:
+    except (OSError, UnicodeDecodeError):
         same = False
     if not same:
         raise RunError(
@@ -62,6 +63,11 @@ def secret_of(run: Path) -> bytes | None:
     """What clients draw from once in a run, where it is no simulation."""
     place = run / FOLDER / CLIENTS
     return place.read_bytes() if place.exists() else None
+
+
+def throwaway() -> bytes:
+    """A secret for clients whose answers nobody keeps."""
+    return secrets.token_bytes(SECRET)
 
 
 def key_of_data(run: Path | None, ledger: str | None) -> bytes:

@@ -29,7 +29,7 @@ def _content(path: Path) -> bytes:
     try:
         told = json.loads(path.read_bytes())
         return json.dumps({name: told[name] for name in sorted(told) if name != "dataset"}).encode()
-    except (ValueError, TypeError):
+    except (ValueError, TypeError, RecursionError):
         return path.read_bytes()
 
 
@@ -40,7 +40,7 @@ def still_shows(folder: Path, made: Mapping[str, Any]) -> bool:
         files = {name: value for name, value in before["files"].items() if name != PAGE}
         same = digest({**before, "files": files}) == digest(json.loads(json.dumps(made)))
         return same and before["files"].get(PAGE) == digests(folder, (PAGE,)).get(PAGE)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return False
 
 

@@ -58,7 +58,7 @@ def wrong(folder: Path, path: Path | None) -> list[str]:
         key.verify(bytes.fromhex(told["signature"]), _receipt(folder))
     except InvalidSignature:
         return ["the signature is not of this receipt"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         return [f"the signature cannot be read: {error}"]
     return []
 

@@ -34,6 +34,20 @@ HOSTILE = [
         "return keys.words(count, count)",
         TWO_TELL,
     ),
+    one(
+        "clients without their secret draw from the seed",
+        "privacy/sources.py",
+        'if name != "system":',
+        'if name != "system" or secret is None:',
+        "tests/test_lc_fl.py::test_without_their_secret_clients_do_not_answer_from_the_seed[gone]",
+    ),
+    one(
+        "a ledger of other hands goes on",
+        "holdings.py",
+        'digest.update(np.stack([rows[order], owners[order]]).astype("<i8").tobytes())',
+        'digest.update(rows[order].astype("<i8").tobytes())',
+        "tests/test_plan.py::test_a_shared_ledger_is_of_clients_who_hold_the_same_rows",
+    ),
     # statements
     one(
         "a claim of a smaller unit covers a larger one",
