@@ -31,10 +31,11 @@ from torch import Tensor
 from sordino import keys
 from sordino.errors import RunError, UnsoundGuarantee
 from sordino.products import Product
+from sordino.runs.private import SECRET
 from sordino.types import Source
 
 GRID = 4096  # noise scale in grid steps: at least this, less than twice
-SECRET = 32  # bytes from which clients draw what they draw once
+
 TABLE_ERROR = 1e-14  # total variation of one coordinate against the ideal law
 Floats: TypeAlias = NDArray[np.float64]
 
