@@ -127,8 +127,8 @@ class Agreed(Shape):
             raise ValueError("sizes are no pairs of a size and how many clients have it")
         if not 1 <= sum(many for _, many in self.sizes) <= MOST_CLIENTS:
             raise ValueError(f"sizes are of no client, or of more than {MOST_CLIENTS:,}")
-        if not all(1 <= many <= MOST for many in (self.classes, self.named, *self.coordinates.values())):
-            raise ValueError("a count is not positive, or it is too large")
+        if not all(0 <= many <= MOST for many in (self.classes, self.named, *self.coordinates.values())):
+            raise ValueError("a count is negative, or it is too large")
         return self
 
 
