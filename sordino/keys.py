@@ -9,6 +9,7 @@ twice. It is NOT cryptographic: keys serve simulation, data order and initial we
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import TypeAlias
 
@@ -90,6 +91,11 @@ def words(key: int, count: int) -> NDArray[np.uint64]:
 def uniform(key: Key, count: int) -> Tensor:
     """float64 in (0, 1), never 0 and never 1."""
     return (((bits(key, count) >> 12) & ((1 << 52) - 1)).double() + 0.5) * 2.0**-52
+
+
+def at(key: Key, places: Sequence[int]) -> Tensor:
+    """One key for each place of a sequence, however long it is: uniform(at(key, [7]), 1)[0] is uniform(key, 8)[7:]."""
+    return torch.tensor(places, dtype=torch.int64) * signed(_GAMMA) + signed(word(key))
 
 
 def normal(key: Key, count: int) -> Tensor:

@@ -180,3 +180,9 @@ def test_a_generator_is_the_mersenne_twister_of_its_key() -> None:
     assert len({tuple(row) for row in first}) == 2000
     seeds = [torch.Generator().manual_seed(i << 32) for i in range(2)]  # control: a seed keeps its low 32 bits only
     assert torch.equal(*(torch.randn(3, generator=g) for g in seeds))
+
+
+@given(st.integers(0, 2**64 - 1), st.lists(st.integers(0, 200), max_size=8))
+def test_a_place_of_a_sequence_needs_none_of_the_others(key: int, places: list[int]) -> None:
+    alone = keys.uniform(keys.at(key, places), 1).reshape(-1)
+    assert alone.tolist() == keys.uniform(key, 201)[places].tolist()

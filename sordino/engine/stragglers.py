@@ -13,11 +13,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-import torch
 from torch import Tensor
 
 from sordino import keys
 from sordino.errors import ConfigError
+from sordino.keys import Key
 
 
 class Crew(NamedTuple):
@@ -58,7 +58,7 @@ class Stragglers:
         lose, delay = self.faults
         if not lose + delay or not crew.active:
             return crew
-        tossed = keys.uniform(here, max(crew.active) + 1)[crew.active].tolist()  # a client's fate is its own
+        tossed = _fates(here, crew.active).tolist()  # a client's fate is its own
         lost = frozenset(k for k, toss in zip(crew.active, tossed, strict=True) if toss < lose)
         late = frozenset(k for k, toss in zip(crew.active, tossed, strict=True) if lose <= toss < lose + delay)
         return crew._replace(lost=lost, late=crew.late | late)
@@ -66,8 +66,8 @@ class Stragglers:
     def _slow(self, cohort: Sequence[int], t: int, key: int) -> Crew:
         here = keys.fold(key, "stragglers", t)
         if self.own_fate:
-            tossed = keys.uniform(here, max(cohort, default=-1) + 1)
-            slow = [k for k in cohort if float(tossed[k]) < self.share]
+            tossed = _fates(here, cohort).tolist() if self.share else [1.0] * len(cohort)
+            slow = [k for k, toss in zip(cohort, tossed, strict=True) if toss < self.share]
         else:
             slow_count = len(cohort) - round(len(cohort) * (1 - self.share))  # Python rounds half to even
             slow = [cohort[i] for i in keys.permutation(here, len(cohort))[:slow_count].tolist()]
@@ -79,14 +79,15 @@ class Stragglers:
         if self.policy == "late":
             return Crew(list(cohort), frozenset(slow), {})
         if self.epochs is None or self.epochs < 2:
-            drawn = self._of(slow, keys.uniform(keys.fold(here, "parts"), self._many(slow))).tolist()
+            drawn = self._drawn(keys.fold(here, "parts"), slow).tolist()
             return Crew(list(cohort), frozenset(), {}, parts=dict(zip(slow, drawn, strict=True)))
-        efforts = 1 + self._of(slow, keys.integers(keys.fold(here, "epochs"), self._many(slow), self.epochs - 1))
+        efforts = 1 + (self._drawn(keys.fold(here, "epochs"), slow) * (self.epochs - 1)).long()
         return Crew(list(cohort), frozenset(), dict(zip(slow, efforts.tolist(), strict=True)))
 
-    def _many(self, slow: Sequence[int]) -> int:
-        """Of how many draws each slow client has its own."""
-        return max(slow) + 1 if self.own_fate else len(slow)
+    def _drawn(self, key: Key, slow: Sequence[int]) -> Tensor:
+        return _fates(key, slow) if self.own_fate else keys.uniform(key, len(slow))
 
-    def _of(self, slow: Sequence[int], drawn: Tensor) -> Tensor:
-        return drawn[torch.tensor(slow)] if self.own_fate else drawn
+
+def _fates(key: Key, clients: Sequence[int]) -> Tensor:
+    """A number in (0, 1) for each client, which nobody else's being there decides."""
+    return keys.uniform(keys.at(key, clients), 1).reshape(-1)
