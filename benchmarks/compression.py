@@ -22,11 +22,11 @@ import torch  # noqa: E402
 from sordino import tree  # noqa: E402
 from sordino.algorithms import ALGORITHMS  # noqa: E402
 from sordino.engine import wire  # noqa: E402
-from sordino.engine.machine import decide  # noqa: E402
-from sordino.privacy.open_reader import Open  # noqa: E402
-from sordino.privacy.sources import Counter  # noqa: E402
+from sordino.engine.choose_executor import decide  # noqa: E402
+from sordino.privacy.noise.sources import Counter  # noqa: E402
+from sordino.privacy.readers.open import Open  # noqa: E402
+from sordino.tasks.classification import Classification  # noqa: E402
 from sordino.tasks.nets import NETS  # noqa: E402
-from sordino.tasks.task import Classification  # noqa: E402
 from sordino.types import Bound, Examples, Grant  # noqa: E402
 
 KINDS: dict[str, dict[str, Any]] = {

@@ -20,8 +20,8 @@ sys.path.insert(0, str(ROOT))  # also where this file is started by its path: ot
 import torch  # noqa: E402
 
 from sordino import config  # noqa: E402
-from sordino.assemble import Parts  # noqa: E402
 from sordino.round import one_round  # noqa: E402
+from sordino.runs.setup import Parts  # noqa: E402
 
 PERSONAL = {"linspace": [1.0, 4.0], "levels": 20}
 PAIRS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {

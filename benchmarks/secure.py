@@ -26,7 +26,7 @@ import numpy as np  # noqa: E402
 
 from benchmarks.rounds import machine, markdown  # noqa: E402
 from sordino.engine.channels import Channel, channel  # noqa: E402
-from sordino.privacy.secure import Aggregated, Encrypted, Secure  # noqa: E402
+from sordino.privacy.uplink.secure_stages import Aggregated, Encrypted, Secure  # noqa: E402
 from sordino.secure import lattice, paillier, secagg  # noqa: E402
 from sordino.secure.layout import Ints, Layout  # noqa: E402
 

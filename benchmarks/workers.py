@@ -62,7 +62,7 @@ def main() -> None:
 def run(experiment: dict[str, Any], folder: Path) -> list[list[float]]:
     """CPU and wall seconds of the rounds between the first and the last."""
     from sordino import config
-    from sordino.training import start
+    from sordino.runs.run import start
 
     marks: list[tuple[float, float]] = []
     start(config.validate(experiment), folder, lambda progress: marks.append(meter.clocks()))

@@ -21,17 +21,19 @@ from typing import Any
 import typer.main
 
 import sordino
-from sordino import config, errors, gates, types
+from sordino import config, errors, types
 from sordino.algorithms import ALGORITHMS
+from sordino.algorithms.algorithm import Algorithm, Home, Known
+from sordino.algorithms.phases import Phase
+from sordino.budget.schedules import SCHEDULES
 from sordino.cli.main import app
-from sordino.comparing import Comparison
-from sordino.config import Experiment
-from sordino.engine.personal import COHORTS
+from sordino.cohorts.by_budget import COHORTS
+from sordino.config import Experiment, gates
 from sordino.ledger.claims import ADVERSARIES, UNITS
-from sordino.ledger.schedules import SCHEDULES
 from sordino.partition.schemes import SCHEMES
 from sordino.report.words import merged, sentence
-from sordino.results import Result
+from sordino.results.comparison import Comparison
+from sordino.results.one_run import Result
 from sordino.tasks.nets import NETS
 
 # A small run of each: two rounds of three clients. Private ones get a budget every formula in the library accepts.
@@ -268,8 +270,9 @@ def python() -> str:
     parts += member("Result", Result)
     parts += member("Comparison", Comparison)
     parts += ["## The words of an algorithm", prose(types.__doc__ or "")]
+    for made in (Algorithm, Phase, Known, Home):
+        parts += member(made.__name__, made)
     for name in (
-        "Algorithm",
         "Reader",
         "Shard",
         "Batch",

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 from sordino.version import __version__
 
 if TYPE_CHECKING:
-    from sordino.comparing import Comparison
-    from sordino.results import Result
-    from sordino.training import Ended
+    from sordino.results.comparison import Comparison
+    from sordino.results.one_run import Result
+    from sordino.runs.run import Ended
 
 __all__ = ["__version__", "compare", "open_run", "resume", "run"]
 
@@ -37,7 +37,7 @@ def run(
     runs/DATE-NAME), `prepared` a run whose preparation is taken over, `progress` shows how far it is, `track` names trackers (tensorboard, mlflow, wandb, trackio).
     """
     from sordino import config
-    from sordino.training import fresh_folder, start
+    from sordino.runs.run import fresh_folder, start
 
     source = Path(experiment) if isinstance(experiment, str | Path) else experiment
     plain = {name: os.fspath(value) if isinstance(value, os.PathLike) else value for name, value in settings.items()}
@@ -49,7 +49,7 @@ def run(
 
 def resume(folder: str | Path, progress: bool = False, track: Sequence[str] = ()) -> Result:
     """Continue a run that was stopped or killed."""
-    from sordino.training import resume as continue_
+    from sordino.runs.run import resume as continue_
 
     return _followed(lambda watch: continue_(Path(folder), watch), progress, track)
 
@@ -58,8 +58,8 @@ def compare(
     *experiments: str | Path, seeds: int = 3, out: str | Path = "runs/compare", target: float | None = None
 ) -> Comparison:
     """Run experiment files over the same seeds: `sordino.compare("a.toml", "b.toml")`, or a sweep, `compare("a.toml", "lr=0.01,0.1")`."""
-    from sordino.comparing import check_words
-    from sordino.comparing import compare as compare_
+    from sordino.results.comparison import check_words
+    from sordino.results.comparison import compare as compare_
 
     check_words(experiments)
     files = [Path(word) for word in experiments if isinstance(word, Path) or "=" not in word]
@@ -69,7 +69,7 @@ def compare(
 
 def open_run(folder: str | Path) -> Result:
     """A run that lies on disk: finished, stopped, or still going on in another process."""
-    from sordino.results import open_run as open_
+    from sordino.results.one_run import open_run as open_
 
     return open_(folder)
 
@@ -78,8 +78,8 @@ def _followed(go: Callable[[Any], Ended], shown: bool, track: Sequence[str]) -> 
     from rich.console import Console
 
     from sordino.cli.progress import progress
-    from sordino.results import Result
-    from sordino.tracking import tracked
+    from sordino.results.one_run import Result
+    from sordino.runs.trackers import tracked
 
     with progress(Console(stderr=True, quiet=not shown)) as watch:
         ended = tracked(go, track, watch)

@@ -1,4 +1,4 @@
-"""Everything a user can do wrong, and what to do about it.
+"""What a user can do wrong, and what to do about it.
 
 SordinoError                 a ValueError that says what, why and what to do; `code` names the refusal
 |- ConfigError      exit 2   unknown key, wrong type, value out of range, module that does not import
@@ -34,6 +34,8 @@ SordinoError                 a ValueError that says what, why and what to do; `c
 """
 
 from __future__ import annotations
+
+from pathlib import Path
 
 
 class SordinoError(ValueError):
@@ -173,3 +175,8 @@ class WeakKey(SecureError):
 
 class SecAggAborted(SecureError):
     pass
+
+
+def damaged(path: Path, why: str, fix: str) -> RunError:
+    """A file of a run folder that is not what was written there."""
+    return RunError(f"{path} is damaged", why=why[:300], fix=fix, code="run-file-damaged")

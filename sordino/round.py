@@ -12,10 +12,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
-from sordino.engine.federation import Federation
+from sordino.engine.server import Federation
 from sordino.keys import Key
+from sordino.privacy.uplink import Summed
 from sordino.types import Grant, Received
-from sordino.uplink import Summed
 
 # clients: the broadcast -> their answers in the order of their ids, as trees or as messages; or already added up
 Execute = Callable[[int, Any, Mapping[int, Grant], Key], Iterable[tuple[int, Any]] | Summed]
@@ -58,7 +58,7 @@ def one_round(
 
     received, mail = run.receive(t, answers, crew, down, prices, granted)  # sum, central noise, decode, divide
     if not mail.secure.get("aborted"):  # a sum that was not opened changes nothing
-        server = run.algorithm.update(server, received)
+        server = run.algorithm.update(server, received, run.home)
     traffic = run.bytes_down(t, down, granted), mail.size, mail.payload
     outcome = Outcome(server, received, crew.active, mail.answered, *traffic, mail.secure)
     keep(outcome, mail.digest)  # durable first: a crash from here on ends this release, and makes no other

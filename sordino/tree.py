@@ -12,7 +12,7 @@ from typing import Any, TypeAlias, TypeVar
 import torch
 from torch import Tensor
 
-from sordino.products import Lazy, Moved, Scaled, Span, Zero, dense
+from sordino.lazy import Lazy, Moved, Scaled, Span, Zero, dense
 
 Tree: TypeAlias = Any  # Tensor | dict[str, Tree] | tuple[Tree, ...]; the recursion is checked at run time by `leaves`
 T = TypeVar("T")

@@ -1,4 +1,4 @@
-"""The five nouns: task, shard, stage, gate, ledger; and the algorithm that speaks them.
+"""The words that all rooms share: task, shard, reader, grant, claim.
 
 An algorithm is a frozen dataclass whose fields are the paper's hyper-parameters and whose methods are pure, cut exactly where the network is:
 `local` runs at the client, `update` at the server, and everything between them passes two gates. The Reader bounds what an EXAMPLE can do to
@@ -8,10 +8,11 @@ client code; the Uplink bounds what a CLIENT can do to the server. Both say what
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, Generic, NamedTuple, Protocol, TypeAlias, TypeVar
+from typing import Any, Generic, Literal, NamedTuple, Protocol, Self, TypeAlias, TypeVar
 
 from torch import Tensor
 
@@ -162,24 +163,67 @@ class Model(Protocol):
     def score(self, examples: Examples) -> Mapping[str, Tensor]: ...  # one value per example, by metric
 
 
-class Reader(Protocol):
-    """Gate 1: examples -> client code."""
+class Stated(NamedTuple):
+    """What a paper prints for its noise, and what its own formula gives for all rounds together. Neither is proved."""
 
-    def offer(self) -> Offer | None: ...
-    def claims(self, work: Work, size: int, multiplier: float | None) -> list[Claim]: ...
-    def reads(
-        self, work: Work, size: int
-    ) -> int: ...  # noisy reads one round makes: the reservation covers exactly these
-    def check(self, work: Work, task: Task) -> None: ...  # refuse unsound set-ups before anything starts
-    def open(self, examples: Examples, grant: Grant, task: Task) -> Shard: ...
+    epsilon: float
+    composed: float
 
 
-class Preparing(Protocol):
-    """A reader that changes a client's examples before anybody trains on them."""
+@dataclass(frozen=True)
+class Reader(ABC):
+    """Gate 1: it decides how client code may look at examples, and says what that promises."""
 
-    redraw: str  # "run": once, with coins that are the same in every round; "round": again in every round
+    @abstractmethod
+    def offer(self) -> Offer | None:
+        """What a budget must know to price its noise; None where it protects nobody."""
 
-    def prepare(self, examples: Examples, source: Source) -> Examples: ...
+    @abstractmethod
+    def claims(self, work: Work, size: int, multiplier: float | None) -> list[Claim]:
+        """What one round promises to a client of so many examples."""
+
+    @abstractmethod
+    def reads(self, work: Work, size: int) -> int:
+        """How many noisy reads one round makes: the reservation covers exactly these."""
+
+    @abstractmethod
+    def open(self, examples: Examples, grant: Grant, task: Task) -> Shard:
+        """The sealed examples that `local` gets."""
+
+    def check(self, work: Work, task: Task) -> None:  # noqa: B027 (a default, not a hole)
+        """Refuses, before anything starts, a set-up whose promise would be false."""
+
+    def fitted(self, shape: tuple[int, ...], classes: int) -> Self:
+        """The same reader for examples of this shape; it refuses data that it cannot read."""
+        return self
+
+    @property
+    def multiplier(self) -> float | None:
+        """The noise that is typed into it; None where a budget decides, or where it draws none."""
+        return None
+
+    @property
+    def cut(self) -> float | None:
+        """The length to which it cuts what one example gives; None where it cuts nothing."""
+        return None
+
+    @property
+    def gives(self) -> Literal["batches", "episodes", "sums"] | None:
+        """The one kind of read that its promise covers; None where it covers all of them, or promises nothing."""
+        return None
+
+    @property
+    def redraw(self) -> Literal["run", "round"] | None:
+        """How often `prepare` changes the examples: once in a run, in every round, or never."""
+        return None
+
+    def prepare(self, examples: Examples, source: Source) -> Examples:
+        """A client's examples as everything that follows will see them."""
+        return examples
+
+    def stated(self, rounds: int, delta: float, records: int) -> Stated | None:
+        """What the paper states for a whole run, where it states a number that proves nothing."""
+        return None
 
 
 class Bound(NamedTuple):
@@ -253,24 +297,3 @@ class Received(Generic[U]):
     def each(self) -> list[U]:
         """Single uploads, where the uplink shows them; raises AggregateOnly otherwise."""
         return self._each()
-
-
-class Algorithm(Protocol[S, C, D, U]):
-    @property
-    def read(self) -> Reader: ...
-    @property
-    def uplink(self) -> Any: ...  # sordino.uplink.Uplink; typed there to keep this module a leaf
-    @property
-    def work(self) -> Work: ...
-    def init(self, task: Task, key: Key) -> S: ...
-    def init_client(self, task: Task) -> C: ...
-    def broadcast(self, s: S) -> D: ...
-    def zero(self, down: D) -> U: ...
-    def local(self, task: Task, down: D, c: C, shard: Shard, key: Key) -> tuple[U, C]: ...
-    def update(self, s: S, r: Received[U]) -> S: ...
-    def models(
-        self, s: S
-    ) -> Mapping[str, Params]: ...  # what the server holds, by name; the first is the one it hands out
-    def personal(
-        self, task: Task, params: Params, c: C, shard: Shard
-    ) -> Model: ...  # what this client makes of one of them

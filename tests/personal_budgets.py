@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from sordino import config
-from sordino.assemble import Parts
+from sordino.runs.setup import Parts
 
 DELTA = 1e-5
 GROUPS = {"groups": {"1": 0.54, "2": 0.37, "4": 0.09}}

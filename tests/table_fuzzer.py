@@ -6,12 +6,11 @@ import inspect
 import random
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-from sordino import sources
 from sordino.algorithms import ALGORITHMS
-from sordino.config import Chaos, Data, Evaluation, Privacy, Slow
-from sordino.engine.personal import COHORTS
-from sordino.gates import READERS, STAGES
-from sordino.ledger.schedules import SCHEDULES
+from sordino.budget.schedules import SCHEDULES
+from sordino.cohorts.by_budget import COHORTS
+from sordino.config import Chaos, Data, Evaluation, Privacy, Slow, data_sources
+from sordino.config.gates import READERS, STAGES
 from sordino.partition.schemes import SCHEMES
 from sordino.tasks.nets import NETS
 
@@ -30,7 +29,7 @@ def table(rng: random.Random) -> Table:
     made: Table = {
         "rounds": 1,
         "seed": rng.randrange(3),
-        "data": {"source": source, **({"train": 60, "test": 20} if source == "digits" else {}), **_some(Data, rng, 0.06, sources.keys(source) if rng.random() < 0.9 else None)},
+        "data": {"source": source, **({"train": 60, "test": 20} if source == "digits" else {}), **_some(Data, rng, 0.06, data_sources.keys(source) if rng.random() < 0.9 else None)},
         "partition": {"scheme": "natural"} if source != "digits" and rng.random() < 0.8 else _chosen(SCHEMES, rng, "scheme"),
         "algorithm": _chosen(ALGORITHMS, rng),
         "privacy": _some(Privacy, rng, 0.05) | ({"epsilon": rng.choice([0.5, 4.0, 50.0])} if rng.random() < 0.3 else {}),

@@ -13,16 +13,17 @@ from command_line import Said
 from slaug_runs import RUN
 
 import sordino
-from sordino import adoption, config
-from sordino.candidates.procedural import Procedural
+from sordino import config
 from sordino.engine import checkpoint
-from sordino.engine.federation import Federation
+from sordino.engine.server import Federation
 from sordino.errors import RunError
 from sordino.ledger.ledger import Ledger, State
-from sordino.receipt import opened
-from sordino.report.facts import gather
+from sordino.public_images.procedural import Procedural
+from sordino.report.run_facts import gather
+from sordino.runs import taken_over
+from sordino.runs.receipt import opened
+from sordino.runs.run import resume, start
 from sordino.runs.verify import verify
-from sordino.training import resume, start
 
 SLAUG = {
     "name": "slaug_fl",
@@ -120,7 +121,7 @@ def test_a_kill_between_two_phases_is_made_good(made: Path, tmp_path: Path, monk
         return real(directory, *rest)
 
     with monkeypatch.context() as patch:
-        patch.setattr(adoption.checkpoint, "save", dies)
+        patch.setattr(taken_over.checkpoint, "save", dies)
         run(tmp_path / "taken", made, **other)
     assert not (tmp_path / "taken" / "model.safetensors").exists()
     resume(tmp_path / "taken")
@@ -213,7 +214,7 @@ def test_there_must_be_one_and_it_must_be_over(made: Path, tmp_path: Path, monke
         start(config.validate(RUN | {"algorithm": {"name": "fedavg"}}), tmp_path / "run", prepared=made)
     assert nothing.value.code == "nothing-prepared"
     with monkeypatch.context() as patch:
-        patch.setattr("sordino.algorithms.slaug_generator.Recipe.make", _stopped)
+        patch.setattr("sordino.algorithms.slaug.generator.Recipe.make", _stopped)
         run(tmp_path / "stopped")
     with pytest.raises(RunError) as early:
         run(tmp_path / "run", tmp_path / "stopped")

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -26,9 +27,9 @@ from sordino.algorithms.fedprox import FedProx
 from sordino.algorithms.scaffold import Client, Scaffold, Server, Up
 from sordino.data import quadratic
 from sordino.errors import ConfigError
-from sordino.privacy.sources import Counter
+from sordino.privacy.noise.sources import Counter
+from sordino.tasks.classification import Classification
 from sordino.tasks.quadratic import Quadratic
-from sordino.tasks.task import Classification
 from sordino.types import Examples, Grant, Params, Received, Shard, Task
 
 DIM, CLIENTS, STEPS, LR = 6, 4, 8, 0.2
@@ -45,6 +46,7 @@ class Played:
 
     def __init__(self, algorithm: Any, task: Any, shards: Sequence[Examples], key: int = 1) -> None:
         self.algorithm, self.task, self.shards, self.key = algorithm, task, shards, key
+        self.home: Any = SimpleNamespace(task=task, key=key, sizes=[len(shard.y) for shard in shards])
         self.server = algorithm.init(task, key)
         self.states = {k: algorithm.init_client(task) for k in range(len(shards))}
         self.uploads: dict[int, Any] = {}
@@ -67,8 +69,8 @@ class Played:
             )
             encoded[k] = a.uplink.encode(self.uploads[k], grant)
         weights = [a.uplink.weight(size, max(sizes)) for size in sizes]
-        received = a.uplink.receive(encoded, a.zero(down), weights, float(len(who)), None, Counter(0))
-        self.server = a.update(self.server, received)
+        received = a.uplink.receive(encoded, a.zero(self.task, down), weights, float(len(who)), None, Counter(0))
+        self.server = a.update(self.server, received, self.home)
         self.round += 1
 
     @property
@@ -276,8 +278,8 @@ def test_scaffold_reaches_it_with_two_clients_a_round() -> None:
 class Overcounted(Scaffold):
     """Broken twin: line 17 without |S|/N."""
 
-    def update(self, s: Server, r: Received[Up]) -> Server:
-        return super().update(s, replace(r, participation=1.0))
+    def update(self, s: Server, r: Received[Up], home: Any) -> Server:
+        return super().update(s, replace(r, participation=1.0), home)
 
 
 @pytest.mark.parametrize("algorithm", [Scaffold, Overcounted])

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from sordino.checking.reading import DRAWS, calls
+from sordino.check.reading import DRAWS, calls
 
 PACKAGE = Path(__file__).parents[1] / "sordino"
 FORBIDDEN_NAMES = {"utils", "helpers", "common", "base", "manager"}
@@ -30,27 +30,27 @@ def test_the_scan_sees_draws() -> None:
 
 def test_only_the_uplink_lets_the_server_see() -> None:
     builders = [path.relative_to(PACKAGE).as_posix() for path in modules() if "Received" in calls(path.read_text())]
-    assert builders == ["uplink.py"]
+    assert builders == ["privacy/uplink/uplink.py"]
 
 
 def test_only_readers_open_examples() -> None:
     # raw rows are held by readers, by the client that owns them (one or a stack), and by the evaluator of a simulation
     openers = {path.relative_to(PACKAGE).as_posix() for path in modules() if "Examples" in calls(path.read_text())}
     allowed = {
-        "privacy/beside.py",
+        "privacy/readers/beside_public.py",
         "tasks/drawn.py",  # images that nobody owns
-        "privacy/readers.py",
-        "privacy/responses.py",
-        "privacy/episodes.py",
-        "privacy/median_clip.py",
+        "privacy/readers/noisy_gradient.py",
+        "privacy/readers/responses.py",
+        "privacy/readers/episodes.py",
+        "privacy/readers/median_clip.py",
         "tasks/personalise.py",
-        "privacy/per_example.py",
-        "holdings.py",
-        "assemble.py",
+        "privacy/readers/per_example_gradients.py",
+        "runs/data.py",
+        "runs/setup.py",
         "engine/shards.py",
-        "tasks/task.py",
+        "tasks/classification.py",
     }
-    allowed |= {"engine/bench.py", "engine/stack.py"}
+    allowed |= {"check/bench.py", "engine/stack.py"}
     allowed |= {"attacks/records.py", "attacks/images.py"}  # made-up rows
     assert openers <= allowed
 

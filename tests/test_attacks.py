@@ -24,9 +24,9 @@ from sordino.attacks.pairs import Pair
 from sordino.attacks.sources import Silent
 from sordino.errors import SordinoError
 from sordino.ledger.gaussian_dp import epsilon_of
-from sordino.privacy.mechanisms import GaussianNoise
-from sordino.privacy.sources import Counter
-from sordino.privacy.stages import Clip, Noise
+from sordino.privacy.noise.laws import GaussianNoise
+from sordino.privacy.noise.sources import Counter
+from sordino.privacy.uplink.stages import Clip, Noise
 from sordino.types import Source
 
 slow = pytest.mark.slow

@@ -22,7 +22,7 @@ from sordino.ledger.calibrate import (
 )
 from sordino.ledger.events import Gaussian, Poisson, Repeat
 from sordino.ledger.gaussian_dp import delta_of
-from sordino.ledger.published import NOMINAL_ORDERS, fixed_subset, nominal_multiplier, subset_delta
+from sordino.ledger.published_sampling import NOMINAL_ORDERS, fixed_subset, nominal_multiplier, subset_delta
 
 INTEGERS = tuple(range(2, 257))
 FEW_ORDERS = (1.5, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)

@@ -22,7 +22,7 @@ from sordino.ledger.covering import two_steps
 from sordino.ledger.events import Gaussian, Poisson, Repeat
 from sordino.ledger.notes import note
 from sordino.ledger.statement import statement
-from sordino.privacy.episodes import CellGradient, CellShard
+from sordino.privacy.readers.episodes import CellGradient, CellShard
 from sordino.tasks.quadratic import Quadratic
 from sordino.types import Examples, Grant, Params, Source, Work
 

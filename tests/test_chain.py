@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from sordino import keys, tree
-from sordino.privacy.per_example import slow_sum
-from sordino.products import Product
-from sordino.tasks.chain import Chain, Linear
+from sordino.lazy import Product
+from sordino.privacy.readers.per_example_gradients import slow_sum
+from sordino.tasks.classification import Classification
 from sordino.tasks.nets import Dropout, MeanPool
-from sordino.tasks.task import Classification
+from sordino.tasks.written_out_backward import Chain, Linear
 from sordino.types import Examples, Params
 
 CLASSES, SIDE = 4, 12

@@ -14,13 +14,13 @@ from privacy.doubles import Still, linear
 from torch import Tensor
 
 from sordino import keys, tree
+from sordino.budget.plan import Budget, draft
+from sordino.budget.schedules import SCHEDULES
 from sordino.errors import PrivacyError, SordinoError
-from sordino.ledger.schedules import SCHEDULES
-from sordino.plan import Budget, draft
-from sordino.privacy.classes import ROWS, ClassSums, class_sums
-from sordino.privacy.open_reader import Open
-from sordino.privacy.readers import NoisyGradient
-from sordino.privacy.sources import Counter
+from sordino.privacy.noise.sources import Counter
+from sordino.privacy.readers.class_sums import ROWS, ClassSums, class_sums
+from sordino.privacy.readers.noisy_gradient import NoisyGradient
+from sordino.privacy.readers.open import Open
 from sordino.tasks.quadratic import Quadratic
 from sordino.types import Examples, Grant, Shard, Work
 

@@ -32,7 +32,7 @@ SMALL = ("rounds=3", "partition=iid", "partition.clients=3", "evaluation.final=1
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A finished run."""
     from sordino.config import load
-    from sordino.training import start
+    from sordino.runs.run import start
 
     folder = tmp_path_factory.mktemp("cli") / "run"
     start(load(None, SMALL), folder)
@@ -241,7 +241,7 @@ LIMITS = [300, 2_000, 10_000, 30_000]
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from sordino.config import load
-    from sordino.training import start
+    from sordino.runs.run import start
 
     folder = tmp_path_factory.mktemp("whole") / "run"
     start(load(None, [*SMALL, f"rounds={ROUNDS}"]), folder)
@@ -277,7 +277,7 @@ def test_a_disk_that_fills_between_checkpoints_is_said_to_be_full(
 ) -> None:
     """The metrics are synced before each checkpoint: that may fail like everything else."""
     from sordino.config import load
-    from sordino.training import Progress, resume, start
+    from sordino.runs.run import Progress, resume, start
 
     def full(_: int) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -298,7 +298,7 @@ def test_metrics_are_synced_before_the_checkpoint_that_counts_on_them(
 ) -> None:
     """After a power cut a checkpoint says how long the metrics are: bytes that were not synced would be missing."""
     from sordino.config import load
-    from sordino.training import start
+    from sordino.runs.run import start
 
     synced: dict[str, int] = {}
     counted: list[tuple[int, int]] = []
@@ -333,7 +333,7 @@ def test_a_run_folder_is_durable_under_its_name_before_the_first_round(
 ) -> None:
     """A rename is durable when the folder around it is synced, and a new folder when the one around that is."""
     from sordino.config import load
-    from sordino.training import Progress, start
+    from sordino.runs.run import Progress, start
 
     out, calls = tmp_path / depth, list[str]()
     fsync, rename = os.fsync, Path.rename

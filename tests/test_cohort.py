@@ -18,8 +18,9 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from sordino import keys
-from sordino.engine import cohort as cohorts
-from sordino.engine.cohort import (
+from sordino.cohorts import kinds as cohorts
+from sordino.cohorts.draws import Coins, first_head
+from sordino.cohorts.kinds import (
     COHORTS,
     Cohort,
     Everyone,
@@ -29,7 +30,6 @@ from sordino.engine.cohort import (
     RoundRobinPeer,
     binomial_quantile,
 )
-from sordino.engine.draws import Coins, first_head
 from sordino.errors import ConfigError
 from sordino.ledger.events import Gaussian, Poisson
 

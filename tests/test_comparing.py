@@ -16,10 +16,8 @@ import torch
 from typer.testing import CliRunner
 
 import sordino
-from sordino import comparing, config
-from sordino.assemble import Parts
+from sordino import config
 from sordino.cli.main import app
-from sordino.comparing import Comparison, Method, check_equal, compare, table
 from sordino.errors import SordinoError
 from sordino.evaluate.measures import (
     at_bytes,
@@ -37,10 +35,13 @@ from sordino.ledger.claims import ADVERSARIES, Claim, Neighbours
 from sordino.ledger.events import Event, Gaussian, NonPrivate, Poisson, Repeat
 from sordino.ledger.gaussian_dp import epsilon_of, mu_of
 from sordino.ledger.notes import note
-from sordino.report.compared import as_csv, as_latex, lines, shaped
-from sordino.report.comparison import choosing, snippet
-from sordino.sweeps import Notes, composed, grid, split
-from sordino.training import Ended
+from sordino.report.comparison_page import choosing, snippet
+from sordino.report.comparison_table import as_csv, as_latex, lines, shaped
+from sordino.results import comparison
+from sordino.results.comparison import Comparison, Method, check_equal, compare, table
+from sordino.results.sweeps import Notes, composed, grid, split
+from sordino.runs.run import Ended
+from sordino.runs.setup import Parts
 
 ACCURACY = [0.1, 0.9, 0.4, 0.5]  # the best round is not the last
 
@@ -329,7 +330,7 @@ def test_a_stopped_comparison_does_not_go_on_with_the_next_run(
         ran.append(folder)
         return Ended(folder, [], {"guarantees": []}, [], True)
 
-    monkeypatch.setattr(comparing, "_run", stopped)
+    monkeypatch.setattr(comparison, "_run", stopped)
     said = CliRunner().invoke(app, shlex.split(sweep.command)[1:])
     assert said.exit_code == 130
     assert "goes on" in said.stderr

@@ -15,10 +15,13 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from sordino import config, keys, tree
-from sordino.assemble import Parts
-from sordino.compression.block_sum import BlockSum, runs, spread, sums
-from sordino.compression.rates import rate, rates
-from sordino.compression.sensing import (
+from sordino.engine import wire
+from sordino.errors import ConfigError, WireError
+from sordino.privacy.noise.sources import Counter
+from sordino.privacy.uplink import Uplink
+from sordino.privacy.uplink.block_sum import BlockSum, runs, spread, sums
+from sordino.privacy.uplink.rates import rate, rates
+from sordino.privacy.uplink.sensing import (
     Matrix,
     Sensing,
     adjoint,
@@ -29,14 +32,11 @@ from sordino.compression.sensing import (
     matrix,
     minnorm,
 )
-from sordino.engine import wire
-from sordino.errors import ConfigError, WireError
-from sordino.privacy.sources import Counter
-from sordino.privacy.stages import Clip, Noise
+from sordino.privacy.uplink.stages import Clip, Noise
+from sordino.runs.run import start
+from sordino.runs.setup import Parts
 from sordino.tasks.nets import cnn_wide
-from sordino.training import start
 from sordino.types import Bound, Grant
-from sordino.uplink import Uplink
 
 GIB = 2**30
 GRANT = Grant(0, 1, 1, Counter(1), 1.0)

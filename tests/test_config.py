@@ -23,8 +23,8 @@ from PIL import Image
 from sordino import config
 from sordino.config import load, validate
 from sordino.errors import ConfigError
-from sordino.folder import read_receipt
-from sordino.training import start
+from sordino.runs.folder import read_receipt
+from sordino.runs.run import start
 
 
 def folder_of_images(side: int, broken: bool = False) -> Callable[[Path], None]:

@@ -14,17 +14,17 @@ from torch import Tensor
 from sordino import config, keys, tree
 from sordino.algorithms.cuag_pfl import cuag_pfl
 from sordino.algorithms.udp import udp
-from sordino.assemble import Parts
 from sordino.errors import ConfigError, InvalidBudget, UnsoundGuarantee
 from sordino.ledger.accountants import best
 from sordino.ledger.calibrate import exact_multiplier
 from sordino.ledger.events import Gaussian, NonPrivate, Poisson, Repeat
 from sordino.ledger.gaussian_dp import epsilon_of
-from sordino.ledger.published_pfl import adaptive_scale, composed, limit_mu
-from sordino.privacy.as_published import Beside, Discounted, OwnNorm, UpdateLevel, UserLevel
-from sordino.privacy.layers import ClipLayers
-from sordino.privacy.one_field import OneField
-from sordino.privacy.sources import Counter
+from sordino.ledger.published_clipping import adaptive_scale, composed, limit_mu
+from sordino.privacy.noise.sources import Counter
+from sordino.privacy.uplink.as_published import Beside, Discounted, OwnNorm, UpdateLevel, UserLevel
+from sordino.privacy.uplink.clip_layers import ClipLayers
+from sordino.privacy.uplink.one_field import OneField
+from sordino.runs.setup import Parts
 from sordino.types import Bound, Grant, Received
 
 DELTA = 1e-5
@@ -193,7 +193,8 @@ def test_udp_clips_to_the_median_of_the_round_before() -> None:
     sent = now.encode(ones(4, 9.0), Bound(), replace(grant(), source=Still(0)))
     assert float(sent[0]["w"].norm()) == pytest.approx(3.0, rel=1e-5)
     made = udp().uplink
-    zero = udp().zero(udp().init(Parts(digits({"name": "fedavg"})).task, 0))
+    task = Parts(digits({"name": "fedavg"})).task
+    zero = udp().zero(task, udp().init(task, 0))
     assert tree.size(made.shape(zero)) == tree.size(zero) + 1
 
 
@@ -225,13 +226,16 @@ def test_udp_shrinks_its_horizon_where_the_loss_does_not_fall() -> None:
 
 
 def test_udp_on_the_model_clips_the_weights() -> None:
-    made, task = udp(clip=1.0, clip_target="model"), Parts(digits({"name": "fedavg"})).task
+    parts = Parts(digits({"name": "fedavg"}))
+    made, task = udp(clip=1.0, clip_target="model"), parts.task
     server = made.init(task, 1)
     model = tree.scale(0.5, server.x)
-    assert tree.finite(made.update(server, Received(made.zero(server)._replace(delta=model), 0.1, list)).x)
-    after = made.update(server, Received(made.zero(server)._replace(delta=model), 0.1, list))
+    assert tree.finite(
+        made.update(server, Received(made.zero(parts.task, server)._replace(delta=model), 0.1, list), parts.home).x
+    )
+    after = made.update(server, Received(made.zero(parts.task, server)._replace(delta=model), 0.1, list), parts.home)
     assert all(torch.equal(after.x[name], model[name]) for name in model)
-    nobody = made.update(server, Received(made.zero(server), 0.0, list))
+    nobody = made.update(server, Received(made.zero(parts.task, server), 0.0, list), parts.home)
     assert all(torch.equal(nobody.x[name], server.x[name]) for name in model)
 
 

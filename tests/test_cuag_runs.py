@@ -16,18 +16,18 @@ from laws.traces import differences, finished, interrupted, killed_at, trace
 
 from sordino import config, keys, tree
 from sordino.algorithms import ALGORITHMS
-from sordino.assemble import Parts
-from sordino.compression.block_sum import runs
-from sordino.compression.rates import rates
 from sordino.config import Experiment
 from sordino.engine import processes, wire
-from sordino.engine.federation import Federation
+from sordino.engine.server import Federation
 from sordino.ledger.gaussian_dp import epsilon_of
-from sordino.ledger.published_pfl import composed
-from sordino.privacy.as_published import EACH_ROUND, NOT_STEPS, ONE_OF_B, OWN_NORM, PER_LAYER
+from sordino.ledger.published_clipping import composed
+from sordino.privacy.uplink.as_published import EACH_ROUND, NOT_STEPS, ONE_OF_B, OWN_NORM, PER_LAYER
+from sordino.privacy.uplink.block_sum import runs
+from sordino.privacy.uplink.rates import rates
 from sordino.round import Outcome, one_round
+from sordino.runs.run import resume, start
+from sordino.runs.setup import Parts
 from sordino.runs.verify import verify
-from sordino.training import resume, start
 from sordino.types import Grant, Params
 
 TWO = {"executor": "processes", "workers": 2}
@@ -199,7 +199,7 @@ def test_the_order_of_clients_does_not_matter(name: str) -> None:
         alone |= dict(fresh(0, run.down, {k: grants[k]}, run.federation.round_key(0)))
     for k, upload in run.uploads.items():
         assert all(torch.equal(a, b) for a, b in zip(tree.leaves(upload), tree.leaves(alone[k]), strict=True))
-    zero = run.parts.algorithm.zero(run.down)
+    zero = run.parts.algorithm.zero(run.parts.task, run.down)
     means = [
         uplink.at(0, run.down).receive(given, zero, [1.0] * 8, 4.0, 0.5, run.federation.source(0)).mean
         for given in (alone, dict(sorted(alone.items())))

@@ -14,10 +14,11 @@ import pytest
 from command_line import Said
 from test_phases import tiny
 
-from sordino import errors, shapes
+from sordino import errors
 from sordino.config import load
 from sordino.ledger import claims
-from sordino.training import Progress, start
+from sordino.runs import shapes
+from sordino.runs.run import Progress, start
 
 slow = pytest.mark.slow
 Cli = Callable[..., Said]

@@ -24,11 +24,11 @@ from PIL import Image
 from real_data import real
 
 from sordino import config
-from sordino.assemble import Parts
 from sordino.data import SOURCES, Dataset, Split, digits, images, pixels, quadratic, tabular
 from sordino.data.dataset import apart, pixel_stats, stratified
 from sordino.errors import ConfigError, DataError
 from sordino.partition.schemes import LongTail, Natural, Shards
+from sordino.runs.setup import Parts
 
 Array = NDArray[Any]
 

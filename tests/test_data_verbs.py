@@ -16,13 +16,13 @@ import pytest
 from command_line import Said
 
 from sordino import config
-from sordino.assemble import Parts
 from sordino.cli import data
 from sordino.config import Data
 from sordino.data import SOURCES
 from sordino.errors import ConfigError
 from sordino.partition.describe import table
 from sordino.partition.picture import LARGEST, LEVELS, NAMED, Frame, svg
+from sordino.runs.setup import Parts
 
 SVG = "{http://www.w3.org/2000/svg}"
 

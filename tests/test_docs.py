@@ -33,12 +33,12 @@ import pytest
 import typer.main
 
 from sordino import config
-from sordino.assemble import Parts
 from sordino.cli import main
 from sordino.cli.main import app
 from sordino.data import schema
 from sordino.errors import DataError
 from sordino.partition.schemes import SCHEMES
+from sordino.runs.setup import Parts
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"

@@ -12,9 +12,10 @@ from typing import Any
 
 import pytest
 
-from sordino import config, doctor
+from sordino import config
+from sordino.check import machine
+from sordino.check.machine import GB, Facts, engine, judge, measure
 from sordino.cli import main
-from sordino.doctor import GB, Facts, engine, judge, measure
 
 WELL = Facts(
     python="3.12.1",
@@ -78,7 +79,7 @@ def test_the_extras_are_those_of_the_package(monkeypatch: pytest.MonkeyPatch) ->
         'torch[x]>=2 ; extra == "solid"',
     ]
     monkeypatch.setattr(importlib.metadata, "requires", lambda name: named)
-    assert doctor._extras() == {"dreams": ["no-such-thing"], "solid": []}
+    assert machine._extras() == {"dreams": ["no-such-thing"], "solid": []}
 
 
 def test_measuring_leaves_nothing_behind(tmp_path: Path) -> None:
@@ -101,7 +102,7 @@ def test_a_place_that_takes_no_files_is_broken() -> None:
 
 def test_a_source_that_repeats_itself_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "urandom", bytes)
-    assert doctor._noise() == "the random source repeats itself"
+    assert machine._noise() == "the random source repeats itself"
 
 
 def test_a_container_has_the_cores_and_the_memory_it_was_given(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -111,12 +112,12 @@ def test_a_container_has_the_cores_and_the_memory_it_was_given(monkeypatch: pyte
         "memory.current": "1000000",
         "meminfo": "MemAvailable: 9000 kB",
     }
-    monkeypatch.setattr(doctor, "_words", lambda path: words[path.name].split())
-    assert doctor._cores() == 0.5
-    assert doctor._memory() == 2_000_000
+    monkeypatch.setattr(machine, "_words", lambda path: words[path.name].split())
+    assert machine._cores() == 0.5
+    assert machine._memory() == 2_000_000
     words |= {"cpu.max": "max 100000", "memory.max": "max"}
-    assert doctor._cores() >= 1
-    assert doctor._memory() == 9000 * 1024
+    assert machine._cores() >= 1
+    assert machine._memory() == 9000 * 1024
 
 
 @pytest.mark.parametrize("cores", [0.5, 1, 4, 64])

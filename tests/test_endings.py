@@ -23,9 +23,10 @@ from laws.traces import differences, trace
 import sordino
 from sordino import config
 from sordino.cli.progress import progress
+from sordino.config import experiment
 from sordino.errors import ConfigError
-from sordino.folder import read_metrics
-from sordino.training import Progress, resume, start
+from sordino.runs.folder import read_metrics
+from sordino.runs.run import Progress, resume, start
 
 slow = pytest.mark.slow
 Cli = Callable[..., Said]
@@ -314,17 +315,17 @@ def test_a_key_that_may_be_set_for_one_source_is_not_ambiguous_for_another() -> 
     with pytest.raises(ConfigError) as refusal:
         config.load({"algorithm": {"name": "lc_fl"}, "data": {"source": "synthetic"}}, ["beta=0.5"])
     assert refusal.value.code == "ambiguous-key"
-    assert list(config._section({}, "data")) == list(config._section({"data": {"source": "digits"}}, "data"))
-    assert "alpha" not in config._section({}, "data")
-    assert "alpha" in config._section({"data": {"source": "synthetic"}}, "data")
+    assert list(experiment._section({}, "data")) == list(experiment._section({"data": {"source": "digits"}}, "data"))
+    assert "alpha" not in experiment._section({}, "data")
+    assert "alpha" in experiment._section({"data": {"source": "synthetic"}}, "data")
 
 
 def test_every_key_of_data_belongs_to_some_source() -> None:
-    from sordino import sources
+    from sordino.config import data_sources
 
-    assert {"source", *sources.keys(None)} == set(config.Data.model_fields)
-    for name in sources.SOURCES:
-        for key in set(config.Data.model_fields) - sources.keys(name) - {"source"}:
+    assert {"source", *data_sources.keys(None)} == set(config.Data.model_fields)
+    for name in data_sources.SOURCES:
+        for key in set(config.Data.model_fields) - data_sources.keys(name) - {"source"}:
             default = config.Data.model_fields[key].default
             other: Any = {bool: not default, float: 0.25, int: 7}.get(type(default), "fixed" if key == "standardise" else "crop_flip" if key == "augment" else None)  # fmt: skip
             if other is None:

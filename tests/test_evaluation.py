@@ -13,15 +13,15 @@ from laws import warm
 from test_ranks import torchrun
 
 from sordino import config
-from sordino.assemble import Parts
 from sordino.config import Experiment
 from sordino.engine import processes
 from sordino.errors import SordinoError
-from sordino.folder import read_metrics
-from sordino.privacy.open_reader import Open
-from sordino.privacy.sources import Counter
+from sordino.privacy.noise.sources import Counter
+from sordino.privacy.readers.open import Open
+from sordino.runs.folder import read_metrics
+from sordino.runs.run import start
+from sordino.runs.setup import Parts
 from sordino.tasks.personalise import WAYS
-from sordino.training import start
 from sordino.types import Examples, Grant
 
 BOTH = ["global", "aggregate"]

@@ -14,8 +14,8 @@ import sordino
 from sordino.cli.main import app
 from sordino.errors import SordinoError
 from sordino.report import figures
-from sordino.report.facts import gather
 from sordino.report.palette import LIGHT
+from sordino.report.run_facts import gather
 
 pytestmark = pytest.mark.slow  # they import matplotlib
 pytest.importorskip("matplotlib")

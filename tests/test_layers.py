@@ -14,12 +14,12 @@ from torch import Tensor
 
 from sordino import keys, tree
 from sordino.errors import ConfigError
-from sordino.privacy.layers import ClipLayers
-from sordino.privacy.sources import Counter
-from sordino.privacy.stages import Noise
+from sordino.privacy.noise.sources import Counter
+from sordino.privacy.uplink import Uplink
+from sordino.privacy.uplink.clip_layers import ClipLayers
+from sordino.privacy.uplink.stages import Noise
 from sordino.tree import Tree
 from sordino.types import Bound, Grant
-from sordino.uplink import Uplink
 
 GRANT = Grant(0, 1, 1, Counter(1), 1.0)
 SIZES = (40_000, 10_000, 2_500, 900)

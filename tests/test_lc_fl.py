@@ -20,10 +20,9 @@ from laws import warm
 from laws.traces import Killed, die_after, differences, finished, interrupted, killed_at, parts_of
 from torch import Tensor
 
-from sordino import config, holdings, keys, tree
+from sordino import config, keys, tree
 from sordino.algorithms.fedavg import FedAvg, Server, Up
 from sordino.algorithms.lc_fl import cdp_fl, lc_fl
-from sordino.assemble import Parts
 from sordino.attacks.bound import Outputs, epsilon_lost, tuned
 from sordino.config import Experiment
 from sordino.data import Dataset, Split
@@ -35,18 +34,20 @@ from sordino.ledger.calibrate import sampled_multiplier
 from sordino.ledger.events import Event, Gaussian, Laplace, Once, Poisson, Repeat, Response, from_json
 from sordino.ledger.notes import note
 from sordino.ledger.statement import Row, statement
-from sordino.privacy.coordinate_laplace import FLAGGED, OF_ONE_UPLOAD, UNBOUNDED, CoordinateLaplace, Flagged
-from sordino.privacy.one_direction import OneDirection
-from sordino.privacy.privunit import parameters
-from sordino.privacy.responses import Responses
-from sordino.privacy.sources import Counter, System
-from sordino.privacy.stages import Clip, Noise, Weigh
+from sordino.privacy.noise.privunit import parameters
+from sordino.privacy.noise.sources import Counter, System
+from sordino.privacy.readers.responses import Responses
+from sordino.privacy.uplink import Uplink
+from sordino.privacy.uplink.coordinate_laplace import FLAGGED, OF_ONE_UPLOAD, UNBOUNDED, CoordinateLaplace, Flagged
+from sordino.privacy.uplink.one_direction import OneDirection
+from sordino.privacy.uplink.stages import Clip, Noise, Weigh
 from sordino.round import one_round
+from sordino.runs import data
 from sordino.runs.private import CLIENTS, FOLDER, secret_of
+from sordino.runs.run import Ended, resume, start
+from sordino.runs.setup import Parts
 from sordino.runs.verify import verify
-from sordino.training import Ended, resume, start
 from sordino.types import Bound, Examples, Grant, Received, Source, Work
-from sordino.uplink import Uplink
 
 LC: dict[str, Any] = {"name": "lc_fl"}
 SIX: dict[str, Any] = {"scheme": "iid", "clients": 6}
@@ -201,7 +202,7 @@ class ReciprocalPrinted(FedAvg):
 
     reads_each: ClassVar[bool] = True
 
-    def update(self, s: Server, r: Received[Up]) -> Server:
+    def update(self, s: Server, r: Received[Up], home: Any) -> Server:
         models = [tree.add(s.x, up.delta) for up in r.each]
         grown = tree.zeros_like(s.x)
         for model in models:
@@ -308,7 +309,7 @@ def pictures(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 
         half = (0.5,) * shape[-1]
         dataset = Dataset("pictures", "image", 10, split(40), split(20), half, half)
-        monkeypatch.setattr(holdings, "SOURCES", {"digits": lambda **_: dataset})
+        monkeypatch.setattr(data, "SOURCES", {"digits": lambda **_: dataset})
 
     return give
 

@@ -26,9 +26,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from sordino import config, keys
-from sordino.assemble import Parts
 from sordino.data import Dataset, Split
-from sordino.engine.federation import Federation
+from sordino.engine.server import Federation
 from sordino.errors import LedgerError
 from sordino.evaluate.accuracy import LISTED, Evaluator
 from sordino.ledger import covering
@@ -45,10 +44,11 @@ from sordino.ledger.statement import Row, statement
 from sordino.partition import counts
 from sordino.partition.rows import Rows
 from sordino.partition.schemes import Natural
-from sordino.receipt import _of_all, _spread, some_of
 from sordino.round import Outcome, one_round
+from sordino.runs.receipt import _of_all, _spread, some_of
+from sordino.runs.run import start
+from sordino.runs.setup import Parts
 from sordino.runs.verify import verify
-from sordino.training import start
 from sordino.types import Examples
 
 quick = settings(derandomize=True, deadline=None, max_examples=60)

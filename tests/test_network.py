@@ -17,11 +17,11 @@ import safetensors.torch
 import torch
 
 from sordino import config, tree
-from sordino.engine.emulated import Emulated
 from sordino.engine.lines import Line, write
+from sordino.engine.slow_network import Emulated
 from sordino.errors import ConfigError, RunError
-from sordino.folder import read_metrics, read_preparation
-from sordino.training import Progress, start
+from sordino.runs.folder import read_metrics, read_preparation
+from sordino.runs.run import Progress, start
 
 Table = dict[str, Any]
 TEN: Table = {
@@ -178,7 +178,7 @@ def test_a_silent_device_is_not_waited_for_and_somebody_else_is_asked(tmp_path: 
                 words = place.read_bytes().split(b"\0")
             except OSError:
                 continue
-            if b"sordino.worker" in words and str(tmp_path / "run").encode() in words:
+            if b"sordino.runs.site_process" in words and str(tmp_path / "run").encode() in words:
                 found[int(words[-3])] = int(place.parent.name)
         return found
 

@@ -16,11 +16,11 @@ from typing import Any
 import pytest
 from laws import warm
 
-from sordino import config, own
+from sordino import config, user_code
 from sordino.engine import processes
 from sordino.engine.lines import FAILED, LARGEST, Line, failed, failure
 from sordino.errors import ConfigError, NonFiniteModel, OwnCodeError, RunError, SordinoError, WireError
-from sordino.training import start
+from sordino.runs.run import start
 
 CODE = """
 import os, sys, time
@@ -71,10 +71,10 @@ class AtTheServer(Mine):
     def local(self, task, down, c, shard, key):
         return FedAvg.local(self, task, down, c, shard, key)
 
-    def update(self, s, r):
+    def update(self, s, r, home):
         if int(s.round) >= LATE:
             fail(self.kind)
-        return super().update(s, r)
+        return super().update(s, r, home)
 
 
 class Net(torch.nn.Module):
@@ -166,7 +166,7 @@ def test_so_it_is_in_a_client_process_and_nobody_is_left_behind(
 def test_a_model_that_asks_to_end_the_program_does_not_end_it_well(name: str, tmp_path: Path) -> None:
     made = experiment("fedavg", "loop", model={"name": f"{name}:Net"}, rounds=20)
     sys.modules.pop(name, None)
-    own.load(f"{name}:Net", "model").kind = "exits"
+    user_code.load(f"{name}:Net", "model").kind = "exits"
     with pytest.raises(OwnCodeError) as refusal:
         start(made, tmp_path / "run")
     told(refusal.value, name, "exits")
@@ -224,14 +224,14 @@ def test_a_deadline_is_for_processes_only() -> None:
 
 
 def test_errors_of_the_library_and_ctrl_c_are_not_blamed_on_anybody(name: str) -> None:
-    mine = own.load(f"{name}:Mine", "algorithm")
+    mine = user_code.load(f"{name}:Mine", "algorithm")
     for error in (RuntimeError("a bug"), KeyboardInterrupt(), ConfigError("refused")):
-        with pytest.raises(type(error)) as same, own.blamed():
+        with pytest.raises(type(error)) as same, user_code.blamed():
             raise error
         assert same.value is error
-    with pytest.raises(KeyboardInterrupt), own.blamed():
+    with pytest.raises(KeyboardInterrupt), user_code.blamed():
         _called(mine, KeyboardInterrupt)
-    with pytest.raises(OwnCodeError), own.blamed():
+    with pytest.raises(OwnCodeError), user_code.blamed():
         _called(mine, KeyError)
 
 
@@ -248,7 +248,7 @@ def _called(mine: Any, kind: type[BaseException]) -> None:
 def test_a_module_that_ends_the_program_when_it_is_imported(text: str, name: str, tmp_path: Path) -> None:
     (tmp_path / f"{name}x.py").write_text(text)
     with pytest.raises(ConfigError) as refusal:
-        own.load(f"{name}x:Net", "model")
+        user_code.load(f"{name}x:Net", "model")
     assert refusal.value.code == "own-import"
     assert f"({name}x.py, line" in refusal.value.what
 

@@ -16,12 +16,12 @@ from browser import look
 from PIL import Image
 
 import sordino
-from sordino.comparing import Comparison
 from sordino.report import palette
-from sordino.report.compared import shaped
-from sordino.report.comparison import write as write_comparison
-from sordino.report.facts import gather
-from sordino.report.html import page
+from sordino.report.comparison_page import write as write_comparison
+from sordino.report.comparison_table import shaped
+from sordino.report.run_facts import gather
+from sordino.report.run_page import page
+from sordino.results.comparison import Comparison
 
 HOSTILE = "a </script><img src=x onerror=alert(1)> & 'b'"
 METHODS = {

@@ -17,13 +17,13 @@ from scipy import optimize
 
 import sordino
 from sordino import config, tree
-from sordino.assemble import Parts
 from sordino.data import Split
 from sordino.errors import PartitionError
 from sordino.partition import schemes, table
 from sordino.partition.filling import can_be_even, fill
 from sordino.partition.rows import Rows
 from sordino.partition.schemes import IID, Active, Classes, match_test
+from sordino.runs.setup import Parts
 from sordino.types import Examples
 
 Array = NDArray[Any]

@@ -17,14 +17,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from personal_budgets import DELTA, GROUPS, MECHANISMS, ROBIN, made
 
-from sordino import budgets, keys
+from sordino import keys
+from sordino.budget import client_budgets
+from sordino.budget.plans_by_budget import PublishedPlan, ThresholdPlan
 from sordino.errors import InvalidBudget
 from sordino.ledger.accountants import best
 from sordino.ledger.calibrate import exact_multiplier
 from sordino.ledger.currency import UNIT
 from sordino.ledger.events import Gaussian, Poisson, Repeat
 from sordino.ledger.gaussian_dp import epsilon_of, mu_of
-from sordino.ledger.personal import (
+from sordino.ledger.thresholds import (
     Waste,
     amplified,
     balanced,
@@ -37,7 +39,6 @@ from sordino.ledger.personal import (
     waste,
     wasted,
 )
-from sordino.personal_plans import PublishedPlan, ThresholdPlan
 
 
 def each(*values: float) -> Any:
@@ -369,7 +370,7 @@ def test_literal_noise_is_louder_and_accounted_for() -> None:
 )
 def test_budgets_that_are_none(rule: dict[str, Any], code: str) -> None:
     with pytest.raises(InvalidBudget) as refusal:
-        budgets.personal(rule, 3, keys.root(1))
+        client_budgets.personal(rule, 3, keys.root(1))
     assert refusal.value.code == code
     assert refusal.value.fix
 
@@ -377,21 +378,21 @@ def test_budgets_that_are_none(rule: dict[str, Any], code: str) -> None:
 def test_a_file_of_budgets(tmp_path: Path) -> None:
     file = tmp_path / "budgets.csv"
     file.write_text("client, epsilon\n1, 2.5\n0, 1\n2, 4e0\n")
-    assert budgets.personal({"file": str(file)}, 3, keys.root(1)).tolist() == [1.0, 2.5, 4.0]
+    assert client_budgets.personal({"file": str(file)}, 3, keys.root(1)).tolist() == [1.0, 2.5, 4.0]
     file.write_text("client,epsilon\n0,1\n1,\n2,1\n")
     with pytest.raises(InvalidBudget, match="budget of ''"):
-        budgets.personal({"file": str(file)}, 3, keys.root(1))
+        client_budgets.personal({"file": str(file)}, 3, keys.root(1))
     file.write_text("who,much\n0,1\n")
     with pytest.raises(InvalidBudget, match="columns"):
-        budgets.personal({"file": str(file)}, 3, keys.root(1))
+        client_budgets.personal({"file": str(file)}, 3, keys.root(1))
 
 
 @given(st.integers(1, 200), st.integers(0, 9))
 @settings(max_examples=20)
 def test_groups_are_dealt_by_the_seed(clients: int, seed: int) -> None:
-    one = budgets.personal(GROUPS, clients, keys.root(seed))
+    one = client_budgets.personal(GROUPS, clients, keys.root(seed))
     assert len(one) == clients
-    assert one.tolist() == budgets.personal(GROUPS, clients, keys.root(seed)).tolist()
+    assert one.tolist() == client_budgets.personal(GROUPS, clients, keys.root(seed)).tolist()
     assert abs((one == 1).sum() - 0.54 * clients) <= 1
-    levels = budgets.personal({"linspace": [1, 4], "levels": 4}, clients, keys.root(seed))
+    levels = client_budgets.personal({"linspace": [1, 4], "levels": 4}, clients, keys.root(seed))
     assert set(levels) <= {1.0, 2.0, 3.0, 4.0}

@@ -14,20 +14,20 @@ from personal_budgets import DELTA, GROUPS, MECHANISMS, ROBIN, made
 
 from sordino import tree
 from sordino.algorithms.dp_prox import dp_prox
-from sordino.assemble import Parts
+from sordino.budget.plans_by_budget import ThresholdPlan
 from sordino.errors import ConfigError, SordinoError, UnsoundGuarantee
 from sordino.ledger.calibrate import exact_multiplier, sampled_multiplier
 from sordino.ledger.gaussian_dp import epsilon_of
 from sordino.ledger.ledger import Ledger
 from sordino.ledger.notes import parsed
-from sordino.ledger.personal import Waste, waste, wasted
-from sordino.personal_plans import ThresholdPlan
-from sordino.privacy.sources import for_client, for_round
-from sordino.receipt import opened, receipt
-from sordino.results import open_run
+from sordino.ledger.thresholds import Waste, waste, wasted
+from sordino.privacy.noise.sources import for_client, for_round
+from sordino.results.one_run import open_run
 from sordino.round import one_round
+from sordino.runs.receipt import opened, receipt
+from sordino.runs.run import resume, start
+from sordino.runs.setup import Parts
 from sordino.runs.verify import verify
-from sordino.training import resume, start
 from sordino.types import Grant
 
 

@@ -17,15 +17,16 @@ from test_algorithms import Played, table
 from torch import Tensor, nn
 
 from sordino import config, keys, tree
+from sordino.algorithms.fedavg import FedAvg
 from sordino.algorithms.local_sgd import LocalSgd
 from sordino.algorithms.pfl_dyn import PFLDyn, ServerState
-from sordino.assemble import Parts
 from sordino.errors import ConfigError
 from sordino.keys import Key
-from sordino.privacy.open_reader import Open
+from sordino.privacy.readers.open import Open
+from sordino.runs.run import start
+from sordino.runs.setup import Parts
+from sordino.tasks.classification import Classification
 from sordino.tasks.quadratic import Quadratic
-from sordino.tasks.task import Classification
-from sordino.training import start
 from sordino.types import EpisodeLoss, Examples, Grant, Params, Task, Work
 
 DIM, ALPHA = 3, 0.1
@@ -125,7 +126,7 @@ def test_a_step_is_capped_and_then_decayed() -> None:
             name: keys.normal(keys.root(i + 9), leaf.numel()).view_as(leaf) for i, (name, leaf) in enumerate(y.items())
         }
         d = tree.scale(size / float(tree.norm(d)), d)
-        made = stepped(LocalSgd(most_grad=10.0, weight_decay=0.5), y, 0.2, d)
+        made = stepped(FedAvg(most_grad=10.0, weight_decay=0.5), y, 0.2, d)
         for name in names:
             wanted = y[name] - 0.2 * (d[name] * min(1.0, 10 / size) + 0.5 * y[name])
             assert torch.allclose(made[name], wanted, rtol=1e-12, atol=1e-12)
@@ -139,11 +140,11 @@ def test_without_cap_and_decay_it_is_the_plain_step_bit_for_bit() -> None:
     y = {"w": keys.normal(keys.root(1), 1000).float()}
     d = {"w": keys.normal(keys.root(2), 1000).float()}
     plain = torch.add(y["w"], d["w"], alpha=-0.1)
-    assert torch.equal(stepped(LocalSgd(), y, 0.1, d)["w"], plain)
+    assert torch.equal(stepped(FedAvg(), y, 0.1, d)["w"], plain)
     walked = {"w": y["w"].clone()}
-    assert torch.equal(stepped(LocalSgd(), walked, 0.1, d)["w"], plain)
-    assert torch.equal(stepped(LocalSgd(most_grad=1e9), y, 0.1, d)["w"], plain)  # a cap that does not bite
-    assert not torch.equal(stepped(LocalSgd(weight_decay=1e-3), y, 0.1, d)["w"], plain)
+    assert torch.equal(stepped(FedAvg(), walked, 0.1, d)["w"], plain)
+    assert torch.equal(stepped(FedAvg(most_grad=1e9), y, 0.1, d)["w"], plain)  # a cap that does not bite
+    assert not torch.equal(stepped(FedAvg(weight_decay=1e-3), y, 0.1, d)["w"], plain)
 
 
 def test_the_step_size_decays_with_the_rounds() -> None:

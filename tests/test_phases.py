@@ -21,19 +21,18 @@ import torch
 from laws import warm
 from laws.traces import Killed, Trace, differences, trace
 
-from sordino import config, keys, preparation, tree
-from sordino.algorithms import ALGORITHMS, slaug_prepare
-from sordino.algorithms.slaug_prepare import Ask, Train
-from sordino.algorithms.slaug_training import SlaugFL
-from sordino.algorithms.slaug_training import Up as TrainingUp
-from sordino.assemble import Parts
+from sordino import config, keys, tree
+from sordino.algorithms import ALGORITHMS
+from sordino.algorithms.slaug import prepare
+from sordino.algorithms.slaug.prepare import Ask, Train
+from sordino.algorithms.slaug.training import SlaugFL
+from sordino.algorithms.slaug.training import Up as TrainingUp
 from sordino.config import Experiment
 from sordino.engine import checkpoint, processes, wire
 from sordino.engine.client import Clients
-from sordino.engine.federation import Federation
+from sordino.engine.server import Federation
 from sordino.errors import SordinoError
 from sordino.evaluate.traffic import Sizes, extra_parameters
-from sordino.forecast import Forecast
 from sordino.generators import nets
 from sordino.ledger.accountants import epsilon_by
 from sordino.ledger.currency import UNIT
@@ -41,11 +40,14 @@ from sordino.ledger.events import Gaussian, Poisson, Repeat, Together
 from sordino.ledger.ledger import State
 from sordino.ledger.notes import parsed
 from sordino.ledger.pricing import CountedPhase, Renyi, best_order, budget_at, counted_phases
-from sordino.playing import Phase
-from sordino.privacy.sources import for_client, for_round
-from sordino.receipt import opened
+from sordino.privacy.noise.sources import for_client, for_round
+from sordino.runs import preparation
+from sordino.runs.forecast import Forecast
+from sordino.runs.receipt import opened
+from sordino.runs.rounds import Phase
+from sordino.runs.run import resume, start
+from sordino.runs.setup import Parts
 from sordino.runs.verify import verify
-from sordino.training import resume, start
 
 CLIENTS, ROUNDS, COHORT, CLASSES = 6, 2, 3, 10
 TINY: dict[str, Any] = {
@@ -272,7 +274,7 @@ def test_the_law_catches_a_preparation_that_forgets_what_clients_keep(
 
 
 def _fresh(parts: Parts) -> Any:
-    from sordino.engine.store import States
+    from sordino.engine.client_states import States
 
     return States(parts.algorithm.init_client(parts.task), None)
 
@@ -487,10 +489,10 @@ def test_bytes_are_the_sizes_of_the_messages(once: Path) -> None:
     one = torch.zeros(1, dtype=torch.int64)
     prototype = (one, torch.zeros(width), torch.zeros(1))
     state = parts.algorithm.init(parts.task, 0)
-    told = {"train": slaug_prepare.Start(model, one[0]), "ask": slaug_prepare.Wish(one), "": state}
+    told = {"train": prepare.Start(model, one[0]), "ask": prepare.Wish(one), "": state}
     sent = {
-        "train": slaug_prepare.Up(model, one[0]),
-        "ask": slaug_prepare.Prototype(*prototype),
+        "train": prepare.Up(model, one[0]),
+        "ask": prepare.Prototype(*prototype),
         "": TrainingUp(model, torch.zeros(CLASSES, width), torch.zeros(CLASSES)),
     }
     rows = rows_of(once)
@@ -555,11 +557,11 @@ def _envelopes(folder: Path) -> int:
             algorithm = mine.algorithm
             down = algorithm.broadcast(mine.state("server"))
             for k in (k for group in parsed(entry.note).releases for k in group["clients"]):
-                told = algorithm.told(down, k) if hasattr(algorithm, "told") else down
+                told = algorithm.told(down, k)
                 if name.endswith("ask"):
                     told = type(told)(torch.zeros(1, dtype=torch.int64))
                 total += envelope(name, int(t), -1, wire.schema(told))
-                total += envelope(name, int(t), k, wire.schema(algorithm.zero(down)))
+                total += envelope(name, int(t), k, wire.schema(algorithm.zero(mine.task, down)))
     handed = safetensors.torch.load_file(folder / "handed.safetensors")
     return total + CLIENTS * envelope("handed", 0, -1, wire.schema(handed))
 

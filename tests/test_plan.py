@@ -18,17 +18,17 @@ from hypothesis import strategies as st
 from scipy.stats import norm
 
 from sordino import config
-from sordino.assemble import Parts
-from sordino.engine.federation import Federation
+from sordino.budget.plan import Budget, Plan, Price, draft
+from sordino.budget.schedules import Adaptive, Explicit, Geometric, LinearBack, LinearFront, Schedule, Uniform
+from sordino.engine.server import Federation
 from sordino.errors import LedgerError, UnsoundGuarantee
 from sordino.ledger.currency import UNIT
 from sordino.ledger.ledger import EVERYONE
 from sordino.ledger.pricing import Renyi
-from sordino.ledger.schedules import Adaptive, Explicit, Geometric, LinearBack, LinearFront, Schedule, Uniform
-from sordino.plan import Budget, Plan, Price, draft
-from sordino.privacy.mechanisms import GaussianNoise, LaplaceNoise
+from sordino.privacy.noise.laws import GaussianNoise, LaplaceNoise
 from sordino.round import one_round
-from sordino.training import start
+from sordino.runs.run import start
+from sordino.runs.setup import Parts
 from sordino.types import Offer
 
 quick = settings(deadline=None, derandomize=True, max_examples=60)
@@ -360,7 +360,7 @@ def test_in_a_hidden_cohort_everybody_pays_in_every_round() -> None:
 
 def multipliers_used(made: config.Experiment) -> Iterator[tuple[float, dict[int, Price | None]]]:
     """Of the central noise, beside the prices of the round; nothing is written, so no receipt has to be composed."""
-    from sordino.uplink import Uplink
+    from sordino.privacy.uplink import Uplink
 
     noise, prices = [], []
     receive, reserve = Uplink.receive, Federation.reserve

@@ -21,13 +21,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import norm
 
-from sordino import audible, config, planning, tree
-from sordino.assemble import Parts
-from sordino.audible import drowning, expected_noise, loud_enough
-from sordino.forecast import Compared, Forecast, compare
-from sordino.planning import Enough, Question, answer, ask, asked, bought, enough, enough_for
+from sordino import config, tree
+from sordino.budget import calculator
+from sordino.budget.calculator import Enough, Question, answer, ask, asked, bought, enough, enough_for
 from sordino.round import one_round
-from sordino.training import start
+from sordino.runs import noise_level
+from sordino.runs.forecast import Compared, Forecast, compare
+from sordino.runs.noise_level import drowning, expected_noise, loud_enough
+from sordino.runs.run import start
+from sordino.runs.setup import Parts
 
 quick = settings(deadline=None, derandomize=True, max_examples=40)
 Table = dict[str, Any]
@@ -87,7 +89,7 @@ def test_asking_in_one_direction_answers_in_the_other() -> None:
 @given(questions(), st.integers(2, 9))
 def test_more_clients_are_never_noisier(q: Question, times: int) -> None:
     larger = replace(q, clients=q.clients * times, cohort=q.cohort * times)
-    for made in (asked, planning._local, planning._visible):
+    for made in (asked, calculator._local, calculator._visible):
         assert made(larger).noise_to_signal < made(q).noise_to_signal
         assert made(larger).exposures == made(q).exposures
 
@@ -152,7 +154,7 @@ def test_the_check_finds_a_search_that_forgets_something() -> None:
 
 def test_a_hundred_clients_with_local_noise_are_told() -> None:
     """28,938 parameters, 100 clients: noise of every client's own is not trainable, and no crowd on earth would change it at this budget."""
-    local = planning._local(Question(1.0, 1e-5, "client", 100, 100, 20, parameters=28_938))
+    local = calculator._local(Question(1.0, 1e-5, "client", 100, 100, 20, parameters=28_938))
     assert local.noise_to_signal > 100
     found = enough(0.3, 100, 100, 1e-5, 1, 2, lambda delta: local.noise_to_signal * 1e4)
     assert found is None
@@ -163,7 +165,7 @@ def test_a_warning_where_the_noise_is_louder_than_the_signal(clients: int, loud:
     question = Question(4.0, 1e-5, "client", clients, clients, 100, parameters=28_938)
     found = enough_for(question)
     ratio = asked(question).noise_to_signal
-    said = planning.warning(ratio, planning.ways_out(found, question.delta))
+    said = calculator.warning(ratio, calculator.ways_out(found, question.delta))
     assert (said is not None) == loud == (ratio > 1)
     if said:
         assert f"{found[0].clients:,} such clients" in said
@@ -393,7 +395,7 @@ def test_the_printed_numbers_are_those_of_the_run(unit: str, cohort: int, tmp_pa
         parts = kept(row.to_json(), run, tmp_path / str(number), 4.0)
         noise = expected_noise(parts)
         assert noise is not None
-        assert audible.multiplier(parts, 0) == pytest.approx(row.noise_multiplier, rel=1e-4)
+        assert noise_level.multiplier(parts, 0) == pytest.approx(row.noise_multiplier, rel=1e-4)
         if row.question.clients == 12:  # the same data for ten times the clients are fewer records for each
             assert noise.ratio == pytest.approx(row.noise_to_signal, rel=0.01)
 
@@ -480,7 +482,7 @@ def test_the_warning_reads_public_numbers_and_calibrates_nothing(monkeypatch: py
         raise AssertionError("called at the start of a run")
 
     vars(parts)["dataset"] = None  # the data themselves are out of reach
-    for place, name in ((planning, "exact_multiplier"), (planning, "sampled_multiplier"), (Parts, "federation")):
+    for place, name in ((calculator, "exact_multiplier"), (calculator, "sampled_multiplier"), (Parts, "federation")):
         monkeypatch.setattr(place, name, never)
     assert len(drowning(parts)) == 1
 

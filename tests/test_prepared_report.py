@@ -22,23 +22,25 @@ from rich.console import Console
 from safetensors.torch import load_file, save
 
 import sordino
-from sordino import comparing, config, keys
-from sordino.assemble import Parts
-from sordino.candidates.wanted import PROXY
-from sordino.comparing import Comparison, Method, table
+from sordino import config, keys
 from sordino.engine import checkpoint
+from sordino.evaluate import preparation_cost
 from sordino.evaluate.measures import at_bytes, bytes_to, curve, rounds_to, traffic
+from sordino.evaluate.preparation_cost import Plain, before, charged, flops_until, formula, in_front, messages, targets
 from sordino.evaluate.traffic import Sizes, extra_parameters, upfront_rounds
 from sordino.evaluate.traffic import bytes_to as bytes_with
-from sordino.folder import read_metrics, read_preparation
-from sordino.report import costs, figures
-from sordino.report.compared import as_latex, cell, lines, text
-from sordino.report.comparison import snippet
-from sordino.report.costs import Plain, before, charged, flops_until, formula, in_front, messages, targets
-from sordino.report.facts import gather
-from sordino.report.html import page
+from sordino.public_images.wanted import PROXY
+from sordino.report import figures
+from sordino.report.comparison_page import snippet
+from sordino.report.comparison_table import as_latex, cell, lines, text
 from sordino.report.pictures import FRAME, strip
-from sordino.report.prepared import gather as prepared
+from sordino.report.preparation import gather as prepared
+from sordino.report.run_facts import gather
+from sordino.report.run_page import page
+from sordino.results import comparison
+from sordino.results.comparison import Comparison, Method, table
+from sordino.runs.folder import read_metrics, read_preparation
+from sordino.runs.setup import Parts
 
 LEAST = 12  # images that a prototype needs: some device declines
 SETTINGS = [
@@ -258,7 +260,7 @@ def test_round_zero_is_in_front_of_every_sum() -> None:
 
 def test_a_target_with_the_preparation_and_one_that_is_not_reached() -> None:
     rows = run(0.35, 0.62, 0.4)
-    assert targets(rows) == [0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7][-costs.SHOWN - 1 :]
+    assert targets(rows) == [0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7][-preparation_cost.SHOWN - 1 :]
     assert targets(run(None)) == []
     said = {row["target"]: row for row in charged(ROWS, rows, Plain(5, 2), None)["targets"]}
     assert said[0.3] == {"target": 0.3, "rounds": 1, "bytes": 17, "bytes_with": 1207, "charged": 1207 / 20, "formula_charged": None}  # fmt: skip
@@ -367,7 +369,7 @@ def test_the_figures_begin_with_the_preparation(folder: Path) -> None:
 @pytest.fixture(scope="module")
 def compared(folder: Path, parts: Parts) -> Comparison:
     rows = read_metrics(folder)
-    notes = (comparing._notes(folder),)
+    notes = (comparison._notes(folder),)
     slaug = Method("slaug", [[*in_front(read_preparation(folder)), *rows]], [], parts.experiment, notes)
     return Comparison([slaug, Method("plain", [rows], [], ledgers=notes)], folder, "sordino compare ...", target=0.0)
 

@@ -19,7 +19,6 @@ from laws import warm
 from laws.cases import BY_NAME, Case
 from laws.traces import Killed, differences, finished, killed_at, trace
 
-from sordino.assemble import Parts
 from sordino.engine import checkpoint, processes, wire
 from sordino.engine.client import Clients
 from sordino.engine.lines import LARGEST, read, write
@@ -27,8 +26,9 @@ from sordino.engine.processes import Processes
 from sordino.engine.wire import Header
 from sordino.errors import RunError
 from sordino.ledger.ledger import State
-from sordino.receipt import opened
-from sordino.training import resume, start
+from sordino.runs.receipt import opened
+from sordino.runs.run import resume, start
+from sordino.runs.setup import Parts
 from sordino.types import Grant
 
 CASE = BY_NAME["scaffold"]  # the one with the richest client state

@@ -16,8 +16,8 @@ from sordino import config
 from sordino.cli import progress as module
 from sordino.cli.progress import Reached, Spending, left, progress
 from sordino.ledger.statement import statement
-from sordino.receipt import opened
-from sordino.training import Progress, start
+from sordino.runs.receipt import opened
+from sordino.runs.run import Progress, start
 
 ROUNDS = 6
 FEW = [f"rounds={ROUNDS}", "partition=iid", "partition.clients=3", "evaluation.every=3", "evaluation.final=0"]

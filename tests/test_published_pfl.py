@@ -10,7 +10,7 @@ from sordino.errors import InvalidBudget
 from sordino.ledger.accountants import best
 from sordino.ledger.events import Gaussian, Poisson, Repeat
 from sordino.ledger.gaussian_dp import delta_of, epsilon_of, mu_of
-from sordino.ledger.published_pfl import (
+from sordino.ledger.published_clipping import (
     Setting,
     adaptive_scale,
     composed,

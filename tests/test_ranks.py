@@ -15,12 +15,13 @@ from laws.cases import BY_NAME, CASES
 from laws.test_executors import CLOSE, apart, paid
 from laws.traces import finished, trace
 
-from sordino import ranks, tree
+from sordino import tree
 from sordino.errors import SordinoError
+from sordino.privacy.uplink import Uplink
+from sordino.runs import ranks
+from sordino.runs.run import start
 from sordino.runs.verify import verify
-from sordino.training import start
 from sordino.types import Grant
-from sordino.uplink import Uplink
 
 
 def torchrun(count: int, *arguments: object) -> subprocess.CompletedProcess[str]:

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from sordino import run
-from sordino.report.facts import gather
-from sordino.report.html import page
-from sordino.report.runs import promise
+from sordino.report.run_facts import gather
+from sordino.report.run_page import page
 from sordino.report.words import described, merged, sentence, strength, subject
+from sordino.runs.listing import promise
 
 ROW = {
     "unit": "example", "neighbours": "replace", "adversary": "server", "epsilon": 1.0, "delta": 1e-5, "status": "proved", "because": [], "releases": 3,

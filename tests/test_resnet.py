@@ -8,10 +8,10 @@ from torch import nn
 
 from sordino import keys
 from sordino.errors import ConfigError, UnsoundGuarantee
-from sordino.privacy.per_example import one_by_one
+from sordino.privacy.readers.per_example_gradients import one_by_one
+from sordino.tasks.classification import Classification, build_net
 from sordino.tasks.nets import NETS, cnn_norm, logistic, mlp, projected
 from sordino.tasks.resnet import Block, resnet18
-from sordino.tasks.task import Classification, build_net
 from sordino.types import Examples
 
 X = (255 * keys.uniform(keys.root(1), 4 * 16 * 16 * 3)).reshape(4, 16, 16, 3).to(torch.uint8)

@@ -34,7 +34,7 @@ from sordino.ledger.events import (
 )
 from sordino.ledger.notes import note
 from sordino.ledger.statement import statement
-from sordino.privacy.randomised_response import composed_delta, flip_probability, keep_probability
+from sordino.privacy.noise.randomised_response import composed_delta, flip_probability, keep_probability
 
 A, B = Once("a", Repeat(Response(5.0, 21), 3)), Once("b", Repeat(Response(5.0, 21), 3))
 _events = st.recursive(

@@ -15,14 +15,15 @@ from typing import Any
 import pytest
 
 import sordino
-from sordino import config, results
-from sordino.assemble import Parts
+from sordino import config
 from sordino.config import Experiment
 from sordino.errors import SordinoError
 from sordino.ledger.gaussian_dp import epsilon_of, mu_of
-from sordino.receipt import spending
-from sordino.report.runs import promise
-from sordino.results import Result
+from sordino.results import one_run
+from sordino.results.one_run import Result
+from sordino.runs.listing import promise
+from sordino.runs.receipt import spending
+from sordino.runs.setup import Parts
 
 pandas = pytest.importorskip("pandas", reason="the frames extra is not installed")
 
@@ -95,7 +96,7 @@ def test_frames_that_are_one_round_late_are_caught(result: Result, monkeypatch: 
         rows = files(folder)[0]
         return [{**before, "round": row["round"]} for before, row in zip([rows[0], *rows], rows, strict=False)]
 
-    monkeypatch.setattr(results, "read_metrics", late)
+    monkeypatch.setattr(one_run, "read_metrics", late)
     assert "accuracy" in wrong(Result(result.folder))
 
 
@@ -200,16 +201,16 @@ def test_hostile_names_stay_text(
     hostile = "<img src=x onerror=alert(1)>"
     folder = Path(shutil.copytree(result.folder, tmp_path / hostile))
     if not escaping:
-        monkeypatch.setattr(results.html, "escape", lambda text: text)
+        monkeypatch.setattr(one_run.html, "escape", lambda text: text)
     found = Tags(Result(folder, [f"</div>{hostile}"])._repr_html_()).found
     assert (found == OURS) == escaping
 
 
 def test_too_few_points_draw_nothing(tmp_path: Path) -> None:
-    assert results._curve([]) == ""
-    assert results._curve([{"round": 1, "loss": 1.0}]) == ""
-    assert results._curve([{"round": 1, "loss": 1.0}, {"round": 2, "loss": math.nan}]) == ""
-    assert "loss from 1 in round 1 to 0.5 in round 4" in results._curve(
+    assert one_run._curve([]) == ""
+    assert one_run._curve([{"round": 1, "loss": 1.0}]) == ""
+    assert one_run._curve([{"round": 1, "loss": 1.0}, {"round": 2, "loss": math.nan}]) == ""
+    assert "loss from 1 in round 1 to 0.5 in round 4" in one_run._curve(
         [{"round": 1, "loss": 1.0}, {"round": 2}, {"round": 4, "loss": 0.5}]
     )
 
@@ -256,7 +257,7 @@ FILE = 'rounds = 3\n[algorithm]\nname = "fedavg"\nlr = 0.05\n[partition]\nscheme
 def test_every_way_to_ask_means_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[Experiment] = []
     monkeypatch.setattr(
-        "sordino.training.start", lambda experiment, folder, watch, **_: seen.append(experiment) or stop()
+        "sordino.runs.run.start", lambda experiment, folder, watch, **_: seen.append(experiment) or stop()
     )
 
     def stop() -> None:

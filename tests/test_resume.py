@@ -25,13 +25,13 @@ from laws.traces import POINTS, Killed, Trace, differences, finished, killed_at,
 from sordino import run, tree
 from sordino.config import load
 from sordino.engine import checkpoint
-from sordino.engine.federation import Federation
+from sordino.engine.server import Federation
 from sordino.errors import LedgerError, RunError
 from sordino.ledger.ledger import Entry, State
-from sordino.receipt import opened
+from sordino.privacy.uplink import Uplink
+from sordino.runs.receipt import opened
+from sordino.runs.run import Progress, resume, start
 from sordino.runs.verify import verify
-from sordino.training import Progress, resume, start
-from sordino.uplink import Uplink
 
 ROUNDS = 12
 

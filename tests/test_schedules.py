@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sordino.errors import BudgetExhausted, InvalidBudget, SordinoError
-from sordino.ledger.schedules import (
+from sordino.budget.schedules import (
     SCHEDULES,
     Adaptive,
     Explicit,
@@ -23,6 +22,7 @@ from sordino.ledger.schedules import (
     clip_to_remaining,
     integer_shares,
 )
+from sordino.errors import BudgetExhausted, InvalidBudget, SordinoError
 
 FIXED: list[Schedule] = [
     Uniform(),

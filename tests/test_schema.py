@@ -22,13 +22,14 @@ from command_line import Said
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sordino import config, public_inputs
-from sordino.assemble import Parts
+from sordino import config
 from sordino.data import Dataset, drafting, folders, images, schema, tabular
 from sordino.data.dataset import STRATIFIED, apart, stratified
 from sordino.errors import ConfigError, SordinoError
-from sordino.holdings import Holdings
 from sordino.partition.schemes import SCHEMES, Labelled, Scheme
+from sordino.runs import public_inputs
+from sordino.runs.data import Holdings
+from sordino.runs.setup import Parts
 
 ROOT = Path(__file__).parents[1]
 Row = dict[str, Any]

@@ -23,15 +23,14 @@ from hypothesis import strategies as st
 from laws import warm
 from laws.traces import differences, finished, interrupted
 
-from sordino import config, gates, keys, ranks, tree
+from sordino import config, keys, tree
 from sordino.algorithms.fedavg import FedAvg
-from sordino.assemble import Parts
-from sordino.config import Experiment
+from sordino.config import Experiment, gates
 from sordino.engine import channels, checkpoint, processes, wire
 from sordino.engine.channels import Adder, Ciphertexts, Masks
-from sordino.engine.federation import Federation
 from sordino.engine.mail import Mail
 from sordino.engine.secure_sum import SecureSum
+from sordino.engine.server import Federation
 from sordino.errors import (
     BackendUnavailable,
     EmptyClient,
@@ -46,10 +45,12 @@ from sordino.errors import (
 from sordino.ledger.claims import Claim
 from sordino.ledger.events import DiscreteGaussian, Event, Gaussian, NonPrivate, Nothing, Poisson
 from sordino.ledger.ledger import State
-from sordino.privacy.coordinate_laplace import ClipCoordinates, CoordinateLaplace
-from sordino.privacy.grid import Quantise
-from sordino.privacy.links import RAW, ROSTER
-from sordino.privacy.secure import (
+from sordino.privacy.noise.sources import Counter
+from sordino.privacy.uplink import Uplink
+from sordino.privacy.uplink.coordinate_laplace import ClipCoordinates, CoordinateLaplace
+from sordino.privacy.uplink.fixed_point import Quantise
+from sordino.privacy.uplink.rules import RAW, ROSTER
+from sordino.privacy.uplink.secure_stages import (
     COUNTED,
     HONEST,
     OWN_NOISE,
@@ -60,16 +61,16 @@ from sordino.privacy.secure import (
     NoiseShare,
     Secure,
 )
-from sordino.privacy.sources import Counter
-from sordino.privacy.stages import Clip, Stage, Weigh
-from sordino.receipt import opened
+from sordino.privacy.uplink.stages import Clip, Stage, Weigh
 from sordino.round import Outcome, one_round
+from sordino.runs import ranks
+from sordino.runs.receipt import opened
+from sordino.runs.run import start
+from sordino.runs.setup import Parts
 from sordino.runs.verify import verify
 from sordino.secure import paillier, secagg
 from sordino.secure.layout import Layout
-from sordino.training import start
 from sordino.types import Grant, Received
-from sordino.uplink import Uplink
 
 Table = dict[str, Any]
 ROUNDS, CLIENTS = 2, 5
@@ -561,9 +562,9 @@ class Greedy(FedAvg):
 class Sly(FedAvg):
     """Reads single uploads and does not say so."""
 
-    def update(self, s: Any, r: Received[Any]) -> Any:
+    def update(self, s: Any, r: Received[Any], home: Any) -> Any:
         assert len(r.each) > 0
-        return super().update(s, r)
+        return super().update(s, r, home)
 
 
 @pytest.mark.parametrize("stage", ["secagg", "bfv"])

@@ -22,9 +22,9 @@ from PIL import Image
 from slaug_runs import FILE
 
 from sordino import config
+from sordino.algorithms.phases import Phased
 from sordino.errors import ConfigError
-from sordino.holdings import Holdings
-from sordino.phases import Phased
+from sordino.runs.data import Holdings
 
 Cli = Callable[..., Said]
 TINY = ("data.train=30", "data.probe=1", 'partition={scheme="iid", clients=10}')  # three images each

@@ -14,19 +14,19 @@ import torch
 from torch import Tensor
 
 from sordino import config, keys, tree
-from sordino.algorithms.fedavg import Client
-from sordino.algorithms.local_sgd import LocalSgd, Walk
-from sordino.algorithms.slaug_served import Served
-from sordino.algorithms.slaug_training import Calibrated, Moving
-from sordino.assemble import Parts
+from sordino.algorithms.fedavg import Client, FedAvg
+from sordino.algorithms.local_sgd import Walk
+from sordino.algorithms.slaug.served import Served
+from sordino.algorithms.slaug.training import Calibrated, Moving
 from sordino.engine import checkpoint
 from sordino.errors import ConfigError
-from sordino.privacy.sources import Counter
+from sordino.privacy.noise.sources import Counter
+from sordino.privacy.uplink import Uplink
 from sordino.report.words import by_phase
+from sordino.runs.run import start
+from sordino.runs.setup import Parts
 from sordino.runs.verify import verify
-from sordino.training import start
 from sordino.types import Grant, Received
-from sordino.uplink import Uplink
 
 RUN = slaug_runs.RUN | {"rounds": 3}
 SLAUG = {
@@ -96,9 +96,9 @@ def test_images_of_somebody_else_are_caught(sent: Path, tmp_path: Path, monkeypa
     """The broken twin draws the images of the device next door."""
     real = Served.update
 
-    def update(self: Served, s: Any, r: Any) -> Any:
+    def update(self: Served, s: Any, r: Any, home: Any) -> Any:
         others = [up._replace(device=(up.device + 1) % RUN["partition"]["clients"]) for up in r.each]
-        return real(self, s, type(r)(r.mean, r.participation, lambda: others))
+        return real(self, s, type(r)(r.mean, r.participation, lambda: others), home)
 
     monkeypatch.setattr(Served, "update", update)
     folder = run(tmp_path / "twin", proto_upload="server_side")
@@ -110,10 +110,11 @@ def test_images_of_somebody_else_are_caught(sent: Path, tmp_path: Path, monkeypa
 @pytest.mark.parametrize("device", [float("nan"), -1.0, 5.0, 1e30])
 def test_a_model_of_a_device_that_there_is_not_makes_no_prototype(device: float) -> None:
     parts = Parts(config.validate(RUN | {"algorithm": {**SLAUG, "proto_upload": "server_side"}}))
-    s, up = parts.state("server"), parts.algorithm.zero(parts.algorithm.broadcast(parts.state("server")))
+    s, up = parts.state("server"), parts.algorithm.zero(parts.task, parts.algorithm.broadcast(parts.state("server")))
     stray, own = up._replace(device=torch.tensor(device)), up._replace(device=torch.tensor(2.0))
     after, without = (
-        parts.algorithm.update(s, Received(up, 1.0, lambda sent=sent: sent)) for sent in ([own, stray], [own])
+        parts.algorithm.update(s, Received(up, 1.0, lambda sent=sent: sent), parts.home)
+        for sent in ([own, stray], [own])
     )  # type: ignore[misc]
     assert torch.equal(after.prototypes, without.prototypes)
     assert bool(without.known.any())
@@ -147,7 +148,7 @@ def test_single_uploads_are_what_was_sent_before_it_was_weighed() -> None:
 
 
 def test_a_walk_in_two_halves_is_one_walk_where_its_momentum_goes_on() -> None:
-    rule = LocalSgd(lr=0.1, momentum=0.9)
+    rule = FedAvg(lr=0.1, momentum=0.9)
     start_, pulls = {"w": torch.ones(4)}, [{"w": keys.normal(keys.root(i), 4)} for i in range(6)]
     whole = rule.walk(start_, 0.1)
     for g in pulls:

@@ -19,27 +19,28 @@ from laws.traces import Killed, die_after, differences, finished, trace
 from torch import Tensor
 
 from sordino import config, keys, tree
+from sordino.algorithms.algorithm import Known
 from sordino.algorithms.fedavg import Client, FedAvg
 from sordino.algorithms.fedgen import FedGen
 from sordino.algorithms.local_sgd import LocalSgd
 from sordino.algorithms.moon import Moon
-from sordino.algorithms.slaug_generator import Anchor, Made, Recipe
-from sordino.algorithms.slaug_prepare import Ask, Asking, Prototype, Ranked, Train
-from sordino.algorithms.slaug_prepare import Up as Trained
-from sordino.algorithms.slaug_training import Server, SlaugFL, Up
+from sordino.algorithms.slaug.generator import Anchor, Made, Recipe
+from sordino.algorithms.slaug.prepare import Ask, Asking, Prototype, Ranked, Train
+from sordino.algorithms.slaug.prepare import Up as Trained
+from sordino.algorithms.slaug.training import Server, SlaugFL, Up
 from sordino.algorithms.vhl import VHL
-from sordino.assemble import Parts
 from sordino.engine.client import Clients
 from sordino.errors import SordinoError
 from sordino.generators import features, nets
-from sordino.privacy.open_reader import Open, OpenShard
-from sordino.privacy.sources import Counter
+from sordino.privacy.noise.sources import Counter
+from sordino.privacy.readers.open import Open, OpenShard
+from sordino.runs.run import resume, start
+from sordino.runs.setup import Parts
 from sordino.tasks import selection
+from sordino.tasks.classification import Classification, build_net
 from sordino.tasks.contrast import model_contrast, separation, supervised_contrast
 from sordino.tasks.drawn import all_alike
 from sordino.tasks.selection import distances, nearest, ranked, requests, skill
-from sordino.tasks.task import Classification, build_net
-from sordino.training import resume, start
 from sordino.types import Examples, Grant, Params, Received
 
 DOUBLE = torch.float64
@@ -260,11 +261,11 @@ def test_prototypes_are_the_means_of_all_drawn_images() -> None:
     ups, sets = uploads(sizes, made)
     algorithm = SlaugFL()
     state = algorithm.init(made, 1)
-    zero, weights = algorithm.zero(state), [algorithm.uplink.weight(n, max(sizes)) for n in sizes]
+    zero, weights = algorithm.zero(made, state), [algorithm.uplink.weight(n, max(sizes)) for n in sizes]
     grants = [Grant(k, n, max(sizes), Counter(0)) for k, n in enumerate(sizes)]
     sent = {k: algorithm.uplink.encode(up, grant) for k, (up, grant) in enumerate(zip(ups, grants, strict=True))}
     received = algorithm.uplink.receive(sent, zero, weights, 1.0, None, Counter(0))
-    after = algorithm.update(state, received)
+    after = algorithm.update(state, received, World(made))
     x, y = torch.cat([s.x for s in sets]), torch.cat([s.y for s in sets])
     z = made.features(state.x, x)
     for c in range(4):
@@ -282,11 +283,13 @@ def test_a_class_that_nobody_drew_keeps_its_prototype() -> None:
     state = algorithm.init(made, 1)._replace(prototypes=torch.full((4, made.width), 5.0))
     counts = torch.tensor([0.5, 0.0, 0.0, 1.5])
     mean = Up(tree.zeros_like(state.x), counts[:, None] * torch.arange(made.width), counts)
-    after = algorithm.update(state, Received(mean, 1.0, list))
+    after = algorithm.update(state, Received(mean, 1.0, list), World(made))
     assert after.known.tolist() == [1, 0, 0, 1]
     assert torch.allclose(after.prototypes[0], torch.arange(made.width).float())
     assert torch.equal(after.prototypes[1], state.prototypes[1])
-    later = algorithm.update(after, Received(mean._replace(counts=counts * 0, sums=mean.sums * 0), 1.0, list))
+    later = algorithm.update(
+        after, Received(mean._replace(counts=counts * 0, sums=mean.sums * 0), 1.0, list), World(made)
+    )
     assert torch.equal(later.prototypes, after.prototypes)
     assert torch.equal(later.known, after.known)
 
@@ -413,7 +416,7 @@ def walked(rule: LocalSgd, start: Tensor, curve: Tensor, steps: int) -> Tensor:
 @pytest.mark.parametrize("decay", [0.0, 0.3])
 def test_momentum_on_a_quadratic(decay: float) -> None:
     start, curve = torch.tensor([1.0, -2.0], dtype=DOUBLE), torch.tensor([0.5, 3.0], dtype=DOUBLE)
-    rule = LocalSgd(lr=0.1, momentum=0.9, weight_decay=decay)
+    rule = FedAvg(lr=0.1, momentum=0.9, weight_decay=decay)
     w, v = start, torch.zeros(2, dtype=DOUBLE)
     for _ in range(6):
         v = 0.9 * v + curve * w + decay * w
@@ -433,14 +436,14 @@ def test_momentum_of_nothing_is_the_old_step_bit_for_bit() -> None:
     y = before
     for _ in range(5):
         y = tree.descend(y, 0.1, {"w": curve * tree.formed(y)["w"]}, before)
-    assert torch.equal(walked(LocalSgd(lr=0.1), start, curve, 5), tree.formed(y)["w"])
+    assert torch.equal(walked(FedAvg(lr=0.1), start, curve, 5), tree.formed(y)["w"])
     assert start.tolist() == [1.0, -2.0]
 
 
 def test_momentum_starts_afresh_in_every_round() -> None:
     """Two rounds of one client are two runs of one round, not one run of both."""
     start, curve = torch.tensor([1.0, -2.0], dtype=DOUBLE), torch.tensor([0.5, 3.0], dtype=DOUBLE)
-    rule = LocalSgd(lr=0.1, momentum=0.9)
+    rule = FedAvg(lr=0.1, momentum=0.9)
     made, down, rows = task(), FedAvg().init(task(), 1), images(8)
     settings: dict[str, Any] = {"lr": 0.1, "momentum": 0.9, "batch_size": 4}
     algorithm, client = FedAvg(**settings), Client(torch.tensor(0))
@@ -509,7 +512,7 @@ ANCHORS: list[list[Anchor]] = []
 class Noting(Recipe):
     """Makes nothing, and notes what of."""
 
-    def make(self, given: Any, anchors: Sequence[Anchor]) -> Made:
+    def make(self, home: Any, anchors: Sequence[Anchor]) -> Made:
         ANCHORS.append(list(anchors))
         return self.template()
 
@@ -519,13 +522,13 @@ ORDER = torch.tensor([[2, 2, 1, 0], [1, 0, 2, 3], [0, 1, 3, 1]])  # ranks x clas
 
 def asking(prototypes: int | None = None) -> tuple[Ask, Asking]:
     made = task()
-    ask = Ask(recipe=Noting(keep=2), prototypes=prototypes, _given=World(made)).sized((8, 8, 1), 4)
+    ask = Ask(recipe=Noting(keep=2), prototypes=prototypes).fitted(Known((8, 8, 1), 4, (5, 5, 5, 5), 9))
     table = torch.zeros(4, 4, dtype=DOUBLE)
     kept = tree.map(
         lambda leaf: torch.arange(12.0).reshape(3, 4, *[1] * leaf.dim()).expand(3, 4, *leaf.shape), made.init(0)
     )
     before = Ranked(made.init(0), table, table, ORDER, kept, torch.tensor(True))
-    return ask, ask.begin(made, KEY, before)
+    return ask, ask.begin(made, KEY, before, World(made))
 
 
 def answered(ask: Ask, s: Asking, declines: set[int] = frozenset(), silent: set[int] = frozenset()) -> Asking:  # type: ignore[assignment]
@@ -538,7 +541,7 @@ def answered(ask: Ask, s: Asking, declines: set[int] = frozenset(), silent: set[
         images_ = 0.0 if k in declines else 3.0
         if k not in silent:
             ups.append(Prototype(label, torch.full((width,), k * images_), torch.tensor([images_])))
-    return ask.update(s, Received(ups[0] if ups else None, 1.0, lambda: ups))
+    return ask.update(s, Received(ups[0] if ups else None, 1.0, lambda: ups), World(task()))
 
 
 def asked(ask: Ask, s: Asking) -> dict[int, int]:
@@ -635,8 +638,8 @@ def test_more_than_there_are_ranks_are_refused(count: int) -> None:
 def test_a_bad_device_is_a_silent_one() -> None:
     """A model of NaN, or of a device that there is not; an answer of infinity."""
     made, probe = task(), images(40)
-    train = Train(_given=World(made, probe=probe))
-    s = train.begin(made, KEY, None)
+    home, train = World(made, probe=probe), Train(clients=4)
+    s = train.begin(made, KEY, None, home)
     ups = [Trained(made.init(k + 50), torch.tensor(k)) for k in (3, 0, 2)]
     nan = tree.map(lambda leaf: leaf * torch.nan, made.init(1))
     bad = [
@@ -644,7 +647,7 @@ def test_a_bad_device_is_a_silent_one() -> None:
         Trained(made.init(9), torch.tensor(-1)),
         Trained(made.init(9), torch.tensor(4)),
     ]
-    without, after = (train.update(s, Received(ups[0], 1.0, lambda sent=sent: sent)) for sent in (ups, ups + bad))  # type: ignore[misc]
+    without, after = (train.update(s, Received(ups[0], 1.0, lambda sent=sent: sent), home) for sent in (ups, ups + bad))  # type: ignore[misc]
     assert [torch.equal(a, b) for a, b in zip(tree.leaves(without), tree.leaves(after), strict=True)].count(False) == 0
 
     ask, state = asking()
@@ -653,7 +656,7 @@ def test_a_bad_device_is_a_silent_one() -> None:
     honest = Prototype(torch.tensor([one[1]]), torch.ones(state.prototypes.shape[1]), torch.tensor([1.0]))
     wild = Prototype(torch.tensor([other[1]]), torch.full_like(honest.total, torch.inf), torch.tensor([1.0]))
     silent, shouting = (
-        ask.update(state, Received(honest, 1.0, lambda sent=sent: sent)) for sent in ([honest], [honest, wild])
+        ask.update(state, Received(honest, 1.0, lambda sent=sent: sent), home) for sent in ([honest], [honest, wild])
     )  # type: ignore[misc]
     assert [torch.equal(a, b) for a, b in zip(tree.leaves(silent), tree.leaves(shouting), strict=True)].count(
         False
@@ -665,10 +668,10 @@ def test_silent_devices_rank_last_and_keep_their_numbers() -> None:
     """Models come from devices 0, 2 and 3; device 3's is the start, the others know nothing."""
     made, n = task(), 40
     probe = images(n)
-    train = Train(_given=World(made, probe=probe))
-    s = train.begin(made, KEY, None)
+    home, train = World(made, probe=probe), Train(clients=4)
+    s = train.begin(made, KEY, None, home)
     ups = [Trained(made.init(k + 50), torch.tensor(k)) for k in (3, 0, 2)]
-    after = train.update(s, Received(ups[0], 1.0, lambda: ups))
+    after = train.update(s, Received(ups[0], 1.0, lambda: ups), home)
     assert train.over(after)
     assert after.recall.shape == s.recall.shape  # as a checkpoint expects
     for k, up in zip((3, 0, 2), ups, strict=True):
@@ -683,7 +686,7 @@ def test_silent_devices_rank_last_and_keep_their_numbers() -> None:
             model = tree.add(s.x, up.delta)
             assert all(torch.equal(after.models[name][place, label], model[name]) for name in model)
     with pytest.raises(SordinoError) as refusal:
-        train.update(s, Received(ups[0], 1.0, lambda: ups[:2]))
+        train.update(s, Received(ups[0], 1.0, lambda: ups[:2]), home)
     assert refusal.value.code == "too-few-devices-answered"
 
 
@@ -714,7 +717,7 @@ def test_candidates_are_chosen_through_the_model_of_whoever_answered() -> None:
     only = [candidates.x[torch.nonzero(candidates.y == c)[2]] for c in (0, 1)]
     anchors = [Anchor(c, made.features(models[c], only[c])[0], made, models[c]) for c in (0, 1)]
     recipe = Recipe(keep=5)
-    recipe = recipe.sized((8, 8, 1), 4)
+    recipe = recipe.fitted(Known((8, 8, 1), 4, (5,), 9))
     found = recipe.chosen(candidates, anchors, KEY)
     for c in (0, 1):
         rows = torch.nonzero(candidates.y == c).flatten()
@@ -861,19 +864,20 @@ def test_vhl_pulls_in_its_first_epochs_alone(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_everybody_holds_the_same_noise_images() -> None:
-    vhl = VHL(per_class=2, source="random_conv", width=4, _given=World(task())).sized((8, 8, 1), 3)
-    handed = vhl.handed(None)
+    vhl = VHL(per_class=2, source="random_conv", width=4).fitted(Known((8, 8, 1), 3, (5,), 9))
+    handed = vhl.handed(None, World(task()))
+    assert handed is not None
     assert tree.size(handed) == 1  # a seed goes down, not a set
     one, other = (vhl.equip(task(), handed, size, key) for size, key in ((5, 1), (50, 2)))
     assert torch.equal(one.x, other.x)
     assert torch.bincount(one.y).tolist() == [2, 2, 2]
-    another = replace(vhl, _given=World(task(), key=10))
-    assert not torch.equal(another.equip(task(), another.handed(None), 5, 1).x, one.x)  # a run's own
+    another = vhl.handed(None, World(task(), key=10))
+    assert not torch.equal(vhl.equip(task(), another, 5, 1).x, one.x)  # a run's own
 
 
 def fedgen(heads: int = 1) -> tuple[FedGen, Classification, features.State]:
     made = task(heads=heads)
-    algorithm = FedGen(noise=6, hidden=8, batch_size="full", lr=0.1, strength=3.0, decay=0.5, _given=World(made))
+    algorithm = FedGen(noise=6, hidden=8, batch_size="full", lr=0.1, strength=3.0, decay=0.5)
     generator = features.init(4, 6, made.width, KEY, hidden=8)
     return algorithm, made, generator
 
@@ -970,6 +974,6 @@ def test_fedgen_begins_in_its_second_round_and_fades() -> None:
     assert not torch.allclose(tree.flat(tree.formed(helped.delta)), tree.flat(tree.formed(up.delta)), atol=1e-4)
     assert algorithm._weight(later) == 3.0 * 0.5
     assert algorithm._weight(state._replace(round=torch.tensor(99))) == algorithm.least
-    after = algorithm.update(state, Received(up, 1.0, lambda: [up]))
+    after = algorithm.update(state, Received(up, 1.0, lambda: [up]), World(made))
     assert not torch.equal(after.generator["last.weight"], state.generator["last.weight"])
     assert isinstance(shard(rows, None, made), OpenShard)

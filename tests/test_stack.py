@@ -14,14 +14,14 @@ from torch import Tensor
 
 from sordino import config, keys, tree
 from sordino.algorithms.fedavg import Client, FedAvg, Server, Up
-from sordino.assemble import Parts
 from sordino.engine import client as clients
 from sordino.engine import stack
 from sordino.keys import Key
-from sordino.privacy.sources import for_client
-from sordino.products import Moved, Part, Product, Rows, Scaled, Span, Total, Zero, dense, take
-from sordino.tasks.chain import Chain
-from sordino.tasks.task import Classification
+from sordino.lazy import Moved, Part, Product, Rows, Scaled, Span, Total, Zero, dense, take
+from sordino.privacy.noise.sources import for_client
+from sordino.runs.setup import Parts
+from sordino.tasks.classification import Classification
+from sordino.tasks.written_out_backward import Chain
 from sordino.types import Examples, Grant, Params, Shard, Task
 
 CLOSE = 1e-5  # of the way the model went
@@ -303,7 +303,7 @@ def test_parts_are_cut_like_tensors() -> None:
 def test_a_total_of_spans_is_the_sum_of_their_matrices(count: int, bunch: int) -> None:
     spans = [Span(Rows(numbers(i, N, IN)), numbers(i + 9, N, OUT)) for i in range(count)]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("sordino.products.BUNCH", bunch)
+        patch.setattr("sordino.lazy.BUNCH", bunch)
         total = Total(torch.zeros(OUT, IN, dtype=torch.float64))
         for span in spans:
             total.add(span)

@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from sordino import starter
+from sordino.cli import new_project
 from sordino.errors import RunError
-from sordino.report.runs import listed, promise
+from sordino.runs.listing import listed, promise
 
 
 @pytest.mark.slow
 def test_a_new_project_runs_and_is_listed(tmp_path: Path) -> None:
-    starter.write(tmp_path / "mine")
+    new_project.write(tmp_path / "mine")
 
     def sordino(*words: str) -> str:
         command = [sys.executable, "-m", "sordino", *words]
@@ -34,7 +34,7 @@ def test_a_new_project_runs_and_is_listed(tmp_path: Path) -> None:
 def test_nothing_is_overwritten(tmp_path: Path) -> None:
     (tmp_path / "task.py").write_text("mine")
     with pytest.raises(RunError) as refused:
-        starter.write(tmp_path)
+        new_project.write(tmp_path)
     assert refused.value.code == "file-exists"
     assert (tmp_path / "task.py").read_text() == "mine"
     assert not (tmp_path / "experiment.toml").exists()

@@ -14,8 +14,8 @@ from laws.traces import differences, finished, interrupted
 from torch import Tensor
 
 from sordino import tree
-from sordino.engine import checkpoint, store
-from sordino.engine.store import States, template, unpacked
+from sordino.engine import checkpoint, client_states
+from sordino.engine.client_states import States, template, unpacked
 
 quick = settings(derandomize=True, deadline=None, max_examples=50)
 
@@ -41,8 +41,8 @@ def same(a: Any, b: Any) -> bool:
 def place(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path | None:
     if request.param == "memory":
         return None
-    monkeypatch.setattr(store, "BUDGET", 200)  # four rows
-    monkeypatch.setattr(store, "FEWEST", 2)
+    monkeypatch.setattr(client_states, "BUDGET", 200)  # four rows
+    monkeypatch.setattr(client_states, "FEWEST", 2)
     return tmp_path
 
 
@@ -53,7 +53,7 @@ PUT = st.lists(st.tuples(st.integers(0, 10**9) | st.integers(0, 5), st.integers(
 @quick
 def test_what_is_put_in_comes_out(put: list[tuple[int, int]]) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(store, "FEWEST", 2)
+        patch.setattr(client_states, "FEWEST", 2)
         states, known = States(EMPTY), dict[int, State]()
         for client, number in put:
             states[client] = known[client] = state(number)
@@ -78,9 +78,9 @@ def test_a_state_is_read_as_a_copy(place: Path | None) -> None:
 
 def test_many_states_lie_in_files_of_the_run_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     places: list[Path] = []
-    whole = store._mapped
-    monkeypatch.setattr(store, "_mapped", lambda *made: (places.append(made[0]), whole(*made))[1])
-    monkeypatch.setattr(store, "BUDGET", 102_400)
+    whole = client_states._mapped
+    monkeypatch.setattr(client_states, "_mapped", lambda *made: (places.append(made[0]), whole(*made))[1])
+    monkeypatch.setattr(client_states, "BUDGET", 102_400)
     states = States((torch.zeros(100),), tmp_path)
     for client in range(200):
         states[client] = (torch.full((100,), float(client)),)
@@ -96,8 +96,8 @@ def test_a_full_disk_is_an_error_and_no_signal(tmp_path: Path, monkeypatch: pyte
     def full(*_: int) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(store.os, "posix_fallocate", full, raising=False)
-    monkeypatch.setattr(store, "BUDGET", 0)
+    monkeypatch.setattr(client_states.os, "posix_fallocate", full, raising=False)
+    monkeypatch.setattr(client_states, "BUDGET", 0)
     with pytest.raises(OSError, match="No space"):
         States(EMPTY, tmp_path)[1] = state(1)
 
@@ -163,9 +163,9 @@ def test_a_run_whose_states_lie_in_files_is_the_same_run(
     case = BY_NAME["scaffold"]
     plain = finished(case.experiment(), tmp_path / "plain")
     mapped: list[Any] = []
-    whole = store._mapped
-    monkeypatch.setattr(store, "BUDGET", 0)
-    monkeypatch.setattr(store, "_mapped", lambda *made: (mapped.append(made), whole(*made))[1])
+    whole = client_states._mapped
+    monkeypatch.setattr(client_states, "BUDGET", 0)
+    monkeypatch.setattr(client_states, "_mapped", lambda *made: (mapped.append(made), whole(*made))[1])
     apart = (interrupted if resumed else finished)(case.experiment(), tmp_path / "apart")
     assert mapped
     assert differences(plain, apart) == []

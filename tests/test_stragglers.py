@@ -14,11 +14,11 @@ from scipy import stats
 
 from sordino import config, keys
 from sordino.algorithms.fedavg import FedAvg
-from sordino.assemble import Parts
+from sordino.cohorts.stragglers import Stragglers
 from sordino.engine.client import Clients
-from sordino.engine.stragglers import Stragglers
 from sordino.errors import ConfigError
-from sordino.training import start
+from sordino.runs.run import start
+from sordino.runs.setup import Parts
 
 KEY = keys.root(2)
 TEN = list(range(20, 30))

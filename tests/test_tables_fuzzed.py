@@ -13,9 +13,9 @@ import pytest
 from table_fuzzer import table
 
 from sordino import config
-from sordino.assemble import Parts
 from sordino.errors import SordinoError
-from sordino.training import start
+from sordino.runs.run import start
+from sordino.runs.setup import Parts
 
 FAST, WHOLE = 60, 3000
 

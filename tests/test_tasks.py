@@ -13,14 +13,14 @@ import torch
 from torch import Tensor, nn
 
 from sordino import config, keys
-from sordino.assemble import Parts
 from sordino.data import quadratic
 from sordino.errors import ConfigError, DataError, UnsoundGuarantee
-from sordino.privacy.per_example import slow_sum
-from sordino.products import Product
+from sordino.lazy import Product
+from sordino.privacy.readers.per_example_gradients import slow_sum
+from sordino.runs.setup import Parts
+from sordino.tasks.classification import Classification
 from sordino.tasks.nets import NETS, Dropout, keyed_dropout
 from sordino.tasks.quadratic import Quadratic
-from sordino.tasks.task import Classification
 from sordino.types import Examples
 
 KEY = keys.root(8)

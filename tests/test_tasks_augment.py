@@ -11,14 +11,14 @@ from privacy.doubles import Still
 from torch import Tensor, nn
 
 from sordino import config, keys, tree
-from sordino.assemble import Parts
 from sordino.errors import ConfigError
-from sordino.privacy.per_example import one_by_one, slow_sum
-from sordino.privacy.readers import NoisyGradient, NoisyShard
-from sordino.products import Part, dense
+from sordino.lazy import Part, dense
+from sordino.privacy.readers.noisy_gradient import NoisyGradient, NoisyShard
+from sordino.privacy.readers.per_example_gradients import one_by_one, slow_sum
+from sordino.runs.setup import Parts
 from sordino.tasks.augment import PAD, crop_flip
+from sordino.tasks.classification import Classification
 from sordino.tasks.nets import NETS
-from sordino.tasks.task import Classification
 from sordino.types import Examples, Grant, Params, Source, Work
 
 CLASSES, SIDE, N = 4, 16, 5

@@ -13,11 +13,11 @@ from torch import Tensor, nn
 
 from sordino import keys
 from sordino.errors import ConfigError
-from sordino.products import dense
-from sordino.tasks.chain import Chain, Conv, Linear
+from sordino.lazy import dense
+from sordino.tasks.classification import Classification
 from sordino.tasks.nets import NETS, vgg16
 from sordino.tasks.quadratic import Quadratic
-from sordino.tasks.task import Classification
+from sordino.tasks.written_out_backward import Chain, Conv, Linear
 from sordino.types import Params
 
 CLASSES, SIDE, CHANNELS, N = 4, 16, 3, 6

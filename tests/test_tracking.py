@@ -15,11 +15,12 @@ from typing import Any
 import pytest
 
 import sordino
-from sordino import config, tracking
+from sordino import config
 from sordino.cli import main
 from sordino.errors import RunError, SordinoError
-from sordino.results import Result
-from sordino.training import start
+from sordino.results.one_run import Result
+from sordino.runs import trackers as tracking
+from sordino.runs.run import start
 
 ROUNDS = 3
 SMALL: dict[str, Any] = {

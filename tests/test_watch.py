@@ -18,13 +18,14 @@ import pytest
 from laws import warm
 from rich.console import Console
 
-from sordino import config, folder
+from sordino import config
 from sordino.cli import main, watching
 from sordino.cli.watching import Seen, Start, beginning, line, look, rate
-from sordino.folder import in_use
-from sordino.report.runs import promise
+from sordino.runs import folder
+from sordino.runs.folder import in_use
+from sordino.runs.listing import promise
+from sordino.runs.run import start
 from sordino.runs.verify import verify
-from sordino.training import start
 
 SMALL = ("rounds=3", "partition=iid", "partition.clients=3", "evaluation.final=1")
 LONG = ("rounds=100000", "partition=iid", "partition.clients=2", "algorithm=fedavg", "evaluation.every=50")
@@ -129,7 +130,7 @@ def test_a_ledger_is_never_opened(finished: Path, monkeypatch: pytest.MonkeyPatc
         raise AssertionError("opened")
 
     monkeypatch.setattr("sqlite3.connect", refused)
-    monkeypatch.setattr("sordino.receipt.opened", refused)
+    monkeypatch.setattr("sordino.runs.receipt.opened", refused)
     assert look(finished).state == "finished"
 
 

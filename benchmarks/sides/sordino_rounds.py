@@ -45,8 +45,8 @@ def main() -> None:
 def prepared(w: Workload, data: Data, **tables: Any) -> Any:
     """The parts of the experiment that is this workload, with `tables` in place of its own."""
     from sordino import config
-    from sordino.assemble import Parts
     from sordino.data import Dataset, Split
+    from sordino.runs.setup import Parts
 
     parts = Parts(config.validate(table(w) | tables))
     half, owner = (0.5,) * w.shape[-1], np.arange(w.clients).repeat(w.examples)

@@ -19,12 +19,12 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 import torch
 
-from sordino.compression.block_sum import runs
-from sordino.compression.sensing import coherence, cosines, matrix
 from sordino.ledger.accountants import best
 from sordino.ledger.events import Gaussian, Poisson, Repeat
 from sordino.ledger.gaussian_dp import epsilon_of
-from sordino.ledger.published_pfl import composed, prifedsync_mu, scaffold_epsilon
+from sordino.ledger.published_clipping import composed, prifedsync_mu, scaffold_epsilon
+from sordino.privacy.uplink.block_sum import runs
+from sordino.privacy.uplink.sensing import coherence, cosines, matrix
 
 HERE = Path(__file__).parent
 DELTA, ROUNDS, SIZE = 1e-5, 300, 512

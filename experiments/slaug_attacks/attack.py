@@ -29,9 +29,9 @@ from sordino.attacks.sources import Weak
 from sordino.attacks.sums import pair, played
 from sordino.keys import Key
 from sordino.ledger.gaussian_dp import mu_of
-from sordino.privacy.beside import taken
-from sordino.privacy.classes import ClassSums
-from sordino.privacy.sources import Counter
+from sordino.privacy.noise.sources import Counter
+from sordino.privacy.readers.beside_public import taken
+from sordino.privacy.readers.class_sums import ClassSums
 from sordino.tasks.selection import ranked, skill
 from sordino.types import Examples, Grant, Params
 

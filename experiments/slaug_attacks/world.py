@@ -15,11 +15,11 @@ from sordino.data import images
 from sordino.data.area import area
 from sordino.keys import Key
 from sordino.partition.schemes import Dirichlet
-from sordino.privacy.beside import taken
-from sordino.privacy.open_reader import Open
-from sordino.privacy.sources import Counter
+from sordino.privacy.noise.sources import Counter
+from sordino.privacy.readers.beside_public import taken
+from sordino.privacy.readers.open import Open
+from sordino.tasks.classification import Classification
 from sordino.tasks.nets import NETS
-from sordino.tasks.task import Classification
 from sordino.types import Examples, Grant, Params, Work
 
 CLASSES, DEVICES, TRAIN, PROBE, EACH = 10, 20, 2500, 500, 200

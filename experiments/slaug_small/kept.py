@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 
 from sordino import config, keys
-from sordino.assemble import Parts
+from sordino.runs.setup import Parts
 from sordino.tasks.pretrained import fitted
 from sordino.tasks.selection import some
 from sordino.types import Examples

@@ -1,4 +1,7 @@
-"""How: one paper per file. The name here is the name on the command line; the callable's parameters are the paper's hyper-parameters."""
+"""How: one paper per file.
+
+The name here is the name on the command line; the callable's parameters are the paper's hyper-parameters.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +30,7 @@ from sordino.algorithms.pdp_prox import pdp_prox
 from sordino.algorithms.pfl_dyn import PFLDyn
 from sordino.algorithms.prifedsync import prifedsync
 from sordino.algorithms.scaffold import Scaffold
-from sordino.algorithms.slaug_fl import slaug_fl
+from sordino.algorithms.slaug.slaug_fl import slaug_fl
 from sordino.algorithms.udp import udp
 from sordino.algorithms.vhl import VHL
 

@@ -14,12 +14,12 @@ from typing import Literal
 
 from sordino.algorithms.fedavg import FedAvg
 from sordino.errors import UnsoundGuarantee
-from sordino.privacy.convex import ConvexStable
-from sordino.privacy.mechanisms import GaussianNoise, LaplaceNoise
-from sordino.privacy.readers import NoisyGradient
-from sordino.privacy.stages import Clip, Noise, Weigh
+from sordino.privacy.noise.laws import GaussianNoise, LaplaceNoise
+from sordino.privacy.readers.convex_stable import ConvexStable
+from sordino.privacy.readers.noisy_gradient import NoisyGradient
+from sordino.privacy.uplink import Uplink
+from sordino.privacy.uplink.stages import Clip, Noise, Weigh
 from sordino.types import Neighbours, Reader
-from sordino.uplink import Uplink
 
 Batch = int | Literal["full"]
 Decay = Literal["round", "participation"]

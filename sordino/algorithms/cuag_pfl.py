@@ -9,19 +9,19 @@ from __future__ import annotations
 from typing import Literal
 
 from sordino.algorithms.pfl_dyn import PFLDyn, ServerState
-from sordino.compression.block_sum import BlockSum
-from sordino.compression.rates import Rule, Share
-from sordino.compression.sensing import Reconstruction, Sensing
 from sordino.errors import UnsoundGuarantee
-from sordino.privacy.as_published import Beside, OwnNorm
-from sordino.privacy.episodes import CellGradient
-from sordino.privacy.layers import ClipLayers
-from sordino.privacy.mechanisms import GaussianNoise
-from sordino.privacy.one_field import OneField
-from sordino.privacy.open_reader import Open
-from sordino.privacy.stages import Noise, Stage
+from sordino.privacy.noise.laws import GaussianNoise
+from sordino.privacy.readers.episodes import CellGradient
+from sordino.privacy.readers.open import Open
+from sordino.privacy.uplink import Uplink
+from sordino.privacy.uplink.as_published import Beside, OwnNorm
+from sordino.privacy.uplink.block_sum import BlockSum
+from sordino.privacy.uplink.clip_layers import ClipLayers
+from sordino.privacy.uplink.one_field import OneField
+from sordino.privacy.uplink.rates import Rule, Share
+from sordino.privacy.uplink.sensing import Reconstruction, Sensing
+from sordino.privacy.uplink.stages import Noise, Stage
 from sordino.types import Reader
-from sordino.uplink import Uplink
 
 Variant = Literal["published", "no_noise", "local_client", "central_client", "local_sample"]
 

@@ -14,11 +14,11 @@ from typing import Literal
 
 from sordino.algorithms.fedavg import FedAvg
 from sordino.algorithms.fedprox import FedProx
-from sordino.privacy.mechanisms import GaussianNoise
-from sordino.privacy.readers import NoisyGradient
-from sordino.privacy.stages import Clip, Noise
+from sordino.privacy.noise.laws import GaussianNoise
+from sordino.privacy.readers.noisy_gradient import NoisyGradient
+from sordino.privacy.uplink import Uplink
+from sordino.privacy.uplink.stages import Clip, Noise
 from sordino.types import Neighbours
-from sordino.uplink import Uplink
 
 AS_POISSON = "as published: a cohort of fixed size is accounted for as a Poisson sample, and the sum is divided by the number of clients that answered"
 

@@ -11,9 +11,9 @@ from __future__ import annotations
 from typing import Literal
 
 from sordino.algorithms.scaffold import Scaffold
-from sordino.privacy.mechanisms import GaussianNoise
-from sordino.privacy.median_clip import MedianClip
-from sordino.privacy.readers import NoisyGradient
+from sordino.privacy.noise.laws import GaussianNoise
+from sordino.privacy.readers.median_clip import MedianClip
+from sordino.privacy.readers.noisy_gradient import NoisyGradient
 from sordino.types import Reader
 
 

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from sordino import tree
+from sordino.algorithms.algorithm import Home
 from sordino.algorithms.local_sgd import LocalSgd
 from sordino.keys import Key
 from sordino.types import Params, Received, Shard, Task
@@ -42,7 +43,7 @@ class FedAvg(LocalSgd):
     def broadcast(self, s: Server) -> Server:
         return s
 
-    def zero(self, down: Server) -> Up:
+    def zero(self, task: Task, down: Server) -> Up:
         return Up(tree.zeros_like(down.x))
 
     def local(self, task: Task, down: Server, c: Client, shard: Shard, key: Key) -> tuple[Up, Client]:
@@ -53,7 +54,7 @@ class FedAvg(LocalSgd):
             walk(self.direction(g, walk.y, down.x))  # w <- w - eta g
         return Up(tree.sub(walk.y, down.x)), Client(c.participations + 1)
 
-    def update(self, s: Server, r: Received[Up]) -> Server:
+    def update(self, s: Server, r: Received[Up], home: Home) -> Server:
         return Server(tree.axpy(self.server_lr, r.mean.delta, s.x), s.round + 1)
 
     def direction(self, g: Params, y: Params, x: Params) -> Params:

@@ -9,17 +9,16 @@ Deviations: what of the training the prototypes come from is all that is said; t
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from torch import Tensor
 
-from sordino.algorithms.slaug_generator import given
-from sordino.algorithms.slaug_training import Server, SlaugFL
+from sordino.algorithms.algorithm import Home
+from sordino.algorithms.slaug.training import SlaugFL
 from sordino.errors import ConfigError
 from sordino.keys import Key
-from sordino.phases import Given
-from sordino.privacy.beside import How
+from sordino.privacy.readers.beside_public import How
 from sordino.tasks.drawn import pictures
 from sordino.types import Examples, Params, Shard, Task
 
@@ -28,17 +27,13 @@ from sordino.types import Examples, Params, Shard, Task
 class FedAvgPrototypes(SlaugFL):
     prototypes_of: Literal["candidates", "local"] = "candidates"
     synthetic: float = 0.0
-    _given: Given | None = field(default=None, repr=False, compare=False)
 
     @property
     def how(self) -> How:
         return 0  # candidates are no examples to learn from
 
-    def begin(self, task: Task, key: Key, before: Any) -> Server:
-        return self.init(task, key)
-
-    def check(self) -> None:
-        if given(self).candidates is None:
+    def check(self, home: Home) -> None:
+        if home.candidates is None:
             raise ConfigError(
                 "prototypes without candidates",
                 why="everybody is handed the same images, and the server has none",
@@ -46,8 +41,8 @@ class FedAvgPrototypes(SlaugFL):
                 code="no-candidates",
             )
 
-    def handed(self, before: Any) -> Params:
-        found = given(self).candidates
+    def handed(self, before: Any, home: Home) -> Params:
+        found = home.candidates
         assert found is not None, "checked before the run"
         return {"x": found.x, "y": found.y}
 

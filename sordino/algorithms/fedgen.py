@@ -8,20 +8,20 @@ Deviations: the optimiser of the generator starts afresh in every round. One gen
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from sordino import keys, tree
+from sordino.algorithms.algorithm import Home
 from sordino.algorithms.fedavg import Client
 from sordino.algorithms.local_sgd import LocalSgd
 from sordino.generators import features
 from sordino.keys import Key
-from sordino.phases import Given
 from sordino.types import Params, Received, Shard, Task
 
 
@@ -47,8 +47,7 @@ class FedGen(LocalSgd):
     generator_lr: float = 3e-4
     generator_decay: float = 1e-2  # of its weights
     generator_batch: int = 32
-    _given: Given | None = field(default=None, repr=False, compare=False)
-    reads_each: ClassVar[bool] = True
+    reads_each = True
 
     def init(self, task: Task, key: Key) -> Server:
         made = features.init(task.labels, self.noise, task.width, keys.fold(key, "generator"), self.hidden)
@@ -60,8 +59,8 @@ class FedGen(LocalSgd):
     def broadcast(self, s: Server) -> Server:
         return s
 
-    def zero(self, down: Server) -> Up:
-        return Up(tree.zeros_like(down.x), torch.zeros(self._task.labels))
+    def zero(self, task: Task, down: Server) -> Up:
+        return Up(tree.zeros_like(down.x), torch.zeros(task.labels))
 
     def local(self, task: Task, down: Server, c: Client, shard: Shard, key: Key) -> tuple[Up, Client]:
         walk = self.walk(down.x, self.rate(down.round, c.participations))
@@ -72,14 +71,16 @@ class FedGen(LocalSgd):
         counts = shard.sum(lambda x, y: (y[:, None] == torch.arange(task.labels)).sum(0)).float()
         return Up(tree.sub(walk.y, down.x), counts), Client(c.participations + 1)
 
-    def update(self, s: Server, r: Received[Up]) -> Server:
-        heads = [partial(self._task.head, tree.add(s.x, up.delta)) for up in r.each]
-        counts = torch.stack([up.counts for up in r.each]) if heads else torch.zeros(0, self._task.labels)
+    def update(self, s: Server, r: Received[Up], home: Home) -> Server:
+        heads = [partial(home.task.head, tree.add(s.x, up.delta)) for up in r.each]
+        counts = torch.stack([up.counts for up in r.each]) if heads else torch.zeros(0, home.task.labels)
         made = s.generator
         if self.strength and bool((counts > 1).any()):
             lr = self.generator_lr * self.decay ** int(s.round)
             settings = features.Settings(self.updates, self.generator_batch, lr, self.generator_decay)
-            made = features.distil(made, heads, counts, self.noise, settings, keys.fold(self._key, int(s.round)))
+            made = features.distil(
+                made, heads, counts, self.noise, settings, keys.fold(keys.fold(home.key, "fedgen"), int(s.round))
+            )
         return Server(tree.axpy(self.server_lr, r.mean.delta, s.x), made, s.round + 1)
 
     def _weight(self, down: Server) -> float:
@@ -97,13 +98,3 @@ class FedGen(LocalSgd):
         learned = F.cross_entropy(task.head(params, made), any_label, reduction="none")
         near = F.kl_div(F.log_softmax(logits, 1), says, reduction="none", log_target=True).sum(1)
         return F.cross_entropy(logits, y, reduction="none") + weight * (learned + near)
-
-    @property
-    def _task(self) -> Task:
-        assert self._given is not None, "the engine hands the server's own data to an algorithm that asks for it"
-        return self._given.task
-
-    @property
-    def _key(self) -> Key:
-        assert self._given is not None
-        return keys.fold(self._given.key, "fedgen")

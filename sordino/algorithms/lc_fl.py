@@ -12,14 +12,14 @@ from __future__ import annotations
 from typing import Literal
 
 from sordino.algorithms.fedavg import FedAvg
-from sordino.privacy.coordinate_laplace import ClipCoordinates, CoordinateLaplace, Flag
-from sordino.privacy.mechanisms import GaussianNoise, LaplaceNoise
-from sordino.privacy.open_reader import Open
-from sordino.privacy.responses import Responses
-from sordino.privacy.secure import Aggregated, Encrypted
-from sordino.privacy.stages import Clip, Noise, Weigh
+from sordino.privacy.noise.laws import GaussianNoise, LaplaceNoise
+from sordino.privacy.readers.open import Open
+from sordino.privacy.readers.responses import Responses
+from sordino.privacy.uplink import Uplink
+from sordino.privacy.uplink.coordinate_laplace import ClipCoordinates, CoordinateLaplace, Flag
+from sordino.privacy.uplink.secure_stages import Aggregated, Encrypted
+from sordino.privacy.uplink.stages import Clip, Noise, Weigh
 from sordino.types import Reader
-from sordino.uplink import Uplink
 
 Target = Literal["aggregate_any", "per_client"]
 Batch = int | Literal["full"]

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+from abc import ABC
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 from torch import Tensor
 
 from sordino import tree
+from sordino.algorithms.algorithm import Algorithm
 from sordino.errors import ConfigError
-from sordino.privacy.open_reader import Open
-from sordino.tasks.personalise import plain
-from sordino.types import Model, Params, Reader, Shard, Task, Work
-from sordino.uplink import Uplink
+from sordino.privacy.readers.open import Open
+from sordino.privacy.uplink import Uplink
+from sordino.types import Params, Reader, Work
 
 
 class Walk:
@@ -38,7 +39,7 @@ class Walk:
 
 
 @dataclass(frozen=True)
-class LocalSgd:
+class LocalSgd(Algorithm[Any, Any, Any, Any], ABC):
     lr: float = 0.1  # eta
     local_epochs: int | None = None  # E; 1 where neither epochs nor steps are given
     local_steps: int | None = None  # instead of epochs
@@ -90,19 +91,14 @@ class LocalSgd:
     def walk(self, start: Params, eta: float, velocity: Params | None = None) -> Walk:
         return Walk(self, start, eta, velocity)
 
-    # what the server holds, and what a client makes of it ------------------------------------------------------------------------
-
-    personalises: ClassVar[bool] = False  # are clients' models their own?
-    episodic: ClassVar[bool] = False  # does `local` ask its shard for episodes instead of batches?
-
     def models(self, s: Any) -> Mapping[str, Params]:
         return {"global": s.x}
 
-    def personal(self, task: Task, params: Params, c: Any, shard: Shard) -> Model:
-        return plain(task, params, shard)
+    @property
+    def step_size(self) -> float:
+        return self.lr
 
     def passes(self, size: int) -> float:
-        """Examples that a client of so many takes through the network in a round; there and back is 1, only there a third."""
         return float(
             self.work.count(size) * self.work.batch(size) if self.work.steps else (self.work.epochs or 1) * size
         )

@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from sordino import tree
+from sordino.algorithms.algorithm import Home
 from sordino.algorithms.fedavg import Server, Up
 from sordino.algorithms.local_sgd import LocalSgd
 from sordino.errors import ConfigError
@@ -59,7 +60,7 @@ class Moon(LocalSgd):
     def broadcast(self, s: Server) -> Server:
         return s
 
-    def zero(self, down: Server) -> Up:
+    def zero(self, task: Task, down: Server) -> Up:
         return Up(tree.zeros_like(down.x))
 
     def local(self, task: Task, down: Server, c: Client, shard: Shard, key: Key) -> tuple[Up, Client]:
@@ -73,7 +74,7 @@ class Moon(LocalSgd):
     def passes(self, size: int) -> float:
         return super().passes(size) * 5 / 3  # two more looks, without a way back
 
-    def update(self, s: Server, r: Received[Up]) -> Server:
+    def update(self, s: Server, r: Received[Up], home: Home) -> Server:
         return Server(tree.axpy(self.server_lr, r.mean.delta, s.x), s.round + 1)
 
     def _losses(

@@ -14,10 +14,10 @@ from typing import Literal
 
 from sordino.algorithms.fedprox import FedProx
 from sordino.errors import UnsoundGuarantee
-from sordino.privacy.mechanisms import GaussianNoise
-from sordino.privacy.stages import Clip, Noise, Weigh
+from sordino.privacy.noise.laws import GaussianNoise
+from sordino.privacy.uplink import Uplink
+from sordino.privacy.uplink.stages import Clip, Noise, Weigh
 from sordino.types import Neighbours
-from sordino.uplink import Uplink
 
 Mechanism = Literal["bounds", "local", "rates", "threshold", "published"]
 

@@ -13,18 +13,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
 from sordino import tree
+from sordino.algorithms.algorithm import Home
 from sordino.algorithms.local_sgd import LocalSgd
 from sordino.errors import ConfigError
 from sordino.keys import Key
+from sordino.privacy.uplink import Uplink
 from sordino.tasks.personalise import episode_loss, proto
 from sordino.types import Model, Params, Received, Shard, Task
-from sordino.uplink import Uplink
 
 ServerState = Literal["scaled", "literal", "leaky", "oracle"]
 
@@ -68,8 +69,8 @@ class PFLDyn(LocalSgd):
     most_grad: float | None = 10.0
     lr_decay: float = 0.997
     uplink: Uplink = Uplink(client=())  # uniform weights
-    personalises: ClassVar[bool] = True
-    episodic: ClassVar[bool] = True
+    personalises = True
+    wants = "episodes"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -90,7 +91,7 @@ class PFLDyn(LocalSgd):
     def broadcast(self, s: Server) -> Down:
         return Down(s.x, s.round)
 
-    def zero(self, down: Down) -> Up | Told:
+    def zero(self, task: Task, down: Down) -> Up | Told:
         nothing = tree.zeros_like(down.x)
         return Told(nothing, nothing) if self.server_state == "oracle" else Up(nothing)
 
@@ -106,7 +107,7 @@ class PFLDyn(LocalSgd):
         up = Told(delta, tree.sub(g_n, c.g)) if self.server_state == "oracle" else Up(delta)
         return up, Client(g_n, c.participations + 1, c.failures + (not good))
 
-    def update(self, s: Server, r: Received[Any]) -> Server:
+    def update(self, s: Server, r: Received[Any], home: Home) -> Server:
         delta = r.mean.delta
         if self.server_state == "oracle":
             g = tree.axpy(r.participation, r.mean.g, s.g)

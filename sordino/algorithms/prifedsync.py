@@ -10,9 +10,9 @@ from dataclasses import replace
 from typing import Literal
 
 from sordino.algorithms.pfl_dyn import PFLDyn, ServerState
-from sordino.privacy.as_published import UpdateLevel
-from sordino.privacy.episodes import CellGradient
-from sordino.uplink import Uplink
+from sordino.privacy.readers.episodes import CellGradient
+from sordino.privacy.uplink import Uplink
+from sordino.privacy.uplink.as_published import UpdateLevel
 
 
 def prifedsync(

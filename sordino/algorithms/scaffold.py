@@ -12,10 +12,11 @@ import torch
 from torch import Tensor
 
 from sordino import tree
+from sordino.algorithms.algorithm import Home
 from sordino.algorithms.local_sgd import LocalSgd
 from sordino.keys import Key
+from sordino.privacy.uplink import Uplink
 from sordino.types import Params, Received, Shard, Task
-from sordino.uplink import Uplink
 
 
 class Server(NamedTuple):
@@ -48,7 +49,7 @@ class Scaffold(LocalSgd):
     def broadcast(self, s: Server) -> Server:
         return s
 
-    def zero(self, down: Server) -> Up:
+    def zero(self, task: Task, down: Server) -> Up:
         return Up(tree.zeros_like(down.x), tree.zeros_like(down.x))
 
     def local(self, task: Task, down: Server, client: Client, shard: Shard, key: Key) -> tuple[Up, Client]:
@@ -62,7 +63,7 @@ class Scaffold(LocalSgd):
         c_plus = tree.map(lambda ci, c, x, y: ci - c + (x - y) / (steps * eta), c_i, c, x, y)  # line 12, option II
         return Up(tree.sub(y, x), tree.sub(c_plus, c_i)), Client(c_plus, client.participations + 1)  # lines 13, 14
 
-    def update(self, s: Server, r: Received[Up]) -> Server:
+    def update(self, s: Server, r: Received[Up], home: Home) -> Server:
         return Server(
             x=tree.axpy(self.server_lr, r.mean.delta_y, s.x),  # line 16
             c=tree.axpy(r.participation, r.mean.delta_c, s.c),  # line 17: |S|/N

@@ -11,12 +11,13 @@ from typing import Any, Literal, NamedTuple
 from torch import Tensor
 
 from sordino import tree
+from sordino.algorithms.algorithm import Home
 from sordino.algorithms.fedavg import Client, FedAvg, Server, Up
 from sordino.keys import Key
-from sordino.privacy.as_published import Discounted, UserLevel
+from sordino.privacy.uplink import Uplink
+from sordino.privacy.uplink.as_published import Discounted, UserLevel
 from sordino.tasks.personalise import training_loss
 from sordino.types import Params, Received, Shard, Task
-from sordino.uplink import Uplink
 
 
 class Told(NamedTuple):
@@ -32,7 +33,7 @@ class WholeModel(FedAvg):
         up, c = super().local(task, down, c, shard, key)
         return Up(tree.add(down.x, up.delta)), c
 
-    def update(self, s: Server, r: Received[Up]) -> Server:
+    def update(self, s: Server, r: Received[Up], home: Home) -> Server:
         return Server(r.mean.delta if r.participation else s.x, s.round + 1)
 
 
@@ -40,7 +41,7 @@ class WholeModel(FedAvg):
 class TellingLoss(FedAvg):
     """Sends its training loss along, for rounds discounting."""
 
-    def zero(self, down: Server) -> Any:
+    def zero(self, task: Task, down: Server) -> Any:
         return Told(tree.zeros_like(down.x), next(iter(down.x.values())).new_zeros(()))
 
     def local(self, task: Task, down: Server, c: Client, shard: Shard, key: Key) -> tuple[Any, Client]:

@@ -9,20 +9,20 @@ Deviations: noise images are scaled like the data, not by 0.5 and 0.25. The set 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from sordino import keys, tree
+from sordino.algorithms.algorithm import Home, Known
 from sordino.algorithms.fedavg import Client, FedAvg, Server, Up
 from sordino.errors import ConfigError
 from sordino.generators.noise_images import Source
 from sordino.keys import Key
-from sordino.phases import Given
 from sordino.tasks.contrast import supervised_contrast
 from sordino.tasks.drawn import noise_examples
 from sordino.types import Examples, Params, Shard, Task
@@ -40,10 +40,13 @@ class VHL(FedAvg):
     pull_epochs: int = 5  # of a round: later ones learn without pulling
     temperature: float = 0.07
     _shape: tuple[int, ...] = ()
-    _given: Given | None = field(default=None, repr=False, compare=False)
-    heads: ClassVar[int] = 2
 
-    def sized(self, shape: tuple[int, ...], classes: int) -> VHL:
+    @property
+    def heads(self) -> int:
+        return 2  # noise images have classes of their own
+
+    def fitted(self, known: Known) -> VHL:
+        shape = known.shape
         if len(shape) != 3:
             raise ConfigError(
                 f"vhl over examples of shape {'x'.join(map(str, shape))}",
@@ -51,14 +54,10 @@ class VHL(FedAvg):
                 fix="another data.source, or another algorithm",
                 code="not-images",
             )
-        return replace(self, _shape=(*shape, classes))
+        return replace(self, _shape=(*shape, known.classes))
 
-    def begin(self, task: Task, key: Key, before: Any) -> Server:
-        return self.init(task, key)
-
-    def handed(self, before: Any) -> Params:
-        assert self._given is not None, "the engine hands the server's own data to an algorithm that asks for it"
-        return {"seed": torch.tensor(keys.signed(keys.word(keys.fold(self._given.key, "vhl"))))}
+    def handed(self, before: Any, home: Home) -> Params:
+        return {"seed": torch.tensor(keys.signed(keys.word(keys.fold(home.key, "vhl"))))}
 
     def equip(self, task: Task, handed: Mapping[str, Tensor], size: int, key: Key) -> Examples:
         side, _, channels, classes = self._shape

@@ -1,1 +1,4 @@
-"""Attacks on a gate's own promise: what a distinguisher can do with two worst-case neighbours, against what was claimed."""
+"""What an attacker finds, against what was claimed.
+
+Each attack is a distinguisher between two worst-case neighbours, through a gate's public calls.
+"""

@@ -19,22 +19,22 @@ import numpy as np
 
 from sordino import config, keys
 from sordino.algorithms import ALGORITHMS
-from sordino.assemble import Parts, settle
 from sordino.attacks import clients, images, records
 from sordino.attacks.bound import Found, mu_lost, tuned
 from sordino.attacks.pairs import Pair, Powerless
 from sordino.attacks.sources import Weak
+from sordino.budget.plan import Price
 from sordino.config import Experiment
 from sordino.errors import ConfigError
-from sordino.folder import check_is_run
 from sordino.ledger.accountants import best
 from sordino.ledger.claims import ADVERSARIES
 from sordino.ledger.events import Event, Gaussian, NonPrivate, Poisson, leaves
 from sordino.ledger.gaussian_dp import epsilon_of
 from sordino.ledger.notes import parsed
-from sordino.plan import Price
-from sordino.privacy.responses import Responses
-from sordino.privacy.sources import Counter, System
+from sordino.privacy.noise.sources import Counter, System
+from sordino.privacy.readers.responses import Responses
+from sordino.runs.folder import check_is_run
+from sordino.runs.setup import Parts, settle
 from sordino.types import Claim, Source
 
 TRIALS = 30_000  # of either neighbour

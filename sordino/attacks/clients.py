@@ -12,18 +12,18 @@ from typing import Any
 import torch
 
 from sordino import tree
-from sordino.assemble import Parts
 from sordino.attacks.pairs import FAR, Pair, Release
 from sordino.attacks.sources import Silent, Weak
-from sordino.engine.federation import Federation
+from sordino.budget.plan import Price
+from sordino.engine.server import Federation
 from sordino.ledger.events import Nothing, Poisson
-from sordino.plan import Price
-from sordino.privacy.layers import ClipLayers
-from sordino.privacy.one_direction import OneDirection
-from sordino.privacy.stages import Clip, private
+from sordino.privacy.uplink import Uplink
+from sordino.privacy.uplink.clip_layers import ClipLayers
+from sordino.privacy.uplink.one_direction import OneDirection
+from sordino.privacy.uplink.stages import Clip, private
+from sordino.runs.setup import Parts
 from sordino.tree import Tree
 from sordino.types import Claim, Source
-from sordino.uplink import Uplink
 
 MOST = 512  # numbers of an upload
 
@@ -35,7 +35,7 @@ class Stand:
         algorithm = parts.algorithm
         down = algorithm.broadcast(algorithm.init(parts.task, parts.key))
         self.uplink: Uplink = algorithm.uplink.at(0, down)
-        self.zero = smaller(algorithm.zero(down))
+        self.zero = smaller(algorithm.zero(parts.task, down))
         self.grant = federation.grant(0, client, price)
         self._federation, self._plan = federation, parts.plan
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from sordino.attacks.pairs import Pair, Release
 from sordino.attacks.sources import Rare, Weak
-from sordino.privacy.responses import Responses
+from sordino.privacy.readers.responses import Responses
 from sordino.types import Examples, Source, Unit
 
 ROWS = 2000

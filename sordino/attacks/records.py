@@ -17,9 +17,9 @@ from sordino import tree
 from sordino.attacks import sums
 from sordino.attacks.pairs import FAR, Pair, Release
 from sordino.attacks.sources import Silent
-from sordino.privacy.classes import ClassSums
-from sordino.privacy.episodes import CellGradient
-from sordino.privacy.readers import NoisyGradient
+from sordino.privacy.readers.class_sums import ClassSums
+from sordino.privacy.readers.episodes import CellGradient
+from sordino.privacy.readers.noisy_gradient import NoisyGradient
 from sordino.tasks.quadratic import Quadratic
 from sordino.types import Examples, Grant, Neighbours, Params, Shard, Source, Work
 

@@ -19,8 +19,8 @@ from sordino.attacks.separation import Separation, separation
 from sordino.errors import DataError
 from sordino.ledger.events import Gaussian
 from sordino.ledger.gaussian_dp import epsilon_of
-from sordino.privacy.beside import taken
-from sordino.privacy.classes import ClassSums
+from sordino.privacy.readers.beside_public import taken
+from sordino.privacy.readers.class_sums import ClassSums
 from sordino.types import Examples, Grant, Source, Task, Work
 
 ALPHA = 1e-4  # how likely a game is to refute a true promise

@@ -1,4 +1,7 @@
-"""`sordino`: the command line. Importing it loads neither torch nor scipy."""
+"""The command line.
+
+Importing it loads neither torch nor scipy.
+"""
 
 from sordino.cli.main import main
 

@@ -24,7 +24,7 @@ def check(
     as_json: Json = False,
 ) -> None:
     """Try the library's laws on an algorithm of your own: about ten seconds. Exit code 2 where one is broken."""
-    from sordino.checking import check as try_all
+    from sordino.check import check as try_all
 
     with Console(stderr=True, quiet=as_json).status("reading") as status:
         report = try_all(file, class_, set_ or [], lambda law: status.update(f"the law {law!r}"))

@@ -52,8 +52,8 @@ def compare(
     quiet: Quiet = False,
 ) -> None:
     """Run several experiments over the same seeds and compare their ends, never their best rounds."""
-    from sordino.comparing import compare as run_all
-    from sordino.report.compared import FORMATS, text
+    from sordino.report.comparison_table import FORMATS, text
+    from sordino.results.comparison import compare as run_all
 
     if figures is not None:
         from sordino.report.figures import available

@@ -12,13 +12,13 @@ from rich.markup import escape
 
 from sordino.cli.options import Json
 from sordino.cli.words import Verb, experiment_and_changes
-from sordino.sources import SOURCES
+from sordino.config.data_sources import SOURCES
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from sordino.assemble import Parts
     from sordino.config import Experiment
+    from sordino.runs.setup import Parts
 
 app = typer.Typer(help="Data and partitions: list, schema, partition, plot.", no_args_is_help=True)
 
@@ -42,7 +42,7 @@ def _experiment(words: list[str]) -> Experiment:
 def list_(what: What = None, as_json: Json = False) -> None:
     """The sources of data and what each needs; with an experiment, what its data are."""
     if what:
-        from sordino.assemble import Parts
+        from sordino.runs.setup import Parts
 
         facts = _facts(Parts(_experiment(what)))
         if as_json:
@@ -100,7 +100,7 @@ def partition(
     as_json: Json = False,
 ) -> None:
     """Who would hold what: sizes, labels and how much clients differ."""
-    from sordino.assemble import Parts
+    from sordino.runs.setup import Parts
 
     found = _portrait(Parts(_experiment(what or [])))
     if as_json:
@@ -119,10 +119,10 @@ def plot(
     out: Annotated[Path, typer.Option(help="The picture: an SVG file that any browser opens.")] = Path("partition.svg"),
 ) -> None:
     """A picture of who would hold what: clients across, labels up."""
-    from sordino.assemble import Parts
     from sordino.engine.checkpoint import atomic_write
     from sordino.errors import DataError
     from sordino.partition.picture import svg
+    from sordino.runs.setup import Parts
 
     if out.suffix != ".svg":
         raise DataError(

@@ -13,7 +13,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.markup import escape
 
-from sordino import own
+from sordino import user_code
 from sordino.errors import BackendUnavailable, RunError, SordinoError
 
 PRINTERS = {"rich", "click", "typer"}  # the packages that all output goes through
@@ -33,7 +33,7 @@ def ended(do: Callable[[], None]) -> int:
 
 def _status(do: Callable[[], None]) -> int:
     try:
-        with own.blamed():
+        with user_code.blamed():
             do()
     except SystemExit as end:
         if isinstance(end.__context__, BrokenPipeError):  # said by typer and rich as "1", which is a bug here

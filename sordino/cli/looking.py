@@ -19,7 +19,7 @@ def list_(
     """The runs in a folder: how far, how good, what they promise."""
     from rich.table import Table
 
-    from sordino.report.runs import Listed, listed
+    from sordino.runs.listing import Listed, listed
 
     found = listed(place)
     if as_json:
@@ -38,8 +38,8 @@ def list_(
 
 def show(folder: Path, as_json: Json = False) -> None:
     """The result and the guarantees of a finished run."""
-    from sordino.folder import check_is_run, read_metrics, read_preparation, read_receipt
     from sordino.report.tables import summary
+    from sordino.runs.folder import check_is_run, read_metrics, read_preparation, read_receipt
 
     check_is_run(folder)
     promised, rows = read_receipt(folder), read_metrics(folder)
@@ -52,11 +52,11 @@ def show(folder: Path, as_json: Json = False) -> None:
 def prepared(folder: Path) -> Any:
     """What came before the first round; where the data it is told from are gone, why."""
     from sordino.errors import SordinoError
-    from sordino.folder import read_preparation
+    from sordino.runs.folder import read_preparation
 
     if not read_preparation(folder):
         return ""
-    from sordino.report.prepared import gather
+    from sordino.report.preparation import gather
     from sordino.report.tables import preparation
 
     try:
@@ -75,9 +75,9 @@ def report(
     figures: Figures = None,
 ) -> None:
     """One self-contained page per run: curves, guarantees in words, spending, partition. Opens from disk, needs no network."""
-    from sordino.report.facts import gather
     from sordino.report.figures import available, of_run
-    from sordino.report.html import write
+    from sordino.report.run_facts import gather
+    from sordino.report.run_page import write
 
     if figures is not None:
         available()

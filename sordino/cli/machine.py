@@ -23,7 +23,7 @@ def doctor(
     """Look at this machine: what it can do, what would be slow, what is broken. Exit code 2 where something is broken."""
     from rich.table import Table
 
-    from sordino.doctor import benched, engine, judge, measure
+    from sordino.check.machine import benched, engine, judge, measure
 
     facts = measure(Path("runs"))
     findings = [*judge(facts), *(benched(facts) if bench else ())]

@@ -17,7 +17,7 @@ from sordino.cli.words import Verb, experiment_and_changes
 from sordino.errors import ConfigError
 
 if TYPE_CHECKING:
-    from sordino.planning import Enough
+    from sordino.budget.calculator import Enough
 
 app = typer.Typer(help="Budgets and guarantees: plan, spent, verify.", no_args_is_help=True)
 
@@ -80,11 +80,11 @@ def plan(
 
 
 def _plan_numbers(given: dict[str, Any], as_json: bool) -> None:
-    from sordino import planning
+    from sordino.budget import calculator
 
-    question = planning.ask(**given)
-    rows = [found.to_json() for found in planning.answer(question)]
-    ratio, found = rows[0]["noise_to_signal"], planning.enough_for(question)
+    question = calculator.ask(**given)
+    rows = [found.to_json() for found in calculator.answer(question)]
+    ratio, found = rows[0]["noise_to_signal"], calculator.enough_for(question)
     if as_json:
         typer.echo(
             json.dumps(
@@ -97,7 +97,7 @@ def _plan_numbers(given: dict[str, Any], as_json: bool) -> None:
             )
         )
         return
-    from sordino.report import planned
+    from sordino.report import plan as planned
 
     console = Console()
     planned.numbers(console, rows, given.get("noise_multiplier"))
@@ -114,13 +114,13 @@ def _plan_experiment(words: list[str], options: list[str], as_json: bool) -> Non
         )
     file, overrides = experiment_and_changes(words)
     with Console(stderr=True).status("rehearsing the rounds, calibrating the alternatives"):
-        from sordino.forecast import compare
+        from sordino.runs.forecast import compare
 
         found = compare(Path(file) if file is not None else None, overrides)
     if as_json:
         typer.echo(json.dumps({**found.to_json(), **_verdict(found.ratio, found.enough, found.delta)}))
         return
-    from sordino.report import planned
+    from sordino.report import plan as planned
 
     console = Console()
     planned.experiment(console, found)
@@ -128,7 +128,7 @@ def _plan_experiment(words: list[str], options: list[str], as_json: bool) -> Non
 
 
 def _verdict(ratio: float | None, found: Sequence[Enough], delta: float) -> dict[str, Any]:
-    from sordino.planning import NO_WAY, warning, ways_out
+    from sordino.budget.calculator import NO_WAY, warning, ways_out
 
     ways = ways_out(found, delta) or [NO_WAY]
     return {
@@ -144,10 +144,10 @@ def spent(
     as_json: Json = False,
 ) -> None:
     """What a run has spent, to whom; read from its ledger. Of a ledger: what all runs on it have spent together."""
-    from sordino.receipt import spending
     from sordino.report.tables import groups, guarantees
     from sordino.report.tables import spending as spending_table
     from sordino.runs.lifetime import lifetime
+    from sordino.runs.receipt import spending
 
     found = lifetime(place) if place.is_file() else spending(place)
     if as_json:

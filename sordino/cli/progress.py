@@ -17,7 +17,7 @@ from rich.text import Text
 
 if TYPE_CHECKING:
     from sordino.ledger.statement import Row
-    from sordino.training import Progress as Step
+    from sordino.runs.run import Progress as Step
 
 EVERY = 2.0  # seconds between plain lines
 BY = {"server": "by the server", "participants": "by the participants", "public": "by the public"}
@@ -163,7 +163,7 @@ class Spending:
 
 def spent_share(step: Step) -> float:
     """Of the client that spent most, in the currency that adds up."""
-    from sordino.receipt import share_of
+    from sordino.runs.receipt import share_of
 
     shares = [share_of(step.federation, client) for client in step.federation.spent]
     return max(shares, default=0.0)

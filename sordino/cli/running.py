@@ -15,12 +15,12 @@ from sordino.cli.options import Json, Quiet, Track
 from sordino.cli.words import experiment_and_changes
 
 if TYPE_CHECKING:
-    from sordino.training import Ended
+    from sordino.runs.run import Ended
 
 
 def new(folder: Annotated[Path, typer.Argument(help="Where to write experiment.toml and task.py.")]) -> None:
     """Start a project: one commented experiment and a model of your own."""
-    from sordino.starter import write
+    from sordino.cli.new_project import write
 
     for path in write(folder):
         typer.echo(str(path))
@@ -60,7 +60,7 @@ def run(
     experiment = config.load(Path(file) if file is not None else None, overrides)
 
     def go(watch: Any) -> Ended:
-        from sordino.training import fresh_folder, start
+        from sordino.runs.run import fresh_folder, start
 
         return start(experiment, out if out is not None else fresh_folder(experiment.name), watch, crash, prepared)
 
@@ -97,7 +97,7 @@ def resume(
     """Continue a run that was stopped or killed: same bytes as if it had never stopped."""
 
     def go(watch: Any) -> Ended:
-        from sordino.training import resume as continue_
+        from sordino.runs.run import resume as continue_
 
         return continue_(folder, watch, fallback, moved)
 
@@ -105,15 +105,15 @@ def resume(
 
 
 def _show_run(go: Any, track: list[str], as_json: bool, quiet: bool) -> None:
-    from sordino.ranks import follow, following
+    from sordino.runs.ranks import follow, following
 
     if following():  # under torchrun the first rank runs, the others do what it says
         follow()
         return
     from sordino.cli.looking import prepared
     from sordino.cli.progress import progress
-    from sordino.folder import read_preparation
-    from sordino.tracking import tracked
+    from sordino.runs.folder import read_preparation
+    from sordino.runs.trackers import tracked
 
     console = Console(stderr=True, quiet=quiet or as_json)
     with progress(console) as watch:

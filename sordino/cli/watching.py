@@ -43,7 +43,7 @@ def watch(
     as_json: Json = False,
 ) -> None:
     """Follow a run that goes on elsewhere until it ends. Exit code: 0 finished, 130 stopped and resumable, 1 killed."""
-    from sordino.folder import check_is_run
+    from sordino.runs.folder import check_is_run
 
     check_is_run(run)
     console = Console(highlight=False, soft_wrap=True, markup=False)
@@ -72,7 +72,7 @@ def watch(
 def look(run: Path) -> Seen:
     """How a run stands, from what it has written."""
     from sordino import config
-    from sordino.folder import in_use, read_metrics, read_notes, read_receipt
+    from sordino.runs.folder import in_use, read_metrics, read_notes, read_receipt
 
     alive = in_use(run)  # asked before anything is read: who ends after this is seen to have ended at the next look
     planned = config.load(run / "experiment.toml").rounds
@@ -100,14 +100,14 @@ def look(run: Path) -> Seen:
 
 
 def _promised(receipt: dict[str, Any]) -> str:
-    from sordino.report.runs import SIMULATION, promise
+    from sordino.runs.listing import SIMULATION, promise
 
     return promise(receipt["guarantees"]) + (SIMULATION if receipt["simulated"] else "")
 
 
 def beginning(run: Path) -> Start | None:
     """Of a run that was never resumed: the lock is touched at every start, so it is as old as the run."""
-    from sordino.folder import read_environment
+    from sordino.runs.folder import read_environment
 
     started = read_environment(run).get("started", "")
     try:

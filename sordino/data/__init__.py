@@ -1,4 +1,8 @@
-"""What exists: loaders that return a `Dataset`. Those that read parquet, CSV and image files need the `data` extra, and load it when they are asked."""
+"""What exists.
+
+Loaders return a `Dataset`. Those that read parquet, CSV and image files need the `data` extra, and load it when they
+are asked.
+"""
 
 from __future__ import annotations
 

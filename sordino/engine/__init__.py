@@ -1,0 +1,1 @@
+"""How a round is computed: clients, messages, processes, checkpoints."""

@@ -12,13 +12,14 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from sordino.engine.cohort import Cohort
+from sordino.algorithms.algorithm import Algorithm, Home
+from sordino.budget.plan import Plan, Price
+from sordino.cohorts.kinds import Cohort
 from sordino.errors import BudgetExhausted, LedgerError
 from sordino.ledger.events import Event, NonPrivate, Nothing, Once, Poisson, Repeat, Together, leaves
 from sordino.ledger.ledger import EVERYONE, Entry, Ledger, State
 from sordino.ledger.notes import SYSTEM, named, note, parsed
-from sordino.plan import Plan, Price
-from sordino.privacy.sources import TABLE_ERROR
+from sordino.privacy.noise.sources import TABLE_ERROR
 from sordino.types import Adversary, Claim
 
 Groups = list[tuple[list[int] | str, list[Claim]]]  # who, and what is claimed about each of them
@@ -34,7 +35,8 @@ class Asked(NamedTuple):
 
 @dataclass
 class Accounts:
-    algorithm: Any
+    algorithm: Algorithm[Any, Any, Any, Any]
+    home: Home  # the server's own data
     cohort: Cohort
     plan: Plan
     ledger: Ledger

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from sordino.errors import ConfigError, EmptyRound, SecAggAborted, ServerHoldsKey, UnsoundGuarantee
-from sordino.privacy.secure import Aggregated, Encrypted, Secure
+from sordino.privacy.uplink.secure_stages import Aggregated, Encrypted, Secure
 from sordino.secure.layout import Ints, Layout
 from sordino.secure.sealed import Public, Sealed, Secret, unpack
 

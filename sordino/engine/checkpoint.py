@@ -29,8 +29,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from sordino import tree
-from sordino.errors import RunError
-from sordino.shapes import damaged
+from sordino.errors import RunError, damaged
 from sordino.tree import Tree
 
 JSON: TypeAlias = bool | int | float | str | Sequence["JSON"] | Mapping[str, "JSON"] | None

@@ -9,14 +9,15 @@ from typing import Any
 from torch import Tensor
 
 from sordino import keys, tree
+from sordino.algorithms.algorithm import Algorithm
 from sordino.engine import wire
+from sordino.engine.client_states import States
 from sordino.engine.shards import Prepared
 from sordino.engine.stack import Member, stacks, together
-from sordino.engine.store import States
 from sordino.keys import Key
-from sordino.privacy.open_reader import Open
-from sordino.privacy.pool import Pool
-from sordino.privacy.sources import Counter
+from sordino.privacy.noise.sources import Counter
+from sordino.privacy.readers.open import Open
+from sordino.privacy.readers.shared_pass import Pool
 from sordino.tasks.personalise import WAYS
 from sordino.types import Examples, Grant, Model, Params, Shard, Task
 
@@ -25,7 +26,7 @@ from sordino.types import Examples, Grant, Model, Params, Shard, Task
 class Clients:
     """The clients that live in this process."""
 
-    algorithm: Any
+    algorithm: Algorithm[Any, Any, Any, Any]
     task: Task
     shards: Mapping[int, Examples]
     header: Callable[[int, int], wire.Header]  # (round, sender; -1 the server) -> what a message must say
@@ -34,7 +35,7 @@ class Clients:
     handed: Mapping[str, Tensor] | None = None  # what everybody was given before the first round
     key: Key = 0  # of the run: what a client makes of it is drawn from there
     executor: str = "loop"  # who shares a pass over the network: "pooled" clients at the same weights, "stack" clients of equal shape
-    _made: dict[int, Examples] = field(default_factory=dict, repr=False)  # what each has made of it
+    _made: dict[int, Examples | None] = field(default_factory=dict, repr=False)  # what each has made of it
 
     def __call__(
         self, t: int, down: Any, grants: Mapping[int, Grant], key: Key, apart: bool = False
@@ -55,7 +56,7 @@ class Clients:
             for k in order
         )
         # a stack has one broadcast and one set of public examples: not where clients are told, or hold, something of their own
-        shared = self.executor == "stack" and self.handed is None and not hasattr(self.algorithm, "told")
+        shared = self.executor == "stack" and self.handed is None and not self.algorithm.tells_each
         for stack in stacks(members, self.task.stacks if shared else lambda n: 1):
             for member, (upload, state) in zip(stack, self._local(down, stack, apart), strict=True):
                 self.states[member.client] = state
@@ -100,12 +101,11 @@ class Clients:
             return WAYS["plain"](self.task, params, shard)
         if way in WAYS:
             return WAYS[way](self.task, params, shard)
-        model: Model = self.algorithm.personal(self.task, params, self._state(k), shard)
-        return model
+        return self.algorithm.personal(self.task, params, self._state(k), shard)
 
     def _public(self, k: int, size: int) -> Examples | None:
         """What the client has beside its own examples: made of what was handed to everybody, once."""
-        if self.handed is None or not hasattr(self.algorithm, "equip"):
+        if self.handed is None:
             return None
         if k not in self._made:
             self._made[k] = self.algorithm.equip(self.task, self.handed, size, keys.fold(self.key, "equip", k))
@@ -130,7 +130,7 @@ class Clients:
             reader = self.algorithm.read
             grant = replace(member.grant, reads=reader.reads(self.algorithm.work, member.grant.size))
             shard = reader.open(member.examples, grant, self.task)
-            mine = self.algorithm.told(down, member.client) if not apart and hasattr(self.algorithm, "told") else down
+            mine = down if apart else self.algorithm.told(down, member.client)
             upload, state = self.algorithm.local(self.task, mine, member.state, shard, member.key)
             # alone is the reference: the same bytes as from a process of its own, which has to write them out
             yield (tree.formed(upload) if self.executor == "loop" else upload), state

@@ -9,16 +9,18 @@ from typing import Any
 import torch
 
 from sordino import tree
+from sordino.algorithms.algorithm import Algorithm, Home
+from sordino.cohorts.stragglers import Crew
 from sordino.engine import wire
 from sordino.engine.mail import Mail
 from sordino.engine.secure_sum import SecureSum
-from sordino.engine.stragglers import Crew
 from sordino.errors import NonFiniteModel, WireError
-from sordino.privacy.stages import private
+from sordino.privacy.uplink.stages import private
 
 
 class Messages:
-    algorithm: Any
+    algorithm: Algorithm[Any, Any, Any, Any]
+    home: Home
     run: str
     config: str
     remarks: list[str]  # what the user should know of answers that could not be used
@@ -34,7 +36,7 @@ class Messages:
     def bytes_down(self, t: int, down: Any, clients: Sequence[int]) -> int:
         # from the second round on, those who hold a key open the sum of the round before
         held = self.secure_sum.broadcast if t and self.secure_sum is not None else 0
-        if hasattr(self.algorithm, "told"):
+        if self.algorithm.tells_each:
             return sum(wire.size(self.header(t, -1), wire.schema(self.algorithm.told(down, k))) for k in clients)
         return len(clients) * (held or wire.size(self.header(t, -1), wire.schema(down)))
 
@@ -73,10 +75,12 @@ class Messages:
         Where it is clipped, or noised by its client, what is not finite counts as zero; an algorithm that reads each
         upload judges for itself.
         """
-        if getattr(self.algorithm, "reads_each", False):
+        if self.algorithm.reads_each:
             return False
         uplink = self.algorithm.uplink.at(t, down)
-        return not private(uplink.client) and math.isinf(uplink.bound(tree.size(self.algorithm.zero(down))).l2)
+        return not private(uplink.client) and math.isinf(
+            uplink.bound(tree.size(self.algorithm.zero(self.home.task, down))).l2
+        )
 
     def _length(self, t: int, down: Any) -> Callable[[int], int]:
         return wire.sizes(self.header(t, 0), wire.schema(self._shape(t, down)))
@@ -86,7 +90,7 @@ class Messages:
         return wire.payload_bytes(wire.schema(self._shape(t, down)))
 
     def _shape(self, t: int, down: Any) -> Any:
-        return self.algorithm.uplink.at(t, down).shape(self.algorithm.zero(down))
+        return self.algorithm.uplink.at(t, down).shape(self.algorithm.zero(self.home.task, down))
 
 
 def _not_finite(t: int, client: int) -> NonFiniteModel:

@@ -1,6 +1,6 @@
 """Client code in other processes: only wire messages, grants and acknowledgements cross.
 
-Each worker is `python -m sordino.worker FOLDER PLACE RUN STAGE FIRST STEP`: it builds its own clients from the experiment in the run folder, keeps their
+Each worker is `python -m sordino.runs.site_process FOLDER PLACE RUN STAGE FIRST STEP`: it builds its own clients from the experiment in the run folder, keeps their
 states, and speaks frames (`engine.lines`) on its standard streams. With a timeout a worker that is silent costs its clients the round, and others are asked in their
 place until it has answered.
 """
@@ -41,7 +41,7 @@ class Processes:
         the run keeps its states. Seconds, or None to wait: after `timeout` a round goes on, after `deadline` the run
         ends."""
         self._header, self._timeout, self._told = header, timeout, told  # header: of the broadcast of a round
-        command = [sys.executable, "-m", "sordino.worker", str(folder), str(place), run, str(stage)]
+        command = [sys.executable, "-m", "sordino.runs.site_process", str(folder), str(place), run, str(stage)]
         self._lines = [
             Line(
                 subprocess.Popen(

@@ -13,11 +13,11 @@ from sordino import tree
 from sordino.engine.channels import Ciphertexts, channel, check_cohort
 from sordino.engine.mail import Mail
 from sordino.errors import RangeSaturation
-from sordino.privacy.secure import Encrypted, NoiseShare, check_room
-from sordino.privacy.stages import private
+from sordino.privacy.uplink import Summed, Uplink, single_uploads
+from sordino.privacy.uplink.secure_stages import Encrypted, NoiseShare, check_room
+from sordino.privacy.uplink.stages import private
 from sordino.tree import Tree
 from sordino.types import Source
-from sordino.uplink import Summed, Uplink, single_uploads
 
 OFTEN = 1e-3  # of the values beyond the range: from there on a strict run stops
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from sordino import tree
 from sordino.keys import Key, signed
-from sordino.products import EVERY, Lazy, Rows, Span
+from sordino.lazy import EVERY, Lazy, Rows, Span
 from sordino.tree import Tree
 from sordino.types import Examples, Grant, Task
 

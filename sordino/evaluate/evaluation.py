@@ -55,7 +55,7 @@ class Evaluation:
 
 def ways(algorithm: Any, asked: Sequence[str]) -> tuple[str, ...]:
     """Those asked for, else the algorithm's own."""
-    return tuple(asked) or ((OWN,) if getattr(algorithm, "personalises", False) else ())
+    return tuple(asked) or ((OWN,) if algorithm.personalises else ())
 
 
 def _spread(found: Mapping[str, Any]) -> dict[str, Any]:

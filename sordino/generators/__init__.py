@@ -1,1 +1,4 @@
-"""Networks that make labelled images or features from noise, and how they are trained. A generator's state is a plain dict of float32 tensors."""
+"""Networks that draw labelled images or features from noise.
+
+A generator's state is a plain dict of float32 tensors.
+"""

@@ -1,1 +1,4 @@
-"""At what price: events, their accountants, calibration, schedules, and the ledger that adds up."""
+"""What was spent, and at what price.
+
+Events, their accountants, calibration, and the ledger that adds up.
+"""

@@ -1,4 +1,7 @@
-"""Who holds what: schemes that divide a data set among clients, and descriptions of the result."""
+"""Who holds what.
+
+Schemes that divide a data set among clients, and descriptions of the result.
+"""
 
 from __future__ import annotations
 

@@ -1,1 +1,4 @@
-"""What a run leaves behind: what may be shown, what is private, and how others check it."""
+"""A run, from its experiment to its receipt.
+
+What may be shown, what is private, and how others check it.
+"""

@@ -17,7 +17,8 @@ import numpy as np
 
 from sordino.data.dataset import Dataset, Split
 from sordino.engine.checkpoint import atomic_write
-from sordino.shapes import Agreed, damaged, parsed
+from sordino.errors import damaged
+from sordino.runs.shapes import Agreed, parsed
 
 FILE = "agreement.json"
 FORMAT = 1

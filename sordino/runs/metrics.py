@@ -10,8 +10,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
 
+from sordino.errors import damaged
 from sordino.runs.private import FOLDER
-from sordino.shapes import damaged
 
 FILE = "metrics.jsonl"
 ALWAYS = ("phase", "round", "lost", "model_norm")

@@ -15,10 +15,10 @@ import secrets
 from pathlib import Path
 
 from sordino.errors import RunError
+from sordino.privacy.noise.sources import SECRET
 
 FOLDER = "private"
 CLIENTS, DATA, HERE, README = "clients.secret", "data.key", "here", "README"
-SECRET = 32  # bytes from which clients draw what they draw once
 NOT_TO_BE_SHARED = (
     "Not to be shared. What lies here is covered by no epsilon: who reads it learns what the run promises to hide.\n"
     "Everything else in the run folder may be shown to those whom the statement in privacy.json names,\n"

@@ -12,18 +12,18 @@ import math
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from sordino import config, own
-from sordino.assemble import Parts
+from sordino import config, user_code
 from sordino.config import Experiment
-from sordino.engine.federation import Federation
+from sordino.engine.server import Federation
 from sordino.errors import RunError
-from sordino.folder import read_public_metrics
 from sordino.ledger.ledger import Entry, Ledger, of_run
 from sordino.ledger.notes import parsed
 from sordino.ledger.statement import statement
-from sordino.receipt import ledger_of, opened, receipt
 from sordino.runs import seal, signature
 from sordino.runs.agreement import Agreement
+from sordino.runs.folder import read_public_metrics
+from sordino.runs.receipt import ledger_of, opened, receipt
+from sordino.runs.setup import Parts
 
 COMPARED = ("format", "run", "simulated", "rounds", "clients", "budget", "phases", "assumptions")
 
@@ -53,7 +53,7 @@ def examine(folder: Path, key: Path | None = None, code: bool = False) -> Verdic
         entries = of_run(ledger, str(claimed.get("run")))
         wrong += _edited(experiment, entries)
         delta = ledger.charter.delta
-    if own.is_own(str(experiment.algorithm.get("name"))) and not code:
+    if user_code.is_own(str(experiment.algorithm.get("name"))) and not code:
         unseen.append(
             "the planned noise and the budget: they follow from an algorithm of somebody's own, and --with-code would run it"
         )
@@ -127,7 +127,7 @@ def _replayed(parts: Parts, entries: list[Entry]) -> list[str]:
 def _active(parts: Parts, again: Federation, t: int) -> list[int] | None:
     """Whom a round asks, where the experiment alone says so: a phase may ask by what it was told, and who was silent in
     time is replaced."""
-    if hasattr(parts.algorithm, "asks") or parts.experiment.engine.network.timeout_s is not None:
+    if parts.algorithm.names_clients or parts.experiment.engine.network.timeout_s is not None:
         return None
     if parts.cohort.hidden:
         return []

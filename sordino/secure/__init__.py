@@ -1,1 +1,4 @@
-"""Sums that can be opened, of uploads that cannot: fixed point, Paillier, lattices, secure aggregation. Integers and bytes; nothing here knows a model."""
+"""Sums that are opened, of uploads that nobody reads.
+
+Fixed point, Paillier, lattices, secure aggregation: integers and bytes; nothing here knows a model.
+"""

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from sordino import keys
-from sordino.products import take
+from sordino.lazy import take
 
 PAD = 4
 

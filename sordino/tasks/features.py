@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from sordino.errors import ConfigError
-from sordino.products import dense
-from sordino.tasks.chain import Chain
+from sordino.lazy import dense
+from sordino.tasks.written_out_backward import Chain
 from sordino.types import Params
 
 

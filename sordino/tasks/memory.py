@@ -13,7 +13,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from sordino.privacy.covered import remembering
+from sordino.privacy.readers.covered import remembering
 from sordino.tasks.nets import Dropout
 
 OURS = {"training", "_parameters", "_modules"}  # a task sets the mode and the parameters for every pass

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from sordino import keys
 from sordino.errors import ConfigError
-from sordino.privacy.per_example import slow_medians, slow_sum
+from sordino.privacy.readers.per_example_gradients import slow_medians, slow_sum
 from sordino.types import Examples, Losses, Params
 
 

@@ -12,10 +12,10 @@ from torch import Tensor
 from sordino import keys, tree
 from sordino.data import digits
 from sordino.keys import Key
-from sordino.privacy.open_reader import Open
-from sordino.privacy.sources import Counter
+from sordino.privacy.noise.sources import Counter
+from sordino.privacy.readers.open import Open
+from sordino.tasks.classification import Classification
 from sordino.tasks.nets import NETS
-from sordino.tasks.task import Classification
 from sordino.types import Examples, Grant, Params, Work
 
 CLASSES, ELSEWHERE, MEMBERS = (

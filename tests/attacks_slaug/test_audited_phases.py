@@ -16,13 +16,13 @@ from command_line import spoken
 from torch import Tensor
 
 from sordino import config
-from sordino.assemble import Parts
 from sordino.attacks.audit import EMPTY, Audit, audit
 from sordino.attacks.records import statistics
 from sordino.config import Experiment
 from sordino.ledger.gaussian_dp import epsilon_of, mu_of
-from sordino.privacy.classes import ClassSums, SumShard, class_sums
-from sordino.privacy.sources import Counter
+from sordino.privacy.noise.sources import Counter
+from sordino.privacy.readers.class_sums import ClassSums, SumShard, class_sums
+from sordino.runs.setup import Parts
 from sordino.types import Examples, Grant, Shard, Task
 
 DELTA, TRIALS = 1e-4, 1_500

@@ -16,8 +16,8 @@ from sordino import keys
 from sordino.attacks import inversion
 from sordino.attacks.likeness import psnr, ranks, ssim
 from sordino.ledger.gaussian_dp import mu_of
-from sordino.privacy.classes import ClassSums
-from sordino.privacy.sources import Counter
+from sordino.privacy.noise.sources import Counter
+from sordino.privacy.readers.class_sums import ClassSums
 from sordino.types import Examples, Grant
 
 from .devices import CLASSES, extractor, images, parts

@@ -14,8 +14,8 @@ from sordino.attacks.sources import Weak
 from sordino.attacks.sums import Played, most, pair, played
 from sordino.errors import DataError
 from sordino.ledger.gaussian_dp import mu_of
-from sordino.privacy.classes import ClassSums
-from sordino.privacy.sources import Counter
+from sordino.privacy.noise.sources import Counter
+from sordino.privacy.readers.class_sums import ClassSums
 from sordino.types import Examples, Source
 
 from .devices import CLASSES, extractor, parts

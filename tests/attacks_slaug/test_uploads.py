@@ -13,7 +13,7 @@ from sordino.attacks.labels import inferred, shares, spearman
 from sordino.attacks.losses import by_loss, confidence, losses, ratio
 from sordino.attacks.separation import separation
 from sordino.errors import DataError
-from sordino.privacy.beside import taken
+from sordino.privacy.readers.beside_public import taken
 from sordino.tasks.selection import skill
 from sordino.types import Examples, Params
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from sordino import keys
-from sordino.candidates import Wanted
+from sordino.public_images import Wanted
 
 
 @pytest.fixture

@@ -14,9 +14,9 @@ from safetensors.torch import save_file
 from scipy import stats
 from torch import nn
 
-from sordino.candidates import SOURCES, Wanted, biggan_network, extras
-from sordino.candidates.biggan import noise
 from sordino.errors import ConfigError, DataError
+from sordino.public_images import SOURCES, Wanted, biggan_network, extras
+from sordino.public_images.biggan import noise
 
 SMALL = {
     "z_dim": 8, "channel_width": 8, "num_classes": 1000, "attention_layer_position": 1, "n_stats": 51,
@@ -220,7 +220,7 @@ def test_a_folder_that_is_not_there_is_refused(path: str, wanted: Callable[..., 
 
 
 def test_every_id_of_the_package_is_an_imagenet_class(folder: Path, wanted: Callable[..., Wanted]) -> None:
-    from sordino.candidates import biggan
+    from sordino.public_images import biggan
 
     known: dict[str, Any] = biggan._ids(None)
     assert all(0 <= of < 1000 for ids in known.values() for of in ids)

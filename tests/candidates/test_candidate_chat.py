@@ -13,8 +13,8 @@ import pytest
 from chatting import Server, cats, chat, serving
 
 from sordino import config
-from sordino.candidates import PROMPTS, SOURCES, PromptSource, Wanted
 from sordino.errors import SordinoError
+from sordino.public_images import PROMPTS, SOURCES, PromptSource, Wanted
 
 
 @pytest.fixture

@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 import torch
 
-from sordino.candidates import PROMPTS, SOURCES, Wanted
-from sordino.candidates.prompts import local
-from sordino.candidates.prompts.dialogue import _request
 from sordino.errors import ConfigError, DataError
+from sordino.public_images import PROMPTS, SOURCES, Wanted
+from sordino.public_images.prompts import local
+from sordino.public_images.prompts.dialogue import _request
 
 pytestmark = pytest.mark.slow
 

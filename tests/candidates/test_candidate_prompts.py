@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sordino.candidates import PROMPTS, Wanted
-from sordino.candidates.prompts import chosen
-from sordino.candidates.prompts.dialogue import IDLE, Message, Reply, converse
-from sordino.candidates.prompts.parsing import is_refusal, parse
-from sordino.candidates.prompts.template import SYNONYMS
 from sordino.errors import ConfigError, DataError
+from sordino.public_images import PROMPTS, Wanted
+from sordino.public_images.prompts import chosen
+from sordino.public_images.prompts.dialogue import IDLE, Message, Reply, converse
+from sordino.public_images.prompts.parsing import is_refusal, parse
+from sordino.public_images.prompts.template import SYNONYMS
 
 CLASSES = (*SYNONYMS, "7", "pickup_truck", "non-motorized vehicle")
 TWO = ["a red cat on a roof", "a cat asleep"]

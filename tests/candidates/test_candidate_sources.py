@@ -15,15 +15,15 @@ from PIL import Image
 from sklearn.svm import SVC
 
 from sordino import config
-from sordino.candidates import SOURCES, Candidates, Source, Wanted
-from sordino.candidates.embedded import digit
-from sordino.candidates.pixels import fit, shifted, to_bytes, to_float
-from sordino.candidates.procedural import GROUND, look
-from sordino.candidates.strokes import DIGITS, FIGURES, of_class
-from sordino.candidates.wanted import PROXY
 from sordino.data import digits
 from sordino.data.dataset import Array, Split
 from sordino.errors import BackendUnavailable, ConfigError, DataError
+from sordino.public_images import SOURCES, Candidates, Source, Wanted
+from sordino.public_images.embedded import digit
+from sordino.public_images.pixels import fit, shifted, to_bytes, to_float
+from sordino.public_images.procedural import GROUND, look
+from sordino.public_images.strokes import DIGITS, FIGURES, of_class
+from sordino.public_images.wanted import PROXY
 
 NUMBERS = tuple("0123456789")
 FIRST = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")

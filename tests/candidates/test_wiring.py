@@ -16,12 +16,13 @@ from chatting import Server, chat, serving
 from command_line import Said
 from slaug_runs import FILE
 
-from sordino import config, holdings
-from sordino.assemble import Parts
-from sordino.candidates import SOURCES, Candidates, Wanted, store
-from sordino.candidates.wanted import gathered
+from sordino import config
 from sordino.errors import SordinoError
-from sordino.holdings import Holdings
+from sordino.public_images import SOURCES, Candidates, Wanted, store
+from sordino.public_images.wanted import gathered
+from sordino.runs import data
+from sordino.runs.data import Holdings
+from sordino.runs.setup import Parts
 
 Cli = Callable[..., Said]
 CHAT = 'candidates={{source="procedural", per_class=6, prompts={{name="openai_chat", base_url="{}", model="tiny"}}}}'
@@ -74,7 +75,7 @@ class Spy:
 
 @pytest.fixture
 def spy(monkeypatch: pytest.MonkeyPatch) -> list[Wanted]:
-    monkeypatch.setitem(holdings.CANDIDATES, "spy", Spy)
+    monkeypatch.setitem(data.CANDIDATES, "spy", Spy)
     Spy.seen.clear()
     return Spy.seen
 

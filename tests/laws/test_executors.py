@@ -10,10 +10,10 @@ import safetensors.torch
 import torch
 
 from sordino import tree
-from sordino.assemble import Parts
 from sordino.ledger.ledger import Entry
-from sordino.privacy.per_example import Sides
-from sordino.training import start
+from sordino.privacy.readers.per_example_gradients import Sides
+from sordino.runs.run import start
+from sordino.runs.setup import Parts
 
 from .cases import CASES, Case
 from .traces import finished, parts_of, started

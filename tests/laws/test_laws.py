@@ -35,9 +35,9 @@ from sordino.errors import LedgerError
 from sordino.ledger.events import NonPrivate, leaves
 from sordino.ledger.ledger import EVERYONE, State
 from sordino.ledger.notes import parsed, read_notes
-from sordino.receipt import opened
+from sordino.runs.receipt import opened
+from sordino.runs.run import Progress, resume, start
 from sordino.runs.verify import verify
-from sordino.training import Progress, resume, start
 from sordino.types import Grant, Shard, Task
 
 # compositions of parts whose laws other rows hold are for the slow tier; so are cases that others go the same way as, where a law runs them anew

@@ -1,4 +1,4 @@
-"""A finished run's trace (`sordino.traces`), and ways to stop a run in the middle."""
+"""A finished run's trace (`sordino.runs.trace`), and ways to stop a run in the middle."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from sordino import playing
-from sordino.assemble import Parts
 from sordino.config import Experiment, load
-from sordino.engine.federation import Federation
-from sordino.traces import Trace, differences, trace
-from sordino.training import Progress, resume, start
+from sordino.engine.server import Federation
+from sordino.runs import rounds
+from sordino.runs.run import Progress, resume, start
+from sordino.runs.setup import Parts
+from sordino.runs.trace import Trace, differences, trace
 
 __all__ = ["Trace", "differences", "trace"]  # re-exported
 
@@ -44,7 +44,7 @@ class Killed(BaseException):
 POINTS: Mapping[str, tuple[Any, str, int]] = {
     "reserved": (Federation, "reserve", 0),
     "computed": (Federation, "receive", 0),
-    "kept": (playing.Phase, "_save", 1),  # counts the rounds that are done
+    "kept": (rounds.Phase, "_save", 1),  # counts the rounds that are done
     "stored": (Federation, "store", 0),
     "published": (Federation, "publish", 0),
 }

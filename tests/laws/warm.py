@@ -1,6 +1,6 @@
 """Real processes at the price of a fork: a server imports everything once and forks a child for every command.
 
-`Process` looks like `subprocess.Popen` and runs `[python, "-m", "sordino", ...]`, `[python, "-m", "sordino.worker", ...]` or
+`Process` looks like `subprocess.Popen` and runs `[python, "-m", "sordino", ...]`, `[python, "-m", "sordino.runs.site_process", ...]` or
 `[python, "-m", "checkpoint_workers"]` in a process of its own, with its own memory and descriptors, that dies of real signals. Only the
 seconds of importing torch are saved. The client processes that such a child starts are warm too.
 """
@@ -147,10 +147,11 @@ def serve(place: str) -> None:
 def _entries() -> dict[str, Callable[[list[str]], None]]:
     """Everything a run needs, imported and used once."""
     import sordino.report.tables  # noqa: F401
-    from sordino import config, worker
+    from sordino import config
     from sordino.cli import main
     from sordino.engine import processes
-    from sordino.training import start
+    from sordino.runs import site_process
+    from sordino.runs.run import start
 
     few = ["rounds=1", "partition=iid", "partition.clients=2"]
     with tempfile.TemporaryDirectory() as folder:
@@ -165,7 +166,7 @@ def _entries() -> dict[str, Callable[[list[str]], None]]:
 
     return {
         "sordino": command_line,
-        "sordino.worker": worker.main,
+        "sordino.runs.site_process": site_process.main,
         "checkpoint_workers": lambda arguments: checkpoint_workers.main(),
     }
 

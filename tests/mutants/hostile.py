@@ -22,28 +22,28 @@ HOSTILE = [
     # coins
     one(
         "hidden cohorts tossed from the seed",
-        "engine/federation.py",
+        "engine/server.py",
         "unseen = self.noise == SYSTEM and self.cohort.hidden",
         "unseen = False",
         TWO_TELL,
     ),
     one(
         "the same coins in every run",
-        "engine/draws.py",
+        "cohorts/draws.py",
         "return self._source.words(count).numpy().view(np.uint64)",
         "return keys.words(count, count)",
         TWO_TELL,
     ),
     one(
         "clients without their secret draw from the seed",
-        "privacy/sources.py",
+        "privacy/noise/sources.py",
         'if name != "system":',
         'if name != "system" or secret is None:',
         "tests/test_lc_fl.py::test_without_their_secret_clients_do_not_answer_from_the_seed[gone]",
     ),
     one(
         "a ledger of other hands goes on",
-        "holdings.py",
+        "runs/data.py",
         'digest.update(np.stack([rows[order], owners[order]]).astype("<i8").tobytes())',
         'digest.update(rows[order].astype("<i8").tobytes())',
         "tests/test_plan.py::test_a_shared_ledger_is_of_clients_who_hold_the_same_rows",
@@ -131,7 +131,7 @@ HOSTILE = [
     ),
     one(
         "an edited experiment goes on",
-        "training.py",
+        "runs/run.py",
         "if any(each != now for each in said):",
         "if False:",
         f"{BINDING}::test_a_simulation_does_not_become_real_by_one_word",
@@ -146,7 +146,7 @@ HOSTILE = [
     # what is left
     one(
         "a digest of the data without a key",
-        "holdings.py",
+        "runs/data.py",
         "hmac.new(self.data_key, self.dataset.fingerprint(self.data_key).encode(), hashlib.sha256)",
         'hmac.new(b"", self.dataset.fingerprint(b"").encode(), hashlib.sha256)',
         f"{BINDING}::test_nobody_finds_a_row_by_trying",
@@ -167,14 +167,14 @@ HOSTILE = [
     ),
     one(
         "trackers are told everything",
-        "tracking.py",
+        "runs/trackers.py",
         "told = shown(step.metrics, hidden) if real else step.metrics",
         "told = step.metrics",
         ONE_TELLS,
     ),
     one(
         "labels of clients on the page that is shown",
-        "report/facts.py",
+        "report/run_facts.py",
         "all_ = evaluator or federation.noise != SYSTEM",
         "all_ = True",
         f"{ADVERSARY}::test_labels_of_clients_in_a_page_are_found_out",
@@ -211,14 +211,14 @@ HOSTILE = [
     ),
     one(
         "the continuous curve for whole steps",
-        "privacy/mechanisms.py",
+        "privacy/noise/laws.py",
         'return events.DiscreteGaussian(multiplier) if self.calibration == "discrete" else events.Gaussian(multiplier)',
         "return events.Gaussian(multiplier)",
         "tests/test_secure_sums.py::test_noise_in_shares_protects_from_the_server_too",
     ),
     one(
         "a probe that hides",
-        "privacy/secure.py",
+        "privacy/uplink/secure_stages.py",
         'if self.mode == "probe":',
         "if False:",
         "tests/test_secure_sums.py",
@@ -226,14 +226,14 @@ HOSTILE = [
     # gates
     one(
         "central noise for those who came",
-        "uplink.py",
+        "privacy/uplink/uplink.py",
         "total = stage.release(total, bound, used, source)",
         "total = stage.release(total, bound, used * (len(who) + 1) / (len(weights) + 1), source)",
         f"{ABSENT}::test_central_noise_does_not_shrink_with_those_who_stay_away",
     ),
     one(
         "the noise of one convex step",
-        "privacy/convex.py",
+        "privacy/readers/convex_stable.py",
         "* self.radius * steps / size",
         "* self.radius / size",
         f"{CONVEX}::test_its_noise_is_sized_for_all_steps",
@@ -247,14 +247,14 @@ HOSTILE = [
     ),
     one(
         "a statistic of a whole block",
-        "privacy/classes.py",
+        "privacy/readers/class_sums.py",
         "z = alone(of, x).double()",
         "z = of(x).double()",
         f"{APART}::test_a_statistic_is_shown_one_example_at_a_time",
     ),
     one(
         "delta against clients where examples are protected",
-        "soundness.py",
+        "runs/refusals.py",
         'protected = population if offer.unit == "client" else examples',
         "protected = population",
         f"{ABSENT}::test_delta_is_held_against_those_who_are_protected",
@@ -291,7 +291,7 @@ HOSTILE = [
     ),
     one(
         "a sum in the order of arrival",
-        "uplink.py",
+        "privacy/uplink/uplink.py",
         "in sorted(uploads.items()) if",
         "in uploads.items() if",
         "tests/privacy/test_bad_clients.py",

@@ -12,7 +12,7 @@ from torch import Tensor
 from sordino import keys
 from sordino.engine import wire
 from sordino.engine.client import Clients
-from sordino.engine.federation import Federation
+from sordino.engine.server import Federation
 from sordino.types import Grant, Params, Source
 
 

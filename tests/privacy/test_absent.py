@@ -11,13 +11,13 @@ import pytest
 from personal_budgets import GROUPS, MECHANISMS, made
 
 from sordino import config, tree
-from sordino.assemble import Parts
-from sordino.engine.federation import Federation
+from sordino.engine.server import Federation
 from sordino.errors import UnsoundGuarantee
 from sordino.ledger.notes import parsed
-from sordino.privacy.mechanisms import GaussianNoise
+from sordino.privacy.noise.laws import GaussianNoise
 from sordino.round import one_round
-from sordino.soundness import check_delta
+from sordino.runs.refusals import check_delta
+from sordino.runs.setup import Parts
 from sordino.types import Grant, Offer
 
 from .doubles import Still

@@ -17,12 +17,12 @@ from torch import Tensor, nn
 
 from sordino import keys, tree
 from sordino.errors import SordinoError, UnsoundGuarantee
-from sordino.privacy import classes, per_example
-from sordino.privacy.classes import ClassSums
-from sordino.privacy.episodes import CellGradient
-from sordino.privacy.readers import NoisyGradient
-from sordino.privacy.stages import SLACK
-from sordino.tasks.task import Classification
+from sordino.privacy.readers import class_sums, per_example_gradients
+from sordino.privacy.readers.class_sums import ClassSums
+from sordino.privacy.readers.episodes import CellGradient
+from sordino.privacy.readers.noisy_gradient import NoisyGradient
+from sordino.privacy.uplink.stages import SLACK
+from sordino.tasks.classification import Classification
 from sordino.types import Examples, Grant, Losses, Params, Work
 
 from .doubles import Still
@@ -165,8 +165,8 @@ def test_the_layer_rules_still_serve_somebodys_own_network(losses: Any, monkeypa
     """Control of cost and of correctness: no gradient per example is formed, and the sum is that of a loop."""
     task = task_of(Net())
     rows, params, draws = pairs()[0][0], task.init(3), keys.bits(keys.root(9), N)
-    wanted = per_example.one_by_one(losses(task), params, rows, draws, 0.1, 2)
-    monkeypatch.setattr(per_example, "gradients", lambda *asked: pytest.fail("the slow way was taken"))
+    wanted = per_example_gradients.one_by_one(losses(task), params, rows, draws, 0.1, 2)
+    monkeypatch.setattr(per_example_gradients, "gradients", lambda *asked: pytest.fail("the slow way was taken"))
     found = task.clipped_sum(losses(task), params, rows, draws, 0.1, 2)
     assert all(torch.allclose(found[name], wanted[name], atol=1e-5) for name in wanted)
 
@@ -216,7 +216,7 @@ def moved(of: Callable[[Tensor], Tensor]) -> float:
 def test_a_statistic_is_shown_one_example_at_a_time(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     of = STATISTICS[name]
     assert moved(of) <= CLIP * (1 + 1e-9)
-    monkeypatch.setattr(classes, "alone", lambda of, rows: of(rows))
+    monkeypatch.setattr(class_sums, "alone", lambda of, rows: of(rows))
     assert moved(of) > 1.5 * CLIP
 
 
@@ -231,7 +231,7 @@ def test_features_of_a_network_are_shown_one_example_at_a_time() -> None:
         return lambda x: task.features(params, x, None).detach()
 
     for of in (features(sequential()), features(Net())):
-        assert torch.allclose(classes.alone(of, rows.x), of(rows.x), atol=1e-6)
+        assert torch.allclose(class_sums.alone(of, rows.x), of(rows.x), atol=1e-6)
     assert moved(features(Net(in_groups))) <= CLIP * (1 + 1e-9)
 
 

@@ -21,16 +21,16 @@ from torch import Tensor
 
 from sordino.attacks.bound import Outputs, epsilon_lost, mu_lost
 from sordino.attacks.sources import Weak
-from sordino.engine.cohort import Everyone
+from sordino.cohorts.kinds import Everyone
 from sordino.ledger import events
 from sordino.ledger.accountants import best
-from sordino.privacy.mechanisms import GaussianNoise, LaplaceNoise
-from sordino.privacy.readers import NoisyGradient
-from sordino.privacy.sources import System
-from sordino.privacy.stages import Clip, Noise, Stage
+from sordino.privacy.noise.laws import GaussianNoise, LaplaceNoise
+from sordino.privacy.noise.sources import System
+from sordino.privacy.readers.noisy_gradient import NoisyGradient
+from sordino.privacy.uplink import Uplink
+from sordino.privacy.uplink.stages import Clip, Noise, Stage
 from sordino.tasks.quadratic import Quadratic
 from sordino.types import Claim, Examples, Grant, Source, Work
-from sordino.uplink import Uplink
 
 from .doubles import linear
 

@@ -17,15 +17,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from sordino import config, keys, training, tree
-from sordino.assemble import Parts
+from sordino import config, keys, tree
 from sordino.engine import checkpoint, wire
 from sordino.engine.client import Clients
-from sordino.engine.federation import Federation
+from sordino.engine.server import Federation
 from sordino.errors import RunError
 from sordino.ledger.ledger import State
 from sordino.ledger.notes import parsed
 from sordino.round import Outcome, one_round
+from sordino.runs import run
+from sordino.runs.setup import Parts
 from sordino.types import Grant
 
 from .doubles import messages
@@ -83,7 +84,7 @@ def values(parts: Parts, spoil: Spoil) -> Callable[[bytes, Federation], bytes]:
 
     def corrupt(message: bytes, federation: Federation) -> bytes:
         a = parts.algorithm
-        zero = a.zero(a.broadcast(parts.state("server")))
+        zero = a.zero(parts.task, a.broadcast(parts.state("server")))
         header, sent = wire.decode(message, federation.header(0, BAD), a.uplink.shape(zero))
         return wire.encode(header, tree.map(spoil, sent))
 
@@ -144,7 +145,7 @@ def test_central_noise_is_as_large_as_every_clients_claim_says() -> None:
     # four of six clients in each of two rounds: some pay for two exposures, some for one, and all get one noise
     parts = parts_of(UPLINKS["central"], cohort={"name": "round_robin", "size": 4}, rounds=2)
     federation, server = parts.federation(":memory:", "run"), parts.state("server")
-    zero = parts.algorithm.zero(parts.algorithm.broadcast(server))
+    zero = parts.algorithm.zero(parts.task, parts.algorithm.broadcast(server))
 
     def execute(t: int, down: Any, grants: Mapping[int, Grant], key: keys.Key) -> Iterable[tuple[int, Any]]:
         return [(k, zero) for k in grants]
@@ -283,7 +284,7 @@ def test_a_nan_through_an_open_uplink_stops_the_run_at_the_last_good_model(
     monkeypatch.setattr(Parts, "clients", clients)
     parts = parts_of(None)
     with pytest.raises(RunError) as error:
-        training.start(parts.experiment, tmp_path / "run")
+        run.start(parts.experiment, tmp_path / "run")
     assert error.value.code == "model-not-finite"
     assert error.value.what == f"the update of client {BAD} is not finite in round 3"
     assert "checkpoints" in error.value.fix

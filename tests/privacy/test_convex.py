@@ -14,9 +14,9 @@ from sordino import keys, tree
 from sordino.algorithms.client_noise import convex_stable
 from sordino.algorithms.fedavg import Client, FedAvg, Server, Up
 from sordino.errors import PrivacyError
-from sordino.privacy.convex import ConvexStable
+from sordino.privacy.readers.convex_stable import ConvexStable
+from sordino.tasks.classification import Classification
 from sordino.tasks.nets import Ball, bounded, logistic
-from sordino.tasks.task import Classification
 from sordino.types import Examples, Grant, Params, Source, Work
 
 from .doubles import Still

@@ -18,9 +18,9 @@ from sordino.ledger.accountants import best
 from sordino.ledger.events import DiscreteGaussian
 from sordino.ledger.gaussian_dp import epsilon_of
 from sordino.ledger.pricing import Discrete
-from sordino.privacy import discrete
-from sordino.privacy.discrete import TOTAL_VARIATION, discrete_gaussian, discrete_laplace
-from sordino.privacy.sources import Counter, System
+from sordino.privacy.noise import discrete
+from sordino.privacy.noise.discrete import TOTAL_VARIATION, discrete_gaussian, discrete_laplace
+from sordino.privacy.noise.sources import Counter, System
 
 MANY = 300_000
 ALARM = 1e-6

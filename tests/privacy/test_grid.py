@@ -18,12 +18,12 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from sordino.errors import UnsoundGuarantee
-from sordino.privacy import sources
-from sordino.privacy.mechanisms import GaussianNoise, LaplaceNoise
-from sordino.privacy.sources import GRID, TABLE_ERROR, Counter, System, grid_step
-from sordino.privacy.stages import Clip, Noise
+from sordino.privacy.noise import sources
+from sordino.privacy.noise.laws import GaussianNoise, LaplaceNoise
+from sordino.privacy.noise.sources import GRID, TABLE_ERROR, Counter, System, grid_step
+from sordino.privacy.uplink import Uplink
+from sordino.privacy.uplink.stages import Clip, Noise
 from sordino.types import Grant, Source
-from sordino.uplink import Uplink
 
 DRAWS = 10**6
 SCALE = 1.7  # of the noise; any

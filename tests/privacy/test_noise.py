@@ -21,13 +21,13 @@ from torch import Tensor
 from sordino import keys, tree
 from sordino.algorithms.fedavg import Client, FedAvg, Server
 from sordino.attacks.sources import Weak
-from sordino.privacy.mechanisms import GaussianNoise, LaplaceNoise
-from sordino.privacy.readers import NoisyGradient
-from sordino.privacy.sources import Counter, System, for_client, for_round
-from sordino.privacy.stages import Clip, Noise
+from sordino.privacy.noise.laws import GaussianNoise, LaplaceNoise
+from sordino.privacy.noise.sources import Counter, System, for_client, for_round
+from sordino.privacy.readers.noisy_gradient import NoisyGradient
+from sordino.privacy.uplink import Uplink
+from sordino.privacy.uplink.stages import Clip, Noise
 from sordino.tasks.quadratic import Quadratic
 from sordino.types import Examples, Grant, Params, Source, Work
-from sordino.uplink import Uplink
 
 from .doubles import linear
 

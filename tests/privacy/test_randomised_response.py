@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from sordino.errors import ConfigError, DomainError, SordinoError
-from sordino.privacy import randomised_response as rr
-from sordino.privacy.sources import Counter, System
+from sordino.privacy.noise import randomised_response as rr
+from sordino.privacy.noise.sources import Counter, System
 from sordino.types import Source
 
 K, DRAWS = 21, 10**6

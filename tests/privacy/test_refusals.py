@@ -17,12 +17,13 @@ import pytest
 import torch
 
 import sordino
-from sordino import budgets, checking, config, gates, keys, planning, training
+from sordino import check, config, keys
 from sordino.algorithms.cuag_pfl import cuag_pfl
 from sordino.algorithms.pdp_prox import pdp_prox
-from sordino.assemble import Parts
+from sordino.budget import calculator, client_budgets, schedules
 from sordino.cli import data as data_verbs
-from sordino.engine.stragglers import Stragglers
+from sordino.cohorts.stragglers import Stragglers
+from sordino.config import gates
 from sordino.errors import PrivacyError, SordinoError
 from sordino.ledger import (
     accountants,
@@ -30,32 +31,33 @@ from sordino.ledger import (
     currency,
     events,
     gaussian_dp,
-    personal,
     pricing,
-    published_pfl,
-    schedules,
+    published_clipping,
+    thresholds,
 )
-from sordino.privacy.as_published import OwnNorm, UserLevel
-from sordino.privacy.classes import ClassSums
-from sordino.privacy.convex import ConvexStable
-from sordino.privacy.discrete import discrete_gaussian
-from sordino.privacy.episodes import CellGradient
-from sordino.privacy.grid import Quantise
-from sordino.privacy.layers import ClipLayers
-from sordino.privacy.mechanisms import GaussianNoise, LaplaceNoise
-from sordino.privacy.one_direction import OneDirection
-from sordino.privacy.readers import NoisyGradient
-from sordino.privacy.responses import Responses
-from sordino.privacy.secure import Aggregated, Encrypted, NoiseShare, check_room
-from sordino.privacy.sources import Counter, System
-from sordino.privacy.stages import Clip, Noise, Weigh
+from sordino.privacy.noise.discrete import discrete_gaussian
+from sordino.privacy.noise.laws import GaussianNoise, LaplaceNoise
+from sordino.privacy.noise.sources import Counter, System
+from sordino.privacy.readers.class_sums import ClassSums
+from sordino.privacy.readers.convex_stable import ConvexStable
+from sordino.privacy.readers.episodes import CellGradient
+from sordino.privacy.readers.noisy_gradient import NoisyGradient
+from sordino.privacy.readers.responses import Responses
+from sordino.privacy.uplink import Uplink
+from sordino.privacy.uplink.as_published import OwnNorm, UserLevel
+from sordino.privacy.uplink.clip_layers import ClipLayers
+from sordino.privacy.uplink.fixed_point import Quantise
+from sordino.privacy.uplink.one_direction import OneDirection
+from sordino.privacy.uplink.secure_stages import Aggregated, Encrypted, NoiseShare, check_room
+from sordino.privacy.uplink.stages import Clip, Noise, Weigh
 from sordino.round import one_round
+from sordino.runs import run
+from sordino.runs.setup import Parts
 from sordino.secure.layout import Layout
+from sordino.tasks.classification import Classification
 from sordino.tasks.nets import logistic
 from sordino.tasks.quadratic import Quadratic
-from sordino.tasks.task import Classification
 from sordino.types import Bound, Examples, Grant, Work
-from sordino.uplink import Uplink
 
 from .doubles import linear
 
@@ -256,7 +258,7 @@ def test_an_unsafe_experiment_does_not_start(name: str, tmp_path: Path) -> None:
     table = QUADRATICS | changes
     table["privacy"] = {**table["privacy"], "ledger": str(tmp_path / "shared.sqlite")}
     with pytest.raises(SordinoError) as refusal:
-        training.start(config.validate(table), tmp_path / "run")
+        run.start(config.validate(table), tmp_path / "run")
     helpful(refusal.value, code)
     assert list(tmp_path.iterdir()) == []
 
@@ -277,7 +279,7 @@ def test_batch_norm_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     )
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SordinoError) as refusal:
-        training.start(config.validate({**DIGITS, "model": {"name": "mixing:Net"}}), tmp_path / "run")
+        run.start(config.validate({**DIGITS, "model": {"name": "mixing:Net"}}), tmp_path / "run")
     helpful(refusal.value, "batch-norm")
     assert not (tmp_path / "run").exists()
 
@@ -298,7 +300,7 @@ def test_a_private_table_learns_nothing_from_its_rows(tmp_path: Path) -> None:
     for name, code, more in cases:
         named = {"data": {**data, "schema": str(tmp_path / name)}}
         with pytest.raises(SordinoError) as refusal:
-            training.start(config.validate(private | named | more), tmp_path / "run")
+            run.start(config.validate(private | named | more), tmp_path / "run")
         helpful(refusal.value, code)
         assert not (tmp_path / "run").exists()
         simulated = {"privacy": {"epsilon": 2.0, "delta": 1e-3}}
@@ -325,7 +327,7 @@ def test_a_network_that_remembers_is_refused_wherever_anybody_is_protected(
     monkeypatch.chdir(tmp_path)
     own = {**DIGITS, "model": {"name": f"counting_{algorithm}:Net"}}
     with pytest.raises(SordinoError) as refusal:
-        training.start(config.validate({**own, "algorithm": {"name": algorithm}}), tmp_path / "run")
+        run.start(config.validate({**own, "algorithm": {"name": algorithm}}), tmp_path / "run")
     helpful(refusal.value, "model-remembers")
     assert not (tmp_path / "run").exists()
     open_ = {"partition": DIGITS["partition"], "model": own["model"], "algorithm": {"name": "fedavg"}, "privacy": {}}
@@ -487,7 +489,7 @@ def single_uploads(uplink: Uplink) -> Any:
 
 
 def granted(rule: dict[str, Any]) -> Any:
-    return budgets.personal(rule, 2, keys.root(1))
+    return client_budgets.personal(rule, 2, keys.root(1))
 
 
 def priced(algorithm: dict[str, Any], cohort: dict[str, Any], schedule: str = "uniform") -> Any:
@@ -616,24 +618,24 @@ CALLS: dict[str, Call] = {
     "a charge of nothing": Call("amount-zero", lambda: currency.ZCDP.charge((0,), what="charge")),
     "a share after the last": Call("budget-exhausted", lambda: schedules.clip_to_remaining(1, 0)),
     "a price for the textbook formula": Call("classic-needs-budget", lambda: pricing.Classic().cost(1.0)),
-    "planning with delta 1/N": Call("delta-too-large", lambda: planning.Question(1.0, 0.1, "client", 10, 2, 5)),
-    "planning from no noise": Call("noise-not-positive", lambda: planning.ask(noise_multiplier=0.0)),
-    "planning from noise that hides nobody": Call("noise-buys-nothing", lambda: planning.ask(noise_multiplier=1e-3)),
+    "planning with delta 1/N": Call("delta-too-large", lambda: calculator.Question(1.0, 0.1, "client", 10, 2, 5)),
+    "planning from no noise": Call("noise-not-positive", lambda: calculator.ask(noise_multiplier=0.0)),
+    "planning from noise that hides nobody": Call("noise-buys-nothing", lambda: calculator.ask(noise_multiplier=1e-3)),
     "planning from more noise than delta takes": Call(
-        "noise-buys-nothing", lambda: planning.ask(noise_multiplier=1e7, cohort=1000)
+        "noise-buys-nothing", lambda: calculator.ask(noise_multiplier=1e7, cohort=1000)
     ),
-    "planning in both directions": Call("one-direction", lambda: planning.ask(epsilon=1.0, noise_multiplier=1.0)),
-    "planning in no direction": Call("one-direction", lambda: planning.ask(rounds=5)),
+    "planning in both directions": Call("one-direction", lambda: calculator.ask(epsilon=1.0, noise_multiplier=1.0)),
+    "planning in no direction": Call("one-direction", lambda: calculator.ask(rounds=5)),
     "planning a cohort larger than the federation": Call(
-        "cohort-too-large", lambda: planning.ask(epsilon=1.0, clients=10, cohort=11)
+        "cohort-too-large", lambda: calculator.ask(epsilon=1.0, clients=10, cohort=11)
     ),
-    "planning a negative number of rounds": Call("out-of-range", lambda: planning.ask(epsilon=1.0, rounds=-1)),
-    "planning with a clip of nothing": Call("clip-not-positive", lambda: planning.ask(epsilon=1.0, clip=0.0)),
+    "planning a negative number of rounds": Call("out-of-range", lambda: calculator.ask(epsilon=1.0, rounds=-1)),
+    "planning with a clip of nothing": Call("clip-not-positive", lambda: calculator.ask(epsilon=1.0, clip=0.0)),
     "planning with a negative epsilon": Call(
-        "epsilon-not-positive", lambda: planning.answer(planning.ask(epsilon=-1.0, cohort=1000))
+        "epsilon-not-positive", lambda: calculator.answer(calculator.ask(epsilon=-1.0, cohort=1000))
     ),
     "planning with a delta of 0": Call(
-        "delta-out-of-range", lambda: planning.answer(planning.ask(epsilon=1.0, delta=0.0, cohort=1000))
+        "delta-out-of-range", lambda: calculator.answer(calculator.ask(epsilon=1.0, delta=0.0, cohort=1000))
     ),
     "budgets by two rules": Call("budget-rule", lambda: granted({"groups": {"1": 1.0}, "linspace": [1, 2]})),
     "budgets that are words": Call("budget-malformed", lambda: granted({"groups": {"much": 1.0}})),
@@ -641,9 +643,9 @@ CALLS: dict[str, Call] = {
     "a budget for a stranger": Call("budget-unknown-client", lambda: granted({"clients": {"7": 1.0}})),
     "budgets in a file that is not there": Call("budget-file", lambda: granted({"file": "not_there.csv"})),
     "a personal budget of 0": Call("epsilon-not-positive", lambda: granted({"linspace": [0.0, 1.0]})),
-    "a threshold among no budgets": Call("threshold-without-budgets", lambda: personal.threshold(np.zeros(2))),
+    "a threshold among no budgets": Call("threshold-without-budgets", lambda: thresholds.threshold(np.zeros(2))),
     "rates for more clients than there are": Call(
-        "cohort-larger-than-population", lambda: personal.balanced([1.0], 1e-5, 3, 2.0)
+        "cohort-larger-than-population", lambda: thresholds.balanced([1.0], 1e-5, 3, 2.0)
     ),
     "a personal clip without central noise": Call(
         "personal-clip-needs-central-noise", lambda: Uplink((Clip(1.0, personal=True), Noise()))
@@ -728,7 +730,7 @@ CALLS: dict[str, Call] = {
     "an episode read twice": Call("read-beyond-reservation", lambda: episodes(times=2)),
     "more episodes than were reserved": Call("read-beyond-reservation", lambda: episodes(reads=1)),
     "cells with no noise": Call("noise-not-positive", lambda: CellGradient(1.0, multiplier=0.0)),
-    "a published budget of 0": Call("mu-not-positive", lambda: published_pfl.adaptive_scale(0.0, 1)),
+    "a published budget of 0": Call("mu-not-positive", lambda: published_clipping.adaptive_scale(0.0, 1)),
     "algorithm 3 to the letter": Call("un-noised-update", lambda: pdp_prox("published", returns="printed")),
     "a literal reading of a sound mechanism": Call(
         "literal-without-published", lambda: pdp_prox("bounds", literal=True)
@@ -737,14 +739,14 @@ CALLS: dict[str, Call] = {
     "a noise law nobody knows": Call(
         "wrong-type", lambda: gates.uplink({"client": [{"name": "noise", "law": "cauchy"}]})
     ),
-    "a check of a file that is not there": Call("no-algorithm-file", lambda: checking.check(Path("not_there.py"))),
+    "a check of a file that is not there": Call("no-algorithm-file", lambda: check.check(Path("not_there.py"))),
     "a check of a file that is called like a module": Call(
-        "module-name", lambda: checking.check(Path(sordino.__file__).with_name("types.py"))
+        "module-name", lambda: check.check(Path(sordino.__file__).with_name("types.py"))
     ),
-    "a check of a file that cannot be imported": Call("algorithm-import", lambda: checking.check(Path(__file__))),
-    "a check of a file without an algorithm": Call("which-class", lambda: checking.check(Path(keys.__file__))),
+    "a check of a file that cannot be imported": Call("algorithm-import", lambda: check.check(Path(__file__))),
+    "a check of a file without an algorithm": Call("which-class", lambda: check.check(Path(keys.__file__))),
     "a check with rounds of one's own": Call(
-        "not-for-a-check", lambda: checking.check(Path(keys.__file__), words=["rounds=3"])
+        "not-for-a-check", lambda: check.check(Path(keys.__file__), words=["rounds=3"])
     ),
     "a picture that is no SVG": Call("not-an-svg", lambda: data_verbs.plot([], Path("partition.png"))),
     "a stage nobody knows": Call("unknown-choice", lambda: gates.uplink({"client": [{"name": "median"}]})),

@@ -12,8 +12,8 @@ import torch
 from numpy.typing import NDArray
 
 from sordino import keys
-from sordino.privacy.readers import NoisyGradient
-from sordino.privacy.sources import Counter, System
+from sordino.privacy.noise.sources import Counter, System
+from sordino.privacy.readers.noisy_gradient import NoisyGradient
 from sordino.tasks.quadratic import Quadratic
 from sordino.types import Examples, Grant, Source, Work
 

@@ -21,16 +21,16 @@ from torch import Tensor, nn
 
 from sordino import keys, tree
 from sordino.algorithms.fedavg import Client, FedAvg, Server
-from sordino.privacy.convex import ConvexStable
-from sordino.privacy.mechanisms import GaussianNoise, LaplaceNoise
-from sordino.privacy.per_example import slow_sum
-from sordino.privacy.readers import NoisyGradient
-from sordino.privacy.stages import Clip, Noise, Stage, Weigh
+from sordino.privacy.noise.laws import GaussianNoise, LaplaceNoise
+from sordino.privacy.readers.convex_stable import ConvexStable
+from sordino.privacy.readers.noisy_gradient import NoisyGradient
+from sordino.privacy.readers.per_example_gradients import slow_sum
+from sordino.privacy.uplink import Uplink
+from sordino.privacy.uplink.stages import Clip, Noise, Stage, Weigh
+from sordino.tasks.classification import Classification
 from sordino.tasks.nets import logistic
 from sordino.tasks.quadratic import Quadratic
-from sordino.tasks.task import Classification
 from sordino.types import Bound, Examples, Grant, Losses, Params, Source, Task, Work
-from sordino.uplink import Uplink
 
 from .doubles import Still, linear
 

@@ -24,19 +24,19 @@ import numpy as np
 import pytest
 
 from sordino import tree
-from sordino.assemble import Parts
+from sordino.cohorts import draws
 from sordino.config import Experiment
 from sordino.data import SOURCES, Dataset
-from sordino.engine import draws
 from sordino.engine.client import Clients
 from sordino.ledger.ledger import Ledger
 from sordino.ledger.statement import statement
-from sordino.privacy.sources import System
-from sordino.receipt import ledger_of, opened
-from sordino.report.facts import gather
+from sordino.privacy.noise.sources import System
+from sordino.report.run_facts import gather
+from sordino.runs.receipt import ledger_of, opened
+from sordino.runs.run import start
+from sordino.runs.setup import Parts
+from sordino.runs.trackers import TRACKERS, tracked
 from sordino.runs.verify import verify
-from sordino.tracking import TRACKERS, tracked
-from sordino.training import start
 
 VICTIM = 1  # the client whose data, or whose coin, differs
 
@@ -107,7 +107,7 @@ def other_data(change: Callable[[Dataset], Dataset] | None) -> Iterator[None]:
         return
     with pytest.MonkeyPatch.context() as patch:
         found = {name: partial(_changed, load, change) for name, load in SOURCES.items()}
-        patch.setattr("sordino.holdings.SOURCES", found)
+        patch.setattr("sordino.runs.data.SOURCES", found)
         yield
 
 
@@ -120,7 +120,7 @@ def other_coins(flipped: bool) -> Iterator[None]:
     """The victim's coin of every round, turned around."""
     with pytest.MonkeyPatch.context() as patch:
         if flipped:
-            from sordino.engine.federation import Federation
+            from sordino.engine.server import Federation
 
             whole = Federation.draw
 
@@ -242,7 +242,7 @@ def guessed(experiment: Experiment, folder: Path) -> float:
     """How many of the hidden cohorts somebody finds who knows experiment.toml: the share of (round, client) that is
     told right."""
     drawn: dict[int, list[int]] = {}
-    from sordino.engine.federation import Federation
+    from sordino.engine.server import Federation
 
     whole = Federation.draw
 

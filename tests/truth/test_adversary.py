@@ -17,18 +17,18 @@ import pytest
 from laws.cases import CASES, Case
 
 from sordino import config
-from sordino.assemble import Parts
+from sordino.cohorts.draws import Seeded
 from sordino.config import Experiment
 from sordino.data import tabular
 from sordino.data.dataset import Dataset, stratified
-from sordino.engine import federation as servers
-from sordino.engine.draws import Seeded
-from sordino.holdings import Holdings
+from sordino.engine import server as servers
 from sordino.keys import fold, root
 from sordino.ledger import statement as statements
 from sordino.ledger.covering import covered
 from sordino.ledger.notes import read_notes
 from sordino.runs import metrics
+from sordino.runs.data import Holdings
+from sordino.runs.setup import Parts
 
 from .adversary import Seen, guessed, other_example, play, raw, tells_apart
 
@@ -115,7 +115,7 @@ def test_two_runs_with_one_seed_draw_different_cohorts(tmp_path: Path) -> None:
 
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(servers.Federation, "draw", draw)
-            from sordino.training import start
+            from sordino.runs.run import start
 
             start(real(BY_NAME["central"], rounds=12), tmp_path / name)
         drawn.append(cohorts)
@@ -201,9 +201,9 @@ def test_a_row_that_tells_is_found_out(what: str, tmp_path: Path, monkeypatch: p
 
 def test_labels_of_clients_in_a_page_are_found_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Item 8. The picture of who holds what is made of exact counts."""
-    from sordino.report import facts
+    from sordino.report import run_facts
 
-    made, whole = real(BY_NAME["gaussian_gdp"]), facts.gather
+    made, whole = real(BY_NAME["gaussian_gdp"]), run_facts.gather
 
     def relabelled(data: Dataset) -> Dataset:
         from dataclasses import replace

@@ -18,16 +18,16 @@ from command_line import Said
 from laws.cases import BY_NAME
 
 from sordino import config
-from sordino.assemble import Parts
 from sordino.engine.accounts import Accounts
 from sordino.errors import RunError
 from sordino.ledger.notes import parsed
-from sordino.receipt import opened, receipt
 from sordino.runs import seal, signature
 from sordino.runs.agreement import Agreement
 from sordino.runs.lifetime import lifetime
+from sordino.runs.receipt import opened, receipt
+from sordino.runs.run import resume, start
+from sordino.runs.setup import Parts
 from sordino.runs.verify import examine, verify
-from sordino.training import resume, start
 
 CASE = BY_NAME["gaussian_gdp"]
 REAL = CASE.privacy | {"noise": "system"}
@@ -65,7 +65,7 @@ def test_a_receipt_is_verified_on_another_machine(run: Path, tmp_path: Path, mon
     for name in shown:
         if (run / name).exists():
             shutil.copy(run / name, there)
-    monkeypatch.setattr("sordino.holdings.SOURCES", {})
+    monkeypatch.setattr("sordino.runs.data.SOURCES", {})
     assert verify(there) == []
 
 
@@ -363,7 +363,7 @@ def test_sizes_that_are_nobodys_business_are_written_nowhere(tmp_path: Path) -> 
         )
         start(made, tmp_path / name)
         assert verify(tmp_path / name) == []
-        from sordino.receipt import spending
+        from sordino.runs.receipt import spending
 
         told.append(
             (Agreement.read(tmp_path / name).sizes, [row["examples"] for row in spending(tmp_path / name)["by_client"]])

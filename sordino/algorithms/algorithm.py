@@ -1,0 +1,243 @@
+"""The interface of an algorithm: every question that the engine asks of one, with the answer of a plain method as the default.
+
+Eight answers have no default, because they are the algorithm; SCAFFOLD gives these and nothing else. The others are for
+methods that need more than one broadcast, one model and one kind of read.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Generic, Literal, NamedTuple, Protocol, Self
+
+from torch import Tensor
+
+from sordino import user_code
+from sordino.errors import ConfigError
+from sordino.keys import Key
+from sordino.privacy.uplink import Uplink
+from sordino.tasks.personalise import plain
+from sordino.types import C, D, Examples, Model, Params, Reader, Received, S, Shard, Task, U, Work
+
+Table = Sequence[Mapping[str, Any]]
+
+
+class Known(NamedTuple):
+    """What everybody knows before a run begins, the clients included."""
+
+    shape: tuple[int, ...]  # of one example
+    classes: int
+    sizes: Sequence[int]  # examples of each client
+    key: Key  # of the run
+
+
+class Home(Protocol):
+    """What only the server has beside its state: its own data. Client processes never get it."""
+
+    @property
+    def task(self) -> Task:
+        """The model and its losses."""
+
+    @property
+    def key(self) -> Key:
+        """The key of the run."""
+
+    @property
+    def sizes(self) -> Sequence[int]:
+        """How many examples each client has announced."""
+
+    @property
+    def probe(self) -> Examples | None:
+        """Labelled examples to rank models with, where the server keeps some."""
+
+    @property
+    def tested(self) -> Examples:
+        """The examples that results are measured on."""
+
+    @property
+    def candidates(self) -> Examples | None:
+        """Public images that the server may choose from, where it has some."""
+
+    @property
+    def story(self) -> Mapping[str, Any] | None:
+        """How the candidates were made, where this process made them."""
+
+
+@dataclass(frozen=True)
+class Algorithm(ABC, Generic[S, C, D, U]):
+    """One training method, cut where the network is: `local` runs at a client, `update` at the server.
+
+    A subclass is a frozen dataclass. Its fields are the method's hyper-parameters; its methods change nothing.
+    """
+
+    # what makes it an algorithm ---------------------------------------------------------------------------------------
+
+    @property
+    @abstractmethod
+    def read(self) -> Reader:
+        """Gate 1: it decides how `local` may look at examples."""
+
+    @property
+    @abstractmethod
+    def uplink(self) -> Uplink:
+        """Gate 2: it decides what `update` may see of uploads."""
+
+    @property
+    @abstractmethod
+    def work(self) -> Work:
+        """How much a client computes in a round."""
+
+    @abstractmethod
+    def init(self, task: Task, key: Key) -> S:
+        """The server's first state."""
+
+    @abstractmethod
+    def init_client(self, task: Task) -> C:
+        """A client's first state."""
+
+    @abstractmethod
+    def broadcast(self, s: S) -> D:
+        """The message to the clients of a round."""
+
+    @abstractmethod
+    def zero(self, task: Task, down: D) -> U:
+        """An upload of zeros: it says which shapes come back."""
+
+    @abstractmethod
+    def local(self, task: Task, down: D, c: C, shard: Shard, key: Key) -> tuple[U, C]:
+        """A client's half of a round: its upload and its new state."""
+
+    @abstractmethod
+    def update(self, s: S, r: Received[U], home: Home) -> S:
+        """The server's half of a round: its new state."""
+
+    @abstractmethod
+    def models(self, s: S) -> Mapping[str, Params]:
+        """The models in a server state, by name; the first one is the result of the run."""
+
+    # what it asks of its gates ----------------------------------------------------------------------------------------
+
+    @property
+    def wants(self) -> Literal["batches", "episodes", "sums"]:
+        """What `local` asks its shard for."""
+        return "batches"
+
+    @property
+    def reads_each(self) -> bool:
+        """Does `update` look at single uploads?"""
+        return False
+
+    def behind(self, read: Reader | None = None, uplink: Uplink | None = None) -> Self:
+        """The same method behind other gates."""
+        gates: dict[str, Any] = {"read": read, "uplink": uplink}
+        return replace(self, **{name: gate for name, gate in gates.items() if gate is not None})
+
+    # what it asks of the model and the data ---------------------------------------------------------------------------
+
+    def fitted(self, known: Known) -> Self:
+        """The same method for these data; it refuses data that it cannot work with."""
+        return self
+
+    @property
+    def heads(self) -> int:
+        """How many outputs the network has for each class."""
+        return 1
+
+    @property
+    def projection(self) -> int:
+        """The width of a projection that is put into the network; 0 for none."""
+        return 0
+
+    # clients that keep a model of their own ---------------------------------------------------------------------------
+
+    @property
+    def personalises(self) -> bool:
+        """Is it judged by the clients' own models?"""
+        return False
+
+    def personal(self, task: Task, params: Params, c: C, shard: Shard) -> Model:
+        """The model that a client makes of the server's, from its own examples and state."""
+        return plain(task, params, shard)
+
+    # whom it talks to -------------------------------------------------------------------------------------------------
+
+    @property
+    def tells_each(self) -> bool:
+        """Does every client get a message of its own?"""
+        return False
+
+    @property
+    def names_clients(self) -> bool:
+        """Does it say itself which clients a round asks?"""
+        return False
+
+    def told(self, down: D, client: int) -> Any:
+        """The part of the broadcast that this client gets, where `tells_each`."""
+        return down
+
+    def asks(self, s: S) -> Sequence[int]:
+        """The clients that the next round asks, where `names_clients`."""
+        raise NotImplementedError(f"{type(self).__name__} sets names_clients and has no asks()")
+
+    # before the first round -------------------------------------------------------------------------------------------
+
+    def check(self, home: Home) -> None:
+        """Refuses, before anything starts, what could not work."""
+
+    def warns(self, home: Home) -> list[str]:
+        """Notes for the user, before anything starts."""
+        return []
+
+    def begin(self, task: Task, key: Key, before: Any, home: Home) -> S:
+        """The server's first state after a preparation, from the last state of the phase before."""
+        return self.init(task, key)
+
+    def handed(self, before: Any, home: Home) -> Params | None:
+        """What everybody is given once, before the first round; None for nothing."""
+        return None
+
+    def equip(self, task: Task, handed: Mapping[str, Tensor], size: int, key: Key) -> Examples | None:
+        """Examples that a client of so many makes, once, of what everybody was given; None for none."""
+        return None
+
+    # what it tells about itself ---------------------------------------------------------------------------------------
+
+    def passes(self, size: int) -> float | None:
+        """Examples that a client of so many takes through the network in a round; None where the method does not say.
+
+        There and back is 1, only there a third.
+        """
+        return None
+
+    @property
+    def step_size(self) -> float | None:
+        """The length of a client's first step, per unit of gradient; None where the method does not say."""
+        return None
+
+    def tables(self, s: S) -> Mapping[str, Table]:
+        """What the server found in a phase, by name: for people to read."""
+        return {}
+
+
+def own_algorithm(path: str) -> type[Algorithm[Any, Any, Any, Any]]:
+    """An algorithm that lives outside the package, named as `module:Class`; it passes the same gates as ours."""
+    made = user_code.load(path, "algorithm")
+    fix = "subclass one that exists, as FedProx does with FedAvg, or write all halves"
+    if not (isinstance(made, type) and issubclass(made, Algorithm)):
+        why = "it does not inherit from sordino.algorithms.algorithm.Algorithm"
+    elif missing := unwritten(made):
+        why = f"it has no {', '.join(missing)}"
+    else:
+        return made
+    raise ConfigError(
+        f"{path!r} is not an algorithm",
+        why=why,
+        fix=f"{fix}; `sordino check FILE` says what is missing",
+        code="not-an-algorithm",
+    )
+
+
+def unwritten(made: type[Algorithm[Any, Any, Any, Any]]) -> list[str]:
+    """The answers without a default that a class does not give, in the order of the interface."""
+    return [name for name in vars(Algorithm) if name in made.__abstractmethods__]

@@ -1,0 +1,1 @@
+"""SlaugFL: what it prepares, what it serves, and how it trains."""

@@ -1,0 +1,322 @@
+"""The plan: from a budget to one price per client and exposure, before any data is read.
+
+A gate says what it could promise (`Offer`); the cohort says how often a client will be seen; the budget says what may be spent. The plan cuts the budget
+into integers, one per exposure, turns each into a noise multiplier, and refuses what no longer fits. Everything in it is public. Clients are many and their
+kinds are few: each kind is priced once.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import ClassVar, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sordino.budget.schedules import Adaptive, Schedule, Uniform, integer_shares
+from sordino.errors import InvalidBudget, UnsoundGuarantee
+from sordino.ledger.currency import UNIT, ZCDP, Amount, Currency, cap, cost
+from sordino.ledger.pricing import (
+    AsPublished,
+    Classic,
+    CountedPhase,
+    Discrete,
+    Exact,
+    Pricing,
+    Pure,
+    Renyi,
+    best_order,
+    counted,
+    counted_phases,
+)
+from sordino.types import Offer
+
+
+@dataclass(frozen=True)
+class Budget:
+    """What one client grants over the whole training; where budgets are personal, `epsilon` is the largest."""
+
+    epsilon: float
+    delta: float
+    schedule: Schedule | Adaptive
+    personal: Sequence[float] | None = None  # the epsilon of each client
+
+    def __post_init__(self) -> None:
+        if isinstance(self.epsilon, bool) or not (math.isfinite(self.epsilon) and self.epsilon > 0):
+            raise InvalidBudget(
+                f"epsilon is {self.epsilon}",
+                why="a budget is a finite number above 0",
+                fix="for no privacy leave [privacy] epsilon out",
+                code="epsilon-not-positive",
+            )
+        if not 0 < self.delta < 1:
+            raise InvalidBudget(
+                f"delta is {self.delta}",
+                why="delta is a probability between 0 and 1",
+                code="delta-out-of-range",
+            )
+
+    def of(self, client: int) -> float:
+        return self.epsilon if self.personal is None else float(self.personal[client])
+
+    def levels(self) -> dict[float, list[int]]:
+        """Who grants the same, from the smallest budget to the largest; nobody is listed where all grant the same."""
+        if self.personal is None:
+            return {}
+        each = np.asarray(self.personal)
+        return {float(level): np.flatnonzero(each == level).tolist() for level in np.unique(each)}
+
+
+class Price(NamedTuple):
+    multiplier: float
+    charge: Amount
+
+
+@dataclass
+class Plan:
+    """Prices for one private gate, or for none (`offer` is None)."""
+
+    offer: Offer | None
+    pricing: Pricing | None
+    budget: Budget | None
+    fixed: float | None  # a multiplier typed by the user, where no budget is given
+    exposures: Sequence[int]  # planned T_k per client (rounds where everyone pays)
+    reads: Sequence[int]  # noisy reads per exposure, per client
+    portion: float = 1.0  # of every client's budget; the rest is for other phases of the run
+    _shares: dict[tuple[Amount, int], list[Amount]] = field(default_factory=dict)
+    _caps: dict[float, Amount] = field(default_factory=dict)
+    _multipliers: dict[tuple[Amount, int], float] = field(default_factory=dict)
+
+    individual: ClassVar[bool] = False  # does everyone pay, and each its own price?
+    claimed: ClassVar[bool] = False  # are the budgets only claimed to hold?
+
+    @property
+    def currency(self) -> Currency:
+        return self.pricing.currency if self.pricing else ZCDP
+
+    def rates(self, t: int, spent: Mapping[int, Amount]) -> NDArray[np.float64] | None:
+        """How likely each client takes part in a round; None where the cohort knows by itself. `spent` is what clients have spent so far."""
+        return None
+
+    @property
+    def cap(self) -> Amount | None:
+        """Of one client, in the ledger's integers; where budgets are personal, of the most generous one."""
+        return None if self.budget is None or self.pricing is None else self._cap(self.budget.epsilon)
+
+    def cap_of(self, client: int) -> Amount | None:
+        return None if self.budget is None or self.pricing is None else self._cap(self.budget.of(client))
+
+    def _cap(self, epsilon: float) -> Amount:
+        if epsilon not in self._caps:
+            assert self.pricing is not None
+            assert self.budget is not None
+            self._caps[epsilon] = cap(self.pricing.total(epsilon, self.budget.delta))
+        return self._caps[epsilon]
+
+    def _mine(self, client: int) -> Amount | None:
+        """What this phase may spend of a client's budget."""
+        limit = self.cap_of(client)
+        if limit is not None and isinstance(self.pricing, CountedPhase):
+            return tuple(part if i == self.pricing.place else 0 for i, part in enumerate(limit))
+        return limit if limit is None or self.portion == 1 else tuple(int(part * self.portion) for part in limit)
+
+    def price(
+        self, client: int, exposure: int, spent: Amount, stalled: bool = False, last: Amount | None = None
+    ) -> Price | None:
+        """Of exposure 0, 1, ... of a client; None when the plan has nothing left for it and it must abstain.
+
+        `spent` is the client's sum so far and `last` its latest charge: all that a price may depend on, so that a resumed run asks the same.
+        """
+        if self.pricing is None:
+            return None
+        if self.budget is None:
+            assert self.fixed is not None
+            reads = self.reads[client]
+            return Price(self.fixed, cost([reads * part for part in self.pricing.cost(self.fixed)]))
+        if exposure >= self.exposures[client]:
+            return None
+        charge = (
+            self._adaptive(client, exposure, spent, stalled, last)
+            if isinstance(self.budget.schedule, Adaptive)
+            else self._share(client, exposure)
+        )
+        if not all(charge) and not isinstance(self.pricing, CountedPhase):
+            return None
+        return Price(self._multiplier(charge, self.reads[client]), charge)
+
+    def rehearse(self) -> None:
+        """Price every planned exposure once, so that what cannot be priced is refused before the first round."""
+        if self.budget is not None and isinstance(self.budget.schedule, Adaptive):
+            return  # known only on the way
+        for times, client in self._kinds():
+            for exposure in range(times if self.budget is not None else 1):  # a typed price is the same for all
+                self.price(client, exposure, self.currency.zero())
+
+    def _kinds(self) -> list[tuple[int, int]]:
+        """Exposures of, and the first client of, every kind that is priced differently."""
+        levels = None if self.budget is None else self.budget.personal
+        return [(times, client) for times, _, client in kinds(self.exposures, self.reads, levels)]
+
+    @cached_property
+    def quietest(self) -> float:
+        """The smallest multiplier that any planned exposure has."""
+        if self.budget is None:
+            assert self.fixed is not None
+            return self.fixed
+        priced = (
+            self.price(client, exposure, self.currency.zero())
+            for times, client in self._kinds()
+            for exposure in range(times)
+        )
+        return min(price.multiplier for price in priced if price is not None)
+
+    def precision(self, client: int) -> float:
+        """What one exposure of this client may say, as a share of what the most generous client's may: the inverse of its noise variance."""
+        if self.budget is None or self.pricing is None:
+            return 1.0
+        return self._per_exposure(client) / self._most
+
+    def _per_exposure(self, client: int) -> float:
+        assert self.pricing is not None
+        limit, times = self.cap_of(client), self.exposures[client]
+        if limit is None or not times:
+            return 0.0
+        return float(self.pricing.multiplier([part / UNIT / times / self.reads[client] for part in limit]) ** -2)
+
+    @cached_property
+    def _most(self) -> float:
+        return max((self._per_exposure(client) for times, client in self._kinds() if times), default=1.0)
+
+    def _multiplier(self, charge: Amount, reads: int) -> float:
+        assert self.pricing is not None
+        if (charge, reads) not in self._multipliers:
+            self._multipliers[charge, reads] = self.pricing.multiplier([part / UNIT / reads for part in charge])
+        return self._multipliers[charge, reads]
+
+    def _share(self, client: int, exposure: int) -> Amount:
+        times, limit = self.exposures[client], self._mine(client)
+        assert limit is not None
+        if (limit, times) not in self._shares:
+            assert self.budget is not None
+            assert not isinstance(self.budget.schedule, Adaptive)
+            shares = self.budget.schedule.shares(times, self.budget.of(client))
+            self._shares[limit, times] = list(zip(*(integer_shares(shares, part) for part in limit), strict=True))
+        return self._shares[limit, times][exposure]
+
+    def _adaptive(self, client: int, exposure: int, spent: Amount, stalled: bool, last: Amount | None) -> Amount:
+        limits = self._mine(client)
+        assert limits is not None
+        assert self.budget is not None
+        assert isinstance(self.budget.schedule, Adaptive)
+        times = self.exposures[client]
+        history = [] if last is None else [last[0] / limits[0]]
+        share = self.budget.schedule.next_share(history, 1 - spent[0] / limits[0], times - exposure, stalled, times)
+        return tuple(min(int(share * limit), limit - gone) for limit, gone in zip(limits, spent, strict=True))
+
+
+def kinds(
+    exposures: Sequence[int], reads: Sequence[int], levels: Sequence[float] | None = None
+) -> list[tuple[int, int, int]]:
+    """Every (exposures, reads per exposure) that occurs, at every level of budgets, and the first client it occurs at."""
+    times, each = np.asarray(exposures, np.int64), np.asarray(reads, np.int64)
+    width, pairs = int(each.max(initial=0)) + 1, int(times.max(initial=0) + 1) * (int(each.max(initial=0)) + 1)
+    level = 0 if levels is None else np.unique(np.asarray(levels), return_inverse=True)[1]
+    found, first = np.unique(times * width + each + pairs * level, return_index=True)
+    return [(*divmod(pair % pairs, width), client) for pair, client in zip(found.tolist(), first.tolist(), strict=True)]
+
+
+def draft(
+    offers: Sequence[tuple[Offer, float | None]],
+    budget: Budget | None,
+    exposures: Sequence[int],
+    reads: Mapping[str, Sequence[int]],
+    published: float | None = None,
+    portion: float = 1.0,
+    currency: Pricing | None = None,
+) -> Plan:
+    """The plan for the private gates of an algorithm, given with the multiplier typed into each (None: the budget decides).
+
+    `portion` of the budget is for this phase of a run, and `currency` the one that all its phases are priced in, where they share a budget.
+    """
+    open_ended = [offer for offer, typed in offers if typed is None]
+    if len(open_ended) > 1:
+        raise UnsoundGuarantee(
+            "two gates want to be priced by one budget",
+            why="a record's and a client's promise are different promises, each with its own budget",
+            fix="type the multiplier of one of them",
+            code="two-promises-one-budget",
+        )
+    if budget is not None and not open_ended:
+        raise UnsoundGuarantee(
+            "a privacy budget is given, but nothing in this algorithm adds noise that it could size",
+            why="epsilon is a property of a mechanism; without one the promise would be empty",
+            fix="choose a private algorithm (sordino algorithms), give it a reader or uplink with noise, or drop [privacy] epsilon",
+            code="budget-without-mechanism",
+        )
+    if budget is None and open_ended:
+        raise UnsoundGuarantee(
+            "a private algorithm without a budget",
+            why="the noise is computed from epsilon and delta",
+            fix="set privacy.epsilon and privacy.delta, or type a noise multiplier",
+            code="mechanism-without-budget",
+        )
+    if not offers:
+        return Plan(None, None, None, None, exposures, once(exposures))
+    offer, typed = next((pair for pair in offers if pair[1] is None), offers[0])
+    per_round = reads["example"] if offer.unit != "client" else once(exposures)
+    if budget is not None and budget.personal is not None and offer.everyone_pays:
+        raise UnsoundGuarantee(
+            "personal budgets under one hidden sampling rate",
+            why="everybody is drawn and charged alike, so all would spend what the smallest budget allows",
+            fix='cohort = {name = "by_budget", size = ...}, or give one epsilon',
+            code="personal-budgets-one-rate",
+        )
+    longest = max((times * each for times, each, _ in kinds(exposures, per_round)), default=1)
+    pricing = currency or _pricing(offer, budget, max(longest, 1), published)
+    plan = Plan(offer, pricing, budget, typed, exposures, per_round, portion)
+    plan.rehearse()
+    return plan
+
+
+def shared_currency(
+    offers: Sequence[tuple[Offer, int]], portions: Sequence[float], budget: Budget, alone: bool
+) -> Sequence[Pricing]:
+    """Prices for phases that share a budget, each given with its reads and its part: exact where none of them is sampled, else counted as one plan where that is
+    fixed for everybody and `alone` on its ledger, and in Renyi divergence at one order where it is not."""
+    epsilon, delta = budget.epsilon, budget.delta
+    sampled = [(offer.rate, longest) for offer, longest in offers if offer.rate < 1]
+    if not sampled:
+        return [PRICINGS[offer.mechanism.calibration] for offer, _ in offers]
+    if alone and isinstance(budget.schedule, Uniform) and budget.personal is None:
+        phases = ((o.rate, times, part) for (o, times), part in zip(offers, portions, strict=True))
+        return counted_phases(tuple(phases), epsilon, delta)
+    rate, longest = max(sampled, key=lambda pair: pair[1])
+    order = best_order(rate, epsilon, delta, longest).order
+    return [Renyi(offer.rate, order) for offer, _ in offers]
+
+
+def once(exposures: Sequence[int]) -> Sequence[int]:
+    """One read per exposure, for everybody."""
+    return np.broadcast_to(np.int64(1), len(exposures)).data
+
+
+def _pricing(offer: Offer, budget: Budget | None, longest: int, published: float | None) -> Pricing:
+    if published is not None:
+        return AsPublished(published)
+    if offer.rate < 1 and offer.mechanism.calibration != "pure":  # sampled Laplace is charged as if it were not sampled
+        epsilon, delta = (budget.epsilon, budget.delta) if budget else (1.0, 1e-5)
+        fixed = budget is not None and isinstance(budget.schedule, Uniform) and offer.mechanism.calibration == "exact"
+        return (counted if fixed else best_order)(offer.rate, epsilon, delta, longest)
+    return PRICINGS[offer.mechanism.calibration]
+
+
+PRICINGS: dict[str, Pricing] = {
+    "pure": Pure(),
+    "exact": Exact(),
+    "discrete": Discrete(),
+    "classic": Classic(),
+    "classic_checked": Classic(checked=True),
+}

@@ -1,0 +1,215 @@
+"""Plans of cohorts that are drawn by personal budgets: every round's rates, noise and payments. See `engine.personal` for what each is.
+
+Everything is computed from public numbers. `RatesPlan` and `ThresholdPlan` are fixed before training; `PublishedPlan` follows what is left of the budgets,
+as its source prints it, and proves nothing about them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property, lru_cache
+from typing import ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sordino.budget.plan import Budget, Plan, Price, once
+from sordino.budget.schedules import Adaptive, Uniform
+from sordino.cohorts.by_budget import ByBudget, Personal, Threshold, ThresholdPublished
+from sordino.errors import UnsoundGuarantee
+from sordino.ledger.calibrate import exact_multiplier
+from sordino.ledger.currency import APPROX, UNIT, Amount, Currency, cap, cost
+from sordino.ledger.gaussian_dp import epsilon_of
+from sordino.ledger.pricing import NUDGE, Counted, Exact
+from sordino.ledger.thresholds import balanced, included, planned, threshold
+from sordino.types import Offer
+
+Floats = NDArray[np.float64]
+Spent = Mapping[int, tuple[int, ...]]
+
+
+@dataclass
+class RatesPlan(Plan):
+    """One noise, one rate per client; everybody pays one release of the plan in every round."""
+
+    each: Floats = field(default_factory=lambda: np.empty(0))
+
+    def rates(self, t: int, spent: Spent) -> Floats:
+        return self.each
+
+
+@dataclass
+class ThresholdPlan(Plan):
+    """A table of rounds. Everybody pays its own (epsilon, delta) in every round, drawn or not."""
+
+    rows: list[tuple[float, Floats, Floats]] = field(default_factory=list)  # tau, rates, payments
+    individual: ClassVar[bool] = True
+
+    @property
+    def currency(self) -> Currency:
+        return APPROX
+
+    @property
+    def _delta(self) -> float:
+        assert self.budget is not None
+        return self.budget.delta / len(self.rows)
+
+    def _cap(self, epsilon: float) -> Amount:
+        assert self.budget is not None
+        return cap((epsilon, self.budget.delta))
+
+    def rates(self, t: int, spent: Spent) -> Floats:
+        return self.rows[t][1] if t < len(self.rows) else np.zeros_like(self.rows[0][1])
+
+    def price(
+        self, client: int, exposure: int, spent: Amount, stalled: bool = False, last: Amount | None = None
+    ) -> Price | None:
+        if exposure >= len(self.rows):
+            return None
+        tau, rates, paid = self.rows[exposure]
+        limit = self.cap_of(client)
+        assert limit is not None
+        wanted = cost((float(paid[client]), float(rates[client]) * self._delta))
+        left = [granted - gone for granted, gone in zip(limit, spent, strict=True)]
+        if any(part - rest > len(self.rows) for part, rest in zip(wanted, left, strict=True)):
+            return None  # not rounding: this budget is spent
+        charge = tuple(map(min, wanted, left))  # every round was rounded up by less than a pico-unit
+        return Price(_once_at(tau, self._delta), charge)
+
+    def rehearse(self) -> None:
+        pass
+
+
+@dataclass
+class PublishedPlan(Plan):
+    """Thresholds and noise from what is left; only those drawn pay, by one of the three readings of the cost."""
+
+    cohort: ThresholdPublished = field(default_factory=ThresholdPublished)
+    rounds: int = 1
+    _tau: float = math.nan
+    claimed: ClassVar[bool] = True
+
+    @property
+    def currency(self) -> Currency:
+        return Currency("published epsilon", ("epsilon",), "all")
+
+    def _cap(self, epsilon: float) -> Amount:
+        return cap((epsilon,))
+
+    def rates(self, t: int, spent: Spent) -> Floats:
+        left = self.left(spent)
+        active = left > self.cohort.retire_below * self._granted.min()
+        if not active.any():
+            return np.zeros_like(left)
+        self._tau = threshold(left[active], self.cohort.by)
+        return np.where(active, included(left, self._tau), 0.0)
+
+    def left(self, spent: Spent) -> Floats:
+        gone = np.zeros_like(self._granted)
+        for client, amount in spent.items():
+            gone[client] = amount[0] / UNIT
+        return np.maximum(self._granted - gone, 0.0)
+
+    @cached_property
+    def _granted(self) -> Floats:
+        assert self.budget is not None
+        return np.array([self.budget.of(client) for client in range(len(self.exposures))])
+
+    def price(
+        self, client: int, exposure: int, spent: Amount, stalled: bool = False, last: Amount | None = None
+    ) -> Price | None:
+        assert self.budget is not None
+        limit = self.cap_of(client)
+        assert limit is not None
+        if math.isnan(self._tau) or limit[0] <= spent[0]:
+            return None
+        multiplier = _spread_over(self._tau, self.budget.delta, self.rounds)
+        charge = {
+            "one_round": _of_one(multiplier, self.budget.delta),
+            "share": self._tau / self.rounds,
+            "full_round": self._tau,
+        }[self.cohort.cost]
+        return Price(multiplier, (min(cost((charge,))[0], limit[0] - spent[0]),))
+
+    def rehearse(self) -> None:
+        pass
+
+
+# asked for once per client, and the same for all of them
+
+
+@lru_cache(maxsize=64)
+def _once_at(tau: float, delta: float) -> float:
+    return exact_multiplier(tau, delta) * NUDGE
+
+
+@lru_cache(maxsize=64)
+def _spread_over(tau: float, delta: float, rounds: int) -> float:
+    return exact_multiplier(tau, delta, rounds)
+
+
+@lru_cache(maxsize=64)
+def _of_one(multiplier: float, delta: float) -> float:
+    return epsilon_of(1 / multiplier, delta)
+
+
+def draft_personal(
+    cohort: Personal,
+    offers: Sequence[tuple[Offer, float | None]],
+    budget: Budget | None,
+    rounds: int,
+    clients: int,
+) -> Plan:
+    """The plan of a personal cohort for the central noise of an algorithm (or, as published, the clients' own)."""
+    if len(offers) != 1 or offers[0][1] is not None:
+        raise UnsoundGuarantee(
+            f"a cohort of the kind {type(cohort).__name__} with {len(offers)} noises"
+            + (", one of them typed" if any(typed is not None for _, typed in offers) else ""),
+            why="rates and thresholds keep budgets under exactly one noise, whose size they decide",
+            fix="one private uplink, without a multiplier of its own and with an open reader",
+            code="personal-cohort-needs-its-noise",
+        )
+    offer = offers[0][0]
+    if budget is None:
+        raise UnsoundGuarantee(
+            "a cohort drawn by budgets without a budget",
+            why="rates and thresholds are computed from epsilon and delta",
+            fix='set privacy.epsilon to a number or a rule such as {groups = {"1" = 0.5, "4" = 0.5}}',
+            code="mechanism-without-budget",
+        )
+    local, published = offer.adversary == "server", isinstance(cohort, ThresholdPublished)
+    if offer.unit != "client" or offer.mechanism.calibration != "exact" or local != published:
+        raise UnsoundGuarantee(
+            f"a cohort of the kind {type(cohort).__name__} with this noise",
+            why="as published, clients noise their own uploads and everybody sees who takes part"
+            if published
+            else "personal rates amplify a central Gaussian noise on sums of clipped updates that hides who takes part, no other",
+            fix='algorithm = {name = "pdp_prox", mechanism = ...} fits its gates to each cohort',
+            code="personal-cohort-needs-its-noise",
+        )
+    if isinstance(budget.schedule, Adaptive):
+        raise UnsoundGuarantee(
+            "an adaptive schedule with rates planned in advance",
+            why="rates that follow what was released would tell who took part",
+            fix='schedule = {name = "uniform"}, or a cohort that everybody sees',
+            code="personal-schedule",
+        )
+    budgets, exposures = [budget.of(client) for client in range(clients)], cohort.exposures(rounds, clients)
+    common = (offer, Exact(), budget, None, exposures, once(exposures))
+    if isinstance(cohort, ByBudget):
+        if not isinstance(budget.schedule, Uniform):
+            raise UnsoundGuarantee(
+                "rates by budget with a schedule that is not uniform",
+                why="the rates were computed for equal noise in every round",
+                fix='schedule = {name = "uniform"}, or cohort = {name = "threshold"}',
+                code="personal-schedule",
+            )
+        multiplier, each = balanced(budgets, budget.delta, rounds, cohort.size)
+        pricing = Counted(f"rates by budget z={multiplier:.9g}", multiplier, rounds)
+        return RatesPlan(offer, pricing, budget, None, exposures, once(exposures), each=each)
+    if isinstance(cohort, Threshold):
+        return ThresholdPlan(*common, rows=planned(budgets, budget.schedule.shares(rounds, budget.epsilon), cohort.by))
+    assert isinstance(cohort, ThresholdPublished)
+    return PublishedPlan(*common, cohort=cohort, rounds=rounds)

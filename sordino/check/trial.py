@@ -1,0 +1,199 @@
+"""What the laws are tried on: an algorithm, its halves called by hand, and small federations of digits and of quadratics."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from sordino import config, keys
+from sordino.algorithms.algorithm import Algorithm, Home
+from sordino.config import Experiment
+from sordino.privacy.noise.sources import Counter
+from sordino.privacy.readers.beside_public import taken
+from sordino.privacy.uplink.stages import Noise
+from sordino.runs.run import Progress, start
+from sordino.runs.setup import Parts, settle
+from sordino.runs.trace import Trace, trace
+from sordino.tree import Tree
+from sordino.types import Batch, Examples, Grant, Params, Received, Shard, Task, Work
+
+
+class Broken(Exception):
+    """A law does not hold: why, in one sentence, and what to do."""
+
+    def __init__(self, why: str, fix: str) -> None:
+        self.why, self.fix = why, fix
+        super().__init__(why, fix)
+
+
+def require(met: bool, why: str, fix: str) -> None:
+    if not met:
+        raise Broken(why, fix)
+
+
+ROUNDS, STOP = 5, 3  # a checkpoint every second round: stopped after 3, a run plays round 3 again
+SMALL = (
+    "name=check", f"rounds={ROUNDS}", "data.test_fraction=0.9", 'partition={scheme="iid", clients=5}', 'cohort={name="round_robin", size=3}',
+    "evaluation={every=5, final=1}", 'engine={executor="loop", checkpoint_every=2}',
+)  # fmt: skip
+QUADRATIC = (
+    "rounds=20", 'data={source="quadratic", clients=4, dim=3}', 'partition={scheme="natural"}', 'cohort={name="everyone"}', "evaluation={every=20}",
+)  # fmt: skip
+
+
+class Moment(NamedTuple):
+    """What an algorithm's halves are given in one round."""
+
+    server: Tree
+    down: Tree
+    client: Tree
+    received: Received[Any]
+
+
+@dataclass(frozen=True)
+class Scene:
+    """One client's round without an engine: every half can be called by hand."""
+
+    algorithm: Algorithm[Any, Any, Any, Any]
+    task: Task
+    home: Home
+    examples: list[Examples]  # of two clients
+    key: int
+
+    def grant(self, client: int = 0, reads: int | None = None) -> Grant:
+        size = len(self.examples[client].y)
+        return Grant(client, size, size, Counter(1), multiplier=1.0, reads=reads)
+
+    def shard(self, client: int = 0) -> Shard:
+        return self.algorithm.read.open(self.examples[client], self.grant(client), self.task)
+
+    def upload(self, down: Tree, client: int = 0) -> Tree:
+        start = self.algorithm.init_client(self.task)
+        return self.algorithm.local(self.task, down, start, self.shard(client), self.key)[0]
+
+    def received(self, uploads: Iterable[Tree], down: Tree) -> Received[Any]:
+        """What the server would see of two clients' uploads, the first with twice the examples; noise left out."""
+        a, sizes = self.algorithm, (2, 1)
+        quiet = replace(a.uplink, client=tuple(s for s in a.uplink.client if not isinstance(s, Noise)), server=())
+        grants = [replace(self.grant(k), size=size, largest=2) for k, size in enumerate(sizes)]
+        sent = {k: quiet.encode(upload, grants[k]) for k, upload in enumerate(uploads)}
+        weights = [quiet.weight(size, 2) for size in sizes]
+        found: Received[Any] = quiet.receive(sent, a.zero(self.task, down), weights, 2.0, None, Counter(1))
+        return found
+
+    def moments(self) -> Iterator[Moment]:
+        """Two rounds: in the first one, states are as they began."""
+        a = self.algorithm
+        server, client = a.init(self.task, self.key), a.init_client(self.task)
+        for _ in range(2):
+            down = a.broadcast(server)
+            upload, after = a.local(self.task, down, client, self.shard(), self.key)
+            received = self.received([upload, upload], down)
+            yield Moment(server, down, client, received)
+            server, client = a.update(server, received, self.home), after
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One algorithm before the laws."""
+
+    name: str  # as in [algorithm] name
+    made: Any
+    file: Path
+    words: tuple[str, ...]  # what its user sets
+    place: Path  # for runs
+
+    def experiment(self, *more: str) -> Experiment:
+        other = any(word.startswith("data=") for word in more)  # data of another source have settings of their own
+        small = [word for word in SMALL if not (other and word.startswith("data."))]
+        return settle(config.load(None, [*small, f"algorithm={self.name}", *self.words, *self._cohort, *more]))
+
+    @cached_property
+    def _cohort(self) -> tuple[str, ...]:
+        plain = config.load(None, [*SMALL, f"algorithm={self.name}", *self.words])
+        noise = Parts(plain).algorithm.uplink.noise()
+        return ("cohort={name='poisson', rate=0.5}",) if noise is not None and noise.neighbours == "add_remove" else ()
+
+    @cached_property
+    def scenes(self) -> list[Scene]:
+        return self.staged()
+
+    def staged(self) -> list[Scene]:
+        """The scenes, made anew."""
+        made = []
+        for more in ((), QUADRATIC):
+            parts = Parts(self.experiment(*more))
+            shards = parts.clients("check", range(2)).shards
+            made.append(Scene(parts.algorithm, parts.task, parts.home, [shards[0], shards[1]], parts.key))
+        return made
+
+    def fresh(self) -> None:
+        """As in a process of its own: what the module keeps in its globals is gone."""
+        sys.modules.pop(self.name.partition(":")[0], None)
+
+    def run(self, folder: str, *more: str, watch: Callable[[Progress], None] | None = None) -> Path:
+        self.fresh()
+        ended = start(self.experiment(*more), self.place / folder, watch)
+        if ended.interrupted:  # Ctrl-C is for the whole check
+            raise KeyboardInterrupt
+        return ended.folder
+
+    @cached_property
+    def base(self) -> Path:
+        return self.run("base")
+
+    @cached_property
+    def trace(self) -> Trace:
+        return trace(self.base)
+
+
+class Sealed:
+    """A shard with nothing but what the protocol says."""
+
+    def __init__(self, shard: Shard, grads: list[int] | None = None) -> None:
+        def batches(work: Work, key: Any) -> Iterator[Batch]:
+            for batch in shard.batches(work, key):
+                yield SealedBatch(batch, grads if grads is not None else [])
+
+        self.size, self.batches = shard.size, batches
+
+
+class Canned:
+    """A shard whose gradients follow from no row. Its rows are shown to the losses all the same, as a reader's are."""
+
+    def __init__(self, rows: Examples, key: int) -> None:
+        self._rows, self._key, self.size = rows, key, len(rows.y)
+
+    def batches(self, work: Work, key: Any) -> Iterator[Batch]:
+        size = work.batch(self.size)
+        for step in range(work.count(self.size)):
+            some = (torch.arange(size) + step * size) % self.size
+            yield CannedBatch(taken(self._rows, some), keys.fold(self._key, step))
+
+
+class CannedBatch:
+    def __init__(self, rows: Examples, key: Any) -> None:
+        self._rows, self._key = rows, key
+
+    def grad(self, losses: Any, params: Params) -> Params:
+        leaves = {name: p.detach().clone().requires_grad_() for name, p in params.items()}
+        losses(leaves, *self._rows, keys.bits(keys.fold(self._key, "draw"), len(self._rows.y)))
+        return {
+            name: 0.01 * keys.normal(keys.fold(self._key, name), p.numel()).reshape(p.shape).to(p.dtype)
+            for name, p in leaves.items()
+        }
+
+
+class SealedBatch:
+    def __init__(self, batch: Batch, grads: list[int]) -> None:
+        def grad(losses: Any, params: Params) -> Params:
+            grads.append(1)
+            return batch.grad(losses, params)
+
+        self.grad = grad

@@ -1,0 +1,97 @@
+"""Cohorts drawn by personal budgets. Who takes part how often is the plan's to say (`Plan.rates`); here it is tossed for.
+
+by_budget            one hidden coin each, all rounds alike, at the rate a client's budget affords (Boenisch et al., NeurIPS 2023)
+threshold            one hidden coin each, at rates that change with a threshold planned in advance (after Jorgensen, Yu and Cormode, ICDE 2015)
+threshold_published  as printed in "Consideration of FedProx in Privacy Protection" (Electronics 12(20), 2023): thresholds from what is left of the
+                     budgets, participation visible, only those drawn pay. It does not keep the budgets it names; the receipt says what holds.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import numpy as np
+
+from sordino.cohorts import kinds
+from sordino.cohorts.draws import Coins
+from sordino.cohorts.kinds import Cohort, Rates, Tossed, alike
+from sordino.errors import ConfigError
+from sordino.ledger.events import is_number
+from sordino.ledger.thresholds import Waste
+
+
+@dataclass(frozen=True)
+class Personal(Tossed):
+    """A rate for every client."""
+
+    personal: ClassVar[bool] = True
+
+    def toss(self, population: int, coins: Coins, rates: Rates | None = None) -> list[int]:
+        assert rates is not None, "the plan of personal budgets says the rates"
+        tossed = ((coins.words(population) >> np.uint64(12)).astype(np.float64) + 0.5) * 2.0**-52
+        return np.flatnonzero(tossed < rates).tolist()
+
+    def exposures(self, rounds: int, population: int) -> Sequence[int]:
+        return alike(rounds, population)
+
+    def expected(self, population: int) -> float:
+        return float(population)  # at most; the plan knows the rates of each round
+
+
+@dataclass(frozen=True)
+class ByBudget(Personal):
+    hidden: ClassVar[bool] = True
+    size: float  # expected
+
+    def expected(self, population: int) -> float:
+        return self.size
+
+
+@dataclass(frozen=True)
+class _ByThreshold(Personal):
+    waste: Literal["weighted", "sum", "fixed", "count"] = "weighted"
+    waste_weights: Sequence[float] = (0.7, 0.3)  # of sampling and of noise, where waste is "fixed" or "count"
+
+    def __post_init__(self) -> None:
+        if len(self.waste_weights) != 2 or not all(is_number(w) and 0 <= w < math.inf for w in self.waste_weights):
+            raise ConfigError(
+                f"waste_weights = {self.waste_weights!r}",
+                why="they weigh what is lost to sampling and what is lost to noise: two numbers, none negative",
+                code="waste-weights",
+            )
+
+    @property
+    def by(self) -> Waste:
+        first, second = self.waste_weights
+        return Waste(self.waste, (float(first), float(second)))
+
+
+@dataclass(frozen=True)
+class Threshold(_ByThreshold):
+    hidden: ClassVar[bool] = True
+
+
+@dataclass(frozen=True)
+class ThresholdPublished(_ByThreshold):
+    cost: Literal["one_round", "share", "full_round"] = "one_round"
+    retire_below: float = 0.01  # of the smallest budget: who has less left takes no part any more
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 <= self.retire_below < 1:
+            raise ConfigError(
+                f"retire_below = {self.retire_below}",
+                why="it is a share of the smallest budget, at least 0 and below 1",
+                code="share-out-of-range",
+            )
+
+
+COHORTS: dict[str, type[Cohort]] = {
+    **kinds.COHORTS,
+    "by_budget": ByBudget,
+    "threshold": Threshold,
+    "threshold_published": ThresholdPublished,
+}

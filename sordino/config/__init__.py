@@ -1,0 +1,42 @@
+"""An experiment as a file.
+
+Its tables and keys, the gates it may name, and what is said of a wrong one.
+"""
+
+from sordino.config.experiment import (
+    CHOOSERS,
+    Chaos,
+    Data,
+    Engine,
+    Evaluation,
+    Experiment,
+    Network,
+    Privacy,
+    Section,
+    Slow,
+    Table,
+    build,
+    filled,
+    load,
+    parameters,
+    validate,
+)
+
+__all__ = [
+    "CHOOSERS",
+    "Chaos",
+    "Data",
+    "Engine",
+    "Evaluation",
+    "Experiment",
+    "Network",
+    "Privacy",
+    "Section",
+    "Slow",
+    "Table",
+    "build",
+    "filled",
+    "load",
+    "parameters",
+    "validate",
+]

@@ -1,0 +1,150 @@
+"""The words a TOML file may use for the two gates.
+
+[read]    name = "noisy_gradient", clip = 1.0, law = "gaussian", multiplier = 1.1
+[uplink]  client = [{name = "clip", radius = 1.0}, {name = "noise"}], server = []
+
+A link without settings may be its name alone, and an uplink that is a list is what the clients do: uplink = ["weigh", "paillier"].
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
+
+from sordino.config import build
+from sordino.config.wording import check_keys
+from sordino.errors import ConfigError
+from sordino.privacy.noise.laws import GaussianNoise, LaplaceNoise
+from sordino.privacy.readers.episodes import CellGradient
+from sordino.privacy.readers.median_clip import MedianClip
+from sordino.privacy.readers.noisy_gradient import NoisyGradient, Sampling
+from sordino.privacy.readers.open import Open
+from sordino.privacy.readers.responses import Responses
+from sordino.privacy.uplink import Uplink
+from sordino.privacy.uplink.as_published import OwnNorm, UpdateLevel, UserLevel
+from sordino.privacy.uplink.block_sum import BlockSum
+from sordino.privacy.uplink.clip_layers import ClipLayers
+from sordino.privacy.uplink.coordinate_laplace import ClipCoordinates, CoordinateLaplace, Flag
+from sordino.privacy.uplink.fixed_point import Quantise
+from sordino.privacy.uplink.one_direction import OneDirection
+from sordino.privacy.uplink.secure_stages import Aggregated, Encrypted, NoiseShare
+from sordino.privacy.uplink.sensing import Sensing
+from sordino.privacy.uplink.stages import Clip, Noise, Stage, Weigh
+from sordino.secure.layout import Layout
+from sordino.types import Neighbours, Reader
+
+Law = Literal["gaussian", "gaussian_classic", "laplace"]
+LAWS: dict[str, GaussianNoise | LaplaceNoise] = {
+    "gaussian": GaussianNoise(),
+    "gaussian_classic": GaussianNoise("classic"),
+    "laplace": LaplaceNoise(),
+}
+
+
+def noisy_gradient(
+    clip: float,
+    law: Law = "gaussian",
+    clip_order: Literal[1, 2] | None = None,
+    sampling: Sampling = "full",
+    rate: float = 1.0,
+    neighbours: Neighbours = "replace",
+    multiplier: float | None = None,
+) -> NoisyGradient:
+    return NoisyGradient(clip, LAWS[law], clip_order, sampling, rate, neighbours, multiplier)
+
+
+def noise(law: Law = "gaussian", neighbours: Neighbours = "replace", multiplier: float | None = None) -> Noise:
+    return Noise(LAWS[law], neighbours, multiplier)
+
+
+def cells(
+    clip: float,
+    cells: int = 10,
+    sampling: Literal["poisson", "fresh"] = "poisson",
+    rate: float = 0.2,
+    multiplier: float | None = None,
+) -> CellGradient:
+    return CellGradient(clip, cells, sampling, rate, multiplier=multiplier)
+
+
+def noise_share(
+    survivors: int, law: Law = "gaussian", neighbours: Neighbours = "add_remove", multiplier: float | None = None
+) -> NoiseShare:
+    return NoiseShare(LAWS[law], neighbours, multiplier, survivors=survivors)
+
+
+def privunit(neighbours: Neighbours = "replace", multiplier: float | None = None) -> OneDirection:
+    return OneDirection(neighbours=neighbours, multiplier=multiplier)
+
+
+def quantise(bits: int = 24, headroom: int = 8, range: float = 1.0, strict: bool = False) -> Quantise:
+    return Quantise(Layout(bits, headroom, range), strict)
+
+
+def encrypted(scheme: Literal["paillier", "bfv", "ckks"]) -> Callable[..., Encrypted]:
+    def stage(
+        keys: Literal["shared", "authority", "threshold"] = "shared",
+        mode: Literal["full", "probe"] = "full",
+        at_least: int = 10,
+        key_bits: int = 3072,
+        testing: bool = False,
+        server_has_key: bool = False,
+    ) -> Encrypted:
+        return Encrypted(scheme, key_bits, keys, at_least, mode, testing, server_has_key)
+
+    return stage
+
+
+READERS: dict[str, Callable[..., Reader]] = {
+    "open": Open,
+    "noisy_gradient": noisy_gradient,
+    "cells": cells,
+    "median_clip": MedianClip,
+    "responses": Responses,
+}
+STAGES: dict[str, Callable[..., Stage]] = {
+    "clip": Clip,
+    "weigh": Weigh,
+    "noise": noise,
+    "block_sum": BlockSum,
+    "sensing": Sensing,
+    "clip_layers": ClipLayers,
+    "own_norm": OwnNorm,
+    "update_level": UpdateLevel,
+    "user_level": UserLevel,
+    "clip_coordinates": ClipCoordinates,
+    "flag": Flag,
+    "coordinate_laplace": CoordinateLaplace,
+    "quantise": quantise,
+    "noise_share": noise_share,
+    "privunit": privunit,
+    "paillier": encrypted("paillier"),
+    "bfv": encrypted("bfv"),
+    "ckks": encrypted("ckks"),
+    "secagg": Aggregated,
+}
+
+
+def reader(table: Mapping[str, Any]) -> Reader:
+    return build(table, READERS, "read")
+
+
+def uplink(table: Mapping[str, Any] | list[Any]) -> Uplink:
+    table = {"client": table} if isinstance(table, list) else table
+    check_keys(table, ("client", "server", "denominator"), "[uplink]")
+    return Uplink(
+        client=_stages(table.get("client", []), "uplink.client"),
+        server=_stages(table.get("server", []), "uplink.server"),
+        denominator=table.get("denominator"),
+    )
+
+
+def _stages(given: Any, where: str) -> tuple[Stage, ...]:
+    if not isinstance(given, list) or not all(isinstance(stage, str | Mapping) for stage in given):
+        raise ConfigError(
+            f"{where} = {given!r}",
+            why="it is a list of stages, each a name or a table with a name",
+            fix=f'for example {where} = ["weigh"], or {where} = [{{name = "clip", radius = 1.0}}]',
+            code="wrong-type",
+        )
+    return tuple(build({"name": one} if isinstance(one, str) else one, STAGES, where) for one in given)

@@ -1,0 +1,190 @@
+"""The server's side of a run: everything `one_round` needs, and nothing of any client's data."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from sordino import keys, tree
+from sordino.budget.noise_level import in_mean, of_reader, of_uplink
+from sordino.budget.plan import Price
+from sordino.budget.schedules import Adaptive
+from sordino.cohorts.draws import Seeded, Unseen
+from sordino.cohorts.kinds import Tossed
+from sordino.cohorts.stragglers import Crew, Stragglers
+from sordino.engine.accounts import Accounts
+from sordino.engine.mail import Mail
+from sordino.engine.messages import Messages
+from sordino.engine.secure_sum import SecureSum
+from sordino.engine.weights import Weights
+from sordino.ledger.notes import SYSTEM
+from sordino.privacy.noise.sources import for_client, for_round
+from sordino.privacy.uplink import Summed
+from sordino.privacy.uplink.stages import Weigh
+from sordino.types import Grant, Received, Source
+
+STALL = 1.1  # a mean update within a tenth of its expected noise norm carries no visible signal
+
+
+@dataclass(kw_only=True)
+class Federation(Accounts, Messages):
+    stragglers: Stragglers
+    key: int
+    remarks: list[str] = field(default_factory=list)
+    _noise_norm: float = 0.0
+    _coordinates: int = 0
+
+    def draw(self, t: int, server: Any = None, away: Callable[[int], bool] | None = None) -> list[int]:
+        """The cohort: public order, hidden coins, or coins at the rates that the plan says; or those whom a phase of a preparation asks."""
+        if self.algorithm.names_clients:
+            return sorted(self.algorithm.asks(server))
+        self._rates = self.plan.rates(t, self.spent)
+        if isinstance(self.cohort, Tossed):
+            # what nobody may know is not drawn from a seed that stands in the experiment
+            unseen = self.noise == SYSTEM and self.cohort.hidden
+            coins = Unseen() if unseen else Seeded(keys.fold(self.key, "cohort", t))
+            return self.cohort.toss(self.population, coins, self._rates)
+        drawn = self.cohort.draw(t, self.population, self.key)
+        return drawn if away is None or self.cohort.hidden else self._redrawn(t, drawn, away)
+
+    def _redrawn(self, t: int, drawn: list[int], away: Callable[[int], bool]) -> list[int]:
+        """In place of everybody who is known to be silent somebody else, where there is anybody; where coins are hidden nobody may be."""
+        here = [k for k in drawn if not away(k)]
+        if len(here) == len(drawn):
+            return drawn
+        order = keys.permutation(keys.fold(self.key, "redraw", t), self.population).tolist()
+        others = (k for k in order if k not in drawn and not away(k))
+        return sorted([*here, *itertools.islice(others, len(drawn) - len(here))])
+
+    def round_key(self, t: int) -> keys.Key:
+        return keys.fold(self.key, "round", t)
+
+    # the sum --------------------------------------------------------------------------------------------------------------------
+
+    def source(self, t: int) -> Source:
+        return for_round(self.noise, self.key, t)
+
+    def grant(
+        self, t: int, client: int, price: Price | None, epochs: int | None = None, part: float | None = None
+    ) -> Grant:
+        return Grant(
+            client=client,
+            size=self.sizes[client],
+            largest=self.largest,
+            source=for_client(self.noise, self.key, t, client),
+            # shares of one noise are all alike
+            multiplier=self._central if self.algorithm.uplink.shared else None if price is None else price.multiplier,
+            epochs=epochs,
+            part=part,
+            reach=self._reach(price),
+            precision=self._precisions[client] if self._precisions else 1.0,
+        )
+
+    def _reach(self, price: Price | None) -> float:
+        """A client under one noise for all may be as large as its own noise would have allowed."""
+        personal = self.algorithm.uplink.personal and price is not None
+        return self.plan.quietest / price.multiplier if personal and price is not None else 1.0
+
+    def receive(
+        self,
+        t: int,
+        answers: Iterable[tuple[int, Any]] | Summed,
+        crew: Crew,
+        down: Any,
+        prices: Mapping[int, Price | None],
+        granted: Sequence[int] = (),
+    ) -> tuple[Received[Any], Mail]:
+        mail, zero = Mail(), self.algorithm.zero(self.home.task, down)
+        if isinstance(answers, Summed):
+            length = self._length(t, down)
+            mail.answered, mail.size = answers.who, sum(map(length, answers.who))
+            uploads: Any = answers
+        else:
+            uploads = self.open(t, answers, crew, down, mail)
+        mail.payload = self.payload(t, down)
+        self._coordinates, uplink = tree.size(zero), self.algorithm.uplink.at(t, down)
+        source = self.source(t).child("server")
+        if self.secure_sum is not None:
+            uploads = self.secure_sum(t, uploads, granted, self.weights, uplink, zero, self._central, source, mail)
+        received: Received[Any] = uplink.receive(
+            uploads,
+            zero,
+            self.weights,
+            self._denominator,
+            self._central,
+            source,
+            self.algorithm.reads_each,
+            self._weight,
+            lambda client: self._reach(prices.get(client)),
+            lambda who: self._std(prices, who) if self.plan.offer and self.plan.offer.unit == "client" else 0.0,
+        )
+        mail.seal(received.mean)
+        if self._adaptive:
+            self._noise_norm = self._std(prices, mail.answered) * math.sqrt(self._coordinates)
+        return received, mail
+
+    def stalled(self, received: Received[Any]) -> bool:
+        """Has the model stopped moving beyond its noise? Reads released values and public scales only."""
+        return self._adaptive and float(tree.norm(received.mean)) <= STALL * self._noise_norm
+
+    @property
+    def _adaptive(self) -> bool:
+        return self.plan.budget is not None and isinstance(self.plan.budget.schedule, Adaptive)
+
+    def _std(self, prices: Mapping[int, Price | None], answered: Iterable[int]) -> float:
+        """Deviation of the noise in one coordinate of the mean upload, from the multipliers alone."""
+        if self.plan.offer is None:
+            return 0.0
+        if self.plan.offer.unit == "client" and self.algorithm.uplink.central:
+            # one noise, over the public denominator, whoever answered
+            return 0.0 if self._central is None else self._noise_std(self._central, 0) / self._denominator
+        found = [(k, price.multiplier) for k in answered if (price := prices[k])]
+        return in_mean([self._noise_std(z, self.sizes[k]) for k, z in found], [self.weights[k] for k, _ in found])
+
+    def _noise_std(self, multiplier: float, size: int) -> float:
+        """Of one coordinate of what is noised: one upload, or their sum."""
+        assert self.plan.offer is not None
+        if self.plan.offer.unit != "client":
+            read = of_reader(self.algorithm.read, self.algorithm.work, multiplier, size)
+            step = self.algorithm.step_size  # of a method that does not say, nothing is known
+            return float(step * read.std) if read and step is not None else 0.0
+        return of_uplink(self.algorithm.uplink, multiplier, self._coordinates).std
+
+    @property
+    def _denominator(self) -> float:
+        """The public one: the weight that a cohort of the expected size would have."""
+        if self._rates is not None:
+            return math.fsum(rate * weight for rate, weight in zip(self._rates.tolist(), self.weights, strict=True))
+        return self.cohort.expected(self.population) * self._weight / self.population
+
+    @cached_property
+    def secure_sum(self) -> SecureSum | None:
+        return None if self.algorithm.uplink.secure is None else SecureSum(self.algorithm.uplink, self.run)
+
+    @cached_property
+    def largest(self) -> int:
+        """The size of the largest client."""
+        return max(self.sizes)
+
+    @cached_property
+    def weights(self) -> Sequence[float]:
+        """The public weight of every client."""
+        uplink = self.algorithm.uplink
+        if self._precisions:
+            return [uplink.weight(n, self.largest, p) for n, p in zip(self.sizes, self._precisions, strict=True)]
+        return Weights(self.sizes, {size: uplink.weight(size, self.largest) for size in set(self.sizes)})
+
+    @cached_property
+    def _precisions(self) -> Sequence[float]:
+        """Of every client's noise, where uploads are weighed by it."""
+        weighed = any(isinstance(stage, Weigh) and stage.by == "precision" for stage in self.algorithm.uplink.client)
+        return [self.plan.precision(k) for k in range(self.population)] if weighed else []
+
+    @cached_property
+    def _weight(self) -> float:
+        """Of all clients together."""
+        return math.fsum(self.weights)

@@ -1,0 +1,389 @@
+"""Matrices that are kept as what they were made of.
+
+Forming them would cost more than all that is done with them.
+
+`Product`  left^T right: the gradient of a linear layer, until somebody adds it to something.
+`Span`     c^T x, a combination of a client's own rows x: such a gradient at the first layer, told by its coefficients.
+`Scaled`   factor * x, for a step that somebody else will take.
+`Moved`    start + way: weights during local training, as long as nobody needs to see them.
+
+Whoever uses one as a tensor gets the tensor: any torch function or operator acts on `dense()`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any, TypeAlias
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+Index: TypeAlias = slice | Tensor  # some rows, each at most once
+EVERY = slice(None)
+SMALL = 1 << 16
+BUNCH = 1 << 10  # rows of a span that are multiplied out together
+
+
+class Lazy:
+    """What all of them answer. No ABC: its `isinstance` costs as much as a small tensor operation."""
+
+    __slots__ = ()
+
+    def dense(self) -> Tensor:
+        raise NotImplementedError
+
+    @property
+    def dtype(self) -> torch.dtype:
+        raise NotImplementedError
+
+    @property
+    def shape(self) -> torch.Size:
+        raise NotImplementedError
+
+    def numel(self) -> int:
+        return self.shape.numel()
+
+    def added_to(self, y: Any, factor: float) -> Any:
+        """y + factor * self."""
+        return torch.add(dense(y), self.dense(), alpha=factor)
+
+    def add_to(self, y: Any, factor: float) -> Any:
+        """The same, in y's own memory where it can be."""
+        if isinstance(y, Lazy):
+            y = y.dense()
+        return y.add_(self.dense(), alpha=factor)
+
+    def scaled(self, factor: float) -> Any:
+        return self.dense() * factor
+
+    @classmethod
+    def __torch_function__(cls, fn: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return fn(*dense(args), **{k: dense(v) for k, v in (kwargs or {}).items()})
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.dense(), name)
+
+
+class Zero(Lazy):
+    """What is left of a tensor minus itself."""
+
+    __slots__ = ("like",)
+
+    def __init__(self, like: Any) -> None:
+        self.like = like
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.like.dtype  # type: ignore[no-any-return]
+
+    @property
+    def shape(self) -> torch.Size:
+        return self.like.shape  # type: ignore[no-any-return]
+
+    def dense(self) -> Tensor:
+        return torch.zeros_like(dense(self.like))
+
+    def added_to(self, y: Any, factor: float) -> Any:
+        return y
+
+    def scaled(self, factor: float) -> Zero:
+        return self
+
+
+class Product(Lazy):
+    """left^T right, or left^T 1 without a right."""
+
+    __slots__ = ("left", "right")
+
+    def __init__(self, left: Tensor, right: Tensor | None = None) -> None:
+        self.left, self.right = left, right  # [n, rows], [n, columns]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.left.dtype
+
+    @property
+    def shape(self) -> torch.Size:
+        columns = () if self.right is None else self.right.shape[1:]
+        return torch.Size((self.left.shape[1], *columns))
+
+    def dense(self) -> Tensor:
+        return self.left.sum(0) if self.right is None else self.left.t() @ self.right
+
+    def added_to(self, y: Any, factor: float) -> Any:
+        if isinstance(y, Lazy) or self.left.dtype != y.dtype or self.right is None:
+            return super().added_to(y, factor)
+        return torch.addmm(y, self.left.t(), self.right, alpha=factor)
+
+    def add_to(self, y: Any, factor: float) -> Any:
+        if isinstance(y, Lazy) or self.left.dtype != y.dtype:
+            return super().add_to(y, factor)
+        if self.right is None:
+            return torch.addmv(y, self.left.t(), _ones(self.left.shape[0], y.dtype), alpha=factor)
+        if y.numel() < SMALL:  # a new one costs as little, and vmap knows how
+            return torch.addmm(y, self.left.t(), self.right, alpha=factor)
+        return y.addmm_(self.left.t(), self.right, alpha=factor)
+
+    def scaled(self, factor: float) -> Product:
+        return Product(self.left * factor, self.right)
+
+    def to(self, dtype: torch.dtype) -> Product:
+        return Product(self.left.to(dtype), None if self.right is None else self.right.to(dtype))
+
+
+class Rows:
+    """All rows x of a client in one round, and what a first layer makes of them at the weights it starts from.
+
+    While the weights move inside the span of x, W = W0 + c^T x, a batch x_b sees x_b W^T = x_b W0^T + (x_b x^T) c: both products are taken once,
+    and a step touches one coefficient per example and output where it would have touched every weight.
+    """
+
+    def __init__(self, x: Tensor) -> None:
+        self.x = x  # [n, in]
+        self._start: tuple[Tensor, int] | None = None  # and how often it had been written to
+        self._through: Tensor | None = None
+        self._gram: Tensor | None = None
+
+    def __getitem__(self, index: Index) -> Part:
+        return Part(self, index)
+
+    def times(self, weight: Any, bias: Tensor | None, index: Index) -> Tensor:
+        """What a linear layer makes of some of the rows."""
+        if not (isinstance(weight, Moved) and weight.along(self)):
+            # a tensor may be walked on in its own memory, so nothing of it is remembered
+            return F.linear(self.x[index], dense(weight), bias)
+        start = weight.start, weight.start._version
+        if self._start is None or self._start[0] is not start[0] or self._start[1] != start[1]:
+            self._start, self._through = start, F.linear(self.x, start[0])
+        if self._gram is None:
+            self._gram = self.x @ self.x.t()
+        assert self._through is not None
+        out = torch.addmm(self._through[index], self._gram[index], weight.way.c)
+        return out if bias is None else out + bias
+
+
+class Part:
+    """Some rows of `Rows`, for a network whose first layer is linear; cut like a tensor."""
+
+    __slots__ = ("index", "rows")
+
+    def __init__(self, rows: Rows, index: Index) -> None:
+        self.rows, self.index = rows, index
+
+    def __getitem__(self, index: slice) -> Part:
+        if isinstance(self.index, Tensor):
+            return Part(self.rows, self.index[index])
+        start = self.index.start or 0
+        assert self.index.stop is None
+        return Part(self.rows, slice(start + index.start, start + index.stop))
+
+    def taken(self) -> Tensor:
+        return self.rows.x[self.index]
+
+
+class Span(Lazy):
+    """c^T x over all rows, or over those of `index`."""
+
+    __slots__ = ("c", "index", "rows")
+
+    def __init__(self, rows: Rows, c: Tensor, index: Index = EVERY) -> None:
+        self.rows, self.c, self.index = rows, c, index  # c: [rows, out]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.c.dtype
+
+    @property
+    def shape(self) -> torch.Size:
+        return torch.Size((self.c.shape[1], self.rows.x.shape[1]))
+
+    def dense(self) -> Tensor:
+        return self.c.t() @ self.rows.x[self.index]
+
+    def coefficients(self, factor: float) -> Tensor:
+        """Of all rows."""
+        if self.index is EVERY:
+            return self.c * factor
+        if isinstance(self.index, slice):
+            start, stop, _ = self.index.indices(len(self.rows.x))
+            return F.pad(self.c * factor, (0, 0, start, len(self.rows.x) - stop))
+        none = self.c.new_zeros(len(self.rows.x), self.c.shape[1])
+        return none.index_add(0, self.index, self.c, alpha=factor)
+
+    def on(self, c: Tensor, factor: float) -> Tensor:
+        """c + factor * self, in the memory of c."""
+        if isinstance(self.index, slice):
+            c[self.index].add_(self.c, alpha=factor)
+            return c
+        return c.index_add_(0, self.index, self.c, alpha=factor)
+
+    def added_to(self, y: Any, factor: float) -> Any:
+        if isinstance(y, Span) and y.rows is self.rows:
+            return Span(self.rows, self.on(y.coefficients(1.0), factor))
+        if isinstance(y, Moved) and y.along(self.rows):
+            return Moved(y.start, Span(self.rows, self.on(y.way.coefficients(1.0), factor)))
+        if isinstance(y, Lazy) or self.c.dtype != y.dtype:
+            return super().added_to(y, factor)
+        return torch.addmm(y, self.c.t(), self.rows.x[self.index], alpha=factor)
+
+    def add_to(self, y: Any, factor: float) -> Any:
+        if isinstance(y, Moved) and y.along(self.rows):
+            self.on(y.way.c, factor)
+            return y
+        return super().add_to(y, factor)
+
+    def scaled(self, factor: float) -> Span:
+        return Span(self.rows, self.c * factor, self.index)
+
+    def kept(self) -> Span:
+        """As it is now: weights that go on write into their own coefficients."""
+        return Span(self.rows, self.c.clone(), self.index)
+
+
+class Scaled(Lazy):
+    """factor * x: a step that is not taken yet."""
+
+    __slots__ = ("factor", "x")
+
+    def __init__(self, x: Tensor, factor: float) -> None:
+        self.x, self.factor = x, factor
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.x.dtype
+
+    @property
+    def shape(self) -> torch.Size:
+        return self.x.shape
+
+    def dense(self) -> Tensor:
+        return self.x * self.factor
+
+    def added_to(self, y: Any, factor: float) -> Any:
+        return torch.add(dense(y), self.x, alpha=factor * self.factor)
+
+    def add_to(self, y: Any, factor: float) -> Any:
+        return dense(y).add_(self.x, alpha=factor * self.factor)
+
+    def scaled(self, factor: float) -> Scaled:
+        return Scaled(self.x, factor * self.factor)
+
+    def kept(self) -> Scaled:
+        return self
+
+
+class Moved(Lazy):
+    """start + way, of memory of its own once somebody wants to see it."""
+
+    __slots__ = ("_whole", "start", "way")
+
+    def __init__(self, start: Tensor, way: Span | Scaled) -> None:
+        self.start, self.way = start, way
+        self._whole: Tensor | None = None
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.start.dtype
+
+    @property
+    def shape(self) -> torch.Size:
+        return self.start.shape
+
+    def dense(self) -> Tensor:
+        if isinstance(self.way, Span):  # it may go on
+            return torch.addmm(self.start, self.way.c.t(), self.way.rows.x)
+        if self._whole is None:
+            self._whole = self.way.added_to(self.start, 1.0)
+        return self._whole
+
+    def along(self, rows: Rows) -> bool:
+        """Did it stay in the span of these rows?"""
+        return isinstance(self.way, Span) and self.way.rows is rows
+
+
+def take(x: Tensor, rows: Tensor) -> Tensor:
+    """x[rows]. The rule that vmap has for it walks over single numbers, this one over whole rows."""
+    found: Tensor = _Take.apply(x, rows)  # type: ignore[no-untyped-call]
+    return found
+
+
+class _Take(torch.autograd.Function):
+    @staticmethod
+    def forward(x: Tensor, rows: Tensor) -> Tensor:
+        return x.index_select(0, rows)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        pass
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[int | None, ...], x: Tensor, rows: Tensor) -> tuple[Tensor, int]:
+        many = info.batch_size
+        x = x.movedim(in_dims[0], 0) if in_dims[0] is not None else x.expand(many, *x.shape)
+        rows = rows.movedim(in_dims[1], 0) if in_dims[1] is not None else rows.expand(many, *rows.shape)
+        at = torch.arange(many)[:, None] * x.shape[1] + rows
+        return x.flatten(0, 1).index_select(0, at.flatten()).view(many, rows.shape[1], *x.shape[2:]), 0
+
+
+class Total:
+    """A sum of leaves in float64. Spans are multiplied out a bunch of clients at a time."""
+
+    def __init__(self, zero: Tensor) -> None:
+        self._sum, self._rows = zero, 0
+        self._waiting: list[Span] = []
+
+    def add(self, leaf: Any) -> None:
+        if isinstance(leaf, Scaled):
+            self._sum.add_(leaf.x, alpha=leaf.factor)
+            return
+        if not (isinstance(leaf, Span) and leaf.index is EVERY):
+            self._sum.add_(dense(leaf))
+            return
+        self._waiting.append(leaf)
+        self._rows += len(leaf.c)
+        if self._rows >= BUNCH:
+            self.sum()
+
+    def sum(self) -> Tensor:
+        if self._waiting:
+            c, x = torch.cat([span.c for span in self._waiting]), torch.cat([span.rows.x for span in self._waiting])
+            self._sum.add_(c.t() @ x)
+            self._waiting, self._rows = [], 0
+        return self._sum
+
+
+@cache
+def _ones(count: int, dtype: torch.dtype) -> Tensor:
+    return torch.ones(count, dtype=dtype)
+
+
+def dense(value: Any) -> Any:
+    """With tensors in place of everything lazy."""
+    if isinstance(value, Lazy):
+        return value.dense()
+    return type(value)(dense(v) for v in value) if isinstance(value, list | tuple) else value
+
+
+def _operator(name: str) -> Callable[..., Any]:
+    return lambda self, *rest: getattr(self.dense(), name)(*dense(rest))
+
+
+for _name in [
+    "add",
+    "radd",
+    "sub",
+    "rsub",
+    "mul",
+    "rmul",
+    "truediv",
+    "neg",
+    "pow",
+    "matmul",
+    "rmatmul",
+    "getitem",
+    "len",
+    "abs",
+]:
+    setattr(Lazy, f"__{_name}__", _operator(f"__{_name}__"))

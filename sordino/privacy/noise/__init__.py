@@ -1,0 +1,1 @@
+"""The laws of noise and the sources it is drawn from."""

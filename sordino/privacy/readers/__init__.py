@@ -1,0 +1,1 @@
+"""Gate 1: how client code may look at examples, and what that promises."""

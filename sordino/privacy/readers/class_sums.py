@@ -1,0 +1,161 @@
+"""Sums per class of a statistic of single examples, such as features: what prototypes are made of. Plainly, or clipped and noised.
+
+`ClassSums` releases, for every class, the sum of its examples' clipped statistics, and if `count` is above 0 how many they are, in one Gaussian mechanism: an example
+lies in one class, so all classes cost one release.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from sordino.errors import PrivacyError, UnsoundGuarantee
+from sordino.keys import Key
+from sordino.privacy.noise.laws import GaussianNoise
+from sordino.privacy.readers.beside_public import taken
+from sordino.privacy.readers.covered import Covered, alone, check_apart
+from sordino.privacy.uplink.stages import SLACK, Clip
+from sordino.types import ADVERSARIES, Claim, Examples, Grant, Offer, Reader, Shard, Task, Work
+
+ROWS = 256  # of a statistic at a time
+
+
+def class_sums(of: Callable[[Tensor], Tensor], examples: Examples, classes: int) -> tuple[Tensor, Tensor]:
+    """In float64: per class the sum of `of(x)` [n, d], and the number of examples."""
+    found = [of(rows).double() for rows in torch.split(examples.x, ROWS) if len(rows)]
+    counts = torch.bincount(examples.y, minlength=classes).double()
+    if not found:  # a row that does not count says how wide it is
+        found = [of(examples.x.new_zeros(1, *examples.x.shape[1:])).double()[:0]]
+    z = torch.cat(found)
+    return z.new_zeros(classes, z.shape[1]).index_add(0, examples.y, z), counts
+
+
+@dataclass(frozen=True)
+class ClassSums(Reader):
+    """clip: radius of one example's statistic. count: how much louder than the statistic's radius a client counts; 0: not at all, and counts are told as nan.
+
+    Guarantees: the Gaussian event at the multiplier, for adding or removing one example, against everybody who sees what the client sends. Proof: one row of the sums
+    moves by a vector of norm clip, and one count by `count` * clip: sqrt(1 + count^2) * clip together. The statistic is
+    shown one example at a time.
+    """
+
+    clip: float = 1.0
+    count: float = 0.0
+    mechanism: GaussianNoise = GaussianNoise()
+    multiplier: float | None = None  # None: the plan decides from the budget
+    gives = "sums"
+
+    def __post_init__(self) -> None:
+        Clip(self.clip)
+        if not (math.isfinite(self.count) and self.count >= 0):
+            raise UnsoundGuarantee(
+                f"count is {self.count}",
+                why="it is how loudly examples are counted: a finite number, 0 for not at all",
+                code="count-out-of-range",
+            )
+        if self.multiplier is not None and not (math.isfinite(self.multiplier) and self.multiplier > 0):
+            raise UnsoundGuarantee(
+                f"noise multiplier {self.multiplier}",
+                why="noise without a size protects nobody",
+                fix="give a multiplier above 0, or a budget in [privacy]",
+                code="noise-not-positive",
+            )
+
+    @property
+    def sensitivity(self) -> float:
+        return self.clip * math.hypot(1, self.count)
+
+    @property
+    def cut(self) -> float:
+        return self.clip
+
+    def offer(self) -> Offer:
+        return Offer("example", "add_remove", "server", self.mechanism, everyone_pays=False)
+
+    def claims(self, work: Work, size: int, multiplier: float | None) -> list[Claim]:
+        used = self.multiplier if self.multiplier is not None else multiplier
+        assert used is not None
+        because = ("the number of examples of each client is public",)
+        event = self.mechanism.event(used)
+        return [Claim("example", "add_remove", adversary, event, "proved", because) for adversary in ADVERSARIES]
+
+    def reads(self, work: Work, size: int) -> int:
+        return 1
+
+    def check(self, work: Work, task: Task) -> None:
+        check_apart(task)
+
+    def open(self, examples: Examples, grant: Grant, task: Task) -> Shard:
+        return SumShard(self, examples, grant, task)
+
+
+class SumShard(Covered):
+    """One client's examples during one round: one question about them is paid for."""
+
+    def __init__(self, reader: ClassSums, examples: Examples, grant: Grant, task: Task) -> None:
+        self._reader, self._examples, self._grant, self._task = reader, examples, grant, task
+        self._asked = False
+
+    @property
+    def size(self) -> int:
+        """The public number; the data may hold one more or one less."""
+        return self._grant.size
+
+    @property
+    def public(self) -> Examples | None:
+        return self._grant.public
+
+    def refused(self, what: str) -> PrivacyError:
+        return PrivacyError(
+            f"{what} from a reader of sums per class",
+            why="its promise covers clipped sums per class, nothing else",
+            fix="use another reader",
+            code="sums-only",
+        )
+
+    def split(self, share: float, key: Key) -> tuple[Shard, Shard]:
+        """A coin of each example: which part it is in depends on no other one. Each part may be asked once, instead of the whole."""
+        self._spend()
+        # secret ones: a public coin by place would let a missing example move the others
+        coins = self._grant.source.child("split").coins(len(self._examples.y), share).bool()
+        rows = [taken(self._examples, torch.nonzero(side).flatten()) for side in (coins, ~coins)]
+        # noises of their own: of two with one noise the difference would be without any
+        grants = [replace(self._grant, source=self._grant.source.child("part", i)) for i in range(2)]
+        first, second = (
+            SumShard(self._reader, own, grant, self._task) for own, grant in zip(rows, grants, strict=True)
+        )
+        return first, second
+
+    def _spend(self) -> None:
+        if self._asked:
+            raise PrivacyError(
+                "sums per class were asked for a second time",
+                why="every noisy read is paid for before the round starts",
+                fix="ask once, for everything",
+                code="read-beyond-reservation",
+            )
+        self._asked = True
+
+    def by_class(self, of: Callable[[Tensor], Tensor], classes: int) -> tuple[Tensor, Tensor]:
+        self._spend()
+        reader = self._reader
+        multiplier = reader.multiplier if reader.multiplier is not None else self._grant.multiplier
+        assert multiplier is not None, "the plan prices every private reader before a round"
+
+        def clipped(x: Tensor) -> Tensor:
+            z = alone(of, x).double()
+            norm = torch.linalg.vector_norm(z, dim=1, keepdim=True)
+            factor = (reader.clip / (norm * SLACK).clamp_min(torch.finfo(torch.float64).tiny)).clamp_max(1.0)
+            return torch.where(torch.isfinite(norm), z * factor, 0.0)  # a row that is no number counts as the origin
+
+        with self._task.still():
+            sums, counts = class_sums(clipped, self._examples, classes)
+        told = torch.cat([sums, counts[:, None] * (reader.count * reader.clip)], 1) if reader.count else sums
+        noisy = reader.mechanism.add(told, multiplier * reader.sensitivity, self._grant.source.child("classes"))
+        if not reader.count:
+            return noisy, torch.full_like(counts, math.nan)
+        return noisy[:, :-1], noisy[:, -1] / (reader.count * reader.clip)

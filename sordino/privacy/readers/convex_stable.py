@@ -1,0 +1,172 @@
+"""Several full-batch steps without clipping, where convexity keeps neighbouring runs together.
+
+Softmax regression on features with ||(x, 1)|| <= B: record gradients have norm at most sqrt(2) B, the loss is convex and (B^2/2)-smooth, so a full-batch
+step with eta <= 4/B^2 is non-expansive and E steps move two neighbouring runs apart by at most 2 sqrt(2) eta B E / n (Hardt, Recht and Singer 2016;
+Wu et al. 2017). With gradient clipping the step is no longer the gradient step of a convex function, so nothing is clipped here.
+
+The bound is about exactly these steps: a momentum, a decay of the weights, a larger step or another loss, and it is
+false. So the gate makes the steps itself, and
+client code gets one answer: the noised sum of their gradients. What it does with that cannot cost privacy any more.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import torch
+
+from sordino import keys, tree
+from sordino.errors import ConfigError, PrivacyError, UnsoundGuarantee
+from sordino.keys import Key
+from sordino.privacy.noise.laws import GaussianNoise
+from sordino.privacy.readers.episodes import check_reservation
+from sordino.privacy.readers.noisy_gradient import GradientsOnly
+from sordino.types import ADVERSARIES, Batch, Claim, Examples, Grant, Losses, Offer, Params, Reader, Shard, Task, Work
+
+
+@dataclass(frozen=True)
+class ConvexStable(Reader):
+    """One batch per round, whose gradient is the noised sum of the gradients along all the steps of the round: a step
+    of `lr` along it is all of them.
+
+    Requires: the `logistic` model with the same `radius`, the task's own losses, full batches, lr <= 4/radius^2.
+    Guarantees: one Gaussian event per round, for one example, replace; client code sees nothing else.
+    """
+
+    radius: float  # B
+    lr: float  # eta
+    multiplier: float | None = None
+    gives = "batches"
+    mechanism: GaussianNoise = GaussianNoise()
+
+    def __post_init__(self) -> None:
+        if not 1 < self.radius < math.inf:
+            raise ConfigError(
+                f"radius is {self.radius}", why="it bounds (x, 1), so it must exceed 1", code="radius-too-small"
+            )
+        most = 4 / self.radius**2
+        if not 0 < self.lr <= most:
+            raise UnsoundGuarantee(
+                f"step size {self.lr} with radius {self.radius}",
+                why=f"the step is non-expansive up to 4/radius^2 = {most:.3g} only",
+                fix=f"set lr to at most {most:.3g}, or scale the features into a smaller radius",
+                code="step-too-large-for-convexity",
+            )
+        if self.multiplier is not None and not (math.isfinite(self.multiplier) and self.multiplier > 0):
+            raise UnsoundGuarantee(
+                f"noise multiplier {self.multiplier}",
+                why="noise without a size protects nobody",
+                fix="give a multiplier above 0, or a budget in [privacy]",
+                code="noise-not-positive",
+            )
+
+    def offer(self) -> Offer | None:
+        return Offer("example", "replace", "server", self.mechanism, everyone_pays=False)
+
+    def claims(self, work: Work, size: int, multiplier: float | None) -> list[Claim]:
+        used = self.multiplier if self.multiplier is not None else multiplier
+        assert used is not None
+        because = ("the number of examples of each client is public",)
+        return [Claim("example", "replace", a, self.mechanism.event(used), "proved", because) for a in ADVERSARIES]
+
+    def reads(self, work: Work, size: int) -> int:
+        return 1
+
+    def check(self, work: Work, task: Task) -> None:
+        if work.batch_size is not None:
+            raise UnsoundGuarantee(
+                f"batches of {work.batch_size} in convex_stable",
+                why="the step is non-expansive for the full batch only",
+                fix='batch_size = "full"',
+                code="minibatch-under-full-batch-bound",
+            )
+        if task.feature_radius != self.radius:
+            raise UnsoundGuarantee(
+                "convex_stable without bounded features",
+                why="the bound holds for logistic regression on features scaled into a public ball",
+                fix=f'model = {{name = "logistic", radius = {self.radius}}}',
+                code="convex-needs-bounded-logistic",
+            )
+
+    def open(self, examples: Examples, grant: Grant, task: Task) -> Shard:
+        return StableShard(self, examples, grant, task)
+
+    def noise_std(self, multiplier: float, size: int, steps: int) -> float:
+        """Of one coordinate of the sum of gradients: the parameter sensitivity divided by eta."""
+        return multiplier * 2 * math.sqrt(2) * self.radius * steps / size
+
+
+@dataclass
+class StableShard(GradientsOnly):
+    """One client's examples during one round: all steps are one question."""
+
+    _reader: ConvexStable
+    _examples: Examples = field(repr=False)
+    _grant: Grant
+    _task: Task = field(repr=False)
+    _opened: bool = False
+    _read: bool = False
+
+    def __post_init__(self) -> None:
+        work = Work(None, 1, None)
+        self._reader.check(work, self._task)  # again: who opens a shard by hand has not asked
+
+    @property
+    def size(self) -> int:
+        return len(self._examples.y)
+
+    def batches(self, work: Work, key: Key) -> Iterator[Batch]:
+        """One, whatever the grant says of a smaller effort: the noise is sized for exactly these steps."""
+        check_reservation(self._opened, 1, self._grant.reads, "examples")
+        self._opened = True
+        yield Steps(self, work.count(self.size), key)
+
+    def walked(self, losses: Losses, params: Params, steps: int, key: Key) -> Params:
+        """The noised sum of the gradients along the steps."""
+        if self._read:
+            raise PrivacyError(
+                "the batch was read a second time",
+                why="the ledger reserved one release, and two of them cost two",
+                fix="call grad once",
+                code="read-beyond-reservation",
+            )
+        if losses != self._task.losses:
+            raise PrivacyError(
+                "losses of an algorithm's own under the bound of convex steps",
+                why="it holds for the cross-entropy of logistic regression, and nobody knows the slope of another loss",
+                fix="ask for the gradient of task.losses, or clip: noisy_steps pays for every step of any loss",
+                code="convex-needs-own-losses",
+            )
+        self._read = True
+        total = self._sum(params, steps, key)
+        multiplier = self._reader.multiplier if self._reader.multiplier is not None else self._grant.multiplier
+        assert multiplier is not None, "the plan prices every private reader before a round"
+        std, source = self._reader.noise_std(multiplier, self.size, steps), self._grant.source.child("read", 1)
+        add = self._reader.mechanism.add
+        return {name: add(total[name], std, source.child(name)).to(p.dtype) for name, p in params.items()}
+
+    def _sum(self, params: Params, steps: int, key: Key) -> Params:
+        """In float64, and from weights that are numbers: the bound leaves no room for rounding, and none for what is
+        not finite."""
+        far = 1e100
+        start = {name: torch.nan_to_num(p.double()).clamp(-far, far) for name, p in params.items()}
+        total = tree.zeros_like(start)
+        for step in range(steps):
+            draws = keys.bits(keys.fold(key, "draw", step), self.size)
+            here = {name: p.requires_grad_() for name, p in tree.axpy(-self._reader.lr, total, start).items()}
+            mean = self._task.losses(here, *self._examples, draws).mean()
+            found = torch.autograd.grad(mean, list(here.values()))
+            total = tree.add(total, dict(zip(here, found, strict=True)))
+        return total
+
+
+@dataclass(frozen=True)
+class Steps:
+    _shard: StableShard = field(repr=False)
+    _count: int
+    _key: Key
+
+    def grad(self, losses: Losses, params: Params) -> Params:
+        return self._shard.walked(losses, params, self._count, self._key)

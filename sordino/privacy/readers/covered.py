@@ -1,0 +1,72 @@
+"""Shards answer what the promise of their reader covers. Everything else that client code may ask for is refused.
+
+What they answer about an example may depend on that example alone: `check_apart` refuses networks that say otherwise of
+themselves, `alone` asks for each example on
+its own, so that nothing has to be believed of what somebody's program would do with several.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Tensor
+
+from sordino.errors import PrivacyError, UnsoundGuarantee
+from sordino.keys import Key
+from sordino.privacy.readers.beside_public import How, Mixed
+from sordino.tree import Tree
+from sordino.types import Batch, Episode, Examples, Shard, Task, Work
+
+
+def check_apart(task: Task) -> None:
+    """Before anything starts: nothing of one example may reach what is computed of another."""
+    if task.mixes_examples:
+        raise UnsoundGuarantee(f"{task.mixes_examples} mixes examples", fix="use nn.GroupNorm", code="batch-norm")
+    if task.remembers:
+        raise remembering(task.remembers)
+
+
+def remembering(name: str) -> UnsoundGuarantee:
+    return UnsoundGuarantee(
+        f"the model changes its own {name} when it is used",
+        why="what it keeps of one example reaches the gradients of others, outside every clip",
+        fix="let forward compute from its arguments alone, and write nothing to self",
+        code="model-remembers",
+    )
+
+
+def alone(of: Callable[[Tensor], Tensor], rows: Tensor) -> Tensor:
+    """of(x) [n, d] of rows that are shown to it one by one."""
+    try:
+        return torch.func.vmap(lambda row: of(row[None])[0])(rows)
+    except RuntimeError:  # a branch on a value; any other error comes up again
+        return torch.cat([of(row) for row in torch.split(rows, 1)])
+
+
+class Covered(ABC):
+    @abstractmethod
+    def refused(self, what: str) -> PrivacyError: ...
+
+    def batches(self, work: Work, key: Key) -> Iterator[Batch]:
+        raise self.refused("a batch")
+
+    def episodes(self, work: Work, key: Key) -> Iterator[Episode]:
+        raise self.refused("an episode")
+
+    def mixed(self, work: Work, key: Key, how: How) -> Iterator[Mixed]:
+        raise self.refused("a batch beside public examples")
+
+    def sum(self, of: Callable[[Tensor, Tensor], Tree]) -> Tree:
+        raise self.refused("a sum over examples")
+
+    def by_class(self, of: Callable[[Tensor], Tensor], classes: int) -> tuple[Tensor, Tensor]:
+        raise self.refused("a sum per class")
+
+    def split(self, share: float, key: Key) -> tuple[Shard, Shard]:
+        raise self.refused("a part of the examples")
+
+    @property
+    def public(self) -> Examples | None:
+        return None

@@ -1,0 +1,284 @@
+"""Episodes: a loss over two sets of examples at once, such as queries against prototypes. It has no gradient of a single example, so these are its readers.
+
+`draw` gives two disjoint batches, redrawn until every class that is asked for is held (Li, Xiao and Chen 2024). `CellGradient` protects fixed cells of a client's
+examples: an episode within a cell depends on no other example, so its clipped gradient is to the cell what an example's is to the example.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from sordino import keys, tree
+from sordino.errors import ConfigError, DataError, PrivacyError, UnsoundGuarantee
+from sordino.keys import Key
+from sordino.ledger.events import Event, NonPrivate, Poisson, Repeat
+from sordino.privacy.noise.laws import GaussianNoise
+from sordino.privacy.readers.beside_public import taken
+from sordino.privacy.readers.covered import Covered, check_apart
+from sordino.privacy.uplink.stages import Clip
+from sordino.types import (
+    ADVERSARIES,
+    Bound,
+    Claim,
+    Episode,
+    EpisodeLoss,
+    Examples,
+    Grant,
+    Offer,
+    Params,
+    Reader,
+    Shard,
+    Task,
+    Work,
+)
+
+TRIES = 100
+ONE_EPISODE = "an example is in at most one episode of a step"
+FIXED = "each client's examples are divided once into {} cells; one that is taken away contributes nothing, and the others stay as they were dealt"
+IN_CELL = "the noise covers cells"
+
+
+def draw(labels: Tensor, each: int, key: Key) -> tuple[Tensor, Tensor]:
+    """Rows of a support and of a query batch of `each`, half of the rows where there are fewer than two batches."""
+    n = len(labels)
+    each = min(each, n // 2)
+    for attempt in range(TRIES):
+        order = keys.permutation(keys.fold(key, attempt), n)
+        support, query = order[:each], order[each : 2 * each]
+        if bool(torch.isin(labels[query], labels[support]).all()):
+            break
+    return support, query
+
+
+def _enough(labels: Tensor) -> bool:
+    return len(labels) > 1 and bool((labels != labels[0]).any())
+
+
+def check_rows(labels: Tensor, client: int) -> None:
+    if not _enough(labels):
+        raise DataError(
+            f"client {client} has {len(labels)} examples of {len(torch.unique(labels))} class",
+            why="prototypes compare at least two examples of at least two classes",
+            fix="leave the client out, or partition so that everybody holds two classes",
+            code="no-episode",
+        )
+
+
+@dataclass(frozen=True)
+class OpenEpisode:
+    """A support and a query batch, as they are."""
+
+    _support: Examples = field(repr=False)
+    _query: Examples = field(repr=False)
+    _draws: Tensor = field(repr=False)
+
+    def grad(self, loss: EpisodeLoss, params: Params) -> Params:
+        leaves = {name: value.detach().requires_grad_() for name, value in params.items()}
+        value = loss(leaves, self._support, self._query, self._draws)
+        if not value.requires_grad:  # features that no parameter changes: the pixels themselves
+            return tree.zeros_like(params)
+        found = torch.autograd.grad(value, list(leaves.values()), allow_unused=True, materialize_grads=True)
+        return dict(zip(leaves, found, strict=True))
+
+
+def opened(examples: Examples, effort: Work, grant: Grant, key: Key) -> Iterator[Episode]:
+    """One episode a step; `batch_size` is that of the support and of the query. Under noise nothing may tell that a client has none: it sends what it was sent."""
+    if grant.multiplier is None:
+        check_rows(examples.y, grant.client)
+    elif not _enough(examples.y):
+        return
+    for step in range(effort.count(len(examples.y))):
+        mine = keys.fold(key, "episode", step)
+        support, query = draw(examples.y, effort.batch(len(examples.y)), mine)
+        rows = torch.cat([support, query])
+        yield OpenEpisode(taken(examples, support), taken(examples, query), keys.bits(mine, len(rows)))
+
+
+@dataclass(frozen=True)
+class CellGradient(Reader):
+    """(sum of the cells' clipped episode gradients + noise) / public number, at every step.
+
+    sampling
+        poisson   `cells` fixed cells; each comes into a step with probability `rate`, redrawn and kept secret; divided by rate * cells. add_remove of a cell; an
+                  example that changes is two such steps.
+        fresh     2 * batch_size examples drawn for the step and dealt into `cells` episodes, without amplification. replace of an example.
+
+    Guarantees: the mechanism's event per step, for one cell (fresh: one example) of a client, against everybody who sees what the client sends.
+    Proof: a cell's episode reads nothing but the cell; the other summands are the same and cancel; triangle inequality.
+    """
+
+    clip: float
+    cells: int = 10
+    sampling: Literal["poisson", "fresh"] = "poisson"
+    rate: float = 0.2
+    mechanism: GaussianNoise = GaussianNoise()
+    multiplier: float | None = None  # None: the plan decides from the budget
+    gives = "episodes"
+
+    def __post_init__(self) -> None:
+        Clip(self.clip)
+        if self.cells < 1 or not 0 < self.rate <= 1:
+            raise ConfigError(
+                f"{self.cells} cells at a rate of {self.rate}",
+                why="there is at least one cell, and a rate lies in (0, 1]",
+                code="rate-out-of-range",
+            )
+        if self.multiplier is not None and not (math.isfinite(self.multiplier) and self.multiplier > 0):
+            raise UnsoundGuarantee(
+                f"noise multiplier {self.multiplier}",
+                why="noise without a size protects nobody",
+                fix="give a multiplier above 0, or a budget in [privacy]",
+                code="noise-not-positive",
+            )
+
+    @property
+    def cut(self) -> float:
+        return self.clip
+
+    def offer(self) -> Offer | None:
+        if self.sampling == "fresh":
+            return Offer("example", "replace", "server", self.mechanism, False)
+        return Offer("cell", "add_remove", "server", self.mechanism, False, self.rate)
+
+    def claims(self, work: Work, size: int, multiplier: float | None) -> list[Claim]:
+        used = self.multiplier if self.multiplier is not None else multiplier
+        assert used is not None
+        event: Event = self.mechanism.event(used)
+        if self.sampling == "poisson":
+            event = Poisson(self.rate, event)
+        event = Repeat(event, reads) if (reads := self.reads(work, size)) > 1 else event
+        if self.sampling == "fresh":
+            return [Claim("example", "replace", a, event, "proved", (ONE_EPISODE,)) for a in ADVERSARIES]
+        return [
+            *(Claim("cell", "add_remove", a, event, "proved", (FIXED.format(self.cells),)) for a in ADVERSARIES),
+            *(Claim("example", "replace", a, NonPrivate(IN_CELL), "none", (IN_CELL,)) for a in ADVERSARIES),
+        ]
+
+    @property
+    def sensitivity(self) -> float:
+        """Of the sum: a cell comes or goes, an example that changes turns its episode around."""
+        return self.clip if self.sampling == "poisson" else 2 * self.clip
+
+    @property
+    def denominator(self) -> float:
+        """The public number that the noisy sum is divided by."""
+        return self.cells * (self.rate if self.sampling == "poisson" else 1)
+
+    def reads(self, work: Work, size: int) -> int:
+        return work.count(size)
+
+    def check(self, work: Work, task: Task) -> None:
+        check_apart(task)
+        if work.steps is None:
+            raise ConfigError(
+                "episodes without a number of steps",
+                why="every step is paid for before the round starts",
+                fix="set local_steps",
+                code="episodes-need-steps",
+            )
+
+    def open(self, examples: Examples, grant: Grant, task: Task) -> Shard:
+        return CellShard(self, examples, grant, task)
+
+
+def check_reservation(opened: bool, reads: int, reserved: int | None, what: str) -> None:
+    """Of a shard that is asked for its noisy reads of a round."""
+    if opened or (reserved is not None and reads > reserved):
+        raise PrivacyError(
+            f"a second pass over the {what}" if opened else f"{reads} reads where {reserved} were reserved",
+            why="every noisy read is paid for before the round starts",
+            fix="let the algorithm's `work` say how often it reads, and read once",
+            code="read-beyond-reservation",
+        )
+
+
+@dataclass
+class CellShard(Covered):
+    """One client's cells during one round."""
+
+    _reader: CellGradient
+    _examples: Examples = field(repr=False)
+    _grant: Grant
+    _task: Task = field(repr=False)
+    _opened: bool = False
+
+    @property
+    def size(self) -> int:
+        return self._grant.size
+
+    def refused(self, what: str) -> PrivacyError:
+        return PrivacyError(
+            f"{what} from a reader of episodes",
+            why="its promise covers episodes within cells, nothing else",
+            fix="use shard.episodes, or another reader",
+            code="episodes-only",
+        )
+
+    def episodes(self, work: Work, key: Key) -> Iterator[Episode]:
+        effort = work if self._grant.epochs is None else Work(None, self._grant.epochs, work.batch_size)
+        reads = self._reader.reads(effort, self.size)
+        check_reservation(self._opened, reads, self._grant.reads, "episodes")
+        self._opened = True
+        for step in range(reads):
+            mine = keys.fold(key, "episode", step)
+            cells = list(self._cells(effort, step, mine))
+            yield NoisyEpisode(self._reader, cells, self._grant, self._task, step, mine)
+
+    def _cells(self, work: Work, step: int, key: Key) -> Iterator[tuple[int, Examples]]:
+        """With their numbers: what a cell computes must not tell which others were chosen."""
+        reader, n = self._reader, len(self._examples.y)
+        if reader.sampling == "fresh":
+            order, chosen = keys.permutation(key, n)[: 2 * work.batch(n)], list(range(reader.cells))
+        else:
+            order = keys.permutation(keys.fold(keys.root(self._grant.client), "cells"), n)  # the same in every round
+            coins = self._grant.source.child("sample", step).coins(reader.cells, reader.rate)
+            chosen = torch.nonzero(coins).flatten().tolist()
+        parts = torch.tensor_split(order, reader.cells)
+        return ((i, taken(self._examples, parts[i])) for i in chosen)
+
+
+@dataclass
+class NoisyEpisode:
+    _reader: CellGradient
+    _cells: list[tuple[int, Examples]] = field(repr=False)
+    _grant: Grant
+    _task: Task = field(repr=False)
+    _step: int
+    _key: Key
+    _read: bool = False
+
+    def grad(self, loss: EpisodeLoss, params: Params) -> Params:
+        """Noisy mean gradient of the cells' episodes."""
+        if self._read:
+            raise PrivacyError(
+                "an episode was read a second time",
+                why="every noisy read is paid for before the round starts",
+                fix="call grad once per episode",
+                code="read-beyond-reservation",
+            )
+        self._read = True
+        reader, clip = self._reader, Clip(self._reader.clip)
+        total = tree.map(torch.Tensor.double, tree.zeros_like(params))
+        with self._task.still():
+            for number, cell in self._cells:
+                total = tree.add(total, clip.encode(self._of(cell, number, loss, params), Bound(), self._grant))
+        multiplier = reader.multiplier if reader.multiplier is not None else self._grant.multiplier
+        assert multiplier is not None, "the plan prices every private reader before a round"
+        source = self._grant.source.child("read", self._step)
+        noisy = {n: reader.mechanism.add(v, multiplier * reader.sensitivity, source.child(n)) for n, v in total.items()}
+        return {name: (value / reader.denominator).to(params[name].dtype) for name, value in noisy.items()}
+
+    def _of(self, cell: Examples, number: int, loss: EpisodeLoss, params: Params) -> Params:
+        """Of one cell's episode; nothing where it is too small to ask a question."""
+        if len(cell.y) < 2:
+            return tree.zeros_like(params)
+        mine = keys.fold(self._key, "cell", number)
+        support, query = draw(cell.y, len(cell.y) // 2, mine)
+        draws = keys.bits(mine, len(support) + len(query))
+        return OpenEpisode(taken(cell, support), taken(cell, query), draws).grad(loss, params)

@@ -1,0 +1,121 @@
+"""Noise at every step behind a clip to the median, as published with DP-SCAFFOLD (Noble, Bellet and Dieuleveut, AISTATS 2022). Not a guarantee.
+
+A step is (1/B) (sum of gradients, each parameter's clipped to the median C_l of its norms over the batch) + (2 C_l / B) N(0, sigma^2). The median is a function of the
+data that nothing protects, and every parameter is noised as if it were the only one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from sordino import keys
+from sordino.errors import UnsoundGuarantee
+from sordino.keys import Key
+from sordino.ledger.events import NonPrivate
+from sordino.ledger.gaussian_dp import epsilon_of
+from sordino.ledger.published_clipping import scaffold_epsilon
+from sordino.privacy.readers.beside_public import epochs
+from sordino.privacy.readers.noisy_gradient import GradientsOnly
+from sordino.privacy.readers.open import effort
+from sordino.privacy.uplink.as_published import NOT_STEPS, PER_LAYER, RAW_MEDIAN
+from sordino.types import (
+    ADVERSARIES,
+    Batch,
+    Claim,
+    Examples,
+    Grant,
+    Losses,
+    Offer,
+    Params,
+    Reader,
+    Shard,
+    Stated,
+    Task,
+    Work,
+)
+
+UNBOUNDED = "noised gradients whose clip follows the data"
+
+
+@dataclass(frozen=True)
+class MedianClip(Reader):
+    sigma: float = 1.0
+    rate: float = 0.1  # of clients per round, in the published formula
+    gives = "batches"
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.sigma) and self.sigma > 0):
+            raise UnsoundGuarantee(
+                f"noise of {self.sigma}",
+                why="noise without a size protects nobody",
+                fix="give a sigma above 0",
+                code="noise-not-positive",
+            )
+
+    def offer(self) -> Offer | None:
+        return None
+
+    def claims(self, work: Work, size: int, multiplier: float | None) -> list[Claim]:
+        why = (RAW_MEDIAN, PER_LAYER, NOT_STEPS)
+        return [Claim("example", "replace", a, NonPrivate(UNBOUNDED), "nominal", why) for a in ADVERSARIES]
+
+    def stated(self, rounds: int, delta: float, records: int) -> Stated:
+        """The leading term of composition, and the exact one of the same releases."""
+        releases = math.sqrt(self.rate * rounds) / self.sigma
+        return Stated(scaffold_epsilon(rounds, delta, self.sigma, self.rate), epsilon_of(releases, delta))
+
+    def reads(self, work: Work, size: int) -> int:
+        return work.count(size)
+
+    def check(self, work: Work, task: Task) -> None:
+        pass
+
+    def open(self, examples: Examples, grant: Grant, task: Task) -> Shard:
+        return MedianShard(self, examples, grant, task)
+
+
+@dataclass(frozen=True)
+class MedianShard(GradientsOnly):
+    _reader: MedianClip
+    _examples: Examples = field(repr=False)
+    _grant: Grant
+    _task: Task = field(repr=False)
+
+    @property
+    def size(self) -> int:
+        return len(self._examples.y)
+
+    def batches(self, work: Work, key: Key) -> Iterator[Batch]:
+        mine, step = effort(work, self._grant), 0
+        for order, count in epochs(self.size, mine, key):
+            for rows in torch.split(order, mine.batch(self.size))[:count]:
+                yield MedianBatch(self, rows, step, keys.fold(key, "draw", step))
+                step += 1
+
+    def read(self, rows: Tensor, step: int, key: Key, losses: Losses, params: Params) -> Params:
+        batch = Examples(self._examples.x[rows], self._examples.y[rows])
+        total, radii = self._task.median_sum(losses, params, batch, keys.bits(key, len(rows)))
+        source, twice = self._grant.source.child("read", step), 2 * self._reader.sigma
+        return {
+            name: (
+                source.child(name).gaussian(total[name], twice * radius) if (radius := radii[name]) else total[name]
+            ).to(p.dtype)
+            / len(rows)
+            for name, p in params.items()
+        }
+
+
+@dataclass(frozen=True)
+class MedianBatch:
+    _shard: MedianShard = field(repr=False)
+    _rows: Tensor = field(repr=False)
+    _step: int
+    _key: Key
+
+    def grad(self, losses: Losses, params: Params) -> Params:
+        return self._shard.read(self._rows, self._step, self._key, losses, params)

@@ -1,0 +1,293 @@
+"""Gate 1 with a guard: a reader seals the examples and decides how client code may look at them.
+
+`NoisyGradient` clips every example's gradient, sums, adds noise and divides by a public number;
+sampler, clip, sensitivity, noise and event come out of this one object, so they cannot disagree.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from sordino import keys, tree
+from sordino.errors import ConfigError, PrivacyError, UnsoundGuarantee
+from sordino.keys import Key
+from sordino.lazy import Scaled
+from sordino.ledger.events import Event, Poisson, Repeat
+from sordino.privacy.noise.laws import GaussianNoise, LaplaceNoise
+from sordino.privacy.readers.beside_public import How, Mixed, halved, stream, taken
+from sordino.privacy.readers.covered import Covered, check_apart
+from sordino.privacy.readers.episodes import check_reservation
+from sordino.privacy.readers.open import effort
+from sordino.types import (
+    ADVERSARIES,
+    Batch,
+    Claim,
+    Examples,
+    Grant,
+    Losses,
+    Neighbours,
+    Offer,
+    Params,
+    Reader,
+    Shard,
+    Task,
+    Work,
+)
+
+Sampling = Literal["full", "poisson", "fixed_batches", "fixed_subset"]
+
+
+@dataclass(frozen=True)
+class NoisyGradient(Reader):
+    """(sum of clipped gradients + noise) / public number (Abadi et al., CCS 2016; section numbers of the variants in algorithms/client_noise).
+
+    sampling
+        full            all n rows, n public. Sensitivity of the sum: 2*clip (replace), clip (add_remove with n a constant).
+        poisson         every row with probability `rate`, redrawn at each read and kept secret; divided by rate*n. add_remove only.
+        fixed_batches   rows in public fixed batches: one epoch touches each row once, so it costs one read (parallel composition).
+        fixed_subset    one subset of rate*n rows, drawn once: what a published experiment did. Noise sized for clip, not 2*clip: nominal only.
+
+    Guarantees: the mechanism's event per read, for one example, against everybody who sees what the client sends.
+    Proof: all summands but the changed one are evaluated at the same parameters and cancel; triangle inequality.
+    """
+
+    clip: float
+    mechanism: GaussianNoise | LaplaceNoise = GaussianNoise()
+    clip_order: Literal[1, 2] | None = None  # None: the norm the mechanism needs
+    sampling: Sampling = "full"
+    rate: float = 1.0
+    neighbours: Neighbours = "replace"
+    multiplier: float | None = None  # None: the plan decides from the budget
+    gives = "batches"
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.clip) and self.clip > 0):
+            raise ConfigError(
+                f"clip is {self.clip}", why="a clip needs a finite norm above 0", code="clip-not-positive"
+            )
+        if self.clip_order is None:
+            object.__setattr__(self, "clip_order", self.mechanism.order)
+        if self.multiplier is not None and not (math.isfinite(self.multiplier) and self.multiplier > 0):
+            raise UnsoundGuarantee(
+                f"noise multiplier {self.multiplier}",
+                why="noise without a size protects nobody",
+                fix="give a multiplier above 0, or a budget in [privacy]",
+                code="noise-not-positive",
+            )
+        if self.mechanism.order == 1 and self.clip_order == 2:
+            raise UnsoundGuarantee(
+                "Laplace noise after a clip in the 2-norm",
+                why="a vector of 2-norm C can have 1-norm C*sqrt(d): the Laplace scale would be too small by that factor",
+                fix="clip in the 1-norm, or use Gaussian noise",
+                code="laplace-needs-l1-clip",
+            )
+        if self.sampling in ("poisson", "fixed_subset") and not 0 < self.rate <= 1:
+            raise ConfigError(f"sampling rate is {self.rate}", why="a rate lies in (0, 1]", code="rate-out-of-range")
+        if self.sampling == "poisson" and self.neighbours != "add_remove":
+            raise UnsoundGuarantee(
+                "Poisson sampling with replace neighbours",
+                why="the sampled-Gaussian accountant is proved for adding or removing a record",
+                fix='use neighbours = "add_remove"',
+                code="poisson-needs-add-remove",
+            )
+        if self.sampling in ("fixed_batches", "fixed_subset") and self.neighbours == "add_remove":
+            raise UnsoundGuarantee(
+                f"{self.sampling} with add_remove neighbours",
+                why="one record more or less shifts all others into other batches, so more than one batch changes",
+                fix='use neighbours = "replace"',
+                code="fixed-rows-add-remove",
+            )
+
+    @property
+    def cut(self) -> float:
+        return self.clip
+
+    def offer(self) -> Offer | None:
+        return Offer(
+            unit="example",
+            neighbours=self.neighbours,
+            adversary="server",
+            mechanism=self.mechanism,
+            everyone_pays=False,
+            rate=self.rate if self.sampling == "poisson" else 1.0,
+        )
+
+    def claims(self, work: Work, size: int, multiplier: float | None) -> list[Claim]:
+        used = self.multiplier if self.multiplier is not None else multiplier
+        assert used is not None
+        event: Event = self.mechanism.event(used)
+        because: tuple[str, ...] = ("the number of examples of each client is public",)
+        if self.sampling == "poisson":
+            event = Poisson(self.rate, event)
+        if self.sampling == "fixed_subset":
+            # the noise was sized for clip/|subset|; replacing a record moves the mean by twice that
+            event = self.mechanism.event(used / 2)
+            because += (
+                "a subset drawn once gives no amplification per round; epsilon holds for a record known to be in it",
+            )
+        reads = self.reads(work, size)
+        event = Repeat(event, reads) if reads > 1 else event
+        status = "nominal" if self.sampling == "fixed_subset" else "proved"
+        return [Claim("example", self.neighbours, adversary, event, status, because) for adversary in ADVERSARIES]  # type: ignore[arg-type]
+
+    def reads(self, work: Work, size: int) -> int:
+        return (work.epochs or 1) if self.sampling == "fixed_batches" else work.count(size)
+
+    def check(self, work: Work, task: Task) -> None:
+        check_apart(task)
+        if self.sampling == "full" and work.batch_size is not None:
+            raise UnsoundGuarantee(
+                f"batches of {work.batch_size} with full-batch noise",
+                why="after the first batch the runs with and without a record stand at different weights, so nothing cancels any more",
+                fix='batch_size = "full", or sampling = "fixed_batches" or "poisson", or bound the whole update (whole_update)',
+                code="minibatch-under-full-batch-bound",
+            )
+        if self.sampling == "fixed_batches" and (work.epochs is None or work.batch_size is None):
+            raise UnsoundGuarantee(
+                "fixed batches need local_epochs and batch_size",
+                why="parallel composition inside an epoch needs whole epochs of known batches",
+                fix="set local_epochs and batch_size instead of local_steps",
+                code="fixed-batches-need-epochs",
+            )
+
+    def open(self, examples: Examples, grant: Grant, task: Task) -> Shard:
+        return NoisyShard(self, examples, grant, task)
+
+    @property
+    def sensitivity(self) -> float:
+        """Of the sum, to one example."""
+        twice = self.neighbours == "replace" and self.sampling != "fixed_subset"
+        return 2 * self.clip if twice else self.clip
+
+    def denominator(self, size: int, batch: int) -> float:
+        """The public number that the noisy sum is divided by."""
+        if self.sampling == "poisson":
+            return self.rate * size
+        if self.sampling == "fixed_subset":
+            return max(1, int(self.rate * size))
+        return batch
+
+    def noise_std(self, multiplier: float, size: int) -> float:
+        """Of one coordinate of the noisy mean gradient of a full batch."""
+        return multiplier * self.sensitivity / self.denominator(size, size)
+
+
+class GradientsOnly(Covered):
+    """Of a shard whose promise covers gradients of batches."""
+
+    def refused(self, what: str) -> PrivacyError:
+        return PrivacyError(
+            f"{what} from a reader of gradients",
+            why="its promise covers clipped gradients of single examples, nothing else",
+            fix='use another reader: {name = "cells"} gives episodes, {name = "class_sums"} sums per class',
+            code="gradients-only",
+        )
+
+
+class NoisyShard(GradientsOnly):
+    """One client's examples during one round: counts its reads against what was reserved."""
+
+    def __init__(self, reader: NoisyGradient, examples: Examples, grant: Grant, task: Task) -> None:
+        self._reader, self._examples, self._grant, self._task = reader, examples, grant, task
+        self._opened = False
+        self._read: set[int] = set()
+
+    @property
+    def size(self) -> int:
+        """The public number; under add_remove the data may hold one more or one less."""
+        return self._grant.size
+
+    def batches(self, work: Work, key: Key) -> Iterator[Batch]:
+        mine = effort(work, self._grant)
+        check_reservation(self._opened, self._reader.reads(mine, self.size), self._grant.reads, "examples")
+        self._opened = True
+        for step, rows in enumerate(self._rows(mine)):
+            yield NoisyBatch(self, step, rows, keys.fold(key, "draw", step), mine.batch(self.size))
+
+    @property
+    def public(self) -> Examples | None:
+        return self._grant.public
+
+    def mixed(self, work: Work, key: Key, how: How) -> Iterator[Mixed]:
+        """Batches as ever, and beside each of them public rows, which need no noise."""
+        public = self._grant.public
+        assert public is not None, "only who was given public examples mixes them with its own"
+        _, each = halved(work, self.size, how)
+        rows = stream(len(public.y), each, key)
+        for step, (batch, others) in enumerate(zip(self.batches(work, key), rows, strict=False)):
+            draws = keys.bits(keys.fold(key, "beside", step), each)
+            yield Mixed(batch, taken(public, others), None, draws)
+
+    def _rows(self, work: Work) -> Iterator[Tensor]:
+        n, reader = len(self._examples.y), self._reader
+        if reader.sampling == "fixed_batches":
+            for _ in range(work.epochs or 1):
+                yield from torch.split(torch.arange(n), work.batch(self.size))
+            return
+        for step in range(work.count(self.size)):
+            if reader.sampling == "poisson":
+                yield torch.nonzero(self._grant.source.child("sample", step).coins(n, reader.rate)).flatten()
+            elif reader.sampling == "fixed_subset":
+                yield keys.permutation(keys.fold(keys.root(self._grant.client), "subset"), n)[
+                    : max(1, int(reader.rate * n))
+                ]
+            else:
+                yield torch.arange(n)
+
+    def read(self, step: int, rows: Tensor, losses: Losses, params: Params, key: Key, work_batch: int) -> Params:
+        if step in self._read:
+            raise PrivacyError(
+                f"batch {step} was read a second time",
+                why="every noisy read is paid for before the round starts, and disjoint batches cost one read only once each",
+                fix="call grad once per batch",
+                code="read-beyond-reservation",
+            )
+        self._read.add(step)
+        reader = self._reader
+        multiplier = reader.multiplier if reader.multiplier is not None else self._grant.multiplier
+        assert multiplier is not None, "the plan prices every private reader before a round"
+        total = self._sum(rows, losses, params, self._draws(step, len(rows), key))
+        scale = multiplier * reader.sensitivity
+        source = self._grant.source.child("read", step)
+        denominator = reader.denominator(self.size, work_batch)
+        noisy = {name: reader.mechanism.add(total[name], scale, source.child(name)) for name in params}
+        return {name: Scaled(noisy[name].to(params[name].dtype), 1 / denominator) for name in params}  # type: ignore[misc]
+
+    def _draws(self, step: int, count: int, key: Key) -> Tensor:
+        """One key per example, for crops and dropout. Where an example may be missing, its neighbours' must not tell: they are secret, like the sample."""
+        if self._reader.neighbours == "add_remove":
+            return self._grant.source.child("draws", step).words(count)
+        return keys.bits(key, count)
+
+    def _sum(self, rows: Tensor, losses: Losses, params: Params, draws: Tensor) -> Params:
+        """Of the clipped gradients, the same alone and in a pool of clients that stand at the same weights."""
+        reader, pool = self._reader, self._grant.pool
+        assert reader.clip_order is not None
+        if not len(rows):
+            return tree.zeros_like(params)
+        if pool is not None and reader.sampling == "full" and losses == self._task.losses:
+            pooled: Params | None = pool.sum(self._grant.client, params, reader.clip, reader.clip_order)
+            if pooled is not None:
+                return pooled
+        batch = Examples(self._examples.x[rows], self._examples.y[rows])
+        with self._task.still():
+            return self._task.clipped_sum(losses, params, batch, draws, reader.clip, reader.clip_order)
+
+
+@dataclass(frozen=True)
+class NoisyBatch:
+    _shard: NoisyShard = field(repr=False)
+    _step: int
+    _rows: Tensor = field(repr=False)
+    _key: Key
+    _size: int
+
+    def grad(self, losses: Losses, params: Params) -> Params:
+        """Noisy mean gradient."""
+        return self._shard.read(self._step, self._rows, losses, params, self._key, self._size)

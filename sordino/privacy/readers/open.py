@@ -1,0 +1,145 @@
+"""Gate 1 without a guard: examples are sealed, and everything that is asked of them is answered as it is. The claims say so."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sordino import keys, tree
+from sordino.keys import Key
+from sordino.lazy import take
+from sordino.ledger.events import NonPrivate
+from sordino.privacy.readers.beside_public import How, Mixed, epochs, halved, piles, stream, taken
+from sordino.privacy.readers.class_sums import class_sums
+from sordino.privacy.readers.episodes import opened
+from sordino.tree import Tree
+from sordino.types import ADVERSARIES, Claim, Episode, Examples, Grant, Losses, Offer, Params, Reader, Shard, Task, Work
+
+OPEN = "gradients of single examples are used as they are"
+FEW = 2_000_000  # numbers of one client that are made ready together
+
+
+def effort(work: Work, grant: Grant) -> Work:
+    if grant.part is not None:
+        return Work(None, max(1, math.ceil(grant.part * work.count(grant.size))), work.batch_size)
+    return work if grant.epochs is None else Work(grant.epochs, None, work.batch_size)
+
+
+# Open ---------------------------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Open(Reader):
+    """No protection of examples at this gate."""
+
+    def offer(self) -> Offer | None:
+        return None
+
+    def claims(self, work: Work, size: int, multiplier: float | None) -> list[Claim]:
+        return [Claim("example", "replace", adversary, NonPrivate(OPEN), "none", (OPEN,)) for adversary in ADVERSARIES]
+
+    def reads(self, work: Work, size: int) -> int:
+        return 0
+
+    def check(self, work: Work, task: Task) -> None:
+        pass
+
+    def open(self, examples: Examples, grant: Grant, task: Task) -> Shard:
+        return OpenShard(examples, grant, task)
+
+
+@dataclass(frozen=True)
+class OpenShard:
+    _examples: Examples = field(repr=False)
+    _grant: Grant
+    _task: Task = field(repr=False)
+
+    @property
+    def size(self) -> int:
+        return len(self._examples.y)
+
+    def episodes(self, work: Work, key: Key) -> Iterator[Episode]:
+        return opened(self._examples, effort(work, self._grant), self._grant, key)
+
+    def sum(self, of: Callable[[Tensor, Tensor], Tree]) -> Tree:
+        return of(*self._examples)
+
+    def by_class(self, of: Callable[[Tensor], Tensor], classes: int) -> tuple[Tensor, Tensor]:
+        return class_sums(of, self._examples, classes)
+
+    @property
+    def public(self) -> Examples | None:
+        return self._grant.public
+
+    def split(self, share: float, key: Key) -> tuple[Shard, Shard]:
+        order = keys.permutation(keys.fold(key, "split"), self.size)
+        parts = order[: (cut := round(share * self.size))].sort().values, order[cut:].sort().values
+        first, second = (replace(self, _examples=taken(self._examples, rows)) for rows in parts)
+        return first, second
+
+    def mixed(self, work: Work, key: Key, how: How) -> Iterator[Mixed]:
+        public = self._grant.public
+        assert public is not None, "only who was given public examples mixes them with its own"
+        mine, many = effort(work, self._grant), len(public.y)
+        if how == "union":
+            for step, (own, others) in enumerate(piles(self.size, many, mine, key)):
+                batch = OpenBatch(self, own, None, step, key)
+                draws = keys.bits(keys.fold(key, "draw", step), len(own) + len(others))
+                yield Mixed(batch, taken(public, others), batch._raw, draws)
+            return
+        steps, each = halved(mine, self.size, how)
+        for step, (batch, others) in enumerate(zip(self._batches(steps, key), stream(many, each, key), strict=False)):
+            draws = keys.bits(keys.fold(key, "draw", step), len(batch._rows) + each)
+            yield Mixed(batch, taken(public, others), batch._raw, draws)
+
+    def batches(self, work: Work, key: Key) -> Iterator[OpenBatch]:
+        return self._batches(effort(work, self._grant), key)
+
+    def _batches(self, mine: Work, key: Key) -> Iterator[OpenBatch]:
+        step, (x, y) = 0, self._examples
+        n, size, few = self.size, mine.batch(self.size), x.numel() <= FEW
+        ready: tuple[Any, Tensor] | None = None
+        for order, count in epochs(n, mine, key):
+            if few:  # all together, in the order in which the first epoch reads them
+                if step == 0:
+                    rows = take(x, order), y[order]
+                    x_all, y_all = self._task.ready(*rows, whole=mine.count(n) * size >= n)
+                    ready, place = (x_all, y_all), order.argsort()
+                else:
+                    now = place[order]
+                    ready = x_all[now], y_all[now]
+            for i in range(count):
+                part = slice(i * size, min((i + 1) * size, n))
+                yield OpenBatch(self, order[part], ready and (ready[0][part], ready[1][part]), step, key)
+                step += 1
+
+
+@dataclass(slots=True, eq=False, repr=False)
+class OpenBatch:
+    _shard: OpenShard
+    _rows: Tensor  # of the shard
+    _ready: tuple[Any, Tensor] | None  # what they are once prepared, where that is known
+    _step: int
+    _key: Key
+
+    def grad(self, losses: Losses, params: Params) -> Params:
+        """Mean gradient of the batch; none of no examples."""
+        task = self._shard._task
+        if not len(self._rows):
+            return tree.zeros_like(params)
+        if losses == task.losses:
+            return task.gradient(params, *(self._ready or task.ready(*self._raw())), self._draws)
+        leaves = {name: value.detach().requires_grad_() for name, value in params.items()}
+        value = losses(leaves, *self._raw(), self._draws()).mean()
+        return dict(zip(leaves, torch.autograd.grad(value, list(leaves.values())), strict=True))
+
+    def _raw(self) -> Examples:
+        return taken(self._shard._examples, self._rows)
+
+    def _draws(self) -> Tensor:
+        return keys.bits(keys.fold(self._key, "draw", self._step), len(self._rows))

@@ -1,0 +1,126 @@
+"""The reader of local privacy for images: every value answered for at random, once, before training sees it. Sun, Ding and Cheng, Computer Science (China) 51(6A), 2024.
+
+Guarantees: whatever is done with the answers, two images that differ in one value are told apart by at most e^epsilon, and two images by at most e^epsilon for every
+value in which they differ: `epsilon` = 5 for each of 784 values is 3,920 for an image. Labels are as they are unless `label_epsilon` is set, and then an example is
+protected as a whole. `of` says what `epsilon` is for: each value, or the whole image, cut evenly over its values (by exact composition where `delta` allows it).
+
+Answers are drawn once in a run and looked at in every round (`Once`); drawn again in every round, they cost again in every round. Zero is grey: test images are
+neither rounded nor answered for. The published text calls its scheme locally private for one value; its claim for a user's data is the number for an image here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from sordino.errors import ConfigError, DomainError, UnsoundGuarantee
+from sordino.ledger.events import Event, NonPrivate, Once, Repeat, Response, Together
+from sordino.privacy.noise import randomised_response as rr
+from sordino.privacy.readers.open import Open
+from sordino.types import ADVERSARIES, Claim, Examples, Source, Task, Work
+
+LABELS = "labels are used as they are"
+GIVEN = "the label is given, and how many images a client holds is public"
+
+
+@dataclass(frozen=True)
+class Responses(Open):
+    epsilon: float = 5.0
+    of: Literal["value", "image"] = "value"
+    label_epsilon: float | None = None
+    delta: float = 0.0  # of the image's promise, where epsilon is its
+    levels: int = 21
+    rounding: Literal["nearest", "ceil"] = "nearest"
+    side: int | None = None  # images are averaged to so many values a side first
+    redraw: Literal["run", "round"] = "run"
+    _values: int = 0  # of one image, known once the data are
+    _classes: int = 0
+
+    def __post_init__(self) -> None:
+        for epsilon in (self.epsilon, self.label_epsilon):
+            if epsilon is not None:
+                rr.keep_probability(epsilon, self.levels)  # refuses what is no epsilon
+        if self.delta and self.of == "value":
+            raise ConfigError(
+                f"delta = {self.delta} beside an epsilon for each value",
+                why="a single response is pure",
+                fix='of = "image" cuts an (epsilon, delta) over its values',
+                code="delta-of-a-response",
+            )
+
+    def fitted(self, shape: tuple[int, ...], classes: int) -> Responses:
+        """For images [h, w, c] of these classes."""
+        if len(shape) != 3:
+            raise DomainError(
+                f"randomised response on examples of shape {'x'.join(map(str, shape))}",
+                why="its levels are grey values of images",
+                fix='use data.source = "images" or "digits"',
+                code="response-not-images",
+            )
+        if self.side is not None and not 1 <= self.side <= min(shape[:2]):
+            raise ConfigError(
+                f"side is {self.side}",
+                why=f"images of {shape[0]} x {shape[1]} are averaged to 1 to {min(shape[:2])} values a side",
+                code="response-side",
+            )
+        if self.side is not None and any(length % self.side for length in shape[:2]):
+            raise UnsoundGuarantee(
+                f"side = {self.side} for images of {shape[0]} x {shape[1]}",
+                why="where windows overlap one pixel enters several answers, and its promise counts one",
+                fix=f"a side that divides {shape[0]} and {shape[1]}",
+                code="response-windows-overlap",
+            )
+        count = shape[0] * shape[1] * shape[2] if self.side is None else self.side**2 * shape[2]
+        return replace(self, _values=count, _classes=classes)
+
+    @property
+    def each(self) -> float:
+        """The epsilon of one value."""
+        return (
+            self.epsilon if self.of == "value" else rr.split_evenly(self.epsilon, self._values, self.delta, self.levels)
+        )
+
+    def claims(self, work: Work, size: int, multiplier: float | None) -> list[Claim]:
+        value = Response(self.each, self.levels)
+        image: Event = Repeat(value, self._values)
+        made = []
+        for a in ADVERSARIES:
+            made += [
+                Claim("pixel", "replace", a, self._drawn("value", value), "proved", ()),
+                Claim("image", "replace", a, self._drawn("image", image), "proved", (GIVEN,)),
+                Claim("example", "replace", a, NonPrivate(LABELS), "none", (LABELS,))
+                if self.label_epsilon is None
+                else Claim("example", "replace", a, self._drawn("example", self._with_label(image)), "proved", ()),
+            ]
+        return made
+
+    def _with_label(self, image: Event) -> Event:
+        assert self.label_epsilon is not None
+        return Together((image, Response(self.label_epsilon, self._classes)))
+
+    def _drawn(self, what: str, event: Event) -> Event:
+        return Once(f"responses of {what}", event) if self.redraw == "run" else event
+
+    def prepare(self, examples: Examples, source: Source) -> Examples:
+        """The answers in place of the images, and of the labels where these have a price."""
+        x, (h, w) = examples.x, examples.x.shape[1:3]
+        index = rr.levels(x, self.levels, self.rounding) if self.side is None else self._small(x)
+        answers = rr.values(rr.respond(index, self.each, self.levels, source.child("values")), self.levels, 0.0, 255.0)
+        if self.side is not None:
+            answers = rr.enlarged(answers, h, w)
+        y = examples.y
+        if self.label_epsilon is not None:
+            y = rr.respond(y, self.label_epsilon, self._classes, source.child("labels"))
+        return Examples(answers.round().to(torch.uint8), y)  # to whole bytes, which no level shares with another
+
+    def _small(self, x: Tensor) -> Tensor:
+        assert self.side is not None
+        return rr.from_float(rr.pooled(x, self.side), self.levels, self.rounding)
+
+    def check(self, work: Work, task: Task) -> None:
+        if self.levels > 256:
+            raise ConfigError(f"levels is {self.levels}", why="bytes tell 256 apart", code="response-levels")
+        _ = self.each  # refuses what is no delta

@@ -1,0 +1,155 @@
+"""Central noise as published in LC-FL: Laplace noise sized for one coordinate, switched by flags. Sun, Ding and Cheng, Computer Science (China) 51(6A), 2024.
+
+    ClipCoordinates    every coordinate into [-radius, radius]
+    Flag               a coin of each client, sent in clear: does it want central noise?
+    CoordinateLaplace  the server makes some 0 flags 1 and adds Laplace(2 radius max w / epsilon) to every coordinate of the mean: once if any flag is 1 now
+                       (aggregate_any), or to each such upload before it is weighed (per_client)
+
+What it is worth: epsilon per coordinate and round is d * epsilon for a whole model of d coordinates, with public weights; that is what the claim says. Without a
+clip nothing is bounded. Flags are independent of the data and protect nothing: a round that goes out without noise is an exact sum, so any flag that can leave the
+noise out makes the promise void, however unlikely that is.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from sordino import tree
+from sordino.errors import ConfigError
+from sordino.ledger.claims import Status
+from sordino.ledger.events import Event, Laplace, NonPrivate
+from sordino.privacy.uplink.stages import SLACK, Clip, Stage
+from sordino.tree import Tree
+from sordino.types import Bound, Grant, Source
+
+UNBOUNDED = "coordinates are not clipped: one client can move the sum without limit"
+FLAGGED = (
+    "flags decide whether noise is added: a round without it is an exact sum, and the next model shows which one it was"
+)
+PER_COORDINATE = (
+    "as published the noise is sized for one coordinate: a whole model costs as many times more as it has coordinates"
+)
+OF_ONE_UPLOAD = "each upload has noise that is sized for the mean of all: too little for one of them"
+PUBLIC_WEIGHTS = "the number of examples of each client is public, and every client of the cohort answers"
+
+
+class Flagged(NamedTuple):
+    x: Tree
+    flag: Tensor
+
+
+@dataclass(frozen=True)
+class ClipCoordinates(Stage):
+    """Guarantees: a max norm of at most `radius`; what is not finite becomes 0."""
+
+    radius: float = 0.1
+
+    def __post_init__(self) -> None:
+        Clip(self.radius)  # refuses what is no radius
+
+    def bound(self, bound: Bound, coordinates: int) -> Bound:
+        return Bound(
+            l1=min(bound.l1, self.radius * coordinates), l2=min(bound.l2, self.radius * math.sqrt(coordinates))
+        )
+
+    def encode(self, x: Tree, bound: Bound, grant: Grant) -> Tree:
+        limit = self.radius / SLACK
+        return tree.map(lambda leaf: torch.where(torch.isfinite(leaf), leaf, 0.0).clamp(-limit, limit), tree.formed(x))
+
+
+@dataclass(frozen=True)
+class Flag(Stage):
+    """One more number in an upload: 1 with probability `wants`."""
+
+    wants: float = 0.5
+
+    def __post_init__(self) -> None:
+        _check_probability("wants", self.wants)
+
+    def bound(self, bound: Bound, coordinates: int) -> Bound:
+        return Bound(l1=bound.l1 + 1, l2=math.hypot(bound.l2, 1))  # the flag is part of what the server admits
+
+    def encode(self, x: Tree, bound: Bound, grant: Grant) -> Tree:
+        return Flagged(x, grant.source.child("flag").coins(1, self.wants).float())
+
+    def shape(self, x: Tree) -> Tree:
+        return Flagged(x, torch.zeros(1))
+
+    def decode(self, y: Any, like: Tree) -> Tree:
+        return y.x
+
+
+@dataclass(frozen=True)
+class CoordinateLaplace(Stage):
+    radius: float = 0.1  # that every coordinate was clipped to
+    epsilon: float = 10.0  # of one coordinate in one round
+    beta: float | None = None  # the scale of the noise in the mean, in place of epsilon
+    flagged: bool = False  # do the uploads carry flags?
+    flip: float = 0.5  # how likely a 0 flag becomes 1 at the server
+    target: Literal["aggregate_any", "per_client"] = "aggregate_any"
+    _bound: float = math.inf  # of one client's upload, in the 1-norm
+    _least: float = 1.0  # weight of a cohort
+
+    def __post_init__(self) -> None:
+        for name, value in (("epsilon", self.epsilon), ("beta", self.beta)):
+            if value is not None and not (math.isfinite(value) and value > 0):
+                raise ConfigError(f"{name} is {value}", why="it is finite and above 0", code="not-positive")
+        Clip(self.radius)  # refuses what is no radius
+        _check_probability("flip", self.flip)
+
+    @property
+    def reads_each(self) -> bool:
+        return self.target == "per_client"
+
+    def fitted(self, bound: float, least: float) -> CoordinateLaplace:
+        return replace(self, _bound=bound, _least=least)
+
+    def promise(self) -> tuple[Event, Status, tuple[str, ...]]:
+        """Of one round, to whoever sees the model."""
+        if not math.isfinite(self._bound):
+            return NonPrivate(UNBOUNDED), "none", (UNBOUNDED,)
+        if self.flagged:
+            return NonPrivate(FLAGGED), "none", (FLAGGED, PER_COORDINATE)
+        if self.target == "per_client":
+            return NonPrivate(OF_ONE_UPLOAD), "none", (OF_ONE_UPLOAD, PER_COORDINATE)
+        scale = 2 * self.radius / self.epsilon if self.beta is None else self.beta * self._least
+        return Laplace(scale / (2 * self._bound)), "conditional", (PER_COORDINATE, PUBLIC_WEIGHTS)
+
+    def _scale(self, weights: Sequence[float]) -> float:
+        """Of the noise in the sum of clients of these weights."""
+        return 2 * self.radius * max(weights) / self.epsilon if self.beta is None else self.beta * math.fsum(weights)
+
+    def release(
+        self, total: Any, weights: Sequence[float], uploads: Sequence[Any], steps: float, source: Source
+    ) -> Tree:
+        """The sum with its noise; `steps` of the fixed point are one unit."""
+        scale = self._scale(weights) * steps
+        if self.target == "per_client":
+            for i, (weight, upload) in enumerate(zip(weights, uploads, strict=True)):
+                mine = source.child("flag", i)
+                if self._wanted(upload, 1, mine):
+                    total = _noised(total, scale * weight / math.fsum(weights), mine)
+            return total
+        return _noised(total, scale, source) if self._wanted(total, len(weights), source.child("flags")) else total
+
+    def _wanted(self, x: Any, clients: int, source: Source) -> bool:
+        """Is any of so many flags 1, once the server has turned some?"""
+        return not self.flagged or bool(x.flag > 0) or bool(source.coins(clients, self.flip).any())
+
+
+def _noised(x: Any, scale: float, source: Source) -> Tree:
+    if isinstance(x, Flagged):
+        return x._replace(x=_noised(x.x, scale, source))
+    names = iter([name for name, _ in tree.named(x)])
+    return tree.map(lambda leaf: source.child(next(names)).laplace(leaf.double(), scale), x)
+
+
+def _check_probability(name: str, value: float) -> None:
+    if not 0 <= value <= 1:
+        raise ConfigError(f"{name} is {value}", why="it is a probability", code="probability-out-of-range")

@@ -1,0 +1,68 @@
+"""Local privacy for a whole update by its direction alone: PrivUnit (Bhowmick et al., arXiv:1812.00984, 2018) as a noise stage.
+
+Guarantees: epsilon = 1/multiplier for everything a client holds, against everybody, whatever it holds: the length of an update is never sent, and one of no length
+has a random direction. Proof: the density of an answer is one of two, e^epsilon apart at most. In expectation it is the clip radius along the update.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from torch import Tensor
+
+from sordino import tree
+from sordino.errors import UnsoundGuarantee
+from sordino.ledger import events
+from sordino.privacy.noise.privunit import FLOAT_ERROR, parameters, privunit
+from sordino.privacy.uplink.stages import Noise
+from sordino.tree import Tree
+from sordino.types import Bound, Source
+
+
+@dataclass(frozen=True)
+class PureDirection:
+    """The price: any pure mechanism composes like a response of two values, the worst of its epsilon (Kairouz, Oh and Viswanath, ICML 2015)."""
+
+    calibration: Literal["pure"] = "pure"
+    order: int = 2
+    spread: ClassVar[float] = 1.0
+
+    def event(self, multiplier: float) -> events.Event:
+        return events.Response(1 / multiplier, 2)
+
+    def add(self, values: Tensor, scale: float, source: Source) -> Tensor:
+        raise NotImplementedError("a direction is not added to")
+
+
+@dataclass(frozen=True)
+class OneDirection(Noise):
+    """Behind a clip. Directions of updates become random ones that lean towards them, all of one length."""
+
+    mechanism: PureDirection = PureDirection()  # type: ignore[assignment]
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.neighbours == "add_remove":
+            raise UnsoundGuarantee(
+                "PrivUnit with add_remove neighbours",
+                why="the server sees who uploads",
+                fix='use neighbours = "replace"',
+                code="local-noise-add-remove",
+            )
+
+    def std(self, bound: Bound, multiplier: float, coordinates: int) -> float:
+        self.sensitivity(bound)
+        return bound.l2 * parameters(coordinates, 1 / multiplier).length / math.sqrt(coordinates)
+
+    def release(self, x: Tree, bound: Bound, multiplier: float, source: Source) -> Tree:
+        self.sensitivity(bound)
+        flat = tree.flat(x).double()
+        cap = parameters(len(flat), 1 / multiplier)
+        answer = privunit(flat, cap, source.child("direction")).reshape(-1)
+        return tree.unflat(bound.l2 * answer, tree.map(lambda leaf: leaf.double(), x))
+
+    @property
+    def assumptions(self) -> tuple[str, ...]:
+        return (f"floating-point arithmetic adds at most {FLOAT_ERROR:g} to delta for each coordinate of an upload",)

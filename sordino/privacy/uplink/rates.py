@@ -1,0 +1,145 @@
+"""How much of each layer is kept, from the layers' norms (Li, Xiao and Chen 2024, algorithm 2).
+
+The published rule is V-shaped in a layer's share of the whole norm: small layers are kept at the largest rate, though the text wants to compress them hard.
+`monotone` does what the text says.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal, Self
+
+import torch
+from torch import Tensor
+
+from sordino import tree
+from sordino.errors import ConfigError
+from sordino.privacy.uplink.stages import Stage
+from sordino.tree import Tree
+from sordino.types import Bound, Grant, Params
+
+Rule = Literal["published", "monotone"]
+Share = Literal["norm_of_whole", "sum_of_norms"]
+
+
+def check(what: float) -> None:
+    if isinstance(what, bool) or not 0 < what <= 1:
+        raise ConfigError(
+            f"a compression rate of {what!r}",
+            why="it is the share of the numbers that is kept, above 0 and at most 1",
+            fix="for instance 0.3",
+            code="rate-out-of-range",
+        )
+
+
+def check_range(least: float, most: float) -> None:
+    tenths = all(math.isclose(10 * end, round(10 * end)) for end in (least, most))
+    if not (0 < least <= most <= 1 and tenths):
+        raise ConfigError(
+            f"compression rates between {least} and {most}",
+            why="they are shares that are kept, in tenths, the least not above the most",
+            fix="for instance least = 0.2, most = 0.5",
+            code="rate-out-of-range",
+        )
+
+
+def rate(share: float, most: float = 0.5, least: float = 0.2, rule: Rule = "published") -> float:
+    """Of a layer with this share; in tenths. Rounding is Python's, half to even on the binary number, as published."""
+    check_range(least, most)
+    if rule == "monotone":
+        found = round(share, 1)
+    elif share < least:
+        found = round(most - round(share, 2), 1)
+    else:
+        found = min(round(share, 1), most)
+    return min(max(found, least), most)
+
+
+def rates(
+    norms: Sequence[float],
+    most: float = 0.5,
+    least: float = 0.2,
+    rule: Rule = "published",
+    share: Share = "norm_of_whole",
+) -> list[float]:
+    """Of every layer; all at the most where there is nothing to compare."""
+    whole = math.fsum(norms) if share == "sum_of_norms" else math.hypot(*norms)
+    return [rate(norm / whole, most, least, rule) if whole else most for norm in norms]
+
+
+@dataclass(frozen=True)
+class LayerByLayer(Stage, ABC):
+    """What all compressions of layers share: their rates.
+
+    rate: one for every layer and round, or "dynamic": from the layers of the model at first, then of the last update the server rebuilt. These go down with
+    the model, in tenths.
+    """
+
+    rate: float | Literal["dynamic"] = 0.5
+    most: float = 0.5  # of dynamic rates
+    least: float = 0.2
+    rule: Rule = "published"
+    share: Share = "norm_of_whole"
+    _each: tuple[float, ...] = ()  # of this round's layers
+
+    def __post_init__(self) -> None:
+        if self.rate == "dynamic":
+            check_range(self.least, self.most)
+        else:
+            check(self.rate)
+
+    @abstractmethod
+    def measured(self, layer: Tensor, rate: float) -> Tensor: ...
+
+    @abstractmethod
+    def kept(self, layer: Tensor, rate: float) -> int:
+        """How many numbers are left of it."""
+
+    @abstractmethod
+    def rebuilt(self, y: Tensor, like: Tensor, rate: float) -> Tensor: ...
+
+    def encode(self, x: Tree, bound: Bound, grant: Grant) -> Tree:
+        pairs = zip(tree.leaves(x), self._rates(x), strict=True)
+        return tree.like(x, [self.measured(leaf, rate) for leaf, rate in pairs])
+
+    def shape(self, x: Tree) -> Tree:
+        pairs = zip(tree.leaves(x), self._rates(x), strict=True)
+        return tree.like(x, [leaf.new_zeros(self.kept(leaf, rate)) for leaf, rate in pairs])
+
+    def decode(self, y: Tree, like: Tree) -> Tree:
+        pairs = zip(tree.leaves(y), tree.leaves(like), self._rates(like), strict=True)
+        return tree.like(like, [self.rebuilt(leaf, template, rate) for leaf, template, rate in pairs])
+
+    @property
+    def _least(self) -> float:
+        return self.least if self.rate == "dynamic" else self.rate
+
+    def _rates(self, x: Tree) -> Sequence[float]:
+        return self._each or [self.most if self.rate == "dynamic" else self.rate] * len(tree.leaves(x))
+
+    # from round to round ---------------------------------------------------------------------------------------------------------
+
+    @property
+    def learns(self) -> bool:
+        return self.rate == "dynamic"
+
+    def begin(self, x: Tree, model: Params) -> Tree:
+        return self._chosen([model.get(name.rpartition("/")[2], leaf) for name, leaf in tree.named(x)])
+
+    def at(self, t: int, public: Tree) -> Self:
+        return replace(self, _each=tuple(tenths / 10 for tenths in public.tolist())) if self.learns else self
+
+    def learn(self, mean: Tree, like: Tree, std: float, each: Sequence[Tree]) -> Tree:
+        return self._chosen(tree.leaves(self.decode(mean, like)))
+
+    def _chosen(self, layers: Sequence[Tensor]) -> Tree:
+        if not self.learns:
+            return ()
+        norms = [float(torch.linalg.vector_norm(layer.double())) for layer in layers]
+        if not all(map(math.isfinite, norms)):  # the model is lost, and the run says so
+            norms = [0.0] * len(norms)
+        found = rates(norms, self.most, self.least, self.rule, self.share)
+        return torch.tensor([round(10 * rate) for rate in found], dtype=torch.uint8)

@@ -1,0 +1,231 @@
+"""The last link of an uplink: uploads that are added up where nobody can read one of them.
+
+    Encrypted     Paillier (EUROCRYPT 1999), BFV (Fan and Vercauteren 2012) or CKKS (Cheon et al., ASIACRYPT 2017): the server adds ciphertexts, a key holder opens the sum
+    Aggregated    masks that cancel in the sum (Bonawitz et al., CCS 2017): the server opens the sum of those who stayed, and nothing else
+
+They carry integers (`Quantise`) and change no bit of their sum: what they protect is a single upload, from the server, by computational assumptions. They give no
+differential privacy for what is opened. `NoiseShare` does: every client adds a part of one noise, and the parts of those who must stay are enough.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from sordino.errors import BackendUnavailable, ConfigError, ServerHoldsKey, UnsoundGuarantee, WeakKey
+from sordino.ledger.events import Event, NonPrivate, Nothing
+from sordino.privacy.noise.laws import GaussianNoise
+from sordino.privacy.uplink.stages import Noise, Stage
+from sordino.secure import extras
+from sordino.secure.layout import Layout
+from sordino.tree import Tree
+from sordino.types import Bound, Grant
+
+PROBED = "a probe: one client a round is encrypted, the integers of all others are added in clear"
+HIDDEN = "the server adds ciphertexts and has no key: uploads and model are hidden from it computationally, as long as {scheme} is not broken"
+SHARED = "all clients hold one key: the server and any one client together read every upload"
+AUTHORITY = (
+    "the key service opens nothing of fewer than {least} clients; together with the server it reads every upload"
+)
+MASKED = "single uploads are masked: the server, which follows the protocol, opens the sum of at least {least} clients and nothing else"
+SUM_OF_ALL = "sees the exact sum of the uploads, no noise in it"
+OWN_NOISE = "knows its own noise: sees the exact sum of the uploads"
+HONEST = "clients keep their own bounds: nobody can check an upload that nobody can read"
+COUNTED = "whether enough clients came for a sum is seen by everybody: that one client decides it is rarer than a hundredth of delta, which is not added"
+SCHEMES = {
+    "paillier": "decisional composite residuosity and short exponents",
+    "bfv": "ring learning with errors",
+    "ckks": "ring learning with errors",
+}
+# steps of the grid in the deviation of one share: sums of shares are then discrete Gaussians to within e^-150
+SPREAD = 4.0
+
+
+@dataclass(frozen=True)
+class Secure(Stage, ABC):
+    """What both have in common."""
+
+    @property
+    def aggregate_only(self) -> bool:
+        return True
+
+    @abstractmethod
+    def least(self, cohort: int) -> int:
+        """Clients without which a sum is not opened."""
+
+    def needs(self) -> None:
+        """Refuses where a package is missing."""
+
+    @abstractmethod
+    def seen(self, shared: Event | None, central: bool) -> tuple[Event, tuple[str, ...]]:
+        """By the server: the event, and why; `shared` is what noise shares promise, `central` whether the server itself adds noise."""
+
+    @abstractmethod
+    def assumed(self, shares: bool, hidden: bool) -> tuple[str, ...]:
+        """Of everybody else's promise: `shares` where noise comes in shares, `hidden` where it covers who took part."""
+
+
+@dataclass(frozen=True)
+class Encrypted(Secure):
+    """keys: `shared` by all clients, or with an `authority` that opens sums for the server. mode: `probe` encrypts one
+    client a round and adds the others' integers in clear, to tell what encryption
+    costs: it hides nothing."""
+
+    scheme: Literal["paillier", "bfv", "ckks"] = "paillier"
+    key_bits: int = 3072  # of Paillier
+    keys: Literal["shared", "authority", "threshold"] = "shared"
+    at_least: int = 10  # uploads in what an authority opens
+    mode: Literal["full", "probe"] = "full"
+    testing: bool = False  # allows keys of 2048 bits
+    server_has_key: bool = False
+
+    def __post_init__(self) -> None:
+        if self.server_has_key:
+            raise ServerHoldsKey(
+                "server_has_key = true",
+                why="who adds the ciphertexts must not be able to open one of them",
+                fix='leave it out; keys = "authority" opens sums for the server',
+                code="server-holds-key",
+            )
+        if self.keys == "threshold":
+            raise BackendUnavailable(
+                'keys = "threshold" needs openfhe',
+                why="its wheels hold binaries for other Pythons than this one, and nothing else here shares a lattice key",
+                fix='use keys = "shared" or "authority", or secure aggregation, which has no key holder',
+                code="backend-unavailable",
+            )
+        if self.scheme == "paillier" and (
+            self.key_bits not in (2048, 3072, 4096) or (self.key_bits == 2048 and not self.testing)
+        ):
+            raise WeakKey(
+                f"a Paillier key of {self.key_bits} bits",
+                why="3072 bits are 128 bits of security; 2048 are 112, for tests",
+                fix="use 3072 or 4096, or testing = true with 2048",
+                code="weak-key",
+            )
+        if self.scheme == "ckks" and self.keys == "authority":
+            raise UnsoundGuarantee(
+                'ckks with keys = "authority"',
+                why="an opened sum carries the noise of its encryption: a server that has both can compute the key (Li and Micciancio, EUROCRYPT 2021)",
+                fix='use bfv or paillier, or keys = "shared", where the server sees nothing opened',
+                code="ckks-opened-for-server",
+            )
+        if self.at_least < 2:
+            raise ConfigError(
+                f"at_least is {self.at_least}", why="a sum of one is an upload", code="authority-opens-one"
+            )
+
+    def needs(self) -> None:
+        (extras.gmpy2 if self.scheme == "paillier" else extras.tenseal)()
+
+    def least(self, cohort: int) -> int:
+        return self.at_least if self.keys == "authority" else 1
+
+    def seen(self, shared: Event | None, central: bool) -> tuple[Event, tuple[str, ...]]:
+        if self.mode == "probe":
+            return NonPrivate(PROBED), (PROBED,)
+        hidden = HIDDEN.format(scheme=f"{self.scheme} ({SCHEMES[self.scheme]})")
+        if self.keys == "shared":
+            return Nothing(), (hidden, SHARED, HONEST)
+        return NonPrivate(OWN_NOISE if central else SUM_OF_ALL), (hidden, AUTHORITY.format(least=self.at_least))
+
+    def assumed(self, shares: bool, hidden: bool) -> tuple[str, ...]:
+        return (COUNTED,) if hidden and self.keys == "authority" else ()
+
+
+@dataclass(frozen=True)
+class Aggregated(Secure):
+    """`threshold`: clients that must stay to the end of a round; None: more than two thirds of those who began it."""
+
+    threshold: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.threshold is not None and self.threshold < 2:
+            raise ConfigError(
+                f"threshold is {self.threshold}", why="a sum of one is an upload", code="threshold-too-small"
+            )
+
+    def least(self, cohort: int) -> int:
+        return max(2, 2 * cohort // 3 + 1 if self.threshold is None else self.threshold, cohort // 2 + 1)
+
+    def seen(self, shared: Event | None, central: bool) -> tuple[Event, tuple[str, ...]]:
+        if shared is not None:
+            return shared, self.assumed(True, False)
+        return NonPrivate(OWN_NOISE if central else SUM_OF_ALL), (self._masked,)
+
+    def assumed(self, shares: bool, hidden: bool) -> tuple[str, ...]:
+        return (*((self._masked, HONEST) if shares else ()), *((COUNTED,) if hidden else ()))
+
+    @property
+    def _masked(self) -> str:
+        return MASKED.format(least="two thirds of the" if self.threshold is None else self.threshold)
+
+
+@dataclass(frozen=True)
+class NoiseShare(Noise):
+    """One discrete Gaussian noise, added in parts by the clients before a secure sum (Kairouz, Liu and Steinke, ICML 2021): each has 1/survivors of the variance.
+
+    Guarantees: what is opened holds at least the noise of the multiplier, if at least `survivors` honest clients stay, which secure aggregation sees to. Proof: the
+    variances of independent parts add up; a sum of discrete Gaussians of at least SPREAD steps is a discrete Gaussian to within e^-150 a coordinate, whose Renyi
+    divergence is that of the continuous one (Canonne, Kamath and Steinke, NeurIPS 2020). Its curve is not: at SPREAD
+    steps delta is up to 5.5 % above, so it is priced by Renyi divergence.
+    """
+
+    survivors: int = 2
+
+    @property
+    def assumptions(self) -> tuple[str, ...]:
+        return (
+            f"of the clients that stay, {self.survivors} add their share of the noise and tell nobody: who knows a share sees less noise",
+        )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.survivors < 2:
+            raise ConfigError(
+                f"survivors is {self.survivors}",
+                why="noise that one client adds alone is its own: that is a noise stage",
+                code="threshold-too-small",
+            )
+        if not isinstance(self.mechanism, GaussianNoise):
+            raise UnsoundGuarantee(
+                "Laplace noise in shares",
+                why="a sum of Laplace variables is not a Laplace variable",
+                fix='law = "gaussian"',
+                code="shares-are-gaussian",
+            )
+        object.__setattr__(self, "mechanism", replace(self.mechanism, calibration="discrete"))
+
+    def encode(self, x: Tree, bound: Bound, grant: Grant) -> Tree:
+        multiplier = self.multiplier if self.multiplier is not None else grant.multiplier
+        assert multiplier is not None, "the plan prices every noise stage before a round"
+        self.check_width(bound, multiplier)
+        return self.release(x, bound, multiplier / math.sqrt(self.survivors), grant.source)
+
+    def check_width(self, bound: Bound, multiplier: float) -> None:
+        part = multiplier / math.sqrt(self.survivors)
+        if part * self.sensitivity(bound) < SPREAD:
+            raise UnsoundGuarantee(
+                f"a share of noise of {part * self.sensitivity(bound):.2g} steps of the grid",
+                why=f"sums of shares are discrete Gaussians only from {SPREAD:g} steps on",
+                fix="give the layout more bits or a smaller range, or spend less budget",
+                code="share-too-narrow",
+            )
+
+    def room(self, bound: Bound, multiplier: float) -> float:
+        """Twelve deviations of one share, in steps."""
+        return 12 * multiplier / math.sqrt(self.survivors) * self.sensitivity(bound)
+
+
+def check_room(layout: Layout, count: int, noise: float) -> None:
+    """A sum of so many uploads, each with so much noise of its own, fits into a slot."""
+    layout.check(count)
+    if count * ((1 << layout.bits) - 1 + 2 * noise) > (1 << layout.width) - 1:
+        raise UnsoundGuarantee(
+            f"shares of noise of up to {noise:.3g} steps in {count} uploads of {layout.bits} bits and slots of {layout.width}",
+            why="twelve deviations of the noise must fit, or a sum wraps around",
+            fix="give the layout more headroom bits",
+            code="no-room-for-noise",
+        )

@@ -1,0 +1,189 @@
+"""The stages of an uplink that bound, weigh and protect a client's upload. Each has a client half and a server half.
+
+A stage states the bound it leaves (`bound`) from public numbers alone, and `encode` keeps it; nobody types a sensitivity.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from sordino import tree
+from sordino.errors import ConfigError, UnsoundGuarantee
+from sordino.privacy.noise.laws import GaussianNoise, LaplaceNoise
+from sordino.tree import Tree
+from sordino.types import Bound, Grant, Neighbours, Params, Source
+
+SLACK = 1 + 1e-6  # a clip to C lands at C/SLACK, so that float32 rounding cannot carry it above C
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One link: by default it passes everything through, adds plainly and decodes to itself."""
+
+    def bound(self, bound: Bound, coordinates: int) -> Bound:
+        return bound
+
+    def weight(self, size: int, largest: int, precision: float = 1.0) -> float:
+        return 1.0
+
+    def encode(self, x: Tree, bound: Bound, grant: Grant) -> Tree:
+        return x
+
+    def shape(self, x: Tree) -> Tree:
+        return x
+
+    def decode(self, y: Tree, like: Tree) -> Tree:
+        """From the sum of what it encoded to the sum of what it was given, which looks `like` that."""
+        return y
+
+    @property
+    def aggregate_only(self) -> bool:
+        return False
+
+    # what is decided round by round, from public numbers that go down with the model -----------------------------------------
+
+    @property
+    def reads_each(self) -> bool:
+        """Does `learn`, or what the server adds, look at single uploads?"""
+        return False
+
+    @property
+    def learns(self) -> bool:
+        return False
+
+    def begin(self, x: Tree, model: Params) -> Tree:
+        """What it starts from: the shape of what it encodes, and the model of the first round."""
+        return ()
+
+    def at(self, t: int, public: Tree) -> Stage:
+        """The stage of round t."""
+        return self
+
+    def learn(self, mean: Tree, like: Tree, std: float, each: Sequence[Tree]) -> Tree:
+        """For the next round, from this round's release: its mean as it is before `decode`, and the deviation of the noise in a coordinate of it."""
+        return ()
+
+
+@dataclass(frozen=True)
+class Clip(Stage):
+    """Scale the whole upload, all fields as one vector, into the ball of radius `radius`.
+
+    Guarantees: norm <= radius for every input and every radius above 1e-30; a non-finite upload becomes exactly zero (data-independently for the rest of the round).
+    Proof: the factor is min(1, radius/(norm*SLACK)), or 0 where the upload's dtype cannot hold it; the norm is taken in float64.
+    """
+
+    radius: float
+    order: Literal[1, 2] = 2
+    personal: bool = (
+        False  # the radius times what the client's budget buys: under one central noise everybody then spends its own
+    )
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.radius) and self.radius > 0):
+            raise ConfigError(
+                f"clip radius is {self.radius}",
+                why="a clip needs a finite radius above 0",
+                code="clip-not-positive",
+            )
+        if self.order not in (1, 2):
+            raise ConfigError(
+                f"clip order is {self.order}", why="bounds are known in the 1-norm and the 2-norm", code="clip-order"
+            )
+
+    def bound(self, bound: Bound, coordinates: int) -> Bound:
+        if self.order == 1:
+            return Bound(l1=min(bound.l1, self.radius), l2=min(bound.l2, self.radius))  # ||x||_2 <= ||x||_1
+        return Bound(l1=min(bound.l1, self.radius * math.sqrt(coordinates)), l2=min(bound.l2, self.radius))
+
+    def encode(self, x: Tree, bound: Bound, grant: Grant) -> Tree:
+        x, radius = tree.formed(x), self.radius * grant.reach if self.personal else self.radius
+        norm = tree.norm(x, self.order)
+        return tree.map(
+            lambda leaf: torch.where(torch.isfinite(leaf), leaf, 0.0) * clip_factor(norm, radius, leaf.dtype), x
+        )
+
+
+def clip_factor(norm: Tensor, radius: float, dtype: torch.dtype) -> Tensor:
+    """min(1, radius/norm) in `dtype`, 0 where the norm is not finite; legal at norm 0."""
+    factor = torch.clamp(radius / (norm * SLACK).clamp_min(torch.finfo(norm.dtype).tiny), max=1.0)
+    factor = torch.where(torch.isfinite(norm), factor, 0.0).to(dtype)
+    # a subnormal factor has lost the digits that keep the bound
+    return torch.where(factor < torch.finfo(dtype).tiny, 0.0, factor)
+
+
+@dataclass(frozen=True)
+class Weigh(Stage):
+    """Multiply by a public number that is at most 1, so the bound stays: n_k / max n, or where clients add noise of their own its inverse variance."""
+
+    by: Literal["examples", "precision"] = "examples"
+
+    def weight(self, size: int, largest: int, precision: float = 1.0) -> float:
+        return size / largest if self.by == "examples" else precision
+
+    def encode(self, x: Tree, bound: Bound, grant: Grant) -> Tree:
+        weight = self.weight(grant.size, grant.largest, grant.precision)
+        return x if weight == 1.0 else tree.scale(weight, x)
+
+
+@dataclass(frozen=True)
+class Noise(Stage):
+    """Noise in proportion to the proved bound. In `client` it protects from the server, in `server` from everyone who sees only sums.
+
+    Requires: a finite bound in the mechanism's norm. Guarantees: the mechanism's event at `multiplier` for the stated neighbours.
+    Proof: sensitivity of one client's contribution is 2*bound (replace: any two points of the ball) or bound (add_remove, zero_out).
+    """
+
+    mechanism: GaussianNoise | LaplaceNoise = GaussianNoise()
+    neighbours: Neighbours = "replace"
+    multiplier: float | None = None  # None: the plan decides from the budget
+    louder: float = 1.0  # than the multiplier says, and accounted for as it is: a published unit mismatch
+
+    def __post_init__(self) -> None:
+        if self.multiplier is not None and not (math.isfinite(self.multiplier) and self.multiplier > 0):
+            raise UnsoundGuarantee(
+                f"noise multiplier {self.multiplier}",
+                why="a DP stage with no noise, or noise without a number, protects nobody",
+                fix="leave the stage out, or give a multiplier above 0",
+                code="noise-not-positive",
+            )
+
+    @property
+    def assumptions(self) -> tuple[str, ...]:
+        """Said with its claims."""
+        return ()
+
+    def sensitivity(self, bound: Bound) -> float:
+        limit = bound.of(self.mechanism.order)
+        if not math.isfinite(limit):
+            raise UnsoundGuarantee(
+                f"{type(self.mechanism).__name__} needs a bounded input, got an L{self.mechanism.order} bound of inf",
+                why="without a bound one client can move the sum without limit, and no amount of noise hides it",
+                fix="put Clip(radius) before it in the uplink",
+                code="unbounded-sensitivity",
+            )
+        return 2 * limit if self.neighbours == "replace" else limit
+
+    def std(self, bound: Bound, multiplier: float, coordinates: int) -> float:
+        """Deviation of the noise in one coordinate."""
+        return multiplier * self.mechanism.spread * self.sensitivity(bound)
+
+    def release(self, x: Tree, bound: Bound, multiplier: float, source: Source) -> Tree:
+        scale = multiplier * self.louder * self.sensitivity(bound)
+        names = iter([name for name, _ in tree.named(x)])
+        return tree.map(lambda leaf: self.mechanism.add(leaf, scale, source.child(next(names))), x)
+
+    def encode(self, x: Tree, bound: Bound, grant: Grant) -> Tree:
+        multiplier = self.multiplier if self.multiplier is not None else grant.multiplier
+        assert multiplier is not None, "the plan prices every noise stage before a round"
+        noisy = self.release(x, bound, multiplier, grant.source)
+        return tree.map(lambda y, leaf: y.to(leaf.dtype), noisy, x)
+
+
+def private(stages: Sequence[Stage]) -> list[Noise]:
+    return [stage for stage in stages if isinstance(stage, Noise)]

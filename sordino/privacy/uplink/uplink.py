@@ -1,0 +1,218 @@
+"""Gate 2: client -> server. One object owns the bound, the weights, the sum, the noise and the denominator.
+
+Each client stage has a client half (`encode`) and a server half (`decode`, in reverse order, on the sum). Server stages act on the sum. The sum is taken
+in float64 over clients in the order of their ids, so that arrival order cannot change a result.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from sordino import tree
+from sordino.errors import ConfigError, UnsoundGuarantee
+from sordino.lazy import Total
+from sordino.privacy.uplink.rules import Links
+from sordino.privacy.uplink.stages import Noise, private
+from sordino.tree import Tree
+from sordino.types import Bound, Grant, Params, Received, Source
+
+U = TypeVar("U")
+
+
+@dataclass(frozen=True)
+class Summed:
+    """Uploads that were added up where they were made: their sum in float64, and whose they are."""
+
+    total: Tree
+    who: list[int]
+    noised: bool = (
+        False  # needs no noise of the server any more: it was added before the sum was opened, or there is no sum
+    )
+    kept: list[Any] = field(default_factory=list)  # single uploads, where a stage reads them
+
+
+@dataclass(frozen=True)
+class Uplink(Links):
+    """`client=(Clip(1), Noise())` is local privacy, `client=(Clip(1),), server=(Noise(neighbours="add_remove"),)` is central: one word apart."""
+
+    # what changes from round to round -------------------------------------------------------------------------------------------
+
+    @property
+    def learns(self) -> bool:
+        return any(stage.learns for stage in self.client)
+
+    def begin(self, zero: Tree, model: Params) -> tuple[Tree, ...]:
+        """What its stages start from, in their order."""
+        return tuple(stage.begin(x, model) for stage, x in zip(self.client, self._looks(zero), strict=False))
+
+    def at(self, t: int, down: Any) -> Uplink:
+        """The uplink of round t, where its stages learn from what was released before."""
+        public = down.public if self.learns else [()] * len(self.client)
+        stages = tuple(stage.at(t, known) for stage, known in zip(self.client, public, strict=True))
+        return self if all(map(operator.is_, stages, self.client)) else replace(self, client=stages)
+
+    # what it does -----------------------------------------------------------------------------------------------------------------
+
+    def bound(self, coordinates: int) -> Bound:
+        bound = Bound()
+        for stage in self.client:
+            if isinstance(stage, Noise):
+                stage.sensitivity(bound)
+            bound = stage.bound(bound, coordinates)
+        for central in private(self.server):
+            central.sensitivity(bound)
+        return bound
+
+    def fitted(self, coordinates: int, least: float) -> Uplink:
+        """With what its stages must know of the model, and of the smallest weight that a cohort can have."""
+        if self.coordinates is None:
+            return self
+        clipped = self.bound(coordinates).l1 / self.scale
+        return replace(
+            self, server=tuple(s.fitted(clipped, least) if s is self.coordinates else s for s in self.server)
+        )
+
+    def encode(self, upload: Tree, grant: Grant) -> Tree:
+        bound, coordinates, x = Bound(), tree.size(upload), upload
+        for stage in self.client:
+            x = stage.encode(x, bound, grant)
+            bound = stage.bound(bound, coordinates)
+        return x
+
+    def shape(self, upload: Tree) -> Tree:
+        for stage in self.client:
+            upload = stage.shape(upload)
+        return upload
+
+    def weight(self, size: int, largest: int, precision: float = 1.0) -> float:
+        """The public weight of one client: the product of its stages' weights."""
+        return math.prod(stage.weight(size, largest, precision) for stage in self.client)
+
+    def receive(
+        self,
+        uploads: Mapping[int, U] | Iterable[tuple[int, U]] | Summed,
+        zero: U,
+        weights: Sequence[float],
+        expected: float,
+        multiplier: float | None,
+        source: Source,
+        each: bool = True,
+        weight: float | None = None,
+        reach: Callable[[int], float] = lambda client: 1.0,
+        std: Callable[[list[int]], float] = lambda who: 0.0,
+    ) -> Received[U]:
+        """Sum, noise, decode, divide.
+
+        Uploads may come one by one, in the order of their clients, and are let go once added, unless the algorithm reads `each`.
+        `zero` is the contribution of nobody: it gives the shape, so that an empty round is legal. `weights` are the
+        public weights of the whole population and `weight` their sum, where it is known; `expected` is the public denominator of the `expected` rule,
+        `reach` the share of a personal clip that a client may use, `std` the deviation of the noise in the mean of those who answered.
+        """
+        bound = self.bound(tree.size(zero))
+        kept: list[U] = []
+        if not isinstance(uploads, Summed):
+            keeps = each or any(stage.reads_each for stage in (*self.client, *self.server))
+            uploads = self.sum(uploads, zero, kept if keeps else None, reach)
+        total, who = uploads.total, uploads.who
+        for stage in () if uploads.noised else private(self.server):
+            used = stage.multiplier if stage.multiplier is not None else multiplier
+            if used is None:  # every client abstained, in a cohort everybody sees: nobody is left to protect
+                assert not who
+                continue
+            total = stage.release(total, bound, used, source)
+        realised = math.fsum(weights[client] for client in who)
+        if self.coordinates is not None and who and not uploads.noised:
+            total = self.coordinates.release(total, [weights[k] for k in who], uploads.kept, self.scale, source)
+        denominator = expected if self.denominator == "expected" else realised
+        divided = tree.map(lambda y: y.double() / denominator if denominator > 0 else y.double(), total)
+        mean = tree.map(lambda y, leaf: y.to(leaf.dtype), self._decode(divided, zero), zero)
+        public = self._learn(divided, zero, std(who), kept) if self.learns else ()
+        # who took part is part of what central noise hides: the server learns the public expectation
+        hidden = self.central
+        everybody = math.fsum(weights) if weight is None else weight
+        participation = expected / everybody if hidden else len(who) / len(weights)
+        own = [weights[client] for client in who]
+        return Received(mean, participation, lambda: self._single(kept if each else None, zero, own), public)
+
+    def sum(
+        self,
+        uploads: Mapping[int, U] | Iterable[tuple[int, U]],
+        zero: U,
+        kept: list[U] | None = None,
+        reach: Callable[[int], float] = lambda client: 1.0,
+    ) -> Summed:
+        """What each client may add, added up; single uploads go into `kept`."""
+        bound, who = self.bound(tree.size(zero)), []
+        total = tree.map(_wide_zero, self.shape(zero))
+        sums = [Total(leaf) for leaf in tree.leaves(total)]
+        for client, upload in sorted(uploads.items()) if isinstance(uploads, Mapping) else uploads:
+            for t, u in zip(sums, tree.leaves(self._admit(upload, bound, reach(client))), strict=True):
+                t.add(u)
+            who.append(client)
+            if kept is not None:
+                kept.append(upload)
+        return Summed(tree.like(total, [t.sum() for t in sums]), who, kept=kept or [])
+
+    def _admit(self, upload: Tree, bound: Bound, reach: float) -> Tree:
+        """What one client adds to the sum: nothing where it broke the promise of its own stages. Honest uploads pass bit for bit."""
+        if private(self.client):
+            kept = tree.finite(upload)  # the bound held before the noise; only numbers can be asked for now
+        elif math.isfinite(bound.l2):
+            order = 1 if bound.l1 <= bound.l2 else 2
+            kept = bool(tree.norm(upload, order) <= bound.of(order) * (reach if self.personal else 1.0))
+        else:
+            kept = True
+        return upload if kept else tree.zeros_like(upload)
+
+    def _looks(self, zero: Tree) -> list[Tree]:
+        """The shape before every stage, and behind the last one."""
+        looks = [zero]
+        for stage in self.client:
+            looks.append(stage.shape(looks[-1]))
+        return looks
+
+    def _decode(self, y: Tree, zero: Tree) -> Tree:
+        for stage, like in zip(reversed(self.client), reversed(self._looks(zero)[:-1]), strict=True):
+            y = stage.decode(y, like)
+        return y
+
+    def _learn(self, y: Tree, zero: Tree, std: float, each: list[Any]) -> tuple[Tree, ...]:
+        found: list[Tree] = []
+        for stage, like in zip(reversed(self.client), reversed(self._looks(zero)[:-1]), strict=True):
+            found.append(stage.learn(y, like, std, each))
+            y, each = stage.decode(y, like), [stage.decode(upload, like) for upload in each]
+        return tuple(reversed(found))
+
+    def _single(self, uploads: Sequence[U] | None, zero: U, weights: Sequence[float]) -> list[U]:
+        """What each of them sent, before it was weighed."""
+        if self.central or any(stage.aggregate_only for stage in self.client):
+            raise single_uploads()
+        if uploads is None:
+            raise ConfigError(
+                "this algorithm reads single uploads without saying so",
+                why="they are let go as soon as they are added, so that a large cohort fits into memory",
+                fix="set `reads_each = True` in the class of the algorithm",
+                code="reads-each",
+            )
+        plain = (u if w == 1.0 else tree.scale(1 / w, u) for u, w in zip(uploads, weights, strict=True))
+        return [self._decode(upload, zero) for upload in plain]
+
+
+def single_uploads() -> UnsoundGuarantee:
+    return UnsoundGuarantee(
+        "this algorithm reads single uploads, but the uplink releases only their sum",
+        why="the promise covers the noised sum, not what one client sent",
+        fix="use an uplink without central noise or encryption, or another algorithm",
+        code="aggregate-only",
+    )
+
+
+def _wide_zero(leaf: Tensor) -> Tensor:
+    return torch.zeros_like(leaf, dtype=torch.float64 if leaf.is_floating_point() else leaf.dtype)

@@ -1,0 +1,131 @@
+"""A comparison as text, CSV or LaTeX. Means are over seeds, with the standard deviation and the n behind them.
+
+Bytes begin with what was sent before the first round.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from rich.markup import escape
+from rich.table import Table
+
+from sordino.report.tables import bytes_text
+from sordino.runs.listing import promise
+
+Row = dict[str, Any]
+COLUMNS: dict[str, tuple[str, Callable[[float], str]]] = {
+    "final": ("final", lambda v: f"{100 * v:.2f}"),
+    "last_ten": ("last 10", lambda v: f"{100 * v:.2f}"),
+    "worst_tenth": ("worst 10 %", lambda v: f"{100 * v:.2f}"),
+    "at_half": ("half-way", lambda v: f"{100 * v:.2f}"),
+    "at_equal_bytes": ("at equal bytes", lambda v: f"{100 * v:.2f}"),
+    "rounds_to_target": ("rounds to target", lambda v: f"{v:.1f}"),
+    "bytes_to_target": ("bytes to target", bytes_text),
+    "bytes": ("bytes", bytes_text),
+    "before": ("of them before round 1", bytes_text),
+}
+MISSING = {
+    "rounds_to_target": "not reached",
+    "bytes_to_target": "not reached",
+    "at_half": "not evaluated yet",
+    "at_equal_bytes": "not evaluated yet",
+}
+
+
+def columns(rows: Sequence[Row]) -> list[str]:
+    """Where nobody prepared nothing is said of it."""
+    return [name for name in COLUMNS if name != "before" or any(row[name] for row in rows)]
+
+
+def cell(row: Row, name: str) -> str:
+    """mean ± std, and how many of n are missing in it."""
+    missing = MISSING.get(name, "not known")
+    if row[name] is None:
+        return missing
+    write = COLUMNS[name][1]
+    text = (
+        write(row[name]) if row[f"{name}_std"] in (None, 0.0) else f"{write(row[name])} ± {write(row[f'{name}_std'])}"
+    )
+    lacking = row["n"] - row[f"{name}_n"]
+    return f"{text} ({missing}: {lacking} of {row['n']})" if lacking else text
+
+
+def lines(rows: Sequence[Row]) -> list[list[str]]:
+    names = columns(rows)
+    head = ["method", "n", *(COLUMNS[name][0] for name in names), "p against the first", "promise"]
+    body = [
+        [
+            row["method"],
+            str(row["n"]),
+            *(cell(row, name) for name in names),
+            "" if row["p_against_first"] is None else f"{row['p_against_first']:.3g}",
+            promise(row["guarantees"]),
+        ]
+        for row in rows
+    ]
+    return [head, *body]
+
+
+def caption(rows: Sequence[Row]) -> str:
+    return f"target {100 * rows[0]['target']:.2f} %; accuracies in %, mean ± standard deviation over seeds; p: paired t-test of last 10"
+
+
+def sources(rows: Sequence[Row]) -> list[str]:
+    """What must be said of the candidates behind a row."""
+    return [f"{row['method']}: {row['candidates']}" for row in rows if row["candidates"]]
+
+
+def shaped(rows: Sequence[Row]) -> list[list[str]]:
+    """Few methods stand side by side, or no terminal and no page would be wide enough; many stand below each other."""
+    table = lines(rows)
+    return [list(column) for column in zip(*table, strict=True)] if len(rows) <= 5 else table
+
+
+def text(rows: Sequence[Row]) -> Table:
+    head, *body = shaped(rows)
+    table = Table(title="\n".join([caption(rows), *map(escape, sources(rows))]), title_justify="left")
+    for column in head:
+        table.add_column(column)
+    for line in body:
+        table.add_row(*line)
+    return table
+
+
+def as_csv(rows: Sequence[Row]) -> str:
+    """Raw numbers, one column per mean, deviation and count."""
+    names = [key for key in rows[0] if key != "guarantees"]
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow([*names, "promise"])
+    for row in rows:
+        writer.writerow([*("" if row[name] is None else row[name] for name in names), promise(row["guarantees"])])
+    return out.getvalue()
+
+
+def as_latex(rows: Sequence[Row]) -> str:
+    escapes = str.maketrans(
+        {"%": r"\%", "_": r"\_", "&": r"\&", "#": r"\#", "±": r"$\pm$", "ε": r"$\varepsilon$", "δ": r"$\delta$"}
+    )
+    head, *body = ([value.translate(escapes) for value in line] for line in lines(rows))
+    rule = r"\hline"
+    middle = [" & ".join(line) + r" \\" for line in body]
+    return (
+        "\n".join(
+            [
+                *(f"% {said}" for said in sources(rows)),
+                rf"\begin{{tabular}}{{l{'r' * (len(head) - 2)}l}}",
+                " & ".join(head) + r" \\",
+                rule,
+                *middle,
+                r"\end{tabular}",
+            ]
+        )
+        + "\n"
+    )
+
+
+FORMATS: dict[str, Callable[[Sequence[Row]], str]] = {"csv": as_csv, "latex": as_latex}

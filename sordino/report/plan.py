@@ -1,0 +1,185 @@
+"""What `sordino privacy plan` prints: the promise, the alternatives side by side, and whether the signal would be heard."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from sordino.budget.calculator import LOUD, NO_WAY, QUIET, Enough, warning, ways_out
+from sordino.report.tables import STATUS_STYLE, bytes_text, epsilon_text, guarantees
+from sordino.runs.forecast import Compared
+
+WIDE = 105  # columns of a terminal from which every fact gets a column of its own
+Row = dict[str, Any]
+
+
+def numbers(console: Console, rows: Sequence[Row], given: float | None) -> None:
+    """A plan without data; `given` is the noise multiplier where that was the question."""
+    first = rows[0]
+    promise = f"epsilon {first['epsilon']:.4g} at delta {first['delta']:g}"
+    whom = f"for one {first['unit']} ({first['neighbours']}), against {first['adversary']}"
+    needed = f"a noise multiplier of {first['noise_multiplier']:.4g}"
+    if given is None:
+        console.print(f"[bold]{promise}[/bold], {whom}, takes [bold]{needed}[/bold].")
+    else:
+        console.print(f"A noise multiplier of [bold]{given:g}[/bold] buys [bold]{promise}[/bold], {whom}.")
+    console.print(
+        f"[dim]That is noise of deviation {first['noise_std']:.4g} on every coordinate of a sum of vectors clipped at {first['clip']:g} (--clip; set it to the "
+        f"typical norm of a public pilot, no ratio below depends on it). Status {first['status']}, accountant {first['accountant']}.[/dim]"
+    )
+    console.print(table(rows, "What the promise costs", console.width))
+    commands(console, rows, "sordino run")
+    console.print(
+        "[dim]MB: parameters of 4 bytes, down and up. After run, name an EXPERIMENT.toml with your data and model; without one, these train on the "
+        "bundled digits, where they fit. `sordino privacy plan EXPERIMENT.toml` also knows the exact bytes and the minutes.[/dim]"
+    )
+
+
+def experiment(console: Console, found: Compared) -> None:
+    """The plan of an experiment file."""
+    facts(console, found.rows[0], found.timing)
+    console.print(guarantees({"guarantees": found.guarantees}))
+    if len(found.rows) > 1:
+        console.print(table(found.rows, "What else the same budget would buy", console.width))
+        commands(console, found.rows, "sordino run")
+    elif found.rows[0]["unit"]:
+        console.print(
+            "[dim]A typed noise has no alternatives: set privacy.epsilon to see what else would keep it.[/dim]"
+        )
+    for what, why in found.impossible:
+        console.print(f"[dim]not possible here: {escape(what)} ({escape(why)})[/dim]")
+
+
+def facts(console: Console, row: Row, timing: str) -> None:
+    grid = Table(show_header=False, box=box.SIMPLE, pad_edge=False)
+    for name, value in _facts(row, timing):
+        grid.add_row(f"[bold]{name}[/bold]", value)
+    console.print(grid)
+
+
+def _facts(row: Row, timing: str) -> Iterator[tuple[str, str]]:
+    yield (
+        "experiment",
+        f"{row['clients']:,} clients with {row['examples']:,} examples, {row['cohort']:g} expected in each of {row['rounds']:,} rounds, "
+        f"{row['parameters']:,} parameters in an upload",
+    )
+    if row["unit"] is None:
+        yield "promise", "[red]none[/red]: nothing in this algorithm adds noise"
+    else:
+        style = STATUS_STYLE[row["status"]]
+        yield (
+            "promise",
+            f"epsilon {epsilon_text(row['epsilon'])} at delta {row['delta']:g} for one {row['unit']} ({row['neighbours']}) against {row['adversary']}; "
+            f"[{style}]{row['status']}[/{style}], accountant {escape(row['accountant'])}",
+        )
+        yield (
+            "noise",
+            f"multiplier {row['noise_multiplier']:.4g} for the busiest client, planned for {row['exposures']:,} exposures",
+        )
+    if row["noise_to_signal"] is not None:
+        signal = "gradients that add up to" if row["unit"] != "client" else "a mean update of"
+        yield (
+            "in the mean",
+            f"noise of norm {row['noise_norm']:.3g} over {signal} at most {row['largest_signal']:.3g}: {_ratio(row['noise_to_signal'])} times the signal",
+        )
+    yield (
+        "traffic",
+        f"{bytes_text(row['bytes_down'])} down and {bytes_text(row['bytes_up'])} up; the busiest client {bytes_text(row['bytes_busiest_client'])}, "
+        f"in messages of {bytes_text(row['bytes_per_message']['down'])} and {bytes_text(row['bytes_per_message']['up'])}",
+    )
+    yield "time", f"about {_duration(row['minutes'])} on this machine [dim]({timing})[/dim]"
+
+
+def table(rows: Sequence[Row], title: str, width: int) -> Table:
+    made = Table(
+        title=title,
+        title_justify="left",
+        title_style="bold",
+        box=box.SIMPLE_HEAD,
+        pad_edge=False,
+        collapse_padding=True,
+    )
+    columns = WIDE_COLUMNS if width >= WIDE else NARROW_COLUMNS
+    timed = any(row["minutes"] is not None for row in rows)
+    shown = {name: cell for name, cell in columns.items() if timed or name != "min"}
+    made.add_column("", justify="right", no_wrap=True)
+    for name in shown:
+        words = name.startswith(("against", "neighbours"))
+        made.add_column(name, justify="left" if words or name == "set-up" else "right", no_wrap=words)
+    for number, row in enumerate(rows):
+        made.add_row(str(number), *(cell(row) for cell in shown.values()), end_section=width < WIDE)
+    return made
+
+
+Cell = Callable[[Row], str]
+WIDE_COLUMNS: dict[str, Cell] = {
+    "set-up": lambda row: escape(row["what"]),
+    "against": lambda row: row["adversary"],
+    "neighbours": lambda row: row["neighbours"],
+    "clients": lambda row: f"{row['clients']:,}",
+    "cohort": lambda row: f"{row['cohort']:,g}",
+    "rounds": lambda row: f"{row['rounds']:,}",
+    "noise multiplier": lambda row: f"{row['noise_multiplier']:.4g}",
+    "noise / largest signal": lambda row: _ratio(row["noise_to_signal"]),
+    "MB": lambda row: _short(row["bytes"] / 1e6),
+    "min": lambda row: "-" if row["minutes"] is None else "<0.1" if row["minutes"] < 0.1 else _short(row["minutes"]),
+}
+NARROW_COLUMNS: dict[str, Cell] = {
+    "set-up": WIDE_COLUMNS["set-up"],
+    "against,\nneighbours": lambda row: f"{row['adversary']}\n{row['neighbours']}",
+    "clients,\ncohort": lambda row: f"{row['clients']:,}\n{row['cohort']:,g}",
+    "rounds": WIDE_COLUMNS["rounds"],
+    "noise\nmult.": WIDE_COLUMNS["noise multiplier"],
+    "noise /\nsignal": WIDE_COLUMNS["noise / largest signal"],
+    "MB": WIDE_COLUMNS["MB"],
+    "min": WIDE_COLUMNS["min"],
+}
+
+
+def commands(console: Console, rows: Sequence[Row], start: str) -> None:
+    console.print("To run one of them:")
+    for number, row in enumerate(rows):
+        line = " ".join([start, *map(_quoted, row["run"])])
+        console.print(f"{number:>2}  {line}", soft_wrap=True, highlight=False, markup=False)
+
+
+def _quoted(word: str) -> str:
+    """For a shell; in double quotes where they do, because the TOML inside has single ones."""
+    if re.fullmatch(r"[\w./=:+-]+", word):
+        return word
+    return shlex.quote(word) if re.search(r'["$`\\!]', word) else f'"{word}"'
+
+
+def _ratio(value: float | None) -> str:
+    if value is None:
+        return "unknown"
+    style = "green" if value < QUIET else "yellow" if value <= LOUD else "red"
+    return f"[{style}]{value:.3g}[/{style}]"
+
+
+def _duration(minutes: float) -> str:
+    return f"{max(1.0, 60 * minutes):.0f} s" if minutes < 2 else f"{minutes:.0f} min"
+
+
+def _short(value: float) -> str:
+    return f"{value:,.0f}" if value >= 10 else f"{value:.2g}"
+
+
+def verdict(console: Console, ratio: float | None, found: Sequence[Enough], delta: float) -> None:
+    """Would the signal be heard, and in which federation it would."""
+    if ratio is None:
+        return
+    ways = ways_out(list(found), delta)
+    if said := warning(ratio, ways or [NO_WAY]):
+        console.print(f"[red]{said}[/red]")
+    elif ways:
+        console.print(
+            f"[yellow]The noise in a round's mean is {ratio:.3g} times the largest signal. {' '.join(ways)}[/yellow]"
+        )

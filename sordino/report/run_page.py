@@ -1,0 +1,64 @@
+"""One self-contained page: opened from disk, no network, no server. Both pages share a frame, a style sheet and the charts.
+
+The line charts are uPlot's (vendored, MIT); everything else is drawn by charts.js.
+"""
+
+from __future__ import annotations
+
+import html
+import json
+import re
+from collections.abc import Mapping
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from sordino.engine.checkpoint import atomic_write
+from sordino.report import palette
+from sordino.report.run_facts import gather
+from sordino.runs.private import FOLDER
+from sordino.runs.receipt import bind_page
+from sordino.runs.seal import PAGE
+
+STYLES = ("vendor/uPlot.min.css", "web/page.css")
+SCRIPTS = ("vendor/uPlot.iife.min.js", "web/page.js", "web/charts.js")  # of every page
+
+
+def write(
+    folder: Path, out: Path | None = None, facts: Mapping[str, Any] | None = None, evaluator: bool = False
+) -> Path:
+    """report.html in the run folder, bound to its receipt, or elsewhere; from facts that were gathered before, where
+    there are any.
+
+    The page of a run with real noise may be shown. What its `evaluator` sees is another page, in the private folder.
+    """
+    told = gather(folder, evaluator) if facts is None else facts
+    own = evaluator and (folder / FOLDER).is_dir()
+    target = out if out is not None else folder / FOLDER / PAGE if own else folder / PAGE
+    atomic_write(target, page(told).encode(), private=own)
+    if out is None and not own:
+        bind_page(folder)
+    return target
+
+
+def page(facts: Mapping[str, Any]) -> str:
+    """The page of one run."""
+    return assemble(f"sordino: {facts['name']}", facts, "web/prepared.js", "web/run.js")
+
+
+def assemble(title: str, facts: Mapping[str, Any], *scripts: str) -> str:
+    """The frame with everything it needs inside, filled in one pass: what is put in is not looked at again."""
+    styled = {**facts, "colours": palette.SERIES, "dashes": palette.DASHES}
+    inserts = {
+        "PALETTE": palette.css(),
+        "CSS": "\n".join(map(_read, STYLES)),
+        "SCRIPT": "\n".join(map(_read, (*SCRIPTS, *scripts))),
+        "TITLE": html.escape(title),
+        # inside a script element only "</" and "<!--" could end it
+        "FACTS": json.dumps(styled, separators=(",", ":")).replace("<", "\\u003c"),
+    }
+    return re.sub(r"/\*([A-Z]+)\*/", lambda place: inserts[place[1]], _read("web/frame.html"))
+
+
+def _read(name: str) -> str:
+    return files("sordino.report").joinpath(name).read_text(encoding="utf-8")

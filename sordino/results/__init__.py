@@ -1,0 +1,1 @@
+"""What runs have found: one run, several beside each other, and sweeps."""

@@ -1,0 +1,297 @@
+"""Compare methods fairly: equal data, partition, cohorts, initial weights and evaluation, several seeds, never the best round.
+
+Every (method, seed) is an ordinary run in a folder of its own, so a comparison can be stopped and goes on where it was. A sweep is
+a comparison too: one method per value.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+import statistics
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from sordino import config
+from sordino.config import Experiment
+from sordino.errors import ConfigError, RunError
+from sordino.evaluate.measures import (
+    Measure,
+    at_bytes,
+    at_round,
+    bytes_to,
+    final,
+    last_ten,
+    mean_std,
+    paired_p,
+    rounds_to,
+    traffic,
+    worst_tenth,
+)
+from sordino.evaluate.preparation_cost import before, in_front
+from sordino.report import comparison_page as pages
+from sordino.report.preparation import label_of
+from sordino.results.sweeps import Composed, Notes, Setting, composed, grid
+from sordino.runs.folder import read_metrics, read_preparation
+from sordino.runs.receipt import opened
+from sordino.runs.run import Ended, Progress, resume, start
+from sordino.runs.setup import settle
+
+EQUAL = (
+    "data",
+    "partition",
+    "model",
+    "cohort",
+    "rounds",
+    "chaos",
+    "evaluation",
+)  # and the share of stragglers: what becomes of them is the method's
+
+Watch = Callable[[Progress], None]
+Follow = Callable[[str], AbstractContextManager[Watch | None]]  # what is run now -> who watches its rounds
+
+
+@dataclass(frozen=True)
+class Method:
+    """All seeds of one experiment."""
+
+    name: str
+    runs: list[list[dict[str, Any]]]  # the metrics of each seed; what it prepared is a round 0
+    promise: list[dict[str, Any]]  # guarantees, each of the seed that promises least
+    experiment: Experiment = Experiment()  # of the first seed, as it was run
+    ledgers: tuple[Notes, ...] = ()  # what each seed's ledger says
+
+    def values(self, of: Measure) -> list[float]:
+        return [value for run in self.runs if (value := of(run)) is not None]
+
+
+@dataclass(frozen=True, repr=False)
+class Comparison:
+    """What `sordino.compare` returns: the methods, and every way to look at them."""
+
+    methods: list[Method]
+    folder: Path
+    command: str  # that makes it again
+    target: float | None = None
+    sweep: bool = False
+
+    @cached_property
+    def table(self) -> list[dict[str, Any]]:
+        """One row per method: means over seeds, deviations (`_std`) and how many seeds are behind them (`_n`)."""
+        return table(self.methods, self.target)
+
+    @cached_property
+    def search(self) -> list[Composed]:
+        """What choosing among these methods on the same data tells at most, row by row."""
+        delta = min(method.experiment.privacy.delta for method in self.methods)
+        return composed(list(zip(*(method.ledgers for method in self.methods), strict=True)), delta)
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """All that the page and the figures show."""
+        first = self.methods[0].experiment
+        sides = [
+            pages.Side(m.name, m.runs, m.promise, m.experiment.toml(), m.experiment.privacy.noise == "counter")
+            for m in self.methods
+        ]
+        return pages.gather(
+            self.table,
+            sides,
+            equal={name: getattr(first, name) for name in EQUAL},
+            choosing=self.choosing,
+            command=self.command,
+        )
+
+    @property
+    def choosing(self) -> list[str]:
+        """What must be said with the table: tuning is not accounted for, and what it would cost."""
+        search = [row.to_json() for row in self.search]
+        return pages.choosing(search, len(self.methods), len(self.methods[0].runs), self.sweep)
+
+    def frame(self) -> Any:
+        """The table as a pandas data frame."""
+        try:
+            import pandas
+        except ImportError:
+            raise ConfigError(
+                "a data frame needs pandas",
+                why="it is not installed, and nothing else in sordino needs it",
+                fix="pip install 'sordino[frames]'; `.table` holds the same numbers without it",
+                code="pandas-missing",
+            ) from None
+        return pandas.DataFrame([{k: v for k, v in row.items() if k != "guarantees"} for row in self.table])
+
+    def report(self, out: Path | None = None) -> Path:
+        """Write the page: comparison.html beside the runs, or elsewhere."""
+        return pages.write(self.facts, self.folder / "comparison.html" if out is None else out)
+
+    def figures(self, kind: str = "pdf", out: Path | None = None) -> list[Path]:
+        """Figures for a paper (needs the `plots` extra)."""
+        from sordino.report.figures import of_comparison
+
+        return of_comparison(self.facts, self.folder / "figures" if out is None else out, kind)
+
+    def __repr__(self) -> str:
+        names = ", ".join(method.name for method in self.methods)
+        return f"Comparison of {names} over {len(self.methods[0].runs)} seeds in {self.folder}"
+
+    def _repr_html_(self) -> str:
+        return pages.snippet(self.table, self.choosing)
+
+
+def check_words(words: Sequence[object]) -> None:
+    """What Python may hand over."""
+    for word in words:
+        if not isinstance(word, str | Path):
+            raise ConfigError(
+                f"a {type(word).__name__} cannot be compared",
+                why="a comparison is of experiment files, so that it can be made again",
+                fix='give paths and changes: sordino.compare("a.toml", "b.toml", "lr=0.01,0.1")',
+                code="not-an-experiment-file",
+            )
+
+
+def compare(
+    files: Sequence[Path],
+    seeds: int,
+    out: Path,
+    overrides: Sequence[str] = (),
+    target: float | None = None,
+    follow: Follow = lambda what: nullcontext(),
+) -> Comparison:
+    """Run what is missing, then gather. Ctrl-C waits for the end of a round; called again, it goes on from there."""
+    if seeds < 1:
+        raise ConfigError(f"seeds is {seeds}", why="it must be at least 1", code="out-of-range")
+    settings = grid(overrides)
+    experiments = [_named(config.load(path, s.overrides), s) for path in files for s in settings]
+    if len(experiments) < 2:
+        raise ConfigError(
+            f"{len(experiments)} experiment{'s' * (not experiments)} to compare",
+            why="a comparison needs at least two",
+            fix="give another file, or several values: sordino compare A.toml --set lr=0.01,0.1",
+            code="too-few-to-compare",
+        )
+    check_equal(experiments)
+    methods = [_method(experiment, seeds, out, follow) for experiment in experiments]
+    words = [*map(str, files), *overrides, "--seeds", str(seeds), "--out", str(out)]
+    words += [] if target is None else ["--target", str(target)]
+    return Comparison(methods, out, f"sordino compare {shlex.join(words)}", target, len(settings) > 1)
+
+
+def _named(experiment: Experiment, setting: Setting) -> Experiment:
+    name = f"{experiment.name} {setting.label}".strip()
+    return experiment.model_copy(update={"name": name}) if setting.label else experiment
+
+
+def _method(experiment: Experiment, seeds: int, out: Path, follow: Follow) -> Method:
+    made: list[tuple[Experiment, Path, Ended]] = []
+    for seed in range(seeds):
+        folder = out / _folder(experiment.name) / f"seed-{seed}"
+        seeded = settle(experiment.model_copy(update={"seed": seed}))
+        with follow(f"{experiment.name}, seed {seed}") as watch:
+            ended = _run(seeded, folder, watch)
+        if ended.interrupted:
+            raise KeyboardInterrupt
+        made.append((seeded, folder, ended))
+    return Method(
+        experiment.name,
+        [[*in_front(read_preparation(folder)), *read_metrics(folder)] for _, folder, _ in made],
+        _least([ended.receipt["guarantees"] for *_, ended in made]),
+        made[0][0],
+        tuple(_notes(folder) for _, folder, _ in made),
+    )
+
+
+def _least(promises: Sequence[list[dict[str, Any]]]) -> list[dict[str, Any]]:
+    """Row by row the weakest: where cohorts are drawn, one seed may call on a client more often than another."""
+    weakest: dict[tuple[str, ...], dict[str, Any]] = {}
+    for row in (row for promise in promises for row in promise):
+        subject = (row["unit"], row["neighbours"], row["adversary"])
+        if subject not in weakest or float(row["epsilon"]) > float(weakest[subject]["epsilon"]):
+            weakest[subject] = row
+    return list(weakest.values())
+
+
+def _folder(name: str) -> str:
+    """A name as one safe path component."""
+    return re.sub(r"[^\w.=+, -]+", "_", name).strip(". ") or "_"
+
+
+def _notes(folder: Path) -> Notes:
+    parts, federation = opened(folder)
+    try:
+        mine = [entry.note for entry in federation.entries()]
+    finally:
+        federation.ledger.close()
+    return Notes(mine, len(parts.sizes))
+
+
+def _run(experiment: Experiment, folder: Path, watch: Watch | None) -> Ended:
+    if not (folder / "experiment.toml").exists():
+        return start(experiment, folder, watch)
+    if config.load(folder / "experiment.toml").digest() != experiment.digest():
+        raise RunError(
+            f"{folder} holds a run of another configuration",
+            why="the file was changed since, and old and new results must not meet in one table",
+            fix="remove that folder, or give another --out",
+            code="stale-comparison",
+        )
+    return resume(folder, watch)
+
+
+def check_equal(experiments: Sequence[Experiment]) -> None:
+    """What must be the same for a difference to mean anything."""
+    first = experiments[0]
+    for other in experiments[1:]:
+        pairs = {section: (getattr(first, section), getattr(other, section)) for section in EQUAL}
+        pairs["stragglers.share"] = first.stragglers.share, other.stragglers.share
+        for section, (one, another) in pairs.items():
+            if one != another:
+                raise ConfigError(
+                    f"{first.name} and {other.name} differ in {section}",
+                    why="then a difference in accuracy could come from there",
+                    fix=f"make [{section}] equal, or give it for all: sordino compare ... {section}=...",
+                    code="unequal-comparison",
+                )
+    folders = [_folder(experiment.name) for experiment in experiments]
+    if len(set(folders)) < len(folders):
+        raise ConfigError(
+            f"two experiments are called {sorted(folders)}", fix='give each its own name = "..."', code="same-name"
+        )
+
+
+def table(methods: Sequence[Method], target: float | None = None) -> list[dict[str, Any]]:
+    """One row per method. The target defaults to what the weakest method reaches at its end, so that all can reach it."""
+    if target is None:
+        ends = [statistics.fmean(values) for m in methods if (values := m.values(last_ten))]
+        target = min(ends) if ends else 0.0
+    rounds = max((row["round"] for m in methods for run in m.runs for row in run), default=0)
+    cheapest = min((traffic(run) for m in methods for run in m.runs), default=0.0)
+    measures: dict[str, Measure] = {
+        "final": final,
+        "last_ten": last_ten,
+        "worst_tenth": worst_tenth,
+        "at_half": at_round(rounds // 2),
+        "at_equal_bytes": at_bytes(cheapest),
+        "rounds_to_target": rounds_to(target),
+        "bytes_to_target": bytes_to(target),
+        "bytes": traffic,
+        "before": before,
+    }
+    rows = []
+    for method in methods:
+        row: dict[str, Any] = {"method": method.name, "n": len(method.runs), "target": target}
+        for name, measure in measures.items():
+            values = method.values(measure)
+            row[name], row[f"{name}_std"] = mean_std(values)
+            row[f"{name}_n"] = len(values)  # of n: a target may not be reached by every seed
+        first, mine = methods[0].values(last_ten), method.values(last_ten)
+        row["p_against_first"] = None if method is methods[0] or len(first) != len(mine) else paired_p(mine, first)
+        row["candidates"] = label_of(method.experiment)
+        row["guarantees"] = method.promise
+        rows.append(row)
+    return rows

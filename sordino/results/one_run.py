@@ -1,0 +1,226 @@
+"""A run seen from Python: `sordino.run(...)` returns one of these, and `sordino.open_run(folder)` any run that lies on disk.
+
+Everything is read from the run folder when it is asked for. Accuracies of single clients are the evaluator's: they show what is in the
+clients' test data, and no epsilon covers them.
+"""
+
+from __future__ import annotations
+
+import html
+import math
+from collections import Counter
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sordino import config
+from sordino.errors import ConfigError, RunError
+from sordino.ledger.books import EVERYONE
+from sordino.runs.folder import check_is_run, numbers, read_metrics, read_notes, read_preparation, read_receipt
+from sordino.runs.listing import promise
+
+if TYPE_CHECKING:
+    import pandas
+    from torch import Tensor
+
+SIMULATED = "simulated noise: no guarantee for real data"
+
+
+@dataclass(frozen=True, repr=False)
+class Result:
+    """What a run reached and promised: plain lists, data frames, the model, the page."""
+
+    folder: Path
+    notes: list[str] = field(default_factory=list)  # what the user should know and no table shows
+    interrupted: bool = False
+
+    @cached_property
+    def metrics(self) -> list[dict[str, Any]]:
+        """One object per round, as in metrics.jsonl."""
+        return read_metrics(self.folder)
+
+    @cached_property
+    def preparation(self) -> list[dict[str, Any]]:
+        """One object per round of the phases before the first round, as in preparation.jsonl; empty where there were none."""
+        return read_preparation(self.folder)
+
+    @cached_property
+    def receipt(self) -> dict[str, Any]:
+        """privacy.json: what was promised and spent, to whom, under which assumptions."""
+        return read_receipt(self.folder)
+
+    @cached_property
+    def candidates(self) -> str:
+        """What must be said of its candidates beside its results; nothing where it has none."""
+        from sordino.report.preparation import label_of
+
+        return label_of(config.load(self.folder / "experiment.toml"))
+
+    @property
+    def accuracy(self) -> float | None:
+        """On all test examples, after the last evaluated round; None where the task has no accuracy."""
+        return next((row["accuracy"] for row in reversed(self.metrics) if "accuracy" in row), None)
+
+    @property
+    def promise(self) -> str:
+        """The strongest epsilon with its unit, adversary, delta and status."""
+        if not (self.folder / "privacy.json").exists():
+            return "no receipt yet: the run is not finished"
+        said = promise(self.receipt["guarantees"])
+        anything = any(row["epsilon"] != "inf" for row in self.receipt["guarantees"])
+        return f"{said} ({SIMULATED})" if anything and self.receipt["simulated"] else said
+
+    @property
+    def model(self) -> dict[str, Tensor]:
+        """The global model where the run last stopped: parameters by name, for `net.load_state_dict`."""
+        from sordino.engine.checkpoint import tensors
+
+        path = self.folder / "model.safetensors"
+        if not path.exists():
+            raise RunError(
+                f"{self.folder} has no model yet",
+                why="it is written when a run ends or is stopped",
+                fix=f"`sordino resume {self.folder}` finishes it",
+                code="no-model",
+            )
+        return tensors(path)
+
+    # data frames ----------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def rounds(self) -> pandas.DataFrame:
+        """One row per round: accuracy, loss, mean, deviation and worst tenth over clients, bytes, spent share of the budget.
+
+        There is one column `epsilon_UNIT_NEIGHBOURS_ADVERSARY` per finite guarantee, known after a dozen of the rounds: each of these
+        numbers is a composition of everything released until then, which may take a second.
+        """
+        from sordino.report.run_facts import curve
+
+        frame = _pandas().DataFrame([numbers(row) for row in self.metrics], columns=None if self.metrics else ["round"])
+        notes, shares, population, delta = self._spending
+        if shares:
+            frame["spent_share"] = frame["round"].map(dict(enumerate(shares, 1)))
+        for line in curve(notes, population, delta):
+            name = f"epsilon_{line['unit']}_{line['neighbours']}_{line['adversary']}"
+            points = frame["round"].map(dict(line["points"]))
+            frame[name] = frame[name].fillna(points) if name in frame else points
+        return frame
+
+    @cached_property
+    def clients(self) -> pandas.DataFrame:
+        """One row per client: examples, exposures used and planned, spent and granted, and its own accuracy (or loss)."""
+        from sordino.runs.receipt import spending
+
+        frame = _pandas().DataFrame(spending(self.folder)["by_client"])
+        pairs = list(zip(frame["spent"], frame["granted"], strict=True))
+        frame["spent_share"] = [0.0 if cap is None else _share(spent, cap) for spent, cap in pairs]
+        frame["spent"] = [_amount(spent) for spent, _ in pairs]
+        frame["granted"] = [math.inf if cap is None else _amount(cap) for _, cap in pairs]
+        scored = next((row["clients"] for row in reversed(self.metrics) if "clients" in row), None)
+        if scored is not None and "each" in scored:  # single clients are scored where there are not too many
+            frame[scored["metric"]] = [math.nan if value is None else value for value in scored["each"]]
+        return frame
+
+    @cached_property
+    def privacy(self) -> pandas.DataFrame:
+        """One row per guarantee: what can still be learned about one `unit` by an `adversary`."""
+        told = ("unit", "neighbours", "adversary", "epsilon", "delta", "status", "nominal_epsilon", "accountant")
+        rows = [
+            {
+                **{name: row.get(name, math.nan) for name in told},
+                "epsilon": float(row["epsilon"]),
+                "because": "; ".join(row["because"]),
+                "releases": row["releases"],
+            }
+            for row in self.receipt["guarantees"]
+        ]
+        return _pandas().DataFrame(rows, columns=None if rows else [*told, "because", "releases"])
+
+    @cached_property
+    def _spending(self) -> tuple[list[str], list[float], int, float]:
+        """Of each round the ledger's note and the largest share of its budget that a client had spent by then; clients; delta."""
+        from sordino.runs.receipt import opened
+
+        parts, federation = opened(self.folder)
+        try:
+            entries = federation.entries()
+        finally:
+            federation.ledger.close()
+        plan, spent, shares = federation.plan, Counter[tuple[str, int]](), []
+        for entry in entries if plan.cap else ():
+            spent.update({(who, i): part for who, amount in entry.charges.items() for i, part in enumerate(amount)})
+            limits = {who: plan.cap if who == EVERYONE else plan.cap_of(int(who)) for who, _ in spent}
+            shares.append(max((part / (limits[who] or ())[i] for (who, i), part in spent.items()), default=0.0))
+        return [entry.note for entry in entries], shares, len(federation.sizes), parts.experiment.privacy.delta
+
+    # what a person sees ---------------------------------------------------------------------------------------------
+
+    def report(self, out: str | Path | None = None) -> Path:
+        """Write the page (report.html in the run folder, or `out`) and say where it is."""
+        from sordino.report.run_page import write
+
+        return write(self.folder, None if out is None else Path(out))
+
+    @property
+    def _reached(self) -> str:
+        if self.accuracy is not None:
+            return f"accuracy {self.accuracy:.2%}"
+        loss = next((row["loss"] for row in reversed(self.metrics) if "loss" in row), None)
+        return "not evaluated yet" if loss is None else f"loss {loss:.4g}"
+
+    def __repr__(self) -> str:
+        said = [f"Result of {len(self.metrics)} rounds in {self.folder}", self._reached, self.promise, self.candidates]
+        return "\n  ".join(filter(None, said))
+
+    def _repr_html_(self) -> str:
+        said = [f"<strong>{html.escape(self._reached)}</strong> after {len(self.metrics)} rounds"]
+        said += [html.escape(line) for line in (self.promise, self.candidates, *self.notes) if line]
+        said.append(f"<code>{html.escape(str(self.folder))}</code>")
+        return f'<div style="line-height:1.6">{_curve(self.metrics)}{"<br>".join(said)}</div>'
+
+
+def open_run(folder: str | Path) -> Result:
+    """A run that lies on disk: finished, stopped, or still going on in another process."""
+    check_is_run(Path(folder))
+    return Result(Path(folder), read_notes(Path(folder)))
+
+
+def _pandas() -> Any:
+    try:
+        import pandas
+    except ImportError:
+        raise ConfigError(
+            "data frames need pandas",
+            why="it is not installed, and nothing else in sordino needs it",
+            fix="pip install 'sordino[frames]'; `result.metrics` and `result.receipt` hold the same numbers without it",
+            code="pandas-missing",
+        ) from None
+    return pandas
+
+
+def _amount(parts: list[float]) -> float | tuple[float, ...]:
+    """In the ledger's currency, which may have several components (orders of Rényi DP)."""
+    return parts[0] if len(parts) == 1 else tuple(parts)
+
+
+def _share(spent: list[float], granted: list[float]) -> float:
+    return max(part / limit for part, limit in zip(spent, granted, strict=True))
+
+
+def _curve(metrics: list[dict[str, Any]], width: int = 260, height: int = 64) -> str:
+    """Accuracy, else loss, over rounds; nothing where there are fewer than two points."""
+    measure = "accuracy" if any("accuracy" in row for row in metrics) else "loss"
+    points = [(row["round"], row[measure]) for row in metrics if measure in row]
+    rounds, values = [x for x, _ in points], [y for _, y in points]
+    if len(points) < 2 or not all(map(math.isfinite, values)):
+        return ""
+    low, high = (0.0, 1.0) if measure == "accuracy" else (min(values), max(values))
+    across, up = (rounds[-1] - rounds[0]) or 1, (high - low) or 1
+    line = " ".join(f"{(x - rounds[0]) / across * width:.1f},{height - (y - low) / up * height:.1f}" for x, y in points)
+    told = f"{measure} from {values[0]:.3g} in round {rounds[0]} to {values[-1]:.3g} in round {rounds[-1]}"
+    return (
+        f'<svg role="img" aria-label="{html.escape(told)}" width="{width + 4}" height="{height + 4}" viewBox="-2 -2 {width + 4} {height + 4}" '
+        f'style="display:block"><path d="M0,0V{height}H{width}" fill="none" stroke="currentColor" stroke-opacity=".3"/>'
+        f'<polyline points="{line}" fill="none" stroke="#2a78d6" stroke-width="2"/></svg>'
+    )

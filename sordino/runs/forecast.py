@@ -1,0 +1,345 @@
+"""`privacy plan EXPERIMENT.toml`: what a real experiment will promise, send and take, before any of it happens.
+
+The promise is the statement of a rehearsal: every round is reserved in a ledger in memory, as the run would reserve it, and nothing is computed. The bytes
+are those of the same rounds, message by message. Minutes are an estimate: the work of a few clients and one evaluation are timed here, and scaled.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from sordino import config
+from sordino.budget.calculator import Enough
+from sordino.config import Experiment
+from sordino.engine import wire
+from sordino.engine.server import Federation
+from sordino.errors import SordinoError
+from sordino.ledger.statement import statement
+from sordino.runs.noise_level import Noise, expected_noise, loud_enough, multiplier
+from sordino.runs.private import throwaway
+from sordino.runs.setup import Parts, settle
+
+LIKELY_STEP = 0.1  # of a method that does not say
+SAMPLE = 4  # clients that are timed: an engine that pools them should show it
+PATIENCE = 5.0  # seconds: work that took longer is not timed a second time
+
+
+@dataclass(frozen=True)
+class Compared:
+    """An experiment as it is, and what else would keep its promise."""
+
+    rows: list[dict[str, Any]]
+    guarantees: list[dict[str, Any]]
+    impossible: list[tuple[str, str]]  # (what, why not)
+    enough: list[Enough]
+    timing: str
+
+    @property
+    def ratio(self) -> float | None:
+        return self.rows[0]["noise_to_signal"]  # type: ignore[no-any-return]
+
+    @property
+    def delta(self) -> float:
+        return self.rows[0]["delta"]  # type: ignore[no-any-return]
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "answer": self.rows[0],
+            "guarantees": self.guarantees,
+            "alternatives": self.rows[1:],
+            "impossible": [{"what": what, "why": why} for what, why in self.impossible],
+            "timing": self.timing,
+        }
+
+
+def compare(path: Path | None, overrides: list[str]) -> Compared:
+    """The plan of `sordino run PATH OVERRIDES`. Nothing is trained, nothing is written."""
+    experiment = settle(config.load(path, overrides))
+    parts, file = Parts(experiment), [str(path)] if path else []
+    asked = Forecast(parts)
+    rows, impossible = [asked.row("as asked", [*file, *overrides], timed=True)], []
+    for what, changes in alternatives(parts):
+        said = [*_untouched(overrides, changes), *changes]
+        try:
+            other = beside(parts, config.load(path, said))
+            alike = all(getattr(other.experiment, part) == getattr(experiment, part) for part in LOCAL_WORK)
+            rows.append(Forecast(other, asked.timed if alike else None).row(what, [*file, *said], alike))
+        except SordinoError as error:
+            impossible.append((what, f"{error.what}: {error.why}" if error.why else error.what))
+
+    def at_delta(delta: float) -> Parts:
+        return beside(
+            parts, experiment.model_copy(update={"privacy": experiment.privacy.model_copy(update={"delta": delta})})
+        )
+
+    found = loud_enough(parts, asked.noise, at_delta) if asked.noise else []
+    return Compared(rows, asked.guarantees, impossible, found, asked.timing)
+
+
+def _untouched(overrides: list[str], changes: list[str]) -> list[str]:
+    """Without what a change says anew."""
+    new = [change.partition("=")[0] for change in changes]
+    return [o for o in overrides if not any((o.partition("=")[0] + ".").startswith(f"{path}.") for path in new)]
+
+
+LOCAL_WORK = ("data", "model", "algorithm", "read")  # what the seconds of one client's work depend on
+
+
+# alternatives ------------------------------------------------------------------------------------------------------------
+
+
+def alternatives(parts: Parts) -> Iterator[tuple[str, list[str]]]:
+    """What else would keep the same promise, or another unit's at the same price: a name, and what to give to `sordino run`."""
+    experiment, offer, population = parts.experiment, parts.plan.offer, len(parts.sizes)
+    if offer is None or experiment.privacy.epsilon is None:
+        return
+    if wider := _cohort(experiment, 2, population):
+        yield "twice the cohort", [wider]
+    if experiment.rounds > 1:
+        yield "half the rounds", [f"rounds={experiment.rounds // 2}"]
+    if "clients" in experiment.partition:
+        more = _cohort(experiment, 2, 2 * population, size_only=True)
+        yield "twice the clients, same data", [f"partition.clients={2 * population}", *([more] if more else [])]
+    yield from _other_gates(parts)
+
+
+GROWS = {"poisson": "rate", "round_robin_peer": "fraction", "round_robin": "size", "random": "size"}
+
+
+def _cohort(experiment: Experiment, factor: int, population: int, size_only: bool = False) -> str | None:
+    key = GROWS.get(experiment.cohort["name"])
+    if key is None or (size_only and key != "size"):
+        return None
+    value = experiment.cohort[key] * factor
+    return f"cohort.{key}={value}" if value <= (population if key == "size" else 1) else None
+
+
+def _other_gates(parts: Parts) -> Iterator[tuple[str, list[str]]]:
+    experiment, offer, algorithm = parts.experiment, parts.plan.offer, parts.algorithm
+    assert offer is not None
+    lr, population = algorithm.step_size or LIKELY_STEP, len(parts.sizes)
+    records = offer.unit != "client"
+    clip = (algorithm.read.cut or 1.0) if records else algorithm.uplink.bound(parts.coordinates).l2
+    opened = ["read={name='open'}"] if experiment.read is not None else []
+    fedavg = [f"algorithm={{name='fedavg', lr={lr}}}", *opened] if records else []
+    bounded = f"uplink={{client=[{{name='clip', radius={clip}}}%s], server=[%s]}}"
+    rate, hidden = parts.cohort.expected(population) / population, parts.cohort.hidden
+    unit = "protect clients, " if records else ""
+    if records or not (hidden and algorithm.uplink.server):
+        coins = [] if hidden else [f"cohort={{name='poisson', rate={rate}}}"]
+        if parts.budget is not None and parts.budget.personal is not None:  # each at the rate its own budget affords
+            coins = [f"cohort={{name='by_budget', size={parts.cohort.expected(population):g}}}"]
+        central = bounded % ("", "{name='noise', neighbours='add_remove'}")
+        yield f"{unit}central noise, hidden cohort", [*fedavg, central, *coins]
+    if records or algorithm.uplink.server:
+        yield f"{unit}local noise", [*fedavg, bounded % (", {name='noise'}", "")]
+    if not records:
+        read = [f"read={{name='noisy_gradient', clip={clip}}}"] if experiment.read is not None else []
+        raw = ["uplink={client=[{name='weigh'}]}"] if experiment.uplink is not None else []
+        step = f"algorithm={{name='gaussian_gdp', clip={clip}, lr={lr}}}"
+        yield "protect records, not clients", [step, *read, *raw]
+
+
+def beside(parts: Parts, experiment: Experiment) -> Parts:
+    """The parts of a changed experiment; data that are the same are not read again."""
+    other, known = Parts(settle(experiment)), parts.experiment
+    if experiment.data == known.data:
+        vars(other)["dataset"] = parts.dataset
+        if (experiment.partition, experiment.seed) == (known.partition, known.seed):
+            vars(other)["shares"] = parts.shares
+    return other
+
+
+# a rehearsal --------------------------------------------------------------------------------------------------------------
+
+
+class Seconds(NamedTuple):
+    """Measured here, on the clients' own examples; nothing of it is kept."""
+
+    clients: int
+    work: float  # of all their steps
+    effort: int  # examples that those steps went through
+    evaluation: float
+
+
+@dataclass(frozen=True)
+class Forecast:
+    parts: Parts
+    seconds: Seconds | None = None  # of an experiment with the same local work, where that has been timed
+
+    @cached_property
+    def federation(self) -> Federation:
+        digest, system = self.parts.experiment.digest(), self.parts.experiment.privacy.noise == "system"
+        # as long as a run's own id, so that messages are as long as the run's
+        return self.parts.federation(":memory:", f"{digest[:16]}-{'0' * 12}" if system else digest[:16])
+
+    @cached_property
+    def rounds(self) -> list[list[int]]:
+        """Who will take part and pay, round by round. Reserving fills the books of `federation`."""
+        run, played = self.federation, []
+        for t in range(self.parts.experiment.rounds):
+            crew = run.stragglers.split(run.draw(t), t, run.key)
+            played.append(run.reserve(t, run.prices(crew.active, stalled=False)))
+        return played
+
+    @cached_property
+    def guarantees(self) -> list[dict[str, Any]]:
+        """What the receipt will say when every planned round has been played."""
+        _, run = self.rounds, self.federation
+        notes = [*self._before, *(entry.note for entry in run.ledger.entries())]
+        # where everyone pays for every round, one client's row is everyone's
+        alike = run.all_alike and not run.cohort.personal and not self._before
+        rows = statement(
+            notes,
+            1 if alike else run.population,
+            self.parts.experiment.privacy.delta,
+        )
+        return [row.to_json() for row in rows]
+
+    @cached_property
+    def _before(self) -> list[str]:
+        """Of a preparation: everybody in every round that its phases may take, which is the most that anybody can lose there."""
+        notes = []
+        for phase in self.parts.preparation:
+            run = phase.federation(":memory:", "plan")
+            for t in range(phase.rounds):
+                run.reserve(t, run.prices(range(run.population), stalled=False))
+            notes += [entry.note for entry in run.ledger.entries()]
+        return notes
+
+    @cached_property
+    def noise(self) -> Noise | None:
+        return expected_noise(self.parts)
+
+    @cached_property
+    def busiest(self) -> int:
+        plan = self.parts.plan
+        return max(range(len(plan.exposures)), key=lambda k: (plan.exposures[k] * plan.reads[k], plan.exposures[k], -k))
+
+    def traffic(self) -> dict[str, Any]:
+        """Bytes: in total, of one message, and of the client that takes part most often."""
+        run, algorithm = self.federation, self.parts.algorithm
+        down = algorithm.broadcast(self.parts.state("server"))
+        fields = wire.schema(algorithm.uplink.at(0, down).shape(algorithm.zero(self.parts.task, down)))
+        both, total_down = Counter[int](), 0
+        for t, granted in enumerate(self.rounds):
+            one, up = run.bytes_down(t, down, [0]), wire.sizes(run.header(t, 0), fields)
+            both.update({k: one + up(k) for k in granted})
+            total_down += one * len(granted)
+        return {
+            "bytes_down": total_down,
+            "bytes_up": both.total() - total_down,
+            "bytes": both.total(),
+            "bytes_per_message": {"down": run.bytes_down(0, down, [0]), "up": wire.size(run.header(0, 0), fields)},
+            "bytes_busiest_client": max(both.values(), default=0),
+        }
+
+    # minutes ----------------------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def timed(self) -> Seconds:
+        return self.seconds or _time(self.parts, self.federation)
+
+    @property
+    def minutes(self) -> float:
+        """Of local work and evaluation; the disk is not counted."""
+        experiment, timed = self.parts.experiment, self.timed
+        visits = Counter(k for granted in self.rounds for k in granted)
+        effort = sum(times * _effort(self.parts, k) for k, times in visits.items())
+        engine, evaluation = experiment.engine, experiment.evaluation
+        hands = min(engine.workers, os.cpu_count() or 1) if engine.executor == "processes" else 1
+        last = max(0, experiment.rounds - max(1, evaluation.final))
+        evaluations = last // evaluation.every + experiment.rounds - last
+        return (timed.work * effort / timed.effort / hands + timed.evaluation * evaluations) / 60
+
+    @property
+    def timing(self) -> str:
+        timed = self.timed
+        return (
+            f"an estimate: {timed.work:.2g} s for {timed.effort:,} examples of {timed.clients} clients and {timed.evaluation:.2g} s for an evaluation, "
+            f"timed just now and scaled; the disk is not counted{', and neither is what comes before round 1' if self.parts.preparation else ''}"
+        )
+
+    def row(self, what: str, run: list[str], timed: bool) -> dict[str, Any]:
+        """What a table of plans shows of one."""
+        parts, offer, experiment = self.parts, self.parts.plan.offer, self.parts.experiment
+        promise = {} if offer is None else self._promise((offer.unit, offer.neighbours, offer.adversary))
+        return {
+            "what": what,
+            "clients": len(parts.sizes),
+            "cohort": parts.cohort.expected(len(parts.sizes)),
+            "rounds": experiment.rounds,
+            "examples": sum(parts.sizes),
+            "parameters": parts.coordinates,
+            **{
+                name: promise.get(name)
+                for name in ("unit", "neighbours", "adversary", "epsilon", "status", "accountant")
+            },
+            "delta": experiment.privacy.delta,
+            "noise_multiplier": None if offer is None else multiplier(parts, self.busiest),
+            "exposures": parts.plan.exposures[self.busiest],
+            "noise_norm": self.noise and self.noise.norm,
+            "largest_signal": self.noise and self.noise.signal,
+            "noise_to_signal": self.noise and self.noise.ratio,
+            **self.traffic(),
+            "minutes": self.minutes if timed else None,
+            "run": run,
+        }
+
+    def _promise(self, subject: tuple[str, str, str]) -> dict[str, Any]:
+        rows = {(row["unit"], row["neighbours"], row["adversary"]): row for row in self.guarantees}
+        unit, neighbours, adversary = subject
+        silent = {"unit": unit, "neighbours": neighbours, "adversary": adversary, "epsilon": 0.0, "status": "proved"}
+        return rows.get(subject, {**silent, "accountant": "none: nobody ever takes part"})
+
+
+def _effort(parts: Parts, client: int) -> int:
+    work, size = parts.algorithm.work, parts.sizes[client]
+    return int(work.count(size) * work.batch(size))
+
+
+def _time(parts: Parts, run: Federation) -> Seconds:
+    """A few clients of middling size, one epoch of each where it counts in epochs, by the engine and with their noise; then one evaluation."""
+    able = [k for k, times in enumerate(parts.plan.exposures) if times] or list(range(len(parts.sizes)))
+    start = max(0, (len(able) - SAMPLE) // 2)
+    chosen = sorted(able, key=lambda k: (parts.sizes[k], k))[start : start + SAMPLE]
+    epochs, zero = parts.algorithm.work.epochs, parts.plan.currency.zero()
+    grants = {k: run.grant(0, k, parts.plan.price(k, 0, zero), 1 if epochs else None) for k in chosen}
+    server = parts.state("server")
+    algorithm, last = parts.algorithm, parts.preparation[-1] if parts.preparation else None
+    handed = algorithm.handed(last.result(last.state("server")) if last is not None else None, parts.home)
+    clients, down, evaluate = (
+        parts.clients(run.run, secret=throwaway(), handed=handed),
+        algorithm.broadcast(server),
+        parts.evaluation(),
+    )
+    effort = sum(_effort(parts, k) for k in chosen) // (epochs or 1)
+    before = torch.get_num_threads()
+    torch.set_num_threads(parts.experiment.engine.threads)
+    try:
+        work = _second_time(lambda: list(clients(0, down, grants, run.round_key(0))))
+        return Seconds(len(chosen), work, effort, _second_time(lambda: evaluate(0, server, clients.score)))
+    finally:
+        torch.set_num_threads(before)
+
+
+def _second_time(work: Callable[[], object]) -> float:
+    """Seconds; the first time may pay for what is done once."""
+    taken = math.inf
+    for _ in range(2):
+        started = time.perf_counter()
+        work()
+        taken = time.perf_counter() - started
+        if taken > PATIENCE:
+            break
+    return taken

@@ -1,0 +1,111 @@
+"""Will the signal be heard? The noise that a real experiment must expect in the mean of a round, and how large a federation would drown less."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable
+from typing import NamedTuple
+
+from sordino import tree
+from sordino.budget.calculator import Enough, enough, marks, warning, ways_out
+from sordino.budget.noise_level import Loudness, of_reader, of_uplink
+from sordino.budget.schedules import Adaptive
+from sordino.runs.setup import Parts
+
+
+class Noise(NamedTuple):
+    """Of the mean of a round: in gradients, before the step size, where records are protected; in updates where clients are."""
+
+    norm: float
+    signal: float  # the largest norm of what is under the noise
+
+    @property
+    def ratio(self) -> float:
+        return self.norm / self.signal
+
+
+def multiplier(parts: Parts, client: int) -> float | None:
+    """Halfway through the client's exposures; at the first one where spending adapts and later ones are not known."""
+    plan, times = parts.plan, parts.plan.exposures[client]
+    adaptive = plan.budget is not None and isinstance(plan.budget.schedule, Adaptive)
+    price = plan.price(client, 0 if adaptive else times // 2, plan.currency.zero()) if times else None
+    return None if price is None else price.multiplier
+
+
+def expected_noise(parts: Parts) -> Noise | None:
+    """In a cohort of the expected size, drawn like the plan draws; None where nothing is noised, or by a reader that does not say how much."""
+    offer, plan, algorithm, slow = parts.plan.offer, parts.plan, parts.algorithm, parts.experiment.stragglers
+    if offer is None:
+        return None
+    # clients of one kind are alike in all that follows
+    granted = [None if plan.budget is None else plan.budget.of(k) for k in range(len(parts.sizes))]
+    kinds = list(zip(plan.exposures, plan.reads, parts.sizes, granted, strict=True))
+    one_of = {kind: k for k, kind in enumerate(kinds)}
+    cohort, largest = parts.cohort.expected(len(kinds)), max(parts.sizes)
+    answering = 1 - slow.share if slow.policy in ("drop", "late") else 1.0
+    seen: list[tuple[float, float, Loudness]] = []  # (how often, weight, loudness)
+    for kind, count in Counter(kinds).items():
+        z, (times, _, size, _) = multiplier(parts, one_of[kind]), kind
+        if z is None:
+            continue
+        loud = (
+            of_uplink(algorithm.uplink, z, parts.coordinates)
+            if offer.unit == "client"
+            else of_reader(algorithm.read, algorithm.work, z, size)
+        )
+        if loud is None:
+            return None
+        if algorithm.uplink.personal:  # one noise for all, and a bound for each
+            loud = Loudness(loud.std * plan.quietest / z, loud.signal * plan.quietest / z)
+        weight = algorithm.uplink.weight(size, largest, plan.precision(one_of[kind]))
+        seen.append((count * times, weight, loud))
+    visits = math.fsum(often for often, _, _ in seen)
+    if not visits or not answering:
+        return None
+    weight = math.fsum(often * w for often, w, _ in seen) / visits
+    signal = math.fsum(often * w * loud.signal for often, w, loud in seen) / visits / weight
+    if offer.unit == "client" and algorithm.uplink.central:  # one noise, and a denominator that counts the missing too
+        std, signal = max(loud.std for _, _, loud in seen) / (cohort * weight), signal * answering
+    else:
+        square = math.fsum(often * (w * loud.std) ** 2 for often, w, loud in seen) / visits
+        std = math.sqrt(square / (cohort * answering)) / weight
+    coordinates = parts.coordinates if offer.unit == "client" else tree.size(parts.task.init(0))
+    return Noise(std * math.sqrt(coordinates), signal)
+
+
+def drowning(parts: Parts) -> list[str]:
+    """What to say at the start of a private run whose noise is louder than anything it could hear; nothing where it is not.
+
+    Reads public numbers only, and calibrates nothing: the plan has been made.
+    """
+    noise = expected_noise(parts)
+    if noise is None:
+        return []
+    same = [way for way in loud_enough(parts, noise) if way.delta == _delta(parts)]
+    said = warning(noise.ratio, [*ways_out(same, _delta(parts)), "`sordino privacy plan` compares what would help."])
+    return [said] if said else []
+
+
+def loud_enough(parts: Parts, noise: Noise, at_delta: Callable[[float], Parts] | None = None) -> list[Enough]:
+    """Federations grown from this one that would be heard; without `at_delta` only those that may keep today's delta."""
+    offer, delta = parts.plan.offer, _delta(parts)
+    assert offer is not None
+    central = offer.unit == "client" and parts.algorithm.uplink.central
+    clients = len(parts.sizes)
+    units = -(-sum(parts.sizes) // clients) if offer.unit != "client" else 1
+
+    def ratio(wanted: float) -> float:
+        if wanted == delta:
+            return noise.ratio
+        found = expected_noise(at_delta(wanted)) if at_delta else None
+        return math.inf if found is None else found.ratio
+
+    def search(below: float) -> Enough | None:
+        return enough(below, clients, parts.cohort.expected(clients), delta, units, 1 if central else 2, ratio)
+
+    return marks(search, noise.ratio)
+
+
+def _delta(parts: Parts) -> float:
+    return parts.experiment.privacy.delta

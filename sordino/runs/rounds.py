@@ -1,0 +1,189 @@
+"""Rounds, one after another, from where a checkpoint stands: played, kept and told. A phase of the preparation and the training are played alike."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from sordino import tree
+from sordino.engine import checkpoint
+from sordino.engine.client import Clients
+from sordino.engine.processes import Processes
+from sordino.engine.server import Federation
+from sordino.errors import LedgerError, NonFiniteModel, RunError
+from sordino.round import Outcome, one_round
+from sordino.runs.metrics import Rows
+from sordino.runs.private import secret_of
+from sordino.runs.ranks import Ranks
+from sordino.runs.setup import Parts
+from sordino.types import Params
+
+Metrics = dict[str, Any]
+
+
+class Standing(NamedTuple):
+    """Where a phase stands after a round."""
+
+    server: Any
+    t: int
+    stalled: bool = False
+
+
+@dataclass
+class Phase:
+    """One phase of a run: its rules, its clients, its books, and where they are kept."""
+
+    parts: Parts
+    federation: Federation
+    execute: Any
+    place: Path  # of the run, or of this phase in it
+    metrics: Rows
+    tell: Callable[[int, Outcome], Metrics]  # writes the row of a round
+    row: Metrics = field(default_factory=dict)  # of the last one
+    seconds: float = 0.0  # of the last one, by the clock
+    _stalled: bool = False
+
+    def play(
+        self,
+        at: Standing,
+        more: Callable[[Standing], bool],
+        watch: Callable[[Standing, Outcome], None],
+        crash: int | None = None,
+    ) -> Standing:
+        """To the end, or for as long as `more` rounds are asked for. `crash` rehearses: the process is killed in that round, once it is reserved."""
+        while more(at):
+            execute = _killed if at.t + 1 == crash else self.execute
+            begin = time.monotonic()
+            outcome = one_round(self.federation, at.server, at.t, execute, at.stalled, self._keep(at.t))
+            at, self.seconds = Standing(outcome.server, at.t + 1, self._stalled), time.monotonic() - begin
+            watch(at, outcome)
+        return at
+
+    def _keep(self, t: int) -> Callable[[Outcome, bytes], None]:
+        experiment = self.parts.experiment
+        # noise from the system cannot be drawn again: there every round is kept; so is every round of a preparation, which are few and long
+        often = experiment.privacy.noise == "system" or self.parts.prepares
+        every = 1 if often else experiment.engine.checkpoint_every
+
+        def keep(outcome: Outcome, release: bytes) -> None:
+            """What a crash goes on from: this round's row of metrics and, where one is due, a checkpoint."""
+            if not tree.finite(outcome.server):
+                raise NonFiniteModel(
+                    f"the model is no longer finite after round {t + 1}",
+                    why="the step size or the noise is too large for this model",
+                    fix=f"lower algorithm.lr; the last good model is in {self.place / 'checkpoints'}",
+                    code="model-not-finite",
+                )
+            self.row = self.tell(t, outcome)
+            self._stalled = outcome.received is not None and self.federation.stalled(outcome.received)
+            if (t + 1) % every == 0 or t + 1 == self.parts.rounds:
+                now: dict[str, checkpoint.JSON] = {
+                    "stalled": self._stalled,
+                    "ledger_head": self.federation.ledger.head(),
+                    "release": release.hex(),
+                }
+                self._save(t + 1, outcome.server, now)
+
+        return keep
+
+    def _save(self, t: int, server: Any, now: Mapping[str, checkpoint.JSON]) -> None:
+        """Client states first, then the server's: a run stands where its server stands."""
+        rows = self.metrics.sync()
+        trees = {"server": server}
+        if isinstance(self.execute, Clients):
+            trees |= self.execute.states.trees()
+        else:
+            self.execute.save(t)
+        checkpoint.save(self.place / "checkpoints", t, trees, {**now, **rows})
+
+
+def row_of(t: int, outcome: Outcome) -> Metrics:
+    return {
+        "round": t,
+        "active": len(outcome.active),
+        "answered": len(outcome.answered),
+        "bytes_down": outcome.bytes_down,
+        "bytes_up": outcome.bytes_up,
+        "payload": outcome.payload,
+        **({"lost": True} if outcome.lost else {}),
+        **({"secure": {k: v for k, v in outcome.secure.items() if k != "cpu_seconds"}} if outcome.secure else {}),
+    }
+
+
+def stands(federation: Federation, loaded: checkpoint.Loaded, folder: Path) -> Standing:
+    """Where a checkpoint says that a phase stands, once the ledger agrees."""
+    if not federation.ledger.descends_from(loaded.meta["ledger_head"]):
+        raise LedgerError(
+            f"the ledger of {folder} does not know what this run has spent",
+            why="it is an older copy, or another file: going on would give spent budget back",
+            fix="put the newest ledger back in its place",
+            code="ledger-rolled-back",
+        )
+    federation.replay(loaded.step)
+    if loaded.meta["release"]:  # else that round was lost
+        federation.store(loaded.step - 1, bytes.fromhex(loaded.meta["release"]))  # where the crash came between the two
+        federation.publish(loaded.step - 1)
+    return Standing(loaded.trees["server"], loaded.step, loaded.meta["stalled"])
+
+
+class Begun(NamedTuple):
+    """What the clients of a phase start from: their states in a checkpoint of this phase or of the one before."""
+
+    place: Path
+    loaded: checkpoint.Loaded
+
+
+def executor(
+    parts: Parts, folder: Path, place: Path, run: str, begun: Begun | None, handed: Params | None, stack: Any
+) -> Any:
+    engine, secret = parts.experiment.engine, secret_of(folder)
+    if engine.executor == "processes":
+        clients = parts.clients(run, range(0), secret=secret)
+        workers = stack.enter_context(
+            Processes(
+                folder,
+                place,
+                run,
+                parts.stage,
+                engine.workers,
+                lambda t: clients.header(t, -1),
+                engine.network.timeout_s,
+                engine.deadline_s,
+                parts.algorithm.told if parts.algorithm.tells_each else None,
+            )
+        )
+        if begun is not None:
+            workers.restore(begun.loaded.step, begun.place)
+        return workers
+    if engine.executor == "ranks":
+        if parts.prepares or handed is not None:
+            raise RunError(
+                'a preparation under executor = "ranks"',
+                why="ranks share one phase of a run, and this one has several",
+                fix='executor = "processes", or "loop"',
+                code="ranks-cannot-prepare",
+            )
+        ranks = stack.enter_context(Ranks(parts, run, folder))
+        if begun is not None:
+            ranks.restore(begun.loaded.step)
+        return ranks
+    states = parts.states(place, begun.loaded if begun is not None else None)
+    return parts.clients(run, states=states, secret=secret, handed=handed)
+
+
+def _killed(*_: Any) -> Any:
+    """An executor on a machine that loses power."""
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def computed(parts: Parts, outcome: Outcome) -> Metrics:
+    """What the devices of a round computed together, from public numbers; nothing of what an algorithm of somebody's own does not tell."""
+    passes = [parts.algorithm.passes(parts.sizes[k]) for k in outcome.answered]
+    if not parts.task.flops or parts.algorithm.passes(1) is None:
+        return {}
+    return {"device_flops": parts.task.flops * sum(told for told in passes if told is not None)}

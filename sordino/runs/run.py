@@ -1,0 +1,395 @@
+"""A run from its first round to its receipt: rounds, metrics, checkpoints, resume. Everything it leaves lies in one folder.
+
+experiment.toml   resolved      environment.json  where it ran          metrics.jsonl     one object per round
+ledger.sqlite     what was spent   checkpoints/   old or new, never half   privacy.json   the receipt      model.safetensors
+agreement.json    public numbers   private/       not to be shared (see `runs.private`)
+candidates.json   how the server's own images were made, where an algorithm asks for such
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import fcntl
+import json
+import os
+import platform
+import secrets
+import shutil
+import signal
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import FrameType
+from typing import Any, NamedTuple
+
+import safetensors.torch
+import torch
+
+from sordino import config, tree, user_code
+from sordino.config import Experiment, Network
+from sordino.engine import checkpoint
+from sordino.engine.checkpoint import atomic_write
+from sordino.engine.memory import keep_freed_memory
+from sordino.engine.server import Federation
+from sordino.errors import BudgetExhausted, RunError
+from sordino.ledger.ledger import Ledger, of_run
+from sordino.ledger.notes import SYSTEM, parsed
+from sordino.round import Outcome
+from sordino.runs import metrics, private
+from sordino.runs.agreement import Agreement
+from sordino.runs.folder import CANDIDATES, COSTS, check_is_run, is_run, read_environment, read_metrics
+from sordino.runs.noise_level import drowning
+from sordino.runs.preparation import Prepared, prepare
+from sordino.runs.receipt import ledger_of, write_receipt
+from sordino.runs.rounds import Begun, Metrics, Phase, Standing, computed, executor, row_of, stands
+from sordino.runs.setup import Parts, settle
+from sordino.runs.taken_over import adopt, check_source
+from sordino.version import __version__
+
+LOG = "log.txt"
+LOST = "was cut off after its noise was drawn: a second release would be unpaid, so it is left out, and what it cost stays spent"
+
+
+class Progress(NamedTuple):
+    round: int  # 0 in a preparation, whose phase is in the metrics
+    rounds: int
+    metrics: Metrics
+    folder: Path
+    parts: Parts
+    federation: Federation
+
+
+@dataclass(frozen=True)
+class Ended:
+    folder: Path
+    metrics: list[Metrics]
+    receipt: dict[str, Any]
+    notes: list[str]  # what the user should know and no table shows
+    interrupted: bool
+
+
+def start(
+    experiment: Experiment,
+    folder: Path,
+    watch: Callable[[Progress], None] | None = None,
+    crash: int | None = None,
+    prepared: Path | None = None,
+) -> Ended:
+    """Run an experiment in a new folder. `crash` rehearses: the process is killed in that round, once it is reserved. `prepared` is a run whose preparation is taken over."""
+    experiment = settle(experiment)
+    experiment = experiment.model_copy(update={"engine": Parts(experiment).engine})
+    parts = Parts(experiment, data_key=_data_key(experiment))
+    _ = parts.plan, parts.evaluation()  # every refusal happens before a folder exists
+    for phase in parts.preparation:
+        _ = phase.plan
+    if (secure := parts.algorithm.uplink.secure) is not None:
+        secure.needs()
+    if folder.exists():
+        raise RunError(
+            f"{folder} already exists",
+            why="a run folder belongs to one run",
+            fix="choose another --out" + (f"; `sordino resume {folder}` continues it" if is_run(folder) else ""),
+            code="run-exists",
+        )
+    if prepared is not None:
+        check_source(parts, prepared)
+    for stage in (*(parts.preparation if prepared is None else ()), parts):
+        stage.algorithm.check(stage.home)  # last, because it may draw candidates, which can take hours
+    if (shared := experiment.privacy.ledger) is not None and Path(shared).is_file():
+        parts.federation(shared, "before").ledger.close()  # of other data, or of others' clients
+    _found(folder, parts, prepared)
+    return _train(parts, folder, watch, crash=crash)
+
+
+def _data_key(experiment: Experiment, folder: Path | None = None) -> bytes:
+    return private.key_of_data(folder, experiment.privacy.ledger)
+
+
+def _found(folder: Path, parts: Parts, prepared: Path | None) -> None:
+    """The run folder with what `resume` needs: it appears whole or not at all."""
+    experiment, young = parts.experiment, folder.with_name(f".{folder.name}.{secrets.token_hex(4)}")
+    try:
+        parents = list(folder.absolute().parents)
+        around = parents[: 1 + next(i for i, parent in enumerate(parents) if parent.exists())]
+        young.mkdir(parents=True)
+        atomic_write(young / "experiment.toml", experiment.toml().encode())
+        atomic_write(young / "environment.json", json.dumps(_environment(experiment, prepared), indent=2).encode())
+        if parts.story is not None:
+            atomic_write(young / CANDIDATES, json.dumps(parts.story, indent=2).encode())
+        if experiment.privacy.noise == SYSTEM:
+            readers = (stage.algorithm.read for stage in (*parts.preparation, parts))
+            private.found(young, clients=any(reader.redraw is not None for reader in readers))
+        private.write(young / private.DATA, parts.data_key)
+        if (shared := experiment.privacy.ledger) is not None:
+            private.share_key(shared, parts.data_key)
+        parts.agreement().write(young)
+        young.rename(folder)
+        for parent in around:
+            checkpoint.sync(parent)
+    except OSError as error:
+        raise RunError(
+            f"cannot create {folder}", why=error.strerror or str(error), fix="choose another --out", code="not-writable"
+        ) from None
+    finally:
+        shutil.rmtree(young, ignore_errors=True)
+
+
+def fresh_folder(name: str) -> Path:
+    """runs/DATE-NAME, numbered where that is taken."""
+    stem = f"{datetime.date.today().isoformat()}-{name}"
+    folder, again = Path("runs") / stem, 2
+    while folder.exists():
+        folder, again = Path("runs") / f"{stem}-{again}", again + 1
+    return folder
+
+
+def resume(
+    folder: Path, watch: Callable[[Progress], None] | None = None, fallback: bool = False, moved: bool = False
+) -> Ended:
+    """Continue a run where its last checkpoint stands: the same bytes as if it had never stopped.
+
+    `fallback` sets a damaged newest checkpoint aside and takes the one before; seeded rounds are then played again, to
+    the same releases. `moved` says that this
+    folder has taken the place of the one where the run began, and that nothing goes on there.
+    """
+    check_is_run(folder)
+    experiment = config.load(folder / "experiment.toml")
+    _check_unedited(experiment, folder)
+    if experiment.privacy.noise == SYSTEM:
+        if moved:
+            private.settle(folder)
+        private.check_no_copy(folder)
+    parts = Parts(experiment, data_key=_data_key(experiment, folder))
+    _check_agreement(parts, folder)
+    return _train(parts, folder, watch, fallback)
+
+
+def _check_agreement(parts: Parts, folder: Path) -> None:
+    """The receipt is sealed with the agreement beside it; the data themselves are checked against the ledger."""
+    agreed, ours = Agreement.read(folder), parts.agreement()
+    if replace(agreed, dataset=ours.dataset) != ours:
+        raise RunError(
+            f"agreement.json of {folder} is not what this run's data and experiment give",
+            why="whoever verifies the receipt takes the public numbers from there",
+            fix="put the old file back, or the data that the run began with",
+            code="edited-run",
+        )
+
+
+def _check_unedited(experiment: Experiment, folder: Path) -> None:
+    """What a run has promised it has promised under one experiment: how it is computed ([engine]) may change, and
+    nothing else."""
+    environment = read_environment(folder)
+    now: tuple[str, str] = (experiment.digest(), experiment.privacy.noise)
+    said: list[tuple[str, str]] = [(environment["config"], now[1])]
+    if (place := ledger_of(folder)).exists():
+        with Ledger.found(place) as ledger:
+            notes = [parsed(entry.note) for entry in of_run(ledger, environment["run"])]
+        said += [(note.config, note.noise) for note in notes]
+    if any(each != now for each in said):
+        raise RunError(
+            f"experiment.toml of {folder} is not the experiment that this run began with",
+            why="what was released until now was planned, priced and promised under the other one",
+            fix="put the old file back; [engine] alone may be changed. Another experiment is another run",
+            code="edited-run",
+        )
+
+
+def _train(
+    parts: Parts,
+    folder: Path,
+    watch: Callable[[Progress], None] | None,
+    fallback: bool = False,
+    crash: int | None = None,
+) -> Ended:
+    experiment = parts.experiment
+    torch.set_num_threads(experiment.engine.threads)
+    keep_freed_memory()
+    environment = read_environment(folder)
+    run = environment["run"]
+    with _locked(folder), _on_disk(folder), contextlib.ExitStack() as stack:
+        ledger, real = ledger_of(folder), experiment.privacy.noise == SYSTEM
+        asked, silent = stack.enter_context(_patience()), list[str]()
+
+        def prepared(mine: Parts, rules: Federation, row: Metrics) -> None:
+            if row["active"] and not row["answered"]:
+                silent.append(f"phase {mine.phase}, round {row['round']}: nobody could take part")
+            silent.extend(f"phase {mine.phase}, {remark}" for remark in rules.remarks)
+            rules.remarks.clear()
+            if watch is not None:
+                watch(Progress(0, experiment.rounds, row, folder, mine, rules))
+
+        try:
+            if "prepared" in environment:
+                adopt(parts, folder, run, ledger, Path(environment["prepared"]))
+            begun = prepare(parts, folder, run, ledger, asked, prepared)
+        except KeyboardInterrupt:
+            begun = Prepared(None, None, done=False)
+        federation = parts.federation(ledger, run)
+        stack.callback(federation.ledger.close)
+        notes = [
+            *parts.cohort.warnings(experiment.rounds, len(parts.sizes)),
+            *drowning(parts),
+            *parts.disclosed,
+            *silent,
+        ]
+        for stage in parts.preparation:
+            notes += stage.algorithm.warns(stage.home)
+        evaluate, interrupted = parts.evaluation(), False
+        if not begun.done:
+            return _ended(parts, folder, federation, None, notes, interrupted=True)
+        loaded = checkpoint.load(folder / "checkpoints", parts.state, fallback=fallback)
+        at = Standing(begun.server, 0) if loaded is None else stands(federation, loaded, folder)
+        known = None if loaded is None else Begun(folder, loaded)
+        execute = executor(parts, folder, folder, run, known, begun.handed, stack)
+        written = {} if loaded is None else loaded.meta
+        hidden = parts.cohort.hidden
+        rows = stack.enter_context(metrics.opened(folder / metrics.FILE, written, private=real, hidden=hidden))
+
+        def tell(t: int, outcome: Outcome) -> Metrics:
+            row = row_of(t + 1, outcome) | computed(parts, outcome)
+            if _due(t + 1, experiment):
+                row |= evaluate(t, outcome.server, execute.score)
+                row["model_norm"] = float(tree.norm(next(iter(parts.algorithm.models(outcome.server).values()))))
+            rows.write(row)
+            if outcome.secure:
+                note_cost({"round": t + 1, "cpu_seconds": outcome.secure["cpu_seconds"]})
+            return row
+
+        def note_cost(cost: Mapping[str, Any]) -> None:
+            """Seconds are no part of the result, no two runs take the same; and they tell how many there were to
+            add."""
+            with open((folder / private.FOLDER if real else folder) / COSTS, "a") as costs:
+                costs.write(json.dumps(cost) + "\n")
+
+        phase = Phase(parts, federation, execute, folder, rows, tell)
+
+        def more(at: Standing) -> bool:
+            nonlocal interrupted
+            return at.t < experiment.rounds and not (interrupted := asked())
+
+        def played(now: Standing, outcome: Outcome) -> None:
+            nonlocal at
+            at = now
+            if outcome.lost:
+                notes.append(f"round {now.t} {LOST}")
+            elif not outcome.answered and not federation.everyone_pays:
+                notes.append(f"round {now.t}: nobody could take part, the model stays as it was")
+            if experiment.engine.network != Network():
+                note_cost({"round": now.t, "seconds": round(phase.seconds, 3)})
+            if watch is not None:
+                watch(Progress(now.t, experiment.rounds, phase.row, folder, parts, federation))
+
+        try:
+            phase.play(at, more, played, crash)
+        except BudgetExhausted as error:
+            notes.append(f"stopped before round {at.t + 1}: {error.what}")
+        except KeyboardInterrupt:
+            interrupted = True
+        rows.sync()
+        return _ended(parts, folder, federation, at.server, notes, interrupted)
+
+
+def _ended(
+    parts: Parts, folder: Path, federation: Federation, server: Any, notes: list[str], interrupted: bool
+) -> Ended:
+    made, remarks = _finish(parts, folder, federation, server), federation.remarks
+    # a remark names a client that was asked, which a hidden cohort does not tell
+    hidden = parts.cohort.hidden and parts.experiment.privacy.noise == SYSTEM
+    for place, told in ((folder / private.FOLDER if hidden else folder, remarks), (folder, notes)):
+        with open(place / LOG, "a", encoding="utf-8") as log:
+            log.writelines(f"{note}\n" for note in told)
+    return Ended(folder, read_metrics(folder), made, [*remarks, *notes], interrupted)
+
+
+def _due(t: int, experiment: Experiment) -> bool:
+    """Is the model evaluated after round t?"""
+    return t % experiment.evaluation.every == 0 or t > experiment.rounds - max(1, experiment.evaluation.final)
+
+
+def _finish(parts: Parts, folder: Path, federation: Federation, server: Any) -> dict[str, Any]:
+    if server is not None:
+        model = next(iter(parts.algorithm.models(server).values()))
+        packed = safetensors.torch.save({name: value.contiguous() for name, value in model.items()})
+        atomic_write(folder / "model.safetensors", packed)
+    return write_receipt(folder, parts, federation)
+
+
+@contextlib.contextmanager
+def _patience() -> Iterator[Callable[[], bool]]:
+    """A first Ctrl-C waits for the end of the round, a second one stops at once.
+
+    So do SIGTERM and, unless somebody (nohup) had it ignored, SIGHUP. SIGQUIT ends at once.
+    """
+    pressed = 0
+
+    def press(number: int, frame: FrameType | None) -> None:
+        nonlocal pressed
+        pressed += 1
+        if pressed > 1:
+            raise KeyboardInterrupt
+        again = "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
+        with contextlib.suppress(OSError):  # with the terminal went whoever could read it
+            os.write(2, f"stopping after this round; {again} again stops at once\n".encode())
+
+    if threading.current_thread() is not threading.main_thread():  # only the main thread has signals to wait for
+        yield lambda: False
+        return
+    waits: list[int] = [signal.SIGINT, signal.SIGTERM]
+    waits += [signal.SIGHUP] if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN else []
+    before = {number: signal.signal(number, press) for number in waits}
+    before[signal.SIGQUIT] = signal.signal(signal.SIGQUIT, signal.SIG_DFL)
+    try:
+        yield lambda: pressed > 0
+    finally:
+        for number, action in before.items():
+            signal.signal(number, action)
+
+
+@contextlib.contextmanager
+def _on_disk(folder: Path) -> Iterator[None]:
+    try:
+        with user_code.blamed():
+            yield
+    except OSError as error:
+        raise RunError(
+            f"cannot write in {folder}",
+            why=str(error),
+            fix="free some space or check the permissions, then resume",
+            code="not-writable",
+        ) from error
+
+
+@contextlib.contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    with open(folder / ".lock", "w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise RunError(
+                f"{folder} is in use",
+                why="another process is running it",
+                fix="wait for it, or stop it",
+                code="run-in-use",
+            ) from None
+        yield
+
+
+def _environment(experiment: Experiment, prepared: Path | None) -> dict[str, Any]:
+    digest = experiment.digest()
+    # a seeded run is the same release whenever it is repeated; noise from the system never is
+    run = digest[:16] if experiment.privacy.noise == "counter" else f"{digest[:16]}-{secrets.token_hex(6)}"
+    return {
+        "run": run,
+        "config": digest,
+        "sordino": __version__,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "platform": platform.platform(),
+        "processor": platform.machine(),
+        "cores": os.cpu_count(),
+        "started": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        **({} if prepared is None else {"prepared": str(prepared.resolve())}),
+    }

@@ -1,0 +1,130 @@
+"""A preparation that another run has made, taken over: what comes after it can be tried in many ways without paying for it again in time.
+
+It is the same release. Its ledger entries come with it, charges too, so the receipt of the new run says what both phases lose. Runs that share a preparation on
+ledgers of their own know nothing of each other's training, as all such runs.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from sordino import config, tree
+from sordino.engine import checkpoint
+from sordino.engine.checkpoint import atomic_write
+from sordino.errors import RunError
+from sordino.ledger.ledger import Entry, State
+from sordino.ledger.notes import under
+from sordino.runs.folder import CANDIDATES, PREPARATION, check_is_run, read_environment
+from sordino.runs.receipt import opened
+from sordino.runs.setup import Parts
+from sordino.version import __version__
+
+DEPENDS = ("seed", "data", "partition", "model", "candidates", "chaos")  # tables that every preparation looks at
+
+
+def check_source(parts: Parts, source: Path) -> None:
+    """Refuses a run whose preparation is not over, or is not what this experiment would make."""
+    check_is_run(source)
+    other = Parts(config.load(source / "experiment.toml"))
+    if not parts.preparation or not other.preparation:
+        raise RunError(
+            f"there is no preparation to take from {source}",
+            why="its algorithm makes none" if parts.preparation else "this experiment makes none",
+            fix="leave --prepared out",
+            code="nothing-prepared",
+        )
+    made = read_environment(source)["sordino"]
+    mine, its = _depends(parts, __version__), _depends(other, made)
+    differs = [name for name in mine | its if mine.get(name) != its.get(name)]
+    if differs:
+        raise RunError(
+            f"{source} has prepared something else",
+            why=f"not the same here: {', '.join(differs)}",
+            fix="change back what differs, or leave --prepared out and prepare again",
+            code="prepared-otherwise",
+        )
+    if _priced(parts) and (parts.experiment.privacy.ledger or other.experiment.privacy.ledger):
+        raise RunError(
+            f"{source} has paid for its preparation on a ledger that several runs share",
+            why="there the same release would be charged once more",
+            fix="leave --prepared out, or use ledgers of the runs' own",
+            code="prepared-on-shared-ledger",
+        )
+    for phase, (loaded, entries) in _released(other, source).items():
+        done = loaded is not None and all(entry.state is State.PUBLISHED for entry in entries)
+        if not done or loaded.step != len(entries) or not _phase(other, phase).over(loaded.trees["server"]):
+            raise RunError(
+                f"{source} is still preparing",
+                why=f"its phase {phase} is not over",
+                fix=f"`sordino resume {source}` finishes it",
+                code="still-preparing",
+            )
+
+
+def _depends(parts: Parts, version: str) -> dict[str, Any]:
+    """What a preparation follows from, by the names by which it is told. Code and images of somebody's own are not looked into."""
+    experiment = parts.experiment
+    tables = experiment.model_dump(mode="json", include={*DEPENDS})
+    priced = (
+        experiment.privacy.model_dump(mode="json", exclude={"ledger"}) if _priced(parts) else experiment.privacy.noise
+    )
+    return {f"[{name}]": tables[name] for name in DEPENDS} | {
+        "how the preparation is done": [repr(mine.algorithm) for mine in parts.preparation],
+        "the outputs of the model": tree.size(parts.task.init(0)),
+        "[privacy]": priced,
+        "what a budget leaves for it": [(repr(mine.plan.pricing), mine.plan.portion) for mine in parts.preparation],
+        "engine.precision": parts.engine.precision,
+        "the version of sordino": version,
+    }
+
+
+def _priced(parts: Parts) -> bool:
+    """Does the preparation promise anything?"""
+    return any(mine.plan.offer is not None for mine in parts.preparation)
+
+
+def _phase(parts: Parts, name: str) -> Parts:
+    return next(mine for mine in parts.preparation if mine.phase == name)
+
+
+def _released(parts: Parts, source: Path) -> dict[str, tuple[Any, list[Entry]]]:
+    """Of each phase where it stands, and what the ledger holds of it."""
+    _, federation = opened(source)
+    with federation.ledger:
+        entries = federation.entries()
+    return {
+        mine.phase: (
+            checkpoint.load(source / "preparation" / mine.phase / "checkpoints", mine.state),
+            [entry for entry in entries if entry.op.rpartition("/")[0] == f"{federation.run}.{mine.phase}"],
+        )
+        for mine in parts.preparation
+    }
+
+
+def adopt(parts: Parts, folder: Path, run: str, ledger: Path, source: Path) -> None:
+    """Phase by phase into a new run folder: first the ledger, then the rows, then the checkpoint by which the phase is over. Cut short, it is done again."""
+    places = {mine.phase: folder / "preparation" / mine.phase / "checkpoints" for mine in parts.preparation}
+    if all(checkpoint.latest(place) is not None for place in places.values()):
+        return
+    check_source(parts, source)  # again: a resumed adoption may come long after the first look
+    rows = (source / PREPARATION).read_bytes()
+    if (source / CANDIDATES).exists():
+        atomic_write(folder / CANDIDATES, (source / CANDIDATES).read_bytes())
+    for phase, (loaded, entries) in _released(parts, source).items():
+        if checkpoint.latest(places[phase]) is not None:
+            continue
+        with (federation := _phase(parts, phase).federation(ledger, run)).ledger as book:
+            for entry in entries:
+                op = federation.op(int(entry.op.rpartition("/")[2]))
+                said = under(entry.note, federation.config)
+                granted = book.reserve(op, entry.charges, bytes.fromhex(entry.plan), said)
+                assert granted == entry.charges.keys(), "the same budget pays for the same release"
+                assert entry.digest is not None
+                book.drawn(op)
+                book.stored(op, bytes.fromhex(entry.digest))
+                book.published(op)
+            head = book.head()
+        atomic_write(folder / PREPARATION, rows[: loaded.meta["metrics_bytes"]])
+        server = {"server": loaded.trees["server"]}  # what clients kept is for phases to come, and there is none
+        checkpoint.save(places[phase], loaded.step, server, {**loaded.meta, "ledger_head": head})

@@ -1,0 +1,55 @@
+"""What a run leaves behind, in a form that can be compared byte for byte."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import NamedTuple
+
+from sordino import config
+from sordino.engine import checkpoint
+from sordino.engine.client_states import unpacked
+from sordino.ledger.ledger import Entry
+from sordino.runs import seal
+from sordino.runs.receipt import opened
+from sordino.runs.setup import Parts
+
+
+class Trace(NamedTuple):
+    """Everything that must not depend on how, when and where a run was computed."""
+
+    model: str
+    metrics: str
+    receipt: str
+    ledger: tuple[Entry, ...]
+    server: str
+    clients: str
+
+
+def trace(folder: Path) -> Trace:
+    """Without where the ledger stood: every stop seals what there is, so a run that was stopped has more records than
+    one that was not."""
+    _, federation = opened(folder)
+    parts = Parts(config.load(folder / "experiment.toml"))
+    with federation.ledger as ledger:
+        entries = tuple(entry._replace(sequence=0, hash="") for entry in ledger.entries())
+    loaded = checkpoint.load(folder / "checkpoints", parts.state)
+    assert loaded is not None
+    held = [loaded]
+    for worker in sorted(folder.glob("clients-*")):  # of client processes
+        found = checkpoint.load(worker, parts.state)
+        assert found is not None
+        held.append(found)
+    clients = {f"{k}": state for one in held for name, made in one.trees.items() for k, state in unpacked(name, made)}
+    model, metrics = (
+        hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in ("model.safetensors", "metrics.jsonl")
+    )
+    receipt = seal.digest(json.loads((folder / "privacy.json").read_text())).hex()
+    server = checkpoint.digest_trees({"server": loaded.trees["server"]})
+    return Trace(model, metrics, receipt, entries, server, checkpoint.digest_trees(clients))
+
+
+def differences(a: Trace, b: Trace) -> list[str]:
+    """Names of what differs: [] is the law."""
+    return [name for name in Trace._fields if getattr(a, name) != getattr(b, name)]

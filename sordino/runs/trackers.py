@@ -1,0 +1,242 @@
+"""TensorBoard, MLflow, wandb and trackio behind one small protocol, for whoever asks: `sordino run --track tensorboard`.
+
+Nothing is sent and no package is imported unless it is named, and who follows a run is no part of its experiment. Out go only numbers that metrics.jsonl and the receipt hold: never a list with one value per client, which is the evaluator's alone. Even the
+averages are computed from the test data and are covered by no epsilon, so everything stays on this machine by default: TensorBoard, MLflow and
+trackio write local files, wandb runs offline until your own WANDB_MODE says otherwise, and what these packages would report of themselves is off.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import io
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Protocol
+
+from sordino.errors import ConfigError
+from sordino.ledger.notes import SYSTEM
+from sordino.runs.folder import numbers
+from sordino.runs.metrics import shown
+
+if TYPE_CHECKING:
+    from sordino.runs.run import Ended, Progress
+
+# how many were drawn is what a hidden cohort hides
+CROWD = {"active", "answered", "bytes_down", "bytes_up", "device_flops"}
+Watch = Callable[["Progress"], None]
+
+
+class Tracker(Protocol):
+    """What an adapter does. `settings` and `row` are flat and hold plain values."""
+
+    needs: str  # the package
+    quiet: Mapping[str, str]  # environment variables that keep it local and silent
+
+    def start(self, settings: Mapping[str, Any], folder: Path) -> None: ...
+    def round(self, row: Mapping[str, float], step: int) -> None: ...
+    def end(self, promised: Mapping[str, float]) -> None: ...
+
+
+class TensorBoard:
+    """Event files in RUN/tensorboard: `tensorboard --logdir runs` shows all runs."""
+
+    needs: str = "tensorboard"
+    quiet: Mapping[str, str] = MappingProxyType({})
+
+    def start(self, settings: Mapping[str, Any], folder: Path) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
+        self._writer: Any = SummaryWriter(str(folder / "tensorboard"))
+        self._writer.add_text("experiment", "\n".join(f"    {name} = {value}" for name, value in settings.items()))
+
+    def round(self, row: Mapping[str, float], step: int) -> None:
+        for name, value in row.items():
+            self._writer.add_scalar(name, value, step)
+
+    def end(self, promised: Mapping[str, float]) -> None:
+        for name, value in promised.items():
+            self._writer.add_scalar(name, value)
+        self._writer.close()
+
+
+class MLflow:
+    """Plain files beside the run folder, in mlruns, unless MLFLOW_TRACKING_URI is set."""
+
+    needs: str = "mlflow"
+    quiet: Mapping[str, str] = MappingProxyType({"MLFLOW_DISABLE_TELEMETRY": "true", "MLFLOW_ALLOW_FILE_STORE": "true"})
+
+    def start(self, settings: Mapping[str, Any], folder: Path) -> None:
+        from mlflow.entities import Param
+        from mlflow.tracking import MlflowClient
+
+        place = os.environ.get("MLFLOW_TRACKING_URI") or (folder.resolve().parent / "mlruns").as_uri()
+        self._client: Any = MlflowClient(place)
+        experiment = self._client.get_experiment_by_name("sordino")
+        self._run = self._client.create_run(
+            experiment.experiment_id if experiment else self._client.create_experiment("sordino"), run_name=folder.name
+        ).info.run_id
+        self._client.log_batch(self._run, params=[Param(k, str(v)) for k, v in settings.items()])
+
+    def round(self, row: Mapping[str, float], step: int) -> None:
+        for name, value in row.items():
+            self._client.log_metric(self._run, name, value, step=step)
+
+    def end(self, promised: Mapping[str, float]) -> None:
+        for name, value in promised.items():
+            self._client.log_metric(self._run, name, value)
+        self._client.set_terminated(self._run)
+
+
+class Board:
+    """wandb and trackio, which speak the same words: `wandb sync RUN/wandb/*`, `trackio show --project sordino`."""
+
+    def __init__(self, needs: str, quiet: Mapping[str, str], choices: Callable[[Path], dict[str, Any]]) -> None:
+        self.needs, self.quiet, self._choices = needs, quiet, choices
+
+    def start(self, settings: Mapping[str, Any], folder: Path) -> None:
+        self._board: Any = importlib.import_module(self.needs)
+        self._run = self._board.init(
+            project="sordino", name=folder.name, config=dict(settings), **self._choices(folder)
+        )
+
+    def round(self, row: Mapping[str, float], step: int) -> None:
+        self._run.log(dict(row), step=step)
+
+    def end(self, promised: Mapping[str, float]) -> None:
+        if promised:
+            self._run.log(dict(promised))
+        self._board.finish()
+
+
+def _wandb() -> Board:
+    """It would also note the machine, its load, the repository and what is printed: numbers of the run are enough."""
+    nothing_else = {"x_disable_meta": True, "x_disable_stats": True, "x_disable_machine_info": True}
+    nothing_else |= {"disable_git": True, "disable_code": True, "x_save_requirements": False}
+
+    def choices(folder: Path) -> dict[str, Any]:
+        mode = os.environ.get("WANDB_MODE", "offline")
+        return {
+            "mode": mode,
+            "dir": str(folder),
+            "settings": {**nothing_else, "console": "off", "silent": True, "host": "-"},
+        }
+
+    return Board("wandb", {"WANDB_ERROR_REPORTING": "false"}, choices)
+
+
+def _trackio() -> Board:
+    off = {"GRADIO_ANALYTICS_ENABLED": "False", "HF_HUB_DISABLE_TELEMETRY": "1"}
+    return Board("trackio", off, lambda folder: {"embed": False, "auto_log_cpu": False, "auto_log_gpu": False})
+
+
+TRACKERS: dict[str, Callable[[], Tracker]] = {
+    "tensorboard": TensorBoard,
+    "mlflow": MLflow,
+    "wandb": _wandb,
+    "trackio": _trackio,
+}
+
+
+def tracked(go: Callable[[Watch], Ended], to: Sequence[str], watch: Watch | None = None) -> Ended:
+    """`go`, its rounds told to the trackers named. What breaks in one of them becomes a note, never the end of a run."""
+    followers = [_Follower(name, _open(name)) for name in to]
+
+    def tell(step: Progress) -> None:
+        for follower in followers:
+            follower.see(step)
+        if watch is not None:
+            watch(step)
+
+    promised: dict[str, float] = {}
+    try:
+        ended = go(tell)
+        promised = _promised(ended.receipt)
+    finally:
+        for follower in followers:
+            follower.leave(promised)
+    return replace(ended, notes=[*ended.notes, *(follower.note for follower in followers if follower.note)])
+
+
+def _open(name: str) -> Tracker:
+    if name not in TRACKERS:
+        raise ConfigError(
+            f"no tracker is called {name!r}", fix=f"one of: {', '.join(TRACKERS)}", code="unknown-tracker"
+        )
+    tracker = TRACKERS[name]()
+    for variable, value in tracker.quiet.items():
+        os.environ.setdefault(variable, value)  # the user's own word stands
+    try:
+        importlib.import_module(tracker.needs)
+    except Exception as error:
+        raise ConfigError(
+            f"{name} cannot be used: {type(error).__name__}: {error}",
+            why=f"the package {tracker.needs} is needed, and nothing else in sordino needs it",
+            fix="pip install 'sordino[track]', or run without it",
+            code="tracker-missing",
+        ) from None
+    return tracker
+
+
+@dataclass
+class _Follower:
+    name: str
+    tracker: Tracker
+    started: bool = False
+    note: str = ""
+
+    def see(self, step: Progress) -> None:
+        if "phase" in step.metrics:  # of a preparation, whose rounds have other numbers
+            return
+
+        def tell() -> None:
+            if not self.started:  # not before the first round: a run folder appears whole or not at all
+                self.tracker.start(_settings(step.parts.experiment.model_dump(mode="json")), step.folder)
+                self.started = True
+            hidden, real = step.parts.cohort.hidden, step.parts.experiment.privacy.noise == SYSTEM
+            # an evaluator's numbers stay with the evaluator
+            told = shown(step.metrics, hidden) if real else step.metrics
+            kept = {"round"} | (CROWD if hidden else set())
+            row = {name: value for name, value in numbers(told).items() if name not in kept}
+            self.tracker.round(row, step.round)
+
+        self._safely(tell)
+
+    def leave(self, promised: Mapping[str, float]) -> None:
+        if self.started:
+            self._safely(lambda: self.tracker.end(promised))
+
+    def _safely(self, tell: Callable[[], None]) -> None:
+        if self.note:
+            return
+        try:
+            with contextlib.redirect_stdout(io.StringIO()):  # standard output is the run's: --json prints one object
+                tell()
+        except Exception as error:
+            self.note = f"{self.name} stopped following: {type(error).__name__}: {str(error).partition(chr(10))[0]}"
+
+
+def _settings(experiment: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Numbers, switches and the names that choose something: no paths, no names of columns."""
+    found: dict[str, Any] = {}
+    for name, value in experiment.items():
+        if isinstance(value, dict):
+            found |= _settings(value, f"{prefix}{name}.")
+        elif isinstance(value, int | float) or (isinstance(value, str) and name in ("name", "scheme", "source")):
+            found[f"{prefix}{name}"] = value
+    return found
+
+
+def _promised(receipt: Mapping[str, Any]) -> dict[str, float]:
+    """The finite guarantees and the share of the budget that is spent."""
+    found = {
+        f"epsilon_{row['unit']}_{row['neighbours']}_{row['adversary']}": float(row["epsilon"])
+        for row in receipt["guarantees"]
+        if row["epsilon"] != "inf"
+    }
+    if receipt["budget"]:
+        found["spent_share"] = receipt["budget"]["spent_share"]["max"]
+    return found

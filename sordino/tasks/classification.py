@@ -1,0 +1,398 @@
+"""What is learned: a network and its cross-entropy on images or tables."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from functools import cached_property
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from sordino import keys, user_code
+from sordino.errors import ConfigError, DataError, SordinoError, UnsoundGuarantee
+from sordino.lazy import Part, Rows
+from sordino.privacy.readers.per_example_gradients import Recorder, Sides, fast_sum, one_by_one, slow_medians, slow_sum
+from sordino.tasks.augment import AUGMENT
+from sordino.tasks.features import Head, of_chain, transformed
+from sordino.tasks.flops import count as operations
+from sordino.tasks.memory import coupling, remembered, still
+from sordino.tasks.nets import NETS, bounded, keyed_dropout
+from sordino.tasks.written_out_backward import Chain
+from sordino.types import Examples, Losses, Params
+
+STACK_WEIGHTS = 1 << 16  # of one client: more of them leave the cache faster than calls are saved
+POOL_FLOATS = 6_000_000  # of one pass over many clients' rows: about what the caches hold
+
+
+class Classification:
+    """Softmax cross-entropy. Rows stay as they were decoded (uint8, channels last) until a batch is read."""
+
+    def __init__(
+        self,
+        net: nn.Module,
+        *,
+        name: str,
+        shape: tuple[int, ...],
+        mean: tuple[float, ...],
+        std: tuple[float, ...],
+        image: bool,
+        precision: torch.dtype = torch.float32,
+        augment: str = "none",
+        labels: int | None = None,
+    ) -> None:
+        """`labels`: how many classes there are, where the network has outputs beyond them."""
+        self.name, self._labels = name, labels
+        self._augment = AUGMENT[augment]
+        self._net, self._image, self._shape = net, image, shape
+        each = shape if image and len(mean) > shape[-1] else (-1,)  # for every pixel, or for a channel or feature
+        deviation = torch.tensor(std, dtype=torch.float64).clamp_min(1e-6).reshape(each)
+        self._scale = (1 / (deviation * (255 if image else 1))).float()
+        self._shift = (-torch.tensor(mean, dtype=torch.float64).reshape(each) / deviation).float()
+        self._dropouts = keyed_dropout(net)
+        self._drops = bool(self._dropouts)
+        for module in net.modules():
+            if getattr(module, "inplace", False):
+                module.inplace = False  # type: ignore[assignment]  # same values, and the layer rules can read what came out
+        self.mixes_examples = coupling(net)
+        if self.mixes_examples:
+            raise UnsoundGuarantee(
+                f"the model has a {self.mixes_examples} layer",
+                why="its running statistics mix the examples of a batch and of all clients, outside every clip",
+                fix="use nn.GroupNorm",
+                code="batch-norm",
+            )
+        self.feature_radius = bounded(net)
+        self._names = [name for name, p in net.named_parameters() if p.requires_grad]
+        if not self._names:
+            raise ConfigError(
+                f"the model {name!r} has no trainable parameters",
+                why="there is nothing to learn",
+                code="model-without-parameters",
+            )
+        self._trained = [(name, p) for name, p in net.named_parameters() if p.requires_grad]
+        self._chain = Chain.of(net, shape)
+        # bf16 pays where convolutions do the work; weights, sums and everything private stay in fp32
+        self.precision = precision if self._chain is not None and self._chain.images else torch.float32
+        self._recorder = Recorder(net)
+        self._tried: tuple[Losses, bool] | None = (
+            None  # the losses last tried, and whether the layer rules hold for them
+        )
+
+    def init(self, key: keys.Key) -> Params:
+        with torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(keys.word(key))  # of other devices nothing is drawn
+            for module in self._net.modules():
+                reset = getattr(module, "reset_parameters", None)
+                if callable(reset):
+                    reset()
+        return {name: p.detach().clone() for name, p in self._net.named_parameters() if p.requires_grad}
+
+    def losses(self, params: Params, x: Tensor, y: Tensor, keys: Tensor) -> Tensor:
+        self._net.train()
+        for dropout in self._dropouts:
+            dropout.keys = keys
+        logits = torch.func.functional_call(self._net, params, (self._inputs(x, params, keys),))
+        return F.cross_entropy(logits, y, reduction="none")
+
+    def ready(self, x: Tensor, y: Tensor, whole: bool = False) -> tuple[Any, Tensor]:
+        """Rows and labels as `gradient` takes them: prepared once, cut into batches later. `whole`: all rows of a client, and all will be used."""
+        scaled = self._scaled(x, torch.float32)
+        if self._chain is None:
+            return scaled.contiguous(), y
+        labels = self._one_hot(y, torch.float32)
+        if whole and self._spans(len(y)):
+            return Rows(scaled.flatten(1)), labels
+        return scaled.to(self.precision), labels
+
+    def gradient(self, params: Params, x: Any, y: Tensor, draws: Callable[[], Tensor]) -> Params:
+        """Of the mean loss over what is `ready`: what autograd finds for `losses`, without a graph where the network is a chain."""
+        kind = next(iter(params.values())).dtype
+        drawn = draws() if self._drops or self._augment is not None else None
+        if self._augment is not None:
+            assert drawn is not None
+            x = self._augment(x, drawn)
+        if self.precision == torch.bfloat16:
+            assert self._chain is not None
+            low = {name: value.to(self.precision) for name, value in params.items()}
+            found = self._chain.gradient(low, x, y, drawn)
+            return {name: g.to(kind) for name, g in found.items()}
+        if isinstance(x, Part) and y.dtype != kind:
+            x = x.taken()
+        if not isinstance(x, Part) and x.dtype != kind:
+            x, y = x.to(kind), y if self._chain is None else y.to(kind)
+        if self._chain is not None:
+            return self._chain.gradient(params, x, y, drawn)
+        self._net.train()
+        for dropout in self._dropouts:
+            dropout.keys = drawn
+        for name, p in self._trained:
+            p.data = params[name]
+        value = F.cross_entropy(self._net(x.contiguous()), y)
+        back = torch.autograd.grad(value, [p for _, p in self._trained])
+        return {name: g for (name, _), g in zip(self._trained, back, strict=True)}
+
+    def _one_hot(self, y: Tensor, dtype: torch.dtype) -> Tensor:
+        assert self._chain is not None
+        return torch.zeros(len(y), self._chain.classes, dtype=dtype).scatter(1, y[:, None], 1.0)
+
+    def _spans(self, n: int) -> bool:
+        return self._chain is not None and self._augment is None and self._chain.spans(n)
+
+    def room(self, params: Params) -> int:
+        if self._chain is None or self._drops or self._augment is not None:
+            return 0
+        return max(1, POOL_FLOATS // self._floats)
+
+    def stacks(self, n: int) -> int:
+        """How many clients of n rows are trained in one call. Where the arithmetic of one client fills the processor, one."""
+        if self._chain is None or self._chain.images:
+            return 1
+        walks = self._spans(n)
+        weights = 0 if walks else sum(p.numel() for _, p in self._trained)
+        return 1 if weights > STACK_WEIGHTS else max(1, POOL_FLOATS // (n * self._floats + weights))
+
+    @cached_property
+    def _floats(self) -> int:
+        """Numbers that a pass over one row goes through."""
+        assert self._chain is not None
+        one = torch.zeros(1, *self._shape, dtype=torch.uint8 if self._image else torch.float32)
+        own = {name: p.detach() for name, p in self._trained}
+        return self._chain.floats(own, self._scaled(one, next(iter(own.values())).dtype))
+
+    def pooled(self, params: Params, x: Tensor, y: Tensor, clip: float, order: int) -> Sides:
+        """Both sides of every layer for many clients' rows at once."""
+        assert self._chain is not None
+        kind = next(iter(params.values())).dtype
+        return Sides(self._chain.tape(params, self._scaled(x, kind), self._one_hot(y, kind), None), clip, order, kind)
+
+    @cached_property
+    def classes(self) -> int:
+        if self._chain is not None:
+            return self._chain.classes
+        return self.predict({name: p.detach() for name, p in self._trained}, self._sample).shape[1]
+
+    @cached_property
+    def flops(self) -> int:
+        """Of one example through the network, there and back; a way back is two ways there."""
+        return 3 * operations(lambda: self._net(self._inputs(self._sample[:1], dict(self._trained))))
+
+    @cached_property
+    def labels(self) -> int:
+        return self.classes if self._labels is None else self._labels
+
+    @cached_property
+    def metrics(self) -> tuple[str, ...]:
+        """Of `score`, the headline first."""
+        return ("accuracy", "loss", *(("accuracy_of_all_outputs",) if self.classes > self.labels else ()))
+
+    def features(self, params: Params, x: Tensor, keys: Tensor | None = None, plain: int = 0) -> Tensor:
+        """What the last linear layer sees [n, d], differentiable in `params`. With keys, one per example, as in training; without, as in `predict`. The last `plain`
+        images are never cut and mirrored."""
+        if self._chain is not None and not transformed(
+            next(iter(params.values())), x
+        ):  # torch.func does not go the chain's own way back
+            kind = next(iter(params.values())).dtype
+            low = keys is not None and self.precision == torch.bfloat16
+            seen = self._seen(x, kind, keys, plain)
+            return of_chain(self._chain, params, seen, keys, self.precision if low else kind)
+        head = self._head  # before the mode is set: finding it sets its own
+        self._net.train(keys is not None)
+        for dropout in self._dropouts:
+            dropout.keys = keys
+        return head.input(self._net, params, self._inputs(x, params, keys, plain))
+
+    def look(self, params: Params, x: Tensor) -> Tensor:
+        """Features of images [n, c, h, w] between 0 and 1, differentiable in them."""
+        head, across = self._head, (1, -1, 1, 1)
+        scale, shift = (255 * self._scale), self._shift
+        if scale.dim() == 3:  # one for every pixel
+            scale, shift = scale.movedim(-1, 0), shift.movedim(-1, 0)
+        else:
+            scale, shift = scale.view(across), shift.view(across)
+        self._net.eval()
+        return head.input(self._net, params, (x * scale + shift).to(next(iter(params.values())).dtype))
+
+    @cached_property
+    def width(self) -> int:
+        """How many features there are."""
+        return self.features({name: p.detach() for name, p in self._trained}, self._sample).shape[1]
+
+    def head(self, params: Params, z: Tensor) -> Tensor:
+        """Logits from features."""
+        if self._chain is not None:
+            logits, _ = self._chain.links[-1].forward(params, z, None)
+            return logits
+        return self._head.logits(params, z)
+
+    @cached_property
+    def _head(self) -> Head:
+        return Head(self._net, self.name, self._inputs(self._sample, dict(self._trained)))
+
+    @cached_property
+    def _sample(self) -> Tensor:
+        """Random rows, to see what a network does."""
+        shape = (3, *self._shape)
+        x = keys.uniform(keys.root(1), torch.Size(shape).numel()).reshape(shape)
+        return (255 * x).to(torch.uint8) if self._image else x.float()
+
+    def predict(self, params: Params, x: Tensor) -> Tensor:
+        if self._chain is not None:
+            return self._chain.logits(params, self._scaled(x, next(iter(params.values())).dtype))
+        self._net.eval()
+        with torch.no_grad():
+            out: Tensor = torch.func.functional_call(self._net, params, (self._inputs(x, params),))
+        return out
+
+    def score(self, params: Params, examples: Examples) -> Mapping[str, Tensor]:
+        many = 128 if self._image else 1024  # rows whose activations fit the cache
+        rows = [self.predict(params, examples.x[i : i + many]) for i in range(0, len(examples.y), many)]
+        every = torch.cat(rows)
+        logits = every[:, : self.labels]
+        found = {
+            "accuracy": (logits.argmax(1) == examples.y).double(),
+            "loss": F.cross_entropy(logits, examples.y, reduction="none").double(),
+        }
+        if self.classes > self.labels:
+            found["accuracy_of_all_outputs"] = (every.argmax(1) % self.labels == examples.y).double()
+        return found
+
+    def clipped_sum(
+        self, losses: Losses, params: Params, batch: Examples, keys: Tensor, clip: float, order: int
+    ) -> Params:
+        """Sum of the examples' gradients, each clipped to `clip` in the given norm over all parameters jointly.
+
+        All examples go through at once where each link of a chain is known to keep them apart; through anybody's own
+        network or losses each goes alone.
+        """
+        if self._chain is not None and losses == self.losses:
+            return self._sides(self._chain, params, batch, keys, clip, order).sum(params)
+        total = None
+        if self._ruled(losses, params):
+            total = fast_sum(self._recorder, losses, params, batch, keys, clip, order)
+        return total or slow_sum(losses, params, batch, keys, clip, order)
+
+    def _sides(
+        self, chain: Chain, params: Params, batch: Examples, keys: Tensor, clip: float | None, order: int
+    ) -> Sides:
+        kind = next(iter(params.values())).dtype
+        x, y = self._seen(batch.x, kind, keys), self._one_hot(batch.y, kind)
+        return Sides(chain.tape(params, x, y, keys if self._drops else None), clip, order, kind)
+
+    def still(self) -> AbstractContextManager[None]:
+        """For answers about single examples: refuses a network that is not the same afterwards."""
+        return nullcontext() if self._chain is not None else still(self._net)
+
+    @cached_property
+    def remembers(self) -> str:
+        params, y = {name: p.detach() for name, p in self._trained}, torch.zeros(3, dtype=torch.int64)
+        return remembered(self._net, lambda: self.losses(params, self._sample, y, keys.bits(keys.root(1), 3)))
+
+    def median_sum(
+        self, losses: Losses, params: Params, batch: Examples, keys: Tensor
+    ) -> tuple[Params, dict[str, float]]:
+        """The same with each parameter clipped to the median of its norms, and these medians: nothing that a promise could rest on."""
+        if self._chain is None or losses != self.losses:
+            return slow_medians(losses, params, batch, keys)
+        sides = self._sides(self._chain, params, batch, keys, None, 2)
+        return sides.sum(params), sides.radii
+
+    def _ruled(self, losses: Losses, params: Params) -> bool:
+        """Do the layer rules give the gradients of these losses?"""
+        if self._recorder.supported and (self._tried is None or self._tried[0] != losses):
+            self._tried = losses, self._rules_hold(losses, params)
+        return self._tried is not None and self._tried[1]
+
+    def _inputs(self, x: Tensor, params: Params, draws: Tensor | None = None, plain: int = 0) -> Tensor:
+        # somebody's own network may want to `view` its images, and some kernels of torch crash on other layouts
+        return self._seen(x, next(iter(params.values())).dtype, draws, plain).contiguous()
+
+    def _seen(self, x: Tensor, dtype: torch.dtype, draws: Tensor | None, plain: int = 0) -> Tensor:
+        """With keys as in training."""
+        scaled, some = self._scaled(x, dtype), len(x) - plain
+        if draws is None or self._augment is None or not some:
+            return scaled
+        cut = self._augment(scaled[:some], draws[:some])
+        return torch.cat([cut, scaled[some:]]) if plain else cut
+
+    def _scaled(self, x: Tensor, dtype: torch.dtype) -> Tensor:
+        """(x - mean) / std; images as [n, c, h, w] in channels-last memory, which is how they lie."""
+        scaled = x.to(dtype, copy=True).mul_(self._scale.to(dtype)).add_(self._shift.to(dtype))
+        if not self._image:
+            return scaled
+        n, height, width, channels = scaled.shape
+        # with one channel both layouts are the same memory, and only the ordinary strides say so to every kernel
+        return scaled.view(n, 1, height, width) if channels == 1 else scaled.movedim(-1, 1)
+
+    def _rules_hold(self, losses: Losses, params: Params) -> bool:
+        # they assume that each layer is used once and owns its parameters, and that a loss reaches the parameters
+        # through the layers only:
+        # try it on random rows. Where that deceives, a gradient is wrong; it stays one example's own, and clipped
+        logits = self.predict(params, self._sample)
+        batch = Examples(self._sample, torch.arange(3) % logits.shape[1])
+        draws = keys.bits(keys.root(1), 3)
+        try:
+            fast = fast_sum(self._recorder, losses, params, batch, draws, 0.5, 2)
+        except RuntimeError:  # an operation that overwrites what a layer gave
+            return False
+        slow = one_by_one(losses, params, batch, draws, 0.5, 2)
+        return fast is not None and all(torch.allclose(fast[k], slow[k], rtol=1e-3, atol=1e-5) for k in slow)
+
+
+def build_net(name: str, shape: tuple[int, ...], classes: int, options: Mapping[str, object]) -> nn.Module:
+    """A built-in network by name, or the user's own class as `module:Class` (no arguments but `options`)."""
+    if ":" in name:
+        return _users_own(name, options)
+    if name not in NETS:
+        raise ConfigError(
+            f"no model called {name!r}",
+            fix=f"one of {', '.join(NETS)}, or your own as module:Class",
+            code="unknown-model",
+        )
+    return _built(name, lambda: NETS[name](shape, classes, **options))
+
+
+def _users_own(path: str, options: Mapping[str, object]) -> nn.Module:
+    cls = user_code.load(path, "model")
+    if not (isinstance(cls, type) and issubclass(cls, nn.Module)):
+        raise ConfigError(
+            f"{path!r} is not a torch.nn.Module class", fix="name a class, not an object", code="model-not-a-module"
+        )
+    return _built(path, lambda: cls(**options))
+
+
+def _built(name: str, make: Callable[[], nn.Module]) -> nn.Module:
+    try:
+        return make()
+    except SordinoError:
+        raise
+    except Exception as error:
+        raise ConfigError(
+            f"cannot build the model {name!r}: {user_code.told(error)}",
+            fix="give what it takes in [model] (your own class: in [model.options])",
+            code="model-options",
+        ) from error
+
+
+def fits(net: nn.Module, name: str, shape: tuple[int, ...], classes: int) -> None:
+    """Run one blank example through, so that a mismatch is an error before training and not inside it."""
+    blank = torch.zeros(2, *shape)
+    try:
+        net.eval()
+        out = net(blank)
+    except Exception as error:
+        raise DataError(
+            f"the model {name!r} does not fit examples of shape {'x'.join(map(str, shape))}",
+            why=user_code.told(error),
+            fix="choose a model for this size" + (", or resize the images" if len(shape) == 3 else ""),
+            code="model-does-not-fit",
+        ) from error
+    if not isinstance(out, Tensor) or tuple(out.shape) != (2, classes):
+        given = f"{tuple(out.shape[1:])}" if isinstance(out, Tensor) else f"a {type(out).__name__} as"
+        raise DataError(
+            f"the model {name!r} gives {given} outputs, the data have {classes} classes",
+            fix="let it return one logit per class",
+            code="model-outputs",
+        )

@@ -1,0 +1,338 @@
+"""A chain of known layers with its backward pass written out: what an optimiser needs from a small network, without a graph of it.
+
+On batches of ten images the bookkeeping of automatic differentiation costs more than the arithmetic. A `torch.nn.Sequential` of the layers in
+`LINKS` is run forward and backward here by the same kernels that autograd would call, in the layout and precision the task asks for. The gradient
+of a linear layer stays a product (`tree.Product`) until somebody adds it to something. Anything else takes the general way.
+
+ReLU and max-pooling commute, with their gradients wherever these exist, so a ReLU before a pooling is applied after it, to a quarter of the numbers.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from sordino.lazy import Part, Product, Span
+from sordino.tasks.nets import Dropout, MeanPool
+from sordino.types import Params
+
+aten = torch.ops.aten
+
+
+class Passed(NamedTuple):
+    """What a layer with parameters saw: its input, and the gradient at its output."""
+
+    name: str
+    module: nn.Module
+    a: Tensor
+    g: Tensor
+
+
+@dataclass(frozen=True)
+class Link(ABC):
+    """One layer. `forward` gives the output and whatever `backward` wants to see again."""
+
+    name: str
+    module: Any
+
+    @abstractmethod
+    def forward(self, p: Params, x: Tensor, draws: Tensor | None) -> tuple[Tensor, Any]: ...
+
+    @abstractmethod
+    def backward(self, p: Params, kept: Any, g: Tensor, deeper: bool) -> Tensor:
+        """The gradient at the input; anything where `deeper` is False and nobody asks."""
+
+    def seen(self, kept: Any) -> Tensor | None:
+        """The input, of a layer with parameters."""
+        return None
+
+    def weights(self, p: Params, kept: Any, g: Tensor, deeper: bool) -> tuple[Tensor, dict[str, Any]]:
+        """`backward` together with the gradients of the layer's own parameters."""
+        return self.backward(p, kept, g, deeper), {}
+
+    @cached_property
+    def weight(self) -> str:
+        return f"{self.name}.weight"
+
+    @cached_property
+    def bias(self) -> str:
+        """Its place among the parameters, "" where the layer has none."""
+        return "" if self.module.bias is None else f"{self.name}.bias"
+
+
+class Linear(Link):
+    def forward(self, p: Params, x: Any, draws: Tensor | None) -> tuple[Tensor, Any]:
+        if isinstance(x, Part):
+            return x.rows.times(p[self.weight], p.get(self.bias), x.index), x
+        return F.linear(x, p[self.weight], p.get(self.bias)), x
+
+    def backward(self, p: Params, kept: Any, g: Tensor, deeper: bool) -> Tensor:
+        return g @ p[self.weight] if deeper else g
+
+    def seen(self, kept: Any) -> Tensor | None:
+        return kept  # type: ignore[no-any-return]
+
+    def weights(self, p: Params, kept: Any, g: Tensor, deeper: bool) -> tuple[Tensor, dict[str, Any]]:
+        found: dict[str, Any]
+        if isinstance(kept, Part):
+            left, found = g, {self.weight: Span(kept.rows, g, kept.index)}
+        else:
+            left, right = (g, kept) if g.dim() == 2 else (g.flatten(0, -2), kept.flatten(0, -2))
+            found = {self.weight: Product(left, right)}
+        if self.bias:
+            found[self.bias] = Product(left)
+        return (g @ p[self.weight] if deeper else g), found
+
+
+class Conv(Link):
+    def forward(self, p: Params, x: Tensor, draws: Tensor | None) -> tuple[Tensor, Any]:
+        m = self.module
+        bias = p[self.bias] if self.bias else None
+        return F.conv2d(x, p[self.weight], bias, m.stride, m.padding, m.dilation), x
+
+    def _back(self, p: Params, x: Tensor, g: Tensor, mask: list[bool]) -> tuple[Tensor, Tensor, Tensor]:
+        m, w = self.module, p[self.weight]
+        sizes = [w.shape[0]] if self.bias else None
+        found: tuple[Tensor, Tensor, Tensor] = aten.convolution_backward(
+            g, x, w, sizes, m.stride, m.padding, m.dilation, False, [0, 0], 1, mask
+        )
+        return found
+
+    def backward(self, p: Params, kept: Any, g: Tensor, deeper: bool) -> Tensor:
+        return self._back(p, kept, g, [True, False, False])[0] if deeper else g
+
+    def seen(self, kept: Any) -> Tensor | None:
+        return kept  # type: ignore[no-any-return]
+
+    def weights(self, p: Params, kept: Any, g: Tensor, deeper: bool) -> tuple[Tensor, dict[str, Any]]:
+        gx, gw, gb = self._back(p, kept, g, [deeper, True, bool(self.bias)])
+        return gx, {self.weight: gw} | ({self.bias: gb} if self.bias else {})
+
+
+class Norm(Link):
+    def forward(self, p: Params, x: Tensor, draws: Tensor | None) -> tuple[Tensor, Any]:
+        n, c, m = x.shape[0], x.shape[1], self.module
+        flat = x.reshape(n, c, -1).contiguous()
+        rest = flat.shape[2]
+        out, mean, rstd = aten.native_group_norm(flat, p[self.weight], p[self.bias], n, c, rest, m.num_groups, m.eps)
+        return out.view(x.shape), (flat, mean, rstd, x)
+
+    def _back(self, p: Params, kept: Any, g: Tensor, mask: list[bool]) -> tuple[Tensor, Tensor, Tensor]:
+        x, mean, rstd, _ = kept
+        n, c, rest = x.shape
+        found: tuple[Tensor, Tensor, Tensor] = aten.native_group_norm_backward(
+            g.reshape(x.shape).contiguous(), x, mean, rstd, p[self.weight], n, c, rest, self.module.num_groups, mask
+        )
+        return found
+
+    def backward(self, p: Params, kept: Any, g: Tensor, deeper: bool) -> Tensor:
+        return self._back(p, kept, g, [True, False, False])[0].view(g.shape) if deeper else g
+
+    def seen(self, kept: Any) -> Tensor | None:
+        return kept[3]  # type: ignore[no-any-return]
+
+    def weights(self, p: Params, kept: Any, g: Tensor, deeper: bool) -> tuple[Tensor, dict[str, Any]]:
+        gx, gw, gb = self._back(p, kept, g, [deeper, True, True])
+        return gx.view(g.shape) if deeper else g, {self.weight: gw, self.bias: gb}
+
+
+class Relu(Link):
+    def forward(self, p: Params, x: Tensor, draws: Tensor | None) -> tuple[Tensor, Any]:
+        out = torch.relu(x)
+        return out, out
+
+    def backward(self, p: Params, kept: Any, g: Tensor, deeper: bool) -> Tensor:
+        found: Tensor = aten.threshold_backward(g, kept, 0)
+        return found
+
+
+class MaxPool(Link):
+    def _sizes(self) -> tuple[Any, ...]:
+        m = self.module
+        pair = [
+            v if isinstance(v, tuple) else (v, v)
+            for v in (m.kernel_size, m.stride or m.kernel_size, m.padding, m.dilation)
+        ]
+        return (*pair, m.ceil_mode)
+
+    def forward(self, p: Params, x: Tensor, draws: Tensor | None) -> tuple[Tensor, Any]:
+        out, where = aten.max_pool2d_with_indices(x, *self._sizes())
+        return out, (x, where)
+
+    def backward(self, p: Params, kept: Any, g: Tensor, deeper: bool) -> Tensor:
+        x, where = kept
+        found: Tensor = aten.max_pool2d_with_indices_backward(g, x, *self._sizes(), where)
+        return found
+
+
+class AdaptivePool(Link):
+    def forward(self, p: Params, x: Tensor, draws: Tensor | None) -> tuple[Tensor, Any]:
+        return self.module(x), x
+
+    def backward(self, p: Params, kept: Any, g: Tensor, deeper: bool) -> Tensor:
+        found: Tensor = aten._adaptive_avg_pool2d_backward(g, kept)
+        return found
+
+
+class Flatten(Link):
+    def forward(self, p: Params, x: Tensor, draws: Tensor | None) -> tuple[Tensor, Any]:
+        return x.flatten(1), x.shape
+
+    def backward(self, p: Params, kept: Any, g: Tensor, deeper: bool) -> Tensor:
+        return g.reshape(kept)
+
+
+class Mean(Link):
+    def forward(self, p: Params, x: Tensor, draws: Tensor | None) -> tuple[Tensor, Any]:
+        return x.mean((2, 3)), x.shape
+
+    def backward(self, p: Params, kept: Any, g: Tensor, deeper: bool) -> Tensor:
+        found: Tensor = (g / (kept[2] * kept[3]))[:, :, None, None].expand(kept)
+        return found
+
+
+class Drop(Link):
+    def forward(self, p: Params, x: Tensor, draws: Tensor | None) -> tuple[Tensor, Any]:
+        mask = self.module.mask(x, draws)
+        return (x, None) if mask is None else (x * mask, mask)
+
+    def backward(self, p: Params, kept: Any, g: Tensor, deeper: bool) -> Tensor:
+        return g if kept is None else g * kept
+
+
+LINKS: dict[type[nn.Module], Callable[[str, Any], Link]] = {
+    nn.Linear: Linear,
+    nn.Conv2d: Conv,
+    nn.GroupNorm: Norm,
+    nn.ReLU: Relu,
+    nn.MaxPool2d: MaxPool,
+    nn.AdaptiveAvgPool2d: AdaptivePool,
+    nn.Flatten: Flatten,
+    MeanPool: Mean,
+    Dropout: Drop,
+}
+
+
+def _plain(m: nn.Module) -> bool:
+    """Has the layer only the settings that its link knows, a forward of its class, and nobody listening?"""
+    if "forward" in vars(m) or m._forward_hooks or m._forward_pre_hooks or m._backward_hooks or m._backward_pre_hooks:
+        return False
+    if isinstance(m, nn.Conv2d):
+        return m.groups == 1 and m.padding_mode == "zeros" and not isinstance(m.padding, str)
+    if isinstance(m, nn.MaxPool2d):
+        return not m.return_indices
+    if isinstance(m, nn.Flatten):
+        return m.start_dim == 1 and m.end_dim == -1
+    return not isinstance(m, nn.GroupNorm) or m.affine
+
+
+class Chain:
+    """The links of one network, first to last."""
+
+    def __init__(self, links: list[Link]) -> None:
+        self.links = links
+        self.classes = int(links[-1].module.out_features)
+        self.head = (links[-1].weight, links[-1].bias)
+        self.drops = any(isinstance(link, Drop) for link in links)
+        self.images = any(isinstance(link, Conv) for link in links)
+        self.first = next((i for i, link in enumerate(links) if isinstance(link, Linear | Conv | Norm)), 0)
+        self._linear = isinstance(links[self.first], Linear) and all(
+            isinstance(link, Flatten) for link in links[: self.first]
+        )
+
+    @staticmethod
+    def of(net: nn.Module, shape: tuple[int, ...]) -> Chain | None:
+        """None where the network is not a chain of known layers that ends in a linear one, each used once with
+        parameters of its own.
+
+        No link looks at two examples, which private readers rely on. `shape` of an example: a convolution takes a batch
+        of planes for channels of one image.
+        """
+        if type(net) is not nn.Sequential or (len(shape) != 3 and any(isinstance(m, nn.Conv2d) for m in net)):
+            return None
+        modules = list(net._modules.items())  # named_children leaves out a layer that is used again
+        owned = [p for _, m in modules for p in m.parameters()]
+        known = (
+            bool(modules)
+            and all(type(m) in LINKS and _plain(m) for _, m in modules)
+            and type(modules[-1][1]) is nn.Linear
+        )
+        if not known or len({id(p) for p in owned}) < len(owned) or not all(p.requires_grad for p in owned):
+            return None
+        links = [LINKS[type(m)](name, m) for name, m in modules]
+        for i in range(len(links) - 1):
+            if isinstance(links[i], Relu) and isinstance(links[i + 1], MaxPool):
+                links[i], links[i + 1] = links[i + 1], links[i]
+        return Chain(links)
+
+    def forward(self, p: Params, x: Any, draws: Tensor | None) -> tuple[Tensor, list[Any]]:
+        """`x` are images, or some of the `Rows` that they are once they are flat."""
+        z, kept = self.body(p, x, draws)
+        logits, saved = self.links[-1].forward(p, z, draws)
+        return logits, [*kept, saved]
+
+    def body(self, p: Params, x: Any, draws: Tensor | None) -> tuple[Any, list[Any]]:
+        """As far as the last layer, which makes logits of it."""
+        start = self.first if isinstance(x, Part) else 0
+        kept: list[Any] = [None] * start
+        for link in self.links[start:-1]:
+            x, saved = link.forward(p, x, draws)
+            kept.append(saved)
+        return x, kept
+
+    def back(self, p: Params, kept: list[Any], g: Tensor) -> dict[str, Any]:
+        """From the gradient at the output of the last of the links that left something."""
+        found: dict[str, Any] = {}
+        for i in range(len(kept) - 1, self.first - 1, -1):
+            g, own = self.links[i].weights(p, kept[i], g, i > self.first)
+            found.update(own)
+        return found
+
+    def logits(self, p: Params, x: Tensor) -> Tensor:
+        for link in self.links:
+            x, _ = link.forward(p, x, None)
+        return x
+
+    def spans(self, n: int) -> bool:
+        """Do n rows cost less as `Rows` than as images? Where a first linear layer has more weights than the rows have coefficients."""
+        if not self._linear:
+            return False
+        first = self.links[self.first].module
+        return bool(n * (first.in_features + first.out_features) <= first.in_features * first.out_features)
+
+    def floats(self, p: Params, one: Tensor) -> int:
+        """Numbers that a forward and backward pass over one row goes through, windows of convolutions included."""
+        total, x = one.numel(), one
+        for link in self.links:
+            x, _ = link.forward(p, x, None)
+            windows = link.module.weight[0].numel() * x[0, 0].numel() if isinstance(link, Conv) else 0
+            total += 2 * x.numel() + windows
+        return total
+
+    def gradient(self, p: Params, x: Any, target: Tensor, draws: Tensor | None) -> dict[str, Any]:
+        """Of the mean cross-entropy, in the precision of `p`; leaves are tensors or products of two. `target` is one-hot."""
+        logits, kept = self.forward(p, x, draws)
+        # the gradient at the logits: what was expected minus what is, in float32 at least
+        g = torch.softmax(logits, 1, dtype=target.dtype).sub_(target).div_(target.shape[0])
+        if g.dtype != logits.dtype:
+            g = g.to(logits.dtype)
+        found = self.back(p, kept, g)
+        return {name: found[name] for name in p}
+
+    def tape(self, p: Params, x: Tensor, target: Tensor, draws: Tensor | None) -> list[Passed]:
+        """Inputs and output gradients of the layers with parameters, for the sum of the examples' cross-entropies."""
+        logits, kept = self.forward(p, x, draws)
+        g, passed = torch.softmax(logits, 1, dtype=target.dtype).sub_(target), []
+        for i in range(len(self.links) - 1, self.first - 1, -1):
+            link = self.links[i]
+            if (a := link.seen(kept[i])) is not None:
+                passed.append(Passed(link.name, link.module, a, g))
+            g = link.backward(p, kept[i], g, i > self.first)
+        return passed[::-1]

@@ -1,0 +1,96 @@
+"""Classes of a user's own, named as `module:Class`.
+
+They are looked up from the current directory: a model, or an algorithm.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import sys
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from sordino.errors import ConfigError, OwnCodeError, SordinoError
+
+_HERE = str(Path(__file__).parent)
+_FILES: set[str] = set()  # of classes that were named in this process, and of those they are made from
+
+
+def is_own(name: str) -> bool:
+    """Does it name somebody's own class?"""
+    return ":" in name
+
+
+def load(path: str, what: str) -> Any:
+    """What `module:Class` names. The module is somebody's program: whatever goes wrong in it is said with its place."""
+    module_name, _, class_name = path.partition(":")
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.insert(0, here)
+    try:
+        found = getattr(importlib.import_module(module_name), class_name)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        raise ConfigError(
+            f"cannot load the {what} {path!r}: {told(error)}",
+            why=f"{what}.name with a colon is read as python_module:ClassName, looked up from the current directory",
+            fix="check the spelling, and that the file lies in the directory you start sordino from",
+            code="own-import",
+        ) from error
+    _FILES.update(_files(found))
+    return found
+
+
+def _files(made: Any) -> Iterator[str]:
+    for base in getattr(made, "__mro__", (made,)):
+        name = str(getattr(base, "__module__", ""))
+        if base is made or name.partition(".")[0] not in ("sordino", "torch", "builtins"):
+            yield str(getattr(sys.modules.get(name), "__file__", ""))
+
+
+def told(error: BaseException) -> str:
+    """The error and where it happened, in one line."""
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith((_HERE, "<frozen"))]
+    return _told(error, frames[-1] if frames else None)
+
+
+def _told(error: BaseException, at: traceback.FrameSummary | None) -> str:
+    said = str(error).partition("\n")[0]
+    if isinstance(error, SystemExit):
+        said = f"the program asks to end with status {error.code!r}"
+    place = f" ({Path(at.filename).name}, line {at.lineno})" if at is not None else ""
+    return f"{type(error).__name__}: {said}{place}"
+
+
+@contextlib.contextmanager
+def blamed() -> Iterator[None]:
+    """Whatever goes wrong in a named class is one message with its place, and no end of the program by `sys.exit`.
+
+    Ctrl-C is Ctrl-C wherever it strikes.
+    """
+    try:
+        yield
+    except (SordinoError, KeyboardInterrupt, GeneratorExit):
+        raise
+    except BaseException as error:
+        if (said := blame(error)) is None:
+            raise
+        raise said from error
+
+
+def blame(error: BaseException) -> OwnCodeError | None:
+    """What to say of an error that came through the file of a named class; None where it did not."""
+    theirs = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename in _FILES]
+    if not theirs:
+        return None
+    last = theirs[-1]
+    return OwnCodeError(
+        f"your own code failed: {_told(error, last)}",
+        why=f"it happened in {last.name}: {last.line}" if last.line else f"it happened in {last.name}",
+        fix="correct it, then start again or `sordino resume` the run: nothing that was released is lost",
+        code="own-code",
+    )
