@@ -1,7 +1,9 @@
-"""What compressing an update costs, against the local training that made it, and what is sent: python benchmarks/compression.py [--repeats 9] [--vgg].
+"""What compressing an update costs, against the local training that made it, and what is sent: python
+benchmarks/compression.py [--repeats 9] [--vgg].
 
-Time: the CNN of 797,962 parameters, 25 steps of two batches of 50 random images, one thread; encoding at the client and rebuilding at the server, turns taken; medians
-of CPU seconds. Traffic: 300 rounds of one client that takes part in each, counted on messages as they are written, without their envelopes.
+Time: the CNN of 797,962 parameters, 25 steps of two batches of 50 random images, one thread; encoding at the client and
+rebuilding at the server, turns taken; medians of CPU seconds. Traffic: 300 rounds of one client that takes part in
+each, counted on messages as they are written, without their envelopes.
 """
 
 from __future__ import annotations

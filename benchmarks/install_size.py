@@ -1,7 +1,9 @@
-"""What installing sordino's core puts beside torch: packages and megabytes, in a fresh environment: python benchmarks/install_size.py.
+"""What installing sordino's core puts beside torch: packages and megabytes, in a fresh environment: python
+benchmarks/install_size.py.
 
-Counted is whatever sordino reaches without going through torch, so a package that torch needs as well is counted too. Megabytes are the files the
-packages ship; the bytecode that Python or pip compiles from them is shown apart. Exits 1 above 30 packages or 250 MB.
+Counted is whatever sordino reaches without going through torch, so a package that torch needs as well is counted too.
+Megabytes are the files the packages ship; the bytecode that Python or pip compiles from them is shown apart. Exits 1
+above 30 packages or 250 MB.
 """
 
 from __future__ import annotations

@@ -2,8 +2,9 @@
 
     python -m benchmarks.sides.NAME '{"workload": {...}, "threads": 1, ...}'
 
-It answers in lines of JSON. First: memory before it began, its loss on the fixed batch after the warm-up round and how far its weights moved.
-Then for every round CPU seconds, wall seconds and peak memory, of the process and all its descendants.
+It answers in lines of JSON. First: memory before it began, its loss on the fixed batch after the warm-up round and how
+far its weights moved. Then for every round CPU seconds, wall seconds and peak memory, of the process and all its
+descendants.
 """
 
 from __future__ import annotations

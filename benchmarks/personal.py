@@ -1,6 +1,8 @@
-"""What personal budgets cost a round: python benchmarks/personal.py [--repeats 15]. 1000 clients, 100 a round, logistic regression.
+"""What personal budgets cost a round: python benchmarks/personal.py [--repeats 15]. 1000 clients, 100 a round, logistic
+regression.
 
-Each pair is the same federation with one epsilon for everybody and with a budget for every client, ledgers on disk, rounds taking turns; medians of CPU seconds.
+Each pair is the same federation with one epsilon for everybody and with a budget for every client, ledgers on disk,
+rounds taking turns; medians of CPU seconds.
 """
 
 from __future__ import annotations

@@ -1,8 +1,10 @@
-"""What one round costs on sordino and on everything else at hand, in the same run: python benchmarks/rounds.py [w1 w2 w3 w4] [--peers DIR].
+"""What one round costs on sordino and on everything else at hand, in the same run: python benchmarks/rounds.py [w1 w2
+w3 w4] [--peers DIR].
 
-`workloads` says what is done, `sides/` how each side does it. Every side is a process of its own; they take turns, one round each, and medians are
-compared. A side that did not learn the same in its warm-up round, or did not add the same noise, did other work: it gets no ratio, and the exit
-status is 1. Peers live in environments of their own, DIR/pfl, DIR/flower and DIR/fedlab; one that is not there is not guessed.
+`workloads` says what is done, `sides/` how each side does it. Every side is a process of its own; they take turns, one
+round each, and medians are compared. A side that did not learn the same in its warm-up round, or did not add the same
+noise, did other work: it gets no ratio, and the exit status is 1. Peers live in environments of their own, DIR/pfl,
+DIR/flower and DIR/fedlab; one that is not there is not guessed.
 
     --check   no timing, and next to no noise: do all sides learn the same?
 """
@@ -202,7 +204,9 @@ COLUMNS = [
 
 
 def table(rows: Sequence[dict[str, Any]]) -> list[list[str]]:
-    """`faster`: than the best of the reference, in that measure. `of base`: peak memory over that with torch and the data alone."""
+    """`faster`: than the best of the reference, in that measure. `of base`: peak memory over that with torch and the
+    data alone.
+    """
     references = [one for one in rows if one["reference"] and "cpu" in one]
     best = {what: min(one[what] for one in references) for what in ("cpu", "wall")} if references else {}
     limits = {

@@ -79,7 +79,9 @@ def main() -> None:
 
 
 def draw(series: dict[str, dict[int, dict[str, float]]], place: Path) -> None:
-    """Time above, memory below, both axes logarithmic: a straight line of slope 1 is in proportion, a level one does not grow."""
+    """Time above, memory below, both axes logarithmic: a straight line of slope 1 is in proportion, a level one does
+    not grow.
+    """
     import matplotlib
 
     matplotlib.use("Agg")

@@ -1,10 +1,13 @@
-"""What sums cost that only come out as sums: python benchmarks/secure.py [--repeats 3] [--parts update round] [--quick].
+"""What sums cost that only come out as sums: python benchmarks/secure.py [--repeats 3] [--parts update round]
+[--quick].
 
-update: one upload of 100,000 values of 24 bits in slots of 32 under each scheme, against python-paillier (phe), which encrypts each value alone. Slow ways are
-measured on a part of the upload and multiplied by the number of ciphertexts: their row says on how much. Adding is what the server does for each further client.
-round: 50 clients with 28,938 values each through the channel that a run takes, every client encrypted; keys and tables are made before.
+update: one upload of 100,000 values of 24 bits in slots of 32 under each scheme, against python-paillier (phe), which
+encrypts each value alone. Slow ways are measured on a part of the upload and multiplied by the number of ciphertexts:
+their row says on how much. Adding is what the server does for each further client. round: 50 clients with 28,938 values
+each through the channel that a run takes, every client encrypted; keys and tables are made before.
 
-CPU seconds of one thread; the ways take turns, and medians are printed. Whatever is opened is compared with the sum of the integers that went in.
+CPU seconds of one thread; the ways take turns, and medians are printed. Whatever is opened is compared with the sum of
+the integers that went in.
 """
 
 from __future__ import annotations
@@ -192,7 +195,9 @@ def sealed(name: str, secret: Any, values: Ints, measured: int, off: int = 0, **
 
 
 def masked(values: Ints, clients: int) -> Cost:
-    """`encrypt`: one client's steps up to its upload; `decrypt`: all that comes after the uploads, nobody having dropped out."""
+    """`encrypt`: one client's steps up to its upload; `decrypt`: all that comes after the uploads, nobody having
+    dropped out.
+    """
     words, top, threshold = values + LAYOUT.offset, 2 * LAYOUT.offset - 1, secagg.two_thirds(clients)
     session = secagg.Session("benchmark", 0, len(values), LAYOUT.width, top, threshold, bytes(32))
     server = secagg.Server(session)

@@ -1,7 +1,8 @@
-"""What worker processes bring on w1: python benchmarks/workers.py [--workers 1 2] [--repeats 5]. Whole runs, by the public way of starting one.
+"""What worker processes bring on w1: python benchmarks/workers.py [--workers 1 2] [--repeats 5]. Whole runs, by the
+public way of starting one.
 
-Images lie on disk as parquet, as every worker reads them itself. The runs take turns; the first and the last round of each are not counted: one
-warms up, the other evaluates and saves.
+Images lie on disk as parquet, as every worker reads them itself. The runs take turns; the first and the last round of
+each are not counted: one warms up, the other evaluates and saves.
 """
 
 from __future__ import annotations

@@ -1,11 +1,17 @@
-"""The work that every side does: shapes, clients, model, optimiser. Nothing of sordino is imported here: peers run it in environments of their own.
+"""The work that every side does: shapes, clients, model, optimiser. Nothing of sordino is imported here: peers run it
+in environments of their own.
 
-    w1   CIFAR shape, 100 clients of 500 images, 10 a round, 25 steps of 50, CNN of 797,962 parameters                        (compute)
-    w2   MNIST shape, 1000 clients of 60 images, 100 a round, 1 epoch of batches of 10, MLP 784-200-10                        (overhead)
-    w3   as w2, one full-batch step, every example clipped to 1 in L2, Gaussian noise at every client                         (privacy)
-    w4   as w3 with 3 such steps and 20 clients a round: after the first step no two clients stand at the same weights         (privacy)
+    w1   CIFAR shape, 100 clients of 500 images, 10 a round, 25 steps of 50, CNN of 797,962 parameters
+         (compute)
+    w2   MNIST shape, 1000 clients of 60 images, 100 a round, 1 epoch of batches of 10, MLP 784-200-10
+         (overhead)
+    w3   as w2, one full-batch step, every example clipped to 1 in L2, Gaussian noise at every client
+         (privacy)
+    w4   as w3 with 3 such steps and 20 clients a round: after the first step no two clients stand at the same weights
+         (privacy)
 
-Pixels are half random, half a pattern of their class: time does not see it, and a side that trains less is found out by its loss.
+Pixels are half random, half a pattern of their class: time does not see it, and a side that trains less is found out by
+its loss.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""The site: plain Markdown, nothing fetched from anywhere. What can be derived from the code is written into docs/generated first."""
+"""The site: plain Markdown, nothing fetched from anywhere. What can be derived from the code is written into
+docs/generated first.
+"""
 
 from __future__ import annotations
 

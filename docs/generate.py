@@ -1,4 +1,5 @@
-"""The pages that follow from the code: one per algorithm, the command line, the experiment file, Python. `write(folder)` makes them.
+"""The pages that follow from the code: one per algorithm, the command line, the experiment file, Python.
+`write(folder)` makes them.
 
 What an algorithm promises is not typed here: a small run of it is made, and its receipt is read.
 """
@@ -236,10 +237,11 @@ def is_section(kind: Any) -> bool:
 
 
 def field_rows(section: Any, keep: Callable[[Any], bool]) -> list[tuple[str, str, str, str]]:
-    """What a key means stands beside it in the source, as a comment."""
-    said = dict(
-        re.findall(r"^    (\w+):.*?#\s(?:type: ignore\S+\s+# )?(.*)$", inspect.getsource(section), re.MULTILINE)
-    )
+    """The meaning of a key stands beside it in the source, or above it, as a comment."""
+    source = inspect.getsource(section)
+    above = re.findall(r"^    # (.*)\n    (\w+):", source, re.MULTILINE)
+    beside = re.findall(r"^    (\w+):.*?#\s(?:type: ignore\S+\s+# )?(.*)$", source, re.MULTILINE)
+    said = {name: words for words, name in above} | dict(beside)
     return [
         (f"`{name}`", type_text(field.annotation), f"`{shown_default(field.get_default())}`", plain(said.get(name, "")))
         for name, field in section.model_fields.items()

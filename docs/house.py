@@ -1,4 +1,6 @@
-"""The floor plan of the package, drawn from its imports: `python docs/house.py` prints it, and a test holds it against the pages that show it."""
+"""The floor plan of the package, drawn from its imports: `python docs/house.py` prints it, and a test holds it against
+the pages that show it.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The pictures of the guarantee: python docs/pictures.py writes docs/images/*.svg. Each has its own ground, light or dark as the reader's system is."""
+"""The pictures of the guarantee: python docs/pictures.py writes docs/images/*.svg. Each has its own ground, light or
+dark as the reader's system is.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The pictures of the pages: python docs/screenshots.py [FOLDER] writes docs/images/*.png from seeded runs (chromium and pillow needed, some 30 s)."""
+"""The pictures of the pages: python docs/screenshots.py [FOLDER] writes docs/images/*.png from seeded runs (chromium
+and pillow needed, some 30 s).
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Your first private federation: real handwritten digits, split over 20 clients, trained with a promise. Run it: python first_run.py"""
+"""Your first private federation: real handwritten digits, split over 20 clients, trained with a promise. Run it: python
+first_run.py
+"""
 
 import sordino
 

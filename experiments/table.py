@@ -1,7 +1,8 @@
-"""Run the rows of an experiment folder and write its table: python experiments/table.py experiments/client_noise [--jobs 2].
+"""Run the rows of an experiment folder and write its table: python experiments/table.py experiments/client_noise
+[--jobs 2].
 
-Finished runs are kept in results.jsonl, so an interrupted table goes on where it stopped. The headline is the final round and the mean of the
-last ten, never the best round.
+Finished runs are kept in results.jsonl, so an interrupted table goes on where it stopped. The headline is the final
+round and the mean of the last ten, never the best round.
 """
 
 from __future__ import annotations
@@ -63,7 +64,9 @@ def one(base: Path, row: dict[str, Any], seed: int, last: int, targets: Sequence
 
 
 def waited(found: dict[str, Any], target: float) -> list[int] | None:
-    """The first evaluated round that reached it, and the bytes sent by then, those before round 1 with them; None if none did."""
+    """The first evaluated round that reached it, and the bytes sent by then, those before round 1 with them; None if
+    none did.
+    """
     sent = sum(m["bytes_up"] + m["bytes_down"] for m in found["preparation"])
     for m in found["metrics"]:
         sent += m["bytes_up"] + m["bytes_down"]
@@ -90,7 +93,9 @@ def spread(values: list[float]) -> str:
 
 
 def costs(mine: list[dict[str, Any]], targets: Sequence[float]) -> list[str]:
-    """MB before round 1, device TFLOP of all rounds, and per target its round and the MB sent by then, means over the seeds that reached it."""
+    """MB before round 1, device TFLOP of all rounds, and per target its round and the MB sent by then, means over the
+    seeds that reached it.
+    """
     cells = [
         f"{statistics.mean(r['before'] for r in mine) / 1e6:.1f}",
         f"{statistics.mean(r['flops'] for r in mine) / 1e12:.3f}",

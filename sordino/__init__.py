@@ -33,8 +33,9 @@ def run(
 ) -> Result:
     """Run an experiment: a TOML file, a table with the same keys, or the default one.
 
-    Change it as on the command line, `"rounds=10"`, or in Python, `rounds=10, **{"algorithm.lr": 0.1}`. `out` is the run folder (default:
-    runs/DATE-NAME), `prepared` a run whose preparation is taken over, `progress` shows how far it is, `track` names trackers (tensorboard, mlflow, wandb, trackio).
+    Change it as on the command line, `"rounds=10"`, or in Python, `rounds=10, **{"algorithm.lr": 0.1}`. `out` is the
+    run folder (default: runs/DATE-NAME), `prepared` a run whose preparation is taken over, `progress` shows how far it
+    is, `track` names trackers (tensorboard, mlflow, wandb, trackio).
     """
     from sordino import config
     from sordino.runs.run import fresh_folder, start
@@ -57,7 +58,9 @@ def resume(folder: str | Path, progress: bool = False, track: Sequence[str] = ()
 def compare(
     *experiments: str | Path, seeds: int = 3, out: str | Path = "runs/compare", target: float | None = None
 ) -> Comparison:
-    """Run experiment files over the same seeds: `sordino.compare("a.toml", "b.toml")`, or a sweep, `compare("a.toml", "lr=0.01,0.1")`."""
+    """Run experiment files over the same seeds: `sordino.compare("a.toml", "b.toml")`, or a sweep, `compare("a.toml",
+    "lr=0.01,0.1")`.
+    """
     from sordino.results.comparison import check_words
     from sordino.results.comparison import compare as compare_
 

@@ -30,7 +30,8 @@ SordinoError                 a ValueError that says what, why and what to do; `c
    |- NoSecretKey            asked to decrypt without the key
    |- ServerHoldsKey         a secret key where only public ones may be
    |- WeakKey                a key below the security that is promised
-   `- SecAggAborted          the protocol was broken off: too few survivors, or a request that would open a single upload
+   `- SecAggAborted          the protocol was broken off: too few survivors, or a request that would open a single
+                             upload
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Random numbers from keys: the same ones looped, stacked, and in another process.
 
-A key is a 64-bit integer (or an int64 tensor of them, one per stacked client). `fold` derives a child key, `uniform` and `normal` draw from it: pure functions of
-(key, index), no hidden state, so a draw cannot depend on who drew before. The mixer is SplitMix64 (Steele, Lea and Flood, OOPSLA 2014), applied
-twice. It is NOT cryptographic: keys serve simulation, data order and initial weights; noise that protects real people comes from
-`privacy.sources.System`.
+A key is a 64-bit integer (or an int64 tensor of them, one per stacked client). `fold` derives a child key, `uniform`
+and `normal` draw from it: pure functions of (key, index), no hidden state, so a draw cannot depend on who drew before.
+The mixer is SplitMix64 (Steele, Lea and Flood, OOPSLA 2014), applied twice. It is NOT cryptographic: keys serve
+simulation, data order and initial weights; noise that protects real people comes from `privacy.sources.System`.
 """
 
 from __future__ import annotations
@@ -125,9 +125,11 @@ def coin(key: Key, count: int, probability: float | Tensor) -> Tensor:
 
 
 def generator(key: Key) -> torch.Generator:
-    """A Mersenne Twister whose whole state is drawn from the key, for long vectors: a seed of its own would keep 32 bits of it.
+    """A Mersenne Twister whose whole state is drawn from the key, for long vectors: a seed of its own would keep 32
+    bits of it.
 
-    The layout (seed, counters, 624 words, a spare normal) is the one that `torch.Generator.get_state` gives; a test holds it against numpy's.
+    The layout (seed, counters, 624 words, a spare normal) is the one that `torch.Generator.get_state` gives; a test
+    holds it against numpy's.
     """
     made, state = torch.Generator(), _FRESH.copy()
     drawn = hashlib.shake_128(word(key).to_bytes(8, "little")).digest(4 * 624)

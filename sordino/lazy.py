@@ -136,8 +136,9 @@ class Product(Lazy):
 class Rows:
     """All rows x of a client in one round, and what a first layer makes of them at the weights it starts from.
 
-    While the weights move inside the span of x, W = W0 + c^T x, a batch x_b sees x_b W^T = x_b W0^T + (x_b x^T) c: both products are taken once,
-    and a step touches one coefficient per example and output where it would have touched every weight.
+    While the weights move inside the span of x, W = W0 + c^T x, a batch x_b sees x_b W^T = x_b W0^T + (x_b x^T) c: both
+    products are taken once, and a step touches one coefficient per example and output where it would have touched every
+    weight.
     """
 
     def __init__(self, x: Tensor) -> None:

@@ -1,7 +1,8 @@
 """Arithmetic on trees of tensors.
 
-A tree is a tensor, a dict of trees with string keys, a tuple or a NamedTuple of trees. States and payloads are NamedTuples, so every
-leaf has a name ("delta/conv1.weight") that is the same on the wire, in a checkpoint and in an error message.
+A tree is a tensor, a dict of trees with string keys, a tuple or a NamedTuple of trees. States and payloads are
+NamedTuples, so every leaf has a name ("delta/conv1.weight") that is the same on the wire, in a checkpoint and in an
+error message.
 """
 
 from __future__ import annotations
@@ -133,7 +134,9 @@ def zeros_like(a: T) -> T:
 
 
 def norm(a: Tree, order: float = 2) -> Tensor:
-    """The norm of all leaves taken as one vector, accumulated in float64 so that a bound checked twice is the same bound."""
+    """The norm of all leaves taken as one vector, accumulated in float64 so that a bound checked twice is the same
+    bound.
+    """
     total: Tensor = torch.linalg.vector_norm(
         torch.stack([torch.linalg.vector_norm(leaf.double(), order) for leaf in leaves(a)]), order
     )

@@ -1,8 +1,9 @@
 """The words that all rooms share: task, shard, reader, grant, claim.
 
-An algorithm is a frozen dataclass whose fields are the paper's hyper-parameters and whose methods are pure, cut exactly where the network is:
-`local` runs at the client, `update` at the server, and everything between them passes two gates. The Reader bounds what an EXAMPLE can do to
-client code; the Uplink bounds what a CLIENT can do to the server. Both say what they promise as `Claim`s, before any data is read.
+An algorithm is a frozen dataclass whose fields are the paper's hyper-parameters and whose methods are pure, cut exactly
+where the network is: `local` runs at the client, `update` at the server, and everything between them passes two gates.
+The Reader bounds what an EXAMPLE can do to client code; the Uplink bounds what a CLIENT can do to the server. Both say
+what they promise as `Claim`s, before any data is read.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""A process that saves checkpoints and is killed; started by test_checkpoint.py as a child of the warm server (`laws.warm`).
+"""A process that saves checkpoints and is killed; started by test_checkpoint.py as a child of the warm server
+(`laws.warm`).
 
 It forks a child for every crash, so a crash costs milliseconds. Commands come as JSON
 lines on stdin; each is answered by one JSON line when its child is gone.

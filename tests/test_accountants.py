@@ -437,7 +437,9 @@ def test_two_steps_of_a_client_row_bound_replacing_an_example(z: float, delta: f
 
 
 def test_millions_of_releases_are_priced_at_once() -> None:
-    """A loss distribution of ten million releases takes minutes; Renyi divergences are sums. No dearer by more than a tenth where both can be asked."""
+    """A loss distribution of ten million releases takes minutes; Renyi divergences are sums. No dearer by more than a
+    tenth where both can be asked.
+    """
     event = Repeat(Poisson(0.05, Gaussian(60.0)), 900_000)
     both = [epsilon_by(name, event, 1e-5, "add_remove") for name in ("pld", "rdp")]
     assert both[0] <= both[1] <= 1.1 * both[0]

@@ -1,4 +1,6 @@
-"""A preparation taken over from another run is the one this run would have made: the same bytes after it, and the same loss in its books."""
+"""A preparation taken over from another run is the one this run would have made: the same bytes after it, and the same
+loss in its books.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,8 @@
-"""The algorithms against formulas written here: fixed points on quadratics, plain SGD, and broken twins that must miss them.
+"""The algorithms against formulas written here: fixed points on quadratics, plain SGD, and broken twins that must miss
+them.
 
-On f_k(w) = 1/2 sum a_k (w - b_k)^2 every step is linear, so where FedAvg, FedProx and SCAFFOLD come to rest is known exactly:
+On f_k(w) = 1/2 sum a_k (w - b_k)^2 every step is linear, so where FedAvg, FedProx and SCAFFOLD come to rest is known
+exactly:
 
     optimum            sum a b / sum a
     FedAvg, E steps    sum s b / sum s with s = 1 - (1 - eta a)^E      (client drift)
@@ -98,7 +100,7 @@ def rest(share: Tensor) -> Tensor:
     return (share * B).sum(0) / share.sum(0)
 
 
-# FedAvg -----------------------------------------------------------------------------------------------------------------
+# FedAvg ---------------------------------------------------------------------------------------------------------------
 
 
 def test_fedavg_comes_to_rest_where_client_drift_leaves_it() -> None:
@@ -170,7 +172,7 @@ def test_steps_stop_in_the_middle_of_an_epoch() -> None:
     assert np.allclose(run.server.x["0.weight"].numpy(), w, rtol=0, atol=2e-6)
 
 
-# decay ------------------------------------------------------------------------------------------------------------------
+# decay ----------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["fedavg", "scaffold"])
@@ -194,7 +196,7 @@ def test_the_step_size_decays_per_round_or_per_participation(name: str, per: str
         assert found == pytest.approx([LR * 0.5**j for j in times[per][k]], rel=1e-9)
 
 
-# FedProx ----------------------------------------------------------------------------------------------------------------
+# FedProx --------------------------------------------------------------------------------------------------------------
 
 
 def test_fedprox_without_mu_is_fedavg_bit_for_bit() -> None:
@@ -245,7 +247,7 @@ def test_a_larger_mu_leaves_less_drift() -> None:
     assert gaps[0] > gaps[1] > gaps[2] > 0.01
 
 
-# SCAFFOLD ---------------------------------------------------------------------------------------------------------------
+# SCAFFOLD -------------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -260,7 +262,9 @@ class Flipped(Scaffold):
 
 
 def test_scaffold_reaches_the_optimum_that_fedavg_misses() -> None:
-    """With the same step and the same number of steps. Measured: FedAvg rests 0.284 (2-norm) from the optimum, SCAFFOLD comes below 1e-8."""
+    """With the same step and the same number of steps. Measured: FedAvg rests 0.284 (2-norm) from the optimum, SCAFFOLD
+    comes below 1e-8.
+    """
     scaffold = quadratics(Scaffold(**local())).play(40).w
     fedavg = quadratics(FedAvg(**local(), uplink=Scaffold().uplink)).play(40).w
     assert (scaffold - OPTIMUM).norm() < 1e-6
@@ -307,7 +311,7 @@ def test_after_one_step_the_client_control_is_the_gradient() -> None:
         assert torch.allclose(run.states[k].c_i["w"], A[k] * (x - B[k]), rtol=0, atol=1e-12)
 
 
-# refusals ---------------------------------------------------------------------------------------------------------------
+# refusals -------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["fedavg", "fedprox", "scaffold"])

@@ -1,4 +1,6 @@
-"""The laws of the house that a reader cannot see at a glance: who may draw, who may build what, how long a module may be."""
+"""The laws of the house that a reader cannot see at a glance: who may draw, who may build what, how long a module may
+be.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """The audit: what it claims to find is there, what holds is not refuted, and a broken gate is.
 
-The noise is seeded. A sound claim is refuted with probability 1e-4 per subject, over the choice of the seed; the twins, whose noise is 30% too small behind the
-same claim, were caught with every one of ten seeds at the numbers of trials of the fast tier.
+The noise is seeded. A sound claim is refuted with probability 1e-4 per subject, over the choice of the seed; the twins,
+whose noise is 30% too small behind the same claim, were caught with every one of ten seeds at the numbers of trials of
+the fast tier.
 """
 
 from __future__ import annotations
@@ -46,7 +47,8 @@ def test_clopper_pearson_has_its_closed_forms() -> None:
 
 
 def test_limits_hold_as_often_as_they_say() -> None:
-    # 2,000 limits at 0.1: more than 0.1 + 4 deviations of them fail with probability 3e-5; a plain share of hits fails half of the time
+    # 2,000 limits at 0.1: more than 0.1 + 4 deviations of them fail with probability 3e-5; a plain share of hits fails
+    # half of the time
     rate, draws, alpha = 0.3, 200, 0.1
     hits = [int((keys.uniform(keys.fold(keys.root(5), i), draws) < rate).sum()) for i in range(2_000)]
     allowed = alpha + 4 * math.sqrt(alpha * (1 - alpha) / len(hits))
@@ -219,7 +221,9 @@ def test_what_is_nominal_proves_nothing(words: list[str]) -> None:
 
 @pytest.mark.slow
 def test_each_way_to_tell_published_noise_apart_works() -> None:
-    """Its direction, its absence, and its loudness: for the last one a hundred times the difference, which few draws must see."""
+    """Its direction, its absence, and its loudness: for the last one a hundred times the difference, which few draws
+    must see.
+    """
     words = ["algorithm=cuag_pfl", "variant=published", "mu=8.0", *ACTIVE]
     parts = attacks.Parts(config.load({}, words))
     stand = clients.Stand(parts, parts.federation(":memory:", "audit"), 0, None)

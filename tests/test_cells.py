@@ -1,4 +1,5 @@
-"""Gradients of cells: which rows come together, what the mean of many draws is, how much noise it carries and what it claims to cost.
+"""Gradients of cells: which rows come together, what the mean of many draws is, how much noise it carries and what it
+claims to cost.
 
 The losses are linear, so that an episode's gradient is the sum of the rows it read.
 """
@@ -62,11 +63,13 @@ def groups(signatures: Tensor) -> set[frozenset[int]]:
     return {frozenset(rows) for rows in found.values()}
 
 
-# cells -------------------------------------------------------------------------------------------------------------------
+# cells ----------------------------------------------------------------------------------------------------------------
 
 
 def test_cells_are_disjoint_and_the_same_in_every_round() -> None:
-    """Of 40 steps with coins of 1/2 two cells agree by chance with 2^-40; the sets are compared over rounds with other keys and coins."""
+    """Of 40 steps with coins of 1/2 two cells agree by chance with 2^-40; the sets are compared over rounds with other
+    keys and coins.
+    """
     rounds = [read(READER, ONES, Still(0, key=t), steps=40, key=t) > 0 for t in range(3)]
     each = [groups(seen) for seen in rounds]
     assert each[0] == each[1] == each[2] == groups(torch.cat(rounds))
@@ -87,7 +90,7 @@ def test_fresh_episodes_are_dealt_for_every_step() -> None:
     assert float(alone.max()) == pytest.approx(1 / math.sqrt(20 / CELLS), rel=1e-5)  # each is clipped by itself
 
 
-# the mean ------------------------------------------------------------------------------------------------------------------
+# the mean -------------------------------------------------------------------------------------------------------------
 
 
 def few() -> Examples:
@@ -116,7 +119,9 @@ def test_the_mean_of_many_draws_is_the_mean_of_the_clipped_cells() -> None:
 
 @pytest.mark.parametrize("sampling", ["poisson", "fresh"])
 def test_the_size_of_the_noise(sampling: Any) -> None:
-    """One deviation in every coordinate: multiplier * clip / (rate * cells), and 2 multiplier * clip / cells where an example turns its episode around."""
+    """One deviation in every coordinate: multiplier * clip / (rate * cells), and 2 multiplier * clip / cells where an
+    example turns its episode around.
+    """
     reader, data = CellGradient(CLIP, CELLS, sampling, rate=0.3, multiplier=Z), few()
     loud, still = (read(reader, data, Still(level), steps=6, batch=10) for level in (1, 0))
     wanted = Z * CLIP / (0.3 * CELLS) if sampling == "poisson" else Z * 2 * CLIP / CELLS
@@ -127,7 +132,7 @@ def test_the_size_of_the_noise(sampling: Any) -> None:
     assert torch.allclose(first - still[0], torch.full_like(first, 2 * wanted), rtol=1e-12, atol=1e-12)
 
 
-# what one example can do -----------------------------------------------------------------------------------------------------
+# what one example can do ----------------------------------------------------------------------------------------------
 
 
 def turned(params: Params, support: Examples, query: Examples, draws: Tensor) -> Tensor:
@@ -203,7 +208,9 @@ def split(params: Params, support: Examples, query: Examples, draws: Tensor) -> 
 
 
 def test_what_a_cell_computes_does_not_tell_which_others_were_chosen() -> None:
-    """The summands of cells 3 and 7 are the same with and without cell 0: a coin that shifted the others' splits would show (a broken twin does)."""
+    """The summands of cells 3 and 7 are the same with and without cell 0: a coin that shifted the others' splits would
+    show (a broken twin does).
+    """
     reader, x = CellGradient(1e6, 8, rate=0.2, multiplier=1.0), torch.arange(160, dtype=torch.float64)[:, None]
     data = Examples(x.expand(-1, 2), torch.arange(160) % 2)
 
@@ -225,7 +232,7 @@ def test_what_a_cell_computes_does_not_tell_which_others_were_chosen() -> None:
         assert not torch.allclose(total(0, 3, 7), total(0) + total(3, 7), rtol=1e-6)
 
 
-# the claim ---------------------------------------------------------------------------------------------------------------
+# the claim ------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -454,7 +454,7 @@ def test_every_law_has_a_twin() -> None:
     assert set().union(*(twin.breaks for name, twin in TWINS.items() if name not in AGAIN)) == set(LAWS)
 
 
-# no false alarms --------------------------------------------------------------------------------------------------------
+# no false alarms ------------------------------------------------------------------------------------------------------
 
 SOUND = {
     "scaffold": "from sordino.algorithms.scaffold import Scaffold\n@dataclass(frozen=True)\nclass Mine(Scaffold):\n    pass\n",
@@ -506,7 +506,7 @@ def test_a_step_too_large_is_no_learning(judged: Callable[..., Report]) -> None:
     assert report.broken == ["learns"]
 
 
-# the file and the command -----------------------------------------------------------------------------------------------
+# the file and the command ---------------------------------------------------------------------------------------------
 
 FILES: dict[str, tuple[str, str, str, str | None]] = {  # code, file name, its text, --class
     "text": ("no-algorithm-file", "algorithm.txt", FEDPROX, None),

@@ -50,7 +50,7 @@ def examples(rows: list[list[float]], labels: list[int]) -> Examples:
     return Examples(torch.tensor(rows, dtype=DOUBLE).reshape(-1, DIM), torch.tensor(labels, dtype=torch.int64))
 
 
-# sensitivity ----------------------------------------------------------------------------------------------------------------
+# sensitivity ----------------------------------------------------------------------------------------------------------
 
 numbers = st.sampled_from([0.0, -0.0, 1e-300, 0.3, -1.0, 7.0, 1e30, -1e300, math.inf, -math.inf, math.nan])
 row = st.lists(numbers | st.floats(-3, 3), min_size=DIM, max_size=DIM)
@@ -59,7 +59,9 @@ tried = settings(deadline=None, derandomize=True, max_examples=150)
 
 
 def moved(reader: Any, pairs: list[tuple[list[float], int]]) -> float:
-    """How far what is released moves when the last example goes; in units of what noise was sized for. Not a number is infinitely far."""
+    """How far what is released moves when the last example goes; in units of what noise was sized for. Not a number is
+    infinitely far.
+    """
     rows, labels = [r for r, _ in pairs], [y for _, y in pairs]
     size = float((told(reader, examples(rows, labels), Still(1.0)) - told(reader, examples(rows, labels))).max()) / Z
     with_, without = (told(reader, examples(rows[:n], labels[:n])) for n in (len(rows), len(rows) - 1))
@@ -126,7 +128,7 @@ def test_a_row_that_is_no_number_counts_as_the_origin() -> None:
         assert counted.tolist() == [1.0, 2.0, 0.0]  # and still as an example
 
 
-# what is released -------------------------------------------------------------------------------------------------------------------
+# what is released -----------------------------------------------------------------------------------------------------
 
 
 def many(n: int = 2 * ROWS + 7) -> Examples:
@@ -246,7 +248,7 @@ def test_nothing_else_is_answered(name: str) -> None:
     assert refusal.value.code == "sums-only"
 
 
-# what a budget buys ---------------------------------------------------------------------------------------------------------------------
+# what a budget buys ---------------------------------------------------------------------------------------------------
 
 TABLE = {1.0: 3.73, 2.0: 1.99, 4.0: 1.08, 8.0: 0.60}  # sigma over sensitivity at delta 1e-5
 
@@ -281,7 +283,7 @@ def test_a_multiplier_of_its_own_goes_before_the_budget() -> None:
     assert {claim.neighbours for claim in claims} == {"add_remove"}
 
 
-# noise beside public rows ---------------------------------------------------------------------------------------------------------------------
+# noise beside public rows ---------------------------------------------------------------------------------------------
 
 PARAMS = {"w": torch.zeros(DIM, dtype=DOUBLE)}
 
@@ -350,7 +352,7 @@ def test_the_noise_beside_public_rows_is_paid_for() -> None:
     assert refusal.value.code == "read-beyond-reservation"
 
 
-# beside an open reader -----------------------------------------------------------------------------------------------------------------------
+# beside an open reader ------------------------------------------------------------------------------------------------
 
 
 def joined(shard: Shard, work: Work, how: Any) -> list[tuple[list[float], list[float], list[int]]]:

@@ -1,4 +1,6 @@
-"""The command line: what it prints, what it exits with, what it does when the disk is full, and how little it loads to say so."""
+"""The command line: what it prints, what it exits with, what it does when the disk is full, and how little it loads to
+say so.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-# loading ----------------------------------------------------------------------------------------------------------------
+# loading --------------------------------------------------------------------------------------------------------------
 
 HELP = """
 import sys, typer.main
@@ -79,7 +81,7 @@ def test_a_wrong_command_is_a_usage_error(arguments: tuple[str, ...], cli: Calla
     assert "Traceback" not in said.err
 
 
-# run, resume, show ------------------------------------------------------------------------------------------------------
+# run, resume, show ----------------------------------------------------------------------------------------------------
 
 
 def test_json_is_one_object_and_nothing_else(cli: Callable[..., Said], tmp_path: Path) -> None:
@@ -153,7 +155,7 @@ def test_an_output_below_a_file_is_refused(cli: Callable[..., Said], tmp_path: P
     assert "not-writable" in said.err
 
 
-# algorithms, privacy ----------------------------------------------------------------------------------------------------
+# algorithms, privacy --------------------------------------------------------------------------------------------------
 
 
 def test_algorithms_are_listed_with_their_parameters(cli: Callable[..., Said]) -> None:
@@ -200,7 +202,7 @@ def test_verify_says_yes_and_no(run: Path, cli: Callable[..., Said], tmp_path: P
         assert "Traceback" not in said.err
 
 
-# exit codes -------------------------------------------------------------------------------------------------------------
+# exit codes -----------------------------------------------------------------------------------------------------------
 
 
 def test_exit_codes_are_those_of_the_documentation() -> None:
@@ -226,7 +228,7 @@ def test_every_verb_has_words_of_its_own() -> None:
     assert all(verb.help for verb in command.commands.values())
 
 
-# the disk ---------------------------------------------------------------------------------------------------------------
+# the disk -------------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="session")
@@ -250,7 +252,9 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("limit", LIMITS)
 def test_a_full_disk_stops_a_run_that_can_go_on(limit: int, whole: Path, tmp_path: Path, warm_server: None) -> None:
-    """No file may grow beyond `limit` bytes. Either nothing is left, or, with room again, the run ends as if nothing had been."""
+    """No file may grow beyond `limit` bytes. Either nothing is left, or, with room again, the run ends as if nothing
+    had been.
+    """
     out = tmp_path / "run"
     arguments = ["run", *SMALL, f"rounds={ROUNDS}", "--out", str(out), "-q"]
     read_end, write_end = os.pipe()  # no file may grow, so the complaint comes through a pipe

@@ -1,7 +1,7 @@
 """Cohorts: exact exposure counts, and the law of the Poisson sampler.
 
-The statistical tests of the Poisson sampler reject at |z| > 6 in some 5,050 statistics for each rate: a false alarm has probability about 1e-5 for
-a fresh seed, and the seed is fixed. Their power is shown by the samplers they must reject.
+The statistical tests of the Poisson sampler reject at |z| > 6 in some 5,050 statistics for each rate: a false alarm has
+probability about 1e-5 for a fresh seed, and the seed is fixed. Their power is shown by the samplers they must reject.
 """
 
 from __future__ import annotations
@@ -263,7 +263,9 @@ def test_a_word_is_cut_where_the_law_says(rate: float) -> None:
 
 
 def broken_heads(how: str) -> Callable[[Coins, float, int], NDArray[np.int64]]:
-    """Twins of the sampler: one head to a block at most; the coin behind a head left out; the last coin of a block without heads tossed again."""
+    """Twins of the sampler: one head to a block at most; the coin behind a head left out; the last coin of a block
+    without heads tossed again.
+    """
     ends: dict[str, Callable[[int, int], int]] = {
         "one": lambda first, block: block,
         "skips": lambda first, block: first + 2 if first < block else block,

@@ -144,7 +144,7 @@ def test_a_curve_is_the_mean_over_the_seeds_that_got_there() -> None:
     assert traffic([]) == 0
 
 
-# sweeps -----------------------------------------------------------------------------------------------------------------
+# sweeps ---------------------------------------------------------------------------------------------------------------
 
 
 def test_values_are_split_at_outer_commas_only() -> None:
@@ -208,7 +208,7 @@ def test_a_list_for_a_number_says_how_to_sweep() -> None:
     assert "--set lr=0.1,0.2" in refused.value.fix
 
 
-# what a search costs ----------------------------------------------------------------------------------------------------
+# what a search costs --------------------------------------------------------------------------------------------------
 
 
 def ledger(event: Event, rounds: int, population: int = 3, neighbours: Neighbours = "replace") -> Notes:

@@ -1,4 +1,6 @@
-"""Block sums and layer rates: the paper's examples, linear algebra with the matrix written out, and the traffic to all printed digits."""
+"""Block sums and layer rates: the paper's examples, linear algebra with the matrix written out, and the traffic to all
+printed digits.
+"""
 
 from __future__ import annotations
 
@@ -139,7 +141,7 @@ def test_traffic_of_the_large_network(kept: float, gib: float) -> None:
     assert 4 * floats * 300 / GIB == pytest.approx(gib, abs=6e-5)
 
 
-# as a stage -------------------------------------------------------------------------------------------------------------
+# as a stage -----------------------------------------------------------------------------------------------------------
 
 
 @given(st.sampled_from([0.1, 0.25, 0.3, 0.5, 1.0]), st.integers(0, 60))
@@ -209,7 +211,7 @@ def test_a_rate_is_a_share(bad: float) -> None:
     assert refusal.value.code == "rate-out-of-range"
 
 
-# random measurements ----------------------------------------------------------------------------------------------------
+# random measurements --------------------------------------------------------------------------------------------------
 
 
 def sparse(atoms: int, among: int, seed: int, size: int = 512) -> Tensor:
@@ -316,7 +318,9 @@ def test_sensing_settings_that_are_none() -> None:
 
 
 def test_a_client_with_another_seed_is_not_understood() -> None:
-    """The seed is part of the experiment, whose digest every message carries: a matrix that differs is found before it is used."""
+    """The seed is part of the experiment, whose digest every message carries: a matrix that differs is found before it
+    is used.
+    """
 
     def parts(seed: int) -> Parts:
         sensing = {"name": "sensing", "rate": 0.5, "seed": seed}
@@ -333,7 +337,7 @@ def test_a_client_with_another_seed_is_not_understood() -> None:
     assert refusal.value.code == "foreign-config"
 
 
-# layer rates ------------------------------------------------------------------------------------------------------------
+# layer rates ----------------------------------------------------------------------------------------------------------
 
 
 def test_the_published_rule_is_v_shaped() -> None:

@@ -1,7 +1,7 @@
 """Everything a user can write wrongly: refused by the documented exit code, in words, before anything is left behind.
 
-Each row is what somebody types or has on disk, the exit code, and the name of the refusal. Whatever it is, the answer fits a screen, says why
-or what to do, shows no traceback, and no run folder exists afterwards.
+Each row is what somebody types or has on disk, the exit code, and the name of the refusal. Whatever it is, the answer
+fits a screen, says why or what to do, shows no traceback, and no run folder exists afterwards.
 """
 
 from __future__ import annotations
@@ -247,7 +247,7 @@ def test_a_mistake_is_refused_in_words_and_leaves_nothing(
     assert [path for path in sorted(tmp_path.rglob("*")) if "__pycache__" not in path.parts] == before
 
 
-# reading and writing ----------------------------------------------------------------------------------------------------
+# reading and writing --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)

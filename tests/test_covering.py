@@ -92,7 +92,7 @@ def test_no_claim_covers_more_than_its_own() -> None:
     assert steps(("cell", "add_remove"), ("example", "add_remove")) is None  # it would move others into other cells
 
 
-# statements -----------------------------------------------------------------------------------------------------------------
+# statements -----------------------------------------------------------------------------------------------------------
 
 
 def claim(unit: Unit, how: Neighbours, event: Event, **more: Any) -> Claim:

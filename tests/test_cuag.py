@@ -1,4 +1,6 @@
-"""CUAG-PFL and its baselines, gate by gate: noise as published in its size and in its absence, budgets that differ, and what the rigorous variants are priced at."""
+"""CUAG-PFL and its baselines, gate by gate: noise as published in its size and in its absence, budgets that differ, and
+what the rigorous variants are priced at.
+"""
 
 from __future__ import annotations
 
@@ -57,7 +59,7 @@ def noise_of(stage: Any, x: dict[str, Tensor], given: Grant) -> dict[str, Tensor
     return {name: sent[name] - x[name] for name in x}
 
 
-# noise as published -----------------------------------------------------------------------------------------------------
+# noise as published ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("tau", KAPPA)
@@ -164,7 +166,7 @@ def test_what_is_stated_and_what_its_rounds_add_up_to() -> None:
         assert stage.bound(Bound(1.0, 1.0), 10) == Bound()  # it bounds nothing
 
 
-# UDP -------------------------------------------------------------------------------------------------------------------
+# UDP ------------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("horizon", [None, 300])
@@ -204,7 +206,9 @@ class Uploaded(NamedTuple):
 
 
 def test_udp_shrinks_its_horizon_where_the_loss_does_not_fall() -> None:
-    """sigma_t^2 = (T - t) / (eps^2 / (2 lambda ln(1/delta)) - sum of the 1/sigma_i^2 before); T <- ceil(0.8 T) where the loss stood still."""
+    """sigma_t^2 = (T - t) / (eps^2 / (2 lambda ln(1/delta)) - sum of the 1/sigma_i^2 before); T <- ceil(0.8 T) where
+    the loss stood still.
+    """
     stage, x = Discounted(horizon=10, first=4.0), Uploaded(ones(4, 2.0), torch.tensor(0.0))
     budget, spent, horizon, public = 10**2 / (2 * 0.1 * math.log(1e5)), 0.0, 10, stage.begin(x, x.delta)
     for t, (loss, then) in enumerate([(3.0, 10), (2.0, 10), (2.5, 8), (1.0, 8), (1.0, 7), (1.0, 6)]):
@@ -239,7 +243,7 @@ def test_udp_on_the_model_clips_the_weights() -> None:
     assert all(torch.equal(nobody.x[name], server.x[name]) for name in model)
 
 
-# the rigorous variants ---------------------------------------------------------------------------------------------------
+# the rigorous variants ------------------------------------------------------------------------------------------------
 
 
 def digits(algorithm: dict[str, Any], **tables: Any) -> config.Experiment:
@@ -334,7 +338,7 @@ def test_variants_clip_what_is_sent_and_noise_it_for_its_bound(name: Any, neighb
         assert float(leaf.norm()) == pytest.approx(0.3, rel=1e-5)  # |y_l| = C_l where the clip bites
 
 
-# what they claim --------------------------------------------------------------------------------------------------------
+# what they claim ------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("made", [cuag_pfl("published"), udp(), cuag_pfl("published", server_state="oracle")])

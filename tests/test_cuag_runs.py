@@ -1,4 +1,6 @@
-"""CUAG-PFL and its baselines as whole runs: rates that travel, the same bytes by every executor and after every crash, and receipts that say what is not proved."""
+"""CUAG-PFL and its baselines as whole runs: rates that travel, the same bytes by every executor and after every crash,
+and receipts that say what is not proved.
+"""
 
 from __future__ import annotations
 
@@ -90,7 +92,7 @@ class Watched:
             yield k, upload
 
 
-# rates and radii that travel ------------------------------------------------------------------------------------------------
+# rates and radii that travel ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("algorithm", [PUBLISHED, {**PUBLISHED, "share": "sum_of_norms"}], ids=["whole", "sum"])
@@ -154,7 +156,7 @@ def test_udp_clips_to_the_median_norm_of_the_round_before() -> None:
         assert float(run.server.public[0]) == pytest.approx(radius)
 
 
-# the same bytes -------------------------------------------------------------------------------------------------------------
+# the same bytes -------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
@@ -229,7 +231,7 @@ def test_all_methods_see_the_same_clients_and_start_from_the_same_model() -> Non
         assert tuple(tuple(other.draw(t)) for t in range(20)) not in seen
 
 
-# receipts ------------------------------------------------------------------------------------------------------------------
+# receipts -------------------------------------------------------------------------------------------------------------
 
 
 def by_client(folder: Path) -> dict[str, dict[str, Any]]:

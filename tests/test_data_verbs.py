@@ -46,7 +46,7 @@ def clinics(tmp_path: Path) -> Path:
     return path
 
 
-# list -------------------------------------------------------------------------------------------------------------------
+# list -----------------------------------------------------------------------------------------------------------------
 
 
 def test_every_source_is_listed_with_what_it_needs_and_takes(cli: Callable[..., Said]) -> None:
@@ -83,7 +83,7 @@ def test_an_experiments_data_are_named_and_fingerprinted(cli: Callable[..., Said
     assert other["fingerprint"] != facts["fingerprint"]
 
 
-# partition --------------------------------------------------------------------------------------------------------------
+# partition ------------------------------------------------------------------------------------------------------------
 
 
 def test_a_partition_is_that_of_the_run(cli: Callable[..., Said]) -> None:
@@ -137,7 +137,7 @@ def test_many_classes_are_cut_to_the_most_frequent() -> None:
     assert data._labels(held, wide=False) == ["7: 9, 3: 4, 50: 1, 51: 1, 52: 1, 53: 1 and 2 more"]
 
 
-# plot -------------------------------------------------------------------------------------------------------------------
+# plot -----------------------------------------------------------------------------------------------------------------
 
 
 def drawn(counts: Any, **more: Any) -> ET.Element:

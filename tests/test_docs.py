@@ -1,13 +1,16 @@
-"""Every block in the documentation runs: pages are read from top to bottom in an empty directory, as a reader would follow them.
+"""Every block in the documentation runs: pages are read from top to bottom in an empty directory, as a reader would
+follow them.
 
-    sh      each line is `sordino ...`, `python FILE`, or `cd FOLDER`; it must end with 0, or with the `exit=N` its fence names
+    sh      each line is `sordino ...`, `python FILE`, or `cd FOLDER`; it must end with 0, or with the `exit=N` its
+            fence names
     python  is executed; with `file=NAME` it is written instead
     toml    is an experiment: it is checked, and with `file=NAME` written, for the commands that follow;
             `file=NAME.schema.toml` is a table's schema
     text, json and mermaid are read by people only; `skip="reason"` keeps a block from being run, and wants its reason;
     `slow` leaves a block to the slow tier, which follows the whole page
 
-Then the claims that are no blocks: cited tests exist, cited verbs and options exist, links lead somewhere, pictures are those their script draws.
+Then the claims that are no blocks: cited tests exist, cited verbs and options exist, links lead somewhere, pictures are
+those their script draws.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""`sordino doctor`: what is well is called ok, and everything that would stop or slow a run is called so, by its own line."""
+"""`sordino doctor`: what is well is called ok, and everything that would stop or slow a run is called so, by its own
+line.
+"""
 
 from __future__ import annotations
 

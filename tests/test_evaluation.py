@@ -1,4 +1,6 @@
-"""Evaluation of several models in several ways: the headline and what stands beside it, the same numbers by every path, and names nobody knows."""
+"""Evaluation of several models in several ways: the headline and what stands beside it, the same numbers by every path,
+and names nobody knows.
+"""
 
 from __future__ import annotations
 
@@ -70,7 +72,9 @@ def test_the_first_way_of_the_first_model_is_the_headline(tmp_path: Path) -> Non
 
 
 def test_every_way_of_every_model_is_scored_by_its_own_client(tmp_path: Path) -> None:
-    """Recomputed here, client by client, from the models that the server held: `own` is the algorithm's way, which is `proto`."""
+    """Recomputed here, client by client, from the models that the server held: `own` is the algorithm's way, which is
+    `proto`.
+    """
     parts = Parts(made())
     clients, task = parts.clients("run"), parts.task
     server = parts.state("server")

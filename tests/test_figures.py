@@ -1,4 +1,6 @@
-"""Figures for papers: the numbers of the facts, in vector text, the same file every time; and a plain word where matplotlib is missing."""
+"""Figures for papers: the numbers of the facts, in vector text, the same file every time; and a plain word where
+matplotlib is missing.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Folders of images: which files are drawn, what becomes of them, a refusal for everything that does not fit; and the names of classes."""
+"""Folders of images: which files are drawn, what becomes of them, a refusal for everything that does not fit; and the
+names of classes.
+"""
 
 from __future__ import annotations
 

@@ -168,7 +168,9 @@ def test_a_plain_key_is_needed_where_a_generator_wants_one() -> None:
 
 
 def test_a_generator_is_the_mersenne_twister_of_its_key() -> None:
-    """The state is written word for word: numpy's generator from the same words gives the same numbers, and two keys never share a stream."""
+    """The state is written word for word: numpy's generator from the same words gives the same numbers, and two keys
+    never share a stream.
+    """
     key = keys.root(11)
     words = np.frombuffer(hashlib.shake_128(key.to_bytes(8, "little")).digest(2496), dtype="<u4")
     other = np.random.RandomState()

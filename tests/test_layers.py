@@ -1,4 +1,6 @@
-"""Layers clipped one by one under one price: the bound, the noise that each layer sees, the shares that cost least, radii that follow what was released."""
+"""Layers clipped one by one under one price: the bound, the noise that each layer sees, the shares that cost least,
+radii that follow what was released.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,7 @@ def shares(kind: str, radii: tuple[float, ...], sizes: tuple[int, ...]) -> list[
     return [part / sum(parts) for part in parts]
 
 
-# the bound --------------------------------------------------------------------------------------------------------------
+# the bound ------------------------------------------------------------------------------------------------------------
 
 
 def check_inside(stage: Any, x: dict[str, Tensor], radii: tuple[float, ...]) -> None:
@@ -112,7 +114,7 @@ def test_what_is_inside_comes_back() -> None:
         assert float(back["w"].norm()) == pytest.approx(0.5, rel=1e-5)
 
 
-# the noise --------------------------------------------------------------------------------------------------------------
+# the noise ------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("where", ["server", "client"])
@@ -120,7 +122,8 @@ def test_what_is_inside_comes_back() -> None:
 def test_every_layer_has_the_noise_of_its_share(kind: Any, where: str) -> None:
     """C_l sigma / sqrt(a_l) in the layer's own units, twice that where a client hides any two of its uploads.
 
-    Five standard errors of a standard deviation, 1/sqrt(2 m): a false alarm in 1,700,000 per layer. Control: the other shares' deviations are refused.
+    Five standard errors of a standard deviation, 1/sqrt(2 m): a false alarm in 1,700,000 per layer. Control: the other
+    shares' deviations are refused.
     """
     clip, sigma = ClipLayers(1.0, kind, adapt=1.0), 1.7
     uplink = (
@@ -149,7 +152,9 @@ def factors(stage: Any, sizes: tuple[int, ...]) -> list[float]:
 @settings(deadline=None, derandomize=True, max_examples=40)
 @given(st.lists(st.tuples(st.integers(1, 5000), st.floats(1e-2, 1e2)), min_size=1, max_size=6), st.integers(0, 999))
 def test_energy_shares_leave_the_least_noise(layers: list[tuple[int, float]], seed: int) -> None:
-    """sum m_l (C_l / sqrt(a_l))^2 against equal and a hundred random shares, and against the closed form (sum C_l sqrt(m_l))^2."""
+    """sum m_l (C_l / sqrt(a_l))^2 against equal and a hundred random shares, and against the closed form (sum C_l
+    sqrt(m_l))^2.
+    """
     sizes, radii = zip(*layers, strict=True)
     energy, equal = (factors(at(ClipLayers(1.0, kind, adapt=1.0), radii), sizes) for kind in ("energy", "equal"))
 
@@ -164,12 +169,14 @@ def test_energy_shares_leave_the_least_noise(layers: list[tuple[int, float]], se
         assert total(energy) <= sum(m * c**2 / a for (m, c), a in zip(layers, drawn, strict=True)) * (1 + 1e-9)
 
 
-# radii that follow what was released ---------------------------------------------------------------------------------------
+# radii that follow what was released ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", ["equal", "energy"])
 def test_the_next_radius_is_the_norm_beneath_the_noise(kind: Any) -> None:
-    """c sqrt(|y_l|^2 - m_l s_l^2), y_l and s_l in the layer's own units, between half and twice the old one; the old one where noise hides the norm."""
+    """c sqrt(|y_l|^2 - m_l s_l^2), y_l and s_l in the layer's own units, between half and twice the old one; the old
+    one where noise hides the norm.
+    """
     sizes = (300, 40, 7, 5)
     stage = at(ClipLayers(1.0, kind, adapt=1.5, least=0.02, most=40.0), RADII)
     mean = {str(i): 0.2 * numbers(i, size) for i, size in enumerate(sizes)}

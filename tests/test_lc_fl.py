@@ -1,4 +1,6 @@
-"""LC-FL, LDP-FL and CDP-FL (Sun, Ding and Cheng 2024) as whole runs: what they draw, what they send, what their receipts say, and who can be told apart all the same."""
+"""LC-FL, LDP-FL and CDP-FL (Sun, Ding and Cheng 2024) as whole runs: what they draw, what they send, what their
+receipts say, and who can be told apart all the same.
+"""
 
 from __future__ import annotations
 
@@ -110,7 +112,7 @@ def rows_of(receipt: Mapping[str, Any]) -> dict[tuple[str, str], dict[str, Any]]
     return {(row["unit"], row["adversary"]): row for row in receipt["guarantees"]}
 
 
-# flags ------------------------------------------------------------------------------------------------------------------------------
+# flags ----------------------------------------------------------------------------------------------------------------
 
 
 def turned(flip: float, draws: int) -> float:
@@ -149,7 +151,9 @@ def test_a_flag_of_one_stays_one_and_a_zero_stays_where_nobody_turns_it(target: 
 
 
 def test_flags_go_up_and_nothing_of_them_comes_down() -> None:
-    """An upload is one number longer than without them; what goes down is, bit for bit, as long as FedAvg's, and tells the model alone."""
+    """An upload is one number longer than without them; what goes down is, bit for bit, as long as FedAvg's, and tells
+    the model alone.
+    """
     run, plain = (Rounds(made(algorithm, cohort=EVERYONE, rounds=4)) for algorithm in (LC, {"name": "fedavg"}))
     flags = []
     for t in range(4):
@@ -178,7 +182,7 @@ def test_an_upload_at_its_bound_is_not_dropped_for_its_flag() -> None:
     assert torch.allclose(nothing, torch.zeros(5), atol=1e-6)
 
 
-# weights ----------------------------------------------------------------------------------------------------------------------------
+# weights --------------------------------------------------------------------------------------------------------------
 
 
 def test_three_clients_of_three_sizes_have_the_mean_of_fedavg() -> None:
@@ -224,7 +228,7 @@ def test_the_misprinted_weights_never_pass_silently(tmp_path: Path) -> None:
     assert right.metrics[-1]["accuracy"] > 0.7
 
 
-# noise ------------------------------------------------------------------------------------------------------------------------------
+# noise ----------------------------------------------------------------------------------------------------------------
 
 
 def laplace(x: Tensor, beta: float) -> bool:
@@ -237,7 +241,9 @@ def laplace(x: Tensor, beta: float) -> bool:
 @pytest.mark.slow
 @pytest.mark.parametrize("source", [Counter(5), System()], ids=["counter", "system"])
 def test_fifty_equal_clients_as_published(source: Source) -> None:
-    """beta = 2 * 0.1 * max w / 10 = 4e-4 in the mean, whether flags decide or not; a tenth more or less would be seen, and so would other noise."""
+    """beta = 2 * 0.1 * max w / 10 = 4e-4 in the mean, whether flags decide or not; a tenth more or less would be seen,
+    and so would other noise.
+    """
     million = 1_000_000
     for uplink in (lc_fl(wants=1.0).uplink, cdp_fl().uplink):
         assert laplace(mean_of(uplink, [torch.zeros(million)] * 2, source), 1e-2)
@@ -261,7 +267,9 @@ def test_the_largest_weight_decides_and_beta_may_be_given() -> None:
 
 @pytest.mark.slow
 def test_noise_of_single_uploads_is_nearly_gone_in_their_mean() -> None:
-    """Deviation beta sqrt(2 * 0.75 / 50) = 0.173 beta, with 0.75 of 50 flags set: over 60 rounds within 5 deviations, 5 %. Added once it would be 1.414 beta."""
+    """Deviation beta sqrt(2 * 0.75 / 50) = 0.173 beta, with 0.75 of 50 flags set: over 60 rounds within 5 deviations, 5
+    %. Added once it would be 1.414 beta.
+    """
     uplink, zeros = lc_fl(noise_target="per_client").uplink, [torch.zeros(300)] * 50
     variance = math.fsum(float((mean_of(uplink, zeros, Counter(t)).double() ** 2).mean()) for t in range(60)) / 60
     assert math.sqrt(variance) == pytest.approx(math.sqrt(2 * 0.75 / 50) * 4e-4, rel=0.05)
@@ -294,7 +302,7 @@ def test_numbers_that_are_none(field: str, value: Any, code: str, tmp_path: Path
     assert not (tmp_path / "run").exists()
 
 
-# receipts ---------------------------------------------------------------------------------------------------------------------------
+# receipts -------------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -410,7 +418,7 @@ def test_what_the_noise_of_the_server_promises() -> None:
     assert (status, because[0]) == ("none", OF_ONE_UPLOAD)
 
 
-# answers ----------------------------------------------------------------------------------------------------------------------------
+# answers --------------------------------------------------------------------------------------------------------------
 
 LDP: dict[str, Any] = {"name": "ldp_fl", "local_steps": 2}
 
@@ -476,7 +484,9 @@ def test_answers_are_the_same_in_every_round_and_by_every_executor(seen: dict[in
 
 
 def test_answers_of_every_round_cost_in_every_round(seen: dict[int, set[bytes]], tmp_path: Path) -> None:
-    """Once a run: 5, whoever takes part how often. Again in every round: times the rounds of the client that took part most."""
+    """Once a run: 5, whoever takes part how often. Again in every round: times the rounds of the client that took part
+    most.
+    """
     for redraw in ("run", "round"):
         seen.clear()
         ended = start(made(**{**read(redraw=redraw), "rounds": 4}), tmp_path / redraw)
@@ -608,7 +618,9 @@ def test_fewer_values_have_more_of_the_budget_each(tmp_path: Path) -> None:
 
 
 def test_a_label_has_coins_of_its_own() -> None:
-    """Images of one value: whether it was kept says nothing about the label. 4,000 of each, five deviations: a false alarm in 1.7 million."""
+    """Images of one value: whether it was kept says nothing about the label. 4,000 of each, five deviations: a false
+    alarm in 1.7 million.
+    """
     reader = Responses(1.0, label_epsilon=1.0, levels=10).fitted((1, 1, 1), 10)
     given = Examples(torch.zeros(4000, 1, 1, 1, dtype=torch.uint8), torch.zeros(4000, dtype=torch.int64))
     answers = reader.prepare(given, Counter(1))
@@ -654,14 +666,16 @@ def test_tables_have_no_grey_values(tmp_path: Path) -> None:
     assert not (tmp_path / "run").exists()
 
 
-# one direction ----------------------------------------------------------------------------------------------------------------------
+# one direction --------------------------------------------------------------------------------------------------------
 
 PRIVUNIT: dict[str, Any] = {"uplink": [{"name": "clip", "radius": 1.0}, "privunit"]}
 
 
 @pytest.mark.parametrize("cohort", [EVERYONE, POISSON], ids=["visible", "hidden"])
 def test_directions_share_the_budget_and_add_up(cohort: dict[str, Any], tmp_path: Path) -> None:
-    """Pure against everybody, also the server: 8 over four rounds are 2 for each. A hidden cohort hides nobody from a server that gets the uploads."""
+    """Pure against everybody, also the server: 8 over four rounds are 2 for each. A hidden cohort hides nobody from a
+    server that gets the uploads.
+    """
     table = {"rounds": 4, "cohort": cohort, "privacy": {"epsilon": 8.0, "delta": 1e-3}, **PRIVUNIT}
     ended = start(made({"name": "fedavg", "local_steps": 2}, **table), tmp_path / "run")
     for adversary in ("server", "participants", "public"):
@@ -679,7 +693,9 @@ def test_directions_share_the_budget_and_add_up(cohort: dict[str, Any], tmp_path
 
 
 def test_a_direction_is_right_in_the_mean() -> None:
-    """600 answers of 10 coordinates and length 1.822: a coordinate's mean deviates by 0.0235 radii, six times that is allowed: a false alarm in 50 million."""
+    """600 answers of 10 coordinates and length 1.822: a coordinate's mean deviates by 0.0235 radii, six times that is
+    allowed: a false alarm in 50 million.
+    """
     uplink = Uplink((Clip(2.0), OneDirection(multiplier=0.2)))
     x = {"w": torch.tensor([[3.0, 0.0], [0.0, -4.0]]), "b": torch.tensor([0.0, 0, 0, 12.0, 0, 0])}
     draws = [uplink.encode(x, grant(Counter(i))) for i in range(600)]
@@ -703,7 +719,7 @@ def test_directions_hide_nobody_s_presence_and_need_a_radius(tmp_path: Path) -> 
         assert not (tmp_path / "run").exists()
 
 
-# rigorous ---------------------------------------------------------------------------------------------------------------------------
+# rigorous -------------------------------------------------------------------------------------------------------------
 
 RIGOROUS = LC | {"variant": "rigorous", "local_epsilon": 10.0, "per": "image", "label_epsilon": 2.0, "local_steps": 2}
 BUDGET: dict[str, Any] = {"rounds": 2, "cohort": POISSON, "privacy": {"epsilon": 5.0, "delta": 1e-3}}
@@ -785,14 +801,15 @@ def test_how_much_noise_a_budget_needs(epsilon: float, rounds: int, z: float) ->
     assert sampled_multiplier(epsilon, 1e-5, 0.5, rounds, "pld") == pytest.approx(z, rel=0.01)
 
 
-# attack -----------------------------------------------------------------------------------------------------------------------------
+# attack ---------------------------------------------------------------------------------------------------------------
 
 NUMBERS = 4  # of the attacked model
 DRAWS = 400_000
 
 
 def consecutive(direction: float) -> Tensor:
-    """What an onlooker sees of a published round, model after model: four clients, of whom the first pulls every coordinate one way.
+    """What an onlooker sees of a published round, model after model: four clients, of whom the first pulls every
+    coordinate one way.
 
     The noise is drawn for each coordinate alone, so one release of a long model is many rounds of a short one.
     """
@@ -801,7 +818,9 @@ def consecutive(direction: float) -> Tensor:
 
 
 def test_published_noise_does_not_hide_a_client() -> None:
-    """More than 10 is lost with a model of four numbers, where 10 is the published budget; for one number alone 10 is true. False alarms: 1e-6."""
+    """More than 10 is lost with a model of four numbers, where 10 is the published budget; for one number alone 10 is
+    true. False alarms: 1e-6.
+    """
     beta, shift = 2 * 0.1 / 4 / 10, 0.1 / 4
     left, right = (((x + shift).abs() - (x - shift).abs()) / beta for x in map(consecutive, (-1.0, 1.0)))
     assert epsilon_lost(Outputs(left.sum(1), right.sum(1)), 0.0, 0.0) > 10
@@ -818,9 +837,11 @@ def test_rounds_that_flags_leave_without_noise_are_exact() -> None:
 
 
 def watched(noise: Noise, bound: Any, quieter: float, z: float) -> Outputs:
-    """Scores of one client's presence in two rounds: half of the rounds draw it, and what it pulls at is as long as the clip lets it.
+    """Scores of one client's presence in two rounds: half of the rounds draw it, and what it pulls at is as long as the
+    clip lets it.
 
-    The noise is the same in every coordinate whatever the model, so one release of a long one is many rounds of one number.
+    The noise is the same in every coordinate whatever the model, so one release of a long one is many rounds of one
+    number.
     """
 
     def score(present: bool) -> Tensor:

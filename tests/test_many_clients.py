@@ -1,4 +1,5 @@
-"""A million clients: what is said once for all of them is what was said of each, and nothing in a round grows with them.
+"""A million clients: what is said once for all of them is what was said of each, and nothing in a round grows with
+them.
 
 No clock is read: start-up and rounds are measured in calls of Python functions and in bytes.
 """
@@ -54,7 +55,7 @@ from sordino.types import Examples
 quick = settings(derandomize=True, deadline=None, max_examples=60)
 
 
-# statements: every history once ------------------------------------------------------------------------------------------
+# statements: every history once ---------------------------------------------------------------------------------------
 
 
 def one_by_one(notes: list[str], population: int) -> dict[int, list[Release]]:
@@ -152,7 +153,7 @@ def test_a_hidden_cohort_of_a_million_is_one_history() -> None:
     assert {client: len(releases) for client, releases in histories.items()} == {0: 200, 7: 201}
 
 
-# the ledger: one cap for many -------------------------------------------------------------------------------------------
+# the ledger: one cap for many -----------------------------------------------------------------------------------------
 
 CHARTER = Charter("data", "client", "replace", "server", 1e-5, ZCDP)
 # "1" has a cap of its own, "01" and "9" are not among the four clients, "*" is everyone
@@ -263,7 +264,7 @@ def test_a_file_that_lists_every_cap_is_still_read(tmp_path: Path) -> None:
         assert refused.value.code == "ledger-caps-changed"
 
 
-# partitions, sizes, weights ----------------------------------------------------------------------------------------------
+# partitions, sizes, weights -------------------------------------------------------------------------------------------
 
 
 @quick
@@ -313,7 +314,7 @@ def test_poor_clients_are_filled_up_as_before(caplog: pytest.LogCaptureFixture) 
         assert (counts._repair(held.copy(), least, first) == by_search(held, least, second)).all()
 
 
-# what a receipt says of all -----------------------------------------------------------------------------------------------
+# what a receipt says of all -------------------------------------------------------------------------------------------
 
 
 @quick
@@ -336,7 +337,7 @@ def test_a_page_shows_some_of_very_many() -> None:
     assert list(some_of(10**6, 4)) == [0, 250_000, 500_000, 750_000]
 
 
-# evaluation ---------------------------------------------------------------------------------------------------------------
+# evaluation -----------------------------------------------------------------------------------------------------------
 
 
 class Given:
@@ -403,7 +404,7 @@ def test_an_evaluation_leaves_the_device_once(monkeypatch: pytest.MonkeyPatch) -
     assert left == ["tolist", "__float__"]
 
 
-# a federation of a million ------------------------------------------------------------------------------------------------
+# a federation of a million --------------------------------------------------------------------------------------------
 
 MILLION, THOUSAND = 10**6, 10**3
 PLAIN = ("cohort={name='random', size=100}", "privacy={}")
@@ -458,7 +459,9 @@ class Crowd:
 
 
 class Watched(Sequence[Any]):
-    """Numbers of all clients whose every use is a call of Python's, so that `max` or numpy cannot walk over them unseen."""
+    """Numbers of all clients whose every use is a call of Python's, so that `max` or numpy cannot walk over them
+    unseen.
+    """
 
     def __init__(self, numbers: Sequence[Any]) -> None:
         self.numbers = numbers
@@ -527,7 +530,9 @@ def test_the_work_of_a_hidden_round_does_not_either() -> None:
 
 @pytest.mark.slow
 def test_a_walk_over_everybody_is_noticed() -> None:
-    """Negative controls: the largest size looked for at every grant, as it once was, and a cohort out of a permutation of everybody."""
+    """Negative controls: the largest size looked for at every grant, as it once was, and a cohort out of a permutation
+    of everybody.
+    """
 
     class Slow(Federation):
         largest = property(lambda self: max(self.sizes))  # type: ignore[assignment]

@@ -1,4 +1,6 @@
-"""Clients as processes of their own on a slow network: the same numbers, only later; and who is silent is not waited for."""
+"""Clients as processes of their own on a slow network: the same numbers, only later; and who is silent is not waited
+for.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,7 @@ def model(folder: Path) -> torch.Tensor:
     return tree.flat(safetensors.torch.load_file(folder / "model.safetensors"))
 
 
-# a line ---------------------------------------------------------------------------------------------------------------------------
+# a line ---------------------------------------------------------------------------------------------------------------
 
 ECHO = (
     "import sys, time, struct\n"
@@ -121,7 +123,7 @@ def test_networks_that_are_none(network: Table) -> None:
         made(network)
 
 
-# runs -----------------------------------------------------------------------------------------------------------------------------
+# runs -----------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
@@ -167,7 +169,9 @@ def test_so_is_a_run_that_prepares(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_silent_device_is_not_waited_for_and_somebody_else_is_asked(tmp_path: Path) -> None:
-    """One process is stopped while it should work: the round ends without it, later ones draw others, and when it wakes it takes part again."""
+    """One process is stopped while it should work: the round ends without it, later ones draw others, and when it wakes
+    it takes part again.
+    """
     stopped: list[int] = []
     who: list[list[int]] = []
 

@@ -220,7 +220,7 @@ def test_a_deadline_is_for_processes_only() -> None:
         config.load(None, ["engine.executor=processes", "engine.deadline_s=0"])
 
 
-# what is blamed --------------------------------------------------------------------------------------------------------
+# what is blamed -------------------------------------------------------------------------------------------------------
 
 
 def test_errors_of_the_library_and_ctrl_c_are_not_blamed_on_anybody(name: str) -> None:

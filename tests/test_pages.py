@@ -1,4 +1,6 @@
-"""Both pages: one file each that loads nothing, says what the tables say, and is drawn by a real browser in both themes."""
+"""Both pages: one file each that loads nothing, says what the tables say, and is drawn by a real browser in both
+themes.
+"""
 
 from __future__ import annotations
 
@@ -142,7 +144,7 @@ def test_a_thousand_clients_over_many_rounds_fit(folder: Path, facts: dict[str, 
     assert len(page(big)) < 1_000_000
 
 
-# colours ----------------------------------------------------------------------------------------------------------------
+# colours --------------------------------------------------------------------------------------------------------------
 
 
 def linear(colour: str) -> Any:
@@ -190,7 +192,7 @@ def test_the_colour_check_sees_a_red_and_a_green_of_one_lightness() -> None:
     assert min(nearest(pair, eye) for eye in BLIND) < 14
 
 
-# in a browser -----------------------------------------------------------------------------------------------------------
+# in a browser ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow

@@ -1,4 +1,6 @@
-"""Active-class partitions: k classes and equally many examples for everybody, and names of classes that are each client's own."""
+"""Active-class partitions: k classes and equally many examples for everybody, and names of classes that are each
+client's own.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +53,7 @@ def dealt_or_refused(scheme: Active, train: Split, test: Split) -> tuple[tuple[R
         return None, str(refused.code)
 
 
-# as published: 50,000 and 10,000 images, 100 clients --------------------------------------------------------------------
+# as published: 50,000 and 10,000 images, 100 clients ------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("k", [3, 5, 7])
@@ -83,7 +85,7 @@ def test_random_lists_give_the_same_sizes(k: int) -> None:
     assert len({tuple(row) for row in held > 0}) > 10  # control: circulant lists are ten at most
 
 
-# any numbers ------------------------------------------------------------------------------------------------------------
+# any numbers ----------------------------------------------------------------------------------------------------------
 
 
 def even(held: Array, totals: Array, holds: Array) -> bool:
@@ -126,7 +128,9 @@ def test_the_filling_is_even_exactly_where_that_is_possible(drawn: tuple[list[in
 
 
 def test_a_greedy_filling_without_taking_over_is_noticed() -> None:
-    """Broken twin: whoever finds none of its classes left goes without. Client 0 may have only what client 1 can do without."""
+    """Broken twin: whoever finds none of its classes left goes without. Client 0 may have only what client 1 can do
+    without.
+    """
     totals, holds = np.array([5, 3]), np.array([[True, False], [True, True]])
     stuck = 0
     for seed in range(20):
@@ -195,7 +199,7 @@ def test_random_lists_are_drawn_again_until_they_can_be_filled(monkeypatch: pyte
     assert np.array_equal(held > 0, drawn[1])
 
 
-# who is tested on what --------------------------------------------------------------------------------------------------
+# who is tested on what ------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("scheme", [IID(7), Classes(7, 3)], ids=repr)
@@ -212,7 +216,7 @@ def test_other_schemes_divide_test_examples_in_proportion(scheme: IID | Classes)
     assert labels[2] == 5
 
 
-# names ------------------------------------------------------------------------------------------------------------------
+# names ----------------------------------------------------------------------------------------------------------------
 
 
 def same_names(train: Split, rows: Rows, test: Split, tests: Rows, names: tuple[Array, Array, int]) -> bool:
@@ -235,7 +239,8 @@ def test_anonymous_clients_have_names_of_their_own() -> None:
     names = scheme.relabel(train.y, rows, test.y, tests, rng(4))
     assert same_names(train, rows, test, tests, names)
     assert np.array_equal(names[0], scheme.relabel(train.y, rows, test.y, tests, rng(4))[0])
-    # of 20 permutations of 3 by chance about 3.3 are the same: all six occur, and none everywhere (6 (5/6)^20 < 0.16: fixed seed)
+    # of 20 permutations of 3 by chance about 3.3 are the same: all six occur, and none everywhere (6 (5/6)^20 < 0.16:
+    # fixed seed)
     orders = {tuple(names[0][[mine[train.y[mine] == c][0] for c in np.unique(train.y[mine])]]) for mine in rows}
     assert len(orders) == 6
     # control: other names for the test examples, and one name for two classes

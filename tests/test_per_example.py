@@ -1,7 +1,8 @@
-"""Sums of clipped per-example gradients: the layer rules, torch.func, and a loop that takes one example at a time must agree.
+"""Sums of clipped per-example gradients: the layer rules, torch.func, and a loop that takes one example at a time must
+agree.
 
-The loop is the definition: backward for each example alone, its norm over all parameters, the clip, the sum. It shares nothing with the package
-but the slack by which a clip stays below its bound.
+The loop is the definition: backward for each example alone, its norm over all parameters, the clip, the sum. It shares
+nothing with the package but the slack by which a clip stays below its bound.
 """
 
 from __future__ import annotations
@@ -78,7 +79,7 @@ def agree(task: Any, params: Params, batch: Examples, clip: float, order: int) -
     assert close(task.clipped_sum(task.losses, params, batch, draws, clip, order), expected, tolerance)
 
 
-# random architectures ---------------------------------------------------------------------------------------------------
+# random architectures -------------------------------------------------------------------------------------------------
 
 
 @st.composite
@@ -168,7 +169,7 @@ def test_a_wide_convolution_forms_no_gradient_per_example() -> None:
         agree(task, weights(task, torch.float64), rows(4, (8, 4, 4)), 0.5, order)
 
 
-# what the rules do not cover ----------------------------------------------------------------------------------------------
+# what the rules do not cover ------------------------------------------------------------------------------------------
 
 
 class Twice(nn.Module):
@@ -284,7 +285,7 @@ def test_grouped_and_padded_otherwise_convolutions_are_not_covered() -> None:
         assert close(task.clipped_sum(task.losses, params, batch, draws, 0.3, 2), expected, 1e-9)
 
 
-# extreme examples -------------------------------------------------------------------------------------------------------
+# extreme examples -----------------------------------------------------------------------------------------------------
 
 small: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "linear": (lambda: nn.Sequential(nn.Flatten(), nn.Linear(72, CLASSES)), SHAPE),
@@ -349,7 +350,7 @@ def test_no_clipped_gradient_is_longer_than_the_clip() -> None:
             assert clip * (1 - 1e-5) < reached <= clip
 
 
-# tightness --------------------------------------------------------------------------------------------------------------
+# tightness ------------------------------------------------------------------------------------------------------------
 
 N, CLIP, DIM = 10, 0.7, 5
 TASK = Quadratic(DIM)

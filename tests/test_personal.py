@@ -1,6 +1,8 @@
-"""Personal budgets: the arithmetic of rates, thresholds and waste by closed forms and by enumeration, and how budgets are read.
+"""Personal budgets: the arithmetic of rates, thresholds and waste by closed forms and by enumeration, and how budgets
+are read.
 
-Numbers are those of the sources or of exact accountants; the published mechanism is held to what it really loses, not to what it claims.
+Numbers are those of the sources or of exact accountants; the published mechanism is held to what it really loses, not
+to what it claims.
 """
 
 from __future__ import annotations
@@ -45,7 +47,7 @@ def each(*values: float) -> Any:
     return np.array(values)
 
 
-# sampling by threshold --------------------------------------------------------------------------------------------------
+# sampling by threshold ------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -64,7 +66,8 @@ def test_one_hidden_sample_costs_the_budget_and_no_more(budget: float, tau: floa
 def loss_ratio(outputs: tuple[int, ...], rate: float, tau: float, stops: bool) -> float:
     """ln of P[outputs | client in] / P[outputs | client out], for rounds of randomised response on a hidden sample.
 
-    `stops`: the client is charged when it is drawn and, its budget used up, takes no part any more (as published); else it tosses in every round.
+    `stops`: the client is charged when it is drawn and, its budget used up, takes no part any more (as published); else
+    it tosses in every round.
     """
     yes = math.exp(tau)  # P1(1)/P0(1), and P1(0)/P0(0) is its inverse
     each_round = [yes if o else 1 / yes for o in outputs]
@@ -95,7 +98,7 @@ def test_the_enumeration_over_a_thousand_outputs() -> None:
     )  # charging everybody every round is exact
 
 
-# what a threshold wastes ------------------------------------------------------------------------------------------------
+# what a threshold wastes ----------------------------------------------------------------------------------------------
 
 
 def test_waste_at_the_budgets_themselves() -> None:
@@ -143,7 +146,7 @@ def test_equal_budgets_waste_nothing_and_none_are_refused() -> None:
         assert refusal.value.code == "threshold-without-budgets"
 
 
-# noise and rates --------------------------------------------------------------------------------------------------------
+# noise and rates ------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -273,11 +276,13 @@ def test_personal_noise_is_weighed_by_its_inverse_variance() -> None:
     assert weights.max() == pytest.approx(1.0)
 
 
-# as published -----------------------------------------------------------------------------------------------------------
+# as published ---------------------------------------------------------------------------------------------------------
 
 
 def published(cost: str, rounds: int = 100, granted: float = 1.0) -> tuple[list[float], list[float], list[float]]:
-    """Left after each round, the noise of each round, and the true epsilon so far: everybody grants the same, so everybody takes part."""
+    """Left after each round, the noise of each round, and the true epsilon so far: everybody grants the same, so
+    everybody takes part.
+    """
     parts = made(
         {"name": "pdp_prox", "mechanism": "published"},
         {"name": "threshold_published", "cost": cost, "retire_below": 0.0},

@@ -1,4 +1,6 @@
-"""Personal budgets in federations that are run: they hold, are used, survive faults and kills; what does not fit together does not start."""
+"""Personal budgets in federations that are run: they hold, are used, survive faults and kills; what does not fit
+together does not start.
+"""
 
 from __future__ import annotations
 
@@ -83,7 +85,9 @@ def test_published_budgets_are_claimed_and_what_holds_is_said(cost: str, tmp_pat
 @pytest.mark.slow
 @pytest.mark.parametrize("rounds", [12, pytest.param(60, marks=pytest.mark.slow)])
 def test_published_dp_prox_plays_every_round_and_spends_what_it_was_granted(rounds: int, tmp_path: Path) -> None:
-    """Accounted for as a Poisson sample of rate K/N, in which everybody pays for every round: nobody's own count of exposures may end it."""
+    """Accounted for as a Poisson sample of rate K/N, in which everybody pays for every round: nobody's own count of
+    exposures may end it.
+    """
     epsilon, size, clients = 4.0, 5, 22
     cohort = {"name": "random", "size": size}
     parts = made({"name": "dp_prox", "variant": "published"}, cohort, epsilon, rounds, clients)
@@ -150,7 +154,9 @@ def test_ten_thousand_rounds_take_nobody_over_its_cap() -> None:
 
 
 def test_an_exhausted_client_changes_no_bit() -> None:
-    """Three exposures are planned and six rounds played: what a client holds after its last exposure is never looked at."""
+    """Three exposures are planned and six rounds played: what a client holds after its last exposure is never looked
+    at.
+    """
 
     def model(poison: bool) -> torch.Tensor:
         parts = made({"name": "pdp_prox"}, {"name": "random", "size": 22, "t_plan": 3}, GROUPS)
@@ -219,7 +225,9 @@ def test_nobody_answers_and_the_noise_comes_all_the_same() -> None:
 )
 @pytest.mark.parametrize("mechanism", ["rates", "bounds", "local"])
 def test_faults_never_take_noise_away(mechanism: str, faults: dict[str, float]) -> None:
-    """What the server releases is at least as noisy as the plan says, however many clients are lost or late; and they have paid."""
+    """What the server releases is at least as noisy as the plan says, however many clients are lost or late; and they
+    have paid.
+    """
     algorithm = {"name": "pdp_prox", "mechanism": mechanism, "clip": 1e-6}  # hardly any signal: what is left is noise
     heard: list[list[float]] = []
     accounts: list[dict[int, Any]] = []

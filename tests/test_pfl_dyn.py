@@ -1,6 +1,8 @@
-"""PFLDyn against its formulas: what one step is, what the server makes of the first round, and the invariant g = mean of all g_n.
+"""PFLDyn against its formulas: what one step is, what the server makes of the first round, and the invariant g = mean
+of all g_n.
 
-The clients of most tests pull towards a point each, f_n(w) = 1/2 |w - a_n|^2, whatever loss they are asked for: every step is then known by hand.
+The clients of most tests pull towards a point each, f_n(w) = 1/2 |w - a_n|^2, whatever loss they are asked for: every
+step is then known by hand.
 """
 
 from __future__ import annotations
@@ -83,7 +85,7 @@ def g_of(run: Played) -> tuple[Tensor, Tensor]:
     return tree.flat(run.server.g), mean
 
 
-# the client -------------------------------------------------------------------------------------------------------------
+# the client -----------------------------------------------------------------------------------------------------------
 
 
 def stepped(rule: LocalSgd, y: Any, eta: float, direction: Any) -> Any:
@@ -185,7 +187,7 @@ def test_a_network_whose_features_are_the_input_has_nothing_to_learn(tmp_path: P
     assert ended.metrics[0]["accuracy"] == ended.metrics[-1]["accuracy"] > 0.7
 
 
-# the server -------------------------------------------------------------------------------------------------------------
+# the server -----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("who", [[0, 1, 2, 3, 4], [1, 3], [2]])
@@ -259,7 +261,9 @@ def test_leaky_forgets() -> None:
 
 
 def test_two_clients_that_solve_their_problem_meet_in_the_middle() -> None:
-    """f_n = 1/2 (w - a_n)^2, a = (0, 4), from w = 1: 2.8182, 2.0744, 2.0068, ... -> 2. Curvature 1 + alpha: one step of 1/(1 + alpha) is exact."""
+    """f_n = 1/2 (w - a_n)^2, a = (0, 4), from w = 1: 2.8182, 2.0744, 2.0068, ... -> 2. Curvature 1 + alpha: one step of
+    1/(1 + alpha) is exact.
+    """
     run, path = pulled("scaled", [[0.0], [4.0]], at=1.0, lr=1 / (1 + ALPHA)), []
     for _ in range(200):
         run.one_round([0, 1])
@@ -269,7 +273,7 @@ def test_two_clients_that_solve_their_problem_meet_in_the_middle() -> None:
     assert [float(run.states[k].g["w"]) for k in (0, 1)] == pytest.approx([2.0, -2.0], abs=1e-6)  # the gradients there
 
 
-# refusals ---------------------------------------------------------------------------------------------------------------
+# refusals -------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

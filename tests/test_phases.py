@@ -1,5 +1,5 @@
-"""A run that prepares before it trains: the same bytes however it is stopped and wherever its clients live, books of every phase under its own name, and messages
-as long as the schemas say.
+"""A run that prepares before it trains: the same bytes however it is stopped and wherever its clients live, books of
+every phase under its own name, and messages as long as the schemas say.
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ def warm_server() -> None:
     warm.start()
 
 
-# resume ----------------------------------------------------------------------------------------------------------------------
+# resume ---------------------------------------------------------------------------------------------------------------
 
 
 METHODS = {
@@ -338,7 +338,7 @@ def test_after_ctrl_c_the_preparation_goes_on_where_it_stopped(
     assert apart(unstopped, whole(out)) == []
 
 
-# executors -------------------------------------------------------------------------------------------------------------------
+# executors ------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
@@ -364,7 +364,7 @@ def test_ranks_do_not_prepare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         assert refusal.value.code == "ranks-cannot-prepare"
 
 
-# books ----------------------------------------------------------------------------------------------------------------------------
+# books ----------------------------------------------------------------------------------------------------------------
 
 
 def test_every_phase_is_in_the_books_under_its_own_name(once: Path) -> None:
@@ -410,7 +410,9 @@ def test_one_row_per_round(once: Path) -> None:
 
 
 def test_no_two_phases_draw_the_same() -> None:
-    """Nothing that a round draws from, noise of the server, noise of a client, order of data, is drawn from in another phase."""
+    """Nothing that a round draws from, noise of the server, noise of a client, order of data, is drawn from in another
+    phase.
+    """
     parts = Parts(tiny())
     drawn = []
     for each in (*parts.preparation, parts):
@@ -437,7 +439,7 @@ def test_the_keys_of_the_phases_are_those_that_clients_see(tmp_path: Path, monke
     assert len({key for _, key in seen}) == len(seen)
 
 
-# what it costs ---------------------------------------------------------------------------------------------------------------------
+# what it costs --------------------------------------------------------------------------------------------------------
 
 
 def test_device_flops_are_the_closed_form(once: Path) -> None:
@@ -509,7 +511,9 @@ def test_bytes_are_the_sizes_of_the_messages(once: Path) -> None:
 
 
 def test_the_totals_are_formula_18_and_what_it_leaves_out(once: Path) -> None:
-    """Beyond the formula: the first broadcast, running statistics of the generator, counts and flags beside prototypes, requests and refusals, and envelopes."""
+    """Beyond the formula: the first broadcast, running statistics of the generator, counts and flags beside prototypes,
+    requests and refusals, and envelopes.
+    """
     parts = Parts(config.load(once / "experiment.toml"))
     rows, training = rows_of(once), [json.loads(line) for line in (once / "metrics.jsonl").read_text().splitlines()]
     d_m, d_p = tree.size(parts.task.init(0)), parts.task.width
@@ -575,7 +579,7 @@ def test_the_phases_are_what_the_names_say() -> None:
     assert "slaug_fl" in ALGORITHMS
 
 
-# one budget -----------------------------------------------------------------------------------------------------------------------
+# one budget -----------------------------------------------------------------------------------------------------------
 
 PRIVATE = {"privacy": {"epsilon": 8.0, "delta": 1e-4}}
 
@@ -603,7 +607,9 @@ def test_a_plan_of_phases_is_what_the_receipt_says(variant: str, tmp_path: Path)
 
 
 def test_a_phase_spends_its_share_and_no_more(tmp_path: Path) -> None:
-    """On a ledger for several runs, the charges of both phases are under one cap, in one currency; with another share the noises trade places."""
+    """On a ledger for several runs, the charges of both phases are under one cap, in one currency; with another share
+    the noises trade places.
+    """
     noises = []
     for share in (0.2, 0.8):
         table = {**TINY["algorithm"], "variant": "rigorous_b", "share": share}
@@ -630,7 +636,9 @@ def test_a_phase_spends_its_share_and_no_more(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("variant", [pytest.param("rigorous_a", marks=pytest.mark.slow), "rigorous_b"])
 def test_phases_on_a_ledger_of_their_own_fill_the_budget_together(variant: str) -> None:
-    """Composed by privacy loss, without the slack of a single Renyi order; a phase has its own count, and leaves nothing over for another."""
+    """Composed by privacy loss, without the slack of a single Renyi order; a phase has its own count, and leaves
+    nothing over for another.
+    """
     table = {**TINY["algorithm"], "variant": variant}
     parts = Parts(tiny(algorithm=table, rounds=20, **PRIVATE))
     plans = [mine.plan for mine in (*parts.preparation, parts)]
@@ -670,7 +678,9 @@ def test_without_counting_phases_would_need_more_noise() -> None:
 
 @pytest.mark.slow
 def test_a_promise_about_clients_after_a_preparation_is_priced_by_itself() -> None:
-    """One phase asks for the whole budget: as if it were alone, though its cohort is hidden and nobody reads single examples."""
+    """One phase asks for the whole budget: as if it were alone, though its cohort is hidden and nobody reads single
+    examples.
+    """
     table = {
         "cohort": {"name": "poisson", "rate": 0.5},
         "uplink": {

@@ -1,6 +1,7 @@
 """The plan: exposures known before training, integer shares that never exceed a cap, and who pays in which round.
 
-The formulas of shares, of Gaussian DP and of the Renyi loss are written anew here; the rounds are played without training.
+The formulas of shares, of Gaussian DP and of the Renyi loss are written anew here; the rounds are played without
+training.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ def charges(plan: Plan, client: int) -> list[Price]:
     return [price for price in priced if price is not None]
 
 
-# shares and prices ------------------------------------------------------------------------------------------------------
+# shares and prices ----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -154,7 +155,9 @@ def test_sampled_noise_stays_within_its_budget(epsilon: float, times: int, reads
 @pytest.mark.parametrize("rounds", [2, pytest.param(4, marks=pytest.mark.slow)])
 @pytest.mark.slow
 def test_a_fixed_plan_of_sampled_releases_counts_them(rounds: int) -> None:
-    """Accounted as a whole it takes less noise than release by release, and every client pays with whole releases of its own plan."""
+    """Accounted as a whole it takes less noise than release by release, and every client pays with whole releases of
+    its own plan.
+    """
 
     def of(schedule: Schedule, times: list[int]) -> Plan:
         offer = LAWS["renyi"]._replace(rate=0.5)
@@ -188,7 +191,7 @@ def test_what_cannot_be_priced_is_refused_before_the_first_round() -> None:
         _ = parts.plan
 
 
-# adaptive ---------------------------------------------------------------------------------------------------------------
+# adaptive -------------------------------------------------------------------------------------------------------------
 
 
 @quick
@@ -227,7 +230,7 @@ def test_adaptive_spending_grows_after_a_stall_and_only_then() -> None:
     assert [p / UNIT for p in paid] == pytest.approx([0.05, 0.05, 0.075, 0.075], abs=1e-11)
 
 
-# rounds without training ------------------------------------------------------------------------------------------------
+# rounds without training ----------------------------------------------------------------------------------------------
 
 
 def experiment(algorithm: dict[str, Any], **changes: Any) -> config.Experiment:

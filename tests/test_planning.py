@@ -1,7 +1,8 @@
-"""`privacy plan`: numbers in both directions, what else keeps the promise, and a real experiment foreseen to the byte without leaving a trace.
+"""`privacy plan`: numbers in both directions, what else keeps the promise, and a real experiment foreseen to the byte
+without leaving a trace.
 
-The laws: budget -> noise -> budget comes home; a larger federation is never noisier; what is printed as a command keeps what was promised; the
-expected noise is the noise that the engine really makes.
+The laws: budget -> noise -> budget comes home; a larger federation is never noisier; what is printed as a command keeps
+what was promised; the expected noise is the noise that the engine really makes.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from sordino.runs.setup import Parts
 quick = settings(deadline=None, derandomize=True, max_examples=40)
 Table = dict[str, Any]
 
-# numbers, both ways ------------------------------------------------------------------------------------------------------
+# numbers, both ways ---------------------------------------------------------------------------------------------------
 
 
 @st.composite
@@ -82,7 +83,7 @@ def test_asking_in_one_direction_answers_in_the_other() -> None:
     assert back.noise_multiplier == pytest.approx(there.noise_multiplier, rel=1e-6)
 
 
-# a larger federation -----------------------------------------------------------------------------------------------------
+# a larger federation --------------------------------------------------------------------------------------------------
 
 
 @quick
@@ -98,7 +99,9 @@ Search = Callable[..., Enough | None]
 
 
 def check_enough(q: Question, search: Search) -> None:
-    """What is found is below the mark by the library's own calibration; one client fewer in the cohort is not, unless delta had to fall."""
+    """What is found is below the mark by the library's own calibration; one client fewer in the cohort is not, unless
+    delta had to fall.
+    """
     power, units = (1, 1) if q.unit == "client" else (2, q.records)
     for below in (1.0, 0.3):
         found = search(
@@ -153,7 +156,9 @@ def test_the_check_finds_a_search_that_forgets_something() -> None:
 
 
 def test_a_hundred_clients_with_local_noise_are_told() -> None:
-    """28,938 parameters, 100 clients: noise of every client's own is not trainable, and no crowd on earth would change it at this budget."""
+    """28,938 parameters, 100 clients: noise of every client's own is not trainable, and no crowd on earth would change
+    it at this budget.
+    """
     local = calculator._local(Question(1.0, 1e-5, "client", 100, 100, 20, parameters=28_938))
     assert local.noise_to_signal > 100
     found = enough(0.3, 100, 100, 1e-5, 1, 2, lambda delta: local.noise_to_signal * 1e4)
@@ -171,7 +176,7 @@ def test_a_warning_where_the_noise_is_louder_than_the_signal(clients: int, loud:
         assert f"{found[0].clients:,} such clients" in said
 
 
-# the noise that comes ------------------------------------------------------------------------------------------------------
+# the noise that comes -------------------------------------------------------------------------------------------------
 
 DIM = 4000
 QUADRATICS: Table = {
@@ -224,7 +229,8 @@ def check_noise(name: str, expected: float) -> None:
     made = mean_norm(parts)
     if name.startswith("records"):
         expected *= parts.algorithm.lr
-    # a Gaussian norm in 4,000 dimensions deviates by 1.2 %, a Laplace one by 1.8 %: 8 % is over 4 deviations, and seeds are fixed
+    # a Gaussian norm in 4,000 dimensions deviates by 1.2 %, a Laplace one by 1.8 %: 8 % is over 4 deviations, and seeds
+    # are fixed
     assert made == pytest.approx(expected, rel=0.08)
 
 
@@ -287,7 +293,7 @@ def test_an_adaptive_run_expects_the_noise_that_comes(name: str) -> None:
     assert not federation.stalled(replace(received, mean=tree.scale(10.0, received.mean)))
 
 
-# a real experiment, foreseen -------------------------------------------------------------------------------------------------
+# a real experiment, foreseen ------------------------------------------------------------------------------------------
 
 DIGITS: Table = {
     "rounds": 12,
@@ -425,7 +431,9 @@ def test_where_nobody_takes_part_nothing_is_promised_to_cost() -> None:
 
 
 def test_what_this_data_cannot_do_is_said() -> None:
-    """1,438 rows are not enough clients of ten rows for some; for others delta no longer lies below one over what is protected."""
+    """1,438 rows are not enough clients of ten rows for some; for others delta no longer lies below one over what is
+    protected.
+    """
     found = compare(
         None, ["partition={scheme='dirichlet', clients=100, alpha=100.0}", "rounds=2", "privacy.epsilon=4.0"]
     )
@@ -457,7 +465,7 @@ def test_the_federation_that_would_be_heard_recalibrates_where_delta_must_fall()
         assert found.noise_to_signal < found.below <= again.ratio * math.sqrt(3 / (found.cohort - 1))
 
 
-# the start of a run --------------------------------------------------------------------------------------------------------
+# the start of a run ---------------------------------------------------------------------------------------------------
 
 
 def test_a_run_that_will_hear_nothing_says_so(tmp_path: Path) -> None:
@@ -487,7 +495,7 @@ def test_the_warning_reads_public_numbers_and_calibrates_nothing(monkeypatch: py
     assert len(drowning(parts)) == 1
 
 
-# the conversation ----------------------------------------------------------------------------------------------------------
+# the conversation -----------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture

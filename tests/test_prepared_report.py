@@ -1,4 +1,6 @@
-"""What is said of a run that prepared: whom it asked, what it kept and draws, what that cost. Checked against the data, the messages and the formula."""
+"""What is said of a run that prepared: whom it asked, what it kept and draws, what that cost. Checked against the data,
+the messages and the formula.
+"""
 
 from __future__ import annotations
 
@@ -82,7 +84,7 @@ def pixels(uri: str) -> Any:
     return np.asarray(Image.open(io.BytesIO(base64.b64decode(data))).convert("RGBA"))
 
 
-# whom it asked ----------------------------------------------------------------------------------------------------------
+# whom it asked --------------------------------------------------------------------------------------------------------
 
 
 def test_who_declined_had_too_few_images_and_who_answered_had_enough(found: dict[str, Any], parts: Parts) -> None:
@@ -132,7 +134,7 @@ def test_outside_a_simulation_nobody_looks_at_what_is_wrong(folder: Path, parts:
     assert not any(framed(row[kind]) for row in facts["gallery"]["rows"] for kind in ("kept", "rejected"))
 
 
-# pictures ---------------------------------------------------------------------------------------------------------------
+# pictures -------------------------------------------------------------------------------------------------------------
 
 
 @settings(deadline=None, max_examples=20)
@@ -195,7 +197,7 @@ def test_what_was_handed_out_is_what_is_drawn(found: dict[str, Any], folder: Pat
         assert len(np.unique(pixels(blank["drawn"])[..., 0])) <= 2  # one grey, and nothing between the images
 
 
-# what it cost -----------------------------------------------------------------------------------------------------------
+# what it cost ---------------------------------------------------------------------------------------------------------
 
 counts = st.integers(1, 30)
 
@@ -270,7 +272,7 @@ def test_a_target_with_the_preparation_and_one_that_is_not_reached() -> None:
     assert beyond == {"down": 3 * (10 - 5), "up": 3 * (7 - 5)}
 
 
-# where it is said -------------------------------------------------------------------------------------------------------
+# where it is said -----------------------------------------------------------------------------------------------------
 
 
 def test_a_folder_is_read_without_ledger_or_lock_and_left_alone(
@@ -363,7 +365,7 @@ def test_the_figures_begin_with_the_preparation(folder: Path) -> None:
     assert not figures.RUN["accuracy-compute"]({**facts, "metrics": untold}, Figure().subplots())
 
 
-# compared ---------------------------------------------------------------------------------------------------------------
+# compared -------------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -408,7 +410,7 @@ def test_a_comparison_names_the_candidates_everywhere(compared: Comparison) -> N
         assert "plain: " not in said
 
 
-# the page ---------------------------------------------------------------------------------------------------------------
+# the page -------------------------------------------------------------------------------------------------------------
 
 
 def test_the_page_carries_its_pictures(folder: Path) -> None:

@@ -1,4 +1,6 @@
-"""Client code in other processes: frames, workers that die, refuse or outlive their server, and checkpoints of several parts."""
+"""Client code in other processes: frames, workers that die, refuse or outlive their server, and checkpoints of several
+parts.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,7 @@ def quick_workers(warm_server: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(processes, "subprocess", warm.stand_in())
 
 
-# frames -----------------------------------------------------------------------------------------------------------------
+# frames ---------------------------------------------------------------------------------------------------------------
 
 
 @settings(deadline=None, derandomize=True, max_examples=50)
@@ -69,7 +71,7 @@ def test_a_length_beyond_reason_allocates_nothing() -> None:
         assert read(io.BytesIO(length.to_bytes(8, "little") + b"x")) is None
 
 
-# workers ----------------------------------------------------------------------------------------------------------------
+# workers --------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
@@ -194,7 +196,7 @@ def test_what_client_code_prints_is_no_message(
     assert capfd.readouterr().err.count("x" * 9000) == 2  # the cohort of one round
 
 
-# checkpoints in parts ---------------------------------------------------------------------------------------------------
+# checkpoints in parts -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("part", ["clients-0", "clients-1", "checkpoints"])
@@ -230,7 +232,7 @@ def test_a_checkpoint_of_which_only_some_parts_were_written(
     assert differences(loop, trace(tmp_path / "apart")) == []
 
 
-# messages ---------------------------------------------------------------------------------------------------------------
+# messages -------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["scaffold", "gaussian_gdp"])

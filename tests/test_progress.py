@@ -31,7 +31,7 @@ class Clock:
         return self.now
 
 
-# epsilon ------------------------------------------------------------------------------------------------------------------
+# epsilon --------------------------------------------------------------------------------------------------------------
 
 
 def told(folder: Path, spending: Spending, *overrides: str) -> list[str]:
@@ -77,7 +77,8 @@ def test_an_older_epsilon_says_of_which_round_it_is(tmp_path: Path) -> None:
         said.append(spending.text(step))
 
     start(config.load(None, [*FEW, f"rounds={ROUNDS}"]), tmp_path / "run", watch)
-    # a first composition is thought to take 0.5 s, so it waits for 10; on this clock it takes none, so the next waits for 3
+    # a first composition is thought to take 0.5 s, so it waits for 10; on this clock it takes none, so the next waits
+    # for 3
     assert "spent of" in said[0]
     assert all(text.startswith("ε ") and "after round" not in text for text in said[1:])
     spending.EVERY = 1000.0
@@ -163,7 +164,7 @@ def test_a_greedy_twin_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     assert share_of_time(Greedy, 5.0, 1.0, monkeypatch) > 0.3
 
 
-# lines and bars -----------------------------------------------------------------------------------------------------------
+# lines and bars -------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture

@@ -1,4 +1,6 @@
-"""Prototypes: the paper's loss by hand and by finite differences, nearest class means by numpy, and the episodes they are learned from."""
+"""Prototypes: the paper's loss by hand and by finite differences, nearest class means by numpy, and the episodes they
+are learned from.
+"""
 
 from __future__ import annotations
 
@@ -72,7 +74,7 @@ def opened(examples: Examples, client: int = 0, task: Any = PLANE) -> Shard:
     return Open().open(examples, Grant(client, len(examples.y), len(examples.y), Counter(0)), task)
 
 
-# the loss ---------------------------------------------------------------------------------------------------------------
+# the loss -------------------------------------------------------------------------------------------------------------
 
 
 def test_the_worked_example() -> None:
@@ -114,7 +116,9 @@ def without_support(task: Classification, params: Params, support: Examples, que
 
 
 def slope_error(found: Params, loss: Callable[[Params], Tensor], params: Params) -> float:
-    """The largest gap between a gradient and central differences, over coordinates; step 1e-5, so about 1e-10 is rounding."""
+    """The largest gap between a gradient and central differences, over coordinates; step 1e-5, so about 1e-10 is
+    rounding.
+    """
     worst, step = 0.0, 1e-5
     for name, value in params.items():
         for i in range(value.numel()):
@@ -164,7 +168,7 @@ def test_a_query_whose_class_the_support_lacks_has_no_say(kind: str) -> None:
     assert not any(bool(g.any()) for g in nobody.values())
 
 
-# what a client makes of it ------------------------------------------------------------------------------------------------
+# what a client makes of it --------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", NETS)
@@ -207,7 +211,7 @@ def test_finetune_is_one_full_step_of_a_tenth(kind: str) -> None:
     assert float(tree.norm(tree.sub(made.params, params))) > 1e-4
 
 
-# episodes -----------------------------------------------------------------------------------------------------------------
+# episodes -------------------------------------------------------------------------------------------------------------
 
 
 @settings(deadline=None, derandomize=True, max_examples=60)

@@ -1,4 +1,6 @@
-"""What the report of a run says: true to the receipt, in words that do not promise more than the number. (How it looks: test_pages.)"""
+"""What the report of a run says: true to the receipt, in words that do not promise more than the number. (How it looks:
+test_pages.)
+"""
 
 from __future__ import annotations
 

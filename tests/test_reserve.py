@@ -1,4 +1,6 @@
-"""Smaller data sets: pixels are exact area means, slices are disjoint, stratified, complete and the same for the same seed."""
+"""Smaller data sets: pixels are exact area means, slices are disjoint, stratified, complete and the same for the same
+seed.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +56,9 @@ def refused(act: Callable[[], object]) -> DataError:
 
 
 def by_replication(images: Array, side: int) -> Array:
-    """The same by another way: every pixel as side x side of itself, then the mean of whole blocks, rounded half up in whole numbers."""
+    """The same by another way: every pixel as side x side of itself, then the mean of whole blocks, rounded half up in
+    whole numbers.
+    """
     n, height, width, channels = images.shape
     fine = images.astype(np.int64).repeat(side, 1).repeat(side, 2)
     sums = fine.reshape(n, side, height, side, width, channels).sum((2, 4))
@@ -212,7 +216,8 @@ def test_another_seed_reserves_others() -> None:
     data = numbered([100, 100])
     probes = [reserve(data, 50, 0.1, seed).probe for seed in (0, 1)]
     one, other = (rows(probe) for probe in probes if probe is not None)
-    # Two draws of 50 of 100 share 25 on average per class, with a deviation of 2.5: more than 40 is six deviations away.
+    # Two draws of 50 of 100 share 25 on average per class, with a deviation of 2.5: more than 40 is six deviations
+    # away.
     for label in (0, 1):
         assert len(set(one) & set(other) & set(np.flatnonzero(data.train.y == label))) < 40
 

@@ -9,7 +9,8 @@ from torch import nn
 from sordino import keys
 from sordino.errors import ConfigError, UnsoundGuarantee
 from sordino.privacy.readers.per_example_gradients import one_by_one
-from sordino.tasks.classification import Classification, build_net
+from sordino.tasks.build import build_net
+from sordino.tasks.classification import Classification
 from sordino.tasks.nets import NETS, cnn_norm, logistic, mlp, projected
 from sordino.tasks.resnet import Block, resnet18
 from sordino.types import Examples

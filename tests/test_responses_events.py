@@ -1,4 +1,6 @@
-"""Randomised response in the ledger: what is drawn once counts once, and every accountant against the exact law of many answers."""
+"""Randomised response in the ledger: what is drawn once counts once, and every accountant against the exact law of many
+answers.
+"""
 
 from __future__ import annotations
 
@@ -58,7 +60,7 @@ def by(name: str, event: Event, delta: float, **more: Any) -> float:
     return epsilon_by(name, event, delta, "replace", **more)
 
 
-# the language -----------------------------------------------------------------------------------------------------------------------
+# the language ---------------------------------------------------------------------------------------------------------
 
 
 @given(_events)
@@ -136,7 +138,7 @@ def test_malformed_events(make: Callable[[], Event]) -> None:
     assert caught.value.code == "malformed-event"
 
 
-# its price --------------------------------------------------------------------------------------------------------------------------
+# its price ------------------------------------------------------------------------------------------------------------
 
 
 def law(epsilon: float, k: int) -> np.ndarray[Any, np.dtype[np.float64]]:
@@ -149,7 +151,9 @@ def law(epsilon: float, k: int) -> np.ndarray[Any, np.dtype[np.float64]]:
 @pytest.mark.parametrize("k", [2, 3, 21, 256])
 @pytest.mark.parametrize("epsilon", [0.01, 0.7, 5.0, 40.0])
 def test_the_renyi_curve_is_the_divergence_of_two_laws(epsilon: float, k: int) -> None:
-    """Mironov 2017, definition 3, summed over the answers; both ways round, and the conversion of Canonne, Kamath and Steinke at one order at a time."""
+    """Mironov 2017, definition 3, summed over the answers; both ways round, and the conversion of Canonne, Kamath and
+    Steinke at one order at a time.
+    """
     p, q = law(epsilon, k)
     for order in (1.1, 1.5, 2, 3.7, 8, 32):
         for one, other in ((p, q), (q, p)):
@@ -173,7 +177,9 @@ COMPOSED = [(0.5, 21, 1), (5.0, 21, 1), (0.7318, 21, 49), (5.0, 21, 64), (0.3, 2
 
 
 def excess(event: Repeat, delta: float, epsilon: float) -> float:
-    """The exact delta at `epsilon`, over the one that was asked for: at most 1 where the bound is true. Without the room for rounding that it comes with."""
+    """The exact delta at `epsilon`, over the one that was asked for: at most 1 where the bound is true. Without the
+    room for rounding that it comes with.
+    """
     one, count = event.event, event.count
     assert isinstance(one, Response)
     return (composed_delta(one.epsilon, count, epsilon, one.levels) - 1e-14 * count) / delta
@@ -191,7 +197,9 @@ def test_loss_distributions_are_true_and_tight(epsilon: float, k: int, count: in
 
 
 def test_dp_accounting_takes_many_responses_for_one() -> None:
-    """Version 0.6: its accountant ignores `count` and repetition of this event. Ours composes distributions; when this test fails, the detour can go."""
+    """Version 0.6: its accountant ignores `count` and repetition of this event. Ours composes distributions; when this
+    test fails, the detour can go.
+    """
     from dp_accounting import NeighboringRelation
     from dp_accounting.pld import PLDAccountant
 

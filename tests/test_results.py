@@ -1,4 +1,6 @@
-"""Results in Python: frames say what the files say, nothing hostile gets into a notebook, and a missing package is named."""
+"""Results in Python: frames say what the files say, nothing hostile gets into a notebook, and a missing package is
+named.
+"""
 
 from __future__ import annotations
 
@@ -161,7 +163,7 @@ def test_report_writes_the_page(result: Result, tmp_path: Path) -> None:
     assert result.report(tmp_path / "page.html").read_text().startswith("<!doctype html>")
 
 
-# what a person sees -------------------------------------------------------------------------------------------------------
+# what a person sees ---------------------------------------------------------------------------------------------------
 
 
 class Tags(HTMLParser):
@@ -215,7 +217,7 @@ def test_too_few_points_draw_nothing(tmp_path: Path) -> None:
     )
 
 
-# runs on disk -------------------------------------------------------------------------------------------------------------
+# runs on disk ---------------------------------------------------------------------------------------------------------
 
 
 def test_a_finished_run_is_opened(result: Result) -> None:
@@ -249,7 +251,7 @@ def test_what_is_no_run_is_not_opened(tmp_path: Path) -> None:
     assert refusal.value.code == "not-a-run"
 
 
-# how a run is asked for ---------------------------------------------------------------------------------------------------
+# how a run is asked for -----------------------------------------------------------------------------------------------
 
 FILE = 'rounds = 3\n[algorithm]\nname = "fedavg"\nlr = 0.05\n[partition]\nscheme = "iid"\nclients = 3\n'
 
@@ -320,7 +322,7 @@ def test_progress_is_shown_only_where_it_is_wanted(tmp_path: Path, capsys: pytes
     assert "round 1/1" in said.err
 
 
-# packages -----------------------------------------------------------------------------------------------------------------
+# packages -------------------------------------------------------------------------------------------------------------
 
 
 def test_without_pandas_the_frames_say_what_to_install(result: Result, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,5 @@
-"""Stopped anywhere, by anything, a run continues to the bytes of the run that never stopped; what was spent stays spent.
+"""Stopped anywhere, by anything, a run continues to the bytes of the run that never stopped; what was spent stays
+spent.
 
 Runs here are processes of their own that die of real signals (see `laws.warm`: only the import of torch is shared).
 """
@@ -107,7 +108,7 @@ def _alive() -> set[int]:
     return {int(name) for name in os.listdir("/proc") if name.isdigit()}
 
 
-# kill -9 ----------------------------------------------------------------------------------------------------------------
+# kill -9 --------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["scaffold", "gaussian_gdp_adaptive"])
@@ -177,7 +178,7 @@ def test_resuming_a_finished_run_changes_nothing(tmp_path: Path) -> None:
     assert differences(whole, trace(tmp_path / "run")) == []
 
 
-# what was spent ---------------------------------------------------------------------------------------------------------
+# what was spent -------------------------------------------------------------------------------------------------------
 
 
 def test_an_interrupted_upload_stays_spent(tmp_path: Path) -> None:
@@ -295,7 +296,7 @@ def test_another_draw_of_the_same_release_is_refused(tmp_path: Path) -> None:
     assert released(tmp_path / "run") == before
 
 
-# Ctrl-C -----------------------------------------------------------------------------------------------------------------
+# Ctrl-C ---------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
@@ -347,7 +348,7 @@ def test_control_c_in_a_terminal_reaches_the_whole_group(tmp_path: Path) -> None
     assert "sordino resume" in complaint
 
 
-# the folder -------------------------------------------------------------------------------------------------------------
+# the folder -----------------------------------------------------------------------------------------------------------
 
 
 def test_a_run_folder_belongs_to_one_run(tmp_path: Path) -> None:

@@ -1,4 +1,5 @@
-"""Secure sums as whole runs: FedAvg within the rounding of the fixed point, whatever carries the sum; what is broken off, refused, promised and counted.
+"""Secure sums as whole runs: FedAvg within the rounding of the fixed point, whatever carries the sum; what is broken
+off, refused, promised and counted.
 
 Bounds are closed forms. Statistical tests are seeded and say how likely a correct sampler fails them.
 """
@@ -173,7 +174,9 @@ def equal(a: Any, b: Any) -> bool:
 
 
 def beyond(experiment: Experiment, plain: Experiment, steps: float = 0.0) -> float:
-    """The largest difference of two means of the same round over the bound that is stated for it; `steps` more for an inexact scheme."""
+    """The largest difference of two means of the same round over the bound that is stated for it; `steps` more for an
+    inexact scheme.
+    """
     secret, clear = Watched(experiment), Watched(plain)
     server, worst = secret.parts.state("server"), 0.0
     for t in range(experiment.rounds):
@@ -199,7 +202,9 @@ CARRIED = [(a, c) for a in ("fedavg", "scaffold", "fedprox") for c in ("secagg",
     [pytest.param(*pair, marks=[] if pair in QUICK else [pytest.mark.slow]) for pair in CARRIED],
 )
 def test_round_by_round_it_is_the_plain_algorithm_within_the_bound(algorithm: str, carrier: str) -> None:
-    """Clients of unequal sizes: at most k / (2 s sum of a_i) in a coordinate of the mean; CKKS adds what its noise costs, sqrt(k) / 3 + 1/2 steps."""
+    """Clients of unequal sizes: at most k / (2 s sum of a_i) in a coordinate of the mean; CKKS adds what its noise
+    costs, sqrt(k) / 3 + 1/2 steps.
+    """
     stage = CARRIERS.get(carrier, carrier)
     plain = made("weigh", algorithm=ALGORITHMS[algorithm])
     ours = made("weigh", {"name": "quantise", "range": 16.0}, stage, algorithm=ALGORITHMS[algorithm])
@@ -314,7 +319,9 @@ EIGHT: Table = {"partition": {"scheme": "iid", "clients": 8}, "rounds": 4}
 
 
 def test_the_sum_over_those_who_stay_is_the_sum_of_their_integers() -> None:
-    """Lost and late clients and slow ones: the mean is that of the survivors' integers bit for bit, as many as they are."""
+    """Lost and late clients and slow ones: the mean is that of the survivors' integers bit for bit, as many as they
+    are.
+    """
     tables = {**EIGHT, "chaos": {"drop": 0.15, "slow": 0.1}, "stragglers": {"share": 0.25, "policy": "keep"}}
     secret, dropped = Watched(made("weigh", CLEAR, {"name": "secagg", "threshold": 5}, **tables)), 0
     clear = Uplink((Weigh(), Quantise(Layout(reach=16.0))))
@@ -350,7 +357,9 @@ def test_nobody_can_tell_from_the_sum_who_else_began_the_round() -> None:
 )
 @pytest.mark.parametrize("algorithm", ["fedavg", "scaffold"])
 def test_below_the_threshold_the_round_is_broken_off(algorithm: str, stage: Any, late: bool) -> None:
-    """Eight begin, six or seven must stay: model and controls stay as they are bit for bit, and the next round goes on from them."""
+    """Eight begin, six or seven must stay: model and controls stay as they are bit for bit, and the next round goes on
+    from them.
+    """
     tables = {**EIGHT, "chaos": {"slow" if late else "drop": 0.35}, "algorithm": ALGORITHMS[algorithm]}
     aborted = opened_ = 0
     for before, outcome in Watched(made("weigh", stage, **tables)).rounds(8):
@@ -543,7 +552,9 @@ def test_it_does_not_start(name: str, tmp_path: Path) -> None:
 
 
 def test_what_is_refused_for_many_is_played_by_few() -> None:
-    """The limits are those of the largest round: 100 of 300, all of 256, and a lattice that has no authority's threshold."""
+    """The limits are those of the largest round: 100 of 300, all of 256, and a lattice that has no authority's
+    threshold.
+    """
     for uplink, tables in (
         (["secagg"], {**MANY, "cohort": {"name": "random", "size": 100}}),
         (["secagg"], {"partition": {"scheme": "iid", "clients": 256}}),
@@ -931,7 +942,9 @@ def test_noise_of_the_server_is_one_noise(stage: Secure) -> None:
 
 @pytest.mark.parametrize("stage", [Encrypted("bfv"), Aggregated(2)], ids=["inside", "after opening"])
 def test_laplace_noise_for_coordinates_is_one_noise(stage: Secure) -> None:
-    """Who holds a key opens a noised sum: the noise went in before. Variance 2 beta^2, whose sample deviates by sqrt(5 / D): false alarms 2e-9."""
+    """Who holds a key opens a noised sum: the noise went in before. Variance 2 beta^2, whose sample deviates by sqrt(5
+    / D): false alarms 2e-9.
+    """
     beta = 5e-3
     uplink = Uplink((ClipCoordinates(0.1), stage), (CoordinateLaplace(0.1, beta=beta),))
     sums, raw = Sums(uplink), {k: {"w": torch.zeros(D, dtype=torch.float64)} for k in range(3)}

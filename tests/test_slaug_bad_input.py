@@ -1,6 +1,8 @@
-"""SlaugFL as a newcomer may set it up wrongly, through the command line: refused in words before anything exists, or declined as documented.
+"""SlaugFL as a newcomer may set it up wrongly, through the command line: refused in words before anything exists, or
+declined as documented.
 
-Sources of candidates by themselves are in tests/candidates, image folders in test_folders.py, what a chat server may answer in candidates/test_wiring.py.
+Sources of candidates by themselves are in tests/candidates, image folders in test_folders.py, what a chat server may
+answer in candidates/test_wiring.py.
 """
 
 from __future__ import annotations
@@ -221,7 +223,9 @@ def test_a_package_that_is_missing_is_named(
 
 
 def test_after_a_refusal_the_next_try_works_and_says_what_is_not_as_one_might_think(cli: Cli, here: Path) -> None:
-    """More to keep than there is, and no validation images anywhere: all are kept, nobody has a prototype, and the run says so."""
+    """More to keep than there is, and no validation images anywhere: all are kept, nobody has a prototype, and the run
+    says so.
+    """
     assert cli("run", "slaug.toml", *TINY, "algorithm.keep=0", "--out", "run").code == 2
     said = cli("run", "slaug.toml", *TINY, "algorithm.keep=50", "--out", "run")
     assert said.code == 0, said.err
@@ -255,7 +259,9 @@ def test_the_parts_of_a_budget_are_parts() -> None:
 
 
 def test_a_share_of_a_traffic_set_is_its_probe(here: Path) -> None:
-    """As published for MIO-TCD, on eleven small classes: a tenth of each, a fifth of that to test, two in a hundred of the rest as a probe."""
+    """As published for MIO-TCD, on eleven small classes: a tenth of each, a fifth of that to test, two in a hundred of
+    the rest as a probe.
+    """
     sizes = dict(zip("abcdefghijk", (20, 201, 30, 25, 600, 20, 20, 20, 20, 20, 20), strict=True))
     for name, size in sizes.items():
         image(here / "taken" / "train" / name / "0.png", size)

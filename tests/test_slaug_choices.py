@@ -1,4 +1,6 @@
-"""What a SlaugFL run may choose beside its losses: who makes the prototypes, whether a momentum goes on, what is written down and what each phase is said to promise."""
+"""What a SlaugFL run may choose beside its losses: who makes the prototypes, whether a momentum goes on, what is
+written down and what each phase is said to promise.
+"""
 
 from __future__ import annotations
 
@@ -73,12 +75,14 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return run(tmp_path_factory.mktemp("served") / "run", proto_upload="server_side")
 
 
-# prototypes of the server's own -------------------------------------------------------------------------------------------------
+# prototypes of the server's own ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
 def test_prototypes_that_the_server_makes_are_those_that_devices_send(sent: Path, served: Path, tmp_path: Path) -> None:
-    """The uplink carries a model and a device's number. Rounding grows from round to round: it is held to 1e-5 in the first."""
+    """The uplink carries a model and a device's number. Rounding grows from round to round: it is held to 1e-5 in the
+    first.
+    """
     a, b = after(1, sent, tmp_path), after(1, served, tmp_path)
     assert float(a.prototypes.norm()) > 1
     assert torch.allclose(a.prototypes, b.prototypes, atol=1e-5)
@@ -144,7 +148,7 @@ def test_single_uploads_are_what_was_sent_before_it_was_weighed() -> None:
     assert torch.allclose(received.mean["w"].double(), mean.double(), atol=1e-6)
 
 
-# a momentum that goes on ----------------------------------------------------------------------------------------------------------
+# a momentum that goes on ----------------------------------------------------------------------------------------------
 
 
 def test_a_walk_in_two_halves_is_one_walk_where_its_momentum_goes_on() -> None:
@@ -194,7 +198,7 @@ def test_without_it_nothing_is_kept(sent: Path) -> None:
     assert isinstance(code.algorithm.init_client(code.task), Moving)
 
 
-# what a preparation writes down -----------------------------------------------------------------------------------------------------
+# what a preparation writes down ---------------------------------------------------------------------------------------
 
 
 def test_the_tables_of_a_preparation_say_what_its_server_knows(sent: Path) -> None:
@@ -219,7 +223,7 @@ def test_the_tables_of_a_preparation_say_what_its_server_knows(sent: Path) -> No
     assert [row["candidates"] for row in kept] == [[i for i in own if i >= 0] for own in asked.kept.tolist()]
 
 
-# what each phase promises -----------------------------------------------------------------------------------------------------------
+# what each phase promises ---------------------------------------------------------------------------------------------
 
 
 def promised(folder: Path) -> tuple[dict[str, bool], list[str]]:

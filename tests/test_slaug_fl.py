@@ -1,4 +1,6 @@
-"""SlaugFL's collaborative phase and its selective data collection, in closed form, beside naive code, and beside FedAvg; so too its baselines."""
+"""SlaugFL's collaborative phase and its selective data collection, in closed form, beside naive code, and beside
+FedAvg; so too its baselines.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,8 @@ from sordino.privacy.readers.open import Open, OpenShard
 from sordino.runs.run import resume, start
 from sordino.runs.setup import Parts
 from sordino.tasks import selection
-from sordino.tasks.classification import Classification, build_net
+from sordino.tasks.build import build_net
+from sordino.tasks.classification import Classification
 from sordino.tasks.contrast import model_contrast, separation, supervised_contrast
 from sordino.tasks.drawn import all_alike
 from sordino.tasks.selection import distances, nearest, ranked, requests, skill
@@ -59,7 +62,7 @@ def images(n: int, classes: int = 4, seed: int = 0) -> Examples:
     return Examples(x, keys.integers(keys.root(seed + 100), n, classes))
 
 
-# the separation loss ---------------------------------------------------------------------------------------------------------------
+# the separation loss --------------------------------------------------------------------------------------------------
 
 
 def test_separation_in_closed_form() -> None:
@@ -89,7 +92,7 @@ def test_separation_looks_at_directions_and_leaves_prototypes_alone() -> None:
     assert not separation(z, labels, prototypes, torch.zeros(4, dtype=torch.bool), 0.5).item()
 
 
-# the loss of a batch -------------------------------------------------------------------------------------------------------------------
+# the loss of a batch --------------------------------------------------------------------------------------------------
 
 
 class Batch(NamedTuple):
@@ -192,7 +195,9 @@ def shard(own: Examples, public: Examples | None, made: Any, **grant: Any) -> An
 
 @pytest.mark.parametrize("known", [0, 4])
 def test_losses_of_single_examples_add_up_to_the_loss_of_the_batch(known: int) -> None:
-    """`sample` asks for gradients apart; in one full batch these are those of one loss with each feature against the prototypes."""
+    """`sample` asks for gradients apart; in one full batch these are those of one loss with each feature against the
+    prototypes.
+    """
     b = batch(known=known)
     algorithm = SlaugFL(proto_scope="sample", batch_size="full", lr=0.1)
     up, _ = algorithm.local(b.task, b.down, Client(torch.tensor(0)), shard(b.own, b.public, b.task), KEY)
@@ -241,7 +246,7 @@ class Steps:
         self._taken.append(1)
 
 
-# prototypes --------------------------------------------------------------------------------------------------------------------------------
+# prototypes -----------------------------------------------------------------------------------------------------------
 
 
 def uploads(sizes: Sequence[int], made: Classification) -> tuple[list[Up], list[Examples]]:
@@ -294,7 +299,7 @@ def test_a_class_that_nobody_drew_keeps_its_prototype() -> None:
     assert torch.equal(later.known, after.known)
 
 
-# FedAvg, bit for bit --------------------------------------------------------------------------------------------------------------------------
+# FedAvg, bit for bit --------------------------------------------------------------------------------------------------
 
 RUN = slaug_runs.RUN | {"name": "run", "evaluation": {"every": 1}}
 SGD = {"lr": 0.05, "momentum": 0.9, "weight_decay": 5e-4, "local_epochs": 2, "batch_size": 16, "lr_decay": 0.99}
@@ -346,7 +351,7 @@ def test_with_its_term_it_is_not(algorithm: dict[str, Any], fedavg: bytes, tmp_p
     assert (run(tmp_path / "run", SGD | algorithm) / "model.safetensors").read_bytes() != fedavg
 
 
-# drawn once, all classes alike ---------------------------------------------------------------------------------------------------------------------
+# drawn once, all classes alike ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("n", "classes"), [(10, 10), (37, 10), (3, 10), (1, 2), (200, 7)])
@@ -402,7 +407,7 @@ def test_neighbours_in_a_stack_keep_their_own_images(tmp_path: Path) -> None:
         assert apart(loop, stack) < CLOSE
 
 
-# momentum -----------------------------------------------------------------------------------------------------------------------------------------
+# momentum -------------------------------------------------------------------------------------------------------------
 
 
 def walked(rule: LocalSgd, start: Tensor, curve: Tensor, steps: int) -> Tensor:
@@ -454,7 +459,7 @@ def test_momentum_starts_afresh_in_every_round() -> None:
     assert not torch.allclose(once, walked(rule, start, curve, 6))
 
 
-# who knows a class best -----------------------------------------------------------------------------------------------------------------------------
+# who knows a class best -----------------------------------------------------------------------------------------------
 
 
 class Says:
@@ -471,7 +476,9 @@ def says(chosen: list[int], sure: float = 3.0) -> Params:
 
 
 def test_f1_and_recall_on_a_hand_made_table() -> None:
-    """Four examples of class 0, two of class 1. Who calls everything 0 has full recall there, and a worse F1 than who knows."""
+    """Four examples of class 0, two of class 1. Who calls everything 0 has full recall there, and a worse F1 than who
+    knows.
+    """
     probe = Examples(torch.arange(6.0)[:, None], torch.tensor([0, 0, 0, 0, 1, 1]))
     everything = skill(Says(), says([0] * 6), probe)  # type: ignore[arg-type]
     knows = skill(Says(), says([0, 0, 0, 1, 1, 1]), probe)  # type: ignore[arg-type]
@@ -700,7 +707,7 @@ def test_a_preparation_with_lost_devices_is_resumed_like_any(tmp_path: Path) -> 
     assert differences(once, trace(tmp_path / "again")) == []
 
 
-# the filter ----------------------------------------------------------------------------------------------------------------------------------------------
+# the filter -----------------------------------------------------------------------------------------------------------
 
 
 def test_the_filter_keeps_exactly_the_nearest() -> None:
@@ -725,7 +732,8 @@ def test_candidates_are_chosen_through_the_model_of_whoever_answered() -> None:
         wanted = [(1 - F.cosine_similarity(z[i], anchors[c].mean, 0).item(), int(r)) for i, r in enumerate(rows)]
         assert found[c].tolist() == sorted(r for _, r in sorted(wanted)[:5])
         far = distances(anchors[c].seen(candidates.x[rows]), anchors[c].mean)
-        # the prototype of a single image is that image's feature: at no distance from itself, and at some from the others
+        # the prototype of a single image is that image's feature: at no distance from itself, and at some from the
+        # others
         assert float(far[2]) == pytest.approx(0, abs=1e-7)
         assert int((far < 1e-4).sum()) == 1
     for c in (2, 3):  # without a prototype: random ones of the class
@@ -753,7 +761,7 @@ def test_two_prototypes_of_a_class_are_merged_by_their_distances_or_their_means(
     assert selection.some(9, 4, KEY).unique().numel() == 4
 
 
-# baselines in closed form --------------------------------------------------------------------------------------------------------------------------------------
+# baselines in closed form ---------------------------------------------------------------------------------------------
 
 
 def test_model_contrast_is_a_softmax_of_two() -> None:

@@ -1,4 +1,6 @@
-"""Clients of equal shape in one call: what the loop does, for any client code; and their first layer told by coefficients."""
+"""Clients of equal shape in one call: what the loop does, for any client code; and their first layer told by
+coefficients.
+"""
 
 from __future__ import annotations
 
@@ -111,7 +113,7 @@ def test_convolutions_go_one_client_at_a_time_here_and_could_go_together(
     assert apart(alone, stacked) < CLOSE
 
 
-# any client code --------------------------------------------------------------------------------------------------------
+# any client code ------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -217,7 +219,7 @@ def test_a_stack_that_gives_everybody_the_same_order_is_caught(monkeypatch: pyte
     assert apart(alone, trained(made("stack", {"name": "fedavg"}))) > CLOSE
 
 
-# matrices that are not formed -------------------------------------------------------------------------------------------
+# matrices that are not formed -----------------------------------------------------------------------------------------
 
 IN, OUT, N = 7, 5, 6
 whole_or_part = st.sampled_from([slice(None), slice(0, 2), slice(2, 5), torch.tensor([5, 0, 3])])

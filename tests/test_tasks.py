@@ -36,7 +36,7 @@ def pixels(n: int, side: int = 8, channels: int = 1, seed: int = 0) -> Tensor:
     return keys.integers(keys.root(seed), count, 256).to(torch.uint8).reshape(n, side, side, channels)
 
 
-# networks ---------------------------------------------------------------------------------------------------------------
+# networks -------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -87,7 +87,7 @@ def test_two_convolutions_need_four_pixels(name: str) -> None:
     assert refusal.value.code == "model-does-not-fit"
 
 
-# classification ---------------------------------------------------------------------------------------------------------
+# classification -------------------------------------------------------------------------------------------------------
 
 
 def test_losses_are_cross_entropies_of_normalised_pixels() -> None:
@@ -164,7 +164,7 @@ def test_layers_that_mix_examples_are_refused(layer: nn.Module, refused: bool) -
     assert refusal.value.code == "batch-norm"
 
 
-# dropout ----------------------------------------------------------------------------------------------------------------
+# dropout --------------------------------------------------------------------------------------------------------------
 
 
 def dropping() -> Classification:
@@ -231,7 +231,7 @@ def test_a_dropout_is_a_probability_below_one(p: float) -> None:
     assert refusal.value.code == "dropout-out-of-range"
 
 
-# models of the user ------------------------------------------------------------------------------------------------------
+# models of the user ---------------------------------------------------------------------------------------------------
 
 OWN = """
 import torch
@@ -274,7 +274,7 @@ def test_options_reach_the_class_of_the_user(own: Any) -> None:
         assert own(model=model).task.init(KEY)["gain"].shape == (3,)
 
 
-# the quadratic ----------------------------------------------------------------------------------------------------------
+# the quadratic --------------------------------------------------------------------------------------------------------
 
 
 def test_the_quadratic_and_its_optimum() -> None:

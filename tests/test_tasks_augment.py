@@ -1,4 +1,6 @@
-"""Training images, cut and mirrored: the same in every way a gradient is taken, never in evaluation, and a function of one key per image."""
+"""Training images, cut and mirrored: the same in every way a gradient is taken, never in evaluation, and a function of
+one key per image.
+"""
 
 from __future__ import annotations
 
@@ -55,7 +57,7 @@ def close(a: Params, b: Params, tolerance: float = 1e-5) -> bool:
     return all(float((dense(a[k]) - b[k]).norm()) <= tolerance * size for k in b)
 
 
-# one image ----------------------------------------------------------------------------------------------------------------
+# one image ------------------------------------------------------------------------------------------------------------
 
 
 def by_hand(image: Tensor) -> list[Tensor]:
@@ -78,7 +80,8 @@ def test_every_image_is_one_of_its_windows_and_all_of_them_occur(shape: tuple[in
     assert found.is_contiguous(memory_format=torch.channels_last)
     which = torch.tensor([known[one.contiguous().numpy().tobytes()] for one in found])  # KeyError: no window of it
     counts = torch.bincount(which, minlength=162)
-    # uniform: chi-square of 161 degrees of freedom, mean 161, deviation 18; below 270 but for 1e-6. Control: no mirror doubles half of the cells.
+    # uniform: chi-square of 161 degrees of freedom, mean 161, deviation 18; below 270 but for 1e-6. Control: no mirror
+    # doubles half of the cells.
     assert float(((counts - n / 162) ** 2 / (n / 162)).sum()) < 270
     control = torch.bincount(which % 81, minlength=162)
     assert float(((control - n / 162) ** 2 / (n / 162)).sum()) > 270
@@ -95,7 +98,7 @@ def test_an_image_does_not_depend_on_its_neighbours() -> None:
     assert not torch.equal(crop_flip(x, DRAWS + 1), together)
 
 
-# gradients ----------------------------------------------------------------------------------------------------------------
+# gradients ------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("channels", [1, 3])
@@ -181,7 +184,7 @@ def test_shortcuts_for_rows_that_stay_the_same_are_not_taken() -> None:
     assert task.room(params) == 0
 
 
-# experiments --------------------------------------------------------------------------------------------------------------
+# experiments ----------------------------------------------------------------------------------------------------------
 
 BASE = ["algorithm=fedavg", "algorithm.lr=0.1", "partition={scheme='iid', clients=4}", "data.augment=crop_flip"]
 
@@ -205,7 +208,7 @@ def test_only_images_can_be_augmented(source: str) -> None:
     assert refused.value.code == "setting-of-another-source"
 
 
-# under noise ----------------------------------------------------------------------------------------------------------------
+# under noise ----------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -221,7 +224,9 @@ class Coupled(Still):
 
 @pytest.mark.parametrize("sampling", ["full", "poisson"])
 def test_a_missing_image_moves_the_sum_by_one_clip_at_most(sampling: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One image fewer must not cut its neighbours differently; keys counted by place do so, and move the sum further than noise was sized for."""
+    """One image fewer must not cut its neighbours differently; keys counted by place do so, and move the sum further
+    than noise was sized for.
+    """
     task, whole = task_of("mlp"), batch(n=20)
     params, fewer = task.init(keys.root(1)), Examples(whole.x[1:], whole.y[1:])
     reader = NoisyGradient(0.01, sampling=sampling, rate=1.0, neighbours="add_remove", multiplier=1.0)

@@ -1,4 +1,6 @@
-"""What the last layer sees: the module's own input there, with the gradients that autograd finds, in every precision and for any network."""
+"""What the last layer sees: the module's own input there, with the gradients that autograd finds, in every precision
+and for any network.
+"""
 
 from __future__ import annotations
 
@@ -227,7 +229,7 @@ def test_quadratics_have_no_features() -> None:
         assert refused.value.code == "model-without-head"
 
 
-# the published sizes ------------------------------------------------------------------------------------------------------
+# the published sizes --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

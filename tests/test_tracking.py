@@ -1,4 +1,6 @@
-"""Trackers get the numbers of the run folder and nothing of single clients; none of them can end a run. Real packages where installed."""
+"""Trackers get the numbers of the run folder and nothing of single clients; none of them can end a run. Real packages
+where installed.
+"""
 
 from __future__ import annotations
 
@@ -82,7 +84,7 @@ def expected(folder: Path) -> list[tuple[int, dict[str, float]]]:
     return found
 
 
-# what goes out ------------------------------------------------------------------------------------------------------------
+# what goes out --------------------------------------------------------------------------------------------------------
 
 
 def test_the_numbers_of_the_folder_go_out_and_no_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -154,7 +156,7 @@ def test_a_resumed_run_tells_what_is_new(tmp_path: Path, monkeypatch: pytest.Mon
     assert (again.settings, again.rows, again.promised) == ({}, [], None)
 
 
-# what breaks --------------------------------------------------------------------------------------------------------------
+# what breaks ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("where", ["start", "round", "end"])
@@ -231,7 +233,7 @@ def test_the_command_line_takes_several(
     assert "two stopped following" in capsys.readouterr().out
 
 
-# the packages themselves --------------------------------------------------------------------------------------------------
+# the packages themselves ----------------------------------------------------------------------------------------------
 
 
 def real(name: str) -> None:
@@ -315,7 +317,7 @@ def test_trackio_reads_it_back(tmp_path: Path) -> None:
     assert told[-1]["spent_share"] == pytest.approx(1, abs=1e-6)
 
 
-# stand-ins, where the packages are not installed: what is asked of them -----------------------------------------------------
+# stand-ins, where the packages are not installed: what is asked of them -----------------------------------------------
 
 
 @pytest.fixture

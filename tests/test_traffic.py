@@ -1,4 +1,6 @@
-"""Formula (18) of SlaugFL against the messages it counts and the published ratios, and what it makes of published savings."""
+"""Formula (18) of SlaugFL against the messages it counts and the published ratios, and what it makes of published
+savings.
+"""
 
 from __future__ import annotations
 

@@ -73,7 +73,7 @@ def watch(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -
     return call
 
 
-# a run that goes on, is stopped, is killed --------------------------------------------------------------------------------
+# a run that goes on, is stopped, is killed ----------------------------------------------------------------------------
 
 
 def test_a_live_run_is_followed_until_it_is_stopped(live: tuple[warm.Process, Path]) -> None:
@@ -134,7 +134,7 @@ def test_a_ledger_is_never_opened(finished: Path, monkeypatch: pytest.MonkeyPatc
     assert look(finished).state == "finished"
 
 
-# a run that ended ---------------------------------------------------------------------------------------------------------
+# a run that ended -----------------------------------------------------------------------------------------------------
 
 
 def test_a_finished_run_ends_at_once(finished: Path, watch: Callable[..., tuple[int, str, str]]) -> None:
@@ -185,7 +185,7 @@ def test_what_is_no_run_is_refused(tmp_path: Path, watch: Callable[..., tuple[in
         assert "Traceback" not in err
 
 
-# the lock -----------------------------------------------------------------------------------------------------------------
+# the lock -------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("system", ["linux", "elsewhere"])
@@ -205,7 +205,7 @@ def test_a_held_lock_is_seen(system: str, tmp_path: Path, monkeypatch: pytest.Mo
     assert not in_use(tmp_path)
 
 
-# numbers ------------------------------------------------------------------------------------------------------------------
+# numbers --------------------------------------------------------------------------------------------------------------
 
 
 def seen(round: int, at: float, state: str = "running") -> Seen:

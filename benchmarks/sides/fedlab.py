@@ -1,6 +1,7 @@
 """FedLab: its serial trainer and its synchronous server, as in its standalone pipeline.
 
-Importing it imports torchvision, of which nothing is used here; where that does not fit the torch at hand, an empty stand-in takes its place.
+Importing it imports torchvision, of which nothing is used here; where that does not fit the torch at hand, an empty
+stand-in takes its place.
 """
 
 from __future__ import annotations

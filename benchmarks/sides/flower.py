@@ -1,4 +1,6 @@
-"""Flower: an app as its PyTorch quickstart has it, on its Ray simulation, one thread for each of as many actors as there are cores."""
+"""Flower: an app as its PyTorch quickstart has it, on its Ray simulation, one thread for each of as many actors as
+there are cores.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,8 @@
-"""The arithmetic alone: the matrix products and convolutions of the forward and backward passes of one round, at the same shapes, and nothing else.
+"""The arithmetic alone: the matrix products and convolutions of the forward and backward passes of one round, at the
+same shapes, and nothing else.
 
-Option `precision`: fp32, bf16, or `noise` for the Gaussian draws of a private round instead. One thread, layouts and buffers as the kernels like them.
+Option `precision`: fp32, bf16, or `noise` for the Gaussian draws of a private round instead. One thread, layouts and
+buffers as the kernels like them.
 """
 
 from __future__ import annotations

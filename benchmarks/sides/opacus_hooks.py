@@ -1,4 +1,6 @@
-"""Noise at every client with Opacus: per-example gradients by hooks, its optimiser clips and adds noise. One model, wrapped once."""
+"""Noise at every client with Opacus: per-example gradients by hooks, its optimiser clips and adds noise. One model,
+wrapped once.
+"""
 
 from __future__ import annotations
 

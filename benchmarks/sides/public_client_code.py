@@ -1,4 +1,6 @@
-"""Noise at every client as public research code writes it: a loop over the examples, a backward pass for each, clip, add up, add noise."""
+"""Noise at every client as public research code writes it: a loop over the examples, a backward pass for each, clip,
+add up, add noise.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""sordino, by its own `one_round`: prices, a ledger on disk, digests, noise, sum, update. Evaluation and checkpoints are left out, as on every side.
+"""sordino, by its own `one_round`: prices, a ledger on disk, digests, noise, sum, update. Evaluation and checkpoints
+are left out, as on every side.
 
 Options: `precision` and `executor`, as in the table [engine].
 """

@@ -1,4 +1,6 @@
-"""torch.func: the clients of a round stacked and trained together; with privacy, the examples of a client stacked, one client after another."""
+"""torch.func: the clients of a round stacked and trained together; with privacy, the examples of a client stacked, one
+client after another.
+"""
 
 from __future__ import annotations
 

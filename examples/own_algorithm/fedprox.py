@@ -1,4 +1,5 @@
-"""FedProx as your own algorithm: FedAvg whose local step is pulled back to the model the round began with (Li et al., MLSys 2020).
+"""FedProx as your own algorithm: FedAvg whose local step is pulled back to the model the round began with (Li et al.,
+MLSys 2020).
 
 The pull reads no data, so it costs no privacy: whatever gates you put on FedAvg hold here too.
 """

@@ -32,8 +32,8 @@ for name, algorithm in METHODS.items():
 
 print("\nTwo seeds are a look, not a result: `sordino compare` runs more and says how sure it is.")
 
-# Nothing in fedprox.py knows about privacy. Put a gate between examples and algorithm, and it is private: each example's
-# gradient is clipped to norm 1, the noise is sized so that the whole run costs epsilon 8.
+# Nothing in fedprox.py knows about privacy. Put a gate between examples and algorithm, and it is private: each
+# example's gradient is clipped to norm 1, the noise is sized so that the whole run costs epsilon 8.
 private = sordino.run(
     name="private",
     rounds=20,

@@ -1,12 +1,15 @@
-"""Your own table and your own model: eight clinics learn together and keep their rows. Run it in this folder: python run.py"""
+"""Your own table and your own model: eight clinics learn together and keep their rows. Run it in this folder: python
+run.py
+"""
 
 import task
 import torch
 
 import sordino
 
-# visits.csv holds 569 visits, each with the clinic that holds it (Breast Cancer Wisconsin, UCI 1993, CC BY 4.0; dealt to eight clinics by chance).
-# What is learned, from what, by whom and at what price is said in clinics.toml; here only where it is to be kept.
+# visits.csv holds 569 visits, each with the clinic that holds it (Breast Cancer Wisconsin, UCI 1993, CC BY 4.0; dealt
+# to eight clinics by chance). What is learned, from what, by whom and at what price is said in clinics.toml; here only
+# where it is to be kept.
 result = sordino.run("clinics.toml")
 print(result)
 

@@ -1,4 +1,6 @@
-"""Your own model: any torch.nn.Module, named in the experiment as task:Net. Data comes from a file, so there is no load_data here."""
+"""Your own model: any torch.nn.Module, named in the experiment as task:Net. Data comes from a file, so there is no
+load_data here.
+"""
 
 from torch import Tensor, nn
 

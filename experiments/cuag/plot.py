@@ -1,4 +1,5 @@
-"""The pictures of CUAG-PFL: python experiments/cuag/plot.py. Curves come from results.jsonl beside it, the others are computed.
+"""The pictures of CUAG-PFL: python experiments/cuag/plot.py. Curves come from results.jsonl beside it, the others are
+computed.
 
 accuracy.png    accuracy over rounds, and over what one client that always takes part has sent
 epsilon.png     what each method's source prints over rounds, dashed, beside what is proved of the sound variant, solid

@@ -1,4 +1,6 @@
-"""Accuracy over the number of clients, one line for each epsilon: python experiments/lc_fl_clients/plot.py writes clients.png."""
+"""Accuracy over the number of clients, one line for each epsilon: python experiments/lc_fl_clients/plot.py writes
+clients.png.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Accuracy against epsilon, published and proved visibly apart: python experiments/personal/plot.py (needs the `plots` extra)."""
+"""Accuracy against epsilon, published and proved visibly apart: python experiments/personal/plot.py (needs the `plots`
+extra).
+"""
 
 from __future__ import annotations
 

@@ -1,8 +1,10 @@
-"""What SlaugFL's preparation tells whoever receives it: python experiments/slaug_attacks/attack.py [folder of MNIST]. Writes table.md beside it, in a few minutes.
+"""What SlaugFL's preparation tells whoever receives it: python experiments/slaug_attacks/attack.py [folder of MNIST].
+Writes table.md beside it, in a few minutes.
 
-MNIST at 16x16, 2,500 images over 20 devices (Dirichlet, alpha 0.1), cnn_norm with 64 features. Each device trains alone for ten epochs; for every class the device with
-the best F1 on 500 probe images is the one whose extractor makes the prototype. Attacked prototypes are means over images that no model has seen, 200 of each class
-to draw from; the attacker has 200 others, and scores 200 more. "all" is one extractor trained on the 2,500 images together.
+MNIST at 16x16, 2,500 images over 20 devices (Dirichlet, alpha 0.1), cnn_norm with 64 features. Each device trains alone
+for ten epochs; for every class the device with the best F1 on 500 probe images is the one whose extractor makes the
+prototype. Attacked prototypes are means over images that no model has seen, 200 of each class to draw from; the
+attacker has 200 others, and scores 200 more. "all" is one extractor trained on the 2,500 images together.
 """
 
 from __future__ import annotations
@@ -44,7 +46,7 @@ def table(heads: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
     return "\n".join("| " + " | ".join(map(str, row)) + " |" for row in lines) + "\n"
 
 
-# membership ---------------------------------------------------------------------------------------------------------------------------
+# membership -----------------------------------------------------------------------------------------------------------
 
 
 def noised(eye: Eye, epsilon: float) -> Release:
@@ -152,7 +154,7 @@ def sums(eyes: Sequence[Eye]) -> str:
     )
 
 
-# inversion ----------------------------------------------------------------------------------------------------------------------------
+# inversion ------------------------------------------------------------------------------------------------------------
 
 
 def inverted(eyes: Sequence[Eye], many: int, steps: int) -> str:
@@ -229,7 +231,7 @@ def picture(grid: Tensor) -> None:
     )
 
 
-# models -------------------------------------------------------------------------------------------------------------------------------
+# models ---------------------------------------------------------------------------------------------------------------
 
 
 def uploads(on: World, models: Sequence[Params]) -> str:

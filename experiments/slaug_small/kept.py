@@ -1,7 +1,8 @@
 """What the selection of SlaugFL is worth: python experiments/slaug_small/kept.py. Writes kept.md beside it.
 
-For each way to select, three seeds of mnist.toml: how many of the kept candidates show what they say (a simulation knows), and how well a classifier does that was
-trained on them alone and is tested on MNIST. All candidates, and as many as are kept but at random, are what a selection must beat.
+For each way to select, three seeds of mnist.toml: how many of the kept candidates show what they say (a simulation
+knows), and how well a classifier does that was trained on them alone and is tested on MNIST. All candidates, and as
+many as are kept but at random, are what a selection must beat.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Accuracy over rounds, over what all sent and over what devices computed: python experiments/slaug_small/plot.py [folder]. From results.jsonl there; means over seeds, and their range.
+"""Accuracy over rounds, over what all sent and over what devices computed: python experiments/slaug_small/plot.py
+[folder]. From results.jsonl there; means over seeds, and their range.
 
 What came before round 1 is counted: a curve starts where the preparation ended.
 """

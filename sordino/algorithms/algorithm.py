@@ -1,4 +1,5 @@
-"""The interface of an algorithm: every question that the engine asks of one, with the answer of a plain method as the default.
+"""The interface of an algorithm: every question that the engine asks of one, with the answer of a plain method as the
+default.
 
 Eight answers have no default, because they are the algorithm; SCAFFOLD gives these and nothing else. The others are for
 methods that need more than one broadcast, one model and one kind of read.

@@ -1,11 +1,14 @@
-"""Client-side noise on one full-batch step: laplace, gaussian_simple, gaussian_gdp, gaussian_sampled, whole_update, noisy_steps, convex_stable.
+"""Client-side noise on one full-batch step: laplace, gaussian_simple, gaussian_gdp, gaussian_sampled, whole_update,
+noisy_steps, convex_stable.
 
-One full-batch step with per-record clipped gradients and noise on the uploaded parameters. Noise of scale eta*2C/n on the parameters is the
-same law as noise of scale 2C/n on the averaged gradient followed by the step, so each method is FedAvg with a noisy reader: eta does not change
-the privacy. Sensitivity and classic composition: Dwork and Roth 2014; exact composition: Dong, Roth and Su 2022; sampling: Abadi et al. 2016.
+One full-batch step with per-record clipped gradients and noise on the uploaded parameters. Noise of scale eta*2C/n on
+the parameters is the same law as noise of scale 2C/n on the averaged gradient followed by the step, so each method is
+FedAvg with a noisy reader: eta does not change the privacy. Sensitivity and classic composition: Dwork and Roth 2014;
+exact composition: Dong, Roth and Su 2022; sampling: Abadi et al. 2016.
 
-Deviations: clients taken round-robin with exact exposure counts per client; `gaussian_sampled(variant="published")` reproduces a public experiment
-whose fixed subset has no amplification, and is labelled nominal; there the noise follows the current step size, not the first.
+Deviations: clients taken round-robin with exact exposure counts per client; `gaussian_sampled(variant="published")`
+reproduces a public experiment whose fixed subset has no amplification, and is labelled nominal; there the noise follows
+the current step size, not the first.
 """
 
 from __future__ import annotations
@@ -131,7 +134,9 @@ def convex_stable(
     lr: float = 0.1,
     multiplier: float | None = None,
 ) -> FedAvg:
-    """Logistic regression without clipping: E full-batch steps, one noise at the end (model = {name = "logistic", radius = ...})."""
+    """Logistic regression without clipping: E full-batch steps, one noise at the end (model = {name = "logistic",
+    radius = ...}).
+    """
     return FedAvg(lr, None, local_steps, "full", read=ConvexStable(radius, lr, multiplier))
 
 

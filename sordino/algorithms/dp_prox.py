@@ -1,11 +1,13 @@
-"""DP-Prox, DP-FedAvg and their central-data baseline DP-SGD. "Consideration of FedProx in Privacy Protection", Electronics 12(20), 2023, Algorithms 1 and 2.
+"""DP-Prox, DP-FedAvg and their central-data baseline DP-SGD. "Consideration of FedProx in Privacy Protection",
+Electronics 12(20), 2023, Algorithms 1 and 2.
 
-FedProx, its updates clipped as whole vectors and summed, one Gaussian vector per round on the sum (McMahan et al., ICLR 2018; Geyer et al., 2017). A device is
-the unit. The proximal term and partial work read no data of others and cost nothing; DP-FedAvg is DP-Prox with mu = 0, its stragglers are dropped by
-[stragglers] policy = "drop".
+FedProx, its updates clipped as whole vectors and summed, one Gaussian vector per round on the sum (McMahan et al., ICLR
+2018; Geyer et al., 2017). A device is the unit. The proximal term and partial work read no data of others and cost
+nothing; DP-FedAvg is DP-Prox with mu = 0, its stragglers are dropped by [stragglers] policy = "drop".
 
-Deviations: `rigorous` (default) draws a hidden Poisson cohort and divides by its expected size; `published` divides by those who answered and accounts for a
-cohort of fixed size as if it were a Poisson sample, which is said with every number; `noise_placement = "per_client"` is the other reading of Algorithm 2.
+Deviations: `rigorous` (default) draws a hidden Poisson cohort and divides by its expected size; `published` divides by
+those who answered and accounts for a cohort of fixed size as if it were a Poisson sample, which is said with every
+number; `noise_placement = "per_client"` is the other reading of Algorithm 2.
 """
 
 from __future__ import annotations
@@ -57,7 +59,9 @@ def dp_fedavg(
 
 
 def dp_sgd(clip: float = 1.0, rate: float = 0.01, lr: float = 0.1, multiplier: float | None = None) -> FedAvg:
-    """One noised step a round on a Poisson sample of the records; the unit is a record. On central data: partition = {scheme = "iid", clients = 1}."""
+    """One noised step a round on a Poisson sample of the records; the unit is a record. On central data: partition =
+    {scheme = "iid", clients = 1}.
+    """
     read = NoisyGradient(
         clip, GaussianNoise(), sampling="poisson", rate=rate, neighbours="add_remove", multiplier=multiplier
     )

@@ -1,7 +1,9 @@
-"""DP-SCAFFOLD. Noble, Bellet and Dieuleveut, "Differentially private federated learning on heterogeneous data", AISTATS 2022: SCAFFOLD whose gradients are clipped and noised.
+"""DP-SCAFFOLD. Noble, Bellet and Dieuleveut, "Differentially private federated learning on heterogeneous data", AISTATS
+2022: SCAFFOLD whose gradients are clipped and noised.
 
-The control variates are made of noised iterates and cost nothing more. `rigorous` samples each step's records in secret and clips whole gradients, which is
-accounted for exactly; `published` is the set-up of Li, Xiao and Chen 2024, whose clip is the median norm of each parameter: it proves nothing.
+The control variates are made of noised iterates and cost nothing more. `rigorous` samples each step's records in secret
+and clips whole gradients, which is accounted for exactly; `published` is the set-up of Li, Xiao and Chen 2024, whose
+clip is the median norm of each parameter: it proves nothing.
 
 Deviations: no warm start.
 """
@@ -31,7 +33,9 @@ def dp_scaffold(
     cohort_rate: float = 0.1,
     multiplier: float | None = None,
 ) -> Scaffold:
-    """SCAFFOLD + clip + noise at every step. `clip`, `rate` (of a client's records per step) and `multiplier` are of `rigorous`, `sigma` and `batch_size` of `published`."""
+    """SCAFFOLD + clip + noise at every step. `clip`, `rate` (of a client's records per step) and `multiplier` are of
+    `rigorous`, `sigma` and `batch_size` of `published`.
+    """
     read: Reader = MedianClip(sigma, cohort_rate)
     size: int | Literal["full"] = batch_size
     if variant == "rigorous":

@@ -1,7 +1,7 @@
 """FedAvg. McMahan et al., AISTATS 2017, Algorithm 1.
 
-Deviations: the server averages updates (new minus old) instead of weights, which is the same; `lr_decay` may count rounds or a client's own
-participations; `server_lr` scales the mean update (1 in the paper).
+Deviations: the server averages updates (new minus old) instead of weights, which is the same; `lr_decay` may count
+rounds or a client's own participations; `server_lr` scales the mean update (1 in the paper).
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """FedGen, data-free knowledge distillation. Zhu, Hong and Zhou, ICML 2021.
 
-The server trains a generator of features against the heads of all models that came back, each trusted for a class as much as its client has of it. Clients train their
-heads on its features, and are pulled towards what these say. It shows the server every model and every client's label counts.
+The server trains a generator of features against the heads of all models that came back, each trusted for a class as
+much as its client has of it. Clients train their heads on its features, and are pulled towards what these say. It shows
+the server every model and every client's label counts.
 
 Deviations: the optimiser of the generator starts afresh in every round. One generated feature per example of a batch.
 """

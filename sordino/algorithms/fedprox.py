@@ -1,6 +1,7 @@
 """FedProx. Li et al., MLSys 2020, Algorithm 2, with the inexact solver being `local_epochs` of SGD.
 
-Deviations: none. The proximal gradient mu (w - w^t) reads no data, so it is added outside the reader and costs no privacy.
+Deviations: none. The proximal gradient mu (w - w^t) reads no data, so it is added outside the reader and costs no
+privacy.
 """
 
 from __future__ import annotations

@@ -1,10 +1,13 @@
-"""LC-FL, LDP-FL and CDP-FL; Paillier-FL and its kin. Sun, Ding and Cheng, Computer Science (China) 51(6A), 230600211, 2024.
+"""LC-FL, LDP-FL and CDP-FL; Paillier-FL and its kin. Sun, Ding and Cheng, Computer Science (China) 51(6A), 230600211,
+2024.
 
-FedAvg on images whose pixels answered at random (local), whose average has Laplace noise (central), or both; or on uploads that nobody reads. `published` keeps
-the constants of the paper and says what they are worth; `rigorous` keeps the structure: one client-level budget for the sum of clipped updates of a hidden cohort.
+FedAvg on images whose pixels answered at random (local), whose average has Laplace noise (central), or both; or on
+uploads that nobody reads. `published` keeps the constants of the paper and says what they are worth; `rigorous` keeps
+the structure: one client-level budget for the sum of clipped updates of a hidden cohort.
 
-Deviations: the paper prints weights of n / n_i, with which the model grows n times a round, for n_i / n; it has no clip, without which noise sized for one
-coordinate is sized for nothing: 0.1 here. Local work is 10 steps of 64, a client answers once in a run, and a part of the flags decides for the whole sum.
+Deviations: the paper prints weights of n / n_i, with which the model grows n times a round, for n_i / n; it has no
+clip, without which noise sized for one coordinate is sized for nothing: 0.1 here. Local work is 10 steps of 64, a
+client answers once in a run, and a part of the flags decides for the whole sum.
 """
 
 from __future__ import annotations
@@ -45,7 +48,9 @@ def lc_fl(
     local_steps: int | None = None,
     batch_size: Batch = 64,
 ) -> FedAvg:
-    """Answers against the server, noise against everybody else. Rigorous: `local_epsilon` `per` image, with labels, and [privacy] epsilon for whole clients."""
+    """Answers against the server, noise against everybody else. Rigorous: `local_epsilon` `per` image, with labels, and
+    [privacy] epsilon for whole clients.
+    """
     read = Responses(local_epsilon, per, label_epsilon, local_delta)
     if variant == "rigorous":
         return _fedavg(read, central(clip, law, multiplier), lr, local_epochs, local_steps, batch_size)

@@ -1,7 +1,8 @@
-"""An algorithm whose uplink learns from round to round: rates or radii that are public, computed from what was released.
+"""An algorithm whose uplink learns from round to round: rates or radii that are public, computed from what was
+released.
 
-They go down with the model. The algorithm knows nothing of it: what the stages have learnt travels beside its own state,
-into checkpoints and messages alike.
+They go down with the model. The algorithm knows nothing of it: what the stages have learnt travels beside its own
+state, into checkpoints and messages alike.
 """
 
 from __future__ import annotations

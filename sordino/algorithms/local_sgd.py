@@ -18,7 +18,9 @@ from sordino.types import Params, Reader, Work
 
 
 class Walk:
-    """Where a client stands, step after step: `y` moves by -eta (direction + weight decay), the direction no longer than `most_grad`, or by its momentum."""
+    """Where a client stands, step after step: `y` moves by -eta (direction + weight decay), the direction no longer
+    than `most_grad`, or by its momentum.
+    """
 
     def __init__(self, rule: LocalSgd, start: Params, eta: float, velocity: Params | None = None) -> None:
         self._rule, self._start, self._eta = rule, start, eta

@@ -1,9 +1,10 @@
 """MOON, model-contrastive federated learning. Li, He and Song, CVPR 2021.
 
-An example's features should lie near those of the shared model and far from those of the client's own last one. `head` puts the paper's projection before the
-classifier; without it the features themselves are contrasted.
+An example's features should lie near those of the shared model and far from those of the client's own last one. `head`
+puts the paper's projection before the classifier; without it the features themselves are contrasted.
 
-Deviations: a client without a last model has nothing to be far from, and trains plainly; one last model is kept, as in the paper.
+Deviations: a client without a last model has nothing to be far from, and trains plainly; one last model is kept, as in
+the paper.
 """
 
 from __future__ import annotations

@@ -1,11 +1,14 @@
-"""PDP-Prox and PDP-SGD: FedProx under a budget for every client. "Consideration of FedProx in Privacy Protection", Electronics 12(20), 2023, Algorithm 3.
+"""PDP-Prox and PDP-SGD: FedProx under a budget for every client. "Consideration of FedProx in Privacy Protection",
+Electronics 12(20), 2023, Algorithm 3.
 
-The mechanism is a choice of gates; the cohort that fits it is in the comment, budgets are in [privacy] epsilon = {groups = ...}.
+The mechanism is a choice of gates; the cohort that fits it is in the comment, budgets are in [privacy] epsilon =
+{groups = ...}.
 
-Deviations: as printed, Algorithm 3 uploads the update without its noise and clips to 1 instead of C: there is nothing to reproduce. `published` is Algorithm 3
-with these slips repaired, under [cohort] name = "threshold_published", whose claims about budgets are not proved; the receipt says what holds. `literal` keeps
-the clip to 1 under noise for C. The other mechanisms keep every budget (Boenisch et al. 2023 for `rates`, Jorgensen et al. 2015 for `threshold`).
-PDP-SGD is mu = 0 with [stragglers] policy = "drop".
+Deviations: as printed, Algorithm 3 uploads the update without its noise and clips to 1 instead of C: there is nothing
+to reproduce. `published` is Algorithm 3 with these slips repaired, under [cohort] name = "threshold_published", whose
+claims about budgets are not proved; the receipt says what holds. `literal` keeps the clip to 1 under noise for C. The
+other mechanisms keep every budget (Boenisch et al. 2023 for `rates`, Jorgensen et al. 2015 for `threshold`). PDP-SGD is
+mu = 0 with [stragglers] policy = "drop".
 """
 
 from __future__ import annotations
@@ -35,7 +38,9 @@ def pdp_prox(
     local_steps: int | None = None,
     batch_size: int | Literal["full"] = 10,
 ) -> FedProx:
-    """FedProx + what a client's own budget buys. `weights` are those of `local`; `literal` and `returns` belong to `published`."""
+    """FedProx + what a client's own budget buys. `weights` are those of `local`; `literal` and `returns` belong to
+    `published`.
+    """
     if returns == "printed":
         raise UnsoundGuarantee(
             "the update as Algorithm 3 returns it",
@@ -60,7 +65,8 @@ def _bounds(clip: float, neighbours: Neighbours | None, weights: str, literal: b
 
 
 def _local(clip: float, neighbours: Neighbours | None, weights: str, literal: bool) -> Uplink:
-    # cohort: round_robin, random, everyone. Each client its own noise; the server trusts nobody less for it, only weighs
+    # cohort: round_robin, random, everyone. Each client its own noise; the server trusts nobody less for it, only
+    # weighs
     stages = Clip(clip), Noise(GaussianNoise(), neighbours or "replace")
     return Uplink(client=(*stages, Weigh("precision")) if weights == "precision" else stages)
 

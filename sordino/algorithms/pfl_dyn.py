@@ -1,11 +1,13 @@
-"""PFLDyn with prototypes. Acar et al., "Debiasing model updates for improving personalized federated training", ICML 2021, as run by Li, Xiao and Chen,
-Chinese Journal of Computers 2024, algorithm 1 without compression and noise.
+"""PFLDyn with prototypes. Acar et al., "Debiasing model updates for improving personalized federated training", ICML
+2021, as run by Li, Xiao and Chen, Chinese Journal of Computers 2024, algorithm 1 without compression and noise.
 
-What is learned is features; a client's model is the nearest mean of its own classes. g_n takes the bias of its local objective away and never leaves it.
+What is learned is features; a client's model is the nearest mean of its own classes. g_n takes the bias of its local
+objective away and never leaves it.
 
-Deviations: `scaled`, the default, changes g by -alpha (|Q|/N) times the mean update, as the objective wants, so that g is the mean of all g_n; `literal` is the
-line as printed, N/|Q| times too much; `leaky` forgets a part of g per round, which noise needs. `oracle` sends the exact change of g_n beside the update, as the
-authors' simulation does: it leaks exact client state and serves diagnosis only.
+Deviations: `scaled`, the default, changes g by -alpha (|Q|/N) times the mean update, as the objective wants, so that g
+is the mean of all g_n; `literal` is the line as printed, N/|Q| times too much; `leaky` forgets a part of g per round,
+which noise needs. `oracle` sends the exact change of g_n beside the update, as the authors' simulation does: it leaks
+exact client state and serves diagnosis only.
 """
 
 from __future__ import annotations

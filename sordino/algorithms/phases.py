@@ -1,7 +1,7 @@
 """A run may prepare before it trains: a sequence of algorithms that hand over server state.
 
-Phases before the last one prepare. They share what a client keeps, so that one can ask for what another has left behind;
-the training begins with fresh clients. A phase has rounds of its own, messages and ledger entries.
+Phases before the last one prepare. They share what a client keeps, so that one can ask for what another has left
+behind; the training begins with fresh clients. A phase has rounds of its own, messages and ledger entries.
 """
 
 from __future__ import annotations

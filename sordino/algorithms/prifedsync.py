@@ -1,7 +1,9 @@
-"""PriFedSync on PFLDyn with prototypes. Zheng et al., "Federated f-differential privacy", AISTATS 2021, as run by Li, Xiao and Chen 2024.
+"""PriFedSync on PFLDyn with prototypes. Zheng et al., "Federated f-differential privacy", AISTATS 2021, as run by Li,
+Xiao and Chen 2024.
 
-`update_level` noises the whole update once per round, layer by layer, and proves nothing. `step_level` is closest to the original: every step clips the gradients of
-a few small episodes and noises their sum; that is a mechanism, whose price for an example is told without amplification.
+`update_level` noises the whole update once per round, layer by layer, and proves nothing. `step_level` is closest to
+the original: every step clips the gradients of a few small episodes and noises their sum; that is a mechanism, whose
+price for an example is told without amplification.
 """
 
 from __future__ import annotations
@@ -31,7 +33,9 @@ def prifedsync(
     weight_decay: float = 1e-3,
     cohort_rate: float = 0.1,
 ) -> PFLDyn:
-    """PFLDyn + clip + noise of 2 clip sigma / batch_size (update_level) or of sigma clip / episodes at every step (step_level)."""
+    """PFLDyn + clip + noise of 2 clip sigma / batch_size (update_level) or of sigma clip / episodes at every step
+    (step_level).
+    """
     made = PFLDyn(
         lr,
         local_steps=local_steps,

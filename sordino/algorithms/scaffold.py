@@ -1,6 +1,7 @@
 """SCAFFOLD. Karimireddy et al., ICML 2020, Algorithm 1, option II.
 
-Deviations: uniform weights, as printed; K is the number of steps a client really took, eta the step size it really used.
+Deviations: uniform weights, as printed; K is the number of steps a client really took, eta the step size it really
+used.
 """
 
 from __future__ import annotations

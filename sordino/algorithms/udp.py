@@ -1,6 +1,8 @@
-"""UDP. Wei et al., "User-level privacy-preserving federated learning", IEEE TMC 2022, as compared in Li, Xiao and Chen 2024: FedAvg + clip to a median norm + noise.
+"""UDP. Wei et al., "User-level privacy-preserving federated learning", IEEE TMC 2022, as compared in Li, Xiao and Chen
+2024: FedAvg + clip to a median norm + noise.
 
-Deviations: the median is that of the round before; by default the update is clipped, where the original clips the model. As published it proves nothing, and says so.
+Deviations: the median is that of the round before; by default the update is clipped, where the original clips the
+model. As published it proves nothing, and says so.
 """
 
 from __future__ import annotations
@@ -66,7 +68,9 @@ def udp(
     weight_decay: float = 1e-3,
     most_grad: float | None = 10.0,
 ) -> FedAvg:
-    """FedAvg + clip + noise. `epsilon` is what the paper states, no budget; `horizon` the rounds for which one constant noise is computed, `discount` shrinks it."""
+    """FedAvg + clip + noise. `epsilon` is what the paper states, no budget; `horizon` the rounds for which one constant
+    noise is computed, `discount` shrinks it.
+    """
     stage = Discounted if discount else UserLevel
     noise = stage(epsilon, delta, clip, first, per, batch_size, cohort_rate, horizon)
     kind = TellingLoss if discount else WholeModel if clip_target == "model" else FedAvg

@@ -1,7 +1,7 @@
 """VHL, virtual homogeneity learning. Tang, Zhang, Shi, He, Han and Chu, ICML 2022.
 
-Everybody holds the same images of pure noise, which an untrained generator drew. They have classes of their own, and the features of real images are pulled towards those
-of noise images with the same number.
+Everybody holds the same images of pure noise, which an untrained generator drew. They have classes of their own, and
+the features of real images are pulled towards those of noise images with the same number.
 
 Deviations: noise images are scaled like the data, not by 0.5 and 0.25. The set goes out as the seed that makes it.
 """

@@ -1,8 +1,9 @@
-"""Attack what an experiment promises, before or after it runs: worst-case neighbours, through the public release calls, with the experiment's own gates.
+"""Attack what an experiment promises, before or after it runs: worst-case neighbours, through the public release calls,
+with the experiment's own gates.
 
-For each promise: what one exposure claims, and a lower bound on what it loses. A bound above the claim refutes it; one below shows no more than that this attack
-failed. A phase of a preparation promises for itself, and is attacked like the training; one that promises nothing is named. Only the gates are attacked: no data are
-read and nothing is trained.
+For each promise: what one exposure claims, and a lower bound on what it loses. A bound above the claim refutes it; one
+below shows no more than that this attack failed. A phase of a preparation promises for itself, and is attacked like the
+training; one that promises nothing is named. Only the gates are attacked: no data are read and nothing is trained.
 """
 
 from __future__ import annotations
@@ -126,7 +127,9 @@ def audit(
     twin: bool = False,
     tell: Callable[[str], object] = lambda what: None,
 ) -> Audit:
-    """`twin`: the same attack on noise that is 30% too small behind the same claim, which must be caught. `system`: noise that cannot be repeated."""
+    """`twin`: the same attack on noise that is 30% too small behind the same claim, which must be caught. `system`:
+    noise that cannot be repeated.
+    """
     if trials < 100:
         raise ConfigError(
             f"{trials} trials",
@@ -172,11 +175,13 @@ def experiment_of(word: str | None, overrides: Iterable[str] = ()) -> Experiment
     return config.load(None, [f"algorithm={word}", *changes])
 
 
-# what is promised ---------------------------------------------------------------------------------------------------------
+# what is promised -----------------------------------------------------------------------------------------------------
 
 
 def _promises(parts: Parts) -> Iterator[tuple[Claim, float | None, list[Pair]]]:
-    """Each claim of one exposure in one phase, the number printed with it where it is nominal, and neighbours that press on it."""
+    """Each claim of one exposure in one phase, the number printed with it where it is nominal, and neighbours that
+    press on it.
+    """
     federation = parts.federation(":memory:", "audit")
     if not parts.prepares:  # whom a preparation asks depends on what it has found, and hides nobody
         federation.draw(0)
@@ -231,7 +236,7 @@ def _share(parts: Parts, price: Price | None) -> float | None:
     return None if budget is None or cap is None or price is None else budget.epsilon * price.charge[0] / cap[0]
 
 
-# what was lost ------------------------------------------------------------------------------------------------------------
+# what was lost --------------------------------------------------------------------------------------------------------
 
 
 def _attacked(
@@ -289,7 +294,9 @@ def _epsilon(event: Event, delta: float, neighbours: str) -> float:
 
 
 def _compared(claim: Claim, claimed: float, delta: float) -> dict[float, float]:
-    """Where bounds are held against the claim: at the delta of the experiment, and of a sample at others, where fewer trials say more."""
+    """Where bounds are held against the claim: at the delta of the experiment, and of a sample at others, where fewer
+    trials say more.
+    """
     if claim.status == "nominal" or not any(isinstance(leaf, Poisson) for leaf in _cores(claim.event)):
         return {delta: claimed}
     others = {d: _epsilon(claim.event, d, claim.neighbours) for d in DELTAS if d > delta}

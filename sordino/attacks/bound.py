@@ -1,7 +1,8 @@
-"""Proved lower bounds on what was lost, from what a distinguisher saw (Jagielski et al., NeurIPS 2020; Nasr et al., USENIX Security 2023).
+"""Proved lower bounds on what was lost, from what a distinguisher saw (Jagielski et al., NeurIPS 2020; Nasr et al.,
+USENIX Security 2023).
 
-Two neighbours, one threshold that was chosen without these outputs, Clopper-Pearson limits for both errors, at `alpha` together. Whoever claims less is wrong,
-except with probability `alpha`.
+Two neighbours, one threshold that was chosen without these outputs, Clopper-Pearson limits for both errors, at `alpha`
+together. Whoever claims less is wrong, except with probability `alpha`.
 """
 
 from __future__ import annotations
@@ -62,7 +63,9 @@ def epsilon_lost(outputs: Outputs, threshold: float, delta: float, alpha: float 
 
 
 def tuned(outputs: Outputs, claimed: Mapping[float, float], alpha: float = ALPHA) -> Found:
-    """The bound where it presses hardest on the claim, an epsilon for each delta: a quarter of the draws chooses threshold and delta, the others are believed."""
+    """The bound where it presses hardest on the claim, an epsilon for each delta: a quarter of the draws chooses
+    threshold and delta, the others are believed.
+    """
     chooses = Outputs(*(side[: len(side) // 4] for side in outputs))
     believed = Outputs(*(side[len(side) // 4 :] for side in outputs))
     both = torch.cat(list(chooses)).sort().values

@@ -1,7 +1,7 @@
 """One client's worst case: an upload far beyond every bound against another one, against none, or against its absence.
 
-Everything passes the uplink's own `encode` and `receive`. Big models are attacked through a small upload with the same fields and layers: the claim does not
-depend on how many numbers there are.
+Everything passes the uplink's own `encode` and `receive`. Big models are attacked through a small upload with the same
+fields and layers: the claim does not depend on how many numbers there are.
 """
 
 from __future__ import annotations
@@ -63,7 +63,9 @@ class Stand:
         return release
 
     def summed(self, length: float | None, rate: float) -> Release:
-        """What the server's sum shows of a client among others that send nothing; None: it is absent. `rate`: of its hidden coin."""
+        """What the server's sum shows of a client among others that send nothing; None: it is absent. `rate`: of its
+        hidden coin.
+        """
         federation, client = self._federation, self.grant.client
         people = federation.population
         others: dict[int, Any] = {}

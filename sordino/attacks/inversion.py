@@ -1,7 +1,10 @@
-"""What do the images behind a prototype look like? Images are sought whose features are the prototype; there are many such, and a prior chooses.
+"""What do the images behind a prototype look like? Images are sought whose features are the prototype; there are many
+such, and a prior chooses.
 
-by_network  a small convolutional network from fixed noise, whose structure is the prior, as SlaugFL attacks itself (IEEE Transactions on Mobile Computing, 2024)
-by_pixels   the pixels themselves, smooth by total variation (Mahendran and Vedaldi, CVPR 2015), from an image that the attacker starts with
+by_network  a small convolutional network from fixed noise, whose structure is the prior, as SlaugFL attacks itself
+            (IEEE Transactions on Mobile Computing, 2024)
+by_pixels   the pixels themselves, smooth by total variation (Mahendran and Vedaldi, CVPR 2015), from an image that the
+            attacker starts with
 by_learning a linear map from features to images, fitted on the attacker's own images (ridge regression)
 
 Many prototypes are inverted together, each by itself. Images are [n, c, h, w] between 0 and 1, features [n, d].
@@ -47,7 +50,9 @@ def by_network(
 def by_pixels(
     look: Look, prototypes: Tensor, start: Tensor, steps: int = 300, lr: float = 0.05, smooth: float = 0.002
 ) -> Tensor:
-    """`start`: an image [c, h, w], for instance the mean of the class in the attacker's own sample. `smooth` weighs total variation against the features' relative error."""
+    """`start`: an image [c, h, w], for instance the mean of the class in the attacker's own sample. `smooth` weighs
+    total variation against the features' relative error.
+    """
     x = start.float()[None].repeat(len(prototypes), 1, 1, 1).requires_grad_()
 
     def loss() -> Tensor:

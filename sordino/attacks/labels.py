@@ -1,6 +1,7 @@
 """Which classes does a device hold? From how well its model does on each, which whoever receives models can test.
 
-SlaugFL (IEEE Transactions on Mobile Computing, 2024) chooses devices by exactly this. A model that has seen no image of a class hardly ever names it.
+SlaugFL (IEEE Transactions on Mobile Computing, 2024) chooses devices by exactly this. A model that has seen no image of
+a class hardly ever names it.
 """
 
 from __future__ import annotations

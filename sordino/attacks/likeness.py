@@ -1,4 +1,5 @@
-"""How alike two images are: PSNR, SSIM (Wang, Bovik, Sheikh and Simoncelli, IEEE Transactions on Image Processing 2004), and whether the right one is found among others.
+"""How alike two images are: PSNR, SSIM (Wang, Bovik, Sheikh and Simoncelli, IEEE Transactions on Image Processing
+2004), and whether the right one is found among others.
 
 Images are [n, c, h, w] between 0 and 1.
 """
@@ -35,7 +36,9 @@ def ssim(a: Tensor, b: Tensor) -> Tensor:
 
 
 def ranks(made: Tensor, truth: Tensor, others: Tensor) -> Tensor:
-    """Place of each true image among it and `others`, by pixel distance to what was made of it: 1 is the nearest, a tie counts half."""
+    """Place of each true image among it and `others`, by pixel distance to what was made of it: 1 is the nearest, a tie
+    counts half.
+    """
     flat, rest = made.double().flatten(1), others.double().flatten(1)
     own: Tensor = torch.linalg.vector_norm(flat - truth.double().flatten(1), dim=1, keepdim=True)
     far: Tensor = torch.cdist(flat, rest, compute_mode="donot_use_mm_for_euclid_dist")

@@ -1,7 +1,8 @@
 """Was this example trained on? From its loss under the model that was uploaded.
 
 by_loss  a low loss says yes (Yeom, Giacomelli, Fredrikson and Jha, CSF 2018)
-ratio    a loss that is lower than under shadow models without the example, and like those with it (Carlini et al., S&P 2022)
+ratio    a loss that is lower than under shadow models without the example, and like those with it (Carlini et al., S&P
+         2022)
 """
 
 from __future__ import annotations
@@ -29,7 +30,9 @@ def confidence(loss: Tensor) -> Tensor:
 
 
 def ratio(target: Tensor, shadows: Tensor, inside: Tensor) -> Tensor:
-    """Log likelihood ratio of each example, [n], from losses under the target [n] and under shadow models [models, n]. `inside` [models, n]: had the model seen it?"""
+    """Log likelihood ratio of each example, [n], from losses under the target [n] and under shadow models [models, n].
+    `inside` [models, n]: had the model seen it?
+    """
     one, many, seen = confidence(target), confidence(shadows), inside.bool()
     if int(torch.minimum(seen.sum(0), (~seen).sum(0)).min()) < 2:
         raise DataError(

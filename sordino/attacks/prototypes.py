@@ -1,9 +1,9 @@
-"""Was this image among those whose features were averaged? Membership inference on a class prototype, as SlaugFL's devices send them (IEEE Transactions on
-Mobile Computing, 2024).
+"""Was this image among those whose features were averaged? Membership inference on a class prototype, as SlaugFL's
+devices send them (IEEE Transactions on Mobile Computing, 2024).
 
-The attacker is the server: it knows the extractor, the prototype, its class, and a reference sample of the class from elsewhere. It need not know how many images
-were averaged. One image moves a mean of n by 1/n of itself, in as many directions as features vary in: whitened, members of d such directions lie sqrt(d/n)
-deviations from others.
+The attacker is the server: it knows the extractor, the prototype, its class, and a reference sample of the class from
+elsewhere. It need not know how many images were averaged. One image moves a mean of n by 1/n of itself, in as many
+directions as features vary in: whitened, members of d such directions lie sqrt(d/n) deviations from others.
 """
 
 from __future__ import annotations
@@ -31,7 +31,9 @@ class Reference(NamedTuple):
 
 
 def reference(z: Tensor) -> Reference:
-    """Shrunk towards a sphere, by as much as so few rows make a covariance uncertain (Ledoit and Wolf, Journal of Multivariate Analysis 2004)."""
+    """Shrunk towards a sphere, by as much as so few rows make a covariance uncertain (Ledoit and Wolf, Journal of
+    Multivariate Analysis 2004).
+    """
     if len(z) < 2:
         raise DataError(
             f"a reference of {len(z)} images",
@@ -82,7 +84,9 @@ def mean(z: Tensor, key: Key) -> Tensor:
 def play(
     pool: Tensor, others: Tensor, seen: Reference, n: int, trials: int, key: Key, release: Release = mean
 ) -> dict[str, Separation]:
-    """In every trial n random rows of `pool` are released together; these n and all `others` are scored. Features of one class, [rows, d] each."""
+    """In every trial n random rows of `pool` are released together; these n and all `others` are scored. Features of
+    one class, [rows, d] each.
+    """
     if not 1 <= n <= len(pool):
         raise DataError(
             f"prototypes of {n} images out of {len(pool)}",

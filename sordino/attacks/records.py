@@ -1,7 +1,9 @@
-"""One example's worst case: a gradient, or a statistic, far beyond the clip against its opposite, against none, or against the example's absence.
+"""One example's worst case: a gradient, or a statistic, far beyond the clip against its opposite, against none, or
+against the example's absence.
 
-The rows are made up, so that example j alone moves coordinate j: one release attacks every example at once, each through numbers that no other one reaches. The
-reader is the experiment's own; gradients are chosen by the attacker, as a bad model could choose them.
+The rows are made up, so that example j alone moves coordinate j: one release attacks every example at once, each
+through numbers that no other one reaches. The reader is the experiment's own; gradients are chosen by the attacker, as
+a bad model could choose them.
 """
 
 from __future__ import annotations
@@ -61,7 +63,7 @@ def pair(reader: Attacked, work: Work, client: int, multiplier: float | None) ->
     return gradients(reader, work, client, multiplier)
 
 
-# gradients ----------------------------------------------------------------------------------------------------------------
+# gradients ------------------------------------------------------------------------------------------------------------
 
 
 def gradients(reader: NoisyGradient, work: Work, client: int, multiplier: float | None) -> Pair:
@@ -90,7 +92,7 @@ def _linear(params: Params, x: Tensor, y: Tensor, draws: Tensor) -> Tensor:
     return (x * params["w"]).sum(1)
 
 
-# episodes -----------------------------------------------------------------------------------------------------------------
+# episodes -------------------------------------------------------------------------------------------------------------
 
 
 def cells(reader: CellGradient, work: Work, client: int, multiplier: float | None) -> Pair:
@@ -138,11 +140,13 @@ def _episode(params: Params, support: Examples, query: Examples, draws: Tensor) 
     return ((support.x.sum(0) + query.x.sum(0)) * params["w"]).sum()
 
 
-# statistics ---------------------------------------------------------------------------------------------------------------
+# statistics -----------------------------------------------------------------------------------------------------------
 
 
 def statistics(reader: ClassSums, multiplier: float | None) -> Pair:
-    """One of each class, known or absent. Another one of the class, half as long, points the other way: where sums are clipped and not rows, one turns them around."""
+    """One of each class, known or absent. Another one of the class, half as long, points the other way: where sums are
+    clipped and not rows, one turns them around.
+    """
     towards = torch.full((ROWS, WIDTH), FAR * max(1.0, reader.clip), dtype=torch.float64)
     examples = Examples(torch.cat([2 * towards, -towards]), torch.arange(ROWS).repeat(2))
     return sums.pair(reader, examples, torch.arange(ROWS), lambda x: x, Quadratic(WIDTH), multiplier)

@@ -1,7 +1,9 @@
-"""How well scores tell members from others: the area under the ROC curve with its interval, and hits at few false alarms.
+"""How well scores tell members from others: the area under the ROC curve with its interval, and hits at few false
+alarms.
 
-DeLong, DeLong and Clarke-Pearson (Biometrics 1988). Scores of one trial share what was released in it; then the trials are what is independent (Obuchowski,
-Biometrics 1997). Hits at few false alarms are what counts for privacy (Carlini et al., S&P 2022).
+DeLong, DeLong and Clarke-Pearson (Biometrics 1988). Scores of one trial share what was released in it; then the trials
+are what is independent (Obuchowski, Biometrics 1997). Hits at few false alarms are what counts for privacy (Carlini et
+al., S&P 2022).
 """
 
 from __future__ import annotations
@@ -23,8 +25,8 @@ class Separation(NamedTuple):
 
 
 def separation(members: Tensor, others: Tensor, alpha: float = 0.05) -> Separation:
-    """Independent scores [members] and [others], or [trials, of members] and [trials, of others]; all are held against one threshold. `alpha` on both sides
-    together."""
+    """Independent scores [members] and [others], or [trials, of members] and [trials, of others]; all are held against
+    one threshold. `alpha` on both sides together."""
     from scipy.special import ndtri
 
     above, below = _above(members, others), 1 - _above(others, members)

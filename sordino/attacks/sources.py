@@ -1,4 +1,6 @@
-"""Sources of noise for attacks: none at all, which shows where the outputs are centred, and too little, which must be caught."""
+"""Sources of noise for attacks: none at all, which shows where the outputs are centred, and too little, which must be
+caught.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,9 @@ from sordino.types import Source
 
 @dataclass(frozen=True)
 class Silent:
-    """Adds `level` noise scales to every number: 0 is a release without noise, 1 shows the scale that is really used. Its coins choose all, or one."""
+    """Adds `level` noise scales to every number: 0 is a release without noise, 1 shows the scale that is really used.
+    Its coins choose all, or one.
+    """
 
     level: float = 0.0
     only: int | None = None
@@ -73,7 +77,9 @@ class Weak(Twin):
 
 @dataclass(frozen=True)
 class Rare(Twin):
-    """For answers at random: one word in `factor` is random, the others are the largest there is, at which an answer is the truth."""
+    """For answers at random: one word in `factor` is random, the others are the largest there is, at which an answer is
+    the truth.
+    """
 
     name: str = "rare"
 

@@ -1,7 +1,9 @@
-"""Is this one example in the noised sums of its class? The game that a promise about adding or removing one is made for, played against the release itself.
+"""Is this one example in the noised sums of its class? The game that a promise about adding or removing one is made
+for, played against the release itself.
 
-The attacker knows everything else: all other examples, the noise's size, the example in question. For Gaussian noise of `multiplier` sensitivities nobody's AUC is
-above Phi(1 / (sqrt 2 multiplier)), and hits <= e^epsilon alarms + delta. In the game of replacing one example the sums move twice as far: it says nothing here.
+The attacker knows everything else: all other examples, the noise's size, the example in question. For Gaussian noise of
+`multiplier` sensitivities nobody's AUC is above Phi(1 / (sqrt 2 multiplier)), and hits <= e^epsilon alarms + delta. In
+the game of replacing one example the sums move twice as far: it says nothing here.
 """
 
 from __future__ import annotations
@@ -34,8 +36,9 @@ def pair(
     task: Task,
     multiplier: float | None,
 ) -> Pair:
-    """`targets`: rows of the examples in question, of one class each. A class's noise is its own, so that one release attacks all of them, each as if it were alone.
-    `examples.x` may be features already, with `of` leaving them as they are."""
+    """`targets`: rows of the examples in question, of one class each. A class's noise is its own, so that one release
+    attacks all of them, each as if it were alone. `examples.x` may be features already, with `of` leaving them as they
+    are."""
     labels, size, classes = examples.y[targets], len(examples.y), int(examples.y.max()) + 1
     apart = len(set(labels.tolist()))
     if apart < len(labels):

@@ -1,4 +1,6 @@
-"""`privacy plan` without data: from a budget to noise and back, what else would keep the promise, and how many clients it takes to be heard."""
+"""`privacy plan` without data: from a budget to noise and back, what else would keep the promise, and how many clients
+it takes to be heard.
+"""
 
 from __future__ import annotations
 
@@ -144,7 +146,9 @@ def asked(q: Question) -> Answer:
 
 
 def bought(multiplier: float, question: Question) -> float:
-    """The other way: the epsilon that this noise buys in the set-up asked for, by the accountant that calibrates it (`question.epsilon` is not read)."""
+    """The other way: the epsilon that this noise buys in the set-up asked for, by the accountant that calibrates it
+    (`question.epsilon` is not read).
+    """
     q = question
     if not (math.isfinite(multiplier) and multiplier > 0):
         raise UnsoundGuarantee(
@@ -170,7 +174,7 @@ def bought(multiplier: float, question: Question) -> float:
     return epsilon
 
 
-# set-ups ----------------------------------------------------------------------------------------------------------------
+# set-ups --------------------------------------------------------------------------------------------------------------
 
 
 def _central(q: Question, what: str = "as asked: central noise, hidden cohort") -> Answer:
@@ -233,11 +237,13 @@ def _alternatives(q: Question) -> Iterator[Answer]:
     yield _local(replace(q, unit="client"), "protect clients, local noise")
 
 
-# loud enough ------------------------------------------------------------------------------------------------------------
+# loud enough ----------------------------------------------------------------------------------------------------------
 
 
 class Enough(NamedTuple):
-    """The smallest federation, grown with its cohort in proportion, in which noise / largest signal falls below `below`."""
+    """The smallest federation, grown with its cohort in proportion, in which noise / largest signal falls below
+    `below`.
+    """
 
     below: float
     clients: int
@@ -251,8 +257,9 @@ def enough(
 ) -> Enough | None:
     """None: more clients than there are people.
 
-    At a fixed sampling rate and number of rounds the multiplier does not depend on the number of clients, so `ratio(delta)`, at the size of now, falls as
-    1/cohort (central noise, power 1) or 1/sqrt(cohort) (every client's own, power 2). Only a smaller delta needs a new calibration. `units` are protected per client.
+    At a fixed sampling rate and number of rounds the multiplier does not depend on the number of clients, so
+    `ratio(delta)`, at the size of now, falls as 1/cohort (central noise, power 1) or 1/sqrt(cohort) (every client's
+    own, power 2). Only a smaller delta needs a new calibration. `units` are protected per client.
     """
     while True:
         now = ratio(delta)

@@ -6,7 +6,8 @@
     epsilon = {clients = {"0" = 1.0, "1" = 2.0}}                  one by one
     epsilon = {file = "budgets.csv"}                              two columns: client, epsilon
 
-Budgets are public (Jorgensen, Yu and Cormode 2015): whoever deduces something about a client's data from the budget it chose is not covered.
+Budgets are public (Jorgensen, Yu and Cormode 2015): whoever deduces something about a client's data from the budget it
+chose is not covered.
 """
 
 from __future__ import annotations

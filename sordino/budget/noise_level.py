@@ -1,7 +1,8 @@
-"""How loud one upload's noise is, against the largest signal the upload could carry. From public numbers alone, before anything is drawn.
+"""How loud one upload's noise is, against the largest signal the upload could carry. From public numbers alone, before
+anything is drawn.
 
-The noise in a round's mean is then `in_mean`: independent noises of the clients average out, one central noise is divided by the public denominator.
-All norms are root mean squares: a coordinate's deviation times sqrt(d).
+The noise in a round's mean is then `in_mean`: independent noises of the clients average out, one central noise is
+divided by the public denominator. All norms are root mean squares: a coordinate's deviation times sqrt(d).
 """
 
 from __future__ import annotations

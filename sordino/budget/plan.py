@@ -1,8 +1,8 @@
 """The plan: from a budget to one price per client and exposure, before any data is read.
 
-A gate says what it could promise (`Offer`); the cohort says how often a client will be seen; the budget says what may be spent. The plan cuts the budget
-into integers, one per exposure, turns each into a noise multiplier, and refuses what no longer fits. Everything in it is public. Clients are many and their
-kinds are few: each kind is priced once.
+A gate says what it could promise (`Offer`); the cohort says how often a client will be seen; the budget says what may
+be spent. The plan cuts the budget into integers, one per exposure, turns each into a noise multiplier, and refuses what
+no longer fits. Everything in it is public. Clients are many and their kinds are few: each kind is priced once.
 """
 
 from __future__ import annotations
@@ -98,7 +98,9 @@ class Plan:
         return self.pricing.currency if self.pricing else ZCDP
 
     def rates(self, t: int, spent: Mapping[int, Amount]) -> NDArray[np.float64] | None:
-        """How likely each client takes part in a round; None where the cohort knows by itself. `spent` is what clients have spent so far."""
+        """How likely each client takes part in a round; None where the cohort knows by itself. `spent` is what clients
+        have spent so far.
+        """
         return None
 
     @property
@@ -128,7 +130,8 @@ class Plan:
     ) -> Price | None:
         """Of exposure 0, 1, ... of a client; None when the plan has nothing left for it and it must abstain.
 
-        `spent` is the client's sum so far and `last` its latest charge: all that a price may depend on, so that a resumed run asks the same.
+        `spent` is the client's sum so far and `last` its latest charge: all that a price may depend on, so that a
+        resumed run asks the same.
         """
         if self.pricing is None:
             return None
@@ -174,7 +177,9 @@ class Plan:
         return min(price.multiplier for price in priced if price is not None)
 
     def precision(self, client: int) -> float:
-        """What one exposure of this client may say, as a share of what the most generous client's may: the inverse of its noise variance."""
+        """What one exposure of this client may say, as a share of what the most generous client's may: the inverse of
+        its noise variance.
+        """
         if self.budget is None or self.pricing is None:
             return 1.0
         return self._per_exposure(client) / self._most
@@ -237,9 +242,11 @@ def draft(
     portion: float = 1.0,
     currency: Pricing | None = None,
 ) -> Plan:
-    """The plan for the private gates of an algorithm, given with the multiplier typed into each (None: the budget decides).
+    """The plan for the private gates of an algorithm, given with the multiplier typed into each (None: the budget
+    decides).
 
-    `portion` of the budget is for this phase of a run, and `currency` the one that all its phases are priced in, where they share a budget.
+    `portion` of the budget is for this phase of a run, and `currency` the one that all its phases are priced in, where
+    they share a budget.
     """
     open_ended = [offer for offer, typed in offers if typed is None]
     if len(open_ended) > 1:
@@ -284,8 +291,9 @@ def draft(
 def shared_currency(
     offers: Sequence[tuple[Offer, int]], portions: Sequence[float], budget: Budget, alone: bool
 ) -> Sequence[Pricing]:
-    """Prices for phases that share a budget, each given with its reads and its part: exact where none of them is sampled, else counted as one plan where that is
-    fixed for everybody and `alone` on its ledger, and in Renyi divergence at one order where it is not."""
+    """Prices for phases that share a budget, each given with its reads and its part: exact where none of them is
+    sampled, else counted as one plan where that is fixed for everybody and `alone` on its ledger, and in Renyi
+    divergence at one order where it is not."""
     epsilon, delta = budget.epsilon, budget.delta
     sampled = [(offer.rate, longest) for offer, longest in offers if offer.rate < 1]
     if not sampled:

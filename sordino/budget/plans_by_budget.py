@@ -1,7 +1,8 @@
-"""Plans of cohorts that are drawn by personal budgets: every round's rates, noise and payments. See `engine.personal` for what each is.
+"""Plans of cohorts that are drawn by personal budgets: every round's rates, noise and payments. See `engine.personal`
+for what each is.
 
-Everything is computed from public numbers. `RatesPlan` and `ThresholdPlan` are fixed before training; `PublishedPlan` follows what is left of the budgets,
-as its source prints it, and proves nothing about them.
+Everything is computed from public numbers. `RatesPlan` and `ThresholdPlan` are fixed before training; `PublishedPlan`
+follows what is left of the budgets, as its source prints it, and proves nothing about them.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The library's laws, tried on an algorithm of your own.
 
-A law is a function that raises `Broken` with a reason and a fix. The first ones read the class, the next call its halves
-one by one, the last run small federations. A law whose ground is broken is not tried.
+A law is a function that raises `Broken` with a reason and a fix. The first ones read the class, the next call its
+halves one by one, the last run small federations. A law whose ground is broken is not tried.
 """
 
 from __future__ import annotations

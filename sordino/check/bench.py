@@ -1,4 +1,6 @@
-"""Seconds of the few operations that decide how a run should be computed: fp32 against bf16, alone against together. One thread, random numbers."""
+"""Seconds of the few operations that decide how a run should be computed: fp32 against bf16, alone against together.
+One thread, random numbers.
+"""
 
 from __future__ import annotations
 

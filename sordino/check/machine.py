@@ -1,6 +1,7 @@
 """What this machine can do for a run, measured, and what would make it slow or stop it.
 
-`measure` looks, `judge` says what it means, `engine` which [engine] table follows. Nothing is sent anywhere, nothing stays behind.
+`measure` looks, `judge` says what it means, `engine` which [engine] table follows. Nothing is sent anywhere, nothing
+stays behind.
 """
 
 from __future__ import annotations
@@ -120,7 +121,9 @@ def judge(facts: Facts) -> Iterator[Finding]:
 
 
 def engine(facts: Facts, clients: int) -> dict[str, Any]:
-    """The [engine] table for this machine. `auto` lets clients of one process share their passes wherever their reads allow it."""
+    """The [engine] table for this machine. `auto` lets clients of one process share their passes wherever their reads
+    allow it.
+    """
     return {
         "executor": "auto",
         "precision": "bf16" if facts.bf16 else "fp32",
@@ -178,7 +181,7 @@ def _terminal(facts: Facts) -> Finding:
     )
 
 
-# looking ----------------------------------------------------------------------------------------------------------------
+# looking --------------------------------------------------------------------------------------------------------------
 
 
 def _cores() -> float:

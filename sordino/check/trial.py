@@ -1,4 +1,6 @@
-"""What the laws are tried on: an algorithm, its halves called by hand, and small federations of digits and of quadratics."""
+"""What the laws are tried on: an algorithm, its halves called by hand, and small federations of digits and of
+quadratics.
+"""
 
 from __future__ import annotations
 

@@ -50,7 +50,8 @@ def audit(
 ) -> None:
     """Attack the promises of an experiment on worst-case neighbours. Exit code 4 where a claim is refuted.
 
-    Nothing is trained: the experiment's own gates release made-up uploads and gradients, and a proved lower bound on what that loses is held against the claim.
+    Nothing is trained: the experiment's own gates release made-up uploads and gradients, and a proved lower bound on
+    what that loses is held against the claim.
     """
     from sordino.attacks import audit as attacks
 

@@ -74,7 +74,9 @@ def report(
     ] = False,
     figures: Figures = None,
 ) -> None:
-    """One self-contained page per run: curves, guarantees in words, spending, partition. Opens from disk, needs no network."""
+    """One self-contained page per run: curves, guarantees in words, spending, partition. Opens from disk, needs no
+    network.
+    """
     from sordino.report.figures import available, of_run
     from sordino.report.run_facts import gather
     from sordino.report.run_page import write

@@ -117,8 +117,9 @@ class Reached:
 class Spending:
     """Epsilon while the run goes on: the statement the receipt is made of, on what the ledger holds by now.
 
-    To compose a statement takes from milliseconds to seconds, so after each one twenty times as long goes by: at most 5 % of a run. In
-    between, an older epsilon is shown with its round; before the first, the share of the budget that is spent, which is exact and free.
+    To compose a statement takes from milliseconds to seconds, so after each one twenty times as long goes by: at most 5
+    % of a run. In between, an older epsilon is shown with its round; before the first, the share of the budget that is
+    spent, which is exact and free.
     """
 
     SHARE = 0.05

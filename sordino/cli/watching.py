@@ -1,4 +1,6 @@
-"""`sordino watch`: a run seen from another terminal. It reads files and looks whether the lock is held; it opens no ledger and holds nothing."""
+"""`sordino watch`: a run seen from another terminal. It reads files and looks whether the lock is held; it opens no
+ledger and holds nothing.
+"""
 
 from __future__ import annotations
 

@@ -1,9 +1,14 @@
-"""Cohorts drawn by personal budgets. Who takes part how often is the plan's to say (`Plan.rates`); here it is tossed for.
+"""Cohorts drawn by personal budgets. Who takes part how often is the plan's to say (`Plan.rates`); here it is tossed
+for.
 
-by_budget            one hidden coin each, all rounds alike, at the rate a client's budget affords (Boenisch et al., NeurIPS 2023)
-threshold            one hidden coin each, at rates that change with a threshold planned in advance (after Jorgensen, Yu and Cormode, ICDE 2015)
-threshold_published  as printed in "Consideration of FedProx in Privacy Protection" (Electronics 12(20), 2023): thresholds from what is left of the
-                     budgets, participation visible, only those drawn pay. It does not keep the budgets it names; the receipt says what holds.
+by_budget            one hidden coin each, all rounds alike, at the rate a client's budget affords (Boenisch et al.,
+                     NeurIPS 2023)
+threshold            one hidden coin each, at rates that change with a threshold planned in advance (after Jorgensen, Yu
+                     and Cormode, ICDE 2015)
+threshold_published  as printed in "Consideration of FedProx in Privacy Protection" (Electronics 12(20), 2023):
+                     thresholds from what is left of the
+                     budgets, participation visible, only those drawn pay. It does not keep the budgets it names; the
+                     receipt says what holds.
 """
 
 from __future__ import annotations

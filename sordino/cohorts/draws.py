@@ -65,7 +65,8 @@ def subset(key: int, size: int, population: int) -> NDArray[np.int64]:
 
 
 def heads(tossed: Coins, rate: float, coins: int) -> NDArray[np.int64]:
-    """Which of so many independent coins show heads, at a cost in proportion to the heads (and to 1/65536 of the coins).
+    """Which of so many independent coins show heads, at a cost in proportion to the heads (and to 1/65536 of the
+    coins).
 
     One word says where the first head among the next few coins is, or that there is none. The coins behind a head
     are as fresh as those behind a block without one, so the next word starts there.
@@ -89,7 +90,8 @@ def heads(tossed: Coins, rate: float, coins: int) -> NDArray[np.int64]:
 
 @lru_cache(maxsize=8)
 def first_head(rate: float) -> NDArray[np.uint64]:
-    """Pr[the first head is one of the first j + 1 coins] = 1 - (1 - rate)^(j + 1), in units of 2^-64, for about 1 / rate coins.
+    """Pr[the first head is one of the first j + 1 coins] = 1 - (1 - rate)^(j + 1), in units of 2^-64, for about 1 /
+    rate coins.
 
     In whole numbers with 128 bits to spare, so each is off by less than one unit: a round over N clients is then
     within 2 N 2^-64 of independent coins in total variation.

@@ -150,7 +150,8 @@ class RoundRobinPeer(Cohort):
 class Random(Cohort):
     """`size` clients without replacement. T_k is random: plan for `t_plan`, who needs more abstains.
 
-    The default plan is the 99.9% quantile of the binomial T_k, at least 1. Abstaining depends on counts alone and leaks nothing.
+    The default plan is the 99.9% quantile of the binomial T_k, at least 1. Abstaining depends on counts alone and leaks
+    nothing.
     """
 
     size: int

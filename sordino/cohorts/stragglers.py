@@ -1,10 +1,13 @@
-"""Slow clients (Li et al., MLSys 2020) and rehearsed faults: the same clients in every compared method, because only (seed, round) decides.
+"""Slow clients (Li et al., MLSys 2020) and rehearsed faults: the same clients in every compared method, because only
+(seed, round) decides.
 
 drop   a slow client is left out: nothing computed, nothing spent
-keep   it does between 1 and E-1 of its E epochs, of one epoch or of a number of steps any part of its batches, and that counts
+keep   it does between 1 and E-1 of its E epochs, of one epoch or of a number of steps any part of its batches, and that
+       counts
 late   it computes and uploads after the deadline: spent, but not used
 
-A fault strikes after the round was reserved: what was granted is spent. `lost` clients never answer, `late` ones too late.
+A fault strikes after the round was reserved: what was granted is spent. `lost` clients never answer, `late` ones too
+late.
 """
 
 from __future__ import annotations

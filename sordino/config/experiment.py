@@ -1,7 +1,7 @@
 """One experiment, one TOML file. Command line over file over default; an unknown key is an error with the nearest name.
 
-Tables that choose something (`[algorithm] name = "fedprox"`) take exactly the parameters of what they choose: the callable's signature is the
-schema, so an algorithm file is all there is to write.
+Tables that choose something (`[algorithm] name = "fedprox"`) take exactly the parameters of what they choose: the
+callable's signature is the schema, so an algorithm file is all there is to write.
 """
 
 from __future__ import annotations
@@ -48,12 +48,10 @@ class Data(Section):
     key: str | None = None  # of a table: the column that names the row, and alone decides whether it is held back
     schema: str | None = None  # type: ignore[assignment]  # of a table: the file that declares it, or "learned"
     download: bool = False  # allow the hub (needs the `hub` extra)
-    test_fraction: float | None = (
-        None  # what is held back where the source has no test set of its own; 0.2, synthetic 0.1
-    )
-    merge: bool = (
-        False  # of images: training and test images together; each client holds back `test_fraction` of its own
-    )
+    # what is held back where the source has no test set of its own; 0.2, synthetic 0.1
+    test_fraction: float | None = None
+    # of images: training and test images together; each client holds back `test_fraction` of its own
+    merge: bool = False
     standardise: Scale | None = None  # fixed, to [-1, 1]; or by mean and deviation; none: fixed, where ranges are known
     augment: Literal["none", "crop_flip"] = "none"  # of images: training batches are cut (4 pixels off) and mirrored
     side: int | None = None  # of images: every one is made so many pixels wide and high; folders have 32
@@ -61,9 +59,8 @@ class Data(Section):
     at_least: int = 20
     train: int | None = None  # so many training examples, in the proportions of the classes
     test: int | None = None  # and test examples
-    probe: int | float | None = (
-        None  # labelled examples of each class that the server keeps, before clients get theirs: so many, or a share below 1
-    )
+    # labelled examples of each class that the server keeps, before clients get theirs: so many, or a share below 1
+    probe: int | float | None = None
     clients: int | None = None  # of quadratics (10) and synthetic devices (30)
     dim: int = 10  # of quadratics
     heterogeneity: float = 1.0  # of quadratics
@@ -74,9 +71,8 @@ class Data(Section):
 
 
 class Privacy(Section):
-    epsilon: float | Table | None = (
-        None  # for all clients, or a rule of `budgets`; None: private algorithms then need a typed multiplier
-    )
+    # for all clients, or a rule of `budgets`; None: private algorithms then need a typed multiplier
+    epsilon: float | Table | None = None
     delta: float = 1e-5
     schedule: Table = {"name": "uniform"}
     noise: Literal["counter", "system"] = "counter"  # counter: seeded simulation; system: protects real people
@@ -99,14 +95,15 @@ class Chaos(Section):
 class Evaluation(Section):
     every: int = 1
     models: list[str] = []  # of those the server holds, the headline first; none: the one it hands out
-    personal: list[
-        str
-    ] = []  # how clients make it their own, the headline first: own, plain, finetune, proto; none: as the algorithm says
+    # how clients make it their own, the headline first: own, plain, finetune, proto; none: as the algorithm says
+    personal: list[str] = []
     final: int = 10  # the last rounds are always evaluated: their mean is a headline number
 
 
 class Network(Section):
-    """Of `processes`: what lies between the server and its clients. Only time is added; with a timeout, who is silent misses the round."""
+    """Of `processes`: what lies between the server and its clients. Only time is added; with a timeout, who is silent
+    misses the round.
+    """
 
     latency_ms: float = Field(default=0.0, ge=0)  # each way
     down_mbit: float | None = Field(default=None, gt=0)  # megabits per second, to a client process
@@ -117,9 +114,8 @@ class Network(Section):
 
 class Engine(Section):
     executor: Literal["auto", "loop", "stack", "pooled", "processes", "ranks"] = "auto"
-    precision: Literal["auto", "fp32", "bf16"] = (
-        "auto"  # of training; sums, clipping, noise and evaluation are fp32 or wider
-    )
+    # of training; sums, clipping, noise and evaluation are fp32 or wider
+    precision: Literal["auto", "fp32", "bf16"] = "auto"
     workers: int = 2
     threads: int = 1  # torch threads per process
     deadline_s: float | None = Field(default=None, gt=0)  # of `processes`: the work of one client takes no longer
@@ -178,7 +174,9 @@ CHOOSERS = {
 def load(
     source: Path | Mapping[str, Any] | None, overrides: Iterable[str] = (), settings: Mapping[str, Any] | None = None
 ) -> Experiment:
-    """The experiment of a TOML file, of a table like one, or the default one; with `key=value` overrides and `{key: value}` settings."""
+    """The experiment of a TOML file, of a table like one, or the default one; with `key=value` overrides and `{key:
+    value}` settings.
+    """
     table: Table = {}
     if source is not None:
         table = _read(source) if isinstance(source, Path) else copy.deepcopy(dict(source))
@@ -263,7 +261,9 @@ def _model(made: Callable[..., Any]) -> type[BaseModel]:
 
 
 def parameters(made: Callable[..., Any]) -> dict[str, tuple[Any, Any]]:
-    """Name -> (type, default) of what a table may set. Gates have tables of their own; what begins with `_` is the engine's to set."""
+    """Name -> (type, default) of what a table may set. Gates have tables of their own; what begins with `_` is the
+    engine's to set.
+    """
     hints = get_type_hints(made)
     found = {}
     for name, parameter in inspect.signature(made).parameters.items():

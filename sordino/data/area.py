@@ -1,4 +1,5 @@
-"""Images at another size: each new pixel is the mean over the area it covers, and a pixel that an edge cuts counts with the part inside.
+"""Images at another size: each new pixel is the mean over the area it covers, and a pixel that an edge cuts counts with
+the part inside.
 
 Between sizes that do not divide each other box filters and average pools take whole pixels only; this does not.
 """
@@ -13,7 +14,9 @@ BLOCK = 2**23  # numbers at a time
 
 
 def area(images: Array, side: int) -> Array:
-    """uint8 [n, height, width, channels] to [n, side, side, channels], to the nearest level. Whole numbers until one division, so it is exact."""
+    """uint8 [n, height, width, channels] to [n, side, side, channels], to the nearest level. Whole numbers until one
+    division, so it is exact.
+    """
     _, height, width, channels = images.shape
     down, across = _overlap(height, side), _overlap(width, side)
     out = np.empty((len(images), side, side, channels), np.uint8)
@@ -27,7 +30,9 @@ def area(images: Array, side: int) -> Array:
 
 
 def _overlap(pixels: int, side: int) -> Array:
-    """[side, pixels]: of each new pixel, how much of it lies on each old one, in whole units of 1/side of an old pixel; every row adds up to `pixels`."""
+    """[side, pixels]: of each new pixel, how much of it lies on each old one, in whole units of 1/side of an old pixel;
+    every row adds up to `pixels`.
+    """
     new, old = np.arange(side)[:, None] * pixels, np.arange(pixels) * side
     inside = np.minimum(new + pixels, old + side) - np.maximum(new, old)
     return np.asarray(np.maximum(inside, 0), np.float64)

@@ -83,7 +83,9 @@ def pixel_stats(pixels: Array) -> Stats:
 
 
 def each_pixel_stats(pixels: Array) -> Stats:
-    """The same for every pixel; a thousandth of a grey level more, so that pixels that never change do not divide by 0 (Li et al., MLSys 2020)."""
+    """The same for every pixel; a thousandth of a grey level more, so that pixels that never change do not divide by 0
+    (Li et al., MLSys 2020).
+    """
     mean, square = np.zeros(pixels.shape[1:]), np.zeros(pixels.shape[1:])
     for start in range(0, len(pixels), 1024):
         block = pixels[start : start + 1024].astype(np.float64)

@@ -1,4 +1,6 @@
-"""An encoded image, read as if whoever wrote it meant harm: known formats, one channel depth, a bounded size, one error for whatever a decoder raises."""
+"""An encoded image, read as if whoever wrote it meant harm: known formats, one channel depth, a bounded size, one error
+for whatever a decoder raises.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ JPEG = b"\xff\xd8\xff"  # how such a file begins
 
 @contextmanager
 def opened(data: bytes, where: str) -> Iterator[tuple[Image.Image, str]]:
-    """The image, whose pixels are not decoded yet, and its mode without alpha: L or RGB. What goes wrong inside is told as a corrupt image."""
+    """The image, whose pixels are not decoded yet, and its mode without alpha: L or RGB. What goes wrong inside is told
+    as a corrupt image.
+    """
     try:
         claims = Image.open(io.BytesIO(data), formats=FORMATS)
         if claims.width * claims.height > LARGEST:

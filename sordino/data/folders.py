@@ -2,8 +2,9 @@
 
     ROOT/train/CLASS/*.jpg and, where there is one, ROOT/test/CLASS/*.jpg; or ROOT/CLASS/*.jpg
 
-Where no test images are labelled, as in MIO-TCD (Luo et al., IEEE Transactions on Image Processing 2018: 11 classes of traffic, a test set whose
-labels are withheld), a stratified part of the training images is held back. Classes are numbered in the order of their names.
+Where no test images are labelled, as in MIO-TCD (Luo et al., IEEE Transactions on Image Processing 2018: 11 classes of
+traffic, a test set whose labels are withheld), a stratified part of the training images is held back. Classes are
+numbered in the order of their names.
 """
 
 from __future__ import annotations
@@ -53,9 +54,11 @@ def load(
     cache: Path | None = None,
     verify: bool = False,
 ) -> Dataset:
-    """`fraction` of each class (and of each split) is drawn by `seed`, rounded up, but `at_least` so many images where the class has them.
+    """`fraction` of each class (and of each split) is drawn by `seed`, rounded up, but `at_least` so many images where
+    the class has them.
 
-    `test_fraction` is held back where the folder has no test images of its own; `verify` hashes the cached pixels before use.
+    `test_fraction` is held back where the folder has no test images of its own; `verify` hashes the cached pixels
+    before use.
     """
     if not (0 < fraction <= 1 and at_least >= 1 and 1 <= side <= LARGEST_SIDE):
         raise DataError(

@@ -49,8 +49,9 @@ def load(
 ) -> Dataset:
     """`path` is a directory or, with allow_download, a hub id.
 
-    `label` names the label column where it is not obvious; `verify` hashes the cached pixels before use; `merge` puts training and test images into
-    one set, for clients that hold back test examples of their own; `standardise` each channel or each pixel.
+    `label` names the label column where it is not obvious; `verify` hashes the cached pixels before use; `merge` puts
+    training and test images into one set, for clients that hold back test examples of their own; `standardise` each
+    channel or each pixel.
     """
     name = Path(path).expanduser().resolve().name
     folder = layout.folder(path, allow_download)
@@ -210,7 +211,9 @@ def _label_column(file: Path, schema: pa.Schema, label: str | None) -> str:
 
 
 def _names(file: Path, label: str | None) -> tuple[str, ...]:
-    """Of the classes, where the file says what its label codes mean, as the hub's files do; none where it does not or where it is garbled."""
+    """Of the classes, where the file says what its label codes mean, as the hub's files do; none where it does not or
+    where it is garbled.
+    """
     schema = _parquet(file).schema_arrow
     try:
         features = json.loads((schema.metadata or {})[b"huggingface"])["info"]["features"]

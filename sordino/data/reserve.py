@@ -1,6 +1,7 @@
 """A data set made smaller before it is partitioned: fewer pixels, fewer examples, and slices that the server keeps.
 
-Everything is drawn class by class from a seed, so that each class gives its share and the same seed takes the same examples.
+Everything is drawn class by class from a seed, so that each class gives its share and the same seed takes the same
+examples.
 """
 
 from __future__ import annotations
@@ -27,7 +28,9 @@ class Reserved(NamedTuple):
 
 
 def resized(dataset: Dataset, side: int) -> Dataset:
-    """Every image as side x side pixels, each the mean over the area it covers; the means and deviations are those of the new training images."""
+    """Every image as side x side pixels, each the mean over the area it covers; the means and deviations are those of
+    the new training images.
+    """
     if dataset.kind != "image":
         raise DataError(
             f"{dataset.name} cannot be resized to {side}x{side}",
@@ -47,7 +50,9 @@ def resized(dataset: Dataset, side: int) -> Dataset:
 
 
 def smaller(dataset: Dataset, train: int | None, test: int | None, seed: int) -> Dataset:
-    """So many examples, in the proportions of the classes; None leaves a split as it is. Means and deviations stay those of the whole."""
+    """So many examples, in the proportions of the classes; None leaves a split as it is. Means and deviations stay
+    those of the whole.
+    """
     if dataset.test is not dataset.train:
         return replace(dataset, train=_part(dataset, "train", train, seed), test=_part(dataset, "test", test, seed))
     if test is not None:
@@ -94,7 +99,9 @@ def _shares(held: NDArray[np.int64], count: int) -> NDArray[np.int64]:
 
 
 def reserve(dataset: Dataset, probe: int | float | None, pool: float | None, seed: int) -> Reserved:
-    """`probe` examples of each class, or that share of it rounded up, then a share `pool` of each class (at least one example), are taken out of the training examples."""
+    """`probe` examples of each class, or that share of it rounded up, then a share `pool` of each class (at least one
+    example), are taken out of the training examples.
+    """
     if probe is not None and not (0 < probe < 1 if isinstance(probe, float) else probe >= 1):
         raise DataError(
             f"data.probe = {probe}",

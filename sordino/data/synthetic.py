@@ -1,8 +1,10 @@
-"""synthetic(alpha, beta): devices with a linear truth and inputs of their own (Li et al., MLSys 2020; after Shamir, Srebro and Zhang, ICML 2014).
+"""synthetic(alpha, beta): devices with a linear truth and inputs of their own (Li et al., MLSys 2020; after Shamir,
+Srebro and Zhang, ICML 2014).
 
-Device k: u_k ~ N(0, alpha), B_k ~ N(0, beta) (standard deviations, as in the authors' code); W_k and b_k ~ N(u_k, 1), v_k ~ N(B_k, 1) entry by entry;
-x ~ N(v_k, diag(j^-1.2)), y = argmax(x W_k + b_k). alpha is how much local truths differ, beta how much inputs differ; synthetic(0, 0) is still not IID.
-The IID set has one W, b ~ N(0, 1) for all and v_k = 0. Sizes are 50 + floor(LogNormal(4, 2)).
+Device k: u_k ~ N(0, alpha), B_k ~ N(0, beta) (standard deviations, as in the authors' code); W_k and b_k ~ N(u_k, 1),
+v_k ~ N(B_k, 1) entry by entry; x ~ N(v_k, diag(j^-1.2)), y = argmax(x W_k + b_k). alpha is how much local truths
+differ, beta how much inputs differ; synthetic(0, 0) is still not IID. The IID set has one W, b ~ N(0, 1) for all and
+v_k = 0. Sizes are 50 + floor(LogNormal(4, 2)).
 """
 
 from __future__ import annotations

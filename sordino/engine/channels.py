@@ -1,7 +1,9 @@
-"""How the uploads of a secure sum become their sum. In simulation all halves of the protocol are played in one process, through the bytes that would travel.
+"""How the uploads of a secure sum become their sum. In simulation all halves of the protocol are played in one process,
+through the bytes that would travel.
 
-The server's half has public keys only, and the holder's half is handed one sum a round. `probe` encrypts one client a round and adds the integers of the others
-in clear: the same sum for a fraction of the time, to be told apart from `full` wherever costs are printed.
+The server's half has public keys only, and the holder's half is handed one sum a round. `probe` encrypts one client a
+round and adds the integers of the others in clear: the same sum for a fraction of the time, to be told apart from
+`full` wherever costs are printed.
 """
 
 from __future__ import annotations

@@ -86,8 +86,8 @@ def load(
     """The newest checkpoint; None if none was ever completed.
 
     `templates` maps a tree's name to a tree of the same structure (`mapping.__getitem__` will do). A damaged
-    newest file is refused; `fallback=True` sets it aside as `*.damaged` and takes the one before. `at` asks for one step and
-    drops later ones: the state of a part of a run follows the state of the whole.
+    newest file is refused; `fallback=True` sets it aside as `*.damaged` and takes the one before. `at` asks for one
+    step and drops later ones: the state of a part of a run follows the state of the whole.
     """
     steps = _steps(directory)
     if at is not None:

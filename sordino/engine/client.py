@@ -1,4 +1,6 @@
-"""All that a client is: its own examples, its own state, and one answer per round. The same code runs in the loop and in another process."""
+"""All that a client is: its own examples, its own state, and one answer per round. The same code runs in the loop and
+in another process.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,8 @@ class Clients:
     tests: Mapping[int, Examples] = field(default_factory=dict)  # what each keeps to be tested on
     handed: Mapping[str, Tensor] | None = None  # what everybody was given before the first round
     key: Key = 0  # of the run: what a client makes of it is drawn from there
-    executor: str = "loop"  # who shares a pass over the network: "pooled" clients at the same weights, "stack" clients of equal shape
+    # who shares a pass over the network: "pooled" clients at the same weights, "stack" clients of equal shape
+    executor: str = "loop"
     _made: dict[int, Examples | None] = field(default_factory=dict, repr=False)  # what each has made of it
 
     def __call__(
@@ -55,7 +58,8 @@ class Clients:
             )
             for k in order
         )
-        # a stack has one broadcast and one set of public examples: not where clients are told, or hold, something of their own
+        # a stack has one broadcast and one set of public examples: not where clients are told, or hold, something of
+        # their own
         shared = self.executor == "stack" and self.handed is None and not self.algorithm.tells_each
         for stack in stacks(members, self.task.stacks if shared else lambda n: 1):
             for member, (upload, state) in zip(stack, self._local(down, stack, apart), strict=True):
@@ -76,7 +80,9 @@ class Clients:
                 yield k, wire.encode(self.header(t, k), upload)
 
     def score(self, t: int, models: Sequence[Params], ways: Sequence[str]) -> dict[int, list[float]]:
-        """Of every client here that has test examples: the means of its metrics, way after way of model after model. Nothing is released by it."""
+        """Of every client here that has test examples: the means of its metrics, way after way of model after model.
+        Nothing is released by it.
+        """
         return {k: self._scored(k, models, ways) for k, test in self.tests.items() if len(test.y)}
 
     def answer_scores(self, command: Mapping[str, Any], message: bytes) -> dict[int, list[float]]:
@@ -120,8 +126,8 @@ class Clients:
             try:
                 return together(self.algorithm, self.task, down, stack)
             except RuntimeError:
-                # client code that looks at a value; an error of its own comes up again. Nothing is remembered of it: a run that
-                # goes on after a crash must take the same turns
+                # client code that looks at a value; an error of its own comes up again. Nothing is remembered of it: a
+                # run that goes on after a crash must take the same turns
                 pass
         return self._alone(down, stack, apart)
 

@@ -1,7 +1,8 @@
 """What clients keep between rounds: made when a client first takes part, one row in one tensor per leaf.
 
-Idle clients cost nothing, active ones their numbers. Up to a budget the tensors lie in memory; larger ones lie in files without a name in the run's
-folder, which are mapped: the system keeps the rows in use in memory, and drops the files with the process. A run goes on from its checkpoints alone.
+Idle clients cost nothing, active ones their numbers. Up to a budget the tensors lie in memory; larger ones lie in files
+without a name in the run's folder, which are mapped: the system keeps the rows in use in memory, and drops the files
+with the process. A run goes on from its checkpoints alone.
 """
 
 from __future__ import annotations
@@ -31,7 +32,9 @@ class Packed(NamedTuple):
 
 
 class States(Mapping[int, Tree]):
-    """The state of every client that took part. What is read is a copy; what does not look like `template` is kept as it came."""
+    """The state of every client that took part. What is read is a copy; what does not look like `template` is kept as
+    it came.
+    """
 
     def __init__(self, template: Tree, place: Path | None = None) -> None:
         self._template, self._place = template, place

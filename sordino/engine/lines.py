@@ -1,4 +1,5 @@
-"""A line to a client process: frames of `length (8 bytes, little endian) + bytes`, waited for as long as it takes, or no longer than somebody's patience.
+"""A line to a client process: frames of `length (8 bytes, little endian) + bytes`, waited for as long as it takes, or
+no longer than somebody's patience.
 
 What comes too late is thrown away when it comes: a process that owes an answer is asked nothing until it has given it.
 """

@@ -1,5 +1,6 @@
-"""Keep freed memory. Per-example buffers are megabytes, allocated and freed at every step; glibc's defaults give each back to the kernel at
-once, and the page faults of getting it again took a quarter of a private run's time (measured on the MNIST CNN: 4.2 s of 17 s against 0.5 s).
+"""Keep freed memory. Per-example buffers are megabytes, allocated and freed at every step; glibc's defaults give each
+back to the kernel at once, and the page faults of getting it again took a quarter of a private run's time (measured on
+the MNIST CNN: 4.2 s of 17 s against 0.5 s).
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""What a round's messages are and how long: the broadcast, what of it each client gets, and the uploads as they come in."""
+"""What a round's messages are and how long: the broadcast, what of it each client gets, and the uploads as they come
+in.
+"""
 
 from __future__ import annotations
 

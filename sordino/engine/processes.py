@@ -1,8 +1,8 @@
 """Client code in other processes: only wire messages, grants and acknowledgements cross.
 
-Each worker is `python -m sordino.runs.site_process FOLDER PLACE RUN STAGE FIRST STEP`: it builds its own clients from the experiment in the run folder, keeps their
-states, and speaks frames (`engine.lines`) on its standard streams. With a timeout a worker that is silent costs its clients the round, and others are asked in their
-place until it has answered.
+Each worker is `python -m sordino.runs.site_process FOLDER PLACE RUN STAGE FIRST STEP`: it builds its own clients from
+the experiment in the run folder, keeps their states, and speaks frames (`engine.lines`) on its standard streams. With a
+timeout a worker that is silent costs its clients the round, and others are asked in their place until it has answered.
 """
 
 from __future__ import annotations

@@ -42,7 +42,9 @@ class SecureSum:
         source: Source,
         mail: Mail,
     ) -> Summed:
-        """The sum, or nothing of anybody where the protocol was broken off; `weights` are those of all clients, `mail` hears what it cost."""
+        """The sum, or nothing of anybody where the protocol was broken off; `weights` are those of all clients, `mail`
+        hears what it cost.
+        """
         like, bound, noise = uplink.shape(zero), uplink.bound(tree.size(zero)), uplink.noise()
         own = None
         if noise is not None and (used := noise.multiplier or multiplier) is not None:

@@ -39,7 +39,9 @@ class Federation(Accounts, Messages):
     _coordinates: int = 0
 
     def draw(self, t: int, server: Any = None, away: Callable[[int], bool] | None = None) -> list[int]:
-        """The cohort: public order, hidden coins, or coins at the rates that the plan says; or those whom a phase of a preparation asks."""
+        """The cohort: public order, hidden coins, or coins at the rates that the plan says; or those whom a phase of a
+        preparation asks.
+        """
         if self.algorithm.names_clients:
             return sorted(self.algorithm.asks(server))
         self._rates = self.plan.rates(t, self.spent)
@@ -52,7 +54,9 @@ class Federation(Accounts, Messages):
         return drawn if away is None or self.cohort.hidden else self._redrawn(t, drawn, away)
 
     def _redrawn(self, t: int, drawn: list[int], away: Callable[[int], bool]) -> list[int]:
-        """In place of everybody who is known to be silent somebody else, where there is anybody; where coins are hidden nobody may be."""
+        """In place of everybody who is known to be silent somebody else, where there is anybody; where coins are hidden
+        nobody may be.
+        """
         here = [k for k in drawn if not away(k)]
         if len(here) == len(drawn):
             return drawn
@@ -63,7 +67,7 @@ class Federation(Accounts, Messages):
     def round_key(self, t: int) -> keys.Key:
         return keys.fold(self.key, "round", t)
 
-    # the sum --------------------------------------------------------------------------------------------------------------------
+    # the sum ----------------------------------------------------------------------------------------------------------
 
     def source(self, t: int) -> Source:
         return for_round(self.noise, self.key, t)

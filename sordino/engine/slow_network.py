@@ -1,4 +1,6 @@
-"""A slower device on a slower network than this machine's: waiting in place of them. Nothing that is computed or sent changes."""
+"""A slower device on a slower network than this machine's: waiting in place of them. Nothing that is computed or sent
+changes.
+"""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
 """Several clients in one call: `torch.func.vmap` runs an algorithm's `local` once for clients of equal shape.
 
-Client code is not changed and cannot tell: every tensor it makes has a hidden dimension of clients, keys included, so that order of data and draws
-are each client's own. Numbers that steer Python (a count of participations behind a step size) are shared, so only clients that agree on them share a
-stack; so are effort and size. What vmap cannot do (a branch on a value) is left to the loop.
+Client code is not changed and cannot tell: every tensor it makes has a hidden dimension of clients, keys included, so
+that order of data and draws are each client's own. Numbers that steer Python (a count of participations behind a step
+size) are shared, so only clients that agree on them share a stack; so are effort and size. What vmap cannot do (a
+branch on a value) is left to the loop.
 """
 
 from __future__ import annotations

@@ -36,7 +36,9 @@ class Evaluator:
     rows: Sequence[Any]  # of each client: its share of the test examples
 
     def __call__(self, params: Params) -> dict[str, Any]:
-        """Of one model for all: global means, and mean, standard deviation and worst tenth over the clients that have test examples."""
+        """Of one model for all: global means, and mean, standard deviation and worst tenth over the clients that have
+        test examples.
+        """
         scores, own = self.task.score(params, self.test), self._tested
         means = [values.mean().double() for values in scores.values()]
         if not len(own.clients):

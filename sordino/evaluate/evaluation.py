@@ -1,4 +1,6 @@
-"""After a round: which of the server's models, as each client makes it its own. The first way of the first model is the headline; the others stand beside it."""
+"""After a round: which of the server's models, as each client makes it its own. The first way of the first model is the
+headline; the others stand beside it.
+"""
 
 from __future__ import annotations
 

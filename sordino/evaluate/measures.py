@@ -1,4 +1,6 @@
-"""Numbers that a table of runs is made of: from the metrics of one run, and between several. None of them is the best round."""
+"""Numbers that a table of runs is made of: from the metrics of one run, and between several. None of them is the best
+round.
+"""
 
 from __future__ import annotations
 
@@ -76,7 +78,7 @@ def running_bytes(run: Metrics) -> list[float]:
     return found
 
 
-# over seeds -------------------------------------------------------------------------------------------------------------
+# over seeds -----------------------------------------------------------------------------------------------------------
 
 
 def mean_std(values: Iterable[float]) -> tuple[float | None, float | None]:
@@ -86,7 +88,9 @@ def mean_std(values: Iterable[float]) -> tuple[float | None, float | None]:
 
 
 def curve(runs: Sequence[Metrics], metric: str) -> list[dict[str, Any]]:
-    """One point per evaluated round: mean and deviation over the seeds that got there, and what had been sent until then."""
+    """One point per evaluated round: mean and deviation over the seeds that got there, and what had been sent until
+    then.
+    """
     found: dict[int, list[tuple[Mapping[str, Any], float]]] = {}
     for run in runs:
         for row, spent in zip(run, running_bytes(run), strict=True):

@@ -1,5 +1,5 @@
-"""What a preparation cost: its messages beside formula (18) of SlaugFL (IEEE Transactions on Mobile Computing, 2024), in rounds of plain training, and what is left of
-a target that was reached early."""
+"""What a preparation cost: its messages beside formula (18) of SlaugFL (IEEE Transactions on Mobile Computing, 2024),
+in rounds of plain training, and what is left of a target that was reached early."""
 
 from __future__ import annotations
 
@@ -36,7 +36,9 @@ class Plain(NamedTuple):
 
 
 def in_front(preparation: Metrics) -> list[Row]:
-    """What was sent and computed before the first round, as a round 0 that nobody evaluated: sums over rounds then begin with it."""
+    """What was sent and computed before the first round, as a round 0 that nobody evaluated: sums over rounds then
+    begin with it.
+    """
     if not preparation:
         return []
     names = ("bytes_down", "bytes_up", "payload")

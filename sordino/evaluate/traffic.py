@@ -1,10 +1,13 @@
-"""What a preparation phase adds to the traffic, counted in parameters by a published formula and charged to the rounds that it is meant to save.
+"""What a preparation phase adds to the traffic, counted in parameters by a published formula and charged to the rounds
+that it is meant to save.
 
-Formula (18) of SlaugFL (IEEE Transactions on Mobile Computing, 2024). M devices send a model of d_m parameters and get a generator of d_g, C class
-prototypes of d_p are sent once, and in each of T rounds K devices get and send C of them beside the model:
+Formula (18) of SlaugFL (IEEE Transactions on Mobile Computing, 2024). M devices send a model of d_m parameters and get
+a generator of d_g, C class prototypes of d_p are sent once, and in each of T rounds K devices get and send C of them
+beside the model:
 
     M (d_m + d_g) + C d_p + 2 T K C d_p                       more than FedAvg's 2 T K d_m
-    R_e = M (d_m + d_g) / (2 T K d_m) + C d_p / d_m           the published ratio: without the prototypes that are sent once
+    R_e = M (d_m + d_g) / (2 T K d_m) + C d_p / d_m           the published ratio: without the prototypes that are sent
+                                                              once
 
 The formula knows no first broadcast, no running statistics and no headers: the measured bytes stand beside it.
 """
@@ -61,7 +64,7 @@ def saving(rounds: float, against: float) -> float:
     return 1 - rounds / against
 
 
-# measured ---------------------------------------------------------------------------------------------------------------
+# measured -------------------------------------------------------------------------------------------------------------
 
 
 def rounds_to(rows: Metrics, target: float) -> int | None:

@@ -1,7 +1,8 @@
-"""ACGAN (Odena, Olah and Shlens, ICML 2017), the generator of SlaugFL's first scenario, in its non-saturating form on logits.
+"""ACGAN (Odena, Olah and Shlens, ICML 2017), the generator of SlaugFL's first scenario, in its non-saturating form on
+logits.
 
-The discriminator says whether an image is real, s, and of which class it is, q. Each step trains the generator, then the discriminator on the
-same images. Classes are balanced by showing the images of small ones more often.
+The discriminator says whether an image is real, s, and of which class it is, q. Each step trains the generator, then
+the discriminator on the same images. Classes are balanced by showing the images of small ones more often.
 """
 
 from __future__ import annotations
@@ -52,7 +53,9 @@ def discriminator_loss(
 def train(
     shape: Shape, images: Tensor, labels: Tensor, settings: Settings, key: keys.Key, score: Score | None = None
 ) -> Trained:
-    """From uint8 images, on the device where they lie. `score(images, labels)` says how good drawn images are: the best of the states it saw is kept."""
+    """From uint8 images, on the device where they lie. `score(images, labels)` says how good drawn images are: the best
+    of the states it saw is kept.
+    """
     _refuse_missing(shape, labels)
     if shape.split == 1:
         return _train(shape, images, labels, settings, key, score)
@@ -127,7 +130,9 @@ def _train(
 
 
 def balanced(labels: Tensor, classes: int, epoch: int, key: keys.Key) -> Tensor:
-    """Places of an epoch's images in random order: as many of each class as the largest has. A small class goes round and round."""
+    """Places of an epoch's images in random order: as many of each class as the largest has. A small class goes round
+    and round.
+    """
     members = [torch.nonzero(labels.cpu() == c).flatten() for c in range(classes)]
     most = max(map(len, members))
     cycle = torch.arange(epoch * most, (epoch + 1) * most)

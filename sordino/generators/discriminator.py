@@ -1,4 +1,6 @@
-"""ACGAN's discriminator (Odena, Olah and Shlens, ICML 2017): 1.66 million parameters on 3x32x32 images of ten classes, a short one up to 16x16."""
+"""ACGAN's discriminator (Odena, Olah and Shlens, ICML 2017): 1.66 million parameters on 3x32x32 images of ten classes,
+a short one up to 16x16.
+"""
 
 from __future__ import annotations
 

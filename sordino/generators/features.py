@@ -1,4 +1,5 @@
-"""FedGen's generator over features (Zhu, Hong and Zhou, ICML 2021): noise and a label to what the head of a classifier reads.
+"""FedGen's generator over features (Zhu, Hong and Zhou, ICML 2021): noise and a label to what the head of a classifier
+reads.
 
 A state is a plain dict, as everything here is a pure function of it; the norm's running mean and variance travel in it.
 """
@@ -21,7 +22,9 @@ MOMENTUM, EPS = 0.1, 1e-5
 
 
 def init(classes: int, noise: int, out: int, key: keys.Key, hidden: int = 512) -> State:
-    """Linear(noise + classes, hidden), batch norm, ReLU, Linear(hidden, out); weights and biases uniform within 1/sqrt(inputs)."""
+    """Linear(noise + classes, hidden), batch norm, ReLU, Linear(hidden, out); weights and biases uniform within
+    1/sqrt(inputs).
+    """
     state = {}
     for name, outputs, inputs in (("first", hidden, noise + classes), ("last", out, hidden)):
         for part, shape in (("weight", (outputs, inputs)), ("bias", (outputs,))):
@@ -67,7 +70,7 @@ def _last(state: State, x: Tensor) -> Tensor:
     return F.linear(torch.relu(x), state["last.weight"], state["last.bias"])
 
 
-# training ---------------------------------------------------------------------------------------------------------------------------
+# training -------------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -92,7 +95,9 @@ def distil(
     settings: Settings,
     key: keys.Key,
 ) -> State:
-    """The generator after some steps towards features that the heads call by their label, each head weighed by its share of the class, and that differ."""
+    """The generator after some steps towards features that the heads call by their label, each head weighed by its
+    share of the class, and that differ.
+    """
     offered = torch.nonzero((counts > 1).any(0)).flatten()
     share = counts / counts.sum(0).clamp_min(1)
     learned = {name: value.clone().requires_grad_() for name, value in trainable(state).items()}

@@ -1,9 +1,10 @@
 """A generator from class prototypes alone: SlaugFL's second scenario (IEEE Transactions on Mobile Computing, 2024).
 
-Images of a class, seen through the extractor that the class's prototype came from, should have that prototype as their mean: a maximum mean
-discrepancy with a linear kernel. Means alone leave one image per class, so images of one label must also differ as their noise does (Mao et al.,
-"Mode seeking generative adversarial networks", CVPR 2019): 1/(ratio + 1e-5) is made small. The formula as printed makes the ratio itself small, which
-rewards equal images; `sign = "literal"` does that, for whoever wants to see the collapse.
+Images of a class, seen through the extractor that the class's prototype came from, should have that prototype as their
+mean: a maximum mean discrepancy with a linear kernel. Means alone leave one image per class, so images of one label
+must also differ as their noise does (Mao et al., "Mode seeking generative adversarial networks", CVPR 2019): 1/(ratio +
+1e-5) is made small. The formula as printed makes the ratio itself small, which rewards equal images; `sign = "literal"`
+does that, for whoever wants to see the collapse.
 """
 
 from __future__ import annotations
@@ -27,7 +28,9 @@ LOGGED = ("step", "loss", "discrepancy", "diversity")
 
 
 class Prototype(NamedTuple):
-    """The mean feature of a class; `extract` takes images [n, c, h, w] in 0..1 to features [n, d]. A class may have several."""
+    """The mean feature of a class; `extract` takes images [n, c, h, w] in 0..1 to features [n, d]. A class may have
+    several.
+    """
 
     label: int
     mean: Tensor
@@ -36,7 +39,9 @@ class Prototype(NamedTuple):
 
 @dataclass(frozen=True)
 class Settings:
-    """`diversity` None: 0.03 of the discrepancy at the first step. Training stops once `plateau` steps lower the mean loss by less than `gain`."""
+    """`diversity` None: 0.03 of the discrepancy at the first step. Training stops once `plateau` steps lower the mean
+    loss by less than `gain`.
+    """
 
     steps: int = 10_000
     batch: int = 64
@@ -58,7 +63,9 @@ def diversity(x1: Tensor, x2: Tensor, r1: Tensor, r2: Tensor, sign: str = "recip
 
 
 def discrepancy(x: Tensor, labels: Tensor, prototypes: Sequence[Prototype]) -> Tensor:
-    """Squared distances between prototypes and the mean features of their classes in the batch, summed. Images in 0..1; one pass per extractor."""
+    """Squared distances between prototypes and the mean features of their classes in the batch, summed. Images in 0..1;
+    one pass per extractor.
+    """
     owners: dict[Extract, list[Prototype]] = {}
     for one in prototypes:
         owners.setdefault(one.extract, []).append(one)
@@ -126,7 +133,9 @@ def train(
 
 
 def visited(classes: Tensor, count: int, key: keys.Key) -> Tensor:
-    """Labels of one step: random classes, each as often as the next or once more, and twice where the step has room for no more."""
+    """Labels of one step: random classes, each as often as the next or once more, and twice where the step has room for
+    no more.
+    """
     many = min(len(classes), max(1, count // 2))
     chosen = classes[keys.permutation(key, len(classes))[:many]]
     return chosen[torch.arange(count) % many]

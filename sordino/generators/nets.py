@@ -1,7 +1,8 @@
 """Conditional image generators, as SlaugFL uses them (IEEE Transactions on Mobile Computing, 2024).
 
-`strong` is the generator of ACGAN (Odena, Olah and Shlens, ICML 2017) on 32x32 images, `weak` the one of FedFTG (Zhang et al., CVPR 2022),
-`small` one for 16x16 images and a processor. Networks are built on the meta device and filled from a state: nothing is drawn that no key names.
+`strong` is the generator of ACGAN (Odena, Olah and Shlens, ICML 2017) on 32x32 images, `weak` the one of FedFTG (Zhang
+et al., CVPR 2022), `small` one for 16x16 images and a processor. Networks are built on the meta device and filled from
+a state: nothing is drawn that no key names.
 """
 
 from __future__ import annotations
@@ -188,7 +189,9 @@ def init(shape: Shape, key: keys.Key) -> State:
 
 
 def drawn(net: nn.Module, key: keys.Key) -> State:
-    """Weights N(0, 0.02), scales of norms N(1, 0.02), embeddings N(0, 1) as they multiply noise, biases and means 0, variances 1."""
+    """Weights N(0, 0.02), scales of norms N(1, 0.02), embeddings N(0, 1) as they multiply noise, biases and means 0,
+    variances 1.
+    """
     state = {}
     for path, module in net.named_modules():
         for name, value in [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]:

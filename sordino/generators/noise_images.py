@@ -1,7 +1,9 @@
-"""Images of pure noise with classes of their own, for virtual homogeneity learning (Tang et al., ICML 2022): an untrained generator draws them once.
+"""Images of pure noise with classes of their own, for virtual homogeneity learning (Tang et al., ICML 2022): an
+untrained generator draws them once.
 
-`stylegan` has the architecture of StyleGAN2 (Karras et al., CVPR 2020) with random weights. A class is a mean latent and, per layer, a mean of the
-injected noise; its images scatter around both. `random_conv` is a small stand-in without styles. Nothing here has seen any data.
+`stylegan` has the architecture of StyleGAN2 (Karras et al., CVPR 2020) with random weights. A class is a mean latent
+and, per layer, a mean of the injected noise; its images scatter around both. `random_conv` is a small stand-in without
+styles. Nothing here has seen any data.
 """
 
 from __future__ import annotations
@@ -47,7 +49,8 @@ def noise_set(
     width: int = 512,
     device: torch.device | str = "cpu",
 ) -> tuple[Tensor, Tensor]:
-    """Images uint8 [n, h, w, c] and labels, class by class. `width` is the number of feature maps (`random_conv` has 64); time grows with its square.
+    """Images uint8 [n, h, w, c] and labels, class by class. `width` is the number of feature maps (`random_conv` has
+    64); time grows with its square.
 
     An accelerator draws other images than a processor; each draws its own ones again.
     """
@@ -92,7 +95,9 @@ def _leaky(x: Tensor) -> Tensor:
 def _stylegan(
     classes: int, latents: Latents, side: int, channels: int, key: keys.Key, width: int, device: torch.device | str
 ) -> Draw:
-    """Styles scale what every convolution reads and are divided out of what it gives; images are summed over the resolutions."""
+    """Styles scale what every convolution reads and are divided out of what it gives; images are summed over the
+    resolutions.
+    """
     doublings = _doublings(side)
     layers = 1 + 2 * doublings
     mapping = _weights(key, "mapping", latents.size, latents.size, device=device)
@@ -124,7 +129,9 @@ def _stylegan(
 
 
 def spread_rows(classes: int, layers: int, key: keys.Key) -> Tensor:
-    """A unit row per class, made so that the columns have little to do with each other: 500 steps down the mean of their squared products."""
+    """A unit row per class, made so that the columns have little to do with each other: 500 steps down the mean of
+    their squared products.
+    """
     rows = torch.randn(classes, layers, generator=stream(key)).requires_grad_()
     others = 1 - torch.eye(layers)
     optimiser = torch.optim.SGD([rows], lr=0.5, momentum=0.9)

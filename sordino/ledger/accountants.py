@@ -1,7 +1,8 @@
 """How much a list of events costs: every accountant that can say so, side by side.
 
 gdp   exact for unsampled Gaussians: mu^2 adds up (Dong, Roth & Su 2022).
-pure  Laplace noise and randomised response only: epsilons add up; a Poisson sample leaves ln(1 + q (e^eps - 1)) (Balle, Barthe & Gaboardi 2018).
+pure  Laplace noise and randomised response only: epsilons add up; a Poisson sample leaves ln(1 + q (e^eps - 1)) (Balle,
+      Barthe & Gaboardi 2018).
 rdp   Renyi DP (Mironov 2017; Mironov, Talwar & Zhang 2019; conversion of Canonne, Kamath & Steinke 2020).
 pld   privacy loss distributions, pessimistic (Doroshenko et al. 2022).
 
@@ -245,7 +246,9 @@ def _rdp_curve(event: _Simple | Poisson, orders: tuple[float, ...]) -> Any:
 
 
 def _response_curve(event: Response, orders: tuple[float, ...]) -> Any:
-    """Of two inputs a and b: one output is as likely as e^epsilon to one, one the other way round, and all others are equally likely."""
+    """Of two inputs a and b: one output is as likely as e^epsilon to one, one the other way round, and all others are
+    equally likely.
+    """
     import numpy as np
 
     alpha, e = np.array(orders), event.epsilon
@@ -273,13 +276,16 @@ def _pld(reduced: _Reduced, delta: float, orders: tuple[float, ...]) -> float | 
         default=0.0,
     )
     step = _interval(max(*spans, rough), min(typical), len(spans))
-    # statements ask for several deltas of the same events: a grid from a coarse set of grids is one that is there already
+    # statements ask for several deltas of the same events: a grid from a coarse set of grids is one that is there
+    # already
     return max(0.0, float(_losses(reduced, 2.0 ** round(math.log2(step))).get_epsilon_for_delta(delta)))
 
 
 @lru_cache(maxsize=16)
 def _losses(reduced: _Reduced, step: float) -> Any:
-    """The privacy loss distribution of all events together. Not by the accountant of dp-accounting 0.6, which takes a response that is repeated for a single one."""
+    """The privacy loss distribution of all events together. Not by the accountant of dp-accounting 0.6, which takes a
+    response that is repeated for a single one.
+    """
     from dp_accounting.pld import privacy_loss_distribution as pld
 
     total = pld.identity(step)

@@ -139,7 +139,9 @@ class Books:
         return cap is None or self.charter.currency.fits(tuple(map(add, self.spent(principal), extra)), cap)
 
     def all_fit(self, extra: Amount) -> bool:
-        """Has everyone with a cap room for this? Clients that never paid for themselves have spent the same, so one of them answers for all."""
+        """Has everyone with a cap room for this? Clients that never paid for themselves have spent the same, so one of
+        them answers for all.
+        """
         return all(self.fits(name, extra) for name in self.caps.told_apart(self.own))
 
     def granted(self, charges: Mapping[str, Amount]) -> frozenset[str]:

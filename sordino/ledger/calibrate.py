@@ -106,7 +106,9 @@ def rate_for(
 
 
 def _crossing(over: Callable[[float], float], low: float, excess: float, high: float, deficit: float) -> float:
-    """Where `over` falls to 0, from above: false position (Illinois) on logarithms, always ending on the side that was seen to keep."""
+    """Where `over` falls to 0, from above: false position (Illinois) on logarithms, always ending on the side that was
+    seen to keep.
+    """
     found, side = deficit, 0  # the far end counts half once the same end has moved twice
     while math.log(high / low) > _TIGHT and not -_TIGHT <= found <= 0:
         share = excess / (excess - deficit) if math.isfinite(excess - deficit) else 0.5

@@ -51,7 +51,9 @@ class Laplace:
 
 @dataclass(frozen=True)
 class Response:
-    """One of `levels` values, kept or replaced by another at random so that any two inputs differ by at most e^epsilon (Kairouz, Bonawitz and Ramage 2016)."""
+    """One of `levels` values, kept or replaced by another at random so that any two inputs differ by at most e^epsilon
+    (Kairouz, Bonawitz and Ramage 2016).
+    """
 
     epsilon: float
     levels: int
@@ -172,7 +174,9 @@ _NAMES = {cls: kind for kind, cls in KINDS.items()}
 
 
 def leaves(event: Event) -> Counter[Event]:
-    """How often each elementary event happens: the one place where counts are multiplied, and repeats of one draw are told apart."""
+    """How often each elementary event happens: the one place where counts are multiplied, and repeats of one draw are
+    told apart.
+    """
     found: Counter[Event] = Counter()
     seen: set[Event] = set()
 

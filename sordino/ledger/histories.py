@@ -60,7 +60,9 @@ class Histories(Generic[R]):
             who, times = who[times > 1], times[times > 1] - 1
 
     def distinct(self, among: Sequence[int] | None = None) -> dict[int, list[R]]:
-        """Every history (of these clients), under the first client that has it, in the order in which these were first spoken of."""
+        """Every history (of these clients), under the first client that has it, in the order in which these were first
+        spoken of.
+        """
         node, since = np.asarray(self._node)[self._cell], self._since
         if among is not None:
             since = np.full_like(self._since, NEVER)

@@ -93,8 +93,8 @@ class Ledger:
     ) -> Ledger:
         """Create the ledger, or reopen it with the charter and caps it was founded with.
 
-        `caps` bind single principals, `each` the clients "0", "1", ... that have no cap of their own, others are unlimited; `total` caps what is
-        charged to everyone.
+        `caps` bind single principals, `each` the clients "0", "1", ... that have no cap of their own, others are
+        unlimited; `total` caps what is charged to everyone.
         """
         limits = {
             _name(name): charter.currency.amount(cap, what=f"cap of {name}") for name, cap in (caps or {}).items()

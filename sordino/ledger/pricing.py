@@ -3,9 +3,11 @@
 pure             epsilon of Laplace noise, summed
 classic          (epsilon, delta) pairs of the textbook Gaussian, both summed
 discrete         rho of the discrete Gaussian, by Renyi divergence
-exact            mu^2/2 of the Gaussian (Dong, Roth and Su 2022; adaptive composition and its filter: Smith and Thakurta 2022)
+exact            mu^2/2 of the Gaussian (Dong, Roth and Su 2022; adaptive composition and its filter: Smith and Thakurta
+                 2022)
 counted          releases of a fixed plan of sampled Gaussians, of one phase or of several, accounted for as a whole
-renyi            Renyi loss of the Poisson-sampled Gaussian at one order fixed before the run (filter: Feldman and Zrnic 2021)
+renyi            Renyi loss of the Poisson-sampled Gaussian at one order fixed before the run (filter: Feldman and Zrnic
+                 2021)
 as_published     a nominal share of epsilon; proves nothing
 """
 
@@ -142,7 +144,8 @@ class Renyi:
 
 @dataclass(frozen=True)
 class Counted:
-    """A fixed plan of equal sampled releases: the plan as a whole was accounted for by its privacy loss distribution, the ledger counts releases.
+    """A fixed plan of equal sampled releases: the plan as a whole was accounted for by its privacy loss distribution,
+    the ledger counts releases.
 
     Valid because nothing in the plan adapts to outputs; it takes several percent less noise than the Renyi filter.
     """
@@ -168,7 +171,9 @@ class Counted:
 
 @dataclass(frozen=True)
 class CountedPhase:
-    """One phase of a fixed plan over several. Releases of each phase are a component of their own: what one leaves over buys nothing in another."""
+    """One phase of a fixed plan over several. Releases of each phase are a component of their own: what one leaves over
+    buys nothing in another.
+    """
 
     name: str
     planned: float
@@ -208,7 +213,9 @@ class AsPublished:
 
 
 def budget_at(order: int, epsilon: float, delta: float) -> float:
-    """The Renyi loss that (epsilon, delta) leaves at one order (Canonne, Kamath and Steinke 2020); 0 where the order is useless."""
+    """The Renyi loss that (epsilon, delta) leaves at one order (Canonne, Kamath and Steinke 2020); 0 where the order is
+    useless.
+    """
     return max(0.0, epsilon - math.log1p(-1 / order) + math.log(delta * order) / (order - 1))
 
 
@@ -247,7 +254,9 @@ def counted(rate: float, epsilon: float, delta: float, releases: int) -> Counted
 def counted_phases(
     phases: tuple[tuple[float, int, float], ...], epsilon: float, delta: float
 ) -> tuple[CountedPhase, ...]:
-    """Phases of a plan, each with its sampling rate, its releases and its part of the budget: parts of a Renyi loss, all grown until the whole fills the budget."""
+    """Phases of a plan, each with its sampling rate, its releases and its part of the budget: parts of a Renyi loss,
+    all grown until the whole fills the budget.
+    """
 
     def noise(granted: float) -> list[float]:
         rate, longest, _ = max((p for p in phases if p[0] < 1), key=lambda p: p[1])

@@ -1,11 +1,14 @@
-"""Published accounting of CUAG-PFL and its baselines, reproduced digit by digit. None of it is a guarantee; every result made with it is `nominal`.
+"""Published accounting of CUAG-PFL and its baselines, reproduced digit by digit. None of it is a guarantee; every
+result made with it is `nominal`.
 
-CUAG-PFL      Li, Xiao and Chen, Chinese Journal of Computers 2024: Gaussian-DP central limit theorem at the product of two sampling rates
+CUAG-PFL      Li, Xiao and Chen, Chinese Journal of Computers 2024: Gaussian-DP central limit theorem at the product of
+              two sampling rates
 PriFedSync    Zheng et al., AISTATS 2021, as that paper prints it: another rate, and no local steps
 DP-SCAFFOLD   Noble, Bellet and Dieuleveut, AISTATS 2022, as printed there; UDP: Wei et al., IEEE TMC 2022, theorem 1
 
-Why it proves nothing: the clip is the identity, one update is treated as a mean of clipped vectors, steps without noise are composed, a round's
-scale is the constant one that would have cost mu by then, and the server sees whom it sampled. Rounds are counted from 1.
+Why it proves nothing: the clip is the identity, one update is treated as a mean of clipped vectors, steps without noise
+are composed, a round's scale is the constant one that would have cost mu by then, and the server sees whom it sampled.
+Rounds are counted from 1.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Personal budgets turned into rates, thresholds and waste: public arithmetic on public budgets.
 
 Rates: everybody tosses a coin of its own, as seldom as its budget asks (Boenisch et al., NeurIPS 2023).
-Threshold: a (tau, delta) mechanism on a Poisson sample in which a client with budget eps < tau takes part with probability (e^eps - 1)/(e^tau - 1)
-costs that client exactly eps (Jorgensen, Yu and Cormode, ICDE 2015). One run of it, a hidden sample, add_remove: nothing else is proved by it.
+Threshold: a (tau, delta) mechanism on a Poisson sample in which a client with budget eps < tau takes part with
+probability (e^eps - 1)/(e^tau - 1) costs that client exactly eps (Jorgensen, Yu and Cormode, ICDE 2015). One run of it,
+a hidden sample, add_remove: nothing else is proved by it.
 """
 
 from __future__ import annotations
@@ -45,19 +46,25 @@ def amplified(rate: float, tau: float) -> float:
 
 
 def recycled(rate: float, tau: float, rounds: int) -> float:
-    """The pure loss after `rounds` such releases if only those who were drawn are charged, and stop after their first: more than once is promised."""
+    """The pure loss after `rounds` such releases if only those who were drawn are charged, and stop after their first:
+    more than once is promised.
+    """
     return math.log1p(-math.expm1(rounds * math.log1p(-rate)) * math.expm1(tau))
 
 
 def wasted(budgets: Floats, tau: float, count: Floats | float = 1.0) -> tuple[float, float]:
-    """Budget lost to sampling (of those below the threshold) and to noise (of those above it); `count` clients have each budget."""
+    """Budget lost to sampling (of those below the threshold) and to noise (of those above it); `count` clients have
+    each budget.
+    """
     below, above = budgets < tau, budgets > tau
     sampling, noise = budgets * (1 - included(budgets, tau)) * count, (budgets - tau) * count
     return float(sampling[below].sum()), float(noise[above].sum())
 
 
 def waste(budgets: Floats, tau: float, by: Waste = WEIGHTED, count: Floats | float = 1.0) -> float:
-    """What a threshold costs in usefulness. `weighted` by each part's own share; `count` counts clients that stay away, as a public re-implementation does."""
+    """What a threshold costs in usefulness. `weighted` by each part's own share; `count` counts clients that stay away,
+    as a public re-implementation does.
+    """
     sampling, noise = wasted(budgets, tau, count)
     if by.rule == "sum":
         return sampling + noise
@@ -69,7 +76,9 @@ def waste(budgets: Floats, tau: float, by: Waste = WEIGHTED, count: Floats | flo
 
 
 def threshold(budgets: Floats, by: Waste = WEIGHTED) -> float:
-    """The tau of least waste between the smallest and the largest budget; of equals the smallest. Continuous, not convex: every gap is searched."""
+    """The tau of least waste between the smallest and the largest budget; of equals the smallest. Continuous, not
+    convex: every gap is searched.
+    """
     from scipy.optimize import minimize_scalar
 
     levels, found = np.unique(budgets, return_counts=True)
@@ -105,7 +114,9 @@ def rates(budgets: Sequence[float], delta: float, multiplier: float, rounds: int
 
 
 def spent(each: Floats, delta: float, multiplier: float, rounds: int) -> Floats:
-    """Epsilon of so many Poisson-sampled Gaussian releases at each of several rates (Mironov, Talwar and Zhang 2019), at integer Renyi orders."""
+    """Epsilon of so many Poisson-sampled Gaussian releases at each of several rates (Mironov, Talwar and Zhang 2019),
+    at integer Renyi orders.
+    """
     order, j = np.array(ORDERS)[:, None], np.arange(max(ORDERS) + 1)
     q = np.clip(each, 0, 1 - 1e-15)[:, None, None]
     terms = _log_binomials() + j * np.log(q) + (order - j) * np.log1p(-q) + j * (j - 1) / (2 * multiplier**2)
@@ -169,9 +180,11 @@ def balanced(budgets: Sequence[float], delta: float, rounds: int, expected: floa
 def planned(
     budgets: Sequence[float], shares: Sequence[float] | Floats, by: Waste = WEIGHTED
 ) -> list[tuple[float, Floats, Floats]]:
-    """Of each round (tau, rates, payments): allowances by the shares of each budget, and what a threshold below an allowance left of it.
+    """Of each round (tau, rates, payments): allowances by the shares of each budget, and what a threshold below an
+    allowance left of it.
 
-    Payments add up to the budgets at most, because everybody pays in every round, drawn or not, and only what was not paid is carried on.
+    Payments add up to the budgets at most, because everybody pays in every round, drawn or not, and only what was not
+    paid is carried on.
     """
     each = np.asarray(budgets, dtype=np.float64)
     carried, rounds = np.zeros_like(each), []

@@ -1,7 +1,9 @@
-"""A partition as a picture: clients across, labels up, as one SVG file that needs nothing else and is readable by day and by night.
+"""A partition as a picture: clients across, labels up, as one SVG file that needs nothing else and is readable by day
+and by night.
 
-Where there is room, bubbles: their area is the number of examples. Where bubbles would be dust, cells are shaded instead; and where a client is
-thinner than a line, clients stand in the order of their most frequent label, so that what they have in common can be seen.
+Where there is room, bubbles: their area is the number of examples. Where bubbles would be dust, cells are shaded
+instead; and where a client is thinner than a line, clients stand in the order of their most frequent label, so that
+what they have in common can be seen.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""Who holds which rows, as two arrays for all clients together: a million clients cost their starts, not a million objects."""
+"""Who holds which rows, as two arrays for all clients together: a million clients cost their starts, not a million
+objects.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,9 @@ class Rows(Sequence[Array]):
         return cls(order[ends[0] :], ends - ends[0])
 
     def held_back(self, fraction: float, rng: np.random.Generator) -> tuple[Rows, Rows]:
-        """Every client's rows in two: what it trains on, and a random `fraction` that it is tested on. It always keeps one to train on."""
+        """Every client's rows in two: what it trains on, and a random `fraction` that it is tested on. It always keeps
+        one to train on.
+        """
         if not 0 < fraction < 1:
             raise PartitionError(
                 f"test_fraction = {fraction} is not between 0 and 1",

@@ -137,7 +137,8 @@ class Classes(Scheme):
 
 @dataclass(frozen=True)
 class Active(Scheme):
-    """Exactly k classes and equally many examples per client (at most one more), every example used, classes of a client as even as can be.
+    """Exactly k classes and equally many examples per client (at most one more), every example used, classes of a
+    client as even as can be.
 
     Class lists as in `classes`, the same for training and test; random ones are drawn until equal sizes are possible.
     anonymous: every client numbers its own classes 0 to k - 1 in a random order, and the model has k outputs.
@@ -235,9 +236,11 @@ class LongTail(Scheme):
 
 @dataclass(frozen=True)
 class PowerLaw(Scheme):
-    """Li et al., MLSys 2020: client u holds the classes u and u + 1 (modulo their number), `least` examples of each first, more by LogNormal(0, sigma).
+    """Li et al., MLSys 2020: client u holds the classes u and u + 1 (modulo their number), `least` examples of each
+    first, more by LogNormal(0, sigma).
 
-    Of each class the rest is shared out in proportion to the draws, cut to whole numbers; a client whose share would pass the end of the class is skipped.
+    Of each class the rest is shared out in proportion to the draws, cut to whole numbers; a client whose share would
+    pass the end of the class is skipped.
     """
 
     clients: int

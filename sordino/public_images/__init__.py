@@ -1,7 +1,7 @@
 """Labelled images that the server takes from public sources.
 
-Nothing in them comes from any client. What augments data from a text-to-image model (SlaugFL, IEEE Transactions on Mobile
-Computing 2024) starts from these.
+Nothing in them comes from any client. What augments data from a text-to-image model (SlaugFL, IEEE Transactions on
+Mobile Computing 2024) starts from these.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""Candidates from a pretrained BigGAN-deep (Brock, Donahue and Simonyan, ICLR 2019): no prompts, but the classes of ImageNet that make up a class."""
+"""Candidates from a pretrained BigGAN-deep (Brock, Donahue and Simonyan, ICLR 2019): no prompts, but the classes of
+ImageNet that make up a class.
+"""
 
 from __future__ import annotations
 

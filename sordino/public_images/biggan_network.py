@@ -1,6 +1,8 @@
-"""The generator of BigGAN-deep (Brock, Donahue and Simonyan, ICLR 2019), for the weights that were published, kept as safetensors.
+"""The generator of BigGAN-deep (Brock, Donahue and Simonyan, ICLR 2019), for the weights that were published, kept as
+safetensors.
 
-Names and shapes are those of the published PyTorch weights. Spectral norms are worked into the weights when they are read: for drawing that is the same.
+Names and shapes are those of the published PyTorch weights. Spectral norms are worked into the weights when they are
+read: for drawing that is the same.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""Candidates from a text-to-image model, through the package diffusers: a prompt and a seed each, reduced to the size of the task's images."""
+"""Candidates from a text-to-image model, through the package diffusers: a prompt and a seed each, reduced to the size
+of the task's images.
+"""
 
 from __future__ import annotations
 

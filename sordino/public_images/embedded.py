@@ -1,6 +1,8 @@
-"""Candidates without a text-to-image model: public images of the task itself, or the handwritten digits that come with the package.
+"""Candidates without a text-to-image model: public images of the task itself, or the handwritten digits that come with
+the package.
 
-A share of them shows another class than it says, as a text-to-image model does at times, so that filtering has work to do; the manifest says which.
+A share of them shows another class than it says, as a text-to-image model does at times, so that filtering has work to
+do; the manifest says which.
 """
 
 from __future__ import annotations
@@ -65,7 +67,9 @@ class PublicSplit:
 
 @dataclass(frozen=True)
 class SklearnDigits:
-    """The 1,797 digits of Alpaydin and Kaynak (1998), also bundled with scikit-learn, turned and shifted: other pens than those of MNIST."""
+    """The 1,797 digits of Alpaydin and Kaynak (1998), also bundled with scikit-learn, turned and shifted: other pens
+    than those of MNIST.
+    """
 
     bad_fraction: float = 0.15
     label: ClassVar[str] = PROXY

@@ -53,7 +53,9 @@ def is_blank(image: Array) -> bool:
 
 
 def moved(images: Tensor, key: int) -> Tensor:
-    """Each turned by up to 15 degrees, sheared, scaled by up to a sixth, and shifted by up to a tenth; in a frame as wide as MNIST's (28 for 20 pixels)."""
+    """Each turned by up to 15 degrees, sheared, scaled by up to a sixth, and shifted by up to a tenth; in a frame as
+    wide as MNIST's (28 for 20 pixels).
+    """
     u = keys.uniform(key, 5 * len(images)).float().reshape(5, -1) * 2 - 1
     angle, shear, grow = u[0] * (math.pi / 12), u[1] * 0.15, 1.4 * torch.exp(u[2] * math.log(7 / 6))
     cos, sin = torch.cos(angle) * grow, torch.sin(angle) * grow
@@ -63,7 +65,9 @@ def moved(images: Tensor, key: int) -> Tensor:
 
 
 def shifted(images: Tensor, strength: float, key: int) -> Tensor:
-    """Another camera, the same for every image: less contrast, turned hue, a blur, and noise. Strength 0 changes nothing."""
+    """Another camera, the same for every image: less contrast, turned hue, a blur, and noise. Strength 0 changes
+    nothing.
+    """
     grey = images.mean((1, 2, 3), keepdim=True)
     images = grey + (images - grey) * 0.75**strength + 0.04 * strength
     if images.shape[1] == 3:

@@ -1,4 +1,5 @@
-"""Candidates that a few strokes draw, as the words of a prompt say: digits for classes named by digits, a shape of its own for every other class.
+"""Candidates that a few strokes draw, as the words of a prompt say: digits for classes named by digits, a shape of its
+own for every other class.
 
 It needs nothing at all, and its pictures are far from any photograph.
 """

@@ -19,7 +19,9 @@ DIGEST = hashlib.sha256().digest_size
 
 
 def folder(given: str | None) -> Path:
-    """Where it is kept: as told, beside decoded images where SORDINO_CACHE is set, or among what the user's programs keep."""
+    """Where it is kept: as told, beside decoded images where SORDINO_CACHE is set, or among what the user's programs
+    keep.
+    """
     if given is not None:
         return Path(given).expanduser()
     own = os.environ.get("SORDINO_CACHE")

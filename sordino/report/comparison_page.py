@@ -1,4 +1,6 @@
-"""What the page of a comparison shows: the table, curves over seeds, promises in words, and what choosing among them costs."""
+"""What the page of a comparison shows: the table, curves over seeds, promises in words, and what choosing among them
+costs.
+"""
 
 from __future__ import annotations
 
@@ -129,7 +131,7 @@ def _count(n: int, what: str) -> str:
     return f"{n} {what}{'s' * (n != 1)}"
 
 
-# what choosing costs ----------------------------------------------------------------------------------------------------
+# what choosing costs --------------------------------------------------------------------------------------------------
 
 
 def choosing(search: Sequence[Mapping[str, Any]], methods: int, seeds: int, sweep: bool) -> list[str]:

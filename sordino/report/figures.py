@@ -1,6 +1,8 @@
-"""Figures for papers, from the same facts as the pages: PDF, PNG or SVG, text kept as text, colours that everyone can tell apart.
+"""Figures for papers, from the same facts as the pages: PDF, PNG or SVG, text kept as text, colours that everyone can
+tell apart.
 
-Needs matplotlib (the `plots` extra). No global state: figures are made, saved and dropped, so a notebook's own settings stay as they are.
+Needs matplotlib (the `plots` extra). No global state: figures are made, saved and dropped, so a notebook's own settings
+stay as they are.
 """
 
 from __future__ import annotations
@@ -84,7 +86,7 @@ def line(i: int) -> dict[str, Any]:
     return {"color": LIGHT[SERIES[i % len(SERIES)]], "linestyle": (0, dash) if dash else "solid"}
 
 
-# one run ----------------------------------------------------------------------------------------------------------------
+# one run --------------------------------------------------------------------------------------------------------------
 
 
 def _accuracy(facts: Facts, axes: Any) -> bool:
@@ -168,7 +170,7 @@ def _partition(facts: Facts, axes: Any) -> bool:
     return True
 
 
-# a comparison -----------------------------------------------------------------------------------------------------------
+# a comparison ---------------------------------------------------------------------------------------------------------
 
 
 def _curves(facts: Facts, axes: Any, axis: str, unit: float, label: str) -> bool:

@@ -1,4 +1,6 @@
-"""The colours of pages and figures: told apart by everyone, on light paper and on dark, and never alone (lines differ in their dashes too)."""
+"""The colours of pages and figures: told apart by everyone, on light paper and on dark, and never alone (lines differ
+in their dashes too).
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""What `sordino privacy plan` prints: the promise, the alternatives side by side, and whether the signal would be heard."""
+"""What `sordino privacy plan` prints: the promise, the alternatives side by side, and whether the signal would be
+heard.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,9 @@
-"""What a run did before its first round, from its folder: whom it asked, which candidates it kept, what its generator draws, what that cost.
+"""What a run did before its first round, from its folder: whom it asked, which candidates it kept, what its generator
+draws, what that cost.
 
-SlaugFL, IEEE Transactions on Mobile Computing, 2024, sections 6 to 9. No ledger is opened and no lock taken. Which candidates show another class than they say is
-looked up in simulations alone, where the source put them there itself: nobody else could know.
+SlaugFL, IEEE Transactions on Mobile Computing, 2024, sections 6 to 9. No ledger is opened and no lock taken. Which
+candidates show another class than they say is looked up in simulations alone, where the source put them there itself:
+nobody else could know.
 """
 
 from __future__ import annotations
@@ -37,7 +39,9 @@ ROOM = 600_000  # numbers in all pictures of a page together
 
 
 def label_of(experiment: Experiment) -> str:
-    """What must be said beside every result of an experiment with candidates; nothing where there are none, or real text-to-image ones."""
+    """What must be said beside every result of an experiment with candidates; nothing where there are none, or real
+    text-to-image ones.
+    """
     source = Holdings(experiment).source
     return "" if source is None else source.label
 
@@ -75,7 +79,9 @@ def gather(
 
 
 def _states(folder: Path, parts: Parts) -> tuple[dict[str, Any], str]:
-    """The server's state at the end of each phase that is over; or why it cannot be read: the bytes it cost are told all the same."""
+    """The server's state at the end of each phase that is over; or why it cannot be read: the bytes it cost are told
+    all the same.
+    """
     found = {}
     for mine in parts.preparation:
         try:
@@ -110,7 +116,7 @@ def _wrong(candidates: Candidates | None) -> np.ndarray[Any, Any] | None:
     return mask
 
 
-# whom it asked, what it kept --------------------------------------------------------------------------------------------
+# whom it asked, what it kept ------------------------------------------------------------------------------------------
 
 
 def _classes(
@@ -167,7 +173,7 @@ def _asked(states: Mapping[str, Any], label: int) -> list[dict[str, Any]]:
     ]
 
 
-# what it cost -----------------------------------------------------------------------------------------------------------
+# what it cost ---------------------------------------------------------------------------------------------------------
 
 
 def _plain(folder: Path, parts: Parts) -> Plain:
@@ -202,7 +208,7 @@ def _sizes(parts: Parts, rounds: int) -> Sizes | None:
     )
 
 
-# what it looks like -----------------------------------------------------------------------------------------------------
+# what it looks like ---------------------------------------------------------------------------------------------------
 
 
 def _gallery(

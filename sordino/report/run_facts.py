@@ -93,7 +93,9 @@ def _held(parts: Parts) -> dict[str, Any]:
 
 
 def _environment(folder: Path) -> dict[str, Any]:
-    """Pages are passed on: of a run whose preparation was taken over they say the name, not where on this machine it lies."""
+    """Pages are passed on: of a run whose preparation was taken over they say the name, not where on this machine it
+    lies.
+    """
     found = read_environment(folder)
     return {**found, "prepared": Path(found["prepared"]).name} if "prepared" in found else found
 

@@ -1,4 +1,5 @@
-"""One self-contained page: opened from disk, no network, no server. Both pages share a frame, a style sheet and the charts.
+"""One self-contained page: opened from disk, no network, no server. Both pages share a frame, a style sheet and the
+charts.
 
 The line charts are uPlot's (vendored, MIT); everything else is drawn by charts.js.
 """

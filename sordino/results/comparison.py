@@ -1,7 +1,8 @@
-"""Compare methods fairly: equal data, partition, cohorts, initial weights and evaluation, several seeds, never the best round.
+"""Compare methods fairly: equal data, partition, cohorts, initial weights and evaluation, several seeds, never the best
+round.
 
-Every (method, seed) is an ordinary run in a folder of its own, so a comparison can be stopped and goes on where it was. A sweep is
-a comparison too: one method per value.
+Every (method, seed) is an ordinary run in a folder of its own, so a comparison can be stopped and goes on where it was.
+A sweep is a comparison too: one method per value.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""A run seen from Python: `sordino.run(...)` returns one of these, and `sordino.open_run(folder)` any run that lies on disk.
+"""A run seen from Python: `sordino.run(...)` returns one of these, and `sordino.open_run(folder)` any run that lies on
+disk.
 
-Everything is read from the run folder when it is asked for. Accuracies of single clients are the evaluator's: they show what is in the
-clients' test data, and no epsilon covers them.
+Everything is read from the run folder when it is asked for. Accuracies of single clients are the evaluator's: they show
+what is in the clients' test data, and no epsilon covers them.
 """
 
 from __future__ import annotations
@@ -42,7 +43,9 @@ class Result:
 
     @cached_property
     def preparation(self) -> list[dict[str, Any]]:
-        """One object per round of the phases before the first round, as in preparation.jsonl; empty where there were none."""
+        """One object per round of the phases before the first round, as in preparation.jsonl; empty where there were
+        none.
+        """
         return read_preparation(self.folder)
 
     @cached_property
@@ -90,10 +93,11 @@ class Result:
 
     @cached_property
     def rounds(self) -> pandas.DataFrame:
-        """One row per round: accuracy, loss, mean, deviation and worst tenth over clients, bytes, spent share of the budget.
+        """One row per round: accuracy, loss, mean, deviation and worst tenth over clients, bytes, spent share of the
+        budget.
 
-        There is one column `epsilon_UNIT_NEIGHBOURS_ADVERSARY` per finite guarantee, known after a dozen of the rounds: each of these
-        numbers is a composition of everything released until then, which may take a second.
+        There is one column `epsilon_UNIT_NEIGHBOURS_ADVERSARY` per finite guarantee, known after a dozen of the rounds:
+        each of these numbers is a composition of everything released until then, which may take a second.
         """
         from sordino.report.run_facts import curve
 
@@ -139,7 +143,9 @@ class Result:
 
     @cached_property
     def _spending(self) -> tuple[list[str], list[float], int, float]:
-        """Of each round the ledger's note and the largest share of its budget that a client had spent by then; clients; delta."""
+        """Of each round the ledger's note and the largest share of its budget that a client had spent by then; clients;
+        delta.
+        """
         from sordino.runs.receipt import opened
 
         parts, federation = opened(self.folder)

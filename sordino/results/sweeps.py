@@ -1,7 +1,7 @@
 """Sweeps: one experiment with several values of a parameter, and what the search would have cost had it been charged.
 
-Whoever tries k configurations on the same data and keeps one has released all k: the sequential composition of all of them
-bounds what the choice can tell (Dwork and Roth 2014, 3.5; Papernot and Steinke 2022 show that no choice is free).
+Whoever tries k configurations on the same data and keeps one has released all k: the sequential composition of all of
+them bounds what the choice can tell (Dwork and Roth 2014, 3.5; Papernot and Steinke 2022 show that no choice is free).
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def split(text: str) -> list[str]:
     return [part.strip() for part in parts]
 
 
-# what the search would have cost ----------------------------------------------------------------------------------------
+# what the search would have cost --------------------------------------------------------------------------------------
 
 
 class Composed(NamedTuple):
@@ -99,8 +99,8 @@ class Notes(NamedTuple):
 def composed(seeds: Sequence[Sequence[Notes]], delta: float) -> list[Composed]:
     """The statement of the united ledgers, for the seed that tells most. `seeds` holds one ledger per configuration.
 
-    Within a seed every client holds the same examples, so its releases compose exactly. Between seeds the examples change hands;
-    whoever held them, epsilons at delta / n add up to one at delta.
+    Within a seed every client holds the same examples, so its releases compose exactly. Between seeds the examples
+    change hands; whoever held them, epsilons at delta / n add up to one at delta.
     """
     once = [_united(seed, delta) for seed in seeds]
     shared = [_united(seed, delta / len(seeds)) for seed in seeds] if len(seeds) > 1 else once

@@ -1,8 +1,9 @@
-"""agreement.json: the public numbers that a plan follows from. With it, and without any data, everybody can recompute what a run promised.
+"""agreement.json: the public numbers that a plan follows from. With it, and without any data, everybody can recompute
+what a run promised.
 
-It holds what the parties must agree on anyway: how many clients there are and how many examples each has, what an example looks like, how many numbers an
-upload has. `dataset` is a digest of all examples under a key that stays with the data: it tells two data sets apart, and nobody without the key can try
-out which row is in it.
+It holds what the parties must agree on anyway: how many clients there are and how many examples each has, what an
+example looks like, how many numbers an upload has. `dataset` is a digest of all examples under a key that stays with
+the data: it tells two data sets apart, and nobody without the key can try out which row is in it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""What everybody holds: from an experiment to its data, who trains and is tested on which of them, and what the server keeps for itself.
+"""What everybody holds: from an experiment to its data, who trains and is tested on which of them, and what the server
+keeps for itself.
 
 Deterministic, so a client process builds exactly what the server's process built.
 """

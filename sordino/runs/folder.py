@@ -1,4 +1,6 @@
-"""A run folder as files: what any process may read while another one writes. No ledger is opened, no lock is taken, no tensor is loaded."""
+"""A run folder as files: what any process may read while another one writes. No ledger is opened, no lock is taken, no
+tensor is loaded.
+"""
 
 from __future__ import annotations
 

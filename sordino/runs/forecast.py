@@ -1,7 +1,8 @@
 """`privacy plan EXPERIMENT.toml`: what a real experiment will promise, send and take, before any of it happens.
 
-The promise is the statement of a rehearsal: every round is reserved in a ledger in memory, as the run would reserve it, and nothing is computed. The bytes
-are those of the same rounds, message by message. Minutes are an estimate: the work of a few clients and one evaluation are timed here, and scaled.
+The promise is the statement of a rehearsal: every round is reserved in a ledger in memory, as the run would reserve it,
+and nothing is computed. The bytes are those of the same rounds, message by message. Minutes are an estimate: the work
+of a few clients and one evaluation are timed here, and scaled.
 """
 
 from __future__ import annotations
@@ -95,11 +96,13 @@ def _untouched(overrides: list[str], changes: list[str]) -> list[str]:
 LOCAL_WORK = ("data", "model", "algorithm", "read")  # what the seconds of one client's work depend on
 
 
-# alternatives ------------------------------------------------------------------------------------------------------------
+# alternatives ---------------------------------------------------------------------------------------------------------
 
 
 def alternatives(parts: Parts) -> Iterator[tuple[str, list[str]]]:
-    """What else would keep the same promise, or another unit's at the same price: a name, and what to give to `sordino run`."""
+    """What else would keep the same promise, or another unit's at the same price: a name, and what to give to `sordino
+    run`.
+    """
     experiment, offer, population = parts.experiment, parts.plan.offer, len(parts.sizes)
     if offer is None or experiment.privacy.epsilon is None:
         return
@@ -160,7 +163,7 @@ def beside(parts: Parts, experiment: Experiment) -> Parts:
     return other
 
 
-# a rehearsal --------------------------------------------------------------------------------------------------------------
+# a rehearsal ----------------------------------------------------------------------------------------------------------
 
 
 class Seconds(NamedTuple):
@@ -208,7 +211,9 @@ class Forecast:
 
     @cached_property
     def _before(self) -> list[str]:
-        """Of a preparation: everybody in every round that its phases may take, which is the most that anybody can lose there."""
+        """Of a preparation: everybody in every round that its phases may take, which is the most that anybody can lose
+        there.
+        """
         notes = []
         for phase in self.parts.preparation:
             run = phase.federation(":memory:", "plan")
@@ -244,7 +249,7 @@ class Forecast:
             "bytes_busiest_client": max(both.values(), default=0),
         }
 
-    # minutes ----------------------------------------------------------------------------------------------------------------
+    # minutes ----------------------------------------------------------------------------------------------------------
 
     @cached_property
     def timed(self) -> Seconds:
@@ -309,7 +314,9 @@ def _effort(parts: Parts, client: int) -> int:
 
 
 def _time(parts: Parts, run: Federation) -> Seconds:
-    """A few clients of middling size, one epoch of each where it counts in epochs, by the engine and with their noise; then one evaluation."""
+    """A few clients of middling size, one epoch of each where it counts in epochs, by the engine and with their noise;
+    then one evaluation.
+    """
     able = [k for k, times in enumerate(parts.plan.exposures) if times] or list(range(len(parts.sizes)))
     start = max(0, (len(able) - SAMPLE) // 2)
     chosen = sorted(able, key=lambda k: (parts.sizes[k], k))[start : start + SAMPLE]

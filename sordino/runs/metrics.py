@@ -1,4 +1,6 @@
-"""metrics.jsonl: one object per round. Where noise is real it holds only what the statement names, and what an evaluator sees lies in the private folder."""
+"""metrics.jsonl: one object per round. Where noise is real it holds only what the statement names, and what an
+evaluator sees lies in the private folder.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,9 @@ Row = Mapping[str, Any]
 
 
 def shown(row: Row, hidden: bool) -> dict[str, Any]:
-    """The part of a row that tells nothing but what was released: of a hidden cohort not even how many were drawn, nor anything that grows with it."""
+    """The part of a row that tells nothing but what was released: of a hidden cohort not even how many were drawn, nor
+    anything that grows with it.
+    """
     kept = {name: row[name] for name in (*ALWAYS, *(() if hidden else SEEN)) if name in row}
     if "secure" in kept:
         kept["secure"] = {name: value for name, value in kept["secure"].items() if name not in INSIDE}

@@ -1,4 +1,6 @@
-"""Will the signal be heard? The noise that a real experiment must expect in the mean of a round, and how large a federation would drown less."""
+"""Will the signal be heard? The noise that a real experiment must expect in the mean of a round, and how large a
+federation would drown less.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ from sordino.runs.setup import Parts
 
 
 class Noise(NamedTuple):
-    """Of the mean of a round: in gradients, before the step size, where records are protected; in updates where clients are."""
+    """Of the mean of a round: in gradients, before the step size, where records are protected; in updates where clients
+    are.
+    """
 
     norm: float
     signal: float  # the largest norm of what is under the noise
@@ -34,7 +38,9 @@ def multiplier(parts: Parts, client: int) -> float | None:
 
 
 def expected_noise(parts: Parts) -> Noise | None:
-    """In a cohort of the expected size, drawn like the plan draws; None where nothing is noised, or by a reader that does not say how much."""
+    """In a cohort of the expected size, drawn like the plan draws; None where nothing is noised, or by a reader that
+    does not say how much.
+    """
     offer, plan, algorithm, slow = parts.plan.offer, parts.plan, parts.algorithm, parts.experiment.stragglers
     if offer is None:
         return None
@@ -75,7 +81,8 @@ def expected_noise(parts: Parts) -> Noise | None:
 
 
 def drowning(parts: Parts) -> list[str]:
-    """What to say at the start of a private run whose noise is louder than anything it could hear; nothing where it is not.
+    """What to say at the start of a private run whose noise is louder than anything it could hear; nothing where it is
+    not.
 
     Reads public numbers only, and calibrates nothing: the plan has been made.
     """

@@ -22,7 +22,8 @@ from sordino.errors import ConfigError
 from sordino.privacy.readers.open import Open
 from sordino.runs.data import Holdings
 from sordino.runs.home import ServersHome
-from sordino.tasks.classification import Classification, build_net, fits
+from sordino.tasks.build import build_net, fits
+from sordino.tasks.classification import Classification
 from sordino.tasks.nets import projected
 from sordino.tasks.quadratic import Quadratic
 from sordino.types import Task

@@ -1,7 +1,8 @@
 """The phases before the training: each from its own checkpoint to its end, and what the last of them hands over.
 
-They lie in the run folder: preparation/NAME/checkpoints, and beside it what the server found, a table in each file; preparation.jsonl with one object per round; and
-handed.safetensors, which every client has been given before the first round of the training.
+They lie in the run folder: preparation/NAME/checkpoints, and beside it what the server found, a table in each file;
+preparation.jsonl with one object per round; and handed.safetensors, which every client has been given before the first
+round of the training.
 """
 
 from __future__ import annotations

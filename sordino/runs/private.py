@@ -1,7 +1,9 @@
-"""RUN/private: what must not be shown to anybody whom the statement protects from. It can be read by the user who started the run, and by nobody else.
+"""RUN/private: what must not be shown to anybody whom the statement protects from. It can be read by the user who
+started the run, and by nobody else.
 
-A simulation protects nobody, and everything it computes is its result: it has no such folder, but for data.key (the key of the digest that stands for the data),
-which every run keeps beside it for its owner alone. A run with noise of the operating system keeps here
+A simulation protects nobody, and everything it computes is its result: it has no such folder, but for data.key (the key
+of the digest that stands for the data), which every run keeps beside it for its owner alone. A run with noise of the
+operating system keeps here
 
     clients.secret   what clients draw from once in a run
     metrics.jsonl    what an evaluator may see: accuracies and losses on the test data, client by client
@@ -71,7 +73,9 @@ def throwaway() -> bytes:
 
 
 def key_of_data(run: Path | None, ledger: str | None) -> bytes:
-    """Of the digest that stands for the data; of no run, for a new one. Runs on a shared ledger must name their data alike: their key lies beside it, as private as the ledger."""
+    """Of the digest that stands for the data; of no run, for a new one. Runs on a shared ledger must name their data
+    alike: their key lies beside it, as private as the ledger.
+    """
     kept = Path(f"{ledger}.key") if ledger is not None else None if run is None else run / DATA
     return kept.read_bytes() if kept is not None and kept.exists() else secrets.token_bytes(32)
 

@@ -1,8 +1,10 @@
-"""Clients spread over the ranks of torch.distributed: `torchrun --nproc-per-node 2 -m sordino run EXPERIMENT.toml engine.executor=ranks`.
+"""Clients spread over the ranks of torch.distributed: `torchrun --nproc-per-node 2 -m sordino run EXPERIMENT.toml
+engine.executor=ranks`.
 
-Every rank trains its share of the cohort and adds its uploads up; one all-reduce a round adds the sums. Rank 0 is the server: it alone draws cohorts,
-keeps the ledger and writes the run folder; the others do what it says until it ends. Sums are in float64, so that the number of ranks moves a result by
-the rounding of such additions and no more. Only lengths, JSON and wire messages are broadcast: no object crosses that would have to be unpickled.
+Every rank trains its share of the cohort and adds its uploads up; one all-reduce a round adds the sums. Rank 0 is the
+server: it alone draws cohorts, keeps the ledger and writes the run folder; the others do what it says until it ends.
+Sums are in float64, so that the number of ranks moves a result by the rounding of such additions and no more. Only
+lengths, JSON and wire messages are broadcast: no object crosses that would have to be unpickled.
 """
 
 from __future__ import annotations

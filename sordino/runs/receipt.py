@@ -82,7 +82,9 @@ def write_receipt(folder: Path, parts: Parts, federation: Federation) -> dict[st
 
 
 def bind_page(folder: Path) -> bool:
-    """The page joins the files of the receipt, if all others still are what the run has written: a page must not seal what somebody put in their place."""
+    """The page joins the files of the receipt, if all others still are what the run has written: a page must not seal
+    what somebody put in their place.
+    """
     try:
         claimed = read_receipt(folder)
     except RunError:
@@ -105,7 +107,9 @@ def _sealed(folder: Path, made: dict[str, Any], federation: Federation) -> dict[
 
 
 def _by_phase(parts: Parts, federation: Federation) -> list[dict[str, Any]]:
-    """What the ledger holds of each phase, given what went out before it: whoever reads an infinity may ask whence it comes."""
+    """What the ledger holds of each phase, given what went out before it: whoever reads an infinity may ask whence it
+    comes.
+    """
     names = {f"{federation.run}.{mine.phase}": mine.phase for mine in parts.preparation} | {federation.run: "training"}
     notes: dict[str, list[str]] = {name: [] for name in names}
     for entry in federation.entries():
@@ -126,7 +130,9 @@ def _by_phase(parts: Parts, federation: Federation) -> list[dict[str, Any]]:
 
 
 def _as_published(parts: Parts, unit: str, rounds: int, budget: Mapping[str, Any] | None) -> dict[str, float | str]:
-    """What the source's formula prints, and where its rounds do not add up to that, what the same formula gives for all of them."""
+    """What the source's formula prints, and where its rounds do not add up to that, what the same formula gives for all
+    of them.
+    """
     gate = parts.algorithm.uplink.as_published if unit == "client" else parts.algorithm.read
     records = max(1, min(parts.sizes))
     if gate is not None and (found := gate.stated(rounds, parts.experiment.privacy.delta, records)) is not None:
@@ -139,7 +145,9 @@ def _number(value: float) -> float | str:
 
 
 def spending(folder: Path, most: int | None = None) -> dict[str, Any]:
-    """What a run has spent so far, from its ledger: guarantees, and one row per client; `most` rows where there are more, at even distances."""
+    """What a run has spent so far, from its ledger: guarantees, and one row per client; `most` rows where there are
+    more, at even distances.
+    """
     parts, federation = opened(folder)
     try:
         made = receipt(parts, federation)
@@ -222,7 +230,9 @@ def share_of(federation: Federation, client: int) -> float:
 
 
 def _groups(federation: Federation) -> list[dict[str, Any]]:
-    """Clients that grant the same: what they lost, by the ledger's events, beside what they granted (or, as published, what is claimed)."""
+    """Clients that grant the same: what they lost, by the ledger's events, beside what they granted (or, as published,
+    what is claimed).
+    """
     plan = federation.plan
     assert plan.offer is not None
     assert plan.budget is not None
@@ -246,7 +256,9 @@ def _groups(federation: Federation) -> list[dict[str, Any]]:
 
 
 def _of_all(values: Sequence[T], otherwise: T, people: int, everyone: bool) -> Mapping[T, int]:
-    """How many clients have each value: the counters of those who took part speak for themselves, or one for everyone; the others have nothing."""
+    """How many clients have each value: the counters of those who took part speak for themselves, or one for everyone;
+    the others have nothing.
+    """
     counted = Counter(dict.fromkeys(values, people) if everyone else values)
     counted[otherwise] += people - counted.total()
     return counted

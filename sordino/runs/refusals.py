@@ -1,4 +1,6 @@
-"""What a plan must not promise, by the numbers of a whole experiment: how many are protected, how often a round may be too small to be opened."""
+"""What a plan must not promise, by the numbers of a whole experiment: how many are protected, how often a round may be
+too small to be opened.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +52,9 @@ def check_delta(offer: Offer, privacy: Privacy, population: int, examples: int, 
 def check_secure(
     uplink: Uplink, plan: Plan, cohort: Cohort, rounds: int, delta: float, coordinates: int, faults: bool = False
 ) -> None:
-    """Noise under a secure sum: its shares are wide enough and fit, and whether a sum is opened tells nobody who took part."""
+    """Noise under a secure sum: its shares are wide enough and fit, and whether a sum is opened tells nobody who took
+    part.
+    """
     secure, noise, grid = uplink.secure, uplink.noise(), uplink.grid
     if secure is None or noise is None or grid is None:
         return

@@ -1,4 +1,6 @@
-"""Rounds, one after another, from where a checkpoint stands: played, kept and told. A phase of the preparation and the training are played alike."""
+"""Rounds, one after another, from where a checkpoint stands: played, kept and told. A phase of the preparation and the
+training are played alike.
+"""
 
 from __future__ import annotations
 
@@ -55,7 +57,9 @@ class Phase:
         watch: Callable[[Standing, Outcome], None],
         crash: int | None = None,
     ) -> Standing:
-        """To the end, or for as long as `more` rounds are asked for. `crash` rehearses: the process is killed in that round, once it is reserved."""
+        """To the end, or for as long as `more` rounds are asked for. `crash` rehearses: the process is killed in that
+        round, once it is reserved.
+        """
         while more(at):
             execute = _killed if at.t + 1 == crash else self.execute
             begin = time.monotonic()
@@ -66,7 +70,8 @@ class Phase:
 
     def _keep(self, t: int) -> Callable[[Outcome, bytes], None]:
         experiment = self.parts.experiment
-        # noise from the system cannot be drawn again: there every round is kept; so is every round of a preparation, which are few and long
+        # noise from the system cannot be drawn again: there every round is kept; so is every round of a preparation,
+        # which are few and long
         often = experiment.privacy.noise == "system" or self.parts.prepares
         every = 1 if often else experiment.engine.checkpoint_every
 
@@ -182,7 +187,9 @@ def _killed(*_: Any) -> Any:
 
 
 def computed(parts: Parts, outcome: Outcome) -> Metrics:
-    """What the devices of a round computed together, from public numbers; nothing of what an algorithm of somebody's own does not tell."""
+    """What the devices of a round computed together, from public numbers; nothing of what an algorithm of somebody's
+    own does not tell.
+    """
     passes = [parts.algorithm.passes(parts.sizes[k]) for k in outcome.answered]
     if not parts.task.flops or parts.algorithm.passes(1) is None:
         return {}

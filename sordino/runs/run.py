@@ -1,7 +1,9 @@
-"""A run from its first round to its receipt: rounds, metrics, checkpoints, resume. Everything it leaves lies in one folder.
+"""A run from its first round to its receipt: rounds, metrics, checkpoints, resume. Everything it leaves lies in one
+folder.
 
 experiment.toml   resolved      environment.json  where it ran          metrics.jsonl     one object per round
-ledger.sqlite     what was spent   checkpoints/   old or new, never half   privacy.json   the receipt      model.safetensors
+ledger.sqlite     what was spent   checkpoints/   old or new, never half   privacy.json   the receipt
+                  model.safetensors
 agreement.json    public numbers   private/       not to be shared (see `runs.private`)
 candidates.json   how the server's own images were made, where an algorithm asks for such
 """
@@ -77,7 +79,9 @@ def start(
     crash: int | None = None,
     prepared: Path | None = None,
 ) -> Ended:
-    """Run an experiment in a new folder. `crash` rehearses: the process is killed in that round, once it is reserved. `prepared` is a run whose preparation is taken over."""
+    """Run an experiment in a new folder. `crash` rehearses: the process is killed in that round, once it is reserved.
+    `prepared` is a run whose preparation is taken over.
+    """
     experiment = settle(experiment)
     experiment = experiment.model_copy(update={"engine": Parts(experiment).engine})
     parts = Parts(experiment, data_key=_data_key(experiment))

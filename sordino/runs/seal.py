@@ -1,6 +1,8 @@
-"""What a receipt says of the files beside it: their digests, fixed in the ledger together with everything else that the receipt says.
+"""What a receipt says of the files beside it: their digests, fixed in the ledger together with everything else that the
+receipt says.
 
-Whoever copies another run's model under a receipt, or edits a word of it, has to forge the ledger, too; against that there are signatures.
+Whoever copies another run's model under a receipt, or edits a word of it, has to forge the ledger, too; against that
+there are signatures.
 """
 
 from __future__ import annotations
@@ -23,7 +25,9 @@ def digests(folder: Path, names: tuple[str, ...] = FILES) -> dict[str, str]:
 
 
 def _content(path: Path) -> bytes:
-    """An agreement but for its digest of the data, which is in the ledger's charter, under a key that no two runs have in common."""
+    """An agreement but for its digest of the data, which is in the ledger's charter, under a key that no two runs have
+    in common.
+    """
     if path.name != "agreement.json":
         return path.read_bytes()
     try:

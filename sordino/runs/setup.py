@@ -162,7 +162,9 @@ class Parts(Composition):
 
     @cached_property
     def _sharing_a_budget(self) -> dict[int, tuple[float, Pricing | None]]:
-        """The phases that are priced by one budget, with their parts of it and their prices; nothing where one phase has all of it."""
+        """The phases that are priced by one budget, with their parts of it and their prices; nothing where one phase
+        has all of it.
+        """
         if len(self._phases) == 1 or self.experiment.privacy.epsilon is None:
             return {}
         stages = [*self.preparation, self._at(-1)]
@@ -221,7 +223,9 @@ class Parts(Composition):
 
     @cached_property
     def promising(self) -> Plan:
-        """The plan of a phase that spends the budget, or at least promises something: what a ledger that all phases share is founded for."""
+        """The plan of a phase that spends the budget, or at least promises something: what a ledger that all phases
+        share is founded for.
+        """
         plans = [other.plan for other in (self._at(-1), *self.preparation)]
         spends = next((plan for plan in plans if plan.budget is not None), None)
         return spends or next((plan for plan in plans if plan.offer is not None), self.plan)

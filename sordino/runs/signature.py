@@ -46,7 +46,9 @@ def sign(folder: Path, path: Path) -> Path:
 
 
 def wrong(folder: Path, path: Path | None) -> list[str]:
-    """What does not agree: with a key, there must be a signature of its holder; without one, what there is must at least be a signature."""
+    """What does not agree: with a key, there must be a signature of its holder; without one, what there is must at
+    least be a signature.
+    """
     place = folder / FILE
     if not place.is_file():
         return [] if path is None else ["there is no signature"]

@@ -1,7 +1,7 @@
 """A client process: `python -m sordino.runs.site_process FOLDER PLACE RUN STAGE FIRST STEP`.
 
-It holds clients FIRST, FIRST+STEP, ... with their data and states; what leaves it are wire messages. It draws its own noise: from the experiment's
-key in simulation, from the operating system otherwise.
+It holds clients FIRST, FIRST+STEP, ... with their data and states; what leaves it are wire messages. It draws its own
+noise: from the experiment's key in simulation, from the operating system otherwise.
 """
 
 from __future__ import annotations

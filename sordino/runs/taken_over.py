@@ -1,7 +1,9 @@
-"""A preparation that another run has made, taken over: what comes after it can be tried in many ways without paying for it again in time.
+"""A preparation that another run has made, taken over: what comes after it can be tried in many ways without paying for
+it again in time.
 
-It is the same release. Its ledger entries come with it, charges too, so the receipt of the new run says what both phases lose. Runs that share a preparation on
-ledgers of their own know nothing of each other's training, as all such runs.
+It is the same release. Its ledger entries come with it, charges too, so the receipt of the new run says what both
+phases lose. Runs that share a preparation on ledgers of their own know nothing of each other's training, as all such
+runs.
 """
 
 from __future__ import annotations
@@ -63,7 +65,9 @@ def check_source(parts: Parts, source: Path) -> None:
 
 
 def _depends(parts: Parts, version: str) -> dict[str, Any]:
-    """What a preparation follows from, by the names by which it is told. Code and images of somebody's own are not looked into."""
+    """What a preparation follows from, by the names by which it is told. Code and images of somebody's own are not
+    looked into.
+    """
     experiment = parts.experiment
     tables = experiment.model_dump(mode="json", include={*DEPENDS})
     priced = (
@@ -103,7 +107,9 @@ def _released(parts: Parts, source: Path) -> dict[str, tuple[Any, list[Entry]]]:
 
 
 def adopt(parts: Parts, folder: Path, run: str, ledger: Path, source: Path) -> None:
-    """Phase by phase into a new run folder: first the ledger, then the rows, then the checkpoint by which the phase is over. Cut short, it is done again."""
+    """Phase by phase into a new run folder: first the ledger, then the rows, then the checkpoint by which the phase is
+    over. Cut short, it is done again.
+    """
     places = {mine.phase: folder / "preparation" / mine.phase / "checkpoints" for mine in parts.preparation}
     if all(checkpoint.latest(place) is not None for place in places.values()):
         return

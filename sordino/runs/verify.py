@@ -1,8 +1,9 @@
-"""`sordino privacy verify`: a receipt against its ledger, its experiment and the files beside it. It believes none of them, and needs neither data nor models.
+"""`sordino privacy verify`: a receipt against its ledger, its experiment and the files beside it. It believes none of
+them, and needs neither data nor models.
 
-What it shows: the chain is whole; every epsilon follows from what the chain says was released; every release is the one that the experiment plans, with the
-planned noise at the planned price; the files are those that were sealed. What it does not: that nobody wrote ledger, receipt and files anew together. For
-that a site signs.
+What it shows: the chain is whole; every epsilon follows from what the chain says was released; every release is the one
+that the experiment plans, with the planned noise at the planned price; the files are those that were sealed. What it
+does not: that nobody wrote ledger, receipt and files anew together. For that a site signs.
 """
 
 from __future__ import annotations
@@ -39,7 +40,9 @@ def verify(folder: Path) -> list[str]:
 
 
 def examine(folder: Path, key: Path | None = None, code: bool = False) -> Verdict:
-    """`key` is the public key of who must have signed the receipt. An algorithm of somebody's own is a program: it is imported with `code` only."""
+    """`key` is the public key of who must have signed the receipt. An algorithm of somebody's own is a program: it is
+    imported with `code` only.
+    """
     claimed, unseen = _claimed(folder), list[str]()
     experiment = config.load(folder / "experiment.toml")
     wrong = (
@@ -113,7 +116,9 @@ def _edited(experiment: Experiment, entries: list[Entry]) -> list[str]:
 
 
 def _replayed(parts: Parts, entries: list[Entry]) -> list[str]:
-    """Every release as the experiment plans it: the same claims, which hold the noise, at the same price. A ledger that was written anew as a whole is found here."""
+    """Every release as the experiment plans it: the same claims, which hold the noise, at the same price. A ledger that
+    was written anew as a whole is found here.
+    """
     wrong: list[str] = []
     for mine in (*parts.preparation, parts):
         with (again := mine.federation(":memory:", "again")).ledger:

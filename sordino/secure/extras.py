@@ -1,4 +1,6 @@
-"""The packages behind the schemes. They come with an extra, and without them a scheme is refused: never replaced by a sum in the clear."""
+"""The packages behind the schemes. They come with an extra, and without them a scheme is refused: never replaced by a
+sum in the clear.
+"""
 
 from __future__ import annotations
 

@@ -1,14 +1,17 @@
 """Sums under lattice encryption: BFV, exact, and CKKS, with a small error (SEAL's implementations through TenSEAL).
 
-Fan and Vercauteren, "Somewhat practical fully homomorphic encryption" (2012); Cheon, Kim, Kim and Song, ASIACRYPT 2017. A ciphertext holds a guard, 1 in
-each contribution, and 4,095 values; neither scheme notices a wrong key, the guard does.
+Fan and Vercauteren, "Somewhat practical fully homomorphic encryption" (2012); Cheon, Kim, Kim and Song, ASIACRYPT 2017.
+A ciphertext holds a guard, 1 in each contribution, and 4,095 values; neither scheme notices a wrong key, the guard
+does.
 
 Guarantees (BFV): the sums are exact where count (2^(bits-1) - 1) <= (t - 1) / 2; more contributions are refused.
-Guarantees (CKKS): values travel as parts of the range, and a sum of k is off by at most CKKS_ERROR sqrt(k) of the range before it is rounded to the
-layout's grid. With 24 bits that is sqrt(k) / 3 + 1/2 steps, so 0 for k = 2, 2 for k = 50, 8 for k = 512; the fixed point itself may have cost k / 2.
+Guarantees (CKKS): values travel as parts of the range, and a sum of k is off by at most CKKS_ERROR sqrt(k) of the range
+before it is rounded to the layout's grid. With 24 bits that is sqrt(k) / 3 + 1/2 steps, so 0 for k = 2, 2 for k = 50, 8
+for k = 512; the fixed point itself may have cost k / 2.
 
-Decrypted CKKS numbers carry the encryption's noise: who sees them beside the ciphertexts can compute the key (Li and Micciancio, EUROCRYPT 2021). What
-`open` returns stays with the key holder, who passes on nothing but the model, and never reaches a server that saw the ciphertexts. BFV has no such condition.
+Decrypted CKKS numbers carry the encryption's noise: who sees them beside the ciphertexts can compute the key (Li and
+Micciancio, EUROCRYPT 2021). What `open` returns stays with the key holder, who passes on nothing but the model, and
+never reaches a server that saw the ciphertexts. BFV has no such condition.
 """
 
 from __future__ import annotations
@@ -36,8 +39,8 @@ from sordino.secure.layout import Ints, Layout
 from sordino.secure.rings import SLOTS, Ring
 from sordino.secure.sealed import Header, Sealed, joined
 
-# The error of a slot is Gaussian, with a variance that is exponential over the slots of a key; 1.3e-9 sqrt(k) over all. So it is beyond 30 times that with
-# a chance of exp(-30 sqrt 2) = 4e-19.
+# The error of a slot is Gaussian, with a variance that is exponential over the slots of a key; 1.3e-9 sqrt(k) over all.
+# So it is beyond 30 times that with a chance of exp(-30 sqrt 2) = 4e-19.
 CKKS_ERROR: Final = 4e-8
 _KEY: Final = b"SRDK"
 

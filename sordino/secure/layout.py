@@ -1,9 +1,11 @@
 """Fixed point: real numbers as integers of `bits` bits, in slots that have room for the sum of many.
 
-A value x in [-reach, reach] becomes Q = rint(x * scale), |Q| <= 2^(bits-1) - 1, and travels as z = Q + 2^(bits-1) >= 1, so that slots never borrow. The sum of
-k contributions fits a slot exactly if k (2^bits - 1) <= 2^(bits+headroom) - 1; decoding it takes k offsets away again.
+A value x in [-reach, reach] becomes Q = rint(x * scale), |Q| <= 2^(bits-1) - 1, and travels as z = Q + 2^(bits-1) >= 1,
+so that slots never borrow. The sum of k contributions fits a slot exactly if k (2^bits - 1) <= 2^(bits+headroom) - 1;
+decoding it takes k offsets away again.
 
-Guarantees: a sum of k differs from the sum of the real values by at most k / (2 scale) in each coordinate, where nothing was beyond the range.
+Guarantees: a sum of k differs from the sum of the real values by at most k / (2 scale) in each coordinate, where
+nothing was beyond the range.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Masks: agreements between two clients, keys derived from them, and streams of words that cancel in the sum.
 
-X25519 (RFC 7748), HKDF-SHA256 (RFC 5869), AES-256-GCM for what only one peer may read, and AES-256 in counter mode as the generator. A stream is keyed with
-256 bits that nobody uses twice, so its nonce is zero and its words are uniform over their whole range, as far as anybody can tell who has not the key.
+X25519 (RFC 7748), HKDF-SHA256 (RFC 5869), AES-256-GCM for what only one peer may read, and AES-256 in counter mode as
+the generator. A stream is keyed with 256 bits that nobody uses twice, so its nonce is zero and its words are uniform
+over their whole range, as far as anybody can tell who has not the key.
 """
 
 from __future__ import annotations

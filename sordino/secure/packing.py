@@ -1,10 +1,12 @@
 """Many small integers in few large ones, so that one homomorphic addition adds them all.
 
-A large integer of S slots of a layout's width holds a guard in slot 0, the least significant, and S - 1 values z = Q + offset above it; the last integer is
-filled up with z = offset. The guard of one contribution is 1. Slots never borrow since z >= 1, and never carry since a layout refuses too many contributions.
+A large integer of S slots of a layout's width holds a guard in slot 0, the least significant, and S - 1 values z = Q +
+offset above it; the last integer is filled up with z = offset. The guard of one contribution is 1. Slots never borrow
+since z >= 1, and never carry since a layout refuses too many contributions.
 
-Guarantees: `unpack` of a sum of k integers packed here gives the sums of the signed values, exactly. What is no such sum (another key, another count, a carry)
-is noticed by the guard, the padding and the range of every slot: random plaintexts pass with a chance below 2^-width for each integer.
+Guarantees: `unpack` of a sum of k integers packed here gives the sums of the signed values, exactly. What is no such
+sum (another key, another count, a carry) is noticed by the guard, the padding and the range of every slot: random
+plaintexts pass with a chance below 2^-width for each integer.
 """
 
 from __future__ import annotations

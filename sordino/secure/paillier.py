@@ -1,13 +1,16 @@
-"""Paillier's cryptosystem: whoever has the public key can add ciphertexts, only the secret key opens the sum (Paillier, EUROCRYPT 1999).
+"""Paillier's cryptosystem: whoever has the public key can add ciphertexts, only the secret key opens the sum (Paillier,
+EUROCRYPT 1999).
 
 c = (1 + m n) rho mod n^2, where the blinding rho is one of
-    djn   h^(n alpha) for a short random alpha (Damgard, Jurik and Nielsen, IJIS 2010), by a table of powers: the default. With the secret key it is the same
+    djn   h^(n alpha) for a short random alpha (Damgard, Jurik and Nielsen, IJIS 2010), by a table of powers: the
+          default. With the secret key it is the same
           number modulo p^2 and q^2, at 0.6 of the cost.
     full  r^n for a random r: as published, and sixteen times slower.
     crt   the same distribution modulo p^2 and q^2: for who holds the secret key.
 
-Assumptions: decisional composite residuosity; `djn` adds that short exponents of h^n cannot be told from full ones, and derives h from n by a hash, so that the
-id of a key stands for all of it. Ciphertexts are malleable and prove nothing about their sender. Not constant in time: open sums where nobody times you closely.
+Assumptions: decisional composite residuosity; `djn` adds that short exponents of h^n cannot be told from full ones, and
+derives h from n by a hash, so that the id of a key stands for all of it. Ciphertexts are malleable and prove nothing
+about their sender. Not constant in time: open sums where nobody times you closely.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """TenSEAL behind a fence: two rings, contexts of their parameters only, and ciphertexts as SEAL's own bytes.
 
-Both rings stay below the modulus that the Homomorphic Encryption Standard (2018) allows for 128 bits. What comes from outside is limited in length before
-it is parsed, and must be what we could have made ourselves: the same parameters, a ciphertext of the first level, of two polynomials, of the same scale.
-TenSEAL trusts the sizes in its own envelope and would read beyond a buffer, so no envelope is ever read: ciphertexts travel without, and get ours back.
+Both rings stay below the modulus that the Homomorphic Encryption Standard (2018) allows for 128 bits. What comes from
+outside is limited in length before it is parsed, and must be what we could have made ourselves: the same parameters, a
+ciphertext of the first level, of two polynomials, of the same scale. TenSEAL trusts the sizes in its own envelope and
+would read beyond a buffer, so no envelope is ever read: ciphertexts travel without, and get ours back.
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
-"""What travels: ciphertexts behind a header that says whose key, which round, which layout, and how many contributions are in it.
+"""What travels: ciphertexts behind a header that says whose key, which round, which layout, and how many contributions
+are in it.
 
-Ciphertexts are malleable and prove nothing about their sender; who may speak is the transport's business (mutually authenticated TLS). The header lets two
-honest sides notice that they do not mean the same before any arithmetic; a guard inside the plaintext notices a header that lies.
+Ciphertexts are malleable and prove nothing about their sender; who may speak is the transport's business (mutually
+authenticated TLS). The header lets two honest sides notice that they do not mean the same before any arithmetic; a
+guard inside the plaintext notices a header that lies.
 """
 
 from __future__ import annotations
@@ -47,7 +49,9 @@ class Sealed:
 
 
 def unpack(data: bytes, expected: Header) -> Sealed:
-    """A message of one contribution, or of several, like `expected`: its length is known before anything of it is believed."""
+    """A message of one contribution, or of several, like `expected`: its length is known before anything of it is
+    believed.
+    """
     if len(data) < _HEAD.size:
         raise _malformed(f"{len(data)} bytes came, a header alone has {_HEAD.size}")
     magic, version, scheme, key, round, size, bits, headroom, reach, slots, count, body = _HEAD.unpack_from(data)

@@ -1,4 +1,5 @@
-"""Secure aggregation: the server learns the sum of the uploads that reach it and nothing else about any of them, and clients may vanish at every step.
+"""Secure aggregation: the server learns the sum of the uploads that reach it and nothing else about any of them, and
+clients may vanish at every step.
 
 Bonawitz et al., Practical Secure Aggregation for Privacy-Preserving Machine Learning, CCS 2017:
 
@@ -7,17 +8,21 @@ Bonawitz et al., Practical Secure Aggregation for Privacy-Preserving Machine Lea
     client uploads its words under masks             server names survivors and dropped-out
     client gives shares, one kind for each peer      server takes the masks off the sum
 
-Client i uploads its words + PRG(seed_i) + sum over j > i of PRG(s_ij) - sum over j < i of PRG(s_ij). Pairs cancel in the sum; seeds of survivors, and mask keys of
-those who vanished after sharing, come back from `threshold` shares. A last word of 1 is the guard: it must add up to the number of survivors.
+Client i uploads its words + PRG(seed_i) + sum over j > i of PRG(s_ij) - sum over j < i of PRG(s_ij). Pairs cancel in
+the sum; seeds of survivors, and mask keys of those who vanished after sharing, come back from `threshold` shares. A
+last word of 1 is the guard: it must add up to the number of survivors.
 
-Guarantees, against a semi-honest server (it follows the protocol but remembers everything) together with fewer than `threshold` clients: it learns the sum over
-the survivors that do not work with it, and no more; where that is one client, its upload. Nothing the server holds opens a single upload, and no client gives it
-both shares of one peer. Every key is bound to the whole roster: clients that were sent different models or rosters cannot even read each other (after Pasquini et
-al., Eluding Secure Aggregation via Model Inconsistency, CCS 2022). Out of scope: a malicious server. It could invent clients; signed keys and a consistency
-round would stop that. The sum is exact and has no noise: it is secret from nobody who is given it, and not differentially private.
+Guarantees, against a semi-honest server (it follows the protocol but remembers everything) together with fewer than
+`threshold` clients: it learns the sum over the survivors that do not work with it, and no more; where that is one
+client, its upload. Nothing the server holds opens a single upload, and no client gives it both shares of one peer.
+Every key is bound to the whole roster: clients that were sent different models or rosters cannot even read each other
+(after Pasquini et al., Eluding Secure Aggregation via Model Inconsistency, CCS 2022). Out of scope: a malicious server.
+It could invent clients; signed keys and a consistency round would stop that. The sum is exact and has no noise: it is
+secret from nobody who is given it, and not differentially private.
 
-Cost for k clients of whom d vanish after sharing: a client makes 2(k - 1) key agreements and k streams as long as the vector, the server d(k - d) agreements
-and (d + 1)(k - d) streams; an upload is as long as the words, and a quarter of a kilobyte more for each peer.
+Cost for k clients of whom d vanish after sharing: a client makes 2(k - 1) key agreements and k streams as long as the
+vector, the server d(k - d) agreements and (d + 1)(k - d) streams; an upload is as long as the words, and a quarter of a
+kilobyte more for each peer.
 """
 
 from __future__ import annotations
@@ -53,7 +58,9 @@ def run_round(
     vectors: Mapping[int, Integers] | Iterable[tuple[int, Integers]],
     dropped_after_sharing: Collection[int] = (),
 ) -> Result:
-    """All halves in one process, through the same bytes. Clients of whom no vector comes have dropped out after sharing; each vector is used as it comes."""
+    """All halves in one process, through the same bytes. Clients of whom no vector comes have dropped out after
+    sharing; each vector is used as it comes.
+    """
     server, halves = Server(session), dict[int, Client]()
     seconds: dict[str, float] = defaultdict(float)
     up: dict[int, int] = defaultdict(int)

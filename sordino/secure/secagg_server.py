@@ -18,9 +18,11 @@ IGNORE: Final = "ignore it; without a message that counts, the client has droppe
 
 
 class Server:
-    """The server in one round: a running sum under masks, public keys, sealed shares that it cannot open and passes on, and at the end the shares that open the sum.
+    """The server in one round: a running sum under masks, public keys, sealed shares that it cannot open and passes on,
+    and at the end the shares that open the sum.
 
-    A message that is refused leaves it as it was, and whoever sent it may count as dropped out; too few clients end the round.
+    A message that is refused leaves it as it was, and whoever sent it may count as dropped out; too few clients end the
+    round.
     """
 
     def __init__(self, session: Session) -> None:

@@ -1,4 +1,6 @@
-"""What the two sides of a round of secure aggregation agree on beforehand, and the messages they exchange: a header of fixed size, then records of one size."""
+"""What the two sides of a round of secure aggregation agree on beforehand, and the messages they exchange: a header of
+fixed size, then records of one size.
+"""
 
 from __future__ import annotations
 

@@ -1,10 +1,13 @@
-"""Secrets in shares: any `threshold` of them give the secret back, fewer say nothing about it (Shamir, Communications of the ACM, 1979).
+"""Secrets in shares: any `threshold` of them give the secret back, fewer say nothing about it (Shamir, Communications
+of the ACM, 1979).
 
-A secret of 32 bytes is the value at 0 of a polynomial over the integers modulo the prime 2^521 - 1 whose other coefficients are drawn from the operating
-system. Who asks for the same points shares and restores many secrets at once: the Lagrange coefficients are worked out once for all of them.
+A secret of 32 bytes is the value at 0 of a polynomial over the integers modulo the prime 2^521 - 1 whose other
+coefficients are drawn from the operating system. Who asks for the same points shares and restores many secrets at once:
+the Lagrange coefficients are worked out once for all of them.
 
-Guarantees: `threshold - 1` shares of a secret are independent of it. Shares carry no proof: those of different secrets are noticed, except with
-probability 2^-265, because what they restore is too large to be one; a share that is altered on purpose shifts the secret unnoticed.
+Guarantees: `threshold - 1` shares of a secret are independent of it. Shares carry no proof: those of different secrets
+are noticed, except with probability 2^-265, because what they restore is too large to be one; a share that is altered
+on purpose shifts the secret unnoticed.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""Training images, changed at random: each in its own way, a function of one key per image, so the same looped, stacked and in another process."""
+"""Training images, changed at random: each in its own way, a function of one key per image, so the same looped, stacked
+and in another process.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,8 @@ PAD = 4
 
 
 def crop_flip(x: Tensor, draws: Tensor) -> Tensor:
-    """Of each image [n, c, h, w] a window of its size after zeros were put around it, 4 on each side; every other one mirrored.
+    """Of each image [n, c, h, w] a window of its size after zeros were put around it, 4 on each side; every other one
+    mirrored.
 
     Zero is the mean of the data: images come here standardised.
     """

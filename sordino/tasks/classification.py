@@ -11,15 +11,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sordino import keys, user_code
-from sordino.errors import ConfigError, DataError, SordinoError, UnsoundGuarantee
+from sordino import keys
+from sordino.errors import ConfigError, UnsoundGuarantee
 from sordino.lazy import Part, Rows
 from sordino.privacy.readers.per_example_gradients import Recorder, Sides, fast_sum, one_by_one, slow_medians, slow_sum
 from sordino.tasks.augment import AUGMENT
 from sordino.tasks.features import Head, of_chain, transformed
 from sordino.tasks.flops import count as operations
 from sordino.tasks.memory import coupling, remembered, still
-from sordino.tasks.nets import NETS, bounded, keyed_dropout
+from sordino.tasks.nets import bounded, keyed_dropout
 from sordino.tasks.written_out_backward import Chain
 from sordino.types import Examples, Losses, Params
 
@@ -98,7 +98,9 @@ class Classification:
         return F.cross_entropy(logits, y, reduction="none")
 
     def ready(self, x: Tensor, y: Tensor, whole: bool = False) -> tuple[Any, Tensor]:
-        """Rows and labels as `gradient` takes them: prepared once, cut into batches later. `whole`: all rows of a client, and all will be used."""
+        """Rows and labels as `gradient` takes them: prepared once, cut into batches later. `whole`: all rows of a
+        client, and all will be used.
+        """
         scaled = self._scaled(x, torch.float32)
         if self._chain is None:
             return scaled.contiguous(), y
@@ -108,7 +110,9 @@ class Classification:
         return scaled.to(self.precision), labels
 
     def gradient(self, params: Params, x: Any, y: Tensor, draws: Callable[[], Tensor]) -> Params:
-        """Of the mean loss over what is `ready`: what autograd finds for `losses`, without a graph where the network is a chain."""
+        """Of the mean loss over what is `ready`: what autograd finds for `losses`, without a graph where the network is
+        a chain.
+        """
         kind = next(iter(params.values())).dtype
         drawn = draws() if self._drops or self._augment is not None else None
         if self._augment is not None:
@@ -147,7 +151,9 @@ class Classification:
         return max(1, POOL_FLOATS // self._floats)
 
     def stacks(self, n: int) -> int:
-        """How many clients of n rows are trained in one call. Where the arithmetic of one client fills the processor, one."""
+        """How many clients of n rows are trained in one call. Where the arithmetic of one client fills the processor,
+        one.
+        """
         if self._chain is None or self._chain.images:
             return 1
         walks = self._spans(n)
@@ -189,8 +195,8 @@ class Classification:
         return ("accuracy", "loss", *(("accuracy_of_all_outputs",) if self.classes > self.labels else ()))
 
     def features(self, params: Params, x: Tensor, keys: Tensor | None = None, plain: int = 0) -> Tensor:
-        """What the last linear layer sees [n, d], differentiable in `params`. With keys, one per example, as in training; without, as in `predict`. The last `plain`
-        images are never cut and mirrored."""
+        """What the last linear layer sees [n, d], differentiable in `params`. With keys, one per example, as in
+        training; without, as in `predict`. The last `plain` images are never cut and mirrored."""
         if self._chain is not None and not transformed(
             next(iter(params.values())), x
         ):  # torch.func does not go the chain's own way back
@@ -293,7 +299,9 @@ class Classification:
     def median_sum(
         self, losses: Losses, params: Params, batch: Examples, keys: Tensor
     ) -> tuple[Params, dict[str, float]]:
-        """The same with each parameter clipped to the median of its norms, and these medians: nothing that a promise could rest on."""
+        """The same with each parameter clipped to the median of its norms, and these medians: nothing that a promise
+        could rest on.
+        """
         if self._chain is None or losses != self.losses:
             return slow_medians(losses, params, batch, keys)
         sides = self._sides(self._chain, params, batch, keys, None, 2)
@@ -339,60 +347,3 @@ class Classification:
             return False
         slow = one_by_one(losses, params, batch, draws, 0.5, 2)
         return fast is not None and all(torch.allclose(fast[k], slow[k], rtol=1e-3, atol=1e-5) for k in slow)
-
-
-def build_net(name: str, shape: tuple[int, ...], classes: int, options: Mapping[str, object]) -> nn.Module:
-    """A built-in network by name, or the user's own class as `module:Class` (no arguments but `options`)."""
-    if ":" in name:
-        return _users_own(name, options)
-    if name not in NETS:
-        raise ConfigError(
-            f"no model called {name!r}",
-            fix=f"one of {', '.join(NETS)}, or your own as module:Class",
-            code="unknown-model",
-        )
-    return _built(name, lambda: NETS[name](shape, classes, **options))
-
-
-def _users_own(path: str, options: Mapping[str, object]) -> nn.Module:
-    cls = user_code.load(path, "model")
-    if not (isinstance(cls, type) and issubclass(cls, nn.Module)):
-        raise ConfigError(
-            f"{path!r} is not a torch.nn.Module class", fix="name a class, not an object", code="model-not-a-module"
-        )
-    return _built(path, lambda: cls(**options))
-
-
-def _built(name: str, make: Callable[[], nn.Module]) -> nn.Module:
-    try:
-        return make()
-    except SordinoError:
-        raise
-    except Exception as error:
-        raise ConfigError(
-            f"cannot build the model {name!r}: {user_code.told(error)}",
-            fix="give what it takes in [model] (your own class: in [model.options])",
-            code="model-options",
-        ) from error
-
-
-def fits(net: nn.Module, name: str, shape: tuple[int, ...], classes: int) -> None:
-    """Run one blank example through, so that a mismatch is an error before training and not inside it."""
-    blank = torch.zeros(2, *shape)
-    try:
-        net.eval()
-        out = net(blank)
-    except Exception as error:
-        raise DataError(
-            f"the model {name!r} does not fit examples of shape {'x'.join(map(str, shape))}",
-            why=user_code.told(error),
-            fix="choose a model for this size" + (", or resize the images" if len(shape) == 3 else ""),
-            code="model-does-not-fit",
-        ) from error
-    if not isinstance(out, Tensor) or tuple(out.shape) != (2, classes):
-        given = f"{tuple(out.shape[1:])}" if isinstance(out, Tensor) else f"a {type(out).__name__} as"
-        raise DataError(
-            f"the model {name!r} gives {given} outputs, the data have {classes} classes",
-            fix="let it return one logit per class",
-            code="model-outputs",
-        )

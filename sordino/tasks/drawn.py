@@ -1,4 +1,6 @@
-"""Images that a generator draws, as examples: they say nothing of anybody's, so whoever holds the generator may look at them."""
+"""Images that a generator draws, as examples: they say nothing of anybody's, so whoever holds the generator may look at
+them.
+"""
 
 from __future__ import annotations
 

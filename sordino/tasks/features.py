@@ -1,6 +1,7 @@
 """What the last linear layer of a network sees, and how gradients come back from there.
 
-A chain goes its own way back, in one autograd function, in the precision of training. Any other network is listened to at its last layer.
+A chain goes its own way back, in one autograd function, in the precision of training. Any other network is listened to
+at its last layer.
 """
 
 from __future__ import annotations

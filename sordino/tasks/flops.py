@@ -1,4 +1,6 @@
-"""How many floating-point operations a network takes: torch's own formulas, without its compiler, whose import takes a second of every process."""
+"""How many floating-point operations a network takes: torch's own formulas, without its compiler, whose import takes a
+second of every process.
+"""
 
 from __future__ import annotations
 

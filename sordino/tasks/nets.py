@@ -165,7 +165,9 @@ def _two_convolutions(shape: tuple[int, ...], classes: int, name: str, pool: boo
 
 
 def cnn_stride(shape: tuple[int, ...], classes: int) -> nn.Module:
-    """Two 5x5 convolutions of stride 2, 16 and 32 channels, and a linear head: 28,938 parameters on 28x28 grey images, 34,538 on 3x32x32."""
+    """Two 5x5 convolutions of stride 2, 16 and 32 channels, and a linear head: 28,938 parameters on 28x28 grey images,
+    34,538 on 3x32x32.
+    """
     return _two_convolutions(shape, classes, "cnn_stride", pool=False)
 
 
@@ -178,7 +180,9 @@ VGG16 = ((64, 64), (128, 128), (256, 256, 256), (512, 512, 512), (512, 512, 512)
 
 
 def vgg16(shape: tuple[int, ...], classes: int, dropout: float = 0.5) -> nn.Module:
-    """Simonyan and Zisserman, ICLR 2015, configuration D, on images of 32x32 or more: 134,301,514 parameters for 10 classes."""
+    """Simonyan and Zisserman, ICLR 2015, configuration D, on images of 32x32 or more: 134,301,514 parameters for 10
+    classes.
+    """
     channels, _ = _image(shape, "vgg16", 32)
     layers: list[nn.Module] = []
     for block in VGG16:
@@ -198,7 +202,9 @@ class MeanPool(nn.Module):
 
 
 def cnn_norm(shape: tuple[int, ...], classes: int, groups: int = 4, width: int = 16) -> nn.Module:
-    """Three strided 3x3 convolutions (16, 32, 64: once, twice and four times the width) with GroupNorm, which never mixes examples, and a linear head."""
+    """Three strided 3x3 convolutions (16, 32, 64: once, twice and four times the width) with GroupNorm, which never
+    mixes examples, and a linear head.
+    """
     channels, _ = _image(shape, "cnn_norm", 8)
     layers: list[nn.Module] = []
     for wide in (width, 2 * width, 4 * width):
@@ -208,7 +214,9 @@ def cnn_norm(shape: tuple[int, ...], classes: int, groups: int = 4, width: int =
 
 
 def projected(net: nn.Module, width: int = 256) -> nn.Sequential:
-    """MOON's head (Li, He and Song, CVPR 2021): Linear(d, d), ReLU, Linear(d, width) before the classifier, in a new network with the same body."""
+    """MOON's head (Li, He and Song, CVPR 2021): Linear(d, d), ReLU, Linear(d, width) before the classifier, in a new
+    network with the same body.
+    """
     layers = list(net) if isinstance(net, nn.Sequential) else []
     last = layers[-1] if layers else None
     if not isinstance(last, nn.Linear):

@@ -1,7 +1,9 @@
-"""How a client makes the shared model its own: not at all, by steps on its own data, or by the nearest mean of its own features.
+"""How a client makes the shared model its own: not at all, by steps on its own data, or by the nearest mean of its own
+features.
 
-Prototypes (Snell, Swersky and Zemel, NeurIPS 2017): of each class the mean of the features of the client's own examples; an image is given the class of the
-nearest mean. Nothing is trained for it and nothing leaves the client. Labels only divide examples, so no name of a class matters.
+Prototypes (Snell, Swersky and Zemel, NeurIPS 2017): of each class the mean of the features of the client's own
+examples; an image is given the class of the nearest mean. Nothing is trained for it and nothing leaves the client.
+Labels only divide examples, so no name of a class matters.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""A network trained on public examples alone, and a projection drawn from nothing at all: what may be fixed before anybody's data is looked at."""
+"""A network trained on public examples alone, and a projection drawn from nothing at all: what may be fixed before
+anybody's data is looked at.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""ResNet18 for small images (He et al., CVPR 2016): a 3x3 stem without pooling, four stages of two basic blocks, mean pool, linear head.
+"""ResNet18 for small images (He et al., CVPR 2016): a 3x3 stem without pooling, four stages of two basic blocks, mean
+pool, linear head.
 
-A plain sequence whose last module is the head, so that whatever needs features finds them there. Normalised by groups: running statistics of
-a batch would pass no gate.
+A plain sequence whose last module is the head, so that whatever needs features finds them there. Normalised by groups:
+running statistics of a batch would pass no gate.
 """
 
 from __future__ import annotations
@@ -41,7 +42,9 @@ class Block(nn.Module):
 def resnet18(
     shape: tuple[int, ...], classes: int, norm: Norm = "group", groups: int = 32, width: int = 64
 ) -> nn.Sequential:
-    """He et al., CVPR 2016, for images of 32x32: 3x3 stem, no max-pooling, GroupNorm: 11,173,962 parameters for 10 classes."""
+    """He et al., CVPR 2016, for images of 32x32: 3x3 stem, no max-pooling, GroupNorm: 11,173,962 parameters for 10
+    classes.
+    """
     if norm not in get_args(Norm):
         raise ConfigError(
             f"resnet18 has no norm {norm!r}",

@@ -1,6 +1,8 @@
-"""Selective data collection: which device knows a class best, and which candidates look most like what it saw. SlaugFL, IEEE Transactions on Mobile Computing, 2024.
+"""Selective data collection: which device knows a class best, and which candidates look most like what it saw. SlaugFL,
+IEEE Transactions on Mobile Computing, 2024.
 
-`recall` alone, as published, is maximised by a model that says one class of everything; `f1` asks that what it calls so is so.
+`recall` alone, as published, is maximised by a model that says one class of everything; `f1` asks that what it calls so
+is so.
 """
 
 from __future__ import annotations
@@ -39,7 +41,9 @@ def skill(task: Task, params: Params, probe: Examples) -> Skill:
 
 
 def ranked(score: Tensor, confidence: Tensor) -> Tensor:
-    """Devices [devices, classes] from the best of each class to the worst: by score, then by confidence, then by the lower number."""
+    """Devices [devices, classes] from the best of each class to the worst: by score, then by confidence, then by the
+    lower number.
+    """
     order = torch.arange(len(score)).expand(score.shape[1], -1)
     for column in (confidence, score):  # stable sorts, the least important first
         order = order.gather(1, column.T.gather(1, order).argsort(dim=1, descending=True, stable=True))
@@ -62,8 +66,8 @@ def some(count: int, most: int, key: Key) -> Tensor:
 
 
 def requests(classes: int, count: int, key: Key) -> tuple[Tensor, Tensor]:
-    """The class of each of `count` prototypes, and at which rank one begins to ask: every class once; with fewer prototypes random classes, with more of them the
-    runners-up of random classes."""
+    """The class of each of `count` prototypes, and at which rank one begins to ask: every class once; with fewer
+    prototypes random classes, with more of them the runners-up of random classes."""
     mixed = keys.permutation(keys.fold(key, "slots"), classes)
     if count <= classes:
         chosen = torch.arange(classes) if count == classes else mixed[:count].sort().values

@@ -1,10 +1,13 @@
-"""A chain of known layers with its backward pass written out: what an optimiser needs from a small network, without a graph of it.
+"""A chain of known layers with its backward pass written out: what an optimiser needs from a small network, without a
+graph of it.
 
-On batches of ten images the bookkeeping of automatic differentiation costs more than the arithmetic. A `torch.nn.Sequential` of the layers in
-`LINKS` is run forward and backward here by the same kernels that autograd would call, in the layout and precision the task asks for. The gradient
-of a linear layer stays a product (`tree.Product`) until somebody adds it to something. Anything else takes the general way.
+On batches of ten images the bookkeeping of automatic differentiation costs more than the arithmetic. A
+`torch.nn.Sequential` of the layers in `LINKS` is run forward and backward here by the same kernels that autograd would
+call, in the layout and precision the task asks for. The gradient of a linear layer stays a product (`tree.Product`)
+until somebody adds it to something. Anything else takes the general way.
 
-ReLU and max-pooling commute, with their gradients wherever these exist, so a ReLU before a pooling is applied after it, to a quarter of the numbers.
+ReLU and max-pooling commute, with their gradients wherever these exist, so a ReLU before a pooling is applied after it,
+to a quarter of the numbers.
 """
 
 from __future__ import annotations
@@ -301,7 +304,9 @@ class Chain:
         return x
 
     def spans(self, n: int) -> bool:
-        """Do n rows cost less as `Rows` than as images? Where a first linear layer has more weights than the rows have coefficients."""
+        """Do n rows cost less as `Rows` than as images? Where a first linear layer has more weights than the rows have
+        coefficients.
+        """
         if not self._linear:
             return False
         first = self.links[self.first].module
@@ -317,7 +322,9 @@ class Chain:
         return total
 
     def gradient(self, p: Params, x: Any, target: Tensor, draws: Tensor | None) -> dict[str, Any]:
-        """Of the mean cross-entropy, in the precision of `p`; leaves are tensors or products of two. `target` is one-hot."""
+        """Of the mean cross-entropy, in the precision of `p`; leaves are tensors or products of two. `target` is
+        one-hot.
+        """
         logits, kept = self.forward(p, x, draws)
         # the gradient at the logits: what was expected minus what is, in float32 at least
         g = torch.softmax(logits, 1, dtype=target.dtype).sub_(target).div_(target.shape[0])

@@ -1,7 +1,9 @@
-"""The audit of a run with a preparation: every phase is attacked for what it promises itself, and one that promises nothing is named.
+"""The audit of a run with a preparation: every phase is attacked for what it promises itself, and one that promises
+nothing is named.
 
-The noise is seeded. A sound claim is refuted with probability 1e-4 per subject, over the choice of the seed. At a rate of 1 every claim is Gaussian: its twin, with 30%
-less noise, was caught with every one of ten seeds. At 0.2 each step's sample is secret, and more trials are needed.
+The noise is seeded. A sound claim is refuted with probability 1e-4 per subject, over the choice of the seed. At a rate
+of 1 every claim is Gaussian: its twin, with 30% less noise, was caught with every one of ten seeds. At 0.2 each step's
+sample is secret, and more trials are needed.
 """
 
 from __future__ import annotations
@@ -91,7 +93,7 @@ def test_claims_are_those_of_each_phase_s_own_plan_and_share_one_budget(variant:
     assert len({round(epsilon, 6) for epsilon in claimed.values()}) == len(claimed)  # not the training's for all
 
 
-# a phase that is broken, alone -------------------------------------------------------------------------------------------------------
+# a phase that is broken, alone ----------------------------------------------------------------------------------------
 
 
 class ClipsTheSum(SumShard):
@@ -135,7 +137,7 @@ def test_counts_are_part_of_what_is_told() -> None:
     assert apart == pytest.approx(2.0, abs=4 * 2 * math.sqrt(2 / 4_000))
 
 
-# a phase that promises nothing -------------------------------------------------------------------------------------------------------
+# a phase that promises nothing ----------------------------------------------------------------------------------------
 
 
 def test_what_holds_in_one_phase_does_not_hold_for_a_run_that_shows_its_models() -> None:
@@ -156,7 +158,7 @@ def test_phases_in_the_clear_are_all_named(variant: str) -> None:
     )
 
 
-# the verb ----------------------------------------------------------------------------------------------------------------------------
+# the verb -------------------------------------------------------------------------------------------------------------
 
 
 def test_the_verb_goes_through_the_phases(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,6 @@
-"""What a reconstruction is worth: measures by hand, inverters where the answer is known, and real digits found again among their like."""
+"""What a reconstruction is worth: measures by hand, inverters where the answer is known, and real digits found again
+among their like.
+"""
 
 from __future__ import annotations
 
@@ -135,7 +137,9 @@ EACH = 6  # prototypes of a class
 
 
 class Places(NamedTuple):
-    """Mean places among images of the class: of a prototype's own images in what is made of it, in the mean of the attacker's images, and of another prototype's."""
+    """Mean places among images of the class: of a prototype's own images in what is made of it, in the mean of the
+    attacker's images, and of another prototype's.
+    """
 
     own: float
     in_the_mean: float

@@ -1,4 +1,6 @@
-"""The add/remove game on noised sums per class, through the reader's own release: promises hold, and are nearly reached; broken ones are found."""
+"""The add/remove game on noised sums per class, through the reader's own release: promises hold, and are nearly
+reached; broken ones are found.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,9 @@ def unchanged(x: Tensor) -> Tensor:
 
 @cache
 def held() -> Examples:
-    """Features of one client's real digits, six of each class: each longer than the clip, so that every one moves its sum as far as it may."""
+    """Features of one client's real digits, six of each class: each longer than the clip, so that every one moves its
+    sum as far as it may.
+    """
     z = torch.cat([extractor("cnn_norm").features(parts(label).members[:6]) for label in range(CLASSES)])
     assert float(torch.linalg.vector_norm(z, dim=1).min()) > CLIP
     return Examples(z, torch.arange(CLASSES).repeat_interleave(6))
@@ -56,7 +60,8 @@ def test_promises_hold_and_are_nearly_reached(epsilon: float, count: float) -> N
     found = game(ClassSums(clip=CLIP, count=count), epsilon)
     assert not found.refuted
     assert found.epsilon == pytest.approx(epsilon, rel=1e-6)
-    # the game is as hard as the promise allows: what it finds is the ceiling itself, in an interval that fails with probability 1e-4
+    # the game is as hard as the promise allows: what it finds is the ceiling itself, in an interval that fails with
+    # probability 1e-4
     assert found.found.low <= found.ceiling <= found.found.high
     assert found.found.high - found.found.low < 0.03
     assert 0.05 * epsilon < found.at_least <= epsilon

@@ -35,12 +35,15 @@ def test_covariances_shrink_as_another_implementations_do(rows: int, width: int)
 
 @pytest.mark.parametrize("n", [4, 16, 64])
 def test_separation_of_spheres_is_what_theory_says(n: int) -> None:
-    """x in the mean of n rows of N(0, I_d): its inner product with the mean has mean d/n and variance about d/n (1 + 1/n), an outsider's 0 and d/n."""
+    """x in the mean of n rows of N(0, I_d): its inner product with the mean has mean d/n and variance about d/n (1 +
+    1/n), an outsider's 0 and d/n.
+    """
     d = 128
     seen = Reference(torch.zeros(d).double(), torch.eye(d).double())
     found = play(normal(1, 4000, d), normal(2, 300, d), seen, n, 100, keys.root(3))["whitened"]
     wanted = float(ndtr(math.sqrt(d / n) / math.sqrt(2 + 1 / n)))
-    # 300 outsiders under 100 prototypes: a deviation of 0.01 at most; the normal limit is off by less than that. 0.03 is missed with probability 3e-3, at a fixed seed
+    # 300 outsiders under 100 prototypes: a deviation of 0.01 at most; the normal limit is off by less than that. 0.03
+    # is missed with probability 3e-3, at a fixed seed
     assert found.auc == pytest.approx(wanted, abs=0.03)
 
 
@@ -86,7 +89,9 @@ def areas(n: int, stranger: bool = False, net: str = "mlp") -> dict[str, list[fl
 
 
 def test_a_prototype_of_two_digits_tells_both_and_larger_ones_less() -> None:
-    """SlaugFL, IEEE TMC 2024, calls the attack infeasible. The smallest of ten classes at n = 2: 0.978 to 0.981 over ten seeds of the extractor."""
+    """SlaugFL, IEEE TMC 2024, calls the attack infeasible. The smallest of ten classes at n = 2: 0.978 to 0.981 over
+    ten seeds of the extractor.
+    """
     by = {n: areas(n) for n in (2, 10, 50)}
     assert min(by[2]["whitened"]) >= 0.95
     mean = {n: {name: sum(row) / len(row) for name, row in found.items()} for n, found in by.items()}
@@ -97,7 +102,9 @@ def test_a_prototype_of_two_digits_tells_both_and_larger_ones_less() -> None:
 
 
 def test_a_prototype_of_strangers_tells_nothing() -> None:
-    """Sixty against sixty images of a class: a deviation of 0.053 at most for a class, 0.017 for the mean of ten, so 0.06 fails with probability 4e-4."""
+    """Sixty against sixty images of a class: a deviation of 0.053 at most for a class, 0.017 for the mean of ten, so
+    0.06 fails with probability 4e-4.
+    """
     for name, row in areas(2, stranger=True).items():
         assert sum(row) / len(row) == pytest.approx(0.5, abs=0.06), name
 

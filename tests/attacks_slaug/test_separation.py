@@ -30,7 +30,8 @@ def test_the_area_is_another_implementations_ties_and_all() -> None:
 
 
 REPEATS = 400
-# 95% of intervals hold the truth: 20 of 400 do not. More than 45 miss with probability 3e-7; DeLong's own error at these sizes adds less than a percent
+# 95% of intervals hold the truth: 20 of 400 do not. More than 45 miss with probability 3e-7; DeLong's own error at
+# these sizes adds less than a percent
 MISSES = 45
 
 
@@ -42,7 +43,9 @@ def test_intervals_hold_the_truth_as_often_as_they_say() -> None:
 
 
 def test_scores_of_one_trial_count_together() -> None:
-    """A shift that all members of a trial share: intervals by trial hold the truth, intervals that take scores as independent do not."""
+    """A shift that all members of a trial share: intervals by trial hold the truth, intervals that take scores as
+    independent do not.
+    """
     truth = float(ndtr(1 / math.sqrt(3)))
     by_trial = alone = 0
     for i in range(REPEATS):

@@ -36,7 +36,9 @@ def model(rows: Tensor, labels: Tensor | None = None, epochs: int = 40, seed: in
 
 
 def test_learned_by_heart_is_told_and_never_seen_is_not() -> None:
-    """Labels at random cannot be learned, only remembered: a low loss is then membership itself. A model of strangers tells neither group."""
+    """Labels at random cannot be learned, only remembered: a low loss is then membership itself. A model of strangers
+    tells neither group.
+    """
     mine, others, strangers = (torch.arange(i * HELD, (i + 1) * HELD) for i in range(3))
     labels = keys.integers(keys.root(4), 3 * HELD, CLASSES).reshape(3, HELD)
     sides = [taken(everything(), rows)._replace(y=own) for rows, own in ((mine, labels[0]), (others, labels[1]))]
@@ -49,7 +51,9 @@ def test_learned_by_heart_is_told_and_never_seen_is_not() -> None:
 
 
 def test_real_labels_are_told_less_but_told() -> None:
-    """After SlaugFL's ten epochs a device's model still knows its own images from others: twelve devices, 1,200 of each side."""
+    """After SlaugFL's ten epochs a device's model still knows its own images from others: twelve devices, 1,200 of each
+    side.
+    """
     members, others = [], []
     for device in range(12):
         rows = torch.arange(device * HELD, (device + 1) * HELD)
@@ -61,7 +65,9 @@ def test_real_labels_are_told_less_but_told() -> None:
 
 
 def test_a_ratio_knows_which_examples_are_hard() -> None:
-    """Examples whose loss is high or low anyway: their own loss says little, what membership changes about it says much."""
+    """Examples whose loss is high or low anyway: their own loss says little, what membership changes about it says
+    much.
+    """
     n, models = 400, 24
     level = 3 * keys.normal(keys.root(1), n)
     inside = keys.coin(keys.root(2), models * n, 0.5).reshape(models, n)
@@ -125,7 +131,9 @@ def test_shares_and_ranks_by_hand() -> None:
 
 
 def test_recall_tells_what_a_device_holds() -> None:
-    """SlaugFL, IEEE TMC 2024: no label distribution is said to be disclosed. Twelve devices with two to four classes; and whose recall it is matters."""
+    """SlaugFL, IEEE TMC 2024: no label distribution is said to be disclosed. Twelve devices with two to four classes;
+    and whose recall it is matters.
+    """
     (x, y), rng = everything(), np.random.default_rng(1)
     probe = Examples(x[1300:], y[1300:])
     counts, recall = [], []

@@ -1,4 +1,6 @@
-"""The packages diffusers and transformers, with tiny models of random weights saved on disk: the code that loads real ones really runs."""
+"""The packages diffusers and transformers, with tiny models of random weights saved on disk: the code that loads real
+ones really runs.
+"""
 
 from __future__ import annotations
 

@@ -194,7 +194,9 @@ def nearest(train: Candidates, x: Array) -> Array:
 
 
 def test_drawn_digits_look_like_digits(wanted: Callable[..., Wanted]) -> None:
-    """Who has seen drawn digits only knows handwritten ones. By chance 0.1; of 1,797 tries more than 0.15 are a matter of 1e-10."""
+    """Who has seen drawn digits only knows handwritten ones. By chance 0.1; of 1,797 tries more than 0.15 are a matter
+    of 1e-10.
+    """
     made = source("procedural", bad_fraction=0.0).build(wanted(classes=NUMBERS, per_class=60, shape=(16, 16, 1)))
     plain = digits.load()
     real = np.concatenate([plain.train.x, plain.test.x]), np.concatenate([plain.train.y, plain.test.y])

@@ -1,4 +1,6 @@
-"""Candidates in a run: what [candidates] permits, what is kept where, what the run folder says of them, and who learns what."""
+"""Candidates in a run: what [candidates] permits, what is kept where, what the run folder says of them, and who learns
+what.
+"""
 
 from __future__ import annotations
 
@@ -84,7 +86,7 @@ def held(candidates: Any, **more: Any) -> Holdings:
     return Holdings(config.validate({"privacy": {}, "candidates": candidates, **more}))
 
 
-# what the table says -----------------------------------------------------------------------------------------------------------
+# what the table says --------------------------------------------------------------------------------------------------
 
 
 def test_the_table_and_the_engine_reach_the_source(spy: list[Wanted], here: Path) -> None:
@@ -141,7 +143,7 @@ def test_only_images_have_candidates() -> None:
     assert refused.value.code == "candidates-are-images"
 
 
-# what is kept ------------------------------------------------------------------------------------------------------------------
+# what is kept ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.usefixtures("no_sockets")
@@ -165,7 +167,7 @@ def test_phases_share_one_set(spy: list[Wanted]) -> None:
     assert parts.story["seconds"] >= 0
 
 
-# in a run ----------------------------------------------------------------------------------------------------------------------
+# in a run -------------------------------------------------------------------------------------------------------------
 
 
 def test_a_chat_server_of_this_machine_writes_the_prompts_of_a_run(

@@ -1,7 +1,8 @@
 """What the laws are tried on: one row per algorithm and gate. A new algorithm joins every law by one row.
 
-A row says what the algorithm is, which budget it runs under, who is finite in its receipt, and, where that can be said, two tables that must
-train the same model: `silent` (next to no noise, a clip that never bites) and `plain` (no privacy at all).
+A row says what the algorithm is, which budget it runs under, who is finite in its receipt, and, where that can be said,
+two tables that must train the same model: `silent` (next to no noise, a clip that never bites) and `plain` (no privacy
+at all).
 """
 
 from __future__ import annotations

@@ -22,7 +22,9 @@ CLOSE = 1e-5  # of the way the model went
 
 
 def paid(entry: Entry) -> tuple[Any, ...]:
-    """What an operation reserved and where it ended; its digest is of bits that another order of additions rounds otherwise."""
+    """What an operation reserved and where it ended; its digest is of bits that another order of additions rounds
+    otherwise.
+    """
     return entry.op, entry.charges, entry.note, entry.plan, entry.state
 
 

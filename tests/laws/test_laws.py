@@ -5,7 +5,8 @@ resume      a run killed and continued is the run that never stopped
 seed        one seed one result, another seed another
 ledger      it lists the exposures that happened, each published, none beyond a cap
 silence     with next to no noise and a clip that never bites, the run is its non-private twin
-receipt     every (unit, adversary) has a row, finite only where recorded events prove it; `verify` believes nothing else
+receipt     every (unit, adversary) has a row, finite only where recorded events prove it; `verify` believes nothing
+            else
 absence     an upload that is not finite counts as an upload of zero
 """
 
@@ -40,7 +41,8 @@ from sordino.runs.run import Progress, resume, start
 from sordino.runs.verify import verify
 from sordino.types import Grant, Shard, Task
 
-# compositions of parts whose laws other rows hold are for the slow tier; so are cases that others go the same way as, where a law runs them anew
+# compositions of parts whose laws other rows hold are for the slow tier; so are cases that others go the same way as,
+# where a law runs them anew
 LATER = {"dp_prox_published", "dp_fedavg", "prifedsync", "prifedsync_steps", "dp_scaffold", "dp_scaffold_published"}
 LATER |= {f"pdp_prox_{name}" for name in ("local", "rates", "threshold", "published")} | {"udp_discount"}
 LATER |= {"moon", "vhl", "fedgen", "fedprox", "udp", "noisy_steps", "gaussian_simple", "central_visible"}
@@ -62,7 +64,9 @@ Grants = dict[int, Grant]
 
 
 class Base:
-    """One finished run of every case, made when first asked for: its folder, its trace, and which clients computed in which round."""
+    """One finished run of every case, made when first asked for: its folder, its trace, and which clients computed in
+    which round.
+    """
 
     def __init__(self, where: Path) -> None:
         self._where = where
@@ -111,7 +115,7 @@ def warm_server() -> None:
     warm.start()
 
 
-# order -----------------------------------------------------------------------------------------------------------------
+# order ----------------------------------------------------------------------------------------------------------------
 
 
 def shuffled(case: Case, folder: Path) -> Trace:
@@ -150,7 +154,7 @@ def test_the_order_law_catches_shared_randomness(tmp_path: Path, monkeypatch: py
     assert "model" in differences(straight, shuffled(case, tmp_path / "shuffled"))
 
 
-# processes -------------------------------------------------------------------------------------------------------------
+# processes ------------------------------------------------------------------------------------------------------------
 
 
 @by_way
@@ -162,7 +166,7 @@ def test_other_processes_say_the_same_bytes(
     assert differences(base.trace(case), apart) == []
 
 
-# resume ----------------------------------------------------------------------------------------------------------------
+# resume ---------------------------------------------------------------------------------------------------------------
 
 
 @by_way
@@ -187,7 +191,8 @@ def test_the_resume_law_catches_hidden_state(tmp_path: Path, monkeypatch: pytest
     straight = finished(case.experiment(), tmp_path / "straight")
     Hoarding.calls = 0
     assert {"model", "ledger"} <= set(differences(straight, interrupted(case.experiment(), tmp_path / "stopped")))
-    # where rounds have to be played again it answers differently, which the ledger refuses: one operation is one release
+    # where rounds have to be played again it answers differently, which the ledger refuses: one operation is one
+    # release
     Hoarding.calls = 0
     rare = case.experiment(engine={"checkpoint_every": 100})
     with killed_at("stored", 1):
@@ -198,7 +203,7 @@ def test_the_resume_law_catches_hidden_state(tmp_path: Path, monkeypatch: pytest
     assert differences(straight, finished(case.experiment(), tmp_path / "again")) == []
 
 
-# seed ------------------------------------------------------------------------------------------------------------------
+# seed -----------------------------------------------------------------------------------------------------------------
 
 
 @by_way
@@ -208,7 +213,7 @@ def test_another_seed_is_another_run(case: Case, base: Base, tmp_path: Path) -> 
     assert set(differences(base.trace(case), other)) >= set(Trace._fields) - {"clients"}
 
 
-# ledger ----------------------------------------------------------------------------------------------------------------
+# ledger ---------------------------------------------------------------------------------------------------------------
 
 
 @by_name
@@ -249,7 +254,7 @@ def test_the_ledger_lists_the_exposures_that_happened(case: Case, base: Base) ->
     assert (case.protects != "" and case.name != "cdp_fl") == priced  # noise sized for one coordinate has no price
 
 
-# silence ---------------------------------------------------------------------------------------------------------------
+# silence --------------------------------------------------------------------------------------------------------------
 
 
 def model_of(folder: Path) -> torch.Tensor:
@@ -280,7 +285,7 @@ def test_every_noise_has_a_silent_twin() -> None:
     assert without == {"gaussian_simple", "gaussian_gdp_adaptive", "central_visible"} | repeated
 
 
-# receipt ---------------------------------------------------------------------------------------------------------------
+# receipt --------------------------------------------------------------------------------------------------------------
 
 
 @by_name
@@ -386,7 +391,7 @@ def test_a_tampered_receipt_does_not(name: str, tampering: str, base: Base, tmp_
     assert wrong
 
 
-# absence ---------------------------------------------------------------------------------------------------------------
+# absence --------------------------------------------------------------------------------------------------------------
 
 bounded = [case for case in CASES if case.name in ("whole_update", "central", "central_visible")]
 
@@ -395,7 +400,9 @@ bounded = [case for case in CASES if case.name in ("whole_update", "central", "c
 def test_an_upload_that_is_not_finite_counts_as_zero(
     case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The rest of the round is bit-identical, denominator included (only the digest of the experiment is shared by all three)."""
+    """The rest of the round is bit-identical, denominator included (only the digest of the experiment is shared by all
+    three).
+    """
     whole = FedAvg.local
     traces = {}
     for value in (0.0, float("nan"), float("inf"), 1.0):

@@ -33,7 +33,7 @@ def started(parts: Parts) -> Any:
     return next(iter(parts.algorithm.models(parts.state("server")).values()))
 
 
-# interruptions ---------------------------------------------------------------------------------------------------------
+# interruptions --------------------------------------------------------------------------------------------------------
 
 
 class Killed(BaseException):

@@ -1,8 +1,9 @@
 """Real processes at the price of a fork: a server imports everything once and forks a child for every command.
 
-`Process` looks like `subprocess.Popen` and runs `[python, "-m", "sordino", ...]`, `[python, "-m", "sordino.runs.site_process", ...]` or
-`[python, "-m", "checkpoint_workers"]` in a process of its own, with its own memory and descriptors, that dies of real signals. Only the
-seconds of importing torch are saved. The client processes that such a child starts are warm too.
+`Process` looks like `subprocess.Popen` and runs `[python, "-m", "sordino", ...]`, `[python, "-m",
+"sordino.runs.site_process", ...]` or `[python, "-m", "checkpoint_workers"]` in a process of its own, with its own
+memory and descriptors, that dies of real signals. Only the seconds of importing torch are saved. The client processes
+that such a child starts are warm too.
 """
 
 from __future__ import annotations
@@ -118,7 +119,7 @@ def start() -> None:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-# the server ------------------------------------------------------------------------------------------------------------
+# the server -----------------------------------------------------------------------------------------------------------
 
 
 def serve(place: str) -> None:

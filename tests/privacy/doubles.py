@@ -1,4 +1,6 @@
-"""Test doubles at the gates' public seams: a source of noise that is silent, and losses whose gradients are chosen freely."""
+"""Test doubles at the gates' public seams: a source of noise that is silent, and losses whose gradients are chosen
+freely.
+"""
 
 from __future__ import annotations
 

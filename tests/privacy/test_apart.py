@@ -191,7 +191,7 @@ def test_what_vmap_cannot_do_is_done_in_a_loop_and_the_same_every_time() -> None
     assert moves(Case(Branching)) <= 2 * (1 + 1e-9)
 
 
-# sums per class -------------------------------------------------------------------------------------------------------------------------
+# sums per class -------------------------------------------------------------------------------------------------------
 
 STATISTICS: dict[str, Callable[[Tensor], Tensor]] = {
     "of the block": lambda x: x + x.mean(0),

@@ -1,10 +1,12 @@
-"""The audit: what a distinguisher can do with the outputs of the public release calls never exceeds what the gate's own claim says.
+"""The audit: what a distinguisher can do with the outputs of the public release calls never exceeds what the gate's own
+claim says.
 
-Two worst-case neighbours, one threshold fixed beforehand, Clopper-Pearson limits for both errors at 1e-6 together: a proved lower bound on the privacy
-that was lost (Nasr et al., USENIX Security 2023; Jagielski et al., NeurIPS 2020). An audit that cannot catch noise that is 10% too small, or a
-claim sized for half the sensitivity, fails here itself. Noise comes from `system` and so differs from run to run: false alarms 1e-6 per audit,
-however few the draws; the power against the twins is above 0.999 each. The fast tier draws less and therefore looks for a larger defect where
-10% would take more draws; the slow tier repeats every audit in full.
+Two worst-case neighbours, one threshold fixed beforehand, Clopper-Pearson limits for both errors at 1e-6 together: a
+proved lower bound on the privacy that was lost (Nasr et al., USENIX Security 2023; Jagielski et al., NeurIPS 2020). An
+audit that cannot catch noise that is 10% too small, or a claim sized for half the sensitivity, fails here itself. Noise
+comes from `system` and so differs from run to run: false alarms 1e-6 per audit, however few the draws; the power
+against the twins is above 0.999 each. The fast tier draws less and therefore looks for a larger defect where 10% would
+take more draws; the slow tier repeats every audit in full.
 """
 
 from __future__ import annotations
@@ -68,7 +70,8 @@ def gradients(reader: NoisyGradient, rows: Tensor, size: int, multiplier: float,
 def from_reader(
     reader: NoisyGradient, multiplier: float, draws: int, source: Callable[[], Source] = System, work: Work = ONCE
 ) -> Outputs:
-    """Every coordinate is a worst-case pair of its own: example j alone has a gradient along coordinate j, far beyond the clip.
+    """Every coordinate is a worst-case pair of its own: example j alone has a gradient along coordinate j, far beyond
+    the clip.
 
     So one release of 500 coordinates is 500 independent draws: what the other examples do never reaches coordinate j.
     """
@@ -227,7 +230,8 @@ def audit_uplink(neighbours: str, central: bool, mu: float, draws: int, factor: 
     ("neighbours", "central"), [("zero_out", True), pytest.param("replace", False, marks=pytest.mark.slow)]
 )
 def test_an_uplink_loses_no_more_than_it_claims(neighbours: str, central: bool) -> None:
-    # every draw is a call of its own here: fewer draws, and a twin whose noise is divided by 1.5; by 1.1 in the slow tier
+    # every draw is a call of its own here: fewer draws, and a twin whose noise is divided by 1.5; by 1.1 in the slow
+    # tier
     honest, weak = audit_uplink(neighbours, central, mu=4.0, draws=FEW, factor=1.5)
     assert 3.1 < honest <= 4 < weak
 

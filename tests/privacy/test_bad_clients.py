@@ -1,4 +1,5 @@
-"""A bad client is an absent one: through a clipped uplink its message counts as zero, and nothing else in the round changes by a bit.
+"""A bad client is an absent one: through a clipped uplink its message counts as zero, and nothing else in the round
+changes by a bit.
 
 The executor is a double that lets real clients answer and then spoils the message of one of them on its way.
 """
@@ -265,7 +266,8 @@ def test_random_bytes_are_never_more_than_an_absent_client() -> None:
         assert len(federation.remarks) == 1
 
 
-# ---------------------------------------------------------------- without a clip nothing is promised, and the run says so
+# ---------------------------------------------------------------- without a clip nothing is promised, and the run says
+# so
 
 
 def test_a_nan_through_an_open_uplink_stops_the_run_at_the_last_good_model(

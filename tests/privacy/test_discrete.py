@@ -1,7 +1,7 @@
 """Integer noise has the law that it names: every digit's chance, chi-square against the exact weights, moments, sums.
 
-Statistical tests have fixed seeds; each would raise a false alarm for one seed in a million (p < 1e-6, or beyond 5 standard errors), and the same test must
-catch a law that is a little off.
+Statistical tests have fixed seeds; each would raise a false alarm for one seed in a million (p < 1e-6, or beyond 5
+standard errors), and the same test must catch a law that is a little off.
 """
 
 from __future__ import annotations
@@ -243,7 +243,7 @@ def test_scales_without_a_law_are_refused(law: str, scale: float) -> None:
     assert raised.value.code == "integer-noise-scale"
 
 
-# the price --------------------------------------------------------------------------------------------------------------
+# the price ------------------------------------------------------------------------------------------------------------
 
 
 def exact_delta(deviation: float, shift: int, epsilon: float) -> float:

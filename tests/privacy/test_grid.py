@@ -1,4 +1,5 @@
-"""What leaves the `system` source lies on a grid, follows the exact law there, and has no low bits that betray the input.
+"""What leaves the `system` source lies on a grid, follows the exact law there, and has no low bits that betray the
+input.
 
 Chi-square tests reject at p < 1e-6 and draw anew each time; deterministic parts have no false alarms.
 """
@@ -61,7 +62,9 @@ def test_neighbours_release_the_same_grid(law: str, draws: int) -> None:
 
 
 def impossible(outputs: Floats, x: float, scale: float) -> float:
-    """Share of outputs that x + scale * ln(u), u a multiple of 2^-53, can never be in float64: the attack of Mironov 2012."""
+    """Share of outputs that x + scale * ln(u), u a multiple of 2^-53, can never be in float64: the attack of Mironov
+    2012.
+    """
     wanted = np.abs(outputs - x) / scale
     u = np.rint(np.exp(-wanted) * 2.0**53)
     reached = np.zeros(len(outputs), dtype=bool)
@@ -170,7 +173,8 @@ def test_cutting_one_vector_toward_zero_shortens_it(x: list[float], exponent: in
 
 
 def test_but_cutting_a_sum_moves_it_further_than_its_summands() -> None:
-    # why `System` carries fractions instead: 10^4 coordinates just short of a step, one example that moves each by a hair
+    # why `System` carries fractions instead: 10^4 coordinates just short of a step, one example that moves each by a
+    # hair
     step = grid_step(1.0)
     base, moved = np.full(10**4, step * (1 - 1e-9)), np.full(10**4, step * (1 + 1e-9))
     assert np.linalg.norm(moved - base) < 1e-9

@@ -1,7 +1,8 @@
 """The noise that the public calls really add: its law, its scale, and that no two draws share anything.
 
-Each law test looks at 10^6 draws and rejects at p < 1e-6; the standard deviation must lie within 0.5% (7 standard errors). Seeds are fixed for
-`counter`; `system` draws anew each time, at a false-alarm rate of 1e-6 per law and below 1e-11 per deviation.
+Each law test looks at 10^6 draws and rejects at p < 1e-6; the standard deviation must lie within 0.5% (7 standard
+errors). Seeds are fixed for `counter`; `system` draws anew each time, at a false-alarm rate of 1e-6 per law and below
+1e-11 per deviation.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""PrivUnit: the published lengths, the density whose quotient is the promise, what is really drawn, and a wrong m that must not pass.
+"""PrivUnit: the published lengths, the density whose quotient is the promise, what is really drawn, and a wrong m that
+must not pass.
 
 Statistical tests use fixed seeds and reject at p < 1e-6 or beyond 5 standard errors, unless they say otherwise.
 """
@@ -31,7 +32,7 @@ def answers(cap: Cap, count: int, key: int = 1) -> Tensor:
     return privunit(towards(cap.dimension).expand(count, -1), cap, Counter(key))
 
 
-# parameters -------------------------------------------------------------------------------------------------------------------------
+# parameters -----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -83,7 +84,9 @@ def test_no_other_cap_has_shorter_answers(dimension: int, epsilon: float) -> Non
 
 
 def integral(dimension: int, low: float, high: float, moment: int = 0) -> float:
-    """Of t^moment under the component along v of a uniform point, up to a factor: t = sin(a), whose density is cos(a)^(d-2)."""
+    """Of t^moment under the component along v of a uniform point, up to a factor: t = sin(a), whose density is
+    cos(a)^(d-2).
+    """
     found, _ = integrate.quad(
         lambda a: math.sin(a) ** moment * math.cos(a) ** (dimension - 2),
         math.asin(low), math.asin(high), points=[0.0] if low < 0 else None, epsabs=0, epsrel=1e-10, limit=500,
@@ -99,14 +102,15 @@ def test_extreme_budgets_have_caps_too() -> None:
     assert parameters(20, 100.0).length == pytest.approx(1, abs=1e-3)
 
 
-# what is drawn ----------------------------------------------------------------------------------------------------------------------
+# what is drawn --------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
 def test_the_mean_is_the_direction() -> None:
     cap = parameters(D, 5.0)
     told = answers(cap, DRAWS)
-    # one answer is 2.49 long, so the mean of 4e5 is off by 0.0039 on average; 0.01 is missed by chance with a probability below 1e-12
+    # one answer is 2.49 long, so the mean of 4e5 is off by 0.0039 on average; 0.01 is missed by chance with a
+    # probability below 1e-12
     assert (told.mean(0) - towards() / 3).norm() < 0.01
     # broken twin: an m that is 3 % too large
     assert (told.mean(0) / 1.03 - towards() / 3).norm() > 0.01
@@ -137,7 +141,8 @@ def test_the_component_along_v_and_what_is_across(dimension: int, epsilon: float
     told = answers(cap, count, key=3) / cap.length
     along = told @ v
     assert follows_the_law(along.numpy(), cap)
-    # the rest is uniform across v: its mean vanishes, and its part in one fixed direction across is as large as any other's
+    # the rest is uniform across v: its mean vanishes, and its part in one fixed direction across is as large as any
+    # other's
     across = told - along.unsqueeze(1) * v
     across /= across.norm(dim=1, keepdim=True)
     assert across.mean(0).norm() < 5 / math.sqrt(count)
@@ -190,7 +195,7 @@ def test_draws_repeat_for_the_same_key_only() -> None:
     assert not torch.equal(privunit(towards(), cap, System()), privunit(towards(), cap, System()))
 
 
-# refusals ---------------------------------------------------------------------------------------------------------------------------
+# refusals -------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("epsilon", [0.0, -1.0, math.nan, math.inf, 501.0])

@@ -1,4 +1,6 @@
-"""Randomised response: exact tables, the law that the program draws from, its price, and two misreadings of it that must not pass."""
+"""Randomised response: exact tables, the law that the program draws from, its price, and two misreadings of it that
+must not pass.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,7 @@ CEIL = [1, 12, 13, 13, 13, 12, 13, 13, 13, 12, 13, 13, 13, 12, 13, 13, 13, 12, 1
 Respond = Callable[[Tensor, float, int, Source], Tensor]
 
 
-# levels -----------------------------------------------------------------------------------------------------------------------------
+# levels ---------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -79,7 +81,7 @@ def test_pooling_averages_and_enlarging_repeats(side: int) -> None:
     assert rr.from_float(rr.pooled(torch.full((1, 8, 8, 1), 255, dtype=torch.uint8))).min() == 20
 
 
-# the response -----------------------------------------------------------------------------------------------------------------------
+# the response ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -122,7 +124,8 @@ def tables(respond: Respond, inputs: tuple[int, ...], epsilon: float = 5.0) -> l
 def follows_the_law(respond: Respond) -> bool:
     """All 21 frequencies of two inputs within 4 standard errors, the largest log ratio within 0.05 of 5.
 
-    Seeds are fixed; over seeds a true law fails in about 0.3 % of cases: 42 bounds of 4, and the log ratio's two large terms have a standard deviation of 0.013.
+    Seeds are fixed; over seeds a true law fails in about 0.3 % of cases: 42 bounds of 4, and the log ratio's two large
+    terms have a standard deviation of 0.013.
     """
     p, q = rr.keep_probability(5), rr.flip_probability(5)
     found = tables(respond, (3, 14))
@@ -238,7 +241,7 @@ def test_labels_are_answered_for_in_their_own_type() -> None:
     assert (told == y).double().mean().item() == pytest.approx(p, abs=4 * math.sqrt(p * (1 - p) / len(y)))
 
 
-# its price --------------------------------------------------------------------------------------------------------------------------
+# its price ------------------------------------------------------------------------------------------------------------
 
 PUBLISHED = [(5, 784, 0.1253), (10, 784, 0.2185), (10, 49, 0.7318), (5, 49, 0.4392)]
 
@@ -275,7 +278,9 @@ def test_the_price_of_a_few_values_by_counting() -> None:
 
 @pytest.mark.parametrize(("total", "count"), [(5, 784), (50, 784), (300, 784), (10, 3072)])
 def test_rounding_is_paid_for(total: float, count: int) -> None:
-    """Against the power by repeated multiplication, whose terms are all positive: what the transform is off by is less than what is added."""
+    """Against the power by repeated multiplication, whose terms are all positive: what the transform is off by is less
+    than what is added.
+    """
     p, q = rr.keep_probability(0.2), rr.flip_probability(0.2)
     one, law, left = np.array([q, 19 * q, p]), np.ones(1), count
     while left:
@@ -298,7 +303,7 @@ def test_one_value_takes_it_all_and_tiny_deltas_buy_nothing() -> None:
     assert rr.split_evenly(2.0, 10, 1e-300) == pytest.approx(0.2, rel=1e-8)
 
 
-# refusals ---------------------------------------------------------------------------------------------------------------------------
+# refusals -------------------------------------------------------------------------------------------------------------
 
 INDEX = torch.zeros(3, dtype=torch.uint8)
 BAD: dict[str, tuple[type[SordinoError], str, str, Callable[[], Any]]] = {

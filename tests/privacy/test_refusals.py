@@ -1,6 +1,8 @@
-"""Unsafe and impossible set-ups do not start: each is refused with a code of its own, what is wrong, and why or what to do, before anything is written.
+"""Unsafe and impossible set-ups do not start: each is refused with a code of its own, what is wrong, and why or what to
+do, before anything is written.
 
-One table. A coverage test reads every refusal under sordino/ from the source, so that a new one must join the table or name its reason.
+One table. A coverage test reads every refusal under sordino/ from the source, so that a new one must join the table or
+name its reason.
 """
 
 from __future__ import annotations

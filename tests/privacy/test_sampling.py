@@ -1,7 +1,8 @@
 """The reader's Poisson sampler is what the accountant assumes: independent coins, fresh at every read.
 
-1,000 reads of 30 examples, seen through noise-free gradients. Every statistic is a z-score and must stay within 6 (1e-9 each, a few hundred of
-them); fixed-size and shuffled samples of the same rate, which earn no such accounting, must be rejected.
+1,000 reads of 30 examples, seen through noise-free gradients. Every statistic is a z-score and must stay within 6 (1e-9
+each, a few hundred of them); fixed-size and shuffled samples of the same rate, which earn no such accounting, must be
+rejected.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Noise-free neighbours never move a release by more than its noise was sized for; and some move it by exactly that.
 
-The yardstick is black-box: the noise scale that the release really uses, shown by a source that adds one scale instead of noise, divided by the
-noise multiplier. Every broken twin goes through the same checker and must fail it.
+The yardstick is black-box: the noise scale that the release really uses, shown by a source that adds one scale instead
+of noise, divided by the noise multiplier. Every broken twin goes through the same checker and must fail it.
 """
 
 from __future__ import annotations
@@ -107,7 +107,9 @@ def row(rng: random.Random) -> Tensor:
 
 
 def neighbours(relation: str, count: int, seed: int, make: Callable[[random.Random], Tensor] = row) -> Iterator[Pair]:
-    """Pairs of data sets of 1 to 8 examples; the last one is replaced, zeroed or taken away (it keeps no other example's coin)."""
+    """Pairs of data sets of 1 to 8 examples; the last one is replaced, zeroed or taken away (it keeps no other
+    example's coin).
+    """
     rng = random.Random(seed)
     for _ in range(count):
         n = rng.choice(SIZES)
@@ -311,7 +313,8 @@ def test_layer_rules_keep_the_bound(name: str, order: int) -> None:
 
 @pytest.mark.parametrize("name", NETS)
 def test_layer_rules_keep_the_bound_in_single_precision(name: str) -> None:
-    # sums of float32 are exact up to rounding, so one example's clipped gradient is measured alone, to a few units of 2^-24
+    # sums of float32 are exact up to rounding, so one example's clipped gradient is measured alone, to a few units of
+    # 2^-24
     task, shape = NETS[name]
     params = task.init(3)
     for pair in labelled_pairs(shape, 100, torch.float32):
@@ -321,7 +324,8 @@ def test_layer_rules_keep_the_bound_in_single_precision(name: str) -> None:
 
 
 def test_tiny_factors_of_huge_factors_are_measured() -> None:
-    # the squares of 1e-25 underflow in float32: a norm taken as |a| |g| there would be 0, and the gradient would pass unclipped
+    # the squares of 1e-25 underflow in float32: a norm taken as |a| |g| there would be 0, and the gradient would pass
+    # unclipped
     task = network(nn.Linear(1, 3), shape=(1,))
     params = {"0.weight": torch.zeros(3, 1), "0.bias": torch.tensor([60.0, 0.0, 0.0])}
     faint = Examples(torch.tensor([[1e27]]), torch.tensor([0]))
@@ -365,7 +369,9 @@ def upload(rng: random.Random) -> Params:
 
 
 def crowds(relation: str, count: int, seed: int) -> Iterator[Pair]:
-    """1 to 4 clients of wildly different sizes; one is replaced, sends zeros, or is gone (an empty round is among them)."""
+    """1 to 4 clients of wildly different sizes; one is replaced, sends zeros, or is gone (an empty round is among
+    them).
+    """
     rng = random.Random(seed)
     for _ in range(count):
         sizes = tuple(rng.choice((1, 10, 10**6)) for _ in range(rng.choice((1, 1, 2, 4))))
@@ -584,7 +590,8 @@ def test_add_remove_noise_for_replaced_clients_is_caught() -> None:
     assert local_ratio(LOCAL["gaussian, zero_out"], count=400, relation="replace") == pytest.approx(2, rel=1e-2)
 
 
-# ---------------------------------------------------------------- several steps without a clip, held together by convexity
+# ---------------------------------------------------------------- several steps without a clip, held together by
+# convexity
 
 
 def convex_ratio(read: ConvexStable, steps: int) -> float:
@@ -655,7 +662,8 @@ def test_one_step_moves_by_exactly_twice_eta_c_over_n(law: GaussianNoise | Lapla
 
 
 def test_two_steps_part_as_far_as_the_counter_example_says() -> None:
-    # n - 1 examples push by the sign of w, one by +1 or -1: the first step leaves w on either side of 0, the second runs away
+    # n - 1 examples push by the sign of w, one by +1 or -1: the first step leaves w on either side of 0, the second
+    # runs away
     n, eta = 600, 0.1
 
     def losses(params: Params, x: Tensor, y: Tensor, keys: Tensor) -> Tensor:

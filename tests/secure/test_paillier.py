@@ -1,4 +1,6 @@
-"""Paillier: what is sealed opens again, sums are sums, another implementation agrees, and everything foreign is refused."""
+"""Paillier: what is sealed opens again, sums are sums, another implementation agrees, and everything foreign is
+refused.
+"""
 
 from __future__ import annotations
 
@@ -256,7 +258,9 @@ def test_two_encryptions_of_a_number_differ(name: str) -> None:
 
 @pytest.mark.parametrize("name", BLINDINGS)
 def test_blindings_are_residues_that_open_as_zero(name: str) -> None:
-    """And the two distributions: powers of h have the Jacobi symbol 1; a random r^n has it half the time (false alarm 2^-39)."""
+    """And the two distributions: powers of h have the Jacobi symbol 1; a random r^n has it half the time (false alarm
+    2^-39).
+    """
     secret = tiny()
     blinds = blinding(secret, name)(40)
     assert secret.unseal(blinds) == [0] * 40
@@ -380,7 +384,9 @@ def test_a_message_of_another_key_is_not_opened_and_names_both() -> None:
 
 
 def test_a_header_that_lies_about_the_key_is_found_out_by_the_guard() -> None:
-    """Random plaintexts pass with a chance below 2^-32. Where the other modulus is smaller, a number may be beyond it already."""
+    """Random plaintexts pass with a chance below 2^-32. Where the other modulus is smaller, a number may be beyond it
+    already.
+    """
     for owner, opener, errors in ((0, 1, IntegrityError), (1, 0, (IntegrityError, MalformedCiphertext))):
         message = sealed(tiny(owner))
         lying = replace(message, header=replace(message.header, key=tiny(opener).public.id))

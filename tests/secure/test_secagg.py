@@ -1,6 +1,8 @@
-"""Secure aggregation: the exact sum of who is left, whoever leaves and when; nothing below the threshold; nothing that opens one upload.
+"""Secure aggregation: the exact sum of who is left, whoever leaves and when; nothing below the threshold; nothing that
+opens one upload.
 
-Keys come from the operating system, so nothing here can be seeded; every statistical test states its rate of false alarm and has a negative control.
+Keys come from the operating system, so nothing here can be seeded; every statistical test states its rate of false
+alarm and has a negative control.
 """
 
 from __future__ import annotations
@@ -251,7 +253,8 @@ def test_a_masked_upload_is_uniform() -> None:
         play = Play(LONG, list(range(6))).share().upload(vectors, absent={5}).ask().answer()
         upload = masks.read(LONG.unpack(play.uploads[2], Kind.MASKED)[1][0][0], 32)
         sent.append(top_byte(upload[:-1]))
-        # all that the server learns of this client from everything it is sent in the round is the seed: the pairs still hide the words
+        # all that the server learns of this client from everything it is sent in the round is the seed: the pairs still
+        # hide the words
         rows = [
             (point(who), tuple(part for *_, part in LONG.unpack(data, Kind.ANSWER)[1]))
             for who, data in play.answers.items()
@@ -352,7 +355,8 @@ def test_both_shares_would_open_an_upload_and_honest_clients_never_give_them() -
 
 
 def test_no_threshold_lets_two_halves_open_an_upload() -> None:
-    # told different stories, two halves of the clients would give away both shares: a threshold of more than half leaves no two such halves
+    # told different stories, two halves of the clients would give away both shares: a threshold of more than half
+    # leaves no two such halves
     low = replace(SIX, threshold=3)
     server = Server(low)
     adverts = [Client(low, who).advertise() for who in range(6)]
@@ -380,7 +384,8 @@ class KeepsItsKeys(Client):
 
 @pytest.mark.parametrize(("kind", "opens"), [(KeepsItsKeys, True), (Client, False)])
 def test_a_key_that_served_two_rounds_would_open_an_upload(kind: type[Client], opens: bool) -> None:
-    # in the first round client 3 drops out and the server restores its mask key; in the second it survives and the server restores its seed
+    # in the first round client 3 drops out and the server restores its mask key; in the second it survives and the
+    # server restores its seed
     vectors, known = words(SIX, list(range(6))), []
     for round, absent in ((1, {3}), (2, frozenset())):
         play = Play(replace(SIX, round=round), list(range(6)), kind).share().upload(vectors, absent).ask().answer()
@@ -503,8 +508,8 @@ def test_altered_shares_are_noticed(absent: set[int], code: str) -> None:
         answer = play.clients[who].unmask(play.request)
         _, records = SIX.unpack(answer, Kind.ANSWER)
         if who == 0:
-            # at the points 1 to 4 the first share counts fourfold: the secret is 32 too large, which is another seed, and another key once its three low bits
-            # are cleared as X25519 has it
+            # at the points 1 to 4 the first share counts fourfold: the secret is 32 too large, which is another seed,
+            # and another key once its three low bits are cleared as X25519 has it
             *rest, (peer, survived, part) = records
             shifted = (int.from_bytes(part, "little") + 8) % shamir.PRIME
             answer = SIX.pack(Kind.ANSWER, 0, [*rest, (peer, survived, shifted.to_bytes(66, "little"))])

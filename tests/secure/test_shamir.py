@@ -1,4 +1,5 @@
-"""Secrets in shares: enough of them restore every secret, one fewer restores nothing, and what is wrong with them is noticed.
+"""Secrets in shares: enough of them restore every secret, one fewer restores nothing, and what is wrong with them is
+noticed.
 
 Secrets are drawn from the operating system, so nothing here can be seeded; the rates of false alarm are stated.
 """

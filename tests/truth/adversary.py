@@ -213,7 +213,7 @@ def raw(one: Seen, again: Seen, other: Seen) -> list[tuple[str, int]]:
     return found
 
 
-# neighbours -------------------------------------------------------------------------------------------------------------
+# neighbours -----------------------------------------------------------------------------------------------------------
 
 
 def other_example(parts: Parts, rows: int | None = 1) -> Callable[[Dataset], Dataset]:

@@ -85,7 +85,7 @@ def test_somebodys_algorithm_is_not_imported_unasked(tmp_path: Path, monkeypatch
     assert any("--with-code" in line for line in found.unseen)
 
 
-# what is edited ---------------------------------------------------------------------------------------------------------
+# what is edited -------------------------------------------------------------------------------------------------------
 
 
 def release(place: Path, name: str, into: Path) -> None:
@@ -135,7 +135,9 @@ def test_a_page_is_part_of_the_receipt_once_it_is_made(run: Path, cli: Callable[
 def test_nothing_that_somebody_put_there_is_sealed_later(
     name: str, again: str, runs: Path, tmp_path: Path, cli: Callable[..., Said]
 ) -> None:
-    """A page is made, or a finished run is continued, after a file was exchanged: its owner's own command must not vouch for it."""
+    """A page is made, or a finished run is continued, after a file was exchanged: its owner's own command must not
+    vouch for it.
+    """
     own = tmp_path / "own"
     start(CASE.experiment(privacy=REAL), own)
     if name == "agreement.json":
@@ -201,7 +203,7 @@ def test_a_ledger_with_ten_times_the_noise_is_not_what_the_experiment_plans(
     assert verify(folder) == []
 
 
-# signatures -------------------------------------------------------------------------------------------------------------
+# signatures -----------------------------------------------------------------------------------------------------------
 
 
 def test_a_signature_is_of_one_key_and_one_receipt(run: Path, tmp_path: Path, cli: Callable[..., Said]) -> None:
@@ -228,7 +230,7 @@ def test_keys_that_are_none(broken: bytes, run: Path, tmp_path: Path, cli: Calla
     assert cli("privacy", "keygen", tmp_path / "key").code == 2  # a key is never overwritten
 
 
-# one word ---------------------------------------------------------------------------------------------------------------
+# one word -------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("before", [0, 2])
@@ -283,7 +285,7 @@ def test_nobody_finds_a_row_by_trying(runs: Path) -> None:
     assert len({Agreement.read(runs / name).dataset for name in ("private", "open")}) == 2  # the same rows, two keys
 
 
-# what a run leaves ------------------------------------------------------------------------------------------------------
+# what a run leaves ----------------------------------------------------------------------------------------------------
 
 
 def test_what_is_private_is_for_its_owner_alone(runs: Path) -> None:
@@ -374,7 +376,9 @@ def test_sizes_that_are_nobodys_business_are_written_nowhere(tmp_path: Path) -> 
 def test_a_ledger_that_leaves_clients_out_is_not_what_the_experiment_plans(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Who takes part in a visible cohort follows from the experiment. A chain made anew without half of the exposures is found; believed, it would halve epsilon."""
+    """Who takes part in a visible cohort follows from the experiment. A chain made anew without half of the exposures
+    is found; believed, it would halve epsilon.
+    """
     said = Accounts._said
 
     def fewer(self: Accounts, prices: Any) -> Any:

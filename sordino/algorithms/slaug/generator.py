@@ -1,4 +1,6 @@
-"""How SlaugFL's server makes a generator: of the candidates that look most like the prototypes (scenario 1), or of the prototypes alone (scenario 2)."""
+"""How SlaugFL's server makes a generator: of the candidates that look most like the prototypes (scenario 1), or of the
+prototypes alone (scenario 2).
+"""
 
 from __future__ import annotations
 
@@ -54,7 +56,9 @@ Kind = Literal["auto", "strong", "weak", "small"]
 
 
 def generator_shape(kind: Kind, scenario: int, shape: tuple[int, ...], classes: int) -> Shape:
-    """As published for colour images of 32 x 32, a small one for others; many classes share several strong generators of ten each."""
+    """As published for colour images of 32 x 32, a small one for others; many classes share several strong generators
+    of ten each.
+    """
     if len(shape) != 3:
         raise ConfigError(
             "a generator of images for clients that hold none",
@@ -76,7 +80,8 @@ class Made(NamedTuple):
     generator: Params
     kept: Tensor  # [classes, keep]: numbers of candidates, -1 beyond
     learned: Tensor  # [classes]: does it know the class? Prototypes alone teach it the classes they are of
-    log: Tensor  # [rows, columns] of how its training went, ABSENT where there is nothing to say: losses are never below 0
+    # [rows, columns] of how its training went, ABSENT where there is nothing to say: losses are never below 0
+    log: Tensor
 
 
 @dataclass(frozen=True)
@@ -216,14 +221,16 @@ class Recipe:
         return found
 
     def _merged(self, anchors: Sequence[Anchor]) -> list[Anchor]:
-        """As published: the prototypes of a class averaged, through the winner's extractor, though they come from different ones."""
+        """As published: the prototypes of a class averaged, through the winner's extractor, though they come from
+        different ones.
+        """
         by: dict[int, list[Anchor]] = {}
         for anchor in anchors:
             by.setdefault(anchor.label, []).append(anchor)
         return [own[0]._replace(mean=torch.stack([a.mean for a in own]).mean(0)) for own in by.values()]
 
 
-# what the phases share ---------------------------------------------------------------------------------------------------------------
+# what the phases share ------------------------------------------------------------------------------------------------
 
 
 class Told(NamedTuple):

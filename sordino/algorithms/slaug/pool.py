@@ -1,9 +1,12 @@
-"""SlaugFL's preparation without a model or a prototype of any device: every one sends sums of features, one row per class, and the server adds them up.
+"""SlaugFL's preparation without a model or a prototype of any device: every one sends sums of features, one row per
+class, and the server adds them up.
 
-The extractor is public: trained on candidates, or stored. Features are projected, and of length 1 each; what makes a generator is the direction of a class's sum. With
-`ClassSums` as its reader all that a device sends is one Gaussian release, differentially private for each of its examples towards everybody.
+The extractor is public: trained on candidates, or stored. Features are projected, and of length 1 each; what makes a
+generator is the direction of a class's sum. With `ClassSums` as its reader all that a device sends is one Gaussian
+release, differentially private for each of its examples towards everybody.
 
-Deviations from SlaugFL (IEEE Transactions on Mobile Computing, 2024): all of this; it is our private form of its selective data collection.
+Deviations from SlaugFL (IEEE Transactions on Mobile Computing, 2024): all of this; it is our private form of its
+selective data collection.
 """
 
 from __future__ import annotations
@@ -43,7 +46,9 @@ class Sums(NamedTuple):
 
 @dataclass(frozen=True)
 class Pool(LocalSgd, Phase[Pooled, Any, Told, Sums]):
-    """No model of a device leaves it, and no labelled examples are needed: sums of features through a network that was trained on candidates, or stored."""
+    """No model of a device leaves it, and no labelled examples are needed: sums of features through a network that was
+    trained on candidates, or stored.
+    """
 
     uplink: Uplink = PLAIN
     recipe: Recipe = Recipe()

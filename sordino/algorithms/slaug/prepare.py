@@ -1,11 +1,14 @@
-"""SlaugFL's preparation: who knows a class best, what such a device calls typical of it, and a generator made from that. SlaugFL, IEEE Transactions on Mobile
-Computing, 2024, section "selective data collection".
+"""SlaugFL's preparation: who knows a class best, what such a device calls typical of it, and a generator made from
+that. SlaugFL, IEEE Transactions on Mobile Computing, 2024, section "selective data collection".
 
     train    every device trains alone and uploads its model; the server tests all of them, class by class
-    ask      for each class the best device is asked for a prototype, the mean feature of its held-back images of the class; who declines is followed by the next
+    ask      for each class the best device is asked for a prototype, the mean feature of its held-back images of the
+             class; who declines is followed by the next
 
-Then the server makes a generator (`slaug_generator`). `slaug_pool` is the private way that needs neither of the two. Deviations: a device that was silent has declined. After `ranks` refusals a class is left without a prototype.
-Devices are ranked by F1 by default: by recall, as published, the best device of a class may be one that calls everything so. One device answers for one class a round.
+Then the server makes a generator (`slaug_generator`). `slaug_pool` is the private way that needs neither of the two.
+Deviations: a device that was silent has declined. After `ranks` refusals a class is left without a prototype. Devices
+are ranked by F1 by default: by recall, as published, the best device of a class may be one that calls everything so.
+One device answers for one class a round.
 """
 
 from __future__ import annotations
@@ -275,7 +278,9 @@ class Ask(LocalSgd, Phase[Asking, Owner, Any, "Prototype"]):
         return wishes.device[wishes.device >= 0].tolist()
 
     def broadcast(self, s: Asking) -> Wishes:
-        """The first waiting slot of every device that is asked, and of every class: an answer tells its class, not which of two devices it is of."""
+        """The first waiting slot of every device that is asked, and of every class: an answer tells its class, not
+        which of two devices it is of.
+        """
         device, busy, named = torch.full_like(s.slots, -1), set[int](), set[int]()
         for i, (label, place, state) in enumerate(
             zip(s.slots.tolist(), s.place.tolist(), s.state.tolist(), strict=True)
@@ -354,7 +359,7 @@ class Ask(LocalSgd, Phase[Asking, Owner, Any, "Prototype"]):
         return {}
 
 
-# what the phases share ----------------------------------------------------------------------------------------------------------
+# what the phases share ------------------------------------------------------------------------------------------------
 
 
 def parts(shard: Shard) -> tuple[Shard, Shard | None]:

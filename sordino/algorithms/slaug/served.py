@@ -1,7 +1,9 @@
-"""SlaugFL with the prototypes of drawn images made by the server. SlaugFL, IEEE Transactions on Mobile Computing, 2024, "privacy-free" prototypes.
+"""SlaugFL with the prototypes of drawn images made by the server. SlaugFL, IEEE Transactions on Mobile Computing, 2024,
+"privacy-free" prototypes.
 
-They are a function of the model that came and of images that the generator draws from a public key: whoever holds both can make them, so devices need not send them.
-It takes a pass over all drawn images of a round at the server, and an uplink that shows it each model.
+They are a function of the model that came and of images that the generator draws from a public key: whoever holds both
+can make them, so devices need not send them. It takes a pass over all drawn images of a round at the server, and an
+uplink that shows it each model.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""SlaugFL: training with images that a generator draws. "SlaugFL: Efficient federated learning via selective GAN-based data augmentation", IEEE Transactions on
-Mobile Computing, 2024.
+"""SlaugFL: training with images that a generator draws. "SlaugFL: Efficient federated learning via selective GAN-based
+data augmentation", IEEE Transactions on Mobile Computing, 2024.
 
-This file composes it: a preparation that makes the generator (`slaug_prepare`, or `slaug_pool`, then `slaug_generator`), and the training with it (`slaug_training`,
-or `slaug_served`). The variants that promise something are ours; so is `default`, where the paper's text and its released code disagree.
+This file composes it: a preparation that makes the generator (`slaug_prepare`, or `slaug_pool`, then
+`slaug_generator`), and the training with it (`slaug_training`, or `slaug_served`). The variants that promise something
+are ours; so is `default`, where the paper's text and its released code disagree.
 """
 
 from __future__ import annotations
@@ -96,7 +97,8 @@ def slaug_fl(
     count: int | None = None,
     share: float = 0.2,
 ) -> Phased:
-    """Scenario 1 chooses candidates and trains an ACGAN on them, scenario 2 has prototypes alone. A preset fills in what is not set.
+    """Scenario 1 chooses candidates and trains an ACGAN on them, scenario 2 has prototypes alone. A preset fills in
+    what is not set.
 
     as_published   models and prototypes go out as they are
     secagg         the same, but in the rounds of training only sums are opened
@@ -133,7 +135,9 @@ def _composed(**given: Any) -> Phased:
     more = ("match_steps", "proto_scope", "count", "keeps_momentum")
     kind = SlaugFL if given["proto_upload"] == "devices" else Served
     training = kind(**sgd, **steps, **{name: given[name] for name in (*names, *more)})
-    if private:  # the sum of losses of single examples is all that can be clipped; a public number of drawn images tells nobody's size
+    # the sum of losses of single examples is all that can be clipped; a public number of drawn images tells nobody's
+    # size
+    if private:
         training = replace(training, proto_scope="sample", count=given["count"] or COUNT, uplink=PLAIN, read=noisy)
     if variant == "secagg":
         training = replace(training, uplink=Uplink((Weigh(), Aggregated())))

@@ -1,11 +1,14 @@
-"""SlaugFL: training with images that a generator draws. "SlaugFL: Efficient federated learning via selective GAN-based data augmentation", IEEE Transactions on
-Mobile Computing, 2024. How the generator is made is in `slaug_prepare`; this file is the collaborative phase, with its dual calibration.
+"""SlaugFL: training with images that a generator draws. "SlaugFL: Efficient federated learning via selective GAN-based
+data augmentation", IEEE Transactions on Mobile Computing, 2024. How the generator is made is in `slaug_prepare`; this
+file is the collaborative phase, with its dual calibration.
 
-Each client draws, once, as many images as it has examples, all classes alike, and trains on both: cross-entropy of its own images, `synthetic` times that of drawn ones,
-and `separation` times a contrast that pulls the means of its classes towards the prototypes of everybody. The prototypes come from drawn images alone.
+Each client draws, once, as many images as it has examples, all classes alike, and trains on both: cross-entropy of its
+own images, `synthetic` times that of drawn ones, and `separation` times a contrast that pulls the means of its classes
+towards the prototypes of everybody. The prototypes come from drawn images alone.
 
-Deviations: a client of n examples draws the rest of n / classes for random classes (the original drops it). Prototypes are averaged over all drawn images of a round. A
-momentum starts afresh in every round, unless it is kept. `label_mode = "shifted"`, with which the published numbers were made, gives drawn images labels of their own.
+Deviations: a client of n examples draws the rest of n / classes for random classes (the original drops it). Prototypes
+are averaged over all drawn images of a round. A momentum starts afresh in every round, unless it is kept. `label_mode =
+"shifted"`, with which the published numbers were made, gives drawn images labels of their own.
 """
 
 from __future__ import annotations
@@ -68,7 +71,8 @@ class Start(Protocol):
 
 class Up(NamedTuple):
     delta: Params
-    sums: Tensor  # of the features of drawn images, by class; in parts of the client's size, so that weights make them a plain sum
+    # of the features of drawn images, by class; in parts of the client's size, so that weights make them a plain sum
+    sums: Tensor
     counts: Tensor
 
 
@@ -114,7 +118,7 @@ class Calibrated(LocalSgd):
         """Outputs of the network per class."""
         return 2 if self.label_mode == "shifted" else 1
 
-    # what it starts from ----------------------------------------------------------------------------------------------------------
+    # what it starts from ----------------------------------------------------------------------------------------------
 
     def start(self, task: Task, key: Key) -> Server:
         """Models of the preparation are not used again."""
@@ -137,7 +141,7 @@ class Calibrated(LocalSgd):
             Moving(torch.tensor(0), tree.zeros_like(task.init(0))) if self.keeps_momentum else Client(torch.tensor(0))
         )
 
-    # a round ----------------------------------------------------------------------------------------------------------------------
+    # a round ----------------------------------------------------------------------------------------------------------
 
     def trained(self, task: Task, down: Start, c: State, shard: Shard, key: Key) -> tuple[Params, State]:
         public, going = shard.public, c.velocity if isinstance(c, Moving) else None
@@ -175,7 +179,7 @@ class Calibrated(LocalSgd):
             s.round + 1,
         )
 
-    # the losses -------------------------------------------------------------------------------------------------------------------
+    # the losses -------------------------------------------------------------------------------------------------------
 
     def loss(self, task: Task, down: Start, params: Params, own: Examples, public: Examples, draws: Tensor) -> Tensor:
         """Of one batch: L_cla + separation * L_sep."""
@@ -197,7 +201,9 @@ class Calibrated(LocalSgd):
         return total
 
     def _apart(self, task: Task, down: Start, walk: Any, shard: Shard, key: Key) -> None:
-        """Losses of single examples: of the client's own through the reader, which may clip and noise them; of drawn ones as they are."""
+        """Losses of single examples: of the client's own through the reader, which may clip and noise them; of drawn
+        ones as they are.
+        """
         losses = partial(self._own_losses, task, down)
         for step in shard.mixed(self.work, key, self.how):
             g = step.batch.grad(losses, walk.y)
@@ -267,7 +273,9 @@ class SlaugFL(Calibrated):
         return Up(tree.sub(y, down.x), (sums / shard.size).float(), (counts / shard.size).float()), after
 
     def prototypes(self, task: Task, params: Params, shard: Shard) -> tuple[Tensor, Tensor]:
-        """Sums of features by class, and of how many images: of drawn ones, so they say nothing that the model does not."""
+        """Sums of features by class, and of how many images: of drawn ones, so they say nothing that the model does
+        not.
+        """
         assert shard.public is not None
         return class_sums(lambda x: self._features(task, params, x), shard.public, task.labels)
 

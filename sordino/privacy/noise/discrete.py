@@ -1,14 +1,16 @@
-"""Noise on the integers: the discrete Laplace law, P[x] ~ exp(-|x| / scale), and the discrete Gaussian, P[x] ~ exp(-x^2 / (2 sigma^2))
-(Canonne, Kamath and Steinke, "The Discrete Gaussian for Differential Privacy", NeurIPS 2020).
+"""Noise on the integers: the discrete Laplace law, P[x] ~ exp(-|x| / scale), and the discrete Gaussian, P[x] ~ exp(-x^2
+/ (2 sigma^2)) (Canonne, Kamath and Steinke, "The Discrete Gaussian for Differential Privacy", NeurIPS 2020).
 
-A geometric number's binary digits are independent: digit j is 1 with probability q / (1 + q), q = exp(-2^j / scale). So its law is drawn digit by digit,
-without logarithms and without rejection; a sign makes it two-sided. The Gaussian accepts a Laplace number y with probability exp(-(|y| / sigma - 1)^2 / 2).
+A geometric number's binary digits are independent: digit j is 1 with probability q / (1 + q), q = exp(-2^j / scale). So
+its law is drawn digit by digit, without logarithms and without rejection; a sign makes it two-sided. The Gaussian
+accepts a Laplace number y with probability exp(-(|y| / sigma - 1)^2 / 2).
 
-Guarantees: each coordinate is within TOTAL_VARIATION of its law. Proof: a digit or sign compares 64 random bits with a threshold less than 2^-64 too low, at
-most 48 of them, and the digits left out would be 0 but for exp(-45): 3e-18 together. An acceptance compares 53 random bits with a double; its chance is off by
-less than 6e-16 (2^-53 for the bits, five roundings of 2^-53 in the double), and more than half of the candidates are accepted: 2 (6e-16 + 3e-18).
-A sum of t discrete Gaussians is not quite one, but its distance is below 10 sum_k exp(-2 pi^2 sigma^2 k / (k + 1)) (Kairouz, Liu and Steinke, ICML 2021).
-Constant time is not claimed.
+Guarantees: each coordinate is within TOTAL_VARIATION of its law. Proof: a digit or sign compares 64 random bits with a
+threshold less than 2^-64 too low, at most 48 of them, and the digits left out would be 0 but for exp(-45): 3e-18
+together. An acceptance compares 53 random bits with a double; its chance is off by less than 6e-16 (2^-53 for the bits,
+five roundings of 2^-53 in the double), and more than half of the candidates are accepted: 2 (6e-16 + 3e-18). A sum of t
+discrete Gaussians is not quite one, but its distance is below 10 sum_k exp(-2 pi^2 sigma^2 k / (k + 1)) (Kairouz, Liu
+and Steinke, ICML 2021). Constant time is not claimed.
 """
 
 from __future__ import annotations

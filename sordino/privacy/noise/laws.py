@@ -1,7 +1,9 @@
-"""The noise laws: which norm they need bounded, which event they are, how a budget prices them. On integers they are discrete, at the same price.
+"""The noise laws: which norm they need bounded, which event they are, how a budget prices them. On integers they are
+discrete, at the same price.
 
-Proof of the price: two-sided geometric noise of scale b is e^(1/b)-indistinguishable for each step, as Laplace noise is; discrete Gaussians have the Renyi
-divergences of continuous ones (Canonne, Kamath and Steinke, NeurIPS 2020), and on grids of thousands of steps their loss is the same to within the step.
+Proof of the price: two-sided geometric noise of scale b is e^(1/b)-indistinguishable for each step, as Laplace noise
+is; discrete Gaussians have the Renyi divergences of continuous ones (Canonne, Kamath and Steinke, NeurIPS 2020), and on
+grids of thousands of steps their loss is the same to within the step.
 """
 
 from __future__ import annotations
@@ -22,10 +24,10 @@ from sordino.types import Source
 class GaussianNoise:
     """N(0, (multiplier * sensitivity)^2) on every coordinate; sensitivity in the 2-norm.
 
-    `exact` prices by Gaussian DP (Dong, Roth and Su 2022; Balle and Wang 2018); `classic` by sqrt(2 ln(1.25/delta))/epsilon, proved for epsilon < 1
-    only (Dwork and Roth 2014), refused above; `classic_checked` accepts it above 1 where the exact inequality holds.
-    `discrete` is for noise in few whole steps,
-    which has the Renyi divergences of this law and not its curve.
+    `exact` prices by Gaussian DP (Dong, Roth and Su 2022; Balle and Wang 2018); `classic` by sqrt(2
+    ln(1.25/delta))/epsilon, proved for epsilon < 1 only (Dwork and Roth 2014), refused above; `classic_checked` accepts
+    it above 1 where the exact inequality holds. `discrete` is for noise in few whole steps, which has the Renyi
+    divergences of this law and not its curve.
     """
 
     calibration: Literal["exact", "classic", "classic_checked", "discrete"] = "exact"

@@ -1,12 +1,15 @@
 """Randomised response on grey levels and labels (Warner, 1965; k-ary: Kairouz, Bonawitz and Ramage, ICML 2016).
 
-A value out of k is kept with probability p = e^epsilon / (k - 1 + e^epsilon), else replaced by one of the k - 1 others, all alike. The same in one step: with
-probability g = k / (k - 1 + e^epsilon) a uniform value out of all k, else the value itself.
+A value out of k is kept with probability p = e^epsilon / (k - 1 + e^epsilon), else replaced by one of the k - 1 others,
+all alike. The same in one step: with probability g = k / (k - 1 + e^epsilon) a uniform value out of all k, else the
+value itself.
 
-Guarantees: epsilon for ONE value, pure, for every pair of inputs. An image is as many values as it has pixels and channels, so its price is that of their
-composition; `composed_delta` gives it without a gap. Proof for the program: one 64-bit word per value, whose high half decides whether to replace and whose
-low half by what. Both are whole numbers, the least likely value is counted as it is, and the threshold is rounded up: the ratio of two outputs' probabilities
-is at most e^epsilon. The price of that is a law that differs from the ideal one by at most k / 2^32 in total variation per value.
+Guarantees: epsilon for ONE value, pure, for every pair of inputs. An image is as many values as it has pixels and
+channels, so its price is that of their composition; `composed_delta` gives it without a gap. Proof for the program: one
+64-bit word per value, whose high half decides whether to replace and whose low half by what. Both are whole numbers,
+the least likely value is counted as it is, and the threshold is rounded up: the ratio of two outputs' probabilities is
+at most e^epsilon. The price of that is a law that differs from the ideal one by at most k / 2^32 in total variation per
+value.
 """
 
 from __future__ import annotations
@@ -38,11 +41,13 @@ ROUNDINGS: Mapping[str, Callable[[Any, int], Any]] = {
 }
 
 
-# levels -----------------------------------------------------------------------------------------------------------------------------
+# levels ---------------------------------------------------------------------------------------------------------------
 
 
 def levels(pixels: Tensor, k: int = GREYS, rounding: Rounding = "nearest") -> Tensor:
-    """Of bytes 0 to 255, seen as -1 to 1 in k equal steps: the number of the level as uint8. For 21 levels (40 v + 255) // 510."""
+    """Of bytes 0 to 255, seen as -1 to 1 in k equal steps: the number of the level as uint8. For 21 levels (40 v + 255)
+    // 510.
+    """
     _check_bytes(pixels)
     table = _rule(rounding)(np.arange(256) * (_check_levels(k, 256) - 1), 255).astype(np.uint8)
     return torch.from_numpy(table[pixels.numpy()])
@@ -73,7 +78,9 @@ def values(index: Tensor, k: int = GREYS, low: float = -1.0, high: float = 1.0) 
 
 
 def pooled(images: Tensor, side: int = 7) -> Tensor:
-    """Bytes [n, h, w, c] averaged to [n, side, side, c], as numbers in [-1, 1]: fewer values, so more of the budget for each."""
+    """Bytes [n, h, w, c] averaged to [n, side, side, c], as numbers in [-1, 1]: fewer values, so more of the budget for
+    each.
+    """
     _check_bytes(images)
     small = F.adaptive_avg_pool2d(images.movedim(-1, 1).float(), side)
     return (small.movedim(1, -1) * (2 / 255) - 1).clamp(-1, 1)
@@ -84,7 +91,7 @@ def enlarged(features: Tensor, height: int, width: int) -> Tensor:
     return F.interpolate(features.movedim(-1, 1), (height, width)).movedim(1, -1)
 
 
-# the response -----------------------------------------------------------------------------------------------------------------------
+# the response ---------------------------------------------------------------------------------------------------------
 
 
 def keep_probability(epsilon: float, k: int = GREYS) -> float:
@@ -118,20 +125,24 @@ def respond(index: Tensor, epsilon: float, k: int, source: Source) -> Tensor:
 
 
 def threshold(epsilon: float, k: int = GREYS) -> int:
-    """Of 2^32 high halves, how many replace: the least, but 1, that keeps the promise for the value that fewest low halves lead to."""
+    """Of 2^32 high halves, how many replace: the least, but 1, that keeps the promise for the value that fewest low
+    halves lead to.
+    """
     rarest = HALF // _check_levels(k) / HALF
     odds = math.exp(-_check_epsilon(epsilon))
     replaced = odds / (odds - rarest * math.expm1(-epsilon))
     return min(HALF, max(1, math.ceil(HALF * NUDGE * replaced)))
 
 
-# its price --------------------------------------------------------------------------------------------------------------------------
+# its price ------------------------------------------------------------------------------------------------------------
 
 
 def composed_delta(epsilon: float, count: int, total: float, k: int = GREYS) -> float:
-    """The delta that `count` independent responses of `epsilon` each have at `total`, where all values may differ: exact but for rounding, which is added.
+    """The delta that `count` independent responses of `epsilon` each have at `total`, where all values may differ:
+    exact but for rounding, which is added.
 
-    The loss of one response is epsilon, -epsilon or 0, so that of many is a multiple of epsilon, and its law a power of a polynomial.
+    The loss of one response is epsilon, -epsilon or 0, so that of many is a multiple of epsilon, and its law a power of
+    a polynomial.
     """
     kept, flipped = keep_probability(epsilon, k), flip_probability(epsilon, k)
     one = np.zeros(2 * _check_count(count) + 1)
@@ -143,7 +154,9 @@ def composed_delta(epsilon: float, count: int, total: float, k: int = GREYS) -> 
 
 @cache
 def split_evenly(epsilon: float, count: int, delta: float = 0.0, k: int = GREYS) -> float:
-    """What each of `count` responses may cost where together they cost `epsilon`: an equal share, or more where a delta allows it."""
+    """What each of `count` responses may cost where together they cost `epsilon`: an equal share, or more where a delta
+    allows it.
+    """
     least = _check_epsilon(epsilon) / _check_count(count)
     if not 0 <= delta < 1:
         raise ConfigError(
@@ -161,7 +174,7 @@ def split_evenly(epsilon: float, count: int, delta: float = 0.0, k: int = GREYS)
     return least
 
 
-# refusals ---------------------------------------------------------------------------------------------------------------------------
+# refusals -------------------------------------------------------------------------------------------------------------
 
 
 def _check_epsilon(epsilon: float) -> float:

@@ -1,14 +1,15 @@
 """Where noise comes from.
 
-`Counter` draws from a counter key: reproducible, for simulation only, and every result that used it says so. `System` draws from the operating
-system's generator expanded by ChaCha20, and releases whole steps of an integer grid, so that the low bits of a floating-point sampler cannot
-betray the input (Mironov, CCS 2012).
+`Counter` draws from a counter key: reproducible, for simulation only, and every result that used it says so. `System`
+draws from the operating system's generator expanded by ChaCha20, and releases whole steps of an integer grid, so that
+the low bits of a floating-point sampler cannot betray the input (Mironov, CCS 2012).
 
-Guarantees (System): exactly those of the continuous mechanism. Proof: what is released is floor((x + noise) / step), post-processing of it.
-Nothing about x is rounded before the noise: rounding a sum, unlike rounding its summands, would move every coordinate by up to a step more than
-its sensitivity says. The noise is drawn in two parts, its whole steps from a 64-bit table and then whether its fraction carries x over into
-the next step. Both together are within TABLE_ERROR of the ideal law in total variation per coordinate; the receipt adds that to delta. Constant
-time is not claimed.
+Guarantees (System): exactly those of the continuous mechanism. Proof: what is released is floor((x + noise) / step),
+post-processing of it. Nothing about x is rounded before the noise: rounding a sum, unlike rounding its summands, would
+move every coordinate by up to a step more than its sensitivity says. The noise is drawn in two parts, its whole steps
+from a 64-bit table and then whether its fraction carries x over into the next step. Both together are within
+TABLE_ERROR of the ideal law in total variation per coordinate; the receipt adds that to delta. Constant time is not
+claimed.
 """
 
 from __future__ import annotations
@@ -120,7 +121,9 @@ class System:
 
 
 class Kept(System):
-    """The same draws whenever they are asked for again: from a client's own secret, for what is drawn once in a run and must outlive a crash."""
+    """The same draws whenever they are asked for again: from a client's own secret, for what is drawn once in a run and
+    must outlive a crash.
+    """
 
     def __init__(self, secret: bytes) -> None:
         self._secret = secret
@@ -140,7 +143,9 @@ def grid_step(scale: float) -> float:
 
 @dataclass(frozen=True)
 class Cells:
-    """The law of continuous noise, cut into steps: P[floor(noise) = k] as 64-bit thresholds, and how the density runs inside a step."""
+    """The law of continuous noise, cut into steps: P[floor(noise) = k] as 64-bit thresholds, and how the density runs
+    inside a step.
+    """
 
     thresholds: NDArray[np.uint64]
     lowest: int
@@ -150,7 +155,8 @@ class Cells:
     def carry(self, k: NDArray[np.int64], fraction: Floats) -> Floats:
         """P[the noise's own fraction + `fraction` >= 1], given its whole steps k."""
         a, q = self.slope(k), self.bend
-        # the integral of e^(-at - qt^2) about the centre, as a polynomial: a < 0.0023 and q < 3e-8, so what is left out is below 1e-16
+        # the integral of e^(-at - qt^2) about the centre, as a polynomial: a < 0.0023 and q < 3e-8, so what is left out
+        # is below 1e-16
         square = a * a
         c2, c3, c4 = (square / 2 - q) / 3, a * (q - square / 6) / 4, square * (square / 24 - q / 2) / 5
 
@@ -170,7 +176,9 @@ def _cumulative(weights: NDArray[Any]) -> tuple[NDArray[np.uint64], int]:
 
 @lru_cache(maxsize=8)
 def _gaussian_cells(std: float) -> Cells:
-    """P[k <= N(0, std^2) < k+1]: the density at the centre, corrected for its curvature across the step (terms beyond std^-6 are below 1e-19)."""
+    """P[k <= N(0, std^2) < k+1]: the density at the centre, corrected for its curvature across the step (terms beyond
+    std^-6 are below 1e-19).
+    """
     half = math.ceil(9.2 * std)  # the tail beyond 9.2 standard deviations is 4e-20
     h = 1 / np.longdouble(std)
     x2 = ((np.arange(-half, half, dtype=np.longdouble) + 0.5) * h) ** 2

@@ -1,7 +1,8 @@
 """Sealed examples beside public ones, such as images that a generator drew: in one step, under one loss.
 
-Public rows say nothing about anybody, so client code may hold them. What is asked of both at once is answered by an open reader alone: under a clip a gradient
-has to fall apart into one of each example, and public ones need neither clip nor noise.
+Public rows say nothing about anybody, so client code may hold them. What is asked of both at once is answered by an
+open reader alone: under a clip a gradient has to fall apart into one of each example, and public ones need neither clip
+nor noise.
 """
 
 from __future__ import annotations
@@ -62,7 +63,9 @@ def piles(own: int, public: int, work: Work, key: Key) -> Iterator[tuple[Tensor,
 
 
 def epochs(size: int, work: Work, key: Key) -> Iterator[tuple[Tensor, int]]:
-    """Reshuffled rows of one epoch after the other, with the number of batches of `batch_size` (the last may be shorter) to take of it."""
+    """Reshuffled rows of one epoch after the other, with the number of batches of `batch_size` (the last may be
+    shorter) to take of it.
+    """
     each, left = -(-size // work.batch(size)), work.count(size)
     for epoch in range(-(-left // each)):
         yield keys.permutation(keys.fold(key, "epoch", epoch), size), min(each, left - epoch * each)

@@ -1,7 +1,8 @@
-"""Sums per class of a statistic of single examples, such as features: what prototypes are made of. Plainly, or clipped and noised.
+"""Sums per class of a statistic of single examples, such as features: what prototypes are made of. Plainly, or clipped
+and noised.
 
-`ClassSums` releases, for every class, the sum of its examples' clipped statistics, and if `count` is above 0 how many they are, in one Gaussian mechanism: an example
-lies in one class, so all classes cost one release.
+`ClassSums` releases, for every class, the sum of its examples' clipped statistics, and if `count` is above 0 how many
+they are, in one Gaussian mechanism: an example lies in one class, so all classes cost one release.
 """
 
 from __future__ import annotations
@@ -36,11 +37,12 @@ def class_sums(of: Callable[[Tensor], Tensor], examples: Examples, classes: int)
 
 @dataclass(frozen=True)
 class ClassSums(Reader):
-    """clip: radius of one example's statistic. count: how much louder than the statistic's radius a client counts; 0: not at all, and counts are told as nan.
+    """clip: radius of one example's statistic. count: how much louder than the statistic's radius a client counts; 0:
+    not at all, and counts are told as nan.
 
-    Guarantees: the Gaussian event at the multiplier, for adding or removing one example, against everybody who sees what the client sends. Proof: one row of the sums
-    moves by a vector of norm clip, and one count by `count` * clip: sqrt(1 + count^2) * clip together. The statistic is
-    shown one example at a time.
+    Guarantees: the Gaussian event at the multiplier, for adding or removing one example, against everybody who sees
+    what the client sends. Proof: one row of the sums moves by a vector of norm clip, and one count by `count` * clip:
+    sqrt(1 + count^2) * clip together. The statistic is shown one example at a time.
     """
 
     clip: float = 1.0
@@ -118,7 +120,9 @@ class SumShard(Covered):
         )
 
     def split(self, share: float, key: Key) -> tuple[Shard, Shard]:
-        """A coin of each example: which part it is in depends on no other one. Each part may be asked once, instead of the whole."""
+        """A coin of each example: which part it is in depends on no other one. Each part may be asked once, instead of
+        the whole.
+        """
         self._spend()
         # secret ones: a public coin by place would let a missing example move the others
         coins = self._grant.source.child("split").coins(len(self._examples.y), share).bool()

@@ -1,8 +1,9 @@
 """Several full-batch steps without clipping, where convexity keeps neighbouring runs together.
 
-Softmax regression on features with ||(x, 1)|| <= B: record gradients have norm at most sqrt(2) B, the loss is convex and (B^2/2)-smooth, so a full-batch
-step with eta <= 4/B^2 is non-expansive and E steps move two neighbouring runs apart by at most 2 sqrt(2) eta B E / n (Hardt, Recht and Singer 2016;
-Wu et al. 2017). With gradient clipping the step is no longer the gradient step of a convex function, so nothing is clipped here.
+Softmax regression on features with ||(x, 1)|| <= B: record gradients have norm at most sqrt(2) B, the loss is convex
+and (B^2/2)-smooth, so a full-batch step with eta <= 4/B^2 is non-expansive and E steps move two neighbouring runs apart
+by at most 2 sqrt(2) eta B E / n (Hardt, Recht and Singer 2016; Wu et al. 2017). With gradient clipping the step is no
+longer the gradient step of a convex function, so nothing is clipped here.
 
 The bound is about exactly these steps: a momentum, a decay of the weights, a larger step or another loss, and it is
 false. So the gate makes the steps itself, and

@@ -1,7 +1,9 @@
-"""Episodes: a loss over two sets of examples at once, such as queries against prototypes. It has no gradient of a single example, so these are its readers.
+"""Episodes: a loss over two sets of examples at once, such as queries against prototypes. It has no gradient of a
+single example, so these are its readers.
 
-`draw` gives two disjoint batches, redrawn until every class that is asked for is held (Li, Xiao and Chen 2024). `CellGradient` protects fixed cells of a client's
-examples: an episode within a cell depends on no other example, so its clipped gradient is to the cell what an example's is to the example.
+`draw` gives two disjoint batches, redrawn until every class that is asked for is held (Li, Xiao and Chen 2024).
+`CellGradient` protects fixed cells of a client's examples: an episode within a cell depends on no other example, so its
+clipped gradient is to the cell what an example's is to the example.
 """
 
 from __future__ import annotations
@@ -88,7 +90,9 @@ class OpenEpisode:
 
 
 def opened(examples: Examples, effort: Work, grant: Grant, key: Key) -> Iterator[Episode]:
-    """One episode a step; `batch_size` is that of the support and of the query. Under noise nothing may tell that a client has none: it sends what it was sent."""
+    """One episode a step; `batch_size` is that of the support and of the query. Under noise nothing may tell that a
+    client has none: it sends what it was sent.
+    """
     if grant.multiplier is None:
         check_rows(examples.y, grant.client)
     elif not _enough(examples.y):
@@ -105,12 +109,15 @@ class CellGradient(Reader):
     """(sum of the cells' clipped episode gradients + noise) / public number, at every step.
 
     sampling
-        poisson   `cells` fixed cells; each comes into a step with probability `rate`, redrawn and kept secret; divided by rate * cells. add_remove of a cell; an
+        poisson   `cells` fixed cells; each comes into a step with probability `rate`, redrawn and kept secret; divided
+                  by rate * cells. add_remove of a cell; an
                   example that changes is two such steps.
-        fresh     2 * batch_size examples drawn for the step and dealt into `cells` episodes, without amplification. replace of an example.
+        fresh     2 * batch_size examples drawn for the step and dealt into `cells` episodes, without amplification.
+                  replace of an example.
 
-    Guarantees: the mechanism's event per step, for one cell (fresh: one example) of a client, against everybody who sees what the client sends.
-    Proof: a cell's episode reads nothing but the cell; the other summands are the same and cancel; triangle inequality.
+    Guarantees: the mechanism's event per step, for one cell (fresh: one example) of a client, against everybody who
+    sees what the client sends. Proof: a cell's episode reads nothing but the cell; the other summands are the same and
+    cancel; triangle inequality.
     """
 
     clip: float

@@ -1,7 +1,9 @@
-"""Noise at every step behind a clip to the median, as published with DP-SCAFFOLD (Noble, Bellet and Dieuleveut, AISTATS 2022). Not a guarantee.
+"""Noise at every step behind a clip to the median, as published with DP-SCAFFOLD (Noble, Bellet and Dieuleveut, AISTATS
+2022). Not a guarantee.
 
-A step is (1/B) (sum of gradients, each parameter's clipped to the median C_l of its norms over the batch) + (2 C_l / B) N(0, sigma^2). The median is a function of the
-data that nothing protects, and every parameter is noised as if it were the only one.
+A step is (1/B) (sum of gradients, each parameter's clipped to the median C_l of its norms over the batch) + (2 C_l / B)
+N(0, sigma^2). The median is a function of the data that nothing protects, and every parameter is noised as if it were
+the only one.
 """
 
 from __future__ import annotations

@@ -45,13 +45,18 @@ Sampling = Literal["full", "poisson", "fixed_batches", "fixed_subset"]
 
 @dataclass(frozen=True)
 class NoisyGradient(Reader):
-    """(sum of clipped gradients + noise) / public number (Abadi et al., CCS 2016; section numbers of the variants in algorithms/client_noise).
+    """(sum of clipped gradients + noise) / public number (Abadi et al., CCS 2016; section numbers of the variants in
+    algorithms/client_noise).
 
     sampling
-        full            all n rows, n public. Sensitivity of the sum: 2*clip (replace), clip (add_remove with n a constant).
-        poisson         every row with probability `rate`, redrawn at each read and kept secret; divided by rate*n. add_remove only.
-        fixed_batches   rows in public fixed batches: one epoch touches each row once, so it costs one read (parallel composition).
-        fixed_subset    one subset of rate*n rows, drawn once: what a published experiment did. Noise sized for clip, not 2*clip: nominal only.
+        full            all n rows, n public. Sensitivity of the sum: 2*clip (replace), clip (add_remove with n a
+                        constant).
+        poisson         every row with probability `rate`, redrawn at each read and kept secret; divided by rate*n.
+                        add_remove only.
+        fixed_batches   rows in public fixed batches: one epoch touches each row once, so it costs one read (parallel
+                        composition).
+        fixed_subset    one subset of rate*n rows, drawn once: what a published experiment did. Noise sized for clip,
+                        not 2*clip: nominal only.
 
     Guarantees: the mechanism's event per read, for one example, against everybody who sees what the client sends.
     Proof: all summands but the changed one are evaluated at the same parameters and cancel; triangle inequality.
@@ -260,7 +265,9 @@ class NoisyShard(GradientsOnly):
         return {name: Scaled(noisy[name].to(params[name].dtype), 1 / denominator) for name in params}  # type: ignore[misc]
 
     def _draws(self, step: int, count: int, key: Key) -> Tensor:
-        """One key per example, for crops and dropout. Where an example may be missing, its neighbours' must not tell: they are secret, like the sample."""
+        """One key per example, for crops and dropout. Where an example may be missing, its neighbours' must not tell:
+        they are secret, like the sample.
+        """
         if self._reader.neighbours == "add_remove":
             return self._grant.source.child("draws", step).words(count)
         return keys.bits(key, count)

@@ -1,4 +1,6 @@
-"""Gate 1 without a guard: examples are sealed, and everything that is asked of them is answered as it is. The claims say so."""
+"""Gate 1 without a guard: examples are sealed, and everything that is asked of them is answered as it is. The claims
+say so.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,7 @@ def effort(work: Work, grant: Grant) -> Work:
     return work if grant.epochs is None else Work(grant.epochs, None, work.batch_size)
 
 
-# Open ---------------------------------------------------------------------------------------------------------------------------------
+# Open -----------------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)

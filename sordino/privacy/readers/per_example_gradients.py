@@ -1,9 +1,8 @@
 """Sums of per-example clipped gradients, without one gradient per example where the layer allows it.
 
-For a layer that is linear in its parameters the gradient of one example is an outer product of what went in and what came back; its norm and any
-weighted sum of such gradients follow from those two alone (Goodfellow 2015; Li et al., ICLR 2022). Layers outside the
-table, or modules that share
-parameters, take the slow exact path in chunks.
+For a layer that is linear in its parameters the gradient of one example is an outer product of what went in and what
+came back; its norm and any weighted sum of such gradients follow from those two alone (Goodfellow 2015; Li et al., ICLR
+2022). Layers outside the table, or modules that share parameters, take the slow exact path in chunks.
 
 A clip bounds what one example can do only where an example's gradient depends on no other example. Nothing numeric can
 show that of somebody's
@@ -111,7 +110,8 @@ def fast_sum(
 class Sides:
     """Both sides of every layer for a batch of examples, and the factors that clip each example.
 
-    clip: of the whole gradient. None: of each parameter on its own, to the median norm over the batch, which is private to nobody.
+    clip: of the whole gradient. None: of each parameter on its own, to the median norm over the batch, which is private
+    to nobody.
     """
 
     def __init__(
@@ -170,7 +170,9 @@ def slow_sum(losses: Losses, params: Params, batch: Examples, keys: Tensor, clip
 
 
 def slow_medians(losses: Losses, params: Params, batch: Examples, keys: Tensor) -> tuple[Params, dict[str, float]]:
-    """The definition of `Sides` without a clip: every parameter's gradients to the median of their norms, added up; and the medians."""
+    """The definition of `Sides` without a clip: every parameter's gradients to the median of their norms, added up; and
+    the medians.
+    """
     grads = gradients(losses, params, batch, keys)
     norms = {name: _norm(g.reshape(len(g), -1), 2, 1) for name, g in grads.items()}
     finite = torch.isfinite(torch.stack(list(norms.values()))).all(0)
@@ -264,7 +266,9 @@ class Outer:
 
 
 class Positions:
-    """A layer applied at t positions: the gradient of example n is sum_t g[n, :, t] a[n, :, t]^T, formed only where it is the cheaper way."""
+    """A layer applied at t positions: the gradient of example n is sum_t g[n, :, t] a[n, :, t]^T, formed only where it
+    is the cheaper way.
+    """
 
     def __init__(self, a: Tensor, g: Tensor, shape: torch.Size, bias: bool) -> None:
         self.a, self.g, self.shape = a, g, shape  # [n, in, t], [n, out, t]
@@ -275,7 +279,8 @@ class Positions:
     def norms(self, order: int) -> dict[str, Tensor]:
         if self.each is None and order == 2:
             aa, gg = torch.bmm(self.a.mT, self.a), torch.bmm(self.g.mT, self.g)
-            # positions may cancel, and tiny squares vanish: what rounding may have taken from the terms is added back to their sum
+            # positions may cancel, and tiny squares vanish: what rounding may have taken from the terms is added back
+            # to their sum
             lost = 16 * torch.finfo(aa.dtype).eps * (_lengths(aa) * _lengths(gg)).sum(1) ** 2
             weight = ((aa * gg).sum((1, 2)).double().clamp_min(0) + lost).sqrt()
         else:

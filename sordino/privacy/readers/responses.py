@@ -1,11 +1,15 @@
-"""The reader of local privacy for images: every value answered for at random, once, before training sees it. Sun, Ding and Cheng, Computer Science (China) 51(6A), 2024.
+"""The reader of local privacy for images: every value answered for at random, once, before training sees it. Sun, Ding
+and Cheng, Computer Science (China) 51(6A), 2024.
 
-Guarantees: whatever is done with the answers, two images that differ in one value are told apart by at most e^epsilon, and two images by at most e^epsilon for every
-value in which they differ: `epsilon` = 5 for each of 784 values is 3,920 for an image. Labels are as they are unless `label_epsilon` is set, and then an example is
-protected as a whole. `of` says what `epsilon` is for: each value, or the whole image, cut evenly over its values (by exact composition where `delta` allows it).
+Guarantees: whatever is done with the answers, two images that differ in one value are told apart by at most e^epsilon,
+and two images by at most e^epsilon for every value in which they differ: `epsilon` = 5 for each of 784 values is 3,920
+for an image. Labels are as they are unless `label_epsilon` is set, and then an example is protected as a whole. `of`
+says what `epsilon` is for: each value, or the whole image, cut evenly over its values (by exact composition where
+`delta` allows it).
 
-Answers are drawn once in a run and looked at in every round (`Once`); drawn again in every round, they cost again in every round. Zero is grey: test images are
-neither rounded nor answered for. The published text calls its scheme locally private for one value; its claim for a user's data is the number for an image here.
+Answers are drawn once in a run and looked at in every round (`Once`); drawn again in every round, they cost again in
+every round. Zero is grey: test images are neither rounded nor answered for. The published text calls its scheme locally
+private for one value; its claim for a user's data is the number for an image here.
 """
 
 from __future__ import annotations

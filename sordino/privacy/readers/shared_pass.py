@@ -1,8 +1,8 @@
 """Clients that read at the same weights share one pass over the network; their clipped sums stay apart.
 
-In a round of one noised full-batch step every client of the cohort stands at the broadcast. One forward and one backward pass over the rows of
-many clients then costs much less than one pass for each. Nothing crosses between clients: each example is clipped by its own norm, each client's
-sum is over its own rows.
+In a round of one noised full-batch step every client of the cohort stands at the broadcast. One forward and one
+backward pass over the rows of many clients then costs much less than one pass for each. Nothing crosses between
+clients: each example is clipped by its own norm, each client's sum is over its own rows.
 """
 
 from __future__ import annotations

@@ -1,10 +1,14 @@
-"""Noise as published in CUAG-PFL and two of its baselines. None of it is a guarantee: these stages bound nothing, and everything made with them says so.
+"""Noise as published in CUAG-PFL and two of its baselines. None of it is a guarantee: these stages bound nothing, and
+everything made with them says so.
 
-    OwnNorm      N(0, (2 C_l sigma / B)^2) on every layer, C_l the layer's own norm (Li, Xiao and Chen, Chinese Journal of Computers 2024, algorithm 4)
+    OwnNorm      N(0, (2 C_l sigma / B)^2) on every layer, C_l the layer's own norm (Li, Xiao and Chen, Chinese Journal
+                 of Computers 2024, algorithm 4)
     UpdateLevel  the same for a fixed C and sigma, as that paper runs PriFedSync (Zheng et al., AISTATS 2021)
-    UserLevel    clip to the median norm, noise that grows with the rounds (Wei et al., IEEE TMC 2022); Discounted: the original's option of fewer rounds
+    UserLevel    clip to the median norm, noise that grows with the rounds (Wei et al., IEEE TMC 2022); Discounted: the
+                 original's option of fewer rounds
 
-Deviations: the median is that of the round before, since clients cannot know each other's norms before they send; each upload carries its own.
+Deviations: the median is that of the round before, since clients cannot know each other's norms before they send; each
+upload carries its own.
 """
 
 from __future__ import annotations
@@ -77,7 +81,9 @@ def _check_counts(**counts: int) -> None:
 
 @dataclass(frozen=True)
 class OwnNorm(AsPublished):
-    """mu: the published budget, or (lo, hi): `levels` budgets at even distances, dealt to the clients. sigma: fixed, in its place. clip: fixed, in place of the norm."""
+    """mu: the published budget, or (lo, hi): `levels` budgets at even distances, dealt to the clients. sigma: fixed, in
+    its place. clip: fixed, in place of the norm.
+    """
 
     mu: float | tuple[float, float] = 0.25
     sigma: float | None = None
@@ -155,7 +161,8 @@ class UpdateLevel(OwnNorm):
 
 @dataclass(frozen=True)
 class UserLevel(AsPublished):
-    """epsilon is kept "constant" by noise that grows (`horizon` None), or has the size that the horizon wants from the start.
+    """epsilon is kept "constant" by noise that grows (`horizon` None), or has the size that the horizon wants from the
+    start.
 
     clip: fixed, or None: the median norm of the round before, `first` in the first one.
     """
@@ -243,7 +250,8 @@ class UserLevel(AsPublished):
 
 @dataclass(frozen=True)
 class Discounted(UserLevel):
-    """With rounds discounting: after a round whose training loss did not fall, the horizon shrinks to four fifths, and each round takes its share of what is left.
+    """With rounds discounting: after a round whose training loss did not fall, the horizon shrinks to four fifths, and
+    each round takes its share of what is left.
 
     Uploads carry the loss, raw, as `loss` beside `delta`. Past the horizon nothing is sent but zeros.
     """

@@ -1,10 +1,13 @@
-"""Block sums: a layer of I numbers becomes the m sums of its consecutive runs (Li, Xiao and Chen, Chinese Journal of Computers 2024, algorithm 3).
+"""Block sums: a layer of I numbers becomes the m sums of its consecutive runs (Li, Xiao and Chen, Chinese Journal of
+Computers 2024, algorithm 3).
 
-The matrix is 0/1 with disjoint rows, known to both sides by (I, m): nothing but the sums travels, and it is never formed. Rows are orthogonal, so the
-minimum-norm reconstruction is each sum spread evenly over its run; it commutes with the mean, so the server applies it once, to the sum of all uploads.
+The matrix is 0/1 with disjoint rows, known to both sides by (I, m): nothing but the sums travels, and it is never
+formed. Rows are orthogonal, so the minimum-norm reconstruction is each sum spread evenly over its run; it commutes with
+the mean, so the server applies it once, to the sum of all uploads.
 
-Guarantees: the 2-norm grows by at most the square root of the longest run, the 1-norm not at all. Proof: a run of z numbers with 2-norm s sums to at most
-s sqrt(z); runs are disjoint. As printed the rule breaks for tiny layers (m = 0); here every layer keeps at least one number.
+Guarantees: the 2-norm grows by at most the square root of the longest run, the 1-norm not at all. Proof: a run of z
+numbers with 2-norm s sums to at most s sqrt(z); runs are disjoint. As printed the rule breaks for tiny layers (m = 0);
+here every layer keeps at least one number.
 """
 
 from __future__ import annotations
@@ -68,7 +71,8 @@ class BlockSum(LayerByLayer):
     """Put the clip behind it: bounding what is sent costs less noise than bounding what it was made of."""
 
     def bound(self, bound: Bound, coordinates: int) -> Bound:
-        # the longest run of any layer: m = floor(rate I) >= 1 leaves runs below 2/rate, and a layer that is smaller than 1/rate is one run
+        # the longest run of any layer: m = floor(rate I) >= 1 leaves runs below 2/rate, and a layer that is smaller
+        # than 1/rate is one run
         longest = math.ceil(2 / self._least)
         return Bound(l1=bound.l1, l2=min(bound.l2 * math.sqrt(longest), bound.l1))
 

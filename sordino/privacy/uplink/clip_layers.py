@@ -1,9 +1,12 @@
-"""Every layer in a ball of its own, under one price: the joint release of all layers costs what one Gaussian vector does.
+"""Every layer in a ball of its own, under one price: the joint release of all layers costs what one Gaussian vector
+does.
 
-Layer l is clipped to C_l and scaled to norm sqrt(a_l), with shares a_l >= 0 that add up to 1; the noise that follows is then C_l sigma / sqrt(a_l) in the layer's
-own units. The shares are equal, or those with the least noise energy, in proportion to C_l sqrt(m_l).
+Layer l is clipped to C_l and scaled to norm sqrt(a_l), with shares a_l >= 0 that add up to 1; the noise that follows is
+then C_l sigma / sqrt(a_l) in the layer's own units. The shares are equal, or those with the least noise energy, in
+proportion to C_l sqrt(m_l).
 
-Guarantees: the 2-norm of what it gives is at most 1. Proof: sum of a_l. Radii are public: typed, or computed from released means.
+Guarantees: the 2-norm of what it gives is at most 1. Proof: sum of a_l. Radii are public: typed, or computed from
+released means.
 """
 
 from __future__ import annotations
@@ -27,7 +30,8 @@ from sordino.types import Bound, Grant, Params
 class ClipLayers(Stage):
     """Put it right before the noise.
 
-    adapt: the next round's radius over the norm that the last mean had beneath its noise, between `least` and `most`; None: the radius stays.
+    adapt: the next round's radius over the norm that the last mean had beneath its noise, between `least` and `most`;
+    None: the radius stays.
     """
 
     radius: float
@@ -74,7 +78,7 @@ class ClipLayers(Stage):
             (radius, part / (math.fsum(parts) or 1.0) * (1 - 1e-12)) for radius, part in zip(radii, parts, strict=True)
         ]
 
-    # radii that go down with the model -------------------------------------------------------------------------------------------
+    # radii that go down with the model --------------------------------------------------------------------------------
 
     @property
     def learns(self) -> bool:
@@ -93,7 +97,9 @@ class ClipLayers(Stage):
         return torch.tensor([self._next(leaf, std, *layer) for leaf, layer in layers], dtype=torch.float64)
 
     def _next(self, mean: Tensor, std: float, radius: float, share: float) -> float:
-        """The norm beneath the noise says how far; what the noise hides, or an empty round, says nothing. At most twice or half as far as before."""
+        """The norm beneath the noise says how far; what the noise hides, or an empty round, says nothing. At most twice
+        or half as far as before.
+        """
         assert self.adapt is not None
         noise = mean.numel() * std**2
         beneath = float((mean.double() ** 2).sum()) - noise

@@ -1,13 +1,16 @@
-"""Central noise as published in LC-FL: Laplace noise sized for one coordinate, switched by flags. Sun, Ding and Cheng, Computer Science (China) 51(6A), 2024.
+"""Central noise as published in LC-FL: Laplace noise sized for one coordinate, switched by flags. Sun, Ding and Cheng,
+Computer Science (China) 51(6A), 2024.
 
     ClipCoordinates    every coordinate into [-radius, radius]
     Flag               a coin of each client, sent in clear: does it want central noise?
-    CoordinateLaplace  the server makes some 0 flags 1 and adds Laplace(2 radius max w / epsilon) to every coordinate of the mean: once if any flag is 1 now
+    CoordinateLaplace  the server makes some 0 flags 1 and adds Laplace(2 radius max w / epsilon) to every coordinate of
+                       the mean: once if any flag is 1 now
                        (aggregate_any), or to each such upload before it is weighed (per_client)
 
-What it is worth: epsilon per coordinate and round is d * epsilon for a whole model of d coordinates, with public weights; that is what the claim says. Without a
-clip nothing is bounded. Flags are independent of the data and protect nothing: a round that goes out without noise is an exact sum, so any flag that can leave the
-noise out makes the promise void, however unlikely that is.
+What it is worth: epsilon per coordinate and round is d * epsilon for a whole model of d coordinates, with public
+weights; that is what the claim says. Without a clip nothing is bounded. Flags are independent of the data and protect
+nothing: a round that goes out without noise is an exact sum, so any flag that can leave the noise out makes the promise
+void, however unlikely that is.
 """
 
 from __future__ import annotations

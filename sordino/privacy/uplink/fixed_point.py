@@ -1,7 +1,8 @@
 """Uploads as integers: what secure sums can add, and discrete noise can protect.
 
-Guarantees: an integer upload has at most `scale` times the norm of what it was made of, plus 1/2 for every coordinate (in the 2-norm: plus sqrt(d)/2), whatever it
-holds. Proof: rounding moves a coordinate by at most 1/2, and cutting to the range moves none away from zero. Nothing that is not a number becomes one.
+Guarantees: an integer upload has at most `scale` times the norm of what it was made of, plus 1/2 for every coordinate
+(in the 2-norm: plus sqrt(d)/2), whatever it holds. Proof: rounding moves a coordinate by at most 1/2, and cutting to
+the range moves none away from zero. Nothing that is not a number becomes one.
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ from sordino.types import Bound, Grant
 
 @dataclass(frozen=True)
 class Quantise(Stage):
-    """`strict`: a run stops where more than one value in a thousand is beyond the range; otherwise they are cut to it and counted."""
+    """`strict`: a run stops where more than one value in a thousand is beyond the range; otherwise they are cut to it
+    and counted.
+    """
 
     layout: Layout = Layout()
     strict: bool = False

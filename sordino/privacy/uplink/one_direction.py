@@ -1,7 +1,9 @@
-"""Local privacy for a whole update by its direction alone: PrivUnit (Bhowmick et al., arXiv:1812.00984, 2018) as a noise stage.
+"""Local privacy for a whole update by its direction alone: PrivUnit (Bhowmick et al., arXiv:1812.00984, 2018) as a
+noise stage.
 
-Guarantees: epsilon = 1/multiplier for everything a client holds, against everybody, whatever it holds: the length of an update is never sent, and one of no length
-has a random direction. Proof: the density of an answer is one of two, e^epsilon apart at most. In expectation it is the clip radius along the update.
+Guarantees: epsilon = 1/multiplier for everything a client holds, against everybody, whatever it holds: the length of an
+update is never sent, and one of no length has a random direction. Proof: the density of an answer is one of two,
+e^epsilon apart at most. In expectation it is the clip radius along the update.
 """
 
 from __future__ import annotations
@@ -23,7 +25,9 @@ from sordino.types import Bound, Source
 
 @dataclass(frozen=True)
 class PureDirection:
-    """The price: any pure mechanism composes like a response of two values, the worst of its epsilon (Kairouz, Oh and Viswanath, ICML 2015)."""
+    """The price: any pure mechanism composes like a response of two values, the worst of its epsilon (Kairouz, Oh and
+    Viswanath, ICML 2015).
+    """
 
     calibration: Literal["pure"] = "pure"
     order: int = 2

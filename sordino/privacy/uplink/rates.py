@@ -1,7 +1,7 @@
 """How much of each layer is kept, from the layers' norms (Li, Xiao and Chen 2024, algorithm 2).
 
-The published rule is V-shaped in a layer's share of the whole norm: small layers are kept at the largest rate, though the text wants to compress them hard.
-`monotone` does what the text says.
+The published rule is V-shaped in a layer's share of the whole norm: small layers are kept at the largest rate, though
+the text wants to compress them hard. `monotone` does what the text says.
 """
 
 from __future__ import annotations
@@ -74,8 +74,8 @@ def rates(
 class LayerByLayer(Stage, ABC):
     """What all compressions of layers share: their rates.
 
-    rate: one for every layer and round, or "dynamic": from the layers of the model at first, then of the last update the server rebuilt. These go down with
-    the model, in tenths.
+    rate: one for every layer and round, or "dynamic": from the layers of the model at first, then of the last update
+    the server rebuilt. These go down with the model, in tenths.
     """
 
     rate: float | Literal["dynamic"] = 0.5
@@ -120,7 +120,7 @@ class LayerByLayer(Stage, ABC):
     def _rates(self, x: Tree) -> Sequence[float]:
         return self._each or [self.most if self.rate == "dynamic" else self.rate] * len(tree.leaves(x))
 
-    # from round to round ---------------------------------------------------------------------------------------------------------
+    # from round to round ----------------------------------------------------------------------------------------------
 
     @property
     def learns(self) -> bool:

@@ -27,14 +27,18 @@ NOMINAL = "noise as published, whose size follows from no bound"
 
 @dataclass(frozen=True)
 class Links:
-    """denominator: `received` divides by the weights that arrived (only without central noise), `expected` by a public constant."""
+    """denominator: `received` divides by the weights that arrived (only without central noise), `expected` by a public
+    constant.
+    """
 
     client: tuple[Stage, ...] = (Weigh(),)
     server: tuple[Stage, ...] = ()
     denominator: Literal["received", "expected"] | None = (
         None  # None: expected where the server adds noise, else received
     )
-    published: str = ""  # why a published set-up that is not proved is allowed all the same: said with every claim, whose status is `conditional`
+    # why a published set-up that is not proved is allowed all the same: said with every claim, whose status is
+    # `conditional`
+    published: str = ""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "client", arranged(self.client))
@@ -127,7 +131,7 @@ class Links:
                 code="personal-clip-needs-central-noise",
             )
 
-    # what it promises -------------------------------------------------------------------------------------------------------------
+    # what it promises -------------------------------------------------------------------------------------------------
 
     def noise(self) -> Noise | None:
         stages = private(self.client) + private(self.server)
@@ -169,7 +173,9 @@ class Links:
         return any(isinstance(stage, Clip) and stage.personal for stage in self.client)
 
     def offer(self, rate: float, hidden: bool) -> Offer | None:
-        """`rate` and `hidden` describe the cohort: only a hidden Poisson cohort may amplify, and never against the server."""
+        """`rate` and `hidden` describe the cohort: only a hidden Poisson cohort may amplify, and never against the
+        server.
+        """
         noise = self.noise()
         if noise is None:
             return None
@@ -225,7 +231,9 @@ class Links:
         return [self._unread(claim, multiplier) for claim in made]
 
     def _seen_by(self, adversary: Adversary, claim: Claim, amplify: Callable[[Event, Adversary], Event]) -> Claim:
-        """What noise on a sum promises, with the sampler's part in it where who takes part is hidden from this adversary."""
+        """What noise on a sum promises, with the sampler's part in it where who takes part is hidden from this
+        adversary.
+        """
         if not self.central:
             return claim
         if adversary == "participants" and isinstance(self.secure, Aggregated) and claim.neighbours == "add_remove":

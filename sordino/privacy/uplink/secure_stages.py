@@ -1,10 +1,13 @@
 """The last link of an uplink: uploads that are added up where nobody can read one of them.
 
-    Encrypted     Paillier (EUROCRYPT 1999), BFV (Fan and Vercauteren 2012) or CKKS (Cheon et al., ASIACRYPT 2017): the server adds ciphertexts, a key holder opens the sum
-    Aggregated    masks that cancel in the sum (Bonawitz et al., CCS 2017): the server opens the sum of those who stayed, and nothing else
+    Encrypted     Paillier (EUROCRYPT 1999), BFV (Fan and Vercauteren 2012) or CKKS (Cheon et al., ASIACRYPT 2017): the
+                  server adds ciphertexts, a key holder opens the sum
+    Aggregated    masks that cancel in the sum (Bonawitz et al., CCS 2017): the server opens the sum of those who
+                  stayed, and nothing else
 
-They carry integers (`Quantise`) and change no bit of their sum: what they protect is a single upload, from the server, by computational assumptions. They give no
-differential privacy for what is opened. `NoiseShare` does: every client adds a part of one noise, and the parts of those who must stay are enough.
+They carry integers (`Quantise`) and change no bit of their sum: what they protect is a single upload, from the server,
+by computational assumptions. They give no differential privacy for what is opened. `NoiseShare` does: every client adds
+a part of one noise, and the parts of those who must stay are enough.
 """
 
 from __future__ import annotations
@@ -60,7 +63,9 @@ class Secure(Stage, ABC):
 
     @abstractmethod
     def seen(self, shared: Event | None, central: bool) -> tuple[Event, tuple[str, ...]]:
-        """By the server: the event, and why; `shared` is what noise shares promise, `central` whether the server itself adds noise."""
+        """By the server: the event, and why; `shared` is what noise shares promise, `central` whether the server itself
+        adds noise.
+        """
 
     @abstractmethod
     def assumed(self, shares: bool, hidden: bool) -> tuple[str, ...]:
@@ -165,12 +170,14 @@ class Aggregated(Secure):
 
 @dataclass(frozen=True)
 class NoiseShare(Noise):
-    """One discrete Gaussian noise, added in parts by the clients before a secure sum (Kairouz, Liu and Steinke, ICML 2021): each has 1/survivors of the variance.
+    """One discrete Gaussian noise, added in parts by the clients before a secure sum (Kairouz, Liu and Steinke, ICML
+    2021): each has 1/survivors of the variance.
 
-    Guarantees: what is opened holds at least the noise of the multiplier, if at least `survivors` honest clients stay, which secure aggregation sees to. Proof: the
-    variances of independent parts add up; a sum of discrete Gaussians of at least SPREAD steps is a discrete Gaussian to within e^-150 a coordinate, whose Renyi
-    divergence is that of the continuous one (Canonne, Kamath and Steinke, NeurIPS 2020). Its curve is not: at SPREAD
-    steps delta is up to 5.5 % above, so it is priced by Renyi divergence.
+    Guarantees: what is opened holds at least the noise of the multiplier, if at least `survivors` honest clients stay,
+    which secure aggregation sees to. Proof: the variances of independent parts add up; a sum of discrete Gaussians of
+    at least SPREAD steps is a discrete Gaussian to within e^-150 a coordinate, whose Renyi divergence is that of the
+    continuous one (Canonne, Kamath and Steinke, NeurIPS 2020). Its curve is not: at SPREAD steps delta is up to 5.5 %
+    above, so it is priced by Renyi divergence.
     """
 
     survivors: int = 2

@@ -1,9 +1,12 @@
-"""Random measurements: a layer in blocks of 512 numbers, each multiplied by one shared Gaussian or Bernoulli matrix (Candes and Tao 2006; Baraniuk et al. 2008).
+"""Random measurements: a layer in blocks of 512 numbers, each multiplied by one shared Gaussian or Bernoulli matrix
+(Candes and Tao 2006; Baraniuk et al. 2008).
 
-Both sides draw the matrix from the seed of the experiment, so nothing of it travels; its rows have variance 1/m. A dense matrix for a whole layer would
-take gigabytes (614,400 weights at a rate of 0.3: 453 GB), which is why there are blocks.
+Both sides draw the matrix from the seed of the experiment, so nothing of it travels; its rows have variance 1/m. A
+dense matrix for a whole layer would take gigabytes (614,400 weights at a rate of 0.3: 453 GB), which is why there are
+blocks.
 
-Guarantees: the 2-norm grows by at most the largest singular value of the matrices used, which are public. Proof: blocks are disjoint.
+Guarantees: the 2-norm grows by at most the largest singular value of the matrices used, which are public. Proof: blocks
+are disjoint.
 """
 
 from __future__ import annotations
@@ -73,7 +76,7 @@ def coherence(measuring: Tensor, basis: Tensor) -> float:
     return math.sqrt(basis.shape[0]) * float((rows.conj() @ columns).abs().max())
 
 
-# reconstructions: from measurements [blocks, m] to blocks [blocks, b] --------------------------------------------------------
+# reconstructions: from measurements [blocks, m] to blocks [blocks, b] -------------------------------------------------
 
 
 def minnorm(y: Tensor, by: Matrix) -> Tensor:
@@ -99,7 +102,9 @@ def dct_ista(y: Tensor, by: Matrix) -> Tensor:
 
 
 def dct_omp(y: Tensor, by: Matrix) -> Tensor:
-    """Wave after wave, each time the one most like what is still unexplained (Tropp and Gilbert 2007): a quarter of m of them, block by block."""
+    """Wave after wave, each time the one most like what is still unexplained (Tropp and Gilbert 2007): a quarter of m
+    of them, block by block.
+    """
     return torch.stack([_pursuit(block, by.seen) for block in y]) @ cosines(by.seen.shape[1]).T
 
 

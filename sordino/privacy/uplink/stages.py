@@ -1,6 +1,7 @@
 """The stages of an uplink that bound, weigh and protect a client's upload. Each has a client half and a server half.
 
-A stage states the bound it leaves (`bound`) from public numbers alone, and `encode` keeps it; nobody types a sensitivity.
+A stage states the bound it leaves (`bound`) from public numbers alone, and `encode` keeps it; nobody types a
+sensitivity.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ class Stage:
     def aggregate_only(self) -> bool:
         return False
 
-    # what is decided round by round, from public numbers that go down with the model -----------------------------------------
+    # what is decided round by round, from public numbers that go down with the model ----------------------------------
 
     @property
     def reads_each(self) -> bool:
@@ -66,7 +67,9 @@ class Stage:
         return self
 
     def learn(self, mean: Tree, like: Tree, std: float, each: Sequence[Tree]) -> Tree:
-        """For the next round, from this round's release: its mean as it is before `decode`, and the deviation of the noise in a coordinate of it."""
+        """For the next round, from this round's release: its mean as it is before `decode`, and the deviation of the
+        noise in a coordinate of it.
+        """
         return ()
 
 
@@ -74,8 +77,9 @@ class Stage:
 class Clip(Stage):
     """Scale the whole upload, all fields as one vector, into the ball of radius `radius`.
 
-    Guarantees: norm <= radius for every input and every radius above 1e-30; a non-finite upload becomes exactly zero (data-independently for the rest of the round).
-    Proof: the factor is min(1, radius/(norm*SLACK)), or 0 where the upload's dtype cannot hold it; the norm is taken in float64.
+    Guarantees: norm <= radius for every input and every radius above 1e-30; a non-finite upload becomes exactly zero
+    (data-independently for the rest of the round). Proof: the factor is min(1, radius/(norm*SLACK)), or 0 where the
+    upload's dtype cannot hold it; the norm is taken in float64.
     """
 
     radius: float
@@ -119,7 +123,9 @@ def clip_factor(norm: Tensor, radius: float, dtype: torch.dtype) -> Tensor:
 
 @dataclass(frozen=True)
 class Weigh(Stage):
-    """Multiply by a public number that is at most 1, so the bound stays: n_k / max n, or where clients add noise of their own its inverse variance."""
+    """Multiply by a public number that is at most 1, so the bound stays: n_k / max n, or where clients add noise of
+    their own its inverse variance.
+    """
 
     by: Literal["examples", "precision"] = "examples"
 
@@ -133,10 +139,12 @@ class Weigh(Stage):
 
 @dataclass(frozen=True)
 class Noise(Stage):
-    """Noise in proportion to the proved bound. In `client` it protects from the server, in `server` from everyone who sees only sums.
+    """Noise in proportion to the proved bound. In `client` it protects from the server, in `server` from everyone who
+    sees only sums.
 
-    Requires: a finite bound in the mechanism's norm. Guarantees: the mechanism's event at `multiplier` for the stated neighbours.
-    Proof: sensitivity of one client's contribution is 2*bound (replace: any two points of the ball) or bound (add_remove, zero_out).
+    Requires: a finite bound in the mechanism's norm. Guarantees: the mechanism's event at `multiplier` for the stated
+    neighbours. Proof: sensitivity of one client's contribution is 2*bound (replace: any two points of the ball) or
+    bound (add_remove, zero_out).
     """
 
     mechanism: GaussianNoise | LaplaceNoise = GaussianNoise()

@@ -1,7 +1,8 @@
 """Gate 2: client -> server. One object owns the bound, the weights, the sum, the noise and the denominator.
 
-Each client stage has a client half (`encode`) and a server half (`decode`, in reverse order, on the sum). Server stages act on the sum. The sum is taken
-in float64 over clients in the order of their ids, so that arrival order cannot change a result.
+Each client stage has a client half (`encode`) and a server half (`decode`, in reverse order, on the sum). Server stages
+act on the sum. The sum is taken in float64 over clients in the order of their ids, so that arrival order cannot change
+a result.
 """
 
 from __future__ import annotations
@@ -40,9 +41,11 @@ class Summed:
 
 @dataclass(frozen=True)
 class Uplink(Links):
-    """`client=(Clip(1), Noise())` is local privacy, `client=(Clip(1),), server=(Noise(neighbours="add_remove"),)` is central: one word apart."""
+    """`client=(Clip(1), Noise())` is local privacy, `client=(Clip(1),), server=(Noise(neighbours="add_remove"),)` is
+    central: one word apart.
+    """
 
-    # what changes from round to round -------------------------------------------------------------------------------------------
+    # what changes from round to round ---------------------------------------------------------------------------------
 
     @property
     def learns(self) -> bool:
@@ -58,7 +61,7 @@ class Uplink(Links):
         stages = tuple(stage.at(t, known) for stage, known in zip(self.client, public, strict=True))
         return self if all(map(operator.is_, stages, self.client)) else replace(self, client=stages)
 
-    # what it does -----------------------------------------------------------------------------------------------------------------
+    # what it does -----------------------------------------------------------------------------------------------------
 
     def bound(self, coordinates: int) -> Bound:
         bound = Bound()
@@ -110,10 +113,11 @@ class Uplink(Links):
     ) -> Received[U]:
         """Sum, noise, decode, divide.
 
-        Uploads may come one by one, in the order of their clients, and are let go once added, unless the algorithm reads `each`.
-        `zero` is the contribution of nobody: it gives the shape, so that an empty round is legal. `weights` are the
-        public weights of the whole population and `weight` their sum, where it is known; `expected` is the public denominator of the `expected` rule,
-        `reach` the share of a personal clip that a client may use, `std` the deviation of the noise in the mean of those who answered.
+        Uploads may come one by one, in the order of their clients, and are let go once added, unless the algorithm
+        reads `each`. `zero` is the contribution of nobody: it gives the shape, so that an empty round is legal.
+        `weights` are the public weights of the whole population and `weight` their sum, where it is known; `expected`
+        is the public denominator of the `expected` rule, `reach` the share of a personal clip that a client may use,
+        `std` the deviation of the noise in the mean of those who answered.
         """
         bound = self.bound(tree.size(zero))
         kept: list[U] = []
@@ -161,7 +165,9 @@ class Uplink(Links):
         return Summed(tree.like(total, [t.sum() for t in sums]), who, kept=kept or [])
 
     def _admit(self, upload: Tree, bound: Bound, reach: float) -> Tree:
-        """What one client adds to the sum: nothing where it broke the promise of its own stages. Honest uploads pass bit for bit."""
+        """What one client adds to the sum: nothing where it broke the promise of its own stages. Honest uploads pass
+        bit for bit.
+        """
         if private(self.client):
             kept = tree.finite(upload)  # the bound held before the noise; only numbers can be asked for now
         elif math.isfinite(bound.l2):

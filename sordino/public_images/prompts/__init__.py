@@ -30,7 +30,9 @@ def chosen(table: Mapping[str, Any]) -> PromptSource:
 
 
 def writers(asked: Iterable[Prompts]) -> dict[str, Any]:
-    """For the manifest: how many prompts each backend wrote, how often a language model was asked, and who has learnt the names of the classes."""
+    """For the manifest: how many prompts each backend wrote, how often a language model was asked, and who has learnt
+    the names of the classes.
+    """
     by: Counter[str] = Counter()
     calls, told = 0, set[str]()
     for one in asked:

@@ -1,6 +1,7 @@
 """Prompts from any server that speaks OpenAI's /v1/chat/completions: a hosted one, or one of your own on this machine.
 
-It learns the names of the classes, and nothing else. The key is read from the environment, sent to no other address, and never written down.
+It learns the names of the classes, and nothing else. The key is read from the environment, sent to no other address,
+and never written down.
 """
 
 from __future__ import annotations
@@ -115,7 +116,8 @@ class OpenAIChat:
             headers["Authorization"] = f"Bearer {key}"
         url = f"{self.base_url.rstrip('/')}/chat/completions"
         request = urllib.request.Request(url, json.dumps(body).encode(), headers)
-        # a proxy of the environment must not see what is meant for this machine; nor does a redirect lead the key elsewhere
+        # a proxy of the environment must not see what is meant for this machine; nor does a redirect lead the key
+        # elsewhere
         proxies = urllib.request.ProxyHandler({} if self.local else None)
         with urllib.request.build_opener(proxies, _Stay()).open(request, timeout=self.timeout) as answer:
             found: bytes = answer.read(LARGEST)

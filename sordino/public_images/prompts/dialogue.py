@@ -1,4 +1,6 @@
-"""Asking a language model for prompts: so many in one answer, then `continue`, until there are enough or nothing new comes."""
+"""Asking a language model for prompts: so many in one answer, then `continue`, until there are enough or nothing new
+comes.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ class Reply(NamedTuple):
 
 
 def converse(backend: str, name: str, count: int, per_call: int, say: Callable[[list[Message]], Reply], wanted: Wanted) -> Prompts:  # fmt: skip
-    """`say` answers a whole dialogue. What is missing at the end comes from the grammar; a model that never helped is an error."""
+    """`say` answers a whole dialogue. What is missing at the end comes from the grammar; a model that never helped is
+    an error.
+    """
     dialogue: list[Message] = [{"role": "user", "content": _request(name, min(per_call, count))}]
     found: dict[str, str] = {}
     calls = idle = 0

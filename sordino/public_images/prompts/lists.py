@@ -14,7 +14,9 @@ from sordino.public_images.wanted import Wanted, spoken
 
 @dataclass(frozen=True)
 class File:
-    """`<path>/<class name or number>.txt`, a prompt on each line, or `.jsonl`, each line a string or an object with `prompt`."""
+    """`<path>/<class name or number>.txt`, a prompt on each line, or `.jsonl`, each line a string or an object with
+    `prompt`.
+    """
 
     path: str
 
@@ -65,7 +67,9 @@ def _of_json(place: Path, line: str) -> str:
 
 @dataclass(frozen=True)
 class LabelOnly:
-    """The name of the class and nothing else, with another seed for each image: what the words of a language model are worth is seen against this."""
+    """The name of the class and nothing else, with another seed for each image: what the words of a language model are
+    worth is seen against this.
+    """
 
     def prompts(self, name: str, count: int, wanted: Wanted) -> Prompts:
         return Prompts((spoken(name),) * count, {"label_only": count})

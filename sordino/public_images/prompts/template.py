@@ -1,4 +1,6 @@
-"""Prompts from a grammar: a style, the class by one of its names, what it is like, where, in what light, seen from where. Needs nothing."""
+"""Prompts from a grammar: a style, the class by one of its names, what it is like, where, in what light, seen from
+where. Needs nothing.
+"""
 
 from __future__ import annotations
 
