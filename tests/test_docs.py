@@ -177,7 +177,7 @@ def do_toml(block: Block, _: dict[str, Any]) -> None:
         schema.read(target)
         return
     parts = Parts(config.load(target))
-    _, _ = parts.algorithm, parts.cohort
+    _, _ = parts.chosen, parts.cohort  # without the data, which no page brings along
     config.build(parts.experiment.partition, SCHEMES, "partition", "scheme")
 
 

@@ -314,7 +314,7 @@ def test_a_deadline_counts_from_the_last_that_was_heard() -> None:
 
 WORKER = """
 import os, sys, time
-from sordino import worker
+from sordino.runs import site_process as worker
 
 def endless(arguments, commands, answers):
     os.write(1, b"printed by a library\\n")

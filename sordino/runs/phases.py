@@ -70,7 +70,7 @@ class Composition(Holdings):
     @property
     def phase(self) -> str:
         """The name of a phase of the preparation, nothing for the training."""
-        return self._chosen.name if isinstance(self._chosen, Phase) else ""
+        return self.chosen.name if isinstance(self.chosen, Phase) else ""
 
     @property
     def phase_key(self) -> int:
@@ -79,7 +79,7 @@ class Composition(Holdings):
 
     @property
     def rounds(self) -> int:
-        return self._chosen.rounds if isinstance(self._chosen, Phase) else self.experiment.rounds
+        return self.chosen.rounds if isinstance(self.chosen, Phase) else self.experiment.rounds
 
     def over(self, server: Any) -> bool:
         """Has a phase of the preparation found what it prepares?"""
@@ -106,7 +106,7 @@ class Composition(Holdings):
 
     @property
     def _plain_reads(self) -> bool:
-        return type(self._chosen.read).open is Open.open  # a reader that opens otherwise may tell clients apart
+        return type(self.chosen.read).open is Open.open  # a reader that opens otherwise may tell clients apart
 
     @cached_property
     def task(self) -> Task:
@@ -148,7 +148,7 @@ class Composition(Holdings):
     @cached_property
     def method(self) -> Algorithm[Any, Any, Any, Any]:
         """The algorithm as its file says it, with what it and its gates must know of the data and the model."""
-        algorithm = self._chosen
+        algorithm = self.chosen
         read = algorithm.read.fitted(self.dataset.shape, self.named.classes)
         algorithm = algorithm.behind(read=read) if read is not algorithm.read else algorithm
         if algorithm.uplink.coordinates is not None:
@@ -164,7 +164,7 @@ class Composition(Holdings):
         return ServersHome(self.task, self.key, self.sizes, *mine)
 
     @property
-    def _chosen(self) -> Algorithm[Any, Any, Any, Any]:
+    def chosen(self) -> Algorithm[Any, Any, Any, Any]:
         return self._phases[self.stage]
 
     @cached_property
