@@ -128,7 +128,7 @@ def _classes(
 ) -> list[dict[str, Any]]:
     rows = []
     for label, name in enumerate(parts.dataset.class_names):
-        chosen = chosen(kept, label)
+        chosen = _chosen(kept, label)
         every = None if candidates is None else np.flatnonzero(candidates.y == label)
         rows.append(
             {
@@ -143,7 +143,7 @@ def _classes(
     return rows
 
 
-def chosen(kept: Tensor | None, label: int) -> np.ndarray[Any, Any]:
+def _chosen(kept: Tensor | None, label: int) -> np.ndarray[Any, Any]:
     rows = np.zeros(0, np.int64) if kept is None else kept[label].numpy()
     return rows[rows >= 0]
 
@@ -230,7 +230,7 @@ def _gallery(
     for label in shown:
         strips = {"drawn": strip(x[y == label][:each])} if (y == label).any() else {}
         if candidates is not None and kept is not None and bool((kept >= 0).any()):
-            chosen = chosen(kept, label)
+            chosen = _chosen(kept, label)
             others = np.setdiff1d(np.flatnonzero(candidates.y == label), chosen)
             for kind, found in (("kept", _spread(chosen, each)), ("rejected", _spread(others, each))):
                 if len(found):
