@@ -30,8 +30,8 @@ def table(rng: random.Random) -> Table:
         "rounds": 1,
         "seed": rng.randrange(3),
         "data": {"source": source, **({"train": 60, "test": 20} if source == "digits" else {}), **_some(Data, rng, 0.06, data_sources.keys(source) if rng.random() < 0.9 else None)},
-        "partition": {"scheme": "natural"} if source != "digits" and rng.random() < 0.8 else chosen(SCHEMES, rng, "scheme"),
-        "algorithm": chosen(ALGORITHMS, rng),
+        "partition": {"scheme": "natural"} if source != "digits" and rng.random() < 0.8 else _chosen(SCHEMES, rng, "scheme"),
+        "algorithm": _chosen(ALGORITHMS, rng),
         "privacy": _some(Privacy, rng, 0.05) | ({"epsilon": rng.choice([0.5, 4.0, 50.0])} if rng.random() < 0.3 else {}),
         "evaluation": _some(Evaluation, rng, 0.04),
         "stragglers": _some(Slow, rng, 0.05),
@@ -41,15 +41,15 @@ def table(rng: random.Random) -> Table:
     if source == "synthetic":
         made["data"] = {"clients": 5, "largest": 40, **made["data"]}
     if rng.random() < 0.3:
-        made["model"] = chosen(NETS, rng) if rng.random() < 0.8 else {"name": "logistic"}
+        made["model"] = _chosen(NETS, rng) if rng.random() < 0.8 else {"name": "logistic"}
     if rng.random() < 0.25:
-        made["cohort"] = chosen(COHORTS, rng)
+        made["cohort"] = _chosen(COHORTS, rng)
     if rng.random() < 0.15:
-        made["read"] = chosen(READERS, rng)
+        made["read"] = _chosen(READERS, rng)
     if rng.random() < 0.2:
         made["uplink"] = _uplink(rng)
     if rng.random() < 0.1:
-        made["privacy"]["schedule"] = chosen(SCHEDULES, rng)
+        made["privacy"]["schedule"] = _chosen(SCHEDULES, rng)
     if rng.random() < 0.1:
         made["candidates"] = {"source": rng.choice(["procedural", "x"]), "per_class": rng.choice([2, 5, 0, -1, "x"])}
     if rng.random() < 0.02:
@@ -59,7 +59,7 @@ def table(rng: random.Random) -> Table:
     return made
 
 
-def chosen(choices: Any, rng: random.Random, key: str = "name") -> Table:
+def _chosen(choices: Any, rng: random.Random, key: str = "name") -> Table:
     name = rng.choice(sorted(choices))
     return {key: name, **SMALL.get(name, {}), **_settings(choices[name], rng)}
 
@@ -106,11 +106,11 @@ def _value(kind: Any, rng: random.Random) -> Any:
 
 def _uplink(rng: random.Random) -> Any:
     stages = [
-        chosen(STAGES, rng) if rng.random() < 0.8 else rng.choice([*STAGES, *STRANGE]) for _ in range(rng.randrange(4))
+        _chosen(STAGES, rng) if rng.random() < 0.8 else rng.choice([*STAGES, *STRANGE]) for _ in range(rng.randrange(4))
     ]
     if rng.random() < 0.4:
         return stages
     return {
         "client": stages,
-        "server": [chosen(STAGES, rng)] if rng.random() < 0.5 else rng.choice([[], [], 3, "noise"]),
+        "server": [_chosen(STAGES, rng)] if rng.random() < 0.5 else rng.choice([[], [], 3, "noise"]),
     }

@@ -56,7 +56,7 @@ def test_the_formula_counts_every_message_once(m: int, k: int, t: int, c: int, d
     for _label in range(c):
         slaug += d_p  # from the device that was chosen for it
     for _round in range(t):
-        for chosen in range(k):
+        for _chosen in range(k):
             slaug += 2 * (d_m + c * d_p)
             fedavg += 2 * d_m
     assert extra_parameters(sizes) == slaug - fedavg

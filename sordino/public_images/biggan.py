@@ -42,7 +42,7 @@ class BigGan:
 
     def build(self, wanted: Wanted) -> Candidates:
         known = _ids(self.ids)
-        texts = [chosen(name, known, wanted) for name in wanted.classes]
+        texts = [_chosen(name, known, wanted) for name in wanted.classes]
         folder = model_folder(self.path, network=False, fetch=_nowhere)
         model = identity(self.path, folder)
         depends = {"backend": "biggan", "model": model, "truncation": self.truncation}
@@ -103,7 +103,7 @@ def _range(part: Any) -> range:
     return range(int(first), int(last or first) + 1)
 
 
-def chosen(name: str, known: Mapping[str, list[int]], wanted: Wanted) -> tuple[str, ...]:
+def _chosen(name: str, known: Mapping[str, list[int]], wanted: Wanted) -> tuple[str, ...]:
     ids = known.get(spoken(name).casefold())
     if not ids:
         raise ConfigError(

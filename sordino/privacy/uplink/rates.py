@@ -127,15 +127,15 @@ class LayerByLayer(Stage, ABC):
         return self.rate == "dynamic"
 
     def begin(self, x: Tree, model: Params) -> Tree:
-        return self.chosen([model.get(name.rpartition("/")[2], leaf) for name, leaf in tree.named(x)])
+        return self._chosen([model.get(name.rpartition("/")[2], leaf) for name, leaf in tree.named(x)])
 
     def at(self, t: int, public: Tree) -> Self:
         return replace(self, _each=tuple(tenths / 10 for tenths in public.tolist())) if self.learns else self
 
     def learn(self, mean: Tree, like: Tree, std: float, each: Sequence[Tree]) -> Tree:
-        return self.chosen(tree.leaves(self.decode(mean, like)))
+        return self._chosen(tree.leaves(self.decode(mean, like)))
 
-    def chosen(self, layers: Sequence[Tensor]) -> Tree:
+    def _chosen(self, layers: Sequence[Tensor]) -> Tree:
         if not self.learns:
             return ()
         norms = [float(torch.linalg.vector_norm(layer.double())) for layer in layers]
