@@ -23,7 +23,7 @@ import torch  # noqa: E402
 
 from sordino import config  # noqa: E402
 from sordino.round import one_round  # noqa: E402
-from sordino.runs.setup import Parts  # noqa: E402
+from sordino.runs.simulation import simulated  # noqa: E402
 
 PERSONAL = {"linspace": [1.0, 4.0], "levels": 20}
 PAIRS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
@@ -51,7 +51,7 @@ def main() -> None:
 
 
 def rounds(mechanism: str, epsilon: Any, tables: dict[str, Any], ledger: Path) -> Callable[[int], float]:
-    parts = Parts(
+    parts = simulated(
         config.validate(
             {
                 "rounds": 100,
@@ -64,7 +64,7 @@ def rounds(mechanism: str, epsilon: Any, tables: dict[str, Any], ledger: Path) -
             }
         )
     )
-    federation, clients, server = parts.federation(ledger, "bench"), parts.clients("bench"), parts.state("server")
+    federation, clients, server = parts.federation(ledger, "bench"), parts.site("bench"), parts.setup.state("server")
 
     def play(t: int) -> float:
         nonlocal server

@@ -139,8 +139,8 @@ def measure(repeats: int, workload: dict[str, Any], scheme: str, hidden: int) ->
     }
     parts = prepared(w, held, **tables)
     with tempfile.TemporaryDirectory() as folder:
-        federation, clients = parts.federation(Path(folder) / "ledger.sqlite", "bench"), parts.clients("bench")
-        server, taken = parts.state("server"), []
+        federation, clients = parts.federation(Path(folder) / "ledger.sqlite", "bench"), parts.site("bench")
+        server, taken = parts.setup.state("server"), []
         start = time.perf_counter() - began
         peak = meter.peak()
         ctypes.CDLL(None).malloc_trim(0)  # what was freed is no client's

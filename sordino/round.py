@@ -9,16 +9,12 @@ digest is stored, and no round has two releases.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
+from sordino.engine.executor import Executor
 from sordino.engine.server import Federation
-from sordino.keys import Key
-from sordino.privacy.uplink import Summed
-from sordino.types import Grant, Received
-
-# clients: the broadcast -> their answers in the order of their ids, as trees or as messages; or already added up
-Execute = Callable[[int, Any, Mapping[int, Grant], Key], Iterable[tuple[int, Any]] | Summed]
+from sordino.types import Received
 
 
 class Outcome(NamedTuple):
@@ -41,9 +37,9 @@ def forget(outcome: Outcome, release: bytes) -> None:
 
 
 def one_round(
-    run: Federation, server: Any, t: int, execute: Execute, stalled: bool = False, keep: Keep = forget
+    run: Federation, server: Any, t: int, execute: Executor, stalled: bool = False, keep: Keep = forget
 ) -> Outcome:
-    cohort = run.draw(t, server, getattr(execute, "away", None))  # who: public order, or hidden coins
+    cohort = run.draw(t, server, execute.away)  # who: public order, or hidden coins
     crew = run.stragglers.split(cohort, t, run.key)
     prices = run.prices(crew.active, stalled)  # what this exposure costs each; the others abstain
     granted = run.reserve(t, prices)  # durable, before any data is read
@@ -53,8 +49,8 @@ def one_round(
         outcome = Outcome(server, None, crew.active, [], 0, 0, 0, {}, lost=True)
         keep(outcome, b"")
         return outcome
-    grants = {k: run.grant(t, k, prices[k], crew.epochs.get(k), crew.parts.get(k)) for k in granted}
-    answers = execute(t, down, grants, run.round_key(t))  # at the clients: local(), then uplink.encode()
+    terms = {k: run.terms(k, prices[k], crew.epochs.get(k), crew.parts.get(k)) for k in granted}
+    answers = execute(t, down, terms)  # at the clients: local(), then uplink.encode()
 
     received, mail = run.receive(t, answers, crew, down, prices, granted)  # sum, central noise, decode, divide
     if not mail.secure.get("aborted"):  # a sum that was not opened changes nothing

@@ -72,11 +72,11 @@ class Source(Protocol):
 
 @dataclass(frozen=True)
 class Grant:
-    """What the engine hands to one client for one round, after the ledger has agreed."""
+    """What one client may do in one round, after the ledger has agreed."""
 
     client: int
-    size: int  # the client's public number of examples
-    largest: int  # the largest such number in the federation
+    size: int  # the client's number of examples
+    largest: int  # the largest public number of examples in the federation
     source: Source
     multiplier: float | None = None  # of the private gate's noise; None where no gate is private
     epochs: int | None = None  # a straggler's smaller effort
@@ -87,9 +87,30 @@ class Grant:
     pool: Any = None  # privacy.pool.Pool: clients of this process that may share a pass over the network
     public: Examples | None = None  # what this client has beside its own examples, and may look at
 
-    def told(self) -> tuple[float | int | None, ...]:
-        """What another process must hear, in the order of the fields behind the source; the rest it knows."""
-        return self.multiplier, self.epochs, self.part, self.reach, self.precision
+
+@dataclass(frozen=True)
+class Terms:
+    """What the server tells one client of its round; the client adds what it alone knows, and has a `Grant`."""
+
+    largest: int = 1
+    multiplier: float | None = None
+    epochs: int | None = None
+    part: float | None = None
+    reach: float = 1.0
+    precision: float = 1.0
+
+    def granted(self, client: int, size: int, source: Source) -> Grant:
+        return Grant(
+            client,
+            size,
+            self.largest,
+            source,
+            self.multiplier,
+            epochs=self.epochs,
+            part=self.part,
+            reach=self.reach,
+            precision=self.precision,
+        )
 
 
 @dataclass(frozen=True)

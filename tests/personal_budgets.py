@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from sordino import config
-from sordino.runs.setup import Parts
+from sordino.runs.simulation import Simulation, simulated
 
 DELTA = 1e-5
 GROUPS = {"groups": {"1": 0.54, "2": 0.37, "4": 0.09}}
@@ -26,7 +26,7 @@ def made(
     clients: int = 22,
     clip: float | None = 0.5,
     **tables: Any,
-) -> Parts:
+) -> Simulation:
     effort = {"lr": 0.05} | ({} if "local_steps" in algorithm else {"local_epochs": 2})
     table: dict[str, Any] = {
         "rounds": rounds,
@@ -38,4 +38,4 @@ def made(
         "privacy": {"epsilon": epsilon, "delta": DELTA},
         "evaluation": {"every": rounds, "final": 1},
     }
-    return Parts(config.validate(table | tables))
+    return simulated(config.validate(table | tables))

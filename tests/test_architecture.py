@@ -47,8 +47,8 @@ def test_only_readers_open_examples() -> None:
         "privacy/readers/median_clip.py",
         "tasks/personalise.py",
         "privacy/readers/per_example_gradients.py",
-        "runs/data.py",
-        "runs/setup.py",
+        "runs/home.py",
+        "runs/simulation.py",
         "engine/shards.py",
         "tasks/classification.py",
     }

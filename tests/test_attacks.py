@@ -28,6 +28,7 @@ from sordino.ledger.gaussian_dp import epsilon_of
 from sordino.privacy.noise.laws import GaussianNoise
 from sordino.privacy.noise.sources import Counter
 from sordino.privacy.uplink.stages import Clip, Noise
+from sordino.runs.simulation import simulated
 from sordino.types import Source
 
 slow = pytest.mark.slow
@@ -225,7 +226,7 @@ def test_each_way_to_tell_published_noise_apart_works() -> None:
     must see.
     """
     words = ["algorithm=cuag_pfl", "variant=published", "mu=8.0", *ACTIVE]
-    parts = attacks.Parts(config.load({}, words))
+    parts = simulated(config.load({}, words))
     stand = clients.Stand(parts, parts.federation(":memory:", "audit"), 0, None)
     for pair in clients.published(stand)[:2]:
         assert epsilon_lost(pair.outputs(300, Counter(1)), 0.5, 1e-5) > 2.5

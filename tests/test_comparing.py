@@ -41,7 +41,7 @@ from sordino.results import comparison
 from sordino.results.comparison import Comparison, Method, check_equal, compare, table
 from sordino.results.sweeps import Notes, composed, grid, split
 from sordino.runs.run import Ended
-from sordino.runs.setup import Parts
+from sordino.runs.simulation import simulated
 
 ACCURACY = [0.1, 0.9, 0.4, 0.5]  # the best round is not the last
 
@@ -102,13 +102,13 @@ def test_unequal_experiments_are_not_compared(change: str) -> None:
 
 def test_equal_seeds_mean_equal_starts() -> None:
     one, other = (
-        Parts(config.load(None, [f"algorithm={name}", "privacy={}", "seed=4"])) for name in ("fedavg", "scaffold")
+        simulated(config.load(None, [f"algorithm={name}", "privacy={}", "seed=4"])) for name in ("fedavg", "scaffold")
     )
-    assert all((a == b).all() for a, b in zip(one.shares[0], other.shares[0], strict=True))
-    assert torch.equal(one.state("server").x["1.weight"], other.state("server").x["1.weight"])
-    assert one.cohort.draw(3, 20, one.key) == other.cohort.draw(3, 20, other.key)
-    third = Parts(config.load(None, ["algorithm=fedavg", "privacy={}", "seed=5"]))
-    assert not torch.equal(one.state("server").x["1.weight"], third.state("server").x["1.weight"])
+    assert all((a == b).all() for a, b in zip(one.population.shares[0], other.population.shares[0], strict=True))
+    assert torch.equal(one.setup.state("server").x["1.weight"], other.setup.state("server").x["1.weight"])
+    assert one.setup.cohort.draw(3, 20, one.setup.key) == other.setup.cohort.draw(3, 20, other.setup.key)
+    third = simulated(config.load(None, ["algorithm=fedavg", "privacy={}", "seed=5"]))
+    assert not torch.equal(one.setup.state("server").x["1.weight"], third.setup.state("server").x["1.weight"])
 
 
 def test_a_comparison_runs_stops_and_goes_on(tmp_path: Path) -> None:
@@ -203,7 +203,7 @@ def test_a_bare_key_that_is_unclear_is_refused(overrides: list[str], code: str, 
 
 def test_a_list_for_a_number_says_how_to_sweep() -> None:
     with pytest.raises(SordinoError) as refused:
-        _ = Parts(config.load(None, ["lr=[0.1, 0.2]"])).algorithm
+        _ = simulated(config.load(None, ["lr=[0.1, 0.2]"])).setup.algorithm
     assert refused.value.code == "wrong-type"
     assert "--set lr=0.1,0.2" in refused.value.fix
 

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from sordino import config, keys, tree
 from sordino.engine import wire
+from sordino.engine.commands import Round
 from sordino.errors import ConfigError, WireError
 from sordino.privacy.noise.sources import Counter
 from sordino.privacy.uplink import Uplink
@@ -36,9 +37,9 @@ from sordino.privacy.uplink.sensing import (
 )
 from sordino.privacy.uplink.stages import Clip, Noise
 from sordino.runs.run import start
-from sordino.runs.setup import Parts
+from sordino.runs.simulation import Simulation, simulated
 from sordino.tasks.nets import cnn_wide
-from sordino.types import Bound, Grant
+from sordino.types import Bound, Grant, Terms
 
 GIB = 2**30
 GRANT = Grant(0, 1, 1, Counter(1), 1.0)
@@ -175,8 +176,8 @@ def test_noise_behind_it_is_sized_for_what_is_sent() -> None:
     assert behind.bound(100).l2 == 1.0
 
 
-def made(rounds: int = 3, **uplink: Any) -> Parts:
-    return Parts(
+def made(rounds: int = 3, **uplink: Any) -> Simulation:
+    return simulated(
         config.validate(
             {
                 "rounds": rounds,
@@ -193,7 +194,7 @@ def made(rounds: int = 3, **uplink: Any) -> Parts:
 
 def test_fewer_bytes_travel_and_all_of_them_are_counted(tmp_path: Path) -> None:
     def row(name: str, **uplink: Any) -> dict[str, Any]:
-        start(made(**uplink).experiment, tmp_path / name)
+        start(made(**uplink).setup.experiment, tmp_path / name)
         return json.loads((tmp_path / name / "metrics.jsonl").read_text().splitlines()[-1])  # type: ignore[no-any-return]
 
     whole, half = row("whole"), row("half", client=[{"name": "block_sum", "rate": 0.5}])
@@ -322,18 +323,18 @@ def test_a_client_with_another_seed_is_not_understood() -> None:
     is used.
     """
 
-    def parts(seed: int) -> Parts:
+    def parts(seed: int) -> Simulation:
         sensing = {"name": "sensing", "rate": 0.5, "seed": seed}
         given: dict[str, Any] = {"algorithm": {"name": "fedavg"}, "uplink": {"client": [sensing]}, "rounds": 1}
-        return Parts(config.validate({"partition": {"scheme": "iid", "clients": 4}, "privacy": {}} | given))
+        return simulated(config.validate({"partition": {"scheme": "iid", "clients": 4}, "privacy": {}} | given))
 
     here, there = parts(1), parts(2)
-    down = here.algorithm.broadcast(here.state("server"))
-    grants = {0: Grant(0, here.sizes[0], here.largest, Counter(1))}
-    message = wire.encode(here.clients("run").header(0, -1), down)
-    assert len(dict(here.clients("run").answer(0, message, grants, 1))) == 1
+    down = here.setup.algorithm.broadcast(here.setup.state("server"))
+    command = Round(0, {0: Terms(largest=here.setup.public.largest)})
+    message = wire.encode(here.site("run").header(0, -1), down)
+    assert len(list(here.site("run").obey(command, [message]))) == 1
     with pytest.raises(WireError) as refusal:
-        list(there.clients("run").answer(0, message, grants, 1))
+        list(there.site("run").obey(command, [message]))
     assert refusal.value.code == "foreign-config"
 
 

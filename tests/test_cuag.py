@@ -26,7 +26,7 @@ from sordino.privacy.noise.sources import Counter
 from sordino.privacy.uplink.as_published import Beside, Discounted, OwnNorm, UpdateLevel, UserLevel
 from sordino.privacy.uplink.clip_layers import ClipLayers
 from sordino.privacy.uplink.one_field import OneField
-from sordino.runs.setup import Parts
+from sordino.runs.simulation import Simulation, simulated
 from sordino.types import Bound, Grant, Received
 
 DELTA = 1e-5
@@ -195,7 +195,7 @@ def test_udp_clips_to_the_median_of_the_round_before() -> None:
     sent = now.encode(ones(4, 9.0), Bound(), replace(grant(), source=Still(0)))
     assert float(sent[0]["w"].norm()) == pytest.approx(3.0, rel=1e-5)
     made = udp().uplink
-    task = Parts(digits({"name": "fedavg"})).task
+    task = simulated(digits({"name": "fedavg"})).setup.task
     zero = udp().zero(task, udp().init(task, 0))
     assert tree.size(made.shape(zero)) == tree.size(zero) + 1
 
@@ -230,16 +230,20 @@ def test_udp_shrinks_its_horizon_where_the_loss_does_not_fall() -> None:
 
 
 def test_udp_on_the_model_clips_the_weights() -> None:
-    parts = Parts(digits({"name": "fedavg"}))
-    made, task = udp(clip=1.0, clip_target="model"), parts.task
+    parts = simulated(digits({"name": "fedavg"}))
+    made, task = udp(clip=1.0, clip_target="model"), parts.setup.task
     server = made.init(task, 1)
     model = tree.scale(0.5, server.x)
     assert tree.finite(
-        made.update(server, Received(made.zero(parts.task, server)._replace(delta=model), 0.1, list), parts.home).x
+        made.update(
+            server, Received(made.zero(parts.setup.task, server)._replace(delta=model), 0.1, list), parts.home
+        ).x
     )
-    after = made.update(server, Received(made.zero(parts.task, server)._replace(delta=model), 0.1, list), parts.home)
+    after = made.update(
+        server, Received(made.zero(parts.setup.task, server)._replace(delta=model), 0.1, list), parts.home
+    )
     assert all(torch.equal(after.x[name], model[name]) for name in model)
-    nobody = made.update(server, Received(made.zero(parts.task, server), 0.0, list), parts.home)
+    nobody = made.update(server, Received(made.zero(parts.setup.task, server), 0.0, list), parts.home)
     assert all(torch.equal(nobody.x[name], server.x[name]) for name in model)
 
 
@@ -258,17 +262,17 @@ def digits(algorithm: dict[str, Any], **tables: Any) -> config.Experiment:
     return config.validate(table | tables)
 
 
-def variant(name: str, cohort: dict[str, Any], **options: Any) -> Parts:
+def variant(name: str, cohort: dict[str, Any], **options: Any) -> Simulation:
     budget = {"epsilon": EPSILON, "delta": DELTA}
-    return Parts(digits({"name": "cuag_pfl", "variant": name} | options, cohort=cohort, privacy=budget))
+    return simulated(digits({"name": "cuag_pfl", "variant": name} | options, cohort=cohort, privacy=budget))
 
 
 def test_a_client_against_the_server() -> None:
     """30 participations of one client at mu = 0.25: sqrt(30)/0.25; every exposure costs mu^2/60."""
     assert pytest.approx(0.926, abs=5e-4) == EPSILON
     parts = variant("local_client", {"name": "round_robin", "size": 10})
-    assert set(parts.plan.exposures) == {30}
-    price = parts.plan.price(3, 0, parts.plan.currency.zero())
+    assert set(parts.setup.plan.exposures) == {30}
+    price = parts.setup.plan.price(3, 0, parts.setup.plan.currency.zero())
     assert price is not None
     assert price.multiplier == pytest.approx(21.909, abs=1e-3)
     assert price.multiplier == pytest.approx(math.sqrt(30) / 0.25, rel=1e-6)
@@ -292,7 +296,7 @@ def test_participation_31_is_refused() -> None:
 @pytest.mark.slow
 def test_a_client_against_everybody_but_the_server() -> None:
     parts = variant("central_client", {"name": "poisson", "rate": 0.1})
-    assert parts.plan.quietest == pytest.approx(7.05, rel=0.02)
+    assert parts.setup.plan.quietest == pytest.approx(7.05, rel=0.02)
     cells = variant("local_sample", {"name": "round_robin", "size": 10})
     assert cells.plan.quietest == pytest.approx(21.9, rel=0.02)  # 30 rounds of 25 steps at a rate of 0.2
 

@@ -13,10 +13,11 @@ from typing import Any
 import pytest
 import torch
 from command_line import Said
+from executors import Doing
 from laws import warm
 from laws.traces import differences, finished, interrupted, killed_at, trace
 
-from sordino import config, keys, tree
+from sordino import config, tree
 from sordino.algorithms import ALGORITHMS
 from sordino.config import Experiment
 from sordino.engine import processes, wire
@@ -28,9 +29,9 @@ from sordino.privacy.uplink.block_sum import runs
 from sordino.privacy.uplink.rates import rates
 from sordino.round import Outcome, one_round
 from sordino.runs.run import resume, start
-from sordino.runs.setup import Parts
+from sordino.runs.simulation import simulated
 from sordino.runs.verify import verify
-from sordino.types import Grant, Params
+from sordino.types import Params, Terms
 
 TWO = {"executor": "processes", "workers": 2}
 POISSON = {"name": "poisson", "rate": 0.5}
@@ -72,22 +73,22 @@ class Watched:
     """Rounds in this process, with what was sent in each."""
 
     def __init__(self, experiment: Experiment) -> None:
-        self.parts = Parts(experiment)
+        self.parts = simulated(experiment)
         self.federation: Federation = self.parts.federation(":memory:", "run")
-        self.clients, self.server = self.parts.clients("run"), self.parts.state("server")
+        self.clients, self.server = self.parts.site("run"), self.parts.setup.state("server")
         self.down: Any = None
         self.uploads: dict[int, Any] = {}
 
     def rounds(self, count: int) -> Iterator[Outcome]:
         with self.federation.ledger:
             for t in range(count):
-                outcome = one_round(self.federation, self.server, t, self._execute)
+                outcome = one_round(self.federation, self.server, t, Doing(self._execute))
                 self.server = outcome.server
                 yield outcome
 
-    def _execute(self, t: int, down: Any, grants: Mapping[int, Grant], key: keys.Key) -> Iterator[tuple[int, Any]]:
+    def _execute(self, t: int, down: Any, terms: Mapping[int, Terms]) -> Iterator[tuple[int, Any]]:
         self.down, self.uploads = down, {}
-        for k, upload in self.clients(t, down, grants, key):
+        for k, upload in self.clients(t, down, terms):
             self.uploads[k] = upload
             yield k, upload
 
@@ -192,24 +193,22 @@ def test_the_order_of_clients_does_not_matter(name: str) -> None:
     """Backwards and one by one: noise and data order are keyed by round and client."""
     algorithm, tables = CASES[name]
     run = Watched(made(algorithm, **tables))
-    grants: dict[int, Grant] = {}
+    terms: dict[int, Terms] = {}
     for _ in run.rounds(1):
-        grants = {k: run.federation.grant(0, k, run.federation.plan.price(k, 0, (0,))) for k in run.uploads}
-    fresh, uplink = run.parts.clients("run"), run.parts.algorithm.uplink
+        terms = {k: run.federation.terms(k, run.federation.plan.price(k, 0, (0,))) for k in run.uploads}
+    fresh, uplink = run.parts.site("run"), run.parts.setup.algorithm.uplink
     alone: dict[int, Any] = {}
-    for k in sorted(grants, reverse=True):
-        alone |= dict(fresh(0, run.down, {k: grants[k]}, run.federation.round_key(0)))
+    for k in sorted(terms, reverse=True):
+        alone |= dict(fresh(0, run.down, {k: terms[k]}))
     for k, upload in run.uploads.items():
         assert all(torch.equal(a, b) for a, b in zip(tree.leaves(upload), tree.leaves(alone[k]), strict=True))
-    zero = run.parts.algorithm.zero(run.parts.task, run.down)
+    zero = run.parts.setup.algorithm.zero(run.parts.setup.task, run.down)
     means = [
         uplink.at(0, run.down).receive(given, zero, [1.0] * 8, 4.0, 0.5, run.federation.source(0)).mean
         for given in (alone, dict(sorted(alone.items())))
     ]
     assert all(torch.equal(a, b) for a, b in zip(*map(tree.leaves, means), strict=True))
-    other = fresh(
-        0, run.down, dict([next(iter(grants.items()))]), run.federation.round_key(1)
-    )  # control: another round
+    other = fresh(1, run.down, dict([next(iter(terms.items()))]))  # control: another round
     (k, upload), *_ = other
     assert not torch.equal(tree.leaves(upload)[0], tree.leaves(run.uploads[k])[0])
 
@@ -219,14 +218,14 @@ def test_all_methods_see_the_same_clients_and_start_from_the_same_model() -> Non
     for name in ("fedavg", "scaffold", "pfl_dyn", "udp", "prifedsync", "cuag_pfl"):
         table = {"name": name} | ({"variant": "published"} if name == "cuag_pfl" else {})
         assert name in ALGORITHMS
-        parts = Parts(made(table))
+        parts = simulated(made(table))
         federation = parts.federation(":memory:", "run")
         with federation.ledger:
             seen.add(tuple(tuple(federation.draw(t)) for t in range(20)))
-        models.append(tree.flat(next(iter(parts.algorithm.models(parts.state("server")).values()))))
+        models.append(tree.flat(next(iter(parts.setup.algorithm.models(parts.setup.state("server")).values()))))
     assert len(seen) == 1
     assert all(torch.equal(models[0], model) for model in models)
-    other = Parts(made({"name": "fedavg"}, seed=1)).federation(":memory:", "run")
+    other = simulated(made({"name": "fedavg"}, seed=1)).federation(":memory:", "run")
     with other.ledger:
         assert tuple(tuple(other.draw(t)) for t in range(20)) not in seen
 

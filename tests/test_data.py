@@ -28,7 +28,7 @@ from sordino.data import SOURCES, Dataset, Split, digits, images, pixels, quadra
 from sordino.data.dataset import apart, pixel_stats, stratified
 from sordino.errors import ConfigError, DataError
 from sordino.partition.schemes import LongTail, Natural, Shards
-from sordino.runs.setup import Parts
+from sordino.runs.simulation import simulated
 
 Array = NDArray[Any]
 
@@ -191,20 +191,20 @@ def test_training_and_test_images_go_together_and_every_pixel_has_its_scale(
             "privacy": {},
         }
     )
-    parts = Parts(experiment)
-    train, test = parts.shares
+    parts = simulated(experiment)
+    train, test = parts.population.shares
     assert sorted([*train.numbers, *test.numbers]) == list(range(len(pixels)))
-    scaled = parts.task._scaled(torch.from_numpy(whole.train.x.copy()), torch.float32)  # type: ignore[attr-defined]
+    scaled = parts.setup.task._scaled(torch.from_numpy(whole.train.x.copy()), torch.float32)  # type: ignore[attr-defined]
     own = scaled.movedim(1, -1).double() if scaled.dim() == 4 else scaled.double()
     assert float(own.mean(0).abs().max()) < 1e-3
 
 
 def test_only_images_are_put_together() -> None:
     with pytest.raises(ConfigError) as refusal:
-        _ = Parts(config.validate({"data": {"merge": True}})).dataset
+        _ = simulated(config.validate({"data": {"merge": True}})).population.dataset
     assert refusal.value.code == "setting-of-another-source"
-    quadratics = Parts(config.validate({"data": {"source": "quadratic"}, "partition": {"scheme": "natural"}}))
-    assert list(quadratics.shares[1].sizes) == [1] * 10  # whose test rows are the training rows, all of them
+    quadratics = simulated(config.validate({"data": {"source": "quadratic"}, "partition": {"scheme": "natural"}}))
+    assert list(quadratics.population.shares[1].sizes) == [1] * 10  # whose test rows are the training rows, all of them
 
 
 def test_the_second_load_decodes_nothing(tiny: SimpleNamespace, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -467,7 +467,7 @@ def test_a_hub_id_is_refused_unless_downloads_are_allowed(
 ) -> None:
     assert refused(lambda: images.load("owner/tiny", cache)).code == "download-not-allowed"
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
-    error = refused(lambda: images.load("owner/tiny", cache, allow_download=True))
+    error = refused(lambda: images.load("owner/tiny", cache, download=True))
     assert (error.code, error.fix) == ("missing-hub-extra", "pip install sordino[hub]")
 
     asked: list[Any] = []
@@ -477,20 +477,20 @@ def test_a_hub_id_is_refused_unless_downloads_are_allowed(
         return str(tiny.root)
 
     monkeypatch.setitem(sys.modules, "huggingface_hub", SimpleNamespace(snapshot_download=snapshot_download))
-    assert images.load("owner/tiny", cache, allow_download=True).name == "tiny"
+    assert images.load("owner/tiny", cache, download=True).name == "tiny"
     assert asked == [("owner/tiny", {"repo_type": "dataset", "allow_patterns": ["*.parquet"]})]
     monkeypatch.chdir(tiny.root.parent)
     tiny.root.rename(Path("owner").absolute())
     Path("parent").mkdir()
     Path("owner").rename(Path("parent/tiny"))
-    assert images.load("parent/tiny", cache, allow_download=True).shape == (4, 5, 3)  # a local directory comes first
+    assert images.load("parent/tiny", cache, download=True).shape == (4, 5, 3)  # a local directory comes first
     assert len(asked) == 1
 
     def offline(*_: Any, **__: Any) -> str:
         raise ConnectionError("no network")
 
     monkeypatch.setitem(sys.modules, "huggingface_hub", SimpleNamespace(snapshot_download=offline))
-    assert refused(lambda: images.load("owner/none", cache, allow_download=True)).code == "download-failed"
+    assert refused(lambda: images.load("owner/none", cache, download=True)).code == "download-failed"
 
 
 def test_well_known_statistics_apply_where_the_shape_agrees(tiny: SimpleNamespace, cache: Path) -> None:

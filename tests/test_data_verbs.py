@@ -22,7 +22,8 @@ from sordino.data import SOURCES
 from sordino.errors import ConfigError
 from sordino.partition.describe import table
 from sordino.partition.picture import LARGEST, LEVELS, NAMED, Frame, svg
-from sordino.runs.setup import Parts
+from sordino.runs.population import Population
+from sordino.runs.simulation import simulated
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -64,16 +65,16 @@ def test_what_a_source_is_said_to_need_is_what_it_asks_for(name: str) -> None:
     for missing in data.SOURCES[name].needs:
         rest = {key: given[key] for key in data.SOURCES[name].needs if key != missing}
         with pytest.raises(ConfigError) as refusal:
-            _ = Parts(config.validate({"data": {"source": name, **rest}})).dataset
+            _ = Population(config.validate({"data": {"source": name, **rest}})).dataset
         assert refusal.value.code == "missing-key"
         assert missing in refusal.value.what
     if not data.SOURCES[name].needs:
-        assert Parts(config.validate({"data": {"source": name}})).dataset.train.y is not None
+        assert Population(config.validate({"data": {"source": name}})).dataset.train.y is not None
 
 
 def test_an_experiments_data_are_named_and_fingerprinted(cli: Callable[..., Said], clinics: Path) -> None:
     facts = json.loads(cli("list", clinics, "--json").out)
-    loaded = Parts(config.load(clinics)).dataset
+    loaded = simulated(config.load(clinics)).population.dataset
     assert facts["fingerprint"] == loaded.fingerprint()
     assert (facts["classes"], facts["natural_clients"], facts["shape"]) == (3, 3, [1])
     assert facts["train"] + facts["test"] == 35
@@ -89,12 +90,12 @@ def test_an_experiments_data_are_named_and_fingerprinted(cli: Callable[..., Said
 def test_a_partition_is_that_of_the_run(cli: Callable[..., Said]) -> None:
     words = ("partition.clients=7", "partition.alpha=0.3", "seed=4")
     found = json.loads(cli("partition", *words, "--json").out)
-    parts = Parts(config.load(None, words))
-    counts = table(parts.dataset.train.y, parts.shares[0], 10)
+    parts = simulated(config.load(None, words))
+    counts = table(parts.population.dataset.train.y, parts.population.shares[0], 10)
     assert [client["labels"] for client in found["clients"]] == counts.tolist()
-    assert [client["train"] for client in found["clients"]] == list(parts.sizes)
-    assert [client["test"] for client in found["clients"]] == [len(rows) for rows in parts.shares[1]]
-    assert found["smallest"] == int(np.argmin(parts.sizes))
+    assert [client["train"] for client in found["clients"]] == list(parts.setup.public.sizes)
+    assert [client["test"] for client in found["clients"]] == [len(rows) for rows in parts.population.shares[1]]
+    assert found["smallest"] == int(np.argmin(parts.setup.public.sizes))
     assert found["summary"]["clients"] == 7
     assert found["unused"] == 0
     shown = cli("partition", *words).out
@@ -236,7 +237,7 @@ def test_names_of_classes_have_the_room_they_need() -> None:
 def test_the_command_draws(cli: Callable[..., Said], tmp_path: Path) -> None:
     said = cli("plot", "partition.clients=5", "--out", tmp_path / "mine.svg")
     assert (said.code, said.out) == (0, f"{tmp_path / 'mine.svg'}\n")
-    counts = table((parts := Parts(config.load(None, ["partition.clients=5"]))).dataset.train.y, parts.shares[0], 10)
+    counts = table((held := Population(config.load(None, ["partition.clients=5"]))).dataset.train.y, held.shares[0], 10)
     assert set(bubbles(ET.fromstring((tmp_path / "mine.svg").read_text()))) == set(
         map(tuple, np.argwhere(counts).tolist())
     )

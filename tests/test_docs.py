@@ -41,7 +41,7 @@ from sordino.cli.main import app
 from sordino.data import schema
 from sordino.errors import DataError
 from sordino.partition.schemes import SCHEMES
-from sordino.runs.setup import Parts
+from sordino.runs.simulation import simulated
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -176,9 +176,9 @@ def do_toml(block: Block, _: dict[str, Any]) -> None:
     if target.name.endswith(".schema.toml"):
         schema.read(target)
         return
-    parts = Parts(config.load(target))
-    _, _ = parts.chosen, parts.cohort  # without the data, which no page brings along
-    config.build(parts.experiment.partition, SCHEMES, "partition", "scheme")
+    parts = simulated(config.load(target))
+    _, _ = parts.setup.chosen, parts.setup.cohort  # without the data, which no page brings along
+    config.build(parts.setup.experiment.partition, SCHEMES, "partition", "scheme")
 
 
 DO = {"sh": do_sh, "python": do_python, "toml": do_toml}

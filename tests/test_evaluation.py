@@ -22,7 +22,7 @@ from sordino.privacy.noise.sources import Counter
 from sordino.privacy.readers.open import Open
 from sordino.runs.folder import read_metrics
 from sordino.runs.run import start
-from sordino.runs.setup import Parts
+from sordino.runs.simulation import simulated
 from sordino.tasks.personalise import WAYS
 from sordino.types import Examples, Grant
 
@@ -75,12 +75,12 @@ def test_every_way_of_every_model_is_scored_by_its_own_client(tmp_path: Path) ->
     """Recomputed here, client by client, from the models that the server held: `own` is the algorithm's way, which is
     `proto`.
     """
-    parts = Parts(made())
-    clients, task = parts.clients("run"), parts.task
-    server = parts.state("server")
+    parts = simulated(made())
+    clients, task = parts.site("run"), parts.setup.task
+    server = parts.setup.state("server")
     start_, other = server.x, {name: value + 0.1 for name, value in server.x.items()}
     found = clients.score(0, [start_, other], ["own", *THREE])
-    rows, tests = parts.shares
+    rows, tests = parts.population.shares
     assert sorted(found) == [k for k, test in enumerate(tests) if len(test)]
     for k, row in found.items():
         wanted = []
@@ -97,11 +97,11 @@ def test_every_way_of_every_model_is_scored_by_its_own_client(tmp_path: Path) ->
 @pytest.mark.parametrize("name", ["pfl_dyn", "fedavg"])
 def test_plain_on_the_clients_is_the_shared_model(name: str, tmp_path: Path) -> None:
     """Through the clients' path and at the server: the same means, over examples and over clients."""
-    parts = Parts(made(name, evaluation={"models": ["global"], "personal": ["plain"]}))
-    evaluation, clients, server = parts.evaluation(), parts.clients("run"), parts.state("server")
+    parts = simulated(made(name, evaluation={"models": ["global"], "personal": ["plain"]}))
+    evaluation, clients, server = parts.evaluation(), parts.site("run"), parts.setup.state("server")
     through, shared = (
         evaluation(0, server, clients.score),
-        evaluation.evaluator(parts.algorithm.models(server)["global"]),
+        evaluation.evaluator(parts.setup.algorithm.models(server)["global"]),
     )
     assert "also" not in through
     assert through["accuracy"] == pytest.approx(shared["accuracy"], rel=1e-12)
@@ -208,7 +208,7 @@ def test_it_is_written_as_plain_json(tmp_path: Path) -> None:
 
 def test_who_has_nothing_to_learn_from_is_scored_with_the_shared_model() -> None:
     """Not with zeros, which would be a score that nobody got."""
-    clients = Parts(made(evaluation={"personal": ["proto"]})).clients("run")
+    clients = simulated(made(evaluation={"personal": ["proto"]})).site("run")
     algorithm, task = clients.algorithm, clients.task
     params = next(iter(algorithm.models(algorithm.init(task, 1)).values()))
     own = clients.shards[0]

@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 import safetensors.torch
 import torch
+from executors import Doing
 from laws import warm
 from laws.traces import Killed, die_after, differences, finished, interrupted, killed_at, parts_of
 from torch import Tensor
@@ -44,12 +45,12 @@ from sordino.privacy.uplink.coordinate_laplace import FLAGGED, OF_ONE_UPLOAD, UN
 from sordino.privacy.uplink.one_direction import OneDirection
 from sordino.privacy.uplink.stages import Clip, Noise, Weigh
 from sordino.round import one_round
-from sordino.runs import data
+from sordino.runs import population
 from sordino.runs.private import CLIENTS, FOLDER, secret_of
 from sordino.runs.run import Ended, resume, start
-from sordino.runs.setup import Parts
+from sordino.runs.simulation import simulated
 from sordino.runs.verify import verify
-from sordino.types import Bound, Examples, Grant, Received, Source, Work
+from sordino.types import Bound, Examples, Grant, Received, Source, Terms, Work
 
 LC: dict[str, Any] = {"name": "lc_fl"}
 SIX: dict[str, Any] = {"scheme": "iid", "clients": 6}
@@ -77,21 +78,21 @@ class Rounds:
     """A run in this process, with all that went down and came up."""
 
     def __init__(self, experiment: Experiment, secret: bytes | None = None) -> None:
-        self.parts = Parts(experiment)
+        self.parts = simulated(experiment)
         federation = self.parts.federation(":memory:", "run")
-        self.clients, self.server = self.parts.clients("run", secret=secret), self.parts.state("server")
+        self.clients, self.server = self.parts.site("run", secret=secret), self.parts.setup.state("server")
         self.down: list[Any] = []
         self.up: list[dict[int, Any]] = []
         self.received: list[Received[Any]] = []
         with federation.ledger:
             for t in range(experiment.rounds):
-                outcome = one_round(federation, self.server, t, self._execute)
+                outcome = one_round(federation, self.server, t, Doing(self._execute))
                 self.server = outcome.server
                 self.received.append(outcome.received)
 
-    def _execute(self, t: int, down: Any, grants: Mapping[int, Grant], key: keys.Key) -> Iterator[tuple[int, Any]]:
+    def _execute(self, t: int, down: Any, terms: Mapping[int, Terms]) -> Iterator[tuple[int, Any]]:
         self.down.append(down)
-        self.up.append(dict(self.clients(t, down, grants, key)))
+        self.up.append(dict(self.clients(t, down, terms)))
         return iter(self.up[-1].items())
 
 
@@ -317,7 +318,7 @@ def pictures(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 
         half = (0.5,) * shape[-1]
         dataset = Dataset("pictures", "image", 10, split(40), split(20), half, half)
-        monkeypatch.setattr(data, "SOURCES", {"digits": lambda **_: dataset})
+        monkeypatch.setattr(population, "SOURCES", {"digits": lambda **_: dataset})
 
     return give
 
@@ -443,10 +444,10 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> dict[int, set[bytes]]:
 
 
 def test_images_are_answered_for_and_labels_and_tests_are_not() -> None:
-    parts = Parts(made(LDP))
-    clients, kept, values = parts.clients("run"), 0, 0
-    raw = Shards(parts.dataset.train, parts.shares[0], range(6))
-    tests = Shards(parts.dataset.test, parts.shares[1], range(6))
+    parts = simulated(made(LDP))
+    clients, kept, values = parts.site("run"), 0, 0
+    raw = Shards(parts.population.dataset.train, parts.population.shares[0], range(6))
+    tests = Shards(parts.population.dataset.test, parts.population.shares[1], range(6))
     greys = {round(12.75 * i) for i in range(21)}
     for k in range(6):
         answers, given = clients.shards[k], raw[k]
@@ -464,13 +465,15 @@ def test_images_are_answered_for_and_labels_and_tests_are_not() -> None:
 
 def test_accuracy_is_that_of_clean_images(tmp_path: Path) -> None:
     ended = start(made(LDP), tmp_path / "run")
-    parts = Parts(made(LDP))
-    clean = Examples(torch.from_numpy(parts.dataset.test.x), torch.from_numpy(parts.dataset.test.y))
+    parts = simulated(made(LDP))
+    clean = Examples(
+        torch.from_numpy(parts.population.dataset.test.x), torch.from_numpy(parts.population.dataset.test.y)
+    )
     model = safetensors.torch.load_file(tmp_path / "run" / "model.safetensors")
-    found = float(parts.task.score(model, clean)["accuracy"].mean())
+    found = float(parts.setup.task.score(model, clean)["accuracy"].mean())
     assert ended.metrics[-1]["accuracy"] == pytest.approx(found, abs=1e-6)
-    reader: Responses = parts.algorithm.read
-    noisy = float(parts.task.score(model, reader.prepare(clean, Counter(1)))["accuracy"].mean())
+    reader: Responses = parts.setup.algorithm.read
+    noisy = float(parts.setup.task.score(model, reader.prepare(clean, Counter(1)))["accuracy"].mean())
     assert noisy != pytest.approx(found, abs=1e-3)
 
 
@@ -553,7 +556,7 @@ def test_without_their_secret_clients_do_not_answer_from_the_seed(left: bytes | 
         resume(folder)
     assert refusal.value.code == "no-secret"
     with pytest.raises(SordinoError) as refusal:
-        _ = Parts(made(LDP, **SYSTEM)).clients("run").shards[0]
+        _ = simulated(made(LDP, **SYSTEM)).site("run").shards[0]
     assert refusal.value.code == "no-secret"
 
 
@@ -609,10 +612,10 @@ def test_fewer_values_have_more_of_the_budget_each(tmp_path: Path) -> None:
     assert rows["image", "server"]["event"]["event"]["count"] == 16
     assert rows["example", "server"]["epsilon"] < 12.1
     parts = parts_of(tmp_path / "run")
-    answers = parts.clients("run").shards[0]
+    answers = parts.site("run").shards[0]
     assert answers.x.shape[1:] == (8, 8, 1)
     assert torch.equal(answers.x[:, ::2, ::2], answers.x[:, 1::2, 1::2])  # every value stands for four pixels
-    raw = Shards(parts.dataset.train, parts.shares[0], range(6))[0]
+    raw = Shards(parts.population.dataset.train, parts.population.shares[0], range(6))[0]
     changed = float((answers.y != raw.y).float().mean())  # e^2 / (9 + e^2) = 0.45 keep their label
     assert 0.35 < changed < 0.75
 
@@ -860,8 +863,8 @@ def watched(noise: Noise, bound: Any, quieter: float, z: float) -> Outputs:
 def test_rigorous_noise_keeps_its_promise_and_a_quarter_of_it_does_not(rigorous: Ended) -> None:
     """The claim is the receipt's. False alarms: 1e-6."""
     parts, row = parts_of(rigorous.folder), rows_of(rigorous.receipt)["client", "participants"]
-    uplink, claimed = parts.algorithm.uplink, {row["delta"]: row["epsilon"]}
+    uplink, claimed = parts.setup.algorithm.uplink, {row["delta"]: row["epsilon"]}
     noise, z = uplink.noise(), row["event"]["event"]["event"]["noise_multiplier"]
-    bound = uplink.bound(parts.coordinates)
+    bound = uplink.bound(parts.setup.coordinates)
     honest, twin = (tuned(watched(noise, bound, quieter, z), claimed) for quieter in (1.0, 4.0))
     assert 2 < honest.epsilon < row["epsilon"] < twin.epsilon

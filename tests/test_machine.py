@@ -13,7 +13,7 @@ from sordino import config
 from sordino.check import bench
 from sordino.engine import choose_executor
 from sordino.runs.run import resume, start
-from sordino.runs.setup import Parts
+from sordino.runs.simulation import simulated
 
 
 def made(**engine: Any) -> config.Experiment:
@@ -38,7 +38,7 @@ def test_auto_follows_the_processor_and_is_written_down(
     engine = config.load(tmp_path / "run" / "experiment.toml").engine
     assert (engine.executor, engine.precision) == ("stack", "bf16" if units else "fp32")
     wanted = torch.bfloat16 if units else torch.float32
-    assert Parts(config.load(tmp_path / "run" / "experiment.toml")).task.precision == wanted  # type: ignore[attr-defined]
+    assert simulated(config.load(tmp_path / "run" / "experiment.toml")).setup.task.precision == wanted  # type: ignore[attr-defined]
 
 
 def test_what_was_asked_for_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:

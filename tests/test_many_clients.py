@@ -46,9 +46,10 @@ from sordino.partition import counts
 from sordino.partition.rows import Rows
 from sordino.partition.schemes import Natural
 from sordino.round import Outcome, one_round
+from sordino.runs.population import Population
 from sordino.runs.receipt import _of_all, _spread, some_of
 from sordino.runs.run import start
-from sordino.runs.setup import Parts
+from sordino.runs.simulation import Simulation
 from sordino.runs.verify import verify
 from sordino.types import Examples
 
@@ -439,10 +440,11 @@ class Crowd:
     def __init__(self, clients: int, *words: str, rounds: int = 3) -> None:
         few = [f"rounds={rounds}", f"partition={{scheme='iid', clients={clients}}}", "model={name='logistic'}"]
         algorithm = ["algorithm={name='fedavg', local_epochs=1, batch_size=10}"]
-        self.parts = Parts(config.load(None, [*few, *algorithm, "engine={executor='loop'}", *words]))
-        vars(self.parts)["dataset"] = data(clients)
+        population = Population(config.load(None, [*few, *algorithm, "engine={executor='loop'}", *words]))
+        vars(population)["dataset"] = data(clients)
+        self.parts = Simulation.of(population)
         self.federation = self.parts.federation(":memory:", "run")
-        self.clients, self.server, self.t = self.parts.clients("run"), self.parts.state("server"), 0
+        self.clients, self.server, self.t = self.parts.site("run"), self.parts.setup.state("server"), 0
 
     def watched(self) -> Crowd:
         """After a first round, which makes what is made once."""
@@ -574,8 +576,8 @@ def test_a_run_of_a_million_clients_ends_with_a_receipt(kind: str, tmp_path: Pat
     words = {"plain": PLAIN, "private": PRIVATE, "hidden": hidden(MILLION)}[kind]
     crowd = Crowd(MILLION, *words)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Parts, "dataset", crowd.parts.dataset)
-        ended = start(crowd.parts.experiment, tmp_path / "run")
+        patch.setattr(Population, "dataset", crowd.parts.population.dataset)
+        ended = start(crowd.parts.setup.experiment, tmp_path / "run")
         assert verify(tmp_path / "run") == []
     assert len(ended.metrics) == 3
     assert all("each" not in row["clients"] for row in ended.metrics if "clients" in row)

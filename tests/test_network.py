@@ -102,17 +102,16 @@ def test_waiting_is_in_proportion_to_bytes(monkeypatch: pytest.MonkeyPatch) -> N
     slept: list[float] = []
     monkeypatch.setattr(time, "sleep", slept.append)
     device = Emulated(latency_ms=20.0, down_mbit=8.0, up_mbit=2.0, compute=3.0)
-    device.receive(bytes(1_000_000))
-    device.send(bytes(1_000_000))
-    assert slept == pytest.approx([0.02 + 1.0, 0.02 + 4.0])
-    slept.clear()
-    Emulated().send(bytes(1_000_000))
-    assert slept == [0.0]
     ticks = iter([0.0, 2.0, 2.0, 2.5, 2.5])
     monkeypatch.setattr(time, "monotonic", lambda: next(ticks))
+    sent = [bytes(1_000_000), bytes(500_000)]
+    assert list(device.carried([bytes(1_000_000)], iter(sent))) == sent
+    # down; then what took 2 s takes 6 there, and up; and again
+    assert slept == pytest.approx([0.02 + 1.0, 4.0, 0.02 + 4.0, 1.0, 0.02 + 2.0])
     slept.clear()
-    assert list(device.computed(iter([b"a", b"b"]))) == [b"a", b"b"]
-    assert slept == pytest.approx([4.0, 1.0])  # what took 2 s takes 6 there
+    ticks = iter([0.0, 2.0, 2.0])
+    assert list(Emulated().carried([bytes(1_000_000)], iter([b"a"]))) == [b"a"]
+    assert slept == [0.0, 0.0, 0.0]
 
 
 @pytest.mark.parametrize(

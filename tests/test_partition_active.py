@@ -25,7 +25,8 @@ from sordino.partition import schemes, table
 from sordino.partition.filling import can_be_even, fill
 from sordino.partition.rows import Rows
 from sordino.partition.schemes import IID, Active, Classes, match_test
-from sordino.runs.setup import Parts
+from sordino.runs.population import Population
+from sordino.runs.simulation import simulated
 from sordino.types import Examples
 
 Array = NDArray[Any]
@@ -253,27 +254,33 @@ SMALL = ["rounds=2", "algorithm=fedavg", "partition={scheme='active', clients=10
 
 
 def test_an_anonymous_federation_learns_and_is_tested_by_its_own_names() -> None:
-    parts, plain = (Parts(config.load({}, [*SMALL, f"partition.anonymous={said}"])) for said in ("true", "false"))
-    assert [list(rows) for rows in parts.shares[0]] == [list(rows) for rows in plain.shares[0]]
-    assert parts.task.init(1)["1.weight"].shape == (3, 64)
-    assert plain.task.init(1)["1.weight"].shape == (10, 64)
-    true, told = plain.dataset, parts.named
-    assert told.train.x is parts.dataset.train.x
+    parts, plain = (simulated(config.load({}, [*SMALL, f"partition.anonymous={said}"])) for said in ("true", "false"))
+    assert [list(rows) for rows in parts.population.shares[0]] == [list(rows) for rows in plain.population.shares[0]]
+    assert parts.setup.task.init(1)["1.weight"].shape == (3, 64)
+    assert plain.setup.task.init(1)["1.weight"].shape == (10, 64)
+    true, told = plain.population.dataset, parts.population.named
+    assert told.train.x is parts.population.dataset.train.x
     assert same_names(
-        true.train, parts.shares[0], true.test, parts.shares[1], (told.train.y, told.test.y, told.classes)
+        true.train,
+        parts.population.shares[0],
+        true.test,
+        parts.population.shares[1],
+        (told.train.y, told.test.y, told.classes),
     )
-    again = Parts(parts.experiment)  # as in another process
-    assert np.array_equal(again.named.train.y, told.train.y)
-    assert parts.dataset.fingerprint() == plain.dataset.fingerprint()  # the same people's data: one ledger
+    again = simulated(parts.setup.experiment)  # as in another process
+    assert np.array_equal(again.population.named.train.y, told.train.y)
+    assert (
+        parts.population.dataset.fingerprint() == plain.population.dataset.fingerprint()
+    )  # the same people's data: one ledger
     for k in (0, 9):
-        assert parts.clients("run").shards[k].y.tolist() == told.train.y[parts.shares[0][k]].tolist()
-    assert plain.named is plain.dataset
+        assert parts.site("run").shards[k].y.tolist() == told.train.y[parts.population.shares[0][k]].tolist()
+    assert plain.population.named is plain.population.dataset
     # what a client learns holds for its own test examples, and not for the names of others
-    task, mine, params = parts.task, parts.clients("run").shards[4], parts.task.init(1)
+    task, mine, params = parts.setup.task, parts.site("run").shards[4], parts.setup.task.init(1)
     ready = task.ready(*mine)
     for _ in range(40):
         params = tree.formed(tree.axpy(-0.2, task.gradient(params, *ready, lambda: torch.zeros(0)), params))
-    tested = parts.shares[1][4]
+    tested = parts.population.shares[1][4]
     x = torch.from_numpy(np.asarray(told.test.x[tested]))
     right, wrong = (
         float(task.score(params, Examples(x, torch.from_numpy(y)))["accuracy"].mean())
@@ -288,14 +295,18 @@ def test_names_hold_for_what_clients_hold_back() -> None:
     experiment = config.load(
         {}, [*SMALL, "partition.anonymous=true", "data.source=images", "data.path=none", "data.merge=true"]
     )
-    parts, known = Parts(experiment), Parts(config.load({}, SMALL)).dataset
-    vars(parts)["dataset"] = replace(known, test=known.train)
-    told = parts.named
+    population, known = Population(experiment), Population(config.load({}, SMALL)).dataset
+    vars(population)["dataset"] = replace(known, test=known.train)
+    told = population.named
     assert np.array_equal(told.train.y, told.test.y)
     assert same_names(
-        known.train, parts.shares[0], known.train, parts.shares[1], (told.train.y, told.test.y, told.classes)
+        known.train,
+        population.shares[0],
+        known.train,
+        population.shares[1],
+        (told.train.y, told.test.y, told.classes),
     )
-    assert min(parts.shares[1].sizes) > 0
+    assert min(population.shares[1].sizes) > 0
 
 
 def test_anonymous_augmented_clients_train_alike_looped_and_stacked(tmp_path: Path) -> None:

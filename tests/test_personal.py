@@ -220,7 +220,7 @@ def thresholds(granted: list[float], rounds: int) -> ThresholdPlan:
     budget = {"clients": {str(k): level for k, level in enumerate(granted)}}
     plan = made(
         {"name": "pdp_prox", "mechanism": "threshold"}, MECHANISMS["threshold"], budget, rounds, len(granted)
-    ).plan
+    ).setup.plan
     assert isinstance(plan, ThresholdPlan)
     return plan
 
@@ -268,10 +268,10 @@ def test_personal_noise_is_weighed_by_its_inverse_variance() -> None:
         rounds=10,
         clients=3,
     )
-    z = [parts.plan.price(k, 0, (0,)).multiplier for k in range(3)]  # type: ignore[union-attr]
+    z = [parts.setup.plan.price(k, 0, (0,)).multiplier for k in range(3)]  # type: ignore[union-attr]
     # noise for replacing a client's data: twice the clip
     assert [2 * v for v in z] == pytest.approx([23.595, 6.838, 3.796], rel=1e-3)
-    weights = np.array([parts.plan.precision(k) for k in range(3)])
+    weights = np.array([parts.setup.plan.precision(k) for k in range(3)])
     assert weights / weights.sum() == pytest.approx(np.array(z) ** -2 / (np.array(z) ** -2).sum(), rel=1e-6)
     assert weights.max() == pytest.approx(1.0)
 
@@ -289,9 +289,9 @@ def published(cost: str, rounds: int = 100, granted: float = 1.0) -> tuple[list[
         granted,
         rounds,
     )
-    plan, paid, lost, left, noise, true = parts.plan, (0,), 0.0, [], [], []
+    plan, paid, lost, left, noise, true = parts.setup.plan, (0,), 0.0, [], [], []
     assert isinstance(plan, PublishedPlan)
-    everybody = range(len(parts.sizes))
+    everybody = range(len(parts.setup.public.sizes))
     for t in range(rounds):
         plan.rates(t, dict.fromkeys(everybody, paid))
         price = plan.price(0, t, paid)
@@ -340,7 +340,7 @@ def test_literal_noise_is_louder_and_accounted_for() -> None:
     parts = made(
         {"name": "pdp_prox", "mechanism": "published", "literal": True}, {"name": "threshold_published"}, GROUPS
     )
-    uplink = parts.algorithm.uplink
+    uplink = parts.setup.algorithm.uplink
     event = uplink.claims(1.0, lambda e, a: e)[0].event
     assert epsilon_of(1 / event.noise_multiplier, DELTA) == pytest.approx(9.997, abs=2e-3)  # clip 1, noise of 1 * 0.5
     assert epsilon_of(1.0, DELTA) == pytest.approx(4.377, abs=1e-3)

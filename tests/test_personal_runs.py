@@ -28,13 +28,13 @@ from sordino.results.one_run import open_run
 from sordino.round import one_round
 from sordino.runs.receipt import opened, receipt
 from sordino.runs.run import resume, start
-from sordino.runs.setup import Parts
+from sordino.runs.simulation import Simulation
 from sordino.runs.verify import verify
 from sordino.types import Grant
 
 
-def ran(parts: Parts, folder: Path) -> dict[str, Any]:
-    start(parts.experiment, folder)
+def ran(parts: Simulation, folder: Path) -> dict[str, Any]:
+    start(parts.setup.experiment, folder)
     assert verify(folder) == []
     return open_run(folder).receipt
 
@@ -75,7 +75,7 @@ def test_published_budgets_are_claimed_and_what_holds_is_said(cost: str, tmp_pat
                 z = next(c["event"] for c in group["claims"] if c["unit"] == "client" and c["adversary"] == "server")
                 for k in group["clients"]:
                     events[k] = events.get(k, 0.0) + z["noise_multiplier"] ** -2
-    levels = parts.plan.budget.levels()  # type: ignore[union-attr]
+    levels = parts.setup.plan.budget.levels()  # type: ignore[union-attr]
     for group in groups:
         true = max(epsilon_of(math.sqrt(events.get(k, 0.0)), DELTA) for k in levels[group["granted"]])
         assert group["spent"] == pytest.approx(true, rel=1e-3)
@@ -98,7 +98,7 @@ def test_published_dp_prox_plays_every_round_and_spends_what_it_was_granted(roun
     assert row["status"] == "conditional"
     assert 0.9 * epsilon < row["epsilon"] <= epsilon
     planned = sampled_multiplier(epsilon, DELTA, size / clients, rounds, "pld")
-    assert parts.plan.quietest == pytest.approx(planned, rel=1e-3)
+    assert parts.setup.plan.quietest == pytest.approx(planned, rel=1e-3)
     assert planned < 0.9 * exact_multiplier(epsilon, DELTA, rounds)  # control: unsampled, it is another number
 
 
@@ -114,7 +114,7 @@ def test_personal_bounds_are_in_the_ratio_of_what_budgets_buy() -> None:
     with federation.ledger:
         prices = federation.prices([0, 1, 2, 3], stalled=False)
         federation.reserve(0, prices)
-        reach = [federation.grant(0, k, prices[k], None).reach for k in range(4)]
+        reach = [federation.terms(k, prices[k]).reach for k in range(4)]
         assert reach == pytest.approx([0.15375, 0.28981, 0.54226, 1.0], abs=1e-5)
         assert federation._central == pytest.approx(prices[3].multiplier)  # type: ignore[union-attr]
 
@@ -122,8 +122,8 @@ def test_personal_bounds_are_in_the_ratio_of_what_budgets_buy() -> None:
 @pytest.mark.slow
 def test_a_hidden_plan_of_thresholds_charges_everybody() -> None:
     parts = made({"name": "pdp_prox", "mechanism": "threshold"}, MECHANISMS["threshold"], GROUPS)
-    assert isinstance(parts.plan, ThresholdPlan)
-    federation, clients, server = parts.federation(":memory:", "run"), parts.clients("run"), parts.state("server")
+    assert isinstance(parts.setup.plan, ThresholdPlan)
+    federation, clients, server = parts.federation(":memory:", "run"), parts.site("run"), parts.setup.state("server")
     with federation.ledger as ledger:
         for t in range(6):
             server = one_round(federation, server, t, clients).server
@@ -145,7 +145,7 @@ def test_ten_thousand_rounds_take_nobody_over_its_cap() -> None:
             federation.reserve(t, federation.prices(federation.draw(t), stalled=False))
         exhausted = 0
         for k in range(1000):
-            gone, limit = ledger.spent(str(k))[0], parts.plan.cap_of(k)
+            gone, limit = ledger.spent(str(k))[0], parts.setup.plan.cap_of(k)
             assert limit is not None
             assert gone <= limit[0]
             exhausted += federation.exposures.get(k, 0) == 40
@@ -160,8 +160,8 @@ def test_an_exhausted_client_changes_no_bit() -> None:
 
     def model(poison: bool) -> torch.Tensor:
         parts = made({"name": "pdp_prox"}, {"name": "random", "size": 22, "t_plan": 3}, GROUPS)
-        federation, clients = parts.federation(":memory:", "run"), parts.clients("run")
-        server = parts.state("server")
+        federation, clients = parts.federation(":memory:", "run"), parts.site("run")
+        server = parts.setup.state("server")
         with federation.ledger:
             for t in range(6):
                 if t == 3 and poison:
@@ -179,7 +179,7 @@ def test_a_client_beyond_its_own_bound_adds_nothing(tmp_path: Path) -> None:
     parts = made(
         {"name": "pdp_prox", "clip": 1.0}, {"name": "everyone"}, {"clients": {"0": 1.0, "1": 4.0}}, rounds=2, clients=2
     )
-    uplink = parts.algorithm.uplink
+    uplink = parts.setup.algorithm.uplink
     zero = {"w": torch.zeros(3)}
     full = {"w": torch.tensor([0.9, 0.0, 0.0])}
     whole = uplink.sum({0: full, 1: full}, zero, None, lambda k: 1.0)
@@ -208,12 +208,12 @@ def test_nobody_answers_and_the_noise_comes_all_the_same() -> None:
         GROUPS,
         stragglers={"share": 1.0, "policy": "drop"},
     )
-    federation, clients, server = parts.federation(":memory:", "run"), parts.clients("run"), parts.state("server")
+    federation, clients, server = parts.federation(":memory:", "run"), parts.site("run"), parts.setup.state("server")
     with federation.ledger:
         outcome = one_round(federation, server, 0, clients)
     assert outcome.answered == []
     moved = tree.flat(tree.sub(outcome.server.x, server.x))
-    z, q = parts.plan.quietest, federation._rates
+    z, q = parts.setup.plan.quietest, federation._rates
     assert q is not None
     assert float(moved.double().std()) == pytest.approx(z * 0.5 / q.sum(), rel=0.15)  # 610 coordinates
     assert isinstance(federation.ledger, Ledger)
@@ -233,7 +233,11 @@ def test_faults_never_take_noise_away(mechanism: str, faults: dict[str, float]) 
     accounts: list[dict[int, Any]] = []
     for chaos in ({}, faults):
         parts = made(algorithm, MECHANISMS[mechanism], GROUPS, rounds=3, chaos=chaos)
-        federation, clients, server = parts.federation(":memory:", "run"), parts.clients("run"), parts.state("server")
+        federation, clients, server = (
+            parts.federation(":memory:", "run"),
+            parts.site("run"),
+            parts.setup.state("server"),
+        )
         stds = []
         with federation.ledger:
             for t in range(3):
@@ -252,7 +256,11 @@ def test_faults_never_take_noise_away(mechanism: str, faults: dict[str, float]) 
 def test_one_step_does_not_feel_mu_and_no_mu_is_fedavg() -> None:
     def model(**algorithm: Any) -> torch.Tensor:
         parts = made(algorithm, {"name": "everyone"}, None, rounds=2, clip=None, uplink={"client": []}, privacy={})
-        federation, clients, server = parts.federation(":memory:", "run"), parts.clients("run"), parts.state("server")
+        federation, clients, server = (
+            parts.federation(":memory:", "run"),
+            parts.site("run"),
+            parts.setup.state("server"),
+        )
         with federation.ledger:
             for t in range(2):
                 server = one_round(federation, server, t, clients).server
@@ -261,7 +269,7 @@ def test_one_step_does_not_feel_mu_and_no_mu_is_fedavg() -> None:
     assert torch.equal(model(name="fedprox", mu=0.0, local_epochs=2), model(name="fedavg", local_epochs=2))
     one = {"local_steps": 1, "batch_size": "full"}
     assert torch.equal(model(name="fedprox", mu=5.0, **one), model(name="fedavg", **one))
-    start_ = tree.flat(made({"name": "fedavg"}, ROBIN, None, clip=None, privacy={}).state("server").x)
+    start_ = tree.flat(made({"name": "fedavg"}, ROBIN, None, clip=None, privacy={}).setup.state("server").x)
     far = [float((model(name="fedprox", mu=mu, local_epochs=5) - start_).norm()) for mu in (0.0, 1.0, 10.0)]
     assert far[0] > far[1] > far[2]  # the larger mu, the nearer to the start
 
@@ -271,9 +279,9 @@ def test_a_killed_run_keeps_every_account(tmp_path: Path) -> None:
     parts = made(
         {"name": "pdp_prox"}, {"name": "random", "size": 11}, GROUPS, stragglers={"share": 0.5, "policy": "keep"}
     )
-    whole = finished(parts.experiment, tmp_path / "whole")
+    whole = finished(parts.setup.experiment, tmp_path / "whole")
     with killed_at("computed", 3):
-        start(parts.experiment, tmp_path / "run")
+        start(parts.setup.experiment, tmp_path / "run")
     resume(tmp_path / "run")
     assert differences(whole, trace(tmp_path / "run")) == []
 
@@ -313,7 +321,7 @@ def test_what_does_not_fit_together_is_refused(
     algorithm: dict[str, Any], cohort: dict[str, Any], epsilon: Any, code: str
 ) -> None:
     with pytest.raises(SordinoError) as refusal:
-        _ = made(algorithm, cohort, epsilon, privacy={"epsilon": epsilon} if epsilon else {}).plan
+        _ = made(algorithm, cohort, epsilon, privacy={"epsilon": epsilon} if epsilon else {}).setup.plan
     assert refusal.value.code == code
     assert refusal.value.fix
 
@@ -335,7 +343,7 @@ def test_a_personal_cohort_decides_exactly_one_noise(cohort: dict[str, Any], off
         uplink = {"client": [clip, *stages]} if published else {"client": [clip], "server": stages}
         reader: dict[str, Any] = {"read": {"name": "noisy_gradient", "clip": 1.0}} if noises > 1 else {}
         algorithm = {"name": "fedavg", "local_steps": 1, "batch_size": "full"}
-        return made(algorithm, cohort, GROUPS, clip=None, uplink=uplink, **reader).plan
+        return made(algorithm, cohort, GROUPS, clip=None, uplink=uplink, **reader).setup.plan
 
     with pytest.raises(UnsoundGuarantee) as refusal:
         plan({"multiplier": 1.0} if offers == "typed" else {}, {"none": 0, "typed": 1, "two": 2}[offers])
@@ -349,9 +357,9 @@ def test_a_personal_cohort_decides_exactly_one_noise(cohort: dict[str, Any], off
 def test_the_literal_reading_needs_the_cohort_it_was_printed_with(cohort: dict[str, Any]) -> None:
     literal = {"name": "pdp_prox", "mechanism": "published", "literal": True}
     with pytest.raises(UnsoundGuarantee) as refusal:
-        _ = made(literal, cohort, GROUPS).plan
+        _ = made(literal, cohort, GROUPS).setup.plan
     assert refusal.value.code == "literal-needs-its-cohort"
-    assert made(literal, {"name": "threshold_published"}, GROUPS).plan.claimed  # control
+    assert made(literal, {"name": "threshold_published"}, GROUPS).setup.plan.claimed  # control
 
 
 @pytest.mark.parametrize(
@@ -365,7 +373,7 @@ def test_rates_need_equal_rounds_and_clips_a_plan(mechanism: str, schedule: str)
             MECHANISMS[mechanism],
             GROUPS,
             privacy={"epsilon": GROUPS, "schedule": {"name": schedule}},
-        ).plan
+        ).setup.plan
     assert refusal.value.code == "personal-schedule"
 
 
@@ -377,12 +385,12 @@ def test_weights_of_waste_are_two_numbers() -> None:
         with pytest.raises(ConfigError):
             _ = made(
                 {"name": "pdp_prox", "mechanism": "threshold"}, {"name": "threshold", "waste_weights": bad}, GROUPS
-            ).plan
+            ).setup.plan
 
 
 def test_a_share_beyond_the_whole_is_refused() -> None:
     with pytest.raises(ConfigError) as refusal:
         _ = made(
             {"name": "pdp_prox", "mechanism": "published"}, {"name": "threshold_published", "retire_below": 1.0}, GROUPS
-        ).plan
+        ).setup.plan
     assert refusal.value.code == "share-out-of-range"

@@ -26,7 +26,7 @@ from sordino.errors import ConfigError
 from sordino.keys import Key
 from sordino.privacy.readers.open import Open
 from sordino.runs.run import start
-from sordino.runs.setup import Parts
+from sordino.runs.simulation import simulated
 from sordino.tasks.classification import Classification
 from sordino.tasks.quadratic import Quadratic
 from sordino.types import EpisodeLoss, Examples, Grant, Params, Task, Work
@@ -183,7 +183,7 @@ def test_a_network_whose_features_are_the_input_has_nothing_to_learn(tmp_path: P
     made = config.load({"rounds": 2, "algorithm": {"name": "pfl_dyn", "local_steps": 2, "weight_decay": 0.0}, **table})
     ended = start(made, tmp_path / "run")
     model = safetensors.torch.load_file(tmp_path / "run" / "model.safetensors")
-    assert all(torch.equal(model[name], value) for name, value in Parts(made).state("server").x.items())
+    assert all(torch.equal(model[name], value) for name, value in simulated(made).setup.state("server").x.items())
     assert ended.metrics[0]["accuracy"] == ended.metrics[-1]["accuracy"] > 0.7
 
 

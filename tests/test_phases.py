@@ -10,7 +10,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -29,8 +29,8 @@ from sordino.algorithms.slaug.training import SlaugFL
 from sordino.algorithms.slaug.training import Up as TrainingUp
 from sordino.config import Experiment
 from sordino.engine import checkpoint, processes, wire
-from sordino.engine.client import Clients
 from sordino.engine.server import Federation
+from sordino.engine.site import Site
 from sordino.errors import SordinoError
 from sordino.evaluate.traffic import Sizes, extra_parameters
 from sordino.generators import nets
@@ -46,8 +46,10 @@ from sordino.runs.forecast import Forecast
 from sordino.runs.receipt import opened
 from sordino.runs.rounds import Phase
 from sordino.runs.run import resume, start
-from sordino.runs.setup import Parts
+from sordino.runs.setup import Setup
+from sordino.runs.simulation import Simulation, simulated
 from sordino.runs.verify import verify
+from sordino.types import Terms
 
 CLIENTS, ROUNDS, COHORT, CLASSES = 6, 2, 3, 10
 TINY: dict[str, Any] = {
@@ -93,16 +95,16 @@ def whole(folder: Path) -> Whole:
         hashlib.sha256((folder / f).read_bytes()).hexdigest() for f in ("preparation.jsonl", "handed.safetensors")
     )
     phases = {}
-    for mine in Parts(config.load(folder / "experiment.toml")).preparation:
-        place = folder / "preparation" / mine.phase
-        loaded = checkpoint.load(place / "checkpoints", mine.state)
+    for mine in simulated(config.load(folder / "experiment.toml")).preparation:
+        place = folder / "preparation" / mine.setup.phase
+        loaded = checkpoint.load(place / "checkpoints", mine.setup.state)
         assert loaded is not None
-        held = [loaded, *(checkpoint.load(worker, mine.state) for worker in sorted(place.glob("clients-*")))]
+        held = [loaded, *(checkpoint.load(worker, mine.setup.state) for worker in sorted(place.glob("clients-*")))]
         states = mine.states(None)
         for one in held:
             assert one is not None
             states.restore(one.trees)
-        phases[mine.phase] = checkpoint.digest_trees({"server": loaded.trees["server"], **states.trees()})
+        phases[mine.setup.phase] = checkpoint.digest_trees({"server": loaded.trees["server"], **states.trees()})
     return Whole(trace(folder), rows, handed, phases)
 
 
@@ -154,7 +156,7 @@ def killed_in(phase: str, point: str, t: int) -> Iterator[None]:
     real = getattr(owner, name)
 
     def dying(self: Any, now: int, *rest: Any) -> Any:
-        here = self.parts.phase if isinstance(self, Phase) else self.run.partition(".")[2]
+        here = self.setup.phase if isinstance(self, Phase) else self.run.partition(".")[2]
         dies = here == phase and now == t + shift
         if dies and point == "written":
             self.metrics.sync()
@@ -238,14 +240,15 @@ def test_killed_everywhere_in_turn_it_is_the_run_that_never_stopped(unstopped: W
 
 def test_a_device_is_asked_for_features_through_the_model_that_it_trained(once: Path) -> None:
     """What clients keep goes from phase to phase: every prototype again, from the checkpoint of the phase before."""
-    train, ask = Parts(config.load(once / "experiment.toml")).preparation
+    train, ask = simulated(config.load(once / "experiment.toml")).preparation
     before, after = (
-        checkpoint.load(once / "preparation" / mine.phase / "checkpoints", mine.state) for mine in (train, ask)
+        checkpoint.load(once / "preparation" / mine.setup.phase / "checkpoints", mine.setup.state)
+        for mine in (train, ask)
     )
     assert before is not None
     assert after is not None
     server, states = after.trees["server"], train.states(None, before)
-    shards, found = ask.clients("run").shards, 0
+    shards, found = ask.site("run").shards, 0
     for slot in torch.nonzero(server.state == 1).flatten().tolist():
         label = int(server.slots[slot])
         k = int(server.order[server.place[slot], label])
@@ -254,7 +257,7 @@ def test_a_device_is_asked_for_features_through_the_model_that_it_trained(once: 
         held = order[round(0.7 * len(y)) :]
         mine = x[held][y[held] == label]
         assert len(mine) == int(server.counts[slot]) >= 2
-        z = ask.task.features(states[k].model, mine).mean(0)
+        z = ask.setup.task.features(states[k].model, mine).mean(0)
         assert torch.allclose(server.prototypes[slot], z, atol=1e-5)
         model = {name: leaf[server.place[slot], label] for name, leaf in server.models.items()}
         assert all(torch.allclose(model[name], states[k].model[name], atol=1e-6) for name in model)  # as it was sent
@@ -268,15 +271,15 @@ def test_the_law_catches_a_preparation_that_forgets_what_clients_keep(
 ) -> None:
     with killed_in("ask", "reserved", 0):
         start(tiny(), tmp_path / "run")
-    monkeypatch.setattr(Parts, "states", lambda self, place, loaded=None: _fresh(self))
+    monkeypatch.setattr(Simulation, "states", lambda self, place, loaded=None: _fresh(self))
     resume(tmp_path / "run")
     assert "handed" in apart(unstopped, whole(tmp_path / "run"))
 
 
-def _fresh(parts: Parts) -> Any:
+def _fresh(parts: Simulation) -> Any:
     from sordino.engine.client_states import States
 
-    return States(parts.algorithm.init_client(parts.task), None)
+    return States(parts.setup.algorithm.init_client(parts.setup.task), None)
 
 
 @pytest.mark.slow
@@ -368,7 +371,7 @@ def test_ranks_do_not_prepare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_every_phase_is_in_the_books_under_its_own_name(once: Path) -> None:
-    parts, federation = opened(once)
+    setup, federation = opened(once)
     with federation.ledger as ledger:
         entries = list(ledger.entries())
         mine = list(federation.entries())
@@ -387,18 +390,18 @@ def test_every_phase_is_in_the_books_under_its_own_name(once: Path) -> None:
     assert receipt["rounds"] == len(entries)
     assert {row["epsilon"] for row in receipt["guarantees"]} == {"inf"}
     assert verify(once) == []
-    assert parts.plan is not None
+    assert setup.plan is not None
 
 
 def test_a_receipt_without_the_preparation_is_caught(once: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = Parts.federation
+    real = Setup.federation
 
-    def forgetful(self: Parts, *given: Any) -> Federation:
+    def forgetful(self: Setup, *given: Any) -> Federation:
         made = real(self, *given)
         made.before = ()
         return made
 
-    monkeypatch.setattr(Parts, "federation", forgetful)
+    monkeypatch.setattr(Setup, "federation", forgetful)
     assert any(line.startswith("rounds") for line in verify(once))
 
 
@@ -413,27 +416,27 @@ def test_no_two_phases_draw_the_same() -> None:
     """Nothing that a round draws from, noise of the server, noise of a client, order of data, is drawn from in another
     phase.
     """
-    parts = Parts(tiny())
+    parts = simulated(tiny())
     drawn = []
     for each in (*parts.preparation, parts):
         for t in range(3):
-            key = each.phase_key
+            key = each.setup.phase_key
             found = [for_round("counter", key, t), *(for_client("counter", key, t, k) for k in range(3))]
             drawn += [tuple(source.gaussian(torch.zeros(4), 1.0).tolist()) for source in found]
             drawn.append((keys.word(keys.fold(key, "round", t)),))
     assert len(set(drawn)) == len(drawn) == 3 * 3 * 5
-    assert parts.phase_key == parts.key  # the training draws what it would draw without a preparation
+    assert parts.setup.phase_key == parts.setup.key  # the training draws what it would draw without a preparation
 
 
 def test_the_keys_of_the_phases_are_those_that_clients_see(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[tuple[str, int]] = []
-    real = Clients.__call__
+    real = Site.__call__
 
-    def noting(self: Clients, t: int, down: Any, grants: Any, key: Any) -> Any:
-        seen.append((self.header(t, 0).run.partition(".")[2], keys.word(key)))
-        return real(self, t, down, grants, key)
+    def noting(self: Site, t: int, down: Any, terms: Mapping[int, Terms]) -> Any:
+        seen.append((self.header(t, 0).run.partition(".")[2], keys.word(keys.fold(self.key, "round", t))))
+        return real(self, t, down, terms)
 
-    monkeypatch.setattr(Clients, "__call__", noting)
+    monkeypatch.setattr(Site, "__call__", noting)
     start(tiny(rounds=1), tmp_path / "run")
     assert {phase for phase, _ in seen} == {"train", "ask", ""}
     assert len({key for _, key in seen}) == len(seen)
@@ -444,14 +447,14 @@ def test_the_keys_of_the_phases_are_those_that_clients_see(tmp_path: Path, monke
 
 def test_device_flops_are_the_closed_form(once: Path) -> None:
     """Three times a forward pass for an example that is learned from, one for an example that is looked at."""
-    parts, served = Parts(config.load(once / "experiment.toml")), {}
+    parts, served = simulated(config.load(once / "experiment.toml")), {}
     _, federation = opened(once)
     with federation.ledger as ledger:
         for entry in ledger.entries():
             served[entry.op.partition(".")[2] or entry.op] = [
                 k for group in parsed(entry.note).releases for k in group["clients"]
             ]
-    forward = parts.task.flops / 3
+    forward = parts.setup.task.flops / 3
     # the small network: three convolutions of stride 2 on 8x8, then a linear layer; two operations for a product
     convolutions = [(16, 1 * 9, 16), (32, 16 * 9, 4), (64, 32 * 9, 1)]
     assert forward == sum(2 * out * read * pixels for out, read, pixels in convolutions) + 2 * 64 * CLASSES
@@ -460,7 +463,7 @@ def test_device_flops_are_the_closed_form(once: Path) -> None:
     assert len(rows) == len(by_round)
     epochs = {"train": 2}
     for row, who in zip(rows, by_round, strict=True):
-        n = sum(parts.sizes[k] for k in who)
+        n = sum(parts.setup.public.sizes[k] for k in who)
         looks = {
             "train": epochs["train"] * n * (3 * 0.7 + 0.3),  # learns from 70 %, looks at the others after every epoch
             "ask": n * 0.3,  # what was held back, for a prototype
@@ -478,8 +481,8 @@ class Counted(NamedTuple):
 
 def test_bytes_are_the_sizes_of_the_messages(once: Path) -> None:
     """Every message of the run again, encoded; none of the byte meter's own sums is used."""
-    parts, federation = opened(once)
-    run, digest = federation.run, parts.experiment.digest()
+    setup, federation = opened(once)
+    run, digest = federation.run, setup.experiment.digest()
     with federation.ledger as ledger:
         who = {e.op: [k for group in parsed(e.note).releases for k in group["clients"]] for e in ledger.entries()}
 
@@ -487,10 +490,10 @@ def test_bytes_are_the_sizes_of_the_messages(once: Path) -> None:
         name = f"{run}.{phase}" if phase else run
         return len(wire.encode(wire.Header(name, digest, t, sender, 0, "down" if sender < 0 else "up"), tree_))
 
-    model, width = parts.task.init(0), parts.task.width
+    model, width = setup.task.init(0), setup.task.width
     one = torch.zeros(1, dtype=torch.int64)
     prototype = (one, torch.zeros(width), torch.zeros(1))
-    state = parts.algorithm.init(parts.task, 0)
+    state = setup.algorithm.init(setup.task, 0)
     told = {"train": prepare.Start(model, one[0]), "ask": prepare.Wish(one), "": state}
     sent = {
         "train": prepare.Up(model, one[0]),
@@ -514,10 +517,10 @@ def test_the_totals_are_formula_18_and_what_it_leaves_out(once: Path) -> None:
     """Beyond the formula: the first broadcast, running statistics of the generator, counts and flags beside prototypes,
     requests and refusals, and envelopes.
     """
-    parts = Parts(config.load(once / "experiment.toml"))
+    parts = simulated(config.load(once / "experiment.toml"))
     rows, training = rows_of(once), [json.loads(line) for line in (once / "metrics.jsonl").read_text().splitlines()]
-    d_m, d_p = tree.size(parts.task.init(0)), parts.task.width
-    d_g = nets.parameters(parts.algorithm._shape)
+    d_m, d_p = tree.size(parts.setup.task.init(0)), parts.setup.task.width
+    d_g = nets.parameters(parts.setup.algorithm._shape)
     sizes = Sizes(CLIENTS, COHORT, ROUNDS, CLASSES, d_m, d_g, d_p)
     formula = 4 * (extra_parameters(sizes) + sizes.rounds * sizes.round)
     measured = sum(row["bytes_down"] + row["bytes_up"] for row in (*rows, *training))
@@ -546,8 +549,8 @@ def test_the_totals_are_formula_18_and_what_it_leaves_out(once: Path) -> None:
 
 def _envelopes(folder: Path) -> int:
     """Of every message: its length less that of its numbers, found from an empty one of the same header and schema."""
-    parts, federation = opened(folder)
-    digest = parts.experiment.digest()
+    setup, federation = opened(folder)
+    digest = setup.experiment.digest()
     total = 0
 
     def envelope(name: str, t: int, sender: int, fields: Any) -> int:
@@ -557,7 +560,7 @@ def _envelopes(folder: Path) -> int:
     with federation.ledger as ledger:
         for entry in ledger.entries():
             name, _, t = entry.op.rpartition("/")
-            mine = next((p for p in parts.preparation if p.phase == name.partition(".")[2]), parts)
+            mine = next((p for p in setup.preparation if p.phase == name.partition(".")[2]), setup)
             algorithm = mine.algorithm
             down = algorithm.broadcast(mine.state("server"))
             for k in (k for group in parsed(entry.note).releases for k in group["clients"]):
@@ -571,11 +574,11 @@ def _envelopes(folder: Path) -> int:
 
 
 def test_the_phases_are_what_the_names_say() -> None:
-    parts = Parts(tiny())
-    assert [each.phase for each in parts.preparation] == ["train", "ask"]
-    assert [type(each.algorithm) for each in parts.preparation] == [Train, Ask]
-    assert isinstance(parts.algorithm, SlaugFL)
-    assert not parts.prepares
+    parts = simulated(tiny())
+    assert [each.setup.phase for each in parts.preparation] == ["train", "ask"]
+    assert [type(each.setup.algorithm) for each in parts.preparation] == [Train, Ask]
+    assert isinstance(parts.setup.algorithm, SlaugFL)
+    assert not parts.setup.prepares
     assert "slaug_fl" in ALGORITHMS
 
 
@@ -594,7 +597,7 @@ def test_a_plan_of_phases_is_what_the_receipt_says(variant: str, tmp_path: Path)
     )
     ended = start(experiment, tmp_path / "run")
     said = {(g["unit"], g["adversary"]): g["epsilon"] for g in ended.receipt["guarantees"]}
-    planned = {(g["unit"], g["adversary"]): g["epsilon"] for g in Forecast(Parts(experiment)).guarantees}
+    planned = {(g["unit"], g["adversary"]): g["epsilon"] for g in Forecast(simulated(experiment)).guarantees}
     assert said.keys() == planned.keys()
     for subject, epsilon in said.items():
         if epsilon == "inf":
@@ -615,8 +618,8 @@ def test_a_phase_spends_its_share_and_no_more(tmp_path: Path) -> None:
         table = {**TINY["algorithm"], "variant": "rigorous_b", "share": share}
         privacy = {**PRIVATE["privacy"], "ledger": str(tmp_path / "shared.sqlite")}
         experiment = tiny(algorithm=table, cohort={"name": "round_robin", "size": CLIENTS}, privacy=privacy)
-        parts = Parts(experiment)
-        before, after = parts.preparation[0].plan, parts.plan
+        parts = simulated(experiment)
+        before, after = parts.preparation[0].setup.plan, parts.setup.plan
         first, later = before.price(0, 0, before.currency.zero()), after.price(0, 0, after.currency.zero())
         assert first is not None
         assert later is not None
@@ -640,8 +643,8 @@ def test_phases_on_a_ledger_of_their_own_fill_the_budget_together(variant: str) 
     nothing over for another.
     """
     table = {**TINY["algorithm"], "variant": variant}
-    parts = Parts(tiny(algorithm=table, rounds=20, **PRIVATE))
-    plans = [mine.plan for mine in (*parts.preparation, parts)]
+    parts = simulated(tiny(algorithm=table, rounds=20, **PRIVATE))
+    plans = [mine.setup.plan for mine in (*parts.preparation, parts)]
     assert all(isinstance(plan.pricing, CountedPhase) for plan in plans)
     assert len({plan.currency for plan in plans}) == 1
     assert len({plan.cap for plan in plans}) == 1
@@ -689,6 +692,6 @@ def test_a_promise_about_clients_after_a_preparation_is_priced_by_itself() -> No
         },
         **PRIVATE,
     }
-    after = Parts(config.validate(TINY | table)).plan
-    alone = Parts(config.validate(TINY | table | {"algorithm": {"name": "fedavg"}})).plan
+    after = simulated(config.validate(TINY | table)).setup.plan
+    alone = simulated(config.validate(TINY | table | {"algorithm": {"name": "fedavg"}})).setup.plan
     assert after.price(0, 0, after.currency.zero()) == alone.price(0, 0, alone.currency.zero())

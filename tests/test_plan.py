@@ -29,7 +29,7 @@ from sordino.ledger.pricing import Renyi
 from sordino.privacy.noise.laws import GaussianNoise, LaplaceNoise
 from sordino.round import one_round
 from sordino.runs.run import start
-from sordino.runs.setup import Parts
+from sordino.runs.simulation import Simulation, simulated
 from sordino.types import Offer
 
 quick = settings(deadline=None, derandomize=True, max_examples=60)
@@ -178,17 +178,17 @@ def test_a_fixed_plan_of_sampled_releases_counts_them(rounds: int) -> None:
 def test_the_step_size_does_not_change_the_price() -> None:
     prices = []
     for lr in (0.1, 0.05):
-        parts = Parts(experiment({"name": "gaussian_gdp", "lr": lr}))
-        prices.append([parts.plan.price(k, 0, (0,)) for k in range(5)])
+        parts = simulated(experiment({"name": "gaussian_gdp", "lr": lr}))
+        prices.append([parts.setup.plan.price(k, 0, (0,)) for k in range(5)])
     assert prices[0] == prices[1]
 
 
 def test_what_cannot_be_priced_is_refused_before_the_first_round() -> None:
     """Clients 3 and 4 have one exposure: their share alone is above what the textbook formula is proved for."""
-    parts = Parts(experiment({"name": "gaussian_simple"}, privacy={"epsilon": 1.5}))
-    assert sorted(set(parts.cohort.exposures(4, 5))) == [1, 2]
+    parts = simulated(experiment({"name": "gaussian_simple"}, privacy={"epsilon": 1.5}))
+    assert sorted(set(parts.setup.cohort.exposures(4, 5))) == [1, 2]
     with pytest.raises(UnsoundGuarantee):
-        _ = parts.plan
+        _ = parts.setup.plan
 
 
 # adaptive -------------------------------------------------------------------------------------------------------------
@@ -248,11 +248,11 @@ def experiment(algorithm: dict[str, Any], **changes: Any) -> config.Experiment:
 GDP = {"name": "gaussian_gdp"}
 
 
-def spend(parts: Parts) -> tuple[Federation, list[list[int]]]:
+def spend(parts: Simulation) -> tuple[Federation, list[list[int]]]:
     """Reserve every round as a run would, and compute nothing."""
     federation = parts.federation(":memory:", "run")
     granted = []
-    for t in range(parts.experiment.rounds):
+    for t in range(parts.setup.experiment.rounds):
         drawn = federation.cohort.draw(t, federation.population, federation.key)
         crew = federation.stragglers.split(drawn, t, federation.key)
         granted.append(federation.reserve(t, federation.prices(crew.active, False)))
@@ -279,11 +279,11 @@ def check_caps(federation: Federation) -> None:
 
 
 def test_round_robin_counts_equal_the_ledger() -> None:
-    parts = Parts(
+    parts = simulated(
         experiment(GDP, rounds=7, partition={"scheme": "iid", "clients": 10}, cohort={"name": "round_robin", "size": 3})
     )
     federation, granted = spend(parts)
-    assert counts(granted, 10) == [3] + [2] * 9 == list(parts.plan.exposures)
+    assert counts(granted, 10) == [3] + [2] * 9 == list(parts.setup.plan.exposures)
     assert [len(paid(federation, k)) for k in range(10)] == [3] + [2] * 9
     check_caps(federation)
     cap = federation.plan.cap
@@ -300,14 +300,14 @@ def test_round_robin_counts_equal_the_ledger() -> None:
 )
 def test_nobody_ever_exceeds_a_cap(schedule: str, cohort: dict[str, Any]) -> None:
     privacy = {"epsilon": 4.0, "schedule": {"name": schedule}}
-    federation, _ = spend(Parts(experiment(GDP, rounds=9, cohort=cohort, privacy=privacy)))
+    federation, _ = spend(simulated(experiment(GDP, rounds=9, cohort=cohort, privacy=privacy)))
     check_caps(federation)
 
 
 def test_who_is_drawn_more_often_than_planned_abstains() -> None:
-    parts = Parts(experiment(GDP, rounds=12, cohort={"name": "random", "size": 3, "t_plan": 5}))
+    parts = simulated(experiment(GDP, rounds=12, cohort={"name": "random", "size": 3, "t_plan": 5}))
     federation, granted = spend(parts)
-    drawn = counts([parts.cohort.draw(t, 5, parts.key) for t in range(12)], 5)
+    drawn = counts([parts.setup.cohort.draw(t, 5, parts.setup.key) for t in range(12)], 5)
     assert max(drawn) > 5  # some were
     assert counts(granted, 5) == [min(5, times) for times in drawn]
     check_caps(federation)
@@ -315,7 +315,7 @@ def test_who_is_drawn_more_often_than_planned_abstains() -> None:
 
 def test_the_published_selection_abstains_where_it_would_overspend() -> None:
     """1/f no whole number: the first block comes round more often than R f times; its last turns are not granted."""
-    parts = Parts(
+    parts = simulated(
         experiment(
             GDP,
             rounds=10,
@@ -324,7 +324,7 @@ def test_the_published_selection_abstains_where_it_would_overspend() -> None:
         )
     )
     federation, granted = spend(parts)
-    turns = counts([parts.cohort.draw(t, 10, parts.key) for t in range(10)], 10)
+    turns = counts([parts.setup.cohort.draw(t, 10, parts.setup.key) for t in range(10)], 10)
     assert turns == [4] * 3 + [3] * 6 + [0]
     assert counts(granted, 10) == [min(3, t) for t in turns]
     check_caps(federation)
@@ -333,8 +333,8 @@ def test_the_published_selection_abstains_where_it_would_overspend() -> None:
 def test_the_dropped_pay_nothing_and_the_late_pay() -> None:
     """The same clients are slow under both policies; who is late has computed, so it has spent."""
     changes = {"rounds": 6, "cohort": {"name": "everyone"}}
-    alone, dropped = spend(Parts(experiment(GDP, **changes, stragglers={"share": 0.4, "policy": "drop"})))
-    late, all_of_them = spend(Parts(experiment(GDP, **changes, stragglers={"share": 0.4, "policy": "late"})))
+    alone, dropped = spend(simulated(experiment(GDP, **changes, stragglers={"share": 0.4, "policy": "drop"})))
+    late, all_of_them = spend(simulated(experiment(GDP, **changes, stragglers={"share": 0.4, "policy": "late"})))
     assert [len(who) for who in dropped] == [3] * 6
     assert all_of_them == [[0, 1, 2, 3, 4]] * 6
     for k in range(5):
@@ -353,7 +353,7 @@ FEDAVG = {"name": "fedavg", "local_steps": 1, "batch_size": "full"}
 
 
 def test_in_a_hidden_cohort_everybody_pays_in_every_round() -> None:
-    parts = Parts(experiment(FEDAVG, **HIDDEN))
+    parts = simulated(experiment(FEDAVG, **HIDDEN))
     federation, granted = spend(parts)
     assert [] in granted  # also in a round that drew nobody
     assert all(list(entry.charges) == [EVERYONE] for entry in federation.ledger.entries())
@@ -379,8 +379,12 @@ def multipliers_used(made: config.Experiment) -> Iterator[tuple[float, dict[int,
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Uplink, "receive", heard)
         patch.setattr(Federation, "reserve", asked)
-        parts = Parts(made)
-        federation, clients, server = parts.federation(":memory:", "run"), parts.clients("run"), parts.state("server")
+        parts = simulated(made)
+        federation, clients, server = (
+            parts.federation(":memory:", "run"),
+            parts.site("run"),
+            parts.setup.state("server"),
+        )
         for t in range(made.rounds):
             server = one_round(federation, server, t, clients).server
     yield from zip(noise, prices, strict=True)
@@ -406,8 +410,8 @@ def test_a_round_that_draws_nobody_is_released_with_noise(schedule: str) -> None
     seed = next(
         seed
         for seed in itertools.count()
-        if not Parts(experiment(FEDAVG, **changes, seed=seed)).cohort.draw(
-            2, 5, Parts(experiment(FEDAVG, seed=seed)).key
+        if not simulated(experiment(FEDAVG, **changes, seed=seed)).setup.cohort.draw(
+            2, 5, simulated(experiment(FEDAVG, seed=seed)).setup.key
         )
     )
     used = list(multipliers_used(experiment(FEDAVG, **changes, seed=seed)))
@@ -430,7 +434,7 @@ def test_when_everybody_abstains_the_model_stays(uplink: dict[str, Any] | None, 
     result = start(made, tmp_path / "run")
     assert [row["answered"] for row in result.metrics] == [0] * 4
     found = safetensors.torch.load_file(tmp_path / "run" / "model.safetensors")
-    first = Parts(made).state("server").x
+    first = simulated(made).setup.state("server").x
     assert all(torch.equal(found[name], first[name]) for name in first)
     assert result.receipt["budget"]["spent_share"]["max"] == 0
 
@@ -467,11 +471,11 @@ def test_the_step_size_costs_nothing(name: str) -> None:
     """Noise on the parameters is noise on the gradient, scaled with it: halving eta leaves every claim as it was."""
 
     def claims(lr: float) -> object:
-        parts = Parts(
+        parts = simulated(
             config.load(None, [f"algorithm={{name='{name}', lr={lr}}}", "privacy={epsilon=4.0}", "rounds=20"])
         )
-        price = parts.plan.price(0, 0, parts.plan.currency.zero())
+        price = parts.setup.plan.price(0, 0, parts.setup.plan.currency.zero())
         assert price is not None
-        return price, parts.algorithm.read.claims(parts.algorithm.work, 60, price.multiplier)
+        return price, parts.setup.algorithm.read.claims(parts.setup.algorithm.work, 60, price.multiplier)
 
     assert claims(0.1) == claims(0.05)

@@ -30,7 +30,8 @@ from sordino.runs import noise_level
 from sordino.runs.forecast import Compared, Forecast, compare
 from sordino.runs.noise_level import drowning, expected_noise, loud_enough
 from sordino.runs.run import start
-from sordino.runs.setup import Parts
+from sordino.runs.setup import Setup
+from sordino.runs.simulation import Simulation, simulated
 
 quick = settings(deadline=None, derandomize=True, max_examples=40)
 Table = dict[str, Any]
@@ -211,13 +212,13 @@ NOISY: dict[str, Table] = {
 }
 
 
-def parts_of(changes: Table) -> Parts:
-    return Parts(config.validate(QUADRATICS | changes))
+def parts_of(changes: Table) -> Simulation:
+    return simulated(config.validate(QUADRATICS | changes))
 
 
-def mean_norm(parts: Parts) -> float:
+def mean_norm(parts: Simulation) -> float:
     """Of what the second round releases: almost only noise at this budget, and the halfway exposure of two."""
-    federation, clients, server = parts.federation(":memory:", "run"), parts.clients("run"), parts.state("server")
+    federation, clients, server = parts.federation(":memory:", "run"), parts.site("run"), parts.setup.state("server")
     for t in range(2):
         outcome = one_round(federation, server, t, clients)
         server = outcome.server
@@ -228,7 +229,7 @@ def check_noise(name: str, expected: float) -> None:
     parts = parts_of(NOISY[name])
     made = mean_norm(parts)
     if name.startswith("records"):
-        expected *= parts.algorithm.lr
+        expected *= parts.setup.algorithm.lr
     # a Gaussian norm in 4,000 dimensions deviates by 1.2 %, a Laplace one by 1.8 %: 8 % is over 4 deviations, and seeds
     # are fixed
     assert made == pytest.approx(expected, rel=0.08)
@@ -241,7 +242,7 @@ VARIED = {name for name in NOISY if name.endswith(("slow", "every round", "three
 @pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] * (n in VARIED)) for n in NOISY])
 def test_the_expected_noise_is_the_noise(name: str) -> None:
     parts = parts_of(NOISY[name])
-    noise = expected_noise(parts)
+    noise = expected_noise(parts.setup)
     assert noise is not None
     check_noise(name, noise.norm)
 
@@ -249,7 +250,7 @@ def test_the_expected_noise_is_the_noise(name: str) -> None:
 def test_the_check_finds_noise_that_is_averaged_wrongly() -> None:
     """Central noise taken for every client's own, as a rough estimate would, and the reverse."""
     for name, wrong in (("clients, central", math.sqrt(2)), ("clients, local", 1 / math.sqrt(2))):
-        noise = expected_noise(parts_of(NOISY[name]))
+        noise = expected_noise(parts_of(NOISY[name]).setup)
         assert noise is not None
         with pytest.raises(AssertionError):
             check_noise(name, noise.norm * wrong)
@@ -258,7 +259,7 @@ def test_the_check_finds_noise_that_is_averaged_wrongly() -> None:
 def test_the_closed_form_of_central_noise() -> None:
     """std * sqrt(d) / cohort, against an update of at most the radius."""
     parts = parts_of(NOISY["clients, central"])
-    noise, price = expected_noise(parts), parts.plan.price(0, 0, parts.plan.currency.zero())
+    noise, price = expected_noise(parts.setup), parts.setup.plan.price(0, 0, parts.setup.plan.currency.zero())
     assert noise is not None
     assert price is not None
     assert noise.norm == pytest.approx(price.multiplier * 2.0 * math.sqrt(DIM) / 2)
@@ -273,10 +274,10 @@ def test_convex_stable_noises_the_last_step_only() -> None:
         "algorithm": {"name": "convex_stable", "radius": 4.0, "local_steps": 5, "lr": 0.1},
         "privacy": {"epsilon": 0.01, "delta": 1e-6},
     }
-    parts = Parts(config.validate(table))
-    noise, federation = expected_noise(parts), parts.federation(":memory:", "run")
+    parts = simulated(config.validate(table))
+    noise, federation = expected_noise(parts.setup), parts.federation(":memory:", "run")
     assert noise is not None
-    mean = one_round(federation, parts.state("server"), 0, parts.clients("run")).received.mean
+    mean = one_round(federation, parts.setup.state("server"), 0, parts.site("run")).received.mean
     # 650 dimensions: a deviation of 2.8 %, so 14 % is five of them
     assert float(tree.norm(mean)) == pytest.approx(0.1 * noise.norm, rel=0.14)
 
@@ -287,7 +288,7 @@ def test_an_adaptive_run_expects_the_noise_that_comes(name: str) -> None:
     adaptive = {"privacy": {"epsilon": 0.02, "delta": 1e-3, "schedule": {"name": "adaptive"}}}
     parts = parts_of(NOISY[name] | adaptive)
     federation = parts.federation(":memory:", "run")
-    received = one_round(federation, parts.state("server"), 0, parts.clients("run")).received
+    received = one_round(federation, parts.setup.state("server"), 0, parts.site("run")).received
     assert float(tree.norm(received.mean)) == pytest.approx(federation._noise_norm, rel=0.08)
     assert federation.stalled(received)
     assert not federation.stalled(replace(received, mean=tree.scale(10.0, received.mean)))
@@ -327,7 +328,7 @@ DEAR = {"hidden", "more turns than planned", "scaffold, no privacy"}
 @pytest.mark.slow
 def test_bytes_and_promise_are_those_of_the_run(name: str, tmp_path: Path) -> None:
     made = config.validate(DIGITS | EXPERIMENTS[name])
-    foreseen = Forecast(Parts(made))
+    foreseen = Forecast(simulated(made))
     traffic = foreseen.traffic()
     ended = start(made, tmp_path / "run")
     for way in ("bytes_down", "bytes_up"):
@@ -338,12 +339,12 @@ def test_bytes_and_promise_are_those_of_the_run(name: str, tmp_path: Path) -> No
         )
     if budget := ended.receipt["budget"]:
         assert max(foreseen.federation.exposures.values()) == budget["exposures_used"]["max"]
-        assert foreseen.parts.plan.exposures[foreseen.busiest] == budget["exposures_planned"]["max"]
+        assert foreseen.parts.setup.plan.exposures[foreseen.busiest] == budget["exposures_planned"]["max"]
 
 
 def test_messages_are_not_all_of_one_length() -> None:
     """A header spells its round and its sender out: who counts the first message only is wrong by a few bytes."""
-    traffic = Forecast(Parts(config.validate(DIGITS))).traffic()
+    traffic = Forecast(simulated(config.validate(DIGITS))).traffic()
     assert traffic["bytes_down"] != 36 * traffic["bytes_per_message"]["down"]
     assert traffic["bytes_up"] != 36 * traffic["bytes_per_message"]["up"]
 
@@ -399,14 +400,14 @@ def test_the_printed_numbers_are_those_of_the_run(unit: str, cohort: int, tmp_pa
             continue  # no command can make records
         run = ["partition={scheme='iid', clients=12}", *row.run]
         parts = kept(row.to_json(), run, tmp_path / str(number), 4.0)
-        noise = expected_noise(parts)
+        noise = expected_noise(parts.setup)
         assert noise is not None
-        assert noise_level.multiplier(parts, 0) == pytest.approx(row.noise_multiplier, rel=1e-4)
+        assert noise_level.multiplier(parts.setup, 0) == pytest.approx(row.noise_multiplier, rel=1e-4)
         if row.question.clients == 12:  # the same data for ten times the clients are fewer records for each
             assert noise.ratio == pytest.approx(row.noise_to_signal, rel=0.01)
 
 
-def kept(row: Table, run: Sequence[str], folder: Path, epsilon: float) -> Parts:
+def kept(row: Table, run: Sequence[str], folder: Path, epsilon: float) -> Simulation:
     made = config.load(None, run)
     ended = start(made, folder)
     subject = (row["unit"], row["neighbours"], row["adversary"])
@@ -415,7 +416,7 @@ def kept(row: Table, run: Sequence[str], folder: Path, epsilon: float) -> Parts:
     assert 0.9 * epsilon < promised[0]["epsilon"] <= epsilon * (1 + 1e-9)  # and does not spend half of it either
     assert promised[0]["status"] == "proved" == row["status"]
     assert (len(ended.metrics), ended.receipt["clients"]) == (row["rounds"], row["clients"])
-    return Parts(made)
+    return simulated(made)
 
 
 def test_a_typed_noise_shows_what_it_buys_and_offers_nothing_else() -> None:
@@ -442,21 +443,18 @@ def test_what_this_data_cannot_do_is_said() -> None:
 
 
 def test_the_federation_that_would_be_heard_recalibrates_where_delta_must_fall() -> None:
-    parts = Parts(
+    parts = simulated(
         config.validate(DIGITS | {"algorithm": {"name": "whole_update"}, "privacy": {"epsilon": 4.0, "delta": 1e-3}})
     )
-    noise, at = expected_noise(parts), []
+    noise, at = expected_noise(parts.setup), []
 
-    def smaller(delta: float) -> Parts:
+    def smaller(delta: float) -> Setup:
         at.append(delta)
-        return Parts(
-            config.validate(
-                DIGITS | {"algorithm": {"name": "whole_update"}, "privacy": {"epsilon": 4.0, "delta": delta}}
-            )
-        )
+        table = DIGITS | {"algorithm": {"name": "whole_update"}, "privacy": {"epsilon": 4.0, "delta": delta}}
+        return simulated(config.validate(table)).setup
 
     assert noise is not None
-    for found in loud_enough(parts, noise, smaller):
+    for found in loud_enough(parts.setup, noise, smaller):
         assert found.delta in at
         assert found.delta < 1 / found.clients <= 1e-3
         again = expected_noise(smaller(found.delta))
@@ -478,21 +476,20 @@ def test_a_run_that_will_hear_nothing_says_so(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("changes", [{}, {"algorithm": {"name": "fedavg"}, "privacy": {}}])
 def test_nothing_is_said_where_the_signal_can_be_heard(changes: Table) -> None:
-    parts = Parts(config.validate(DIGITS | {"cohort": {"name": "everyone"}, "rounds": 4} | changes))
-    assert drowning(parts) == []
+    parts = simulated(config.validate(DIGITS | {"cohort": {"name": "everyone"}, "rounds": 4} | changes))
+    assert drowning(parts.setup) == []
 
 
 def test_the_warning_reads_public_numbers_and_calibrates_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    parts = Parts(config.validate(DIGITS | {"algorithm": {"name": "whole_update"}}))
-    _ = parts.plan
+    parts = simulated(config.validate(DIGITS | {"algorithm": {"name": "whole_update"}}))
+    _ = parts.setup.plan
 
     def never(*_: Any, **__: Any) -> Any:
         raise AssertionError("called at the start of a run")
 
-    vars(parts)["dataset"] = None  # the data themselves are out of reach
-    for place, name in ((calculator, "exact_multiplier"), (calculator, "sampled_multiplier"), (Parts, "federation")):
+    for place, name in ((calculator, "exact_multiplier"), (calculator, "sampled_multiplier"), (Setup, "federation")):
         monkeypatch.setattr(place, name, never)
-    assert len(drowning(parts)) == 1
+    assert len(drowning(parts.setup)) == 1
 
 
 # the conversation -----------------------------------------------------------------------------------------------------

@@ -42,7 +42,7 @@ from sordino.report.run_page import page
 from sordino.results import comparison
 from sordino.results.comparison import Comparison, Method, table
 from sordino.runs.folder import read_metrics, read_preparation
-from sordino.runs.setup import Parts
+from sordino.runs.simulation import Simulation, simulated
 
 LEAST = 12  # images that a prototype needs: some device declines
 SETTINGS = [
@@ -60,8 +60,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def parts(folder: Path) -> Parts:
-    return Parts(config.load(folder / "experiment.toml"))
+def parts(folder: Path) -> Simulation:
+    return simulated(config.load(folder / "experiment.toml"))
 
 
 @pytest.fixture(scope="module")
@@ -71,9 +71,9 @@ def found(folder: Path) -> dict[str, Any]:
     return facts
 
 
-def state(folder: Path, parts: Parts, phase: str) -> Any:
-    mine = next(mine for mine in parts.preparation if mine.phase == phase)
-    loaded = checkpoint.load(folder / "preparation" / phase / "checkpoints", mine.state)
+def state(folder: Path, parts: Simulation, phase: str) -> Any:
+    mine = next(mine for mine in parts.preparation if mine.setup.phase == phase)
+    loaded = checkpoint.load(folder / "preparation" / phase / "checkpoints", mine.setup.state)
     assert loaded is not None
     return loaded.trees["server"]
 
@@ -87,8 +87,8 @@ def pixels(uri: str) -> Any:
 # whom it asked --------------------------------------------------------------------------------------------------------
 
 
-def test_who_declined_had_too_few_images_and_who_answered_had_enough(found: dict[str, Any], parts: Parts) -> None:
-    labels, rows = np.asarray(parts.dataset.train.y), parts.shares[0]
+def test_who_declined_had_too_few_images_and_who_answered_had_enough(found: dict[str, Any], parts: Simulation) -> None:
+    labels, rows = np.asarray(parts.population.dataset.train.y), parts.population.shares[0]
     said = []
     for label, row in enumerate(found["classes"]):
         for asked in row["asked"]:
@@ -102,7 +102,7 @@ def test_who_declined_had_too_few_images_and_who_answered_had_enough(found: dict
     assert False in said  # or this test could not fail
 
 
-def test_devices_are_asked_best_first(found: dict[str, Any], folder: Path, parts: Parts) -> None:
+def test_devices_are_asked_best_first(found: dict[str, Any], folder: Path, parts: Simulation) -> None:
     f1 = state(folder, parts, "train").f1
     for label, row in enumerate(found["classes"]):
         scores = [asked["f1"] for asked in row["asked"]]
@@ -112,8 +112,10 @@ def test_devices_are_asked_best_first(found: dict[str, Any], folder: Path, parts
     assert found["rank"] == "f1"
 
 
-def test_valid_shares_count_what_the_source_put_in_wrong(found: dict[str, Any], folder: Path, parts: Parts) -> None:
-    drawn, kept = parts.drawn, state(folder, parts, "ask").kept
+def test_valid_shares_count_what_the_source_put_in_wrong(
+    found: dict[str, Any], folder: Path, parts: Simulation
+) -> None:
+    drawn, kept = parts.home.drawn, state(folder, parts, "ask").kept
     assert drawn is not None
     wrong = set(drawn.manifest["wrong"])
     for label, row in enumerate(found["classes"]):
@@ -124,9 +126,10 @@ def test_valid_shares_count_what_the_source_put_in_wrong(found: dict[str, Any], 
     assert len({row["valid_kept"] for row in found["classes"]}) > 1
 
 
-def test_outside_a_simulation_nobody_looks_at_what_is_wrong(folder: Path, parts: Parts) -> None:
-    real = parts.experiment.privacy.model_copy(update={"noise": "system"})
-    facts = prepared(folder, Parts(parts.experiment.model_copy(update={"privacy": real})))
+def test_outside_a_simulation_nobody_looks_at_what_is_wrong(folder: Path, parts: Simulation) -> None:
+    real = parts.setup.experiment.privacy.model_copy(update={"noise": "system"})
+    protected = simulated(parts.setup.experiment.model_copy(update={"privacy": real}))
+    facts = prepared(folder, protected.setup, protected.home)
     assert facts is not None
     assert facts["unknown"] == "only a simulation may look that up"
     assert all(row["valid"] is None and row["valid_kept"] is None for row in facts["classes"])
@@ -158,11 +161,11 @@ def framed(uri: str) -> bool:
 
 
 def test_the_pictures_are_the_candidates_and_what_the_generator_draws(
-    found: dict[str, Any], folder: Path, parts: Parts
+    found: dict[str, Any], folder: Path, parts: Simulation
 ) -> None:
-    drawn, kept, gallery = parts.drawn, state(folder, parts, "ask").kept, found["gallery"]
+    drawn, kept, gallery = parts.home.drawn, state(folder, parts, "ask").kept, found["gallery"]
     assert drawn is not None
-    assert [row["name"] for row in gallery["rows"]] == list(parts.dataset.class_names)
+    assert [row["name"] for row in gallery["rows"]] == list(parts.population.dataset.class_names)
     side, wrong = gallery["side"], set(drawn.manifest["wrong"])
     for label, row in enumerate(gallery["rows"]):
         sheets = {kind: np.split(pixels(row[kind]), gallery["each"], axis=1) for kind in ("kept", "rejected", "drawn")}
@@ -369,10 +372,10 @@ def test_the_figures_begin_with_the_preparation(folder: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def compared(folder: Path, parts: Parts) -> Comparison:
+def compared(folder: Path, parts: Simulation) -> Comparison:
     rows = read_metrics(folder)
     notes = (comparison._notes(folder),)
-    slaug = Method("slaug", [[*in_front(read_preparation(folder)), *rows]], [], parts.experiment, notes)
+    slaug = Method("slaug", [[*in_front(read_preparation(folder)), *rows]], [], parts.setup.experiment, notes)
     return Comparison([slaug, Method("plain", [rows], [], ledgers=notes)], folder, "sordino compare ...", target=0.0)
 
 

@@ -9,6 +9,7 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Mapping
 from functools import partialmethod
 from pathlib import Path
 from typing import Any
@@ -22,16 +23,16 @@ from laws.cases import BY_NAME, Case
 from laws.traces import Killed, differences, finished, killed_at, trace
 
 from sordino.engine import checkpoint, processes, wire
-from sordino.engine.client import Clients
 from sordino.engine.lines import LARGEST, read, write
 from sordino.engine.processes import Processes
+from sordino.engine.site import Site
 from sordino.engine.wire import Header
 from sordino.errors import RunError
 from sordino.ledger.ledger import State
 from sordino.runs.receipt import opened
 from sordino.runs.run import resume, start
-from sordino.runs.setup import Parts
-from sordino.types import Grant
+from sordino.runs.simulation import Simulation, simulated
+from sordino.types import Terms
 
 CASE = BY_NAME["scaffold"]  # the one with the richest client state
 TWO = {"executor": "processes", "workers": 2}
@@ -94,32 +95,32 @@ def test_the_number_of_workers_does_not_matter(workers: int, tmp_path: Path, qui
     assert differences(loop, trace(tmp_path / "apart")) == []
 
 
-def executor(folder: Path) -> tuple[Parts, Processes]:
+def executor(folder: Path) -> tuple[Simulation, Processes]:
     folder.mkdir()
     made = CASE.experiment(engine=TWO)
     (folder / "experiment.toml").write_text(made.toml())
-    return Parts(made), Processes(
-        folder, folder, "run", -1, 2, lambda t: Parts(made).clients("run", range(0)).header(t, -1)
+    return simulated(made), Processes(
+        folder, folder, "run", 0, 2, lambda t: simulated(made).site("run", range(0)).header(t, -1)
     )
 
 
-def asked(parts: Parts, t: int) -> tuple[Any, dict[int, Grant]]:
+def asked(parts: Simulation, t: int) -> tuple[Any, dict[int, Terms]]:
     federation = parts.federation(":memory:", "run")
     with federation.ledger:
-        return parts.algorithm.broadcast(parts.state("server")), {
-            k: federation.grant(t, k, None, None) for k in range(5)
+        return parts.setup.algorithm.broadcast(parts.setup.state("server")), {
+            k: federation.terms(k, None) for k in range(5)
         }
 
 
 def test_a_worker_that_dies_is_told_and_the_run_goes_on_later(tmp_path: Path, quick_workers: None) -> None:
     parts, workers = executor(tmp_path / "run")
     with workers:
-        down, grants = asked(parts, 0)
-        assert [k for k, _ in workers(0, down, grants, 0)] == [0, 1, 2, 3, 4]
+        down, terms = asked(parts, 0)
+        assert [k for k, _ in workers(0, down, terms)] == [0, 1, 2, 3, 4]
         workers._lines[1].process.kill()
         workers._lines[1].process.wait()
         with pytest.raises(RunError) as refusal:
-            list(workers(1, down, grants, 0))
+            list(workers(1, down, terms))
     assert refusal.value.code == "client-process-ended"
     assert "resume" in refusal.value.fix
 
@@ -128,14 +129,14 @@ def test_what_a_worker_refuses_is_told_in_its_words(tmp_path: Path, quick_worker
     """A message of another round: the worker's wire refuses it, and the worker is still there afterwards."""
     parts, workers = executor(tmp_path / "run")
     with workers:
-        down, grants = asked(parts, 0)
-        only, header = {0: grants[0]}, workers._header
+        down, terms = asked(parts, 0)
+        only, header = {0: terms[0]}, workers._header
         workers._header = lambda t: header(0)
         with pytest.raises(RunError, match="round 0, expected 3") as refusal:
-            list(workers(3, down, only, 0))
+            list(workers(3, down, only))
         workers._header = header
         assert refusal.value.code == "client-refused"
-        assert [k for k, _ in workers(0, down, only, 0)] == [0]
+        assert [k for k, _ in workers(0, down, only)] == [0]
 
 
 def test_workers_end_with_their_server(tmp_path: Path, warm_server: None) -> None:
@@ -238,10 +239,10 @@ def test_a_checkpoint_of_which_only_some_parts_were_written(
 @pytest.mark.parametrize("name", ["scaffold", "gaussian_gdp"])
 def test_a_damaged_answer_is_an_absent_client_and_is_told(name: str, tmp_path: Path) -> None:
     case = BY_NAME[name]
-    call = Clients.__call__
+    call = Site.__call__
 
-    def answered(self: Clients, t: int, down: Any, grants: Any, key: Any, *, damaged: bool) -> Any:
-        answers = {k: wire.encode(self.header(t, k), upload) for k, upload in call(self, t, down, grants, key)}
+    def answered(self: Site, t: int, down: Any, terms: Mapping[int, Terms], *, damaged: bool) -> Any:
+        answers = {k: wire.encode(self.header(t, k), upload) for k, upload in call(self, t, down, terms)}
         if t == 2:
             first = min(answers)
             whole = answers.pop(first)
@@ -252,7 +253,7 @@ def test_a_damaged_answer_is_an_absent_client_and_is_told(name: str, tmp_path: P
     ended = {}
     for damaged in (True, False):
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(Clients, "__call__", partialmethod(answered, damaged=damaged))
+            patch.setattr(Site, "__call__", partialmethod(answered, damaged=damaged))
             ended[damaged] = start(case.experiment(), tmp_path / str(damaged))
     assert [note for note in ended[True].notes if "counts as absent" in note and "(message-damaged)" in note]
     assert not [note for note in ended[False].notes if "counts as absent" in note]

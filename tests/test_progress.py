@@ -51,11 +51,11 @@ class Eager(Spending):
 @pytest.mark.slow
 def test_the_live_epsilon_is_the_statement_of_what_the_ledger_holds(tmp_path: Path) -> None:
     said = told(tmp_path / "run", Eager())
-    parts, federation = opened(tmp_path / "run")
+    setup, federation = opened(tmp_path / "run")
     notes = [entry.note for entry in federation.entries()]
     federation.ledger.close()
     for t, text in enumerate(said, 1):
-        row = statement(notes[:t], 3, parts.experiment.privacy.delta)[0]
+        row = statement(notes[:t], 3, setup.experiment.privacy.delta)[0]
         assert (row.unit, row.adversary) == ("example", "server")
         assert text == f"ε {row.epsilon:.3g} of 8 per example, by the server"
     receipt = json.loads((tmp_path / "run" / "privacy.json").read_text())
@@ -122,8 +122,8 @@ def test_the_status_is_said(status: str, text: str, monkeypatch: pytest.MonkeyPa
 
 def made_up(round: int) -> Any:
     federation = SimpleNamespace(plan=spending_plan("example", 8.0), entries=list, population=1, spent={0: (round,)})
-    parts = SimpleNamespace(experiment=SimpleNamespace(privacy=SimpleNamespace(delta=1e-5)))
-    return SimpleNamespace(round=round, rounds=10, federation=federation, parts=parts)
+    setup = SimpleNamespace(experiment=SimpleNamespace(privacy=SimpleNamespace(delta=1e-5)))
+    return SimpleNamespace(round=round, rounds=10, federation=federation, setup=setup)
 
 
 class Greedy(Spending):

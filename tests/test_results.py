@@ -25,7 +25,7 @@ from sordino.results import one_run
 from sordino.results.one_run import Result
 from sordino.runs.listing import promise
 from sordino.runs.receipt import spending
-from sordino.runs.setup import Parts
+from sordino.runs.simulation import simulated
 
 pandas = pytest.importorskip("pandas", reason="the frames extra is not installed")
 
@@ -155,7 +155,7 @@ def test_frames_of_other_runs(changes: dict[str, Any], tmp_path: Path) -> None:
 
 
 def test_the_model_scores_what_the_last_round_says(result: Result) -> None:
-    parts = Parts(config.load(result.folder / "experiment.toml"))
+    parts = simulated(config.load(result.folder / "experiment.toml"))
     assert parts.evaluation().evaluator(result.model)["accuracy"] == result.accuracy
 
 

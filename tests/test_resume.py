@@ -208,7 +208,7 @@ def test_no_round_is_drawn_twice_with_noise_of_the_system(point: str, tmp_path: 
         start(made, tmp_path / "run")
     before = released(tmp_path / "run")
     assert len(before) == (3 if point in ("stored", "published") else 2)
-    kept = checkpoint.load(tmp_path / "run" / "checkpoints", parts_of(tmp_path / "run").state)
+    kept = checkpoint.load(tmp_path / "run" / "checkpoints", parts_of(tmp_path / "run").setup.state)
     result = resume(tmp_path / "run")
     lost = point == "computed"
     assert [row.get("lost", False) for row in result.metrics] == [False, False, lost, False]

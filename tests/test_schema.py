@@ -28,8 +28,8 @@ from sordino.data.dataset import STRATIFIED, apart, stratified
 from sordino.errors import ConfigError, SordinoError
 from sordino.partition.schemes import SCHEMES, Labelled, Scheme
 from sordino.runs import public_inputs
-from sordino.runs.data import Holdings
-from sordino.runs.setup import Parts
+from sordino.runs.population import Population
+from sordino.runs.simulation import Simulation
 
 ROOT = Path(__file__).parents[1]
 Row = dict[str, Any]
@@ -93,20 +93,20 @@ ROWS = st.fixed_dictionaries(
 )
 
 
-def held(path: Path, declared: str | None, scheme: Mapping[str, Any]) -> Holdings:
+def held(path: Path, declared: str | None, scheme: Mapping[str, Any]) -> Population:
     """A run's data: private where there is a schema, simulated with columns that are learned."""
     data = {"source": "tabular", "path": str(path), "label": "outcome", "group": "clinic"}
     if declared is not None:
         (path.parent / "s.toml").write_text(declared)
         data["schema"] = str(path.parent / "s.toml")
     noise = "counter" if declared is None else "system"
-    return Parts(config.validate({"data": data, "partition": dict(scheme), "privacy": {"noise": noise}}))
+    return Population(config.validate({"data": data, "partition": dict(scheme), "privacy": {"noise": noise}}))
 
 
-def differing(first: Holdings, second: Holdings, row: int) -> set[str]:
+def differing(first: Population, second: Population, row: int) -> set[str]:
     """What two tables that differ in one row have not in common, beside that row."""
 
-    def places(of: Holdings) -> list[list[float]]:
+    def places(of: Population) -> list[list[float]]:
         a, b = of.shares
         train, test = of.dataset.train.x[:, 0], of.dataset.test.x[:, 0]
         return [train[k].tolist() for k in a] + [test[k].tolist() for k in b]
@@ -114,10 +114,10 @@ def differing(first: Holdings, second: Holdings, row: int) -> set[str]:
     def others(data: Dataset) -> list[Any]:
         return [split.x[split.x[:, 0] != row].tolist() for split in (data.train, data.test)]
 
-    facts: dict[str, Callable[[Holdings], Any]] = {
+    facts: dict[str, Callable[[Population], Any]] = {
         "features": lambda of: of.dataset.shape,
         "classes": lambda of: (of.dataset.classes, of.dataset.class_names),
-        "model": lambda of: {name: tuple(v.shape) for name, v in of.task.init(0).items()},  # type: ignore[attr-defined]
+        "model": lambda of: {name: tuple(v.shape) for name, v in Simulation.of(of).setup.task.init(0).items()},  # type: ignore[attr-defined]
         "scale": lambda of: (of.dataset.mean, of.dataset.std),
         "owners": places,
         "other rows": lambda of: others(of.dataset),
@@ -499,10 +499,10 @@ def test_a_drafted_range_holds_the_rows_and_is_round(low: float, width: float) -
 # what a run makes of it -----------------------------------------------------------------------------------------------
 
 
-def experiment(tmp_path: Path, noise: str = "counter", partition: Row | None = None, **data: Any) -> Holdings:
+def experiment(tmp_path: Path, noise: str = "counter", partition: Row | None = None, **data: Any) -> Population:
     table_ = {"source": "tabular", "path": str(tmp_path / "visits.csv"), "label": "outcome", "group": "clinic", **data}
     made = {"data": table_, "partition": partition or {"scheme": "natural"}, "privacy": {"noise": noise}}
-    return Parts(config.validate(made))
+    return Population(config.validate(made))
 
 
 def test_what_a_receipt_must_say_of_a_table(tmp_path: Path) -> None:
@@ -578,7 +578,7 @@ def test_a_phase_and_a_worker_see_the_declared_table(tmp_path: Path) -> None:
     saved(tmp_path, table())
     (tmp_path / "s.toml").write_text(DECLARED)
     found = experiment(tmp_path, schema=str(tmp_path / "s.toml"))
-    again = Parts(config.validate(tomllib.loads(found.experiment.toml())))  # what a worker process reads
+    again = Population(config.validate(tomllib.loads(found.experiment.toml())))  # what a worker process reads
     assert again.dataset.fingerprint() == found.dataset.fingerprint()
     assert again.experiment.digest() == found.experiment.digest()
 
@@ -587,18 +587,18 @@ def test_a_phase_and_a_worker_see_the_declared_table(tmp_path: Path) -> None:
 
 
 def test_the_default_run_scales_by_public_numbers_and_says_what_labels_decided() -> None:
-    default = Parts(config.load(None))
+    default = Population(config.load(None))
     assert (default.dataset.mean, default.dataset.std) == ((0.5,), (0.5,))
     assert not default.scaled_by_rows
     assert default.learned_from_rows == ()
     assert default.drawn_from_labels == (STRATIFIED, public_inputs.PARTITION)
-    measured = Parts(
+    measured = Population(
         config.load(None, ["data.standardise=channel", "partition={scheme='iid', clients=3}", "data.probe=2"])
     )
     assert measured.scaled_by_rows
     assert measured.dataset.mean[0] == pytest.approx(measured.dataset.train.x.mean() / 255, abs=0.01)
     assert measured.drawn_from_labels == (STRATIFIED, public_inputs.RESERVED)
-    invented = Parts(config.load(None, ["data=synthetic", "partition={scheme='natural'}", "data.clients=2"]))
+    invented = Population(config.load(None, ["data=synthetic", "partition={scheme='natural'}", "data.clients=2"]))
     assert (invented.scaled_by_rows, invented.drawn_from_labels) == (False, ())
 
 

@@ -19,12 +19,13 @@ import numpy as np
 import pytest
 import safetensors.torch
 import torch
+from executors import Doing
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from laws import warm
 from laws.traces import differences, finished, interrupted
 
-from sordino import config, keys, tree
+from sordino import config, tree
 from sordino.algorithms.fedavg import FedAvg
 from sordino.config import Experiment, gates
 from sordino.engine import channels, checkpoint, processes, wire
@@ -67,11 +68,11 @@ from sordino.round import Outcome, one_round
 from sordino.runs import ranks
 from sordino.runs.receipt import opened
 from sordino.runs.run import start
-from sordino.runs.setup import Parts
+from sordino.runs.simulation import simulated
 from sordino.runs.verify import verify
 from sordino.secure import paillier, secagg
 from sordino.secure.layout import Layout
-from sordino.types import Grant, Received
+from sordino.types import Grant, Received, Terms
 
 Table = dict[str, Any]
 ROUNDS, CLIENTS = 2, 5
@@ -127,25 +128,25 @@ class Watched:
 
     def __init__(self, experiment: Experiment) -> None:
         torch.set_num_threads(experiment.engine.threads)  # as a run does: sums are cut otherwise by another number
-        self.parts = Parts(experiment)
+        self.parts = simulated(experiment)
         self.federation: Federation = self.parts.federation(":memory:", "run")
-        self.clients = self.parts.clients("run")
-        self.grants: Mapping[int, Grant] = {}
+        self.clients = self.parts.site("run")
+        self.terms: Mapping[int, Terms] = {}
         self.uploads: dict[int, Any] = {}
 
     def round(self, server: Any, t: int) -> Outcome:
-        return one_round(self.federation, server, t, self._execute)
+        return one_round(self.federation, server, t, Doing(self._execute))
 
     def rounds(self, count: int) -> Iterator[tuple[Any, Outcome]]:
-        server = self.parts.state("server")
+        server = self.parts.setup.state("server")
         for t in range(count):
             outcome = self.round(server, t)
             yield server, outcome
             server = outcome.server
 
-    def _execute(self, t: int, down: Any, grants: Mapping[int, Grant], key: keys.Key) -> Iterator[tuple[int, Any]]:
-        self.grants, self.uploads = grants, {}
-        for k, upload in self.clients(t, down, grants, key):
+    def _execute(self, t: int, down: Any, terms: Mapping[int, Terms]) -> Iterator[tuple[int, Any]]:
+        self.terms, self.uploads = terms, {}
+        for k, upload in self.clients(t, down, terms):
             self.uploads[k] = upload
             yield k, upload
 
@@ -178,13 +179,13 @@ def beyond(experiment: Experiment, plain: Experiment, steps: float = 0.0) -> flo
     inexact scheme.
     """
     secret, clear = Watched(experiment), Watched(plain)
-    server, worst = secret.parts.state("server"), 0.0
+    server, worst = secret.parts.setup.state("server"), 0.0
     for t in range(experiment.rounds):
         ours, theirs = secret.round(server, t), clear.round(server, t)
         weights = [secret.federation.weights[k] for k in ours.answered]
         assert ours.answered == theirs.answered
         assert ours.secure["saturated"] == 0
-        grid = secret.parts.algorithm.uplink.grid
+        grid = secret.parts.setup.algorithm.uplink.grid
         bound = (len(weights) / 2 + steps) / (grid.scale * math.fsum(weights))
         for a, b in zip(tree.leaves(ours.received.mean), tree.leaves(theirs.received.mean), strict=True):
             slack = bound + 2.0**-23 * b.double().abs()  # both means are rounded to float32
@@ -209,7 +210,7 @@ def test_round_by_round_it_is_the_plain_algorithm_within_the_bound(algorithm: st
     plain = made("weigh", algorithm=ALGORITHMS[algorithm])
     ours = made("weigh", {"name": "quantise", "range": 16.0}, stage, algorithm=ALGORITHMS[algorithm])
     inexact = math.sqrt(CLIENTS) / 3 + 0.5 if carrier == "ckks" else 0.0
-    assert len(set(Parts(plain).sizes)) > 1
+    assert len(set(simulated(plain).setup.public.sizes)) > 1
     assert beyond(ours, plain, inexact) <= 1
 
 
@@ -479,7 +480,7 @@ def test_killed_anywhere_it_is_the_run_that_never_stopped(tables: Table, tmp_pat
 def test_ranks_refuse(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("RANK", "0")
     with pytest.raises(SordinoError) as refusal:
-        ranks.Ranks(Parts(made("weigh", "secagg")), "run", tmp_path)
+        ranks.Ranks(simulated(made("weigh", "secagg")), "run", tmp_path)
     assert refusal.value.code == "ranks-send-sums"
 
 
@@ -562,7 +563,7 @@ def test_what_is_refused_for_many_is_played_by_few() -> None:
         ([{"name": "quantise", "headroom": 12}, "bfv"], {"partition": {"scheme": "iid", "clients": 512}}),
         ([{"name": "user_level", "clip": 1.0}, "secagg"], {}),
     ):
-        assert Parts(made(*uplink, **tables)).plan.offer is None
+        assert simulated(made(*uplink, **tables)).setup.plan.offer is None
 
 
 @dataclass(frozen=True)
@@ -581,10 +582,10 @@ class Sly(FedAvg):
 @pytest.mark.parametrize("stage", ["secagg", "bfv"])
 def test_single_uploads_are_for_nobody(stage: str) -> None:
     watched = Watched(made("weigh", stage))
-    sly = Sly(local_steps=1, batch_size=16, uplink=watched.parts.algorithm.uplink)
+    sly = Sly(local_steps=1, batch_size=16, uplink=watched.parts.setup.algorithm.uplink)
     watched.federation.algorithm = watched.clients.algorithm = sly
     with pytest.raises(UnsoundGuarantee) as refusal:
-        watched.round(watched.parts.state("server"), 0)
+        watched.round(watched.parts.setup.state("server"), 0)
     assert refusal.value.code == "aggregate-only"
 
 
@@ -653,7 +654,7 @@ def test_a_round_with_such_an_upload_leaves_the_model(
 ) -> None:
     """The second round breaks: what is kept is the first one, and what the second one reserved stays reserved."""
     experiment, local = made("weigh", stage), FedAvg.local
-    first = Watched(experiment).round(Parts(experiment).state("server"), 0).server
+    first = Watched(experiment).round(simulated(experiment).setup.state("server"), 0).server
 
     def broken(self: FedAvg, task: Any, down: Any, *rest: Any) -> Any:
         up, state = local(self, task, down, *rest)
@@ -662,10 +663,10 @@ def test_a_round_with_such_an_upload_leaves_the_model(
     monkeypatch.setattr(FedAvg, "local", broken)
     with pytest.raises(NonFiniteUpdate, match=r"client 0 .*index 0"):
         start(experiment, tmp_path / "run")
-    parts, federation = opened(tmp_path / "run")
+    setup, federation = opened(tmp_path / "run")
     with federation.ledger as ledger:
         assert [entry.state for entry in ledger.entries()] == [State.PUBLISHED, State.RESERVED]
-    kept = checkpoint.load(tmp_path / "run" / "checkpoints", parts.state)
+    kept = checkpoint.load(tmp_path / "run" / "checkpoints", setup.state)
     assert kept is not None
     assert equal(kept.trees["server"], first)
     assert len(rows(tmp_path / "run")) == 1
@@ -970,9 +971,9 @@ def test_all_shares_of_a_round_have_one_multiplier() -> None:
     watched = Watched(made(**tables))
     for _, outcome in watched.rounds(2):
         assert len(outcome.answered) == 4
-        assert {grant.multiplier for grant in watched.grants.values()} == {used := watched.federation._central}
+        assert {told.multiplier for told in watched.terms.values()} == {used := watched.federation._central}
         plan = watched.federation.plan
-        own = [price.multiplier for k in watched.grants if (price := plan.price(k, 0, (0,)))]
+        own = [price.multiplier for k in watched.terms if (price := plan.price(k, 0, (0,)))]
         assert used == pytest.approx(max(own), rel=1e-9)
         assert min(own) < 0.9 * max(own)  # control: they would differ
 
@@ -1032,7 +1033,7 @@ def test_who_holds_a_key_is_sent_the_sum(keys_: str) -> None:
     """The first model is everybody's; then it is the sum of the round before, or the model that an authority opened."""
     watched = Watched(made("weigh", {**TEST_KEY, "keys": keys_, "at_least": 2}))
     for t, (before, outcome) in enumerate(watched.rounds(3)):
-        down = watched.parts.algorithm.broadcast(before)
+        down = watched.parts.setup.algorithm.broadcast(before)
         plain = CLIENTS * wire.size(watched.federation.header(t, -1), wire.schema(down))
         assert outcome.bytes_down == (CLIENTS * outcome.payload if t and keys_ == "shared" else plain)
 

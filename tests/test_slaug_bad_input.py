@@ -26,7 +26,7 @@ from slaug_runs import FILE
 from sordino import config
 from sordino.algorithms.phases import Phased
 from sordino.errors import ConfigError
-from sordino.runs.data import Holdings
+from sordino.runs.population import Population
 
 Cli = Callable[..., Said]
 TINY = ("data.train=30", "data.probe=1", 'partition={scheme="iid", clients=10}')  # three images each
@@ -269,11 +269,11 @@ def test_a_share_of_a_traffic_set_is_its_probe(here: Path) -> None:
         for number in range(1, size):
             (here / "taken" / "train" / name / f"{number}.png").write_bytes(content)
     data = {"source": "folder", "path": "taken", "side": 4, "fraction": 0.1, "at_least": 20, "probe": 0.02}
-    held = Holdings(config.validate({"data": data, "privacy": {}}))
+    held = Population(config.validate({"data": data, "privacy": {}}))
     drawn = np.array([max(math.ceil(size / 10), min(20, size)) for size in sizes.values()])
     tests = np.bincount(held.dataset.test.y)
     assert tests.tolist() == [round(n / 5) for n in drawn.tolist()]
-    assert held.probe is not None
-    probed = torch.bincount(held.probe.y).numpy()
+    assert held.kept.probe is not None
+    probed = np.bincount(held.kept.probe.y)
     assert probed.tolist() == [math.ceil(0.02 * n) for n in (drawn - tests).tolist()]
     assert (probed + tests + np.bincount(held.dataset.train.y) == drawn).all()

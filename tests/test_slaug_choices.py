@@ -26,7 +26,7 @@ from sordino.privacy.noise.sources import Counter
 from sordino.privacy.uplink import Uplink
 from sordino.report.words import by_phase
 from sordino.runs.run import start
-from sordino.runs.setup import Parts
+from sordino.runs.simulation import simulated
 from sordino.runs.verify import verify
 from sordino.types import Grant, Received
 
@@ -53,9 +53,9 @@ def model(folder: Path) -> dict[str, Tensor]:
 
 def after(t: int, folder: Path, copies: Path) -> Any:
     """The server's state after a round; later ones would be dropped where it is looked up."""
-    parts = Parts(config.load(folder / "experiment.toml"))
+    parts = simulated(config.load(folder / "experiment.toml"))
     copy = shutil.copytree(folder / "checkpoints", copies / folder.parent.name / str(t))
-    loaded = checkpoint.load(copy, parts.state, at=t)
+    loaded = checkpoint.load(copy, parts.setup.state, at=t)
     assert loaded is not None
     return loaded.trees["server"]
 
@@ -113,11 +113,14 @@ def test_images_of_somebody_else_are_caught(sent: Path, tmp_path: Path, monkeypa
 
 @pytest.mark.parametrize("device", [float("nan"), -1.0, 5.0, 1e30])
 def test_a_model_of_a_device_that_there_is_not_makes_no_prototype(device: float) -> None:
-    parts = Parts(config.validate(RUN | {"algorithm": {**SLAUG, "proto_upload": "server_side"}}))
-    s, up = parts.state("server"), parts.algorithm.zero(parts.task, parts.algorithm.broadcast(parts.state("server")))
+    parts = simulated(config.validate(RUN | {"algorithm": {**SLAUG, "proto_upload": "server_side"}}))
+    s, up = (
+        parts.setup.state("server"),
+        parts.setup.algorithm.zero(parts.setup.task, parts.setup.algorithm.broadcast(parts.setup.state("server"))),
+    )
     stray, own = up._replace(device=torch.tensor(device)), up._replace(device=torch.tensor(2.0))
     after, without = (
-        parts.algorithm.update(s, Received(up, 1.0, lambda sent=sent: sent), parts.home)
+        parts.setup.algorithm.update(s, Received(up, 1.0, lambda sent=sent: sent), parts.home)
         for sent in ([own, stray], [own])
     )  # type: ignore[misc]
     assert torch.equal(after.prototypes, without.prototypes)
@@ -130,7 +133,9 @@ def test_a_model_of_a_device_that_there_is_not_makes_no_prototype(device: float)
 )
 def test_a_server_that_does_not_see_whose_model_came_makes_no_prototypes(uplink: Any) -> None:
     with pytest.raises(ConfigError) as refused:
-        _ = Parts(config.validate(RUN | {"algorithm": {**SLAUG, "proto_upload": "server_side"}, "uplink": uplink})).plan
+        _ = simulated(
+            config.validate(RUN | {"algorithm": {**SLAUG, "proto_upload": "server_side"}, "uplink": uplink})
+        ).setup.plan
     assert refused.value.code == "server-side-needs-models"
 
 
@@ -192,19 +197,19 @@ def test_a_device_keeps_its_momentum_between_its_rounds(tmp_path: Path, monkeypa
 
 
 def test_without_it_nothing_is_kept(sent: Path) -> None:
-    parts = Parts(config.load(sent / "experiment.toml"))
-    assert parts.algorithm.init_client(parts.task) == Client(torch.tensor(0))
-    code = Parts(config.validate(RUN | {"algorithm": {**SLAUG, "preset": "released_code", "probe": "test"}}))
-    assert isinstance(code.algorithm.init_client(code.task), Moving)
+    parts = simulated(config.load(sent / "experiment.toml"))
+    assert parts.setup.algorithm.init_client(parts.setup.task) == Client(torch.tensor(0))
+    code = simulated(config.validate(RUN | {"algorithm": {**SLAUG, "preset": "released_code", "probe": "test"}}))
+    assert isinstance(code.setup.algorithm.init_client(code.setup.task), Moving)
 
 
 # what a preparation writes down ---------------------------------------------------------------------------------------
 
 
 def test_the_tables_of_a_preparation_say_what_its_server_knows(sent: Path) -> None:
-    train, ask = Parts(config.load(sent / "experiment.toml")).preparation
+    train, ask = simulated(config.load(sent / "experiment.toml")).preparation
     ranked, asked = (
-        checkpoint.load(sent / "preparation" / mine.phase / "checkpoints", mine.state).trees["server"]  # type: ignore[union-attr]
+        checkpoint.load(sent / "preparation" / mine.setup.phase / "checkpoints", mine.setup.state).trees["server"]  # type: ignore[union-attr]
         for mine in (train, ask)
     )
     skill = rows(sent, "preparation/train/skill.jsonl")

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter as Count
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -31,20 +31,20 @@ from sordino.algorithms.slaug.prepare import Ask, Asking, Prototype, Ranked, Tra
 from sordino.algorithms.slaug.prepare import Up as Trained
 from sordino.algorithms.slaug.training import Server, SlaugFL, Up
 from sordino.algorithms.vhl import VHL
-from sordino.engine.client import Clients
+from sordino.engine.site import Site
 from sordino.errors import SordinoError
 from sordino.generators import features, nets
 from sordino.privacy.noise.sources import Counter
 from sordino.privacy.readers.open import Open, OpenShard
 from sordino.runs.run import resume, start
-from sordino.runs.setup import Parts
+from sordino.runs.simulation import simulated
 from sordino.tasks import selection
 from sordino.tasks.build import build_net
 from sordino.tasks.classification import Classification
 from sordino.tasks.contrast import model_contrast, separation, supervised_contrast
 from sordino.tasks.drawn import all_alike
 from sordino.tasks.selection import distances, nearest, ranked, requests, skill
-from sordino.types import Examples, Grant, Params, Received
+from sordino.types import Examples, Grant, Params, Received, Terms
 
 DOUBLE = torch.float64
 KEY = keys.root(3)
@@ -375,21 +375,21 @@ def test_a_client_draws_once_in_a_run(tmp_path: Path, monkeypatch: pytest.Monkey
         return found
 
     served: Count[int] = Count()
-    called = Clients.__call__
+    called = Site.__call__
 
-    def serving(self: Clients, t: int, down: Any, grants: Any, key: Any) -> Any:
+    def serving(self: Site, t: int, down: Any, terms: Mapping[int, Terms]) -> Any:
         if self.handed is not None:
-            served.update(list(grants))
-        return called(self, t, down, grants, key)
+            served.update(list(terms))
+        return called(self, t, down, terms)
 
     monkeypatch.setattr(SlaugFL, "equip", counted)
-    monkeypatch.setattr(Clients, "__call__", serving)
+    monkeypatch.setattr(Site, "__call__", serving)
     folder = run(tmp_path / "run", SLAUG, rounds=4)
     assert max(served.values()) > 1
     assert len(drawn) == len(served)
     assert len({key for _, key, _ in drawn}) == len(drawn)  # each its own
-    parts = Parts(config.load(folder / "experiment.toml"))
-    assert sorted(size for size, _, _ in drawn) == sorted(parts.sizes[k] for k in served)
+    parts = simulated(config.load(folder / "experiment.toml"))
+    assert sorted(size for size, _, _ in drawn) == sorted(parts.setup.public.sizes[k] for k in served)
     for size, _, found in drawn:
         assert found.x.dtype == torch.uint8
         counts = torch.bincount(found.y, minlength=10)

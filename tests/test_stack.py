@@ -5,7 +5,7 @@ coefficients.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -16,15 +16,15 @@ from torch import Tensor
 
 from sordino import config, keys, tree
 from sordino.algorithms.fedavg import Client, FedAvg, Server, Up
-from sordino.engine import client as clients
+from sordino.engine import site as clients
 from sordino.engine import stack
 from sordino.keys import Key
 from sordino.lazy import Moved, Part, Product, Rows, Scaled, Span, Total, Zero, dense, take
-from sordino.privacy.noise.sources import for_client
-from sordino.runs.setup import Parts
+from sordino.privacy.noise.sources import Counter
+from sordino.runs.simulation import Simulation, simulated
 from sordino.tasks.classification import Classification
 from sordino.tasks.written_out_backward import Chain
-from sordino.types import Examples, Grant, Params, Shard, Task
+from sordino.types import Examples, Grant, Params, Shard, Task, Terms
 
 CLOSE = 1e-5  # of the way the model went
 ALIKE = {
@@ -33,7 +33,7 @@ ALIKE = {
 }  # clients; digits have 64 inputs, so that few rows span less than the layer holds
 
 
-def made(executor: str, algorithm: dict[str, Any], many: int = 36, **tables: Any) -> Parts:
+def made(executor: str, algorithm: dict[str, Any], many: int = 36, **tables: Any) -> Simulation:
     table = {
         "rounds": 3,
         "partition": {"scheme": "iid", "clients": many},
@@ -43,25 +43,24 @@ def made(executor: str, algorithm: dict[str, Any], many: int = 36, **tables: Any
         "privacy": {},
         "engine": {"executor": executor, "precision": "fp32"},
     }
-    return Parts(config.validate(table | tables))
+    return simulated(config.validate(table | tables))
 
 
-def trained(parts: Parts, rounds: int = 3) -> list[Tensor]:
+def trained(parts: Simulation, rounds: int = 3) -> list[Tensor]:
     """The uploads of three rounds, each round starting where the last one's mean led."""
-    server, who, found = parts.state("server"), parts.clients("run"), []
+    server, who, found = parts.setup.state("server"), parts.site("run"), []
     for t in range(rounds):
-        cohort = [(4 * t + i) % len(parts.sizes) for i in range(4)]
-        grants = {k: parts_grant(parts, k) for k in cohort}
-        down = parts.algorithm.broadcast(server)
-        uploads = [tree.map(dense, up) for _, up in who(t, down, grants, keys.fold(parts.key, "round", t))]
+        cohort = [(4 * t + i) % len(parts.setup.public.sizes) for i in range(4)]
+        terms = {k: replace(effort(k), largest=parts.setup.public.largest) for k in cohort}
+        down = parts.setup.algorithm.broadcast(server)
+        uploads = [tree.map(dense, up) for _, up in who(t, down, terms)]
         found += [tree.flat(up) for up in uploads]
         server = server._replace(x=tree.axpy(0.25, uploads[0][0], server.x))
     return found
 
 
-def parts_grant(parts: Parts, k: int) -> Grant:
-    source, effort = for_client("counter", parts.key, 0, k), (None, None, 1, None, None)[k % 5]
-    return Grant(k, parts.sizes[k], parts.largest, source, epochs=effort, part=0.4 if k % 7 == 3 else None)
+def effort(k: int) -> Terms:
+    return Terms(epochs=(None, None, 1, None, None)[k % 5], part=0.4 if k % 7 == 3 else None)
 
 
 def apart(a: list[Tensor], b: list[Tensor]) -> float:
@@ -94,7 +93,7 @@ def test_a_stack_uploads_what_the_loop_uploads(name: str, many: int, calls: list
 
 @pytest.mark.parametrize("model", ["logistic", "mlp"])
 def test_first_layers_are_told_by_coefficients_where_rows_are_few(model: str) -> None:
-    task = made("loop", {"name": "fedavg"}, model={"name": model}).task
+    task = made("loop", {"name": "fedavg"}, model={"name": model}).setup.task
     assert isinstance(task, Classification)
     x, y = torch.zeros(20, 8, 8, 1, dtype=torch.uint8), torch.zeros(20, dtype=torch.int64)
     assert isinstance(task.ready(x, y, whole=True)[0], Rows) == (model == "mlp")
@@ -197,13 +196,13 @@ def test_what_cannot_be_stacked_is_left_to_the_loop_in_every_round_anew(calls: l
     parts.__dict__["algorithm"] = Branching(lr=0.3, local_epochs=2, batch_size=16)
     whole, again = trained(parts), trained(parts, rounds=1)
     assert torch.equal(whole[0], again[0])
-    assert parts.clients("run").executor == "stack"
+    assert parts.site("run").executor == "stack"
     assert len(calls) > 3  # tried in every round
 
 
 def test_an_error_of_its_own_comes_up() -> None:
     parts = made("stack", {"name": "fedavg"})
-    parts.__dict__["algorithm"] = Failing()
+    vars(parts.setup)["algorithm"] = Failing()
     with pytest.raises(RuntimeError, match="of its own"):
         trained(parts)
 
@@ -323,7 +322,7 @@ def test_what_rows_remember_ends_when_the_start_is_written_to() -> None:
 
 
 def test_states_of_other_kinds_are_not_stacked() -> None:
-    examples, grant = Examples(torch.zeros(4, 2), torch.zeros(4)), parts_grant(made("loop", {"name": "fedavg"}), 0)
+    examples, grant = Examples(torch.zeros(4, 2), torch.zeros(4)), Grant(0, 4, 4, Counter(0))
 
     def member(state: Any) -> stack.Member:
         return stack.Member(0, examples, state, grant, 1)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from sordino import tree
 from sordino.engine import checkpoint, client_states
-from sordino.engine.client_states import States, template, unpacked
+from sordino.engine.client_states import States, shape_of, unpacked
 
 quick = settings(derandomize=True, deadline=None, max_examples=50)
 
@@ -107,8 +107,7 @@ def kept(directory: Path, trees: dict[str, Any]) -> States:
     checkpoint.save(directory, 1, trees, {})
 
     def shapes(name: str) -> Any:
-        kind, _, rest = name.partition("/")
-        return {"server": EMPTY, "clients": EMPTY, "states": template(int(rest or 0), EMPTY)}[kind]
+        return EMPTY if name == "server" else shape_of(name, EMPTY)
 
     loaded = checkpoint.load(directory, shapes)
     assert loaded is not None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -15,10 +16,11 @@ from scipy import stats
 from sordino import config, keys
 from sordino.algorithms.fedavg import FedAvg
 from sordino.cohorts.stragglers import Stragglers
-from sordino.engine.client import Clients
+from sordino.engine.site import Site
 from sordino.errors import ConfigError
 from sordino.runs.run import start
-from sordino.runs.setup import Parts
+from sordino.runs.simulation import simulated
+from sordino.types import Terms
 
 KEY = keys.root(2)
 TEN = list(range(20, 30))
@@ -124,7 +126,7 @@ def test_all_methods_see_the_same_clients() -> None:
     """Cohort and stragglers of every round, method by method; another seed gives others."""
 
     def seen(**changes: Any) -> list[list[int]]:
-        parts = Parts(federation(**changes))
+        parts = simulated(federation(**changes))
         run = parts.federation(":memory:", "run")
         return [run.stragglers.split(run.cohort.draw(t, 10, run.key), t, run.key).active for t in range(5)]
 
@@ -138,25 +140,25 @@ def test_partial_work_is_that_many_epochs(tmp_path: Any, monkeypatch: pytest.Mon
     """Client code takes ceil(n / B) steps per granted epoch; the slow ones fewer than E, the others E."""
     steps: dict[tuple[int, int], int] = {}
     granted: dict[tuple[int, int], int | None] = {}
-    whole, local, count = Clients.__call__, FedAvg.direction, [0]
+    whole, local, count = Site.__call__, FedAvg.direction, [0]
 
     def counted(self: Any, g: Any, y: Any, x: Any) -> Any:
         count[0] += 1
         return local(self, g, y, x)
 
-    def watched(self: Any, t: int, down: Any, grants: Any, key: Any) -> Any:
-        for k, grant in sorted(grants.items()):
+    def watched(self: Any, t: int, down: Any, terms: Mapping[int, Terms]) -> Any:
+        for k, one in sorted(terms.items()):
             count[0] = 0
-            yield from whole(self, t, down, {k: grant}, key)
-            steps[t, k], granted[t, k] = count[0], grant.epochs
+            yield from whole(self, t, down, {k: one})
+            steps[t, k], granted[t, k] = count[0], one.epochs
 
     monkeypatch.setattr(FedAvg, "direction", counted)
-    monkeypatch.setattr(Clients, "__call__", watched)
+    monkeypatch.setattr(Site, "__call__", watched)
     made = federation(
         {"name": "fedavg", "local_epochs": 4, "batch_size": 50}, stragglers={"share": 0.5, "policy": "keep"}
     )
     start(made, tmp_path / "run")
-    sizes = Parts(made).sizes
+    sizes = simulated(made).setup.public.sizes
     assert all(steps[t, k] == -(-sizes[k] // 50) * (granted[t, k] or 4) for t, k in steps)
     assert sum(effort is not None for effort in granted.values()) == 5 * 3
     assert set(granted.values()) <= {None, 1, 2, 3}

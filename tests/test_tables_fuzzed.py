@@ -15,7 +15,7 @@ from table_fuzzer import table
 from sordino import config
 from sordino.errors import SordinoError
 from sordino.runs.run import start
-from sordino.runs.setup import Parts
+from sordino.runs.simulation import simulated
 
 FAST, WHOLE = 60, 3000
 
@@ -24,7 +24,7 @@ def ends(seed: int, folder: Path) -> str:
     """How one of them ends: ran, a code, or the traceback."""
     try:
         made = config.load(table(random.Random(seed)))
-        _ = Parts(made).plan
+        _ = simulated(made).setup.plan
         start(made, folder)
     except SordinoError as error:
         return error.code if error.what else "Traceback of a refusal without words"

@@ -17,7 +17,7 @@ from sordino.data import quadratic
 from sordino.errors import ConfigError, DataError, UnsoundGuarantee
 from sordino.lazy import Product
 from sordino.privacy.readers.per_example_gradients import slow_sum
-from sordino.runs.setup import Parts
+from sordino.runs.simulation import simulated
 from sordino.tasks.classification import Classification
 from sordino.tasks.nets import NETS, Dropout, keyed_dropout
 from sordino.tasks.quadratic import Quadratic
@@ -252,7 +252,11 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     (tmp_path / "own_net.py").write_text(OWN)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
-    yield lambda **more: Parts(config.validate({"model": {"name": "own_net:Net"} | more.pop("model", {}), **more}))
+    yield (
+        lambda **more: (
+            simulated(config.validate({"model": {"name": "own_net:Net"} | more.pop("model", {}), **more})).setup
+        )
+    )
     sys.modules.pop("own_net", None)
 
 

@@ -17,7 +17,7 @@ from sordino.errors import ConfigError
 from sordino.lazy import Part, dense
 from sordino.privacy.readers.noisy_gradient import NoisyGradient, NoisyShard
 from sordino.privacy.readers.per_example_gradients import one_by_one, slow_sum
-from sordino.runs.setup import Parts
+from sordino.runs.simulation import simulated
 from sordino.tasks.augment import PAD, crop_flip
 from sordino.tasks.classification import Classification
 from sordino.tasks.nets import NETS
@@ -190,7 +190,9 @@ BASE = ["algorithm=fedavg", "algorithm.lr=0.1", "partition={scheme='iid', client
 
 
 def test_the_experiment_file_says_whether() -> None:
-    on, off = (Parts(config.load({}, [*BASE[:3], f"data.augment={said}"])).task for said in ("crop_flip", "none"))
+    on, off = (
+        simulated(config.load({}, [*BASE[:3], f"data.augment={said}"])).setup.task for said in ("crop_flip", "none")
+    )
     assert isinstance(on, Classification)
     x = torch.arange(64, dtype=torch.uint8).reshape(1, 8, 8, 1).repeat(8, 1, 1, 1)
     params, y, draws = on.init(1), torch.zeros(8, dtype=torch.long), keys.bits(1, 8)
@@ -204,7 +206,7 @@ def test_the_experiment_file_says_whether() -> None:
 def test_only_images_can_be_augmented(source: str) -> None:
     data = f"data={{source='{source}', augment='crop_flip'}}"
     with pytest.raises(ConfigError) as refused:
-        _ = Parts(config.load({}, ["algorithm=fedavg", "partition={scheme='natural'}", data])).task
+        _ = simulated(config.load({}, ["algorithm=fedavg", "partition={scheme='natural'}", data])).setup.task
     assert refused.value.code == "setting-of-another-source"
 
 

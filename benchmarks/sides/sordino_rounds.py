@@ -30,8 +30,8 @@ def main() -> None:
     keep_freed_memory()  # as every run does
     folder = tempfile.TemporaryDirectory()
     meter.leaving(folder.cleanup)
-    federation, clients = parts.federation(Path(folder.name) / "ledger.sqlite", "bench"), parts.clients("bench")
-    server = parts.state("server")
+    federation, clients = parts.federation(Path(folder.name) / "ledger.sqlite", "bench"), parts.site("bench")
+    server = parts.setup.state("server")
     start = zip(server.x, network(w).parameters(), strict=True)
     server = server._replace(x={name: value.detach().clone() for name, value in start})
     turn = iter(range(10**9))
@@ -47,9 +47,9 @@ def prepared(w: Workload, data: Data, **tables: Any) -> Any:
     """The parts of the experiment that is this workload, with `tables` in place of its own."""
     from sordino import config
     from sordino.data import Dataset, Split
-    from sordino.runs.setup import Parts
+    from sordino.runs.simulation import simulated
 
-    parts = Parts(config.validate(table(w) | tables))
+    parts = simulated(config.validate(table(w) | tables))
     half, owner = (0.5,) * w.shape[-1], np.arange(w.clients).repeat(w.examples)
     train = Split(data.x.numpy(), data.y.numpy(), owner)
     test = Split(data.held_x.numpy(), data.held_y.numpy(), np.arange(HELD_OUT) % w.clients)

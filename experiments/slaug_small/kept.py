@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 
 from sordino import config, keys
-from sordino.runs.setup import Parts
+from sordino.runs.simulation import Simulation, simulated
 from sordino.tasks.pretrained import fitted
 from sordino.tasks.selection import some
 from sordino.types import Examples
@@ -46,25 +46,25 @@ def kept_by(words: tuple[str, ...], seed: int) -> torch.Tensor:
         return torch.tensor([i for line in file.read_text().splitlines() for i in json.loads(line)["candidates"]])
 
 
-def taught(parts: Parts, candidates: Examples, rows: torch.Tensor) -> float:
+def taught(parts: Simulation, candidates: Examples, rows: torch.Tensor) -> float:
     """Accuracy of a classifier that saw these candidates and nothing else."""
-    chosen, key = Examples(candidates.x[rows], candidates.y[rows]), keys.fold(parts.key, "taught")
-    params = fitted(parts.task, chosen, 30, 32, 0.01, 0.9, key)
-    return 100 * float(parts.task.score(params, parts.tested)["accuracy"].mean())
+    chosen, key = Examples(candidates.x[rows], candidates.y[rows]), keys.fold(parts.setup.key, "taught")
+    params = fitted(parts.setup.task, chosen, 30, 32, 0.01, 0.9, key)
+    return 100 * float(parts.setup.task.score(params, parts.home.tested)["accuracy"].mean())
 
 
 def main() -> None:
     valid: dict[str, list[float]] = {}
     accuracy: dict[str, list[float]] = {}
     for seed in SEEDS:
-        parts = Parts(config.load(HERE / "mnist.toml").model_copy(update={"seed": seed}))
-        candidates = parts.candidates
+        parts = simulated(config.load(HERE / "mnist.toml").model_copy(update={"seed": seed}))
+        candidates = parts.home.candidates
         assert candidates is not None
-        assert parts.drawn is not None
+        assert parts.home.drawn is not None
         wrong = torch.zeros(len(candidates.y), dtype=torch.bool)
-        wrong[parts.drawn.manifest["wrong"]] = True
+        wrong[parts.home.drawn.manifest["wrong"]] = True
         every = [torch.nonzero(candidates.y == c).flatten() for c in range(10)]
-        chance = [own[some(len(own), 100, keys.fold(parts.key, "chance", c))] for c, own in enumerate(every)]
+        chance = [own[some(len(own), 100, keys.fold(parts.setup.key, "chance", c))] for c, own in enumerate(every)]
         sets = {"all candidates": torch.cat(every), "100 of each class at random": torch.cat(chance)}
         sets |= {name: kept_by(words, seed) for name, words in WAYS.items()}
         for name, rows in sets.items():

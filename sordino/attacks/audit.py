@@ -20,6 +20,7 @@ import numpy as np
 
 from sordino import config, keys
 from sordino.algorithms import ALGORITHMS
+from sordino.algorithms.algorithm import Home
 from sordino.attacks import clients, images, records
 from sordino.attacks.bound import Found, mu_lost, tuned
 from sordino.attacks.pairs import Pair, Powerless
@@ -35,7 +36,8 @@ from sordino.ledger.notes import parsed
 from sordino.privacy.noise.sources import Counter, System
 from sordino.privacy.readers.responses import Responses
 from sordino.runs.folder import check_is_run
-from sordino.runs.setup import Parts, settle
+from sordino.runs.setup import Setup
+from sordino.runs.simulation import settle, simulated
 from sordino.types import Claim, Source
 
 TRIALS = 30_000  # of either neighbour
@@ -137,12 +139,13 @@ def audit(
             fix=f"--trials {TRIALS}",
             code="too-few-trials",
         )
-    parts = Parts(settle(experiment))
+    simulation = simulated(settle(experiment))
+    setup = simulation.setup
     drawn: Source = System() if system else Counter(keys.word(keys.fold(keys.root(seed), "audit")))
     source = Weak(drawn, 1 / SHORT) if twin else drawn
-    stages = [(other.phase or TRAINING, list(_promises(other))) for other in (*parts.preparation, parts)]
+    stages = [(other.phase or TRAINING, list(_promises(other, simulation.home))) for other in setup.whole.phases]
     unprotected = [phase for phase, promises in stages if not promises]
-    found, delta = [], parts.experiment.privacy.delta
+    found, delta = [], setup.experiment.privacy.delta
     attacked = ((phase, *promise) for phase, promises in stages for promise in promises)
     for number, (phase, claim, stated, pairs) in enumerate(attacked):
         if twin and claim.status == "nominal":
@@ -178,22 +181,22 @@ def experiment_of(word: str | None, overrides: Iterable[str] = ()) -> Experiment
 # what is promised -----------------------------------------------------------------------------------------------------
 
 
-def _promises(parts: Parts) -> Iterator[tuple[Claim, float | None, list[Pair]]]:
+def _promises(setup: Setup, home: Home) -> Iterator[tuple[Claim, float | None, list[Pair]]]:
     """Each claim of one exposure in one phase, the number printed with it where it is nominal, and neighbours that
     press on it.
     """
-    federation = parts.federation(":memory:", "audit")
-    if not parts.prepares:  # whom a preparation asks depends on what it has found, and hides nobody
+    federation = setup.federation(home, "", ":memory:", "audit")
+    if not setup.prepares:  # whom a preparation asks depends on what it has found, and hides nobody
         federation.draw(0)
-    client, price = _target(parts)
-    reader, multiplier = parts.algorithm.read, None if price is None else price.multiplier
+    client, price = _target(setup)
+    reader, multiplier = setup.algorithm.read, None if price is None else price.multiplier
     if isinstance(reader, records.Attacked):
         size = records.rows(reader)
-        work = records.fewer(reader, parts.algorithm.work, parts.sizes[client])
+        work = records.fewer(reader, setup.algorithm.work, setup.public.sizes[client])
         for claim in _distinct(reader.claims(work, size, multiplier)):
-            yield claim, _share(parts, price), [records.pair(reader, work, client, multiplier)]
+            yield claim, _share(setup, price), [records.pair(reader, work, client, multiplier)]
     else:
-        for claim in _distinct(reader.claims(parts.algorithm.work, parts.sizes[client], multiplier)):
+        for claim in _distinct(reader.claims(setup.algorithm.work, setup.public.sizes[client], multiplier)):
             yield claim, None, [images.pair(reader, claim.unit)] if isinstance(reader, Responses) else []
     # as the ledger would hold them: the cohort has its say
     federation.reserve(0, {client: price})
@@ -205,11 +208,11 @@ def _promises(parts: Parts) -> Iterator[tuple[Claim, float | None, list[Pair]]]:
         for one in group["claims"]
     ]
     mine = _distinct([claim for claim in noted if claim.unit == "client"])
-    stand = clients.Stand(parts, federation, client, price) if mine else None
+    stand = clients.Stand(setup, federation, client, price) if mine else None
     for claim in mine:
         assert stand is not None
-        shown, delta = parts.algorithm.uplink.as_published, parts.experiment.privacy.delta
-        stated = None if shown is None else shown.stated(1, delta, min(parts.sizes)).epsilon
+        shown, delta = setup.algorithm.uplink.as_published, setup.experiment.privacy.delta
+        stated = None if shown is None else shown.stated(1, delta, min(setup.public.sizes)).epsilon
         yield claim, stated, clients.pairs(stand, claim)
     federation.ledger.close()
 
@@ -223,16 +226,16 @@ def _distinct(claims: list[Claim]) -> list[Claim]:
     return list(found.values())
 
 
-def _target(parts: Parts) -> tuple[int, Price | None]:
+def _target(setup: Setup) -> tuple[int, Price | None]:
     """The largest client that will take part: its public weight is 1."""
-    plan = parts.plan
-    client = int(np.argmax(np.where(np.asarray(plan.exposures) > 0, np.asarray(parts.sizes), -1)))
+    plan = setup.plan
+    client = int(np.argmax(np.where(np.asarray(plan.exposures) > 0, np.asarray(setup.public.sizes), -1)))
     return client, plan.price(client, 0, plan.currency.zero())
 
 
-def _share(parts: Parts, price: Price | None) -> float | None:
+def _share(setup: Setup, price: Price | None) -> float | None:
     """Of the epsilon that is typed, what one exposure is charged."""
-    budget, cap = parts.plan.budget, parts.plan.cap
+    budget, cap = setup.plan.budget, setup.plan.cap
     return None if budget is None or cap is None or price is None else budget.epsilon * price.charge[0] / cap[0]
 
 

@@ -21,7 +21,7 @@ from sordino.privacy.uplink import Uplink
 from sordino.privacy.uplink.clip_layers import ClipLayers
 from sordino.privacy.uplink.one_direction import OneDirection
 from sordino.privacy.uplink.stages import Clip, private
-from sordino.runs.setup import Parts
+from sordino.runs.setup import Setup
 from sordino.tree import Tree
 from sordino.types import Claim, Source
 
@@ -31,13 +31,13 @@ MOST = 512  # numbers of an upload
 class Stand:
     """Where the attacker stands: the uplink of the first round, and uploads of its shape."""
 
-    def __init__(self, parts: Parts, federation: Federation, client: int, price: Price | None) -> None:
-        algorithm = parts.algorithm
-        down = algorithm.broadcast(algorithm.init(parts.task, parts.key))
+    def __init__(self, setup: Setup, federation: Federation, client: int, price: Price | None) -> None:
+        algorithm = setup.algorithm
+        down = algorithm.broadcast(algorithm.init(setup.task, setup.key))
         self.uplink: Uplink = algorithm.uplink.at(0, down)
-        self.zero = smaller(algorithm.zero(parts.task, down))
-        self.grant = federation.grant(0, client, price)
-        self._federation, self._plan = federation, parts.plan
+        self.zero = smaller(algorithm.zero(setup.task, down))
+        self.grant = federation.terms(client, price).granted(client, federation.sizes[client], Silent())
+        self._federation, self._plan = federation, setup.plan
 
     def upload(self, length: float) -> Tree:
         """Spread over all numbers; in a single one where the 1-norm counts, since one number then tells most."""

@@ -15,16 +15,19 @@ import torch
 from sordino import config, tree
 from sordino.check.trial import QUADRATIC, ROUNDS, STOP, Broken, Sealed, Trial, require
 from sordino.engine import checkpoint
+from sordino.engine.executor import Executor
+from sordino.engine.site import Site
 from sordino.errors import SordinoError
 from sordino.ledger.ledger import State
 from sordino.privacy.readers.noisy_gradient import NoisyGradient
 from sordino.round import one_round
+from sordino.runs.population import Population
 from sordino.runs.receipt import opened
 from sordino.runs.run import Progress, resume
-from sordino.runs.setup import Parts
+from sordino.runs.simulation import simulated
 from sordino.runs.trace import differences, trace
 from sordino.runs.verify import verify
-from sordino.types import Grant, Shard, Work
+from sordino.types import Shard, Terms, Work
 
 SHARING = {"pooled": "clients that share their passes", "stack": "clients that are trained in one call"}
 CLOSE = 1e-5  # other orders of addition round otherwise
@@ -42,18 +45,25 @@ def order(trial: Trial) -> None:
 
 def _played(trial: Trial, mix: int) -> tuple[str, str, str]:
     trial.fresh()
-    parts = Parts(trial.experiment())
-    federation, clients, server = parts.federation(":memory:", "check"), parts.clients("check"), parts.state("server")
-
-    def execute(t: int, down: Any, grants: Mapping[int, Grant], key: Any) -> Iterator[tuple[int, Any]]:
-        served = sorted(grants, key=lambda k: (k * 7 + t) % 5, reverse=True) if mix else sorted(grants)
-        answers = {k: answer for one in served for k, answer in clients(t, down, {one: grants[one]}, key)}
-        yield from sorted(answers.items())
-
+    simulation = simulated(trial.experiment())
+    federation, site = simulation.federation(":memory:", "check"), simulation.site("check")
+    server = simulation.setup.state("server")
     for t in range(3):
-        server = one_round(federation, server, t, execute).server
-    states = {f"{k}": state for k, state in clients.states.items()}
+        server = one_round(federation, server, t, InTurn(site, mix)).server
+    states = {f"{k}": state for k, state in site.states.items()}
     return checkpoint.digest_trees({"": server}), checkpoint.digest_trees(states), federation.ledger.head()
+
+
+class InTurn(Executor):
+    """One client after another, in order or in another one."""
+
+    def __init__(self, site: Site, mix: int) -> None:
+        self._site, self._mix = site, mix
+
+    def __call__(self, t: int, down: Any, terms: Mapping[int, Terms]) -> Iterator[tuple[int, Any]]:
+        served = sorted(terms, key=lambda k: (k * 7 + t) % 5, reverse=True) if self._mix else sorted(terms)
+        answers = {k: answer for one in served for k, answer in self._site(t, down, {one: terms[one]})}
+        yield from sorted(answers.items())
 
 
 def processes(trial: Trial) -> None:
@@ -113,9 +123,9 @@ def receipt(trial: Trial) -> None:
     wrong = verify(trial.base)
     fix = "promise in claims() only what your gate's noise proves; take the library's gates where you can"
     require(not wrong, f"the receipt does not verify: {'; '.join(wrong)}", fix)
-    parts, _ = opened(trial.base)
+    setup, _ = opened(trial.base)
     finite = _finite(trial.base)
-    if parts.plan.offer is None:
+    if setup.plan.offer is None:
         require(not finite, f"no gate is private, but the receipt promises {', '.join(finite)}", fix)
     else:
         require(bool(finite), "a gate is private, but the receipt promises nothing", fix)
@@ -131,12 +141,12 @@ def _finite(folder: Path) -> list[str]:
 
 
 def learns(trial: Trial) -> None:
-    parts = Parts(trial.experiment())
-    opened_gates = ['read={name="open"}'] if parts.algorithm.read.offer() is not None else []
-    opened_gates += ["uplink={client=[]}"] if parts.algorithm.uplink.noise() is not None else []
+    algorithm = simulated(trial.experiment()).setup.algorithm
+    opened_gates = ['read={name="open"}'] if algorithm.read.offer() is not None else []
+    opened_gates += ["uplink={client=[]}"] if algorithm.uplink.noise() is not None else []
     folder = trial.run("quadratic", *QUADRATIC, *opened_gates)
-    parts = Parts(config.load(folder / "experiment.toml"))
-    a, b = np.hsplit(parts.dataset.train.x.astype(np.float64), 2)
+    dataset = Population(config.load(folder / "experiment.toml")).dataset
+    a, b = np.hsplit(dataset.train.x.astype(np.float64), 2)
     best = float((0.5 * a * ((a * b).sum(0) / a.sum(0) - b) ** 2).sum(1).mean())
     first = float((0.5 * a * b**2).sum(1).mean())  # at zero, where quadratics begin
     last = json.loads((folder / "metrics.jsonl").read_text().splitlines()[-1])["loss"]
@@ -158,7 +168,7 @@ def noisy(trial: Trial) -> None:
         want = a.work.count(size)
         require(len(grads) == want, f"{want} gradients were paid for, {len(grads)} were taken", fix)
     more: list[str] = []
-    if Parts(trial.experiment()).plan.offer is None:
+    if simulated(trial.experiment()).setup.plan.offer is None:
         table = {"name": "noisy_gradient", "clip": 1.0, "multiplier": 4.0, **_sampling(algorithm.work)}
         more = [f"read={{{', '.join(f'{k} = {json.dumps(v)}' for k, v in table.items())}}}", "privacy={delta=1e-5}"]
     folder = trial.run("noisy", *more)

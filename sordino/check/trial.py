@@ -19,8 +19,9 @@ from sordino.config import Experiment
 from sordino.privacy.noise.sources import Counter
 from sordino.privacy.readers.beside_public import taken
 from sordino.privacy.uplink.stages import Noise
+from sordino.runs.phases import Methods
 from sordino.runs.run import Progress, start
-from sordino.runs.setup import Parts, settle
+from sordino.runs.simulation import settle, simulated
 from sordino.runs.trace import Trace, trace
 from sordino.tree import Tree
 from sordino.types import Batch, Examples, Grant, Params, Received, Shard, Task, Work
@@ -119,7 +120,7 @@ class Trial:
     @cached_property
     def _cohort(self) -> tuple[str, ...]:
         plain = config.load(None, [*SMALL, f"algorithm={self.name}", *self.words])
-        noise = Parts(plain).algorithm.uplink.noise()
+        noise = Methods(plain).training.uplink.noise()
         return ("cohort={name='poisson', rate=0.5}",) if noise is not None and noise.neighbours == "add_remove" else ()
 
     @cached_property
@@ -130,9 +131,9 @@ class Trial:
         """The scenes, made anew."""
         made = []
         for more in ((), QUADRATIC):
-            parts = Parts(self.experiment(*more))
-            shards = parts.clients("check", range(2)).shards
-            made.append(Scene(parts.algorithm, parts.task, parts.home, [shards[0], shards[1]], parts.key))
+            simulation = simulated(self.experiment(*more))
+            shards, setup = simulation.site("check", range(2)).shards, simulation.setup
+            made.append(Scene(setup.algorithm, setup.task, simulation.home, [shards[0], shards[1]], setup.key))
         return made
 
     def fresh(self) -> None:

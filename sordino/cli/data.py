@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from sordino.config import Experiment
-    from sordino.runs.setup import Parts
+    from sordino.runs.population import Population
 
 app = typer.Typer(help="Data and partitions: list, schema, partition, plot.", no_args_is_help=True)
 
@@ -42,16 +42,16 @@ def _experiment(words: list[str]) -> Experiment:
 def list_(what: What = None, as_json: Json = False) -> None:
     """The sources of data and what each needs; with an experiment, what its data are."""
     if what:
-        from sordino.runs.setup import Parts
+        from sordino.runs.population import Population
 
-        facts = _facts(Parts(_experiment(what)))
+        facts = _facts(Population(_experiment(what)))
         if as_json:
             typer.echo(json.dumps(facts))
         else:
             Console().print(_two_columns("Data", {name: _said(value) for name, value in facts.items()}))
         return
     if as_json:
-        typer.echo(json.dumps({name: source._asdict() for name, source in SOURCES.items()}))
+        typer.echo(json.dumps({name: source.told() for name, source in SOURCES.items()}))
         return
     table = _table("Sources of data", "data.source", "what", "needs", "takes")
     for name, source in SOURCES.items():
@@ -100,9 +100,9 @@ def partition(
     as_json: Json = False,
 ) -> None:
     """Who would hold what: sizes, labels and how much clients differ."""
-    from sordino.runs.setup import Parts
+    from sordino.runs.population import Population
 
-    found = _portrait(Parts(_experiment(what or [])))
+    found = _portrait(Population(_experiment(what or [])))
     if as_json:
         typer.echo(json.dumps(found))
         return
@@ -122,30 +122,32 @@ def plot(
     from sordino.engine.checkpoint import atomic_write
     from sordino.errors import DataError
     from sordino.partition.picture import svg
-    from sordino.runs.setup import Parts
+    from sordino.runs.population import Population
 
     if out.suffix != ".svg":
         raise DataError(
             f"{out} is no SVG file", why="pictures of partitions are SVG", fix="use --out NAME.svg", code="not-an-svg"
         )
-    parts = Parts(_experiment(what or []))
-    title = f"Who holds what: {parts.dataset.name}, {_scheme(parts)}"
-    names = parts.dataset.class_names or ["all"]
-    atomic_write(out, svg(_counts(parts), title, names).encode())
+    population = Population(_experiment(what or []))
+    title = f"Who holds what: {population.dataset.name}, {_scheme(population)}"
+    names = population.dataset.class_names or ["all"]
+    atomic_write(out, svg(_counts(population), title, names).encode())
     typer.echo(str(out))
 
 
 # what is said ---------------------------------------------------------------------------------------------------------
 
 
-def _facts(parts: Parts) -> dict[str, Any]:
+def _facts(population: Population) -> dict[str, Any]:
     import numpy as np
 
-    data = parts.dataset
+    from sordino.runs.home import source_of
+
+    data, source = population.dataset, source_of(population.experiment)
     group = data.train.group
     return {
         "name": data.name,
-        "source": parts.experiment.data.source,
+        "source": population.experiment.data.source,
         "kind": data.kind,
         "shape": list(data.shape),
         "classes": data.classes,
@@ -154,39 +156,39 @@ def _facts(parts: Parts) -> dict[str, Any]:
         "natural_clients": None if group is None else len(np.unique(group)),
         "fingerprint": data.fingerprint(),
         "note": data.note,
-        **({"candidates": parts.source.label} if parts.source is not None and parts.source.label else {}),
+        **({"candidates": source.label} if source is not None and source.label else {}),
     }
 
 
-def _counts(parts: Parts) -> Any:
+def _counts(population: Population) -> Any:
     import numpy as np
 
     from sordino.partition.describe import table
 
-    return table(np.asarray(parts.dataset.train.y), parts.shares[0], max(parts.dataset.classes, 1))
+    return table(np.asarray(population.dataset.train.y), population.shares[0], max(population.dataset.classes, 1))
 
 
-def _scheme(parts: Parts) -> str:
-    chosen = {key: value for key, value in parts.experiment.partition.items() if key not in ("scheme", "clients")}
+def _scheme(population: Population) -> str:
+    chosen = {key: value for key, value in population.experiment.partition.items() if key not in ("scheme", "clients")}
     told = ", ".join(f"{key} {value}" for key, value in chosen.items())
-    return str(parts.experiment.partition["scheme"]) + (f" ({told})" if told else "")
+    return str(population.experiment.partition["scheme"]) + (f" ({told})" if told else "")
 
 
-def _portrait(parts: Parts) -> dict[str, Any]:
+def _portrait(population: Population) -> dict[str, Any]:
     import numpy as np
 
     from sordino.partition.describe import summary
 
-    rows, tests = parts.shares
-    labels, classes = np.asarray(parts.dataset.train.y), parts.dataset.classes
+    rows, tests = population.shares
+    labels, classes = np.asarray(population.dataset.train.y), population.dataset.classes
     numbers = summary(labels, rows, max(classes, 1))
     clients = [
         {"client": k, "train": int(held.sum()), "test": len(tests[k]), "labels": held.tolist() if classes else None}
-        for k, held in enumerate(_counts(parts))
+        for k, held in enumerate(_counts(population))
     ]
     return {
-        "data": parts.dataset.name,
-        "scheme": _scheme(parts),
+        "data": population.dataset.name,
+        "scheme": _scheme(population),
         "classes": classes,
         "summary": numbers,
         "smallest": min(clients, key=lambda client: (client["train"], client["client"]))["client"],

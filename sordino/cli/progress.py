@@ -153,7 +153,7 @@ class Spending:
 
         begun, federation = self._clock(), step.federation
         notes = [entry.note for entry in federation.entries()]
-        rows = statement(notes, federation.population, step.parts.experiment.privacy.delta)
+        rows = statement(notes, federation.population, step.setup.experiment.privacy.delta)
         offer = federation.plan.offer
         assert offer is not None
         subject = (offer.unit, offer.neighbours, offer.adversary)

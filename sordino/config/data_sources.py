@@ -11,38 +11,53 @@ from sordino.errors import ConfigError
 
 class Source(NamedTuple):
     what: str
-    needs: tuple[str, ...]  # keys of [data]
-    takes: tuple[str, ...]
+    needs: tuple[str, ...]  # keys of [data] without which it cannot be loaded
+    loads: tuple[str, ...]  # keys that its loader takes, by the same names
+    then: tuple[str, ...]  # keys of what is done with it when it is loaded
+    seeded: bool = False  # does its loader draw from the seed of the run?
+
+    @property
+    def takes(self) -> tuple[str, ...]:
+        return (*self.loads, *(key for key in self.then if key not in self.loads))
+
+    def told(self) -> dict[str, object]:
+        return {"what": self.what, "needs": self.needs, "takes": self.takes}
 
 
 SLICES = ("train", "test", "probe")
 IMAGES = ("standardise", "augment", "side", *SLICES)
 SOURCES = {
     "digits": Source(
-        "1,797 real 8x8 images of handwritten digits, shipped with sordino", (), ("test_fraction", *IMAGES)
+        "1,797 real 8x8 images of handwritten digits, shipped with sordino", (), ("test_fraction",), IMAGES
     ),
     "folder": Source(
         "images in one folder per class, as photographs are kept",
         ("path",),
-        ("test_fraction", "fraction", "at_least", *IMAGES),
+        ("test_fraction", "fraction", "at_least", "side"),
+        IMAGES,
+        seeded=True,
     ),
     "images": Source(
         "images in the parquet format of the Hugging Face hub: a folder, or a hub id",
         ("path",),
-        ("label", "download", "merge", "test_fraction", *IMAGES),
+        ("label", "download", "merge", "standardise"),
+        ("test_fraction", *IMAGES),
     ),
     "tabular": Source(
         "one CSV or parquet table",
         ("path", "label"),
-        ("group", "key", "schema", "standardise", "test_fraction", *SLICES),
+        ("group", "key", "schema", "standardise", "test_fraction"),
+        SLICES,
     ),
     "synthetic": Source(
         "synthetic(alpha, beta): devices with linear truths of their own",
         (),
-        ("alpha", "beta", "clients", "iid", "largest", "test_fraction", *SLICES),
+        ("alpha", "beta", "clients", "iid", "largest", "test_fraction"),
+        SLICES,
+        seeded=True,
     ),
     "quadratic": Source(
-        "clients whose best model is known in closed form: a test bed", (), ("clients", "dim", "heterogeneity")
+        "clients whose best model is known in closed form: a test bed", (), ("clients", "dim", "heterogeneity"), ()
     ),
 }
 

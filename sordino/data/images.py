@@ -12,7 +12,6 @@ import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 import pyarrow as pa
@@ -41,20 +40,20 @@ CLASSES = "how many classes there are was read off the labels of all images: the
 def load(
     path: str | Path,
     cache: Path | None = None,
-    allow_download: bool = False,
+    download: bool = False,
     label: str | None = None,
     verify: bool = False,
     merge: bool = False,
-    standardise: Literal["channel", "pixel"] = "channel",
+    standardise: str = "channel",
 ) -> Dataset:
-    """`path` is a directory or, with allow_download, a hub id.
+    """`path` is a directory or, with download, a hub id.
 
     `label` names the label column where it is not obvious; `verify` hashes the cached pixels before use; `merge` puts
-    training and test images into one set, for clients that hold back test examples of their own; `standardise` each
-    channel or each pixel.
+    training and test images into one set, for clients that hold back test examples of their own; `standardise`
+    "pixel" each pixel, else each channel.
     """
     name = Path(path).expanduser().resolve().name
-    folder = layout.folder(path, allow_download)
+    folder = layout.folder(path, download)
     sources = {split: layout.shards(folder, split) for split in ("train", "test")}  # both, before any decoding
     place = pixels.place(cache)
     train, test = (_open(name, split, files, label, place, verify) for split, files in sources.items())

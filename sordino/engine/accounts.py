@@ -192,7 +192,8 @@ class Accounts:
         if self.ledger.state(self.op(t)) is not State.DRAWN:
             raise LedgerError(
                 f"round {t + 1} has already been released elsewhere",
-                why="this folder is a copy of a run that went on, or the ledger is one: the same round would be released with fresh noise",
+                why="this folder is a copy of a run that went on, or the ledger is one: the same round would be "
+                "released with fresh noise",
                 fix="go on with the folder that holds the newest checkpoint",
                 code="released-elsewhere",
             )

@@ -58,10 +58,7 @@ class Ciphertexts:
         with watch("keys"):
             holder = self._holder
         server, shared = Adder(holder.public), self._stage.keys == "shared"
-        # who has the whole key blinds faster
-        encrypt: Any = holder.public.encrypt
-        if shared and hasattr(holder, "djn"):
-            encrypt = partial(encrypt, blinding=holder.djn)
+        encrypt = holder.encrypt if shared else holder.public.encrypt  # who has the whole key may be faster
         server.check(self._layout, len(cohort) + len(own))
         who, clear, sizes, beyond = list[int](), np.zeros(size, np.int64), [0], 0
         for k, values in uploads:
@@ -111,7 +108,7 @@ class Adder:
     """All that the server has: a public key, and a running sum that it cannot read."""
 
     def __init__(self, public: Public) -> None:
-        if hasattr(public, "open"):
+        if isinstance(public, Secret):
             raise ServerHoldsKey(
                 "the server was given a secret key",
                 why="who adds the ciphertexts must not be able to open one of them",
@@ -122,7 +119,7 @@ class Adder:
 
     def check(self, layout: Layout, count: int) -> None:
         """Before anything is encrypted."""
-        getattr(self._public, "check", lambda layout, count: layout.check(count))(layout, count)
+        self._public.check(layout, count)
 
     def take(self, message: bytes, expected: Any) -> None:
         self._sum = [self._public.add([*self._sum, unpack(message, expected)])]

@@ -39,7 +39,8 @@ _NAME = re.compile(r"round-([0-9]{6,})\.ckpt")
 _CODES = {errno.ENOSPC: "disk-full", errno.EDQUOT: "disk-full", errno.EFBIG: "disk-full", errno.EIO: "disk-error"}
 _FIXES = {
     "disk-full": "free some space, then resume; the previous checkpoint is intact",
-    "disk-error": "the disk failed, nothing that was written before is lost: try again, and look at the disk if it comes back",
+    "disk-error": "the disk failed, nothing that was written before is lost: try again, and look at the disk if it "
+    "comes back",
     "not-writable": "check that the folder is a folder and may be written",
     "not-readable": "check that the folder is a folder and may be read",
 }

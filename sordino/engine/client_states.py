@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from sordino import tree
+from sordino.errors import DataError
 from sordino.tree import Tree
 
 BUDGET = 1 << 28  # bytes of client state in memory
@@ -82,6 +83,10 @@ class States(Mapping[int, Tree]):
         odd = {f"clients/{client}": self._odd[client] for client in sorted(self._odd)}
         return ({f"states/{len(who)}": packed} if who else {}) | odd
 
+    def anew(self) -> States:
+        """Of the same shape and in the same place, and of nobody yet."""
+        return States(self._template, self._place)
+
     def restore(self, trees: Mapping[str, Tree]) -> States:
         """Back from a checkpoint; other trees in it are passed over."""
         for name, found in trees.items():
@@ -108,10 +113,15 @@ def _looks(state: Tree) -> list[tuple[str, torch.Size, torch.dtype]]:
     return [(name, leaf.shape, leaf.dtype) for name, leaf in tree.named(state)]
 
 
-def template(clients: int, state: Tree) -> Packed:
-    """The shape of a packed tree in a checkpoint."""
-    states = tree.map(lambda leaf: leaf.expand(clients, *leaf.shape), state)
-    return Packed(torch.zeros(clients, dtype=torch.int64), states)
+def shape_of(name: str, state: Tree) -> Tree:
+    """The shape of client states in a checkpoint, by the name of their tree; `state`: that of one client."""
+    kind, _, rest = name.partition("/")
+    if kind == "clients":
+        return state
+    if kind == "states":
+        states = tree.map(lambda leaf: leaf.expand(int(rest), *leaf.shape), state)
+        return Packed(torch.zeros(int(rest), dtype=torch.int64), states)
+    raise DataError(f"a checkpoint holds {name!r}, which this version does not know", code="unknown-state")
 
 
 def unpacked(name: str, found: Tree) -> Iterator[tuple[int, Tree]]:

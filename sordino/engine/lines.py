@@ -85,7 +85,8 @@ class Line:
         return RunError(
             f"a client process has not answered for {self._deadline:g} s",
             why="engine.deadline_s says that the work of one client takes no longer: it is too slow, or it never ends",
-            fix="look for an endless loop in your model or algorithm, or give a larger engine.deadline_s; then resume the run",
+            fix="look for an endless loop in your model or algorithm, or give a larger engine.deadline_s; then "
+            "resume the run",
             code="deadline-passed",
         )
 

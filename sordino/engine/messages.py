@@ -99,7 +99,8 @@ def _not_finite(t: int, client: int) -> NonFiniteModel:
     return NonFiniteModel(
         f"the update of client {client} is not finite in round {t + 1}",
         why="nothing bounds what a client sends here, so the model would not be finite either",
-        fix="lower algorithm.lr, or look for a NaN in your own model; with a clip in [uplink] such a client counts as nothing. "
+        fix="lower algorithm.lr, or look for a NaN in your own model; with a clip in [uplink] such a client counts "
+        "as nothing. "
         "The last good model is in the run's checkpoints",
         code="model-not-finite",
     )

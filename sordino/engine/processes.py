@@ -17,13 +17,14 @@ from types import TracebackType
 from typing import Any
 
 from sordino.engine import wire
+from sordino.engine.commands import Command, Keep, Restore, Round, Score, packed
+from sordino.engine.executor import Executor, Scores
 from sordino.engine.lines import Line
-from sordino.keys import Key
-from sordino.types import Grant, Params
+from sordino.types import Params, Terms
 
 
-class Processes:
-    """The executor: client k lives in worker k mod workers."""
+class Processes(Executor):
+    """Sites behind pipes: client k lives in worker k mod workers."""
 
     def __init__(
         self,
@@ -71,16 +72,16 @@ class Processes:
         """Is its process still silent?"""
         return not self._lines[client % len(self._lines)].settled()
 
-    def __call__(self, t: int, down: Any, grants: Mapping[int, Grant], key: Key) -> Iterator[tuple[int, bytes]]:
+    def __call__(self, t: int, down: Any, terms: Mapping[int, Terms]) -> Iterator[tuple[int, bytes]]:
         jobs: dict[int, Line] = {}
         for i, line in enumerate(self._lines):
-            mine = {str(k): list(g.told()) for k, g in grants.items() if k % len(self._lines) == i}
+            mine = {k: terms[k] for k in sorted(terms) if k % len(self._lines) == i}
             if not line.settled():
                 continue
-            line.send(json.dumps({"do": "round", "t": t, "grants": mine, "apart": self._told is not None}).encode())
-            for message in self._messages(t, down, sorted(map(int, mine))):
+            line.send(packed(Round(t, mine, apart=self._told is not None)))
+            for message in self._messages(t, down, list(mine)):
                 line.send(message)
-            jobs |= {int(k): line for k in mine}
+            jobs |= dict.fromkeys(mine, line)
         until = float("inf") if self._timeout is None else time.monotonic() + self._timeout
         for k in sorted(jobs):
             answer = jobs[k].receive(until)
@@ -96,24 +97,25 @@ class Processes:
         parts = [down] if told is None else [told(down, k) for k in clients]
         yield from (wire.encode(self._header(t), part) for part in parts)
 
-    def score(self, t: int, models: Sequence[Params], ways: Sequence[str]) -> dict[int, list[float]]:
+    def score(self, t: int, models: Sequence[Params], ways: Sequence[str]) -> Scores:
         """Every worker scores its own clients, all at once."""
-        command = {"do": "score", "t": t, "models": len(models), "ways": list(ways)}
-        found = [json.loads(part) for part in self._all(command, wire.encode(self._header(t), tuple(models)))]
-        return {int(k): row for part in found for k, row in part.items()}
+        message = wire.encode(self._header(t), tuple(models))
+        scored = [json.loads(part) for part in self._all(Score(t, len(models), list(ways)), message)]
+        return {int(k): row for part in scored for k, row in part.items()}
 
-    def save(self, step: int) -> None:
-        self._all({"do": "save", "step": step})
+    def keep(self, step: int) -> dict[str, Any]:
+        self._all(Keep(step))
+        return {}
 
     def restore(self, step: int, place: Path) -> None:
         """From this stage's own checkpoint, or from that of the stage before."""
-        self._all({"do": "restore", "step": step, "place": str(place)})
+        self._all(Restore(step, str(place)))
 
-    def _all(self, command: Mapping[str, Any], message: bytes | None = None) -> list[bytes]:
-        """Of everybody who is not silent."""
+    def _all(self, command: Command, message: bytes | None = None) -> list[bytes]:
+        """Asks everybody who is not silent, and waits for the answers."""
         asked = [line for line in self._lines if line.settled()]
         for line in asked:
-            line.send(json.dumps(command).encode())
+            line.send(packed(command))
             if message is not None:
                 line.send(message)
         answers = [line.receive() for line in asked]

@@ -69,7 +69,7 @@ class SecureSum:
             )
         mail.answered, mail.size, mail.payload = found.who, found.bytes_up, found.payload
         mail.secure = {
-            "mode": getattr(self._secure, "mode", "full"),
+            "mode": self._secure.mode,
             "saturated": cut,
             "cpu_seconds": {part: round(value, 5) for part, value in found.seconds.items()},
             **({"aborted": found.aborted} if found.aborted else {}),

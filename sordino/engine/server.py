@@ -22,10 +22,10 @@ from sordino.engine.messages import Messages
 from sordino.engine.secure_sum import SecureSum
 from sordino.engine.weights import Weights
 from sordino.ledger.notes import SYSTEM
-from sordino.privacy.noise.sources import for_client, for_round
+from sordino.privacy.noise.sources import for_round
 from sordino.privacy.uplink import Summed
 from sordino.privacy.uplink.stages import Weigh
-from sordino.types import Grant, Received, Source
+from sordino.types import Received, Source, Terms
 
 STALL = 1.1  # a mean update within a tenth of its expected noise norm carries no visible signal
 
@@ -38,7 +38,7 @@ class Federation(Accounts, Messages):
     _noise_norm: float = 0.0
     _coordinates: int = 0
 
-    def draw(self, t: int, server: Any = None, away: Callable[[int], bool] | None = None) -> list[int]:
+    def draw(self, t: int, server: Any = None, away: Callable[[int], bool] = lambda client: False) -> list[int]:
         """The cohort: public order, hidden coins, or coins at the rates that the plan says; or those whom a phase of a
         preparation asks.
         """
@@ -51,7 +51,7 @@ class Federation(Accounts, Messages):
             coins = Unseen() if unseen else Seeded(keys.fold(self.key, "cohort", t))
             return self.cohort.toss(self.population, coins, self._rates)
         drawn = self.cohort.draw(t, self.population, self.key)
-        return drawn if away is None or self.cohort.hidden else self._redrawn(t, drawn, away)
+        return drawn if self.cohort.hidden else self._redrawn(t, drawn, away)
 
     def _redrawn(self, t: int, drawn: list[int], away: Callable[[int], bool]) -> list[int]:
         """In place of everybody who is known to be silent somebody else, where there is anybody; where coins are hidden
@@ -64,22 +64,15 @@ class Federation(Accounts, Messages):
         others = (k for k in order if k not in drawn and not away(k))
         return sorted([*here, *itertools.islice(others, len(drawn) - len(here))])
 
-    def round_key(self, t: int) -> keys.Key:
-        return keys.fold(self.key, "round", t)
-
     # the sum ----------------------------------------------------------------------------------------------------------
 
     def source(self, t: int) -> Source:
         return for_round(self.noise, self.key, t)
 
-    def grant(
-        self, t: int, client: int, price: Price | None, epochs: int | None = None, part: float | None = None
-    ) -> Grant:
-        return Grant(
-            client=client,
-            size=self.sizes[client],
+    def terms(self, client: int, price: Price | None, epochs: int | None = None, part: float | None = None) -> Terms:
+        """What one client is told of its round."""
+        return Terms(
             largest=self.largest,
-            source=for_client(self.noise, self.key, t, client),
             # shares of one noise are all alike
             multiplier=self._central if self.algorithm.uplink.shared else None if price is None else price.multiplier,
             epochs=epochs,

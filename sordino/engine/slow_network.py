@@ -5,7 +5,7 @@ changes.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 
@@ -16,17 +16,14 @@ class Emulated:
     up_mbit: float | None = None
     compute: float = 1.0  # times slower
 
-    def receive(self, message: bytes) -> None:
-        self._wait(message, self.down_mbit)
-
-    def send(self, message: bytes) -> None:
-        self._wait(message, self.up_mbit)
-
-    def computed(self, answers: Iterator[bytes]) -> Iterator[bytes]:
-        """Each answer as late as a device would be that is `compute` times as slow."""
+    def carried(self, messages: Iterable[bytes], answers: Iterator[bytes]) -> Iterator[bytes]:
+        """Each answer as late as a device would be that is `compute` times as slow, behind such a network."""
+        for message in messages:
+            self._wait(message, self.down_mbit)
         begin = time.monotonic()
         for answer in answers:
             time.sleep((self.compute - 1) * (time.monotonic() - begin))
+            self._wait(answer, self.up_mbit)
             yield answer
             begin = time.monotonic()
 

@@ -26,10 +26,11 @@ from sordino.evaluate.traffic import Sizes
 from sordino.generators import nets
 from sordino.public_images import Candidates
 from sordino.report.pictures import strip
-from sordino.runs.data import Holdings
 from sordino.runs.folder import HANDED, read_environment, read_metrics, read_preparation
+from sordino.runs.home import ServersHome, source_of
 from sordino.runs.receipt import some_of
-from sordino.runs.setup import Parts
+from sordino.runs.setup import Setup
+from sordino.runs.simulation import simulated
 
 AGAIN = ("public_split", "sklearn_digits", "procedural", "folder")  # sources whose candidates cost little to make again
 DEAR = ("openai_chat", "transformers")  # who wrote prompts and is not asked again
@@ -42,48 +43,54 @@ def label_of(experiment: Experiment) -> str:
     """What must be said beside every result of an experiment with candidates; nothing where there are none, or real
     text-to-image ones.
     """
-    source = Holdings(experiment).source
+    source = source_of(experiment)
     return "" if source is None else source.label
 
 
 def gather(
-    folder: Path, parts: Parts | None = None, pictures: bool = True, rounds: Sequence[dict[str, Any]] | None = None
+    folder: Path,
+    setup: Setup | None = None,
+    home: ServersHome | None = None,
+    pictures: bool = True,
+    rounds: Sequence[dict[str, Any]] | None = None,
 ) -> dict[str, Any] | None:
     """None where nothing came before the first round. `rounds`: of the training, as they may be shown; None: as this
     user may see them."""
     preparation = read_preparation(folder)
     if not preparation and not (folder / "preparation").is_dir():
         return None
-    parts = Parts(config.load(folder / "experiment.toml")) if parts is None else parts
-    (states, unread), metrics = _states(folder, parts), read_metrics(folder) if rounds is None else rounds
-    simulated = parts.experiment.privacy.noise == "counter"
-    candidates, absent = _candidates(parts)
-    wrong = _wrong(candidates) if simulated else None
+    if setup is None:
+        simulation = simulated(config.load(folder / "experiment.toml"))
+        setup, home = simulation.setup, simulation.home
+    (states, unread), metrics = _states(folder, setup), read_metrics(folder) if rounds is None else rounds
+    pretended = setup.experiment.privacy.noise == "counter"
+    candidates, absent = _candidates(setup.experiment, home)
+    wrong = _wrong(candidates) if pretended else None
     if candidates is not None and wrong is None:
-        absent = "their source does not tell" if simulated else "only a simulation may look that up"
+        absent = "their source does not tell" if pretended else "only a simulation may look that up"
     kept = next((state.kept for state in reversed(states.values()) if hasattr(state, "kept")), None)
-    plain, sizes = _plain(folder, parts), _sizes(parts, len(metrics))
-    table = parts.experiment.candidates or {}
+    plain, sizes = _plain(folder, setup), _sizes(setup, len(metrics))
+    table = setup.experiment.candidates or {}
     return {
-        "label": label_of(parts.experiment),
+        "label": label_of(setup.experiment),
         "source": table.get("source", ""),
-        "simulated": simulated,
+        "simulated": pretended,
         "unread": unread,  # why nothing is known of its phases
         "unknown": "" if wrong is not None else absent,  # why nobody says which candidates are wrong
-        "rank": _rank(parts),
-        "classes": _classes(parts, states, candidates, kept, wrong),
+        "rank": _rank(setup),
+        "classes": _classes(setup, states, candidates, kept, wrong),
         "messages": messages(preparation, metrics, plain, sizes),
         "cost": charged(preparation, metrics, plain, sizes),
-        "gallery": _gallery(folder, parts, candidates, kept, wrong) if pictures else None,
+        "gallery": _gallery(folder, setup, candidates, kept, wrong) if pictures else None,
     }
 
 
-def _states(folder: Path, parts: Parts) -> tuple[dict[str, Any], str]:
+def _states(folder: Path, setup: Setup) -> tuple[dict[str, Any], str]:
     """The server's state at the end of each phase that is over; or why it cannot be read: the bytes it cost are told
     all the same.
     """
     found = {}
-    for mine in parts.preparation:
+    for mine in setup.preparation:
         try:
             loaded = checkpoint.load(folder / "preparation" / mine.phase / "checkpoints", mine.state)
         except SordinoError as error:
@@ -93,17 +100,17 @@ def _states(folder: Path, parts: Parts) -> tuple[dict[str, Any], str]:
     return found, ""
 
 
-def _candidates(parts: Parts) -> tuple[Candidates | None, str]:
+def _candidates(experiment: Experiment, home: ServersHome | None) -> tuple[Candidates | None, str]:
     """Made again, or why not: a folder may be gone, and drawing with a large model takes hours."""
-    if parts.source is None:
+    if source_of(experiment) is None:
         return None, "there are no candidates"
-    if parts.agreed is not None:
+    if home is None:
         return None, "the data are not looked at for this page"
-    table = parts.experiment.candidates or {}
+    table = experiment.candidates or {}
     if table["source"] not in AGAIN or table.get("prompts", {}).get("name") in DEAR:
         return None, "their images are not drawn again for a page"
     try:
-        return parts.drawn, ""
+        return home.drawn, ""
     except SordinoError as error:
         return None, error.what
 
@@ -120,14 +127,14 @@ def _wrong(candidates: Candidates | None) -> np.ndarray[Any, Any] | None:
 
 
 def _classes(
-    parts: Parts,
+    setup: Setup,
     states: Mapping[str, Any],
     candidates: Candidates | None,
     kept: Tensor | None,
     wrong: np.ndarray[Any, Any] | None,
 ) -> list[dict[str, Any]]:
     rows = []
-    for label, name in enumerate(parts.dataset.class_names):
+    for label, name in enumerate(setup.public.class_names):
         chosen = _chosen(kept, label)
         every = None if candidates is None else np.flatnonzero(candidates.y == label)
         rows.append(
@@ -176,35 +183,35 @@ def _asked(states: Mapping[str, Any], label: int) -> list[dict[str, Any]]:
 # what it cost ---------------------------------------------------------------------------------------------------------
 
 
-def _plain(folder: Path, parts: Parts) -> Plain:
+def _plain(folder: Path, setup: Setup) -> Plain:
     run = read_environment(folder)["run"]
-    header = wire.Header(run, parts.experiment.digest(), 0, -1, 0, "down")
-    return Plain(wire.size(header, wire.schema(parts.task.init(0))), _chosen_clients(parts))
+    header = wire.Header(run, setup.experiment.digest(), 0, -1, 0, "down")
+    return Plain(wire.size(header, wire.schema(setup.task.init(0))), _chosen_clients(setup))
 
 
-def _chosen_clients(parts: Parts) -> int:
-    return max(1, round(parts.cohort.expected(len(parts.sizes))))
+def _chosen_clients(setup: Setup) -> int:
+    return max(1, round(setup.cohort.expected(len(setup.public.sizes))))
 
 
-def _rank(parts: Parts) -> str:
+def _rank(setup: Setup) -> str:
     """By what devices are ranked, where they are."""
-    first = parts.preparation[0].method if parts.preparation else None
+    first = setup.preparation[0].method if setup.preparation else None
     return first.rank if isinstance(first, Train) else ""
 
 
-def _sizes(parts: Parts, rounds: int) -> Sizes | None:
+def _sizes(setup: Setup, rounds: int) -> Sizes | None:
     """What formula (18) counts; nothing where devices send no models, of which it knows."""
-    training = parts.method
-    if not any(mine.phase == "train" for mine in parts.preparation) or not isinstance(training, Calibrated):
+    training = setup.method
+    if not any(mine.phase == "train" for mine in setup.preparation) or not isinstance(training, Calibrated):
         return None
     return Sizes(
-        devices=len(parts.sizes),
-        chosen=_chosen_clients(parts),
-        rounds=rounds or parts.experiment.rounds,
-        classes=parts.task.labels,
-        model=tree.size(parts.task.init(0)),
+        devices=len(setup.public.sizes),
+        chosen=_chosen_clients(setup),
+        rounds=rounds or setup.experiment.rounds,
+        classes=setup.task.labels,
+        model=tree.size(setup.task.init(0)),
         generator=nets.parameters(training.drawn_by),
-        prototype=parts.task.width,
+        prototype=setup.task.width,
     )
 
 
@@ -213,19 +220,19 @@ def _sizes(parts: Parts, rounds: int) -> Sizes | None:
 
 def _gallery(
     folder: Path,
-    parts: Parts,
+    setup: Setup,
     candidates: Candidates | None,
     kept: Tensor | None,
     wrong: np.ndarray[Any, Any] | None,
 ) -> dict[str, Any] | None:
     """Per class some candidates that were kept, some that were not, and some images of the generator."""
-    if parts.dataset.kind != "image" or not parts.preparation:
+    if setup.public.kind != "image" or not setup.preparation:
         return None
-    names = parts.dataset.class_names
+    names = setup.public.class_names
     shown = some_of(len(names), CLASSES)
-    side, width, channels = parts.dataset.shape
+    side, width, channels = setup.public.shape
     each = max(3, min(PICTURES, ROOM // (3 * len(shown) * side * width * channels)))
-    x, y = _drawn(folder, parts, each * len(names))
+    x, y = _drawn(folder, setup, each * len(names))
     rows = []
     for label in shown:
         strips = {"drawn": strip(x[y == label][:each])} if (y == label).any() else {}
@@ -244,13 +251,13 @@ def _spread(rows: Sequence[int] | np.ndarray[Any, Any], most: int) -> np.ndarray
     return np.asarray(rows)[list(some_of(len(rows), most))]
 
 
-def _drawn(folder: Path, parts: Parts, count: int) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+def _drawn(folder: Path, setup: Setup, count: int) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
     """What a client of so many examples would draw from what was handed out; nothing where that is still to come."""
     place = folder / HANDED
     if not place.exists():
-        return np.zeros((0, *parts.dataset.shape), np.uint8), np.zeros(0, np.int64)
+        return np.zeros((0, *setup.public.shape), np.uint8), np.zeros(0, np.int64)
     handed = checkpoint.tensors(place)
-    made = parts.algorithm.equip(parts.task, handed, count, keys.fold(parts.key, "pictures of a report"))
+    made = setup.algorithm.equip(setup.task, handed, count, keys.fold(setup.key, "pictures of a report"))
     if made is None:
-        return np.zeros((0, *parts.dataset.shape), np.uint8), np.zeros(0, np.int64)
+        return np.zeros((0, *setup.public.shape), np.uint8), np.zeros(0, np.int64)
     return made.x.numpy(), made.y.numpy()

@@ -21,8 +21,9 @@ from sordino.report import preparation
 from sordino.report.tables import secure
 from sordino.report.words import by_phase, described, merged, subject
 from sordino.runs.folder import read_environment, read_metrics, read_preparation, read_public_metrics
+from sordino.runs.population import Population
 from sordino.runs.receipt import opened, some_of, spending
-from sordino.runs.setup import Parts
+from sordino.runs.simulation import simulated
 
 LISTED = 10_000  # clients that a page shows: of more, so many at even distances
 POINTS = 12  # of the epsilon curve: each is a full composition
@@ -39,29 +40,30 @@ def gather(folder: Path, evaluator: bool = False) -> dict[str, Any]:
     all_ = evaluator or federation.noise != SYSTEM
     spent = spending(folder, LISTED)
     metrics = read_metrics(folder) if all_ else read_public_metrics(folder)
-    if all_:
-        parts = Parts(parts.experiment)
+    simulation = simulated(parts.experiment) if all_ else None
+    if simulation is not None:
+        parts = simulation.setup
     return {
         "evaluated": all_,
-        **(_held(parts) if all_ else {"partition": None, "heterogeneity": None}),
+        **(_held(simulation.population) if simulation is not None else {"partition": None, "heterogeneity": None}),
         "name": parts.experiment.name,
         "data": parts.experiment.data.source,
-        "note": parts.dataset.note,
+        "note": parts.public.note,
         "candidates": preparation.label_of(parts.experiment),
         "algorithm": parts.experiment.algorithm["name"],
         "model": "clients' own models" if parts.ways else "global model",
-        "clients": len(parts.sizes),
-        "examples": sum(parts.sizes) if all_ or parts.experiment.privacy.public_sizes else "some",
+        "clients": len(parts.public.sizes),
+        "examples": sum(parts.public.sizes) if all_ or parts.experiment.privacy.public_sizes else "some",
         "parameters": parts.coordinates,
         "metrics": _thin(metrics),
         "before": next(iter(in_front(read_preparation(folder))), None),
-        "prepared": preparation.gather(folder, parts, rounds=metrics),
+        "prepared": preparation.gather(folder, parts, None if simulation is None else simulation.home, rounds=metrics),
         "secure": secure(metrics),
         "guarantees": described(spent["guarantees"]),
         "by_phase": by_phase(spent),
         "delta": parts.experiment.privacy.delta,
         "epsilon": _drawn(
-            curve([entry.note for entry in entries], len(parts.sizes), parts.experiment.privacy.delta),
+            curve([entry.note for entry in entries], len(parts.public.sizes), parts.experiment.privacy.delta),
             _printed(entries, spent["budget"]),
         ),
         "budget": spent["budget"],
@@ -79,12 +81,12 @@ def gather(folder: Path, evaluator: bool = False) -> dict[str, Any]:
     }
 
 
-def _held(parts: Parts) -> dict[str, Any]:
+def _held(population: Population) -> dict[str, Any]:
     """Who holds how many of which label."""
-    rows, labels = parts.shares[0], np.asarray(parts.dataset.train.y)
+    rows, labels = population.shares[0], np.asarray(population.dataset.train.y)
     shown = rows if len(rows) <= LISTED else [rows[k] for k in some_of(len(rows), LISTED)]
-    classes = max(parts.dataset.classes, 1)
-    if parts.dataset.classes == 0:
+    classes = max(population.dataset.classes, 1)
+    if population.dataset.classes == 0:
         labels = np.zeros(len(labels), dtype=np.int64)  # no classes to count: one that all examples are in
     return {
         "partition": table(labels, shown, classes).tolist(),

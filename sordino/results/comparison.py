@@ -40,7 +40,7 @@ from sordino.results.sweeps import Composed, Notes, Setting, composed, grid
 from sordino.runs.folder import read_metrics, read_preparation
 from sordino.runs.receipt import opened
 from sordino.runs.run import Ended, Progress, resume, start
-from sordino.runs.setup import settle
+from sordino.runs.simulation import settle
 
 EQUAL = (
     "data",
@@ -228,7 +228,7 @@ def _notes(folder: Path) -> Notes:
         mine = [entry.note for entry in federation.entries()]
     finally:
         federation.ledger.close()
-    return Notes(mine, len(parts.sizes))
+    return Notes(mine, len(parts.public.sizes))
 
 
 def _run(experiment: Experiment, folder: Path, watch: Watch | None) -> Ended:

@@ -9,14 +9,12 @@ the data: it tells two data sets apart, and nobody without the key can try out w
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from sordino.data.dataset import Dataset, Split
 from sordino.engine.checkpoint import atomic_write
 from sordino.errors import damaged
 from sordino.runs.shapes import Agreed, parsed
@@ -27,31 +25,63 @@ PUT_BACK = "it is written when a run begins: put it back from a copy"
 
 
 @dataclass(frozen=True)
-class Agreement:
-    dataset: str  # keyed digest
+class Public:
+    """What everybody may know of the clients' data: rules, plans and models follow from it. No row is in it."""
+
     kind: str
     shape: tuple[int, ...]
     classes: int  # of the data
     named: int  # as the clients call them
-    sizes: tuple[int, ...]  # training examples of each client; ones, where these are nobody's business
-    coordinates: Mapping[str, int]  # of an upload, by phase; the training's name is ""
+    sizes: Sequence[int]  # training examples of each client; ones, where these are nobody's business
+    mean: tuple[float, ...] = ()  # what inputs are scaled by: needed where a model is, and in no file
+    std: tuple[float, ...] = ()
     assumed: tuple[str, ...] = ()  # what the numbers rest on, because of how the data were read
     void: tuple[str, ...] = ()  # why nothing that is claimed holds
     note: str = ""  # said beside every result
-    names: tuple[str, ...] = field(default=())  # of the classes
+    names: tuple[str, ...] = ()  # of the classes
+
+    @cached_property
+    def largest(self) -> int:
+        """The size of the largest client."""
+        return max(self.sizes)
 
     @property
-    def clients(self) -> int:
-        return len(self.sizes)
+    def class_names(self) -> tuple[str, ...]:
+        """One for each class: its number where `names` does not say."""
+        return self.names if len(self.names) == self.classes else tuple(map(str, range(self.classes)))
 
-    def of_an_upload(self, phase: str) -> int:
-        if phase not in self.coordinates:
-            raise damaged(Path(FILE), f"it has no number of coordinates for the phase {phase!r}", PUT_BACK)
-        return self.coordinates[phase]
+
+@dataclass(frozen=True)
+class Agreement:
+    """The public numbers of a run, as they stand in its folder."""
+
+    dataset: str  # keyed digest
+    public: Public
+    coordinates: Mapping[str, int]  # of an upload, by phase; the training's name is ""
 
     def write(self, folder: Path) -> None:
-        told = {"format": FORMAT, **asdict(self), "sizes": _packed(self.sizes)}
-        atomic_write(folder / FILE, json.dumps(told).encode())
+        atomic_write(folder / FILE, json.dumps(self._told()).encode())
+
+    def _told(self) -> dict[str, Any]:
+        known = self.public
+        return {
+            "format": FORMAT,
+            "dataset": self.dataset,
+            "kind": known.kind,
+            "shape": known.shape,
+            "classes": known.classes,
+            "named": known.named,
+            "sizes": _packed(known.sizes),
+            "coordinates": self.coordinates,
+            "assumed": known.assumed,
+            "void": known.void,
+            "note": known.note,
+            "names": known.names,
+        }
+
+    def says(self, other: Agreement) -> bool:
+        """Are both the same in all that a file holds, but for the digest of the data?"""
+        return self._told() | {"dataset": ""} == other._told() | {"dataset": ""}
 
     @classmethod
     def read(cls, folder: Path) -> Agreement:
@@ -65,21 +95,22 @@ class Agreement:
         except ValueError as error:
             raise damaged(path, str(error), PUT_BACK) from None
         lists: dict[str, Any] = {name: tuple(told[name]) for name in ("shape", "assumed", "void", "names")}
-        fields = {name: told[name] for name in ("dataset", "kind", "classes", "named", "coordinates", "note")}
-        return cls(**fields, **lists, sizes=sizes)
-
-    def blank(self) -> Dataset:
-        """A data set of this kind without any row."""
-        images = self.kind == "image"
-        x = np.zeros((0, *self.shape), np.uint8 if images else np.float32)
-        split, wide = Split(x, np.zeros(0, np.int64)), self.shape[-1]
-        scale = ((0.5,) * wide, (0.5,) * wide) if images else ((0.0,) * wide, (1.0,) * wide)
-        return Dataset(
-            "agreed", "image" if images else "table", self.classes, split, split, *scale, self.note, self.names
-        )
+        fields = {name: told[name] for name in ("kind", "classes", "named", "note")}
+        # what inputs are scaled by is not told: a model that stands here only for its shape is given constants
+        wide, image = lists["shape"][-1], fields["kind"] == "image"
+        scale = ((0.5,) * wide, (0.5,) * wide) if image else ((0.0,) * wide, (1.0,) * wide)
+        public = Public(**fields, **lists, sizes=sizes, mean=scale[0], std=scale[1])
+        return cls(told["dataset"], public, told["coordinates"])
 
 
-def _packed(sizes: tuple[int, ...]) -> list[list[int]]:
+def of_an_upload(coordinates: Mapping[str, int], phase: str) -> int:
+    """The agreed numbers in one upload of a phase."""
+    if phase not in coordinates:
+        raise damaged(Path(FILE), f"it has no number of coordinates for the phase {phase!r}", PUT_BACK)
+    return coordinates[phase]
+
+
+def _packed(sizes: Sequence[int]) -> list[list[int]]:
     """As (size, how many in a row): a million equal clients are one pair."""
     packed: list[list[int]] = []
     for size in sizes:

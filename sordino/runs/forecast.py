@@ -27,8 +27,10 @@ from sordino.engine.server import Federation
 from sordino.errors import SordinoError
 from sordino.ledger.statement import statement
 from sordino.runs.noise_level import Noise, expected_noise, loud_enough, multiplier
+from sordino.runs.population import Population
 from sordino.runs.private import throwaway
-from sordino.runs.setup import Parts, settle
+from sordino.runs.setup import Setup
+from sordino.runs.simulation import Simulation, settle, simulated
 
 LIKELY_STEP = 0.1  # of a method that does not say
 SAMPLE = 4  # clients that are timed: an engine that pools them should show it
@@ -66,24 +68,23 @@ class Compared:
 def compare(path: Path | None, overrides: list[str]) -> Compared:
     """The plan of `sordino run PATH OVERRIDES`. Nothing is trained, nothing is written."""
     experiment = settle(config.load(path, overrides))
-    parts, file = Parts(experiment), [str(path)] if path else []
-    asked = Forecast(parts)
+    simulation, file = simulated(experiment), [str(path)] if path else []
+    asked = Forecast(simulation)
     rows, impossible = [asked.row("as asked", [*file, *overrides], timed=True)], []
-    for what, changes in alternatives(parts):
+    for what, changes in alternatives(simulation.setup):
         said = [*_untouched(overrides, changes), *changes]
         try:
-            other = beside(parts, config.load(path, said))
-            alike = all(getattr(other.experiment, part) == getattr(experiment, part) for part in LOCAL_WORK)
+            other = beside(simulation, config.load(path, said))
+            alike = all(getattr(other.setup.experiment, part) == getattr(experiment, part) for part in LOCAL_WORK)
             rows.append(Forecast(other, asked.timed if alike else None).row(what, [*file, *said], alike))
         except SordinoError as error:
             impossible.append((what, f"{error.what}: {error.why}" if error.why else error.what))
 
-    def at_delta(delta: float) -> Parts:
-        return beside(
-            parts, experiment.model_copy(update={"privacy": experiment.privacy.model_copy(update={"delta": delta})})
-        )
+    def at_delta(delta: float) -> Setup:
+        privacy = experiment.privacy.model_copy(update={"delta": delta})
+        return beside(simulation, experiment.model_copy(update={"privacy": privacy})).setup
 
-    found = loud_enough(parts, asked.noise, at_delta) if asked.noise else []
+    found = loud_enough(simulation.setup, asked.noise, at_delta) if asked.noise else []
     return Compared(rows, asked.guarantees, impossible, found, asked.timing)
 
 
@@ -99,11 +100,11 @@ LOCAL_WORK = ("data", "model", "algorithm", "read")  # what the seconds of one c
 # alternatives ---------------------------------------------------------------------------------------------------------
 
 
-def alternatives(parts: Parts) -> Iterator[tuple[str, list[str]]]:
+def alternatives(setup: Setup) -> Iterator[tuple[str, list[str]]]:
     """What else would keep the same promise, or another unit's at the same price: a name, and what to give to `sordino
     run`.
     """
-    experiment, offer, population = parts.experiment, parts.plan.offer, len(parts.sizes)
+    experiment, offer, population = setup.experiment, setup.plan.offer, len(setup.public.sizes)
     if offer is None or experiment.privacy.epsilon is None:
         return
     if wider := _cohort(experiment, 2, population):
@@ -113,7 +114,7 @@ def alternatives(parts: Parts) -> Iterator[tuple[str, list[str]]]:
     if "clients" in experiment.partition:
         more = _cohort(experiment, 2, 2 * population, size_only=True)
         yield "twice the clients, same data", [f"partition.clients={2 * population}", *([more] if more else [])]
-    yield from _other_gates(parts)
+    yield from _other_gates(setup)
 
 
 GROWS = {"poisson": "rate", "round_robin_peer": "fraction", "round_robin": "size", "random": "size"}
@@ -127,21 +128,21 @@ def _cohort(experiment: Experiment, factor: int, population: int, size_only: boo
     return f"cohort.{key}={value}" if value <= (population if key == "size" else 1) else None
 
 
-def _other_gates(parts: Parts) -> Iterator[tuple[str, list[str]]]:
-    experiment, offer, algorithm = parts.experiment, parts.plan.offer, parts.algorithm
+def _other_gates(setup: Setup) -> Iterator[tuple[str, list[str]]]:
+    experiment, offer, algorithm = setup.experiment, setup.plan.offer, setup.algorithm
     assert offer is not None
-    lr, population = algorithm.step_size or LIKELY_STEP, len(parts.sizes)
+    lr, population = algorithm.step_size or LIKELY_STEP, len(setup.public.sizes)
     records = offer.unit != "client"
-    clip = (algorithm.read.cut or 1.0) if records else algorithm.uplink.bound(parts.coordinates).l2
+    clip = (algorithm.read.cut or 1.0) if records else algorithm.uplink.bound(setup.coordinates).l2
     opened = ["read={name='open'}"] if experiment.read is not None else []
     fedavg = [f"algorithm={{name='fedavg', lr={lr}}}", *opened] if records else []
     bounded = f"uplink={{client=[{{name='clip', radius={clip}}}%s], server=[%s]}}"
-    rate, hidden = parts.cohort.expected(population) / population, parts.cohort.hidden
+    rate, hidden = setup.cohort.expected(population) / population, setup.cohort.hidden
     unit = "protect clients, " if records else ""
     if records or not (hidden and algorithm.uplink.server):
         coins = [] if hidden else [f"cohort={{name='poisson', rate={rate}}}"]
-        if parts.budget is not None and parts.budget.personal is not None:  # each at the rate its own budget affords
-            coins = [f"cohort={{name='by_budget', size={parts.cohort.expected(population):g}}}"]
+        if setup.budget is not None and setup.budget.personal is not None:  # each at the rate its own budget affords
+            coins = [f"cohort={{name='by_budget', size={setup.cohort.expected(population):g}}}"]
         central = bounded % ("", "{name='noise', neighbours='add_remove'}")
         yield f"{unit}central noise, hidden cohort", [*fedavg, central, *coins]
     if records or algorithm.uplink.server:
@@ -153,14 +154,9 @@ def _other_gates(parts: Parts) -> Iterator[tuple[str, list[str]]]:
         yield "protect records, not clients", [step, *read, *raw]
 
 
-def beside(parts: Parts, experiment: Experiment) -> Parts:
-    """The parts of a changed experiment; data that are the same are not read again."""
-    other, known = Parts(settle(experiment)), parts.experiment
-    if experiment.data == known.data:
-        vars(other)["dataset"] = parts.dataset
-        if (experiment.partition, experiment.seed) == (known.partition, known.seed):
-            vars(other)["shares"] = parts.shares
-    return other
+def beside(simulation: Simulation, experiment: Experiment) -> Simulation:
+    """A changed experiment; data that are the same are not read again."""
+    return Simulation.of(Population.like(simulation.population, settle(experiment)))
 
 
 # a rehearsal ----------------------------------------------------------------------------------------------------------
@@ -177,20 +173,24 @@ class Seconds(NamedTuple):
 
 @dataclass(frozen=True)
 class Forecast:
-    parts: Parts
+    simulation: Simulation
     seconds: Seconds | None = None  # of an experiment with the same local work, where that has been timed
+
+    @property
+    def setup(self) -> Setup:
+        return self.simulation.setup
 
     @cached_property
     def federation(self) -> Federation:
-        digest, system = self.parts.experiment.digest(), self.parts.experiment.privacy.noise == "system"
+        digest, system = self.setup.experiment.digest(), self.setup.experiment.privacy.noise == "system"
         # as long as a run's own id, so that messages are as long as the run's
-        return self.parts.federation(":memory:", f"{digest[:16]}-{'0' * 12}" if system else digest[:16])
+        return self.simulation.federation(":memory:", f"{digest[:16]}-{'0' * 12}" if system else digest[:16])
 
     @cached_property
     def rounds(self) -> list[list[int]]:
         """Who will take part and pay, round by round. Reserving fills the books of `federation`."""
         run, played = self.federation, []
-        for t in range(self.parts.experiment.rounds):
+        for t in range(self.setup.experiment.rounds):
             crew = run.stragglers.split(run.draw(t), t, run.key)
             played.append(run.reserve(t, run.prices(crew.active, stalled=False)))
         return played
@@ -205,7 +205,7 @@ class Forecast:
         rows = statement(
             notes,
             1 if alike else run.population,
-            self.parts.experiment.privacy.delta,
+            self.setup.experiment.privacy.delta,
         )
         return [row.to_json() for row in rows]
 
@@ -215,27 +215,27 @@ class Forecast:
         there.
         """
         notes = []
-        for phase in self.parts.preparation:
+        for phase in self.simulation.preparation:
             run = phase.federation(":memory:", "plan")
-            for t in range(phase.rounds):
+            for t in range(phase.setup.rounds):
                 run.reserve(t, run.prices(range(run.population), stalled=False))
             notes += [entry.note for entry in run.ledger.entries()]
         return notes
 
     @cached_property
     def noise(self) -> Noise | None:
-        return expected_noise(self.parts)
+        return expected_noise(self.setup)
 
     @cached_property
     def busiest(self) -> int:
-        plan = self.parts.plan
+        plan = self.setup.plan
         return max(range(len(plan.exposures)), key=lambda k: (plan.exposures[k] * plan.reads[k], plan.exposures[k], -k))
 
     def traffic(self) -> dict[str, Any]:
         """Bytes: in total, of one message, and of the client that takes part most often."""
-        run, algorithm = self.federation, self.parts.algorithm
-        down = algorithm.broadcast(self.parts.state("server"))
-        fields = wire.schema(algorithm.uplink.at(0, down).shape(algorithm.zero(self.parts.task, down)))
+        run, algorithm = self.federation, self.setup.algorithm
+        down = algorithm.broadcast(self.setup.state("server"))
+        fields = wire.schema(algorithm.uplink.at(0, down).shape(algorithm.zero(self.setup.task, down)))
         both, total_down = Counter[int](), 0
         for t, granted in enumerate(self.rounds):
             one, up = run.bytes_down(t, down, [0]), wire.sizes(run.header(t, 0), fields)
@@ -253,14 +253,14 @@ class Forecast:
 
     @cached_property
     def timed(self) -> Seconds:
-        return self.seconds or _time(self.parts, self.federation)
+        return self.seconds or _time(self.simulation, self.federation)
 
     @property
     def minutes(self) -> float:
         """Of local work and evaluation; the disk is not counted."""
-        experiment, timed = self.parts.experiment, self.timed
+        experiment, timed = self.setup.experiment, self.timed
         visits = Counter(k for granted in self.rounds for k in granted)
-        effort = sum(times * _effort(self.parts, k) for k, times in visits.items())
+        effort = sum(times * _effort(self.setup, k) for k, times in visits.items())
         engine, evaluation = experiment.engine, experiment.evaluation
         hands = min(engine.workers, os.cpu_count() or 1) if engine.executor == "processes" else 1
         last = max(0, experiment.rounds - max(1, evaluation.final))
@@ -271,28 +271,30 @@ class Forecast:
     def timing(self) -> str:
         timed = self.timed
         return (
-            f"an estimate: {timed.work:.2g} s for {timed.effort:,} examples of {timed.clients} clients and {timed.evaluation:.2g} s for an evaluation, "
-            f"timed just now and scaled; the disk is not counted{', and neither is what comes before round 1' if self.parts.preparation else ''}"
+            f"an estimate: {timed.work:.2g} s for {timed.effort:,} examples of {timed.clients} clients and "
+            f"{timed.evaluation:.2g} s for an evaluation, "
+            "timed just now and scaled; the disk is not "
+            f"counted{', and neither is what comes before round 1' if self.setup.preparation else ''}"
         )
 
     def row(self, what: str, run: list[str], timed: bool) -> dict[str, Any]:
         """What a table of plans shows of one."""
-        parts, offer, experiment = self.parts, self.parts.plan.offer, self.parts.experiment
+        setup, offer, experiment = self.setup, self.setup.plan.offer, self.setup.experiment
         promise = {} if offer is None else self._promise((offer.unit, offer.neighbours, offer.adversary))
         return {
             "what": what,
-            "clients": len(parts.sizes),
-            "cohort": parts.cohort.expected(len(parts.sizes)),
+            "clients": len(setup.public.sizes),
+            "cohort": setup.cohort.expected(len(setup.public.sizes)),
             "rounds": experiment.rounds,
-            "examples": sum(parts.sizes),
-            "parameters": parts.coordinates,
+            "examples": sum(setup.public.sizes),
+            "parameters": setup.coordinates,
             **{
                 name: promise.get(name)
                 for name in ("unit", "neighbours", "adversary", "epsilon", "status", "accountant")
             },
             "delta": experiment.privacy.delta,
-            "noise_multiplier": None if offer is None else multiplier(parts, self.busiest),
-            "exposures": parts.plan.exposures[self.busiest],
+            "noise_multiplier": None if offer is None else multiplier(setup, self.busiest),
+            "exposures": setup.plan.exposures[self.busiest],
             "noise_norm": self.noise and self.noise.norm,
             "largest_signal": self.noise and self.noise.signal,
             "noise_to_signal": self.noise and self.noise.ratio,
@@ -308,33 +310,34 @@ class Forecast:
         return rows.get(subject, {**silent, "accountant": "none: nobody ever takes part"})
 
 
-def _effort(parts: Parts, client: int) -> int:
-    work, size = parts.algorithm.work, parts.sizes[client]
+def _effort(setup: Setup, client: int) -> int:
+    work, size = setup.algorithm.work, setup.public.sizes[client]
     return int(work.count(size) * work.batch(size))
 
 
-def _time(parts: Parts, run: Federation) -> Seconds:
+def _time(simulation: Simulation, run: Federation) -> Seconds:
     """A few clients of middling size, one epoch of each where it counts in epochs, by the engine and with their noise;
     then one evaluation.
     """
-    able = [k for k, times in enumerate(parts.plan.exposures) if times] or list(range(len(parts.sizes)))
+    setup = simulation.setup
+    able = [k for k, times in enumerate(setup.plan.exposures) if times] or list(range(len(setup.public.sizes)))
     start = max(0, (len(able) - SAMPLE) // 2)
-    chosen = sorted(able, key=lambda k: (parts.sizes[k], k))[start : start + SAMPLE]
-    epochs, zero = parts.algorithm.work.epochs, parts.plan.currency.zero()
-    grants = {k: run.grant(0, k, parts.plan.price(k, 0, zero), 1 if epochs else None) for k in chosen}
-    server = parts.state("server")
-    algorithm, last = parts.algorithm, parts.preparation[-1] if parts.preparation else None
-    handed = algorithm.handed(last.result(last.state("server")) if last is not None else None, parts.home)
+    chosen = sorted(able, key=lambda k: (setup.public.sizes[k], k))[start : start + SAMPLE]
+    epochs, zero = setup.algorithm.work.epochs, setup.plan.currency.zero()
+    terms = {k: run.terms(k, setup.plan.price(k, 0, zero), 1 if epochs else None) for k in chosen}
+    server = setup.state("server")
+    algorithm, last = setup.algorithm, setup.preparation[-1] if setup.preparation else None
+    handed = algorithm.handed(last.result(last.state("server")) if last is not None else None, simulation.home)
     clients, down, evaluate = (
-        parts.clients(run.run, secret=throwaway(), handed=handed),
+        simulation.site(run.run, secret=throwaway(), handed=handed),
         algorithm.broadcast(server),
-        parts.evaluation(),
+        simulation.evaluation(),
     )
-    effort = sum(_effort(parts, k) for k in chosen) // (epochs or 1)
+    effort = sum(_effort(setup, k) for k in chosen) // (epochs or 1)
     before = torch.get_num_threads()
-    torch.set_num_threads(parts.experiment.engine.threads)
+    torch.set_num_threads(setup.experiment.engine.threads)
     try:
-        work = _second_time(lambda: list(clients(0, down, grants, run.round_key(0))))
+        work = _second_time(lambda: list(clients(0, down, terms)))
         return Seconds(len(chosen), work, effort, _second_time(lambda: evaluate(0, server, clients.score)))
     finally:
         torch.set_num_threads(before)

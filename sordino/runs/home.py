@@ -1,40 +1,135 @@
-"""What only the server has beside its state. Client processes never get it."""
+"""What only the server has beside its state: examples of its own, and images from public sources. Client processes
+never get it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
+import torch
+
+from sordino import keys
+from sordino.config import Experiment, build, filled, parameters
+from sordino.config.wording import check_keys
+from sordino.data import Split
+from sordino.errors import ConfigError
 from sordino.keys import Key
+from sordino.public_images import SOURCES, Candidates, Source, Wanted, store
+from sordino.public_images.wanted import DISCLOSED
+from sordino.runs.setup import Whole
 from sordino.types import Examples, Task
+
+
+class Asked(NamedTuple):
+    """What [candidates] says of any source."""
+
+    per_class: int = 200
+    network: bool = False  # may other machines be asked?
+
+
+class Kept(NamedTuple):
+    """The server's own examples."""
+
+    tested: Split | None = None  # what results are measured on
+    probe: Split | None = None  # what models are ranked with
+    pool: Split | None = None  # what candidates may be chosen from
 
 
 @dataclass(frozen=True)
 class ServersHome:
     """The server's own data. What takes hours to draw is drawn when somebody asks for it."""
 
-    task: Task
-    key: Key
-    sizes: Sequence[int]
-    _probe: Callable[[], Examples | None] = field(repr=False)
-    _tested: Callable[[], Examples] = field(repr=False)
-    _candidates: Callable[[], Examples | None] = field(repr=False)
-    _story: Callable[[], Mapping[str, Any] | None] = field(repr=False)
+    whole: Whole = field(repr=False)
+    kept: Kept = field(default=Kept(), repr=False)
+
+    @property
+    def task(self) -> Task:
+        return self.whole.task
+
+    @property
+    def key(self) -> Key:
+        return keys.root(self.whole.experiment.seed)
+
+    @property
+    def sizes(self) -> Sequence[int]:
+        return self.whole.public.sizes
 
     @cached_property
     def probe(self) -> Examples | None:
-        return self._probe()
+        return None if self.kept.probe is None else _examples(self.kept.probe.x, self.kept.probe.y)
 
     @cached_property
     def tested(self) -> Examples:
-        return self._tested()
+        assert self.kept.tested is not None
+        return _examples(self.kept.tested.x, self.kept.tested.y)
 
     @cached_property
     def candidates(self) -> Examples | None:
-        return self._candidates()
+        return None if self.drawn is None else _examples(self.drawn.x, self.drawn.y)
 
     @property
     def story(self) -> Mapping[str, Any] | None:
-        return self._story()
+        """How the candidates that this process has drawn were made; nothing where it drew none."""
+        drawn = self.__dict__.get("drawn")
+        return None if drawn is None else drawn.manifest
+
+    @property
+    def disclosed(self) -> list[str]:
+        """What a user should know of where the names of the classes went."""
+        hosts = self.story[DISCLOSED] if self.story else []
+        return [f"the names of the classes were disclosed to {host}, which wrote prompts" for host in hosts]
+
+    @cached_property
+    def drawn(self) -> Candidates | None:
+        """Candidates, with the story of how they were made."""
+        experiment, public = self.whole.experiment, self.whole.public
+        if (asked := asked_for(experiment)) is None or (source := source_of(experiment)) is None:
+            return None
+        if public.kind != "image":
+            raise ConfigError(
+                f"[candidates] with data.source = {experiment.data.source!r}",
+                why="candidates are images, and the clients hold none",
+                fix="leave the table out, or use images",
+                code="candidates-are-images",
+            )
+        height, width, channels = public.shape
+        wanted = Wanted(
+            classes=public.class_names,
+            per_class=asked.per_class,
+            shape=(height, width, channels),
+            key=keys.word(keys.fold(self.key, "candidates")),
+            pool=self.kept.pool,
+            cache=store.folder(experiment.engine.cache),
+            network=asked.network,
+        )
+        began = time.monotonic()
+        made = source.build(wanted)
+        return made._replace(manifest={**made.manifest, "seconds": round(time.monotonic() - began, 3)})
+
+
+def source_of(experiment: Experiment) -> Source | None:
+    """Where candidates come from."""
+    if asked_for(experiment) is None:
+        return None
+    assert experiment.candidates is not None
+    own = {name: value for name, value in experiment.candidates.items() if name not in Asked._fields}
+    return build(own, SOURCES, "candidates", "source")
+
+
+def asked_for(experiment: Experiment) -> Asked | None:
+    """What [candidates] says, whatever the source is."""
+    table = experiment.candidates
+    if table is None:
+        return None
+    if (made := SOURCES.get(str(table.get("source")))) is not None:
+        check_keys(table, ["source", *Asked._fields, *parameters(made)], f"[candidates] {table['source']}")
+    return filled(Asked, {name: table[name] for name in Asked._fields if name in table}, "[candidates]")
+
+
+def _examples(x: np.ndarray[Any, Any], y: np.ndarray[Any, Any]) -> Examples:
+    return Examples(torch.from_numpy(np.asarray(x)), torch.from_numpy(np.asarray(y)))

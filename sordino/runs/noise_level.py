@@ -13,7 +13,7 @@ from sordino import tree
 from sordino.budget.calculator import Enough, enough, marks, warning, ways_out
 from sordino.budget.noise_level import Loudness, of_reader, of_uplink
 from sordino.budget.schedules import Adaptive
-from sordino.runs.setup import Parts
+from sordino.runs.setup import Setup
 
 
 class Noise(NamedTuple):
@@ -29,34 +29,34 @@ class Noise(NamedTuple):
         return self.norm / self.signal
 
 
-def multiplier(parts: Parts, client: int) -> float | None:
+def multiplier(setup: Setup, client: int) -> float | None:
     """Halfway through the client's exposures; at the first one where spending adapts and later ones are not known."""
-    plan, times = parts.plan, parts.plan.exposures[client]
+    plan, times = setup.plan, setup.plan.exposures[client]
     adaptive = plan.budget is not None and isinstance(plan.budget.schedule, Adaptive)
     price = plan.price(client, 0 if adaptive else times // 2, plan.currency.zero()) if times else None
     return None if price is None else price.multiplier
 
 
-def expected_noise(parts: Parts) -> Noise | None:
+def expected_noise(setup: Setup) -> Noise | None:
     """In a cohort of the expected size, drawn like the plan draws; None where nothing is noised, or by a reader that
     does not say how much.
     """
-    offer, plan, algorithm, slow = parts.plan.offer, parts.plan, parts.algorithm, parts.experiment.stragglers
+    offer, plan, algorithm, slow = setup.plan.offer, setup.plan, setup.algorithm, setup.experiment.stragglers
     if offer is None:
         return None
     # clients of one kind are alike in all that follows
-    granted = [None if plan.budget is None else plan.budget.of(k) for k in range(len(parts.sizes))]
-    kinds = list(zip(plan.exposures, plan.reads, parts.sizes, granted, strict=True))
+    granted = [None if plan.budget is None else plan.budget.of(k) for k in range(len(setup.public.sizes))]
+    kinds = list(zip(plan.exposures, plan.reads, setup.public.sizes, granted, strict=True))
     one_of = {kind: k for k, kind in enumerate(kinds)}
-    cohort, largest = parts.cohort.expected(len(kinds)), max(parts.sizes)
+    cohort, largest = setup.cohort.expected(len(kinds)), max(setup.public.sizes)
     answering = 1 - slow.share if slow.policy in ("drop", "late") else 1.0
     seen: list[tuple[float, float, Loudness]] = []  # (how often, weight, loudness)
     for kind, count in Counter(kinds).items():
-        z, (times, _, size, _) = multiplier(parts, one_of[kind]), kind
+        z, (times, _, size, _) = multiplier(setup, one_of[kind]), kind
         if z is None:
             continue
         loud = (
-            of_uplink(algorithm.uplink, z, parts.coordinates)
+            of_uplink(algorithm.uplink, z, setup.coordinates)
             if offer.unit == "client"
             else of_reader(algorithm.read, algorithm.work, z, size)
         )
@@ -76,31 +76,31 @@ def expected_noise(parts: Parts) -> Noise | None:
     else:
         square = math.fsum(often * (w * loud.std) ** 2 for often, w, loud in seen) / visits
         std = math.sqrt(square / (cohort * answering)) / weight
-    coordinates = parts.coordinates if offer.unit == "client" else tree.size(parts.task.init(0))
+    coordinates = setup.coordinates if offer.unit == "client" else tree.size(setup.task.init(0))
     return Noise(std * math.sqrt(coordinates), signal)
 
 
-def drowning(parts: Parts) -> list[str]:
+def drowning(setup: Setup) -> list[str]:
     """What to say at the start of a private run whose noise is louder than anything it could hear; nothing where it is
     not.
 
     Reads public numbers only, and calibrates nothing: the plan has been made.
     """
-    noise = expected_noise(parts)
+    noise = expected_noise(setup)
     if noise is None:
         return []
-    same = [way for way in loud_enough(parts, noise) if way.delta == _delta(parts)]
-    said = warning(noise.ratio, [*ways_out(same, _delta(parts)), "`sordino privacy plan` compares what would help."])
+    same = [way for way in loud_enough(setup, noise) if way.delta == _delta(setup)]
+    said = warning(noise.ratio, [*ways_out(same, _delta(setup)), "`sordino privacy plan` compares what would help."])
     return [said] if said else []
 
 
-def loud_enough(parts: Parts, noise: Noise, at_delta: Callable[[float], Parts] | None = None) -> list[Enough]:
-    """Federations grown from this one that would be heard; without `at_delta` only those that may keep today's delta."""
-    offer, delta = parts.plan.offer, _delta(parts)
+def loud_enough(setup: Setup, noise: Noise, at_delta: Callable[[float], Setup] | None = None) -> list[Enough]:
+    """Federations grown from this one that would be heard; without `at_delta` only those with the same delta."""
+    offer, delta = setup.plan.offer, _delta(setup)
     assert offer is not None
-    central = offer.unit == "client" and parts.algorithm.uplink.central
-    clients = len(parts.sizes)
-    units = -(-sum(parts.sizes) // clients) if offer.unit != "client" else 1
+    central = offer.unit == "client" and setup.algorithm.uplink.central
+    clients = len(setup.public.sizes)
+    units = -(-sum(setup.public.sizes) // clients) if offer.unit != "client" else 1
 
     def ratio(wanted: float) -> float:
         if wanted == delta:
@@ -109,10 +109,10 @@ def loud_enough(parts: Parts, noise: Noise, at_delta: Callable[[float], Parts] |
         return math.inf if found is None else found.ratio
 
     def search(below: float) -> Enough | None:
-        return enough(below, clients, parts.cohort.expected(clients), delta, units, 1 if central else 2, ratio)
+        return enough(below, clients, setup.cohort.expected(clients), delta, units, 1 if central else 2, ratio)
 
     return marks(search, noise.ratio)
 
 
-def _delta(parts: Parts) -> float:
-    return parts.experiment.privacy.delta
+def _delta(setup: Setup) -> float:
+    return setup.experiment.privacy.delta

@@ -24,10 +24,10 @@ from sordino.round import Outcome
 from sordino.runs import metrics
 from sordino.runs.folder import HANDED, PREPARATION
 from sordino.runs.rounds import Begun, Metrics, Phase, Standing, computed, executor, row_of, stands
-from sordino.runs.setup import Parts
+from sordino.runs.simulation import Simulation
 from sordino.types import Params
 
-Watch = Callable[[Parts, Federation, Metrics], None]
+Watch = Callable[[Simulation, Federation, Metrics], None]
 
 
 class Prepared(NamedTuple):
@@ -37,7 +37,7 @@ class Prepared(NamedTuple):
 
 
 def prepare(
-    parts: Parts,
+    simulation: Simulation,
     folder: Path,
     run: str,
     ledger: Path,
@@ -47,19 +47,21 @@ def prepare(
     """Every phase that is not over yet; then the state of the server before its first round of training."""
     before: Any = None
     begun: Begun | None = None
-    for mine in parts.preparation:
-        place = folder / "preparation" / mine.phase
-        loaded = checkpoint.load(place / "checkpoints", mine.state)
+    for mine in simulation.preparation:
+        place = folder / "preparation" / mine.setup.phase
+        loaded = checkpoint.load(place / "checkpoints", mine.setup.state)
         begun = Begun(place, loaded) if loaded is not None else begun
         first = (
-            mine.algorithm.begin(mine.task, mine.key, before, mine.home) if loaded is None else loaded.trees["server"]
+            mine.setup.algorithm.begin(mine.setup.task, mine.setup.key, before, mine.home)
+            if loaded is None
+            else loaded.trees["server"]
         )
         standing = Standing(first, 0)
-        if loaded is None or not mine.over(loaded.trees["server"]):
+        if loaded is None or not mine.setup.over(loaded.trees["server"]):
             standing = _play(mine, folder, place, run, ledger, begun, loaded, standing, stopped, watch)
-            if not mine.over(standing.server):
+            if not mine.setup.over(standing.server):
                 return Prepared(None, None, done=False)
-            after = checkpoint.load(place / "checkpoints", mine.state)
+            after = checkpoint.load(place / "checkpoints", mine.setup.state)
             assert after is not None
             begun = Begun(place, after)
             server = standing.server
@@ -67,17 +69,17 @@ def prepare(
             with (federation := mine.federation(ledger, run)).ledger:
                 server = stands(federation, loaded, folder).server  # ends a release that a crash cut short
         _write_tables(mine, place, server)
-        before = mine.result(server)
-    algorithm = parts.algorithm
-    server = algorithm.begin(parts.task, parts.key, before, parts.home)
-    handed = algorithm.handed(before, parts.home)
+        before = mine.setup.result(server)
+    algorithm = simulation.setup.algorithm
+    server = algorithm.begin(simulation.setup.task, simulation.setup.key, before, simulation.home)
+    handed = algorithm.handed(before, simulation.home)
     if handed is not None:
-        _hand(parts, folder, handed, begun)
+        _hand(simulation, folder, handed, begun)
     return Prepared(server, handed)
 
 
 def _play(
-    mine: Parts,
+    mine: Simulation,
     folder: Path,
     place: Path,
     run: str,
@@ -96,44 +98,51 @@ def _play(
         if loaded is not None:
             standing = stands(federation, loaded, folder)
         execute = executor(mine, folder, place, run, begun, None, stack)
-        real = mine.experiment.privacy.noise == SYSTEM
+        real = mine.setup.experiment.privacy.noise == SYSTEM
         rows = stack.enter_context(metrics.opened(folder / PREPARATION, written, private=real, hidden=False))
 
         def tell(t: int, outcome: Outcome) -> Metrics:
             if outcome.lost:
                 raise RunError(
-                    f"the preparation was cut off in its phase {mine.phase}, after its noise was drawn",
-                    why="what it released is not known, drawn again it would be a second release, and its part of the budget is spent",
+                    f"the preparation was cut off in its phase {mine.setup.phase}, after its noise was drawn",
+                    why="what it released is not known, drawn again it would be a second release, and its part of "
+                    "the budget is spent",
                     fix="begin a new run, with a budget of its own",
                     code="preparation-lost",
                 )
-            row = {"phase": mine.phase, **row_of(t + 1, outcome), **computed(mine, outcome)}
+            row = {"phase": mine.setup.phase, **row_of(t + 1, outcome), **computed(mine.setup, outcome)}
             rows.write(row)
             return row
 
-        phase = Phase(mine, federation, execute, place, rows, tell)
+        phase = Phase(mine.setup, federation, execute, place, rows, tell)
         return phase.play(
             standing,
-            lambda at: not mine.over(at.server) and not stopped(),
+            lambda at: not mine.setup.over(at.server) and not stopped(),
             lambda at, outcome: watch(mine, federation, phase.row),
         )
 
 
-def _write_tables(mine: Parts, place: Path, server: Any) -> None:
+def _write_tables(mine: Simulation, place: Path, server: Any) -> None:
     """What the server found. From its state alone: written again, they say the same."""
-    found = mine.algorithm.tables(server)
+    found = mine.setup.algorithm.tables(server)
     for name, rows in found.items():
         atomic_write(place / f"{name}.jsonl", "".join(f"{json.dumps(row)}\n" for row in rows).encode())
 
 
-def _hand(parts: Parts, folder: Path, handed: Params, begun: Begun | None) -> None:
+def _hand(simulation: Simulation, folder: Path, handed: Params, begun: Begun | None) -> None:
     """A file that clients in other processes read, and its bytes in the books: one message to everybody."""
     atomic_write(folder / HANDED, safetensors.torch.save({k: v.contiguous() for k, v in handed.items()}))
-    config = parts.experiment.digest()
+    config = simulation.setup.experiment.digest()
     header = wire.Header("handed", config, 0, -1, 0, "down")
     each = wire.size(header, wire.schema(handed))
-    row = {"phase": "handed", "round": 0, "bytes_down": len(parts.sizes) * each, "bytes_up": 0, "payload": 0}
-    written, real = begun.loaded.meta if begun is not None else {}, parts.experiment.privacy.noise == SYSTEM
+    row = {
+        "phase": "handed",
+        "round": 0,
+        "bytes_down": len(simulation.setup.public.sizes) * each,
+        "bytes_up": 0,
+        "payload": 0,
+    }
+    written, real = begun.loaded.meta if begun is not None else {}, simulation.setup.experiment.privacy.noise == SYSTEM
     with metrics.opened(folder / PREPARATION, written, private=real, hidden=False) as rows:
         rows.write(row)
         rows.sync()

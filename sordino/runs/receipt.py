@@ -28,7 +28,8 @@ from sordino.ledger.storage import missing
 from sordino.runs import seal
 from sordino.runs.agreement import Agreement
 from sordino.runs.folder import check_is_run, read_environment, read_receipt
-from sordino.runs.setup import Parts
+from sordino.runs.home import ServersHome
+from sordino.runs.setup import Setup, Whole
 
 T = TypeVar("T", int, float)
 
@@ -41,21 +42,21 @@ EVALUATION = "test metrics were computed by the evaluator and are no releases"
 OWN_MODELS = "scores of clients' own models depend on their training examples, and nothing covers them: the evaluator, who sees them, is not in this table"
 
 
-def receipt(parts: Parts, federation: Federation) -> dict[str, Any]:
+def receipt(setup: Setup, federation: Federation) -> dict[str, Any]:
     """From the ledger alone, so that it can be made again: a round that was begun counts, finished or not."""
-    experiment, ledger = parts.experiment, federation.ledger
+    experiment, ledger = setup.experiment, federation.ledger
     federation.replay()
     notes = [entry.note for entry in federation.entries()]
     rows = statement(notes, len(federation.sizes), experiment.privacy.delta)
     simulated_ = simulated(notes) if notes else federation.noise != SYSTEM
-    budget, guarantees = _budget(parts, federation), [row.to_json() for row in rows]
+    budget, guarantees = _budget(setup, federation), [row.to_json() for row in rows]
     for row in guarantees:
         if row["status"] == "nominal":
-            row |= _as_published(parts, row["unit"], len(notes), budget)
-    assumptions = [SIMULATED if simulated_ else ON_GRID, TUNING, ARITHMETIC, EVALUATION, *parts.assumed]
-    if parts.budget is not None and parts.budget.personal is not None:
+            row |= _as_published(setup, row["unit"], len(notes), budget)
+    assumptions = [SIMULATED if simulated_ else ON_GRID, TUNING, ARITHMETIC, EVALUATION, *setup.public.assumed]
+    if setup.budget is not None and setup.budget.personal is not None:
         assumptions.append(BUDGETS)
-    if parts.ways:
+    if setup.ways:
         assumptions.append(OWN_MODELS)
     return {
         "format": 2,
@@ -66,15 +67,15 @@ def receipt(parts: Parts, federation: Federation) -> dict[str, Any]:
         "clients": len(federation.sizes),
         "guarantees": guarantees,
         "budget": budget,
-        **({"phases": _by_phase(parts, federation)} if parts.preparation else {}),
+        **({"phases": _by_phase(setup, federation)} if setup.preparation else {}),
         "assumptions": assumptions,
         "ledger_head": ledger.head(),
     }
 
 
-def write_receipt(folder: Path, parts: Parts, federation: Federation) -> dict[str, Any]:
+def write_receipt(folder: Path, setup: Setup, federation: Federation) -> dict[str, Any]:
     """The receipt, bound to the files it is shown with; both are fixed in the ledger."""
-    made = receipt(parts, federation)
+    made = receipt(setup, federation)
     made["files"] = seal.digests(folder)
     if seal.still_shows(folder, made):
         made["files"] |= seal.digests(folder, (seal.PAGE,))
@@ -106,16 +107,16 @@ def _sealed(folder: Path, made: dict[str, Any], federation: Federation) -> dict[
     return made
 
 
-def _by_phase(parts: Parts, federation: Federation) -> list[dict[str, Any]]:
+def _by_phase(setup: Setup, federation: Federation) -> list[dict[str, Any]]:
     """What the ledger holds of each phase, given what went out before it: whoever reads an infinity may ask whence it
     comes.
     """
-    names = {f"{federation.run}.{mine.phase}": mine.phase for mine in parts.preparation} | {federation.run: "training"}
+    names = {f"{federation.run}.{mine.phase}": mine.phase for mine in setup.preparation} | {federation.run: "training"}
     notes: dict[str, list[str]] = {name: [] for name in names}
     for entry in federation.entries():
         notes[entry.op.rpartition("/")[0]].append(entry.note)
     shown = ("unit", "neighbours", "adversary", "epsilon", "delta", "status", "because")
-    delta = parts.experiment.privacy.delta
+    delta = setup.experiment.privacy.delta
     return [
         {
             "phase": phase,
@@ -129,13 +130,13 @@ def _by_phase(parts: Parts, federation: Federation) -> list[dict[str, Any]]:
     ]
 
 
-def _as_published(parts: Parts, unit: str, rounds: int, budget: Mapping[str, Any] | None) -> dict[str, float | str]:
+def _as_published(setup: Setup, unit: str, rounds: int, budget: Mapping[str, Any] | None) -> dict[str, float | str]:
     """What the source's formula prints, and where its rounds do not add up to that, what the same formula gives for all
     of them.
     """
-    gate = parts.algorithm.uplink.as_published if unit == "client" else parts.algorithm.read
-    records = max(1, min(parts.sizes))
-    if gate is not None and (found := gate.stated(rounds, parts.experiment.privacy.delta, records)) is not None:
+    gate = setup.algorithm.uplink.as_published if unit == "client" else setup.algorithm.read
+    records = max(1, min(setup.public.sizes))
+    if gate is not None and (found := gate.stated(rounds, setup.experiment.privacy.delta, records)) is not None:
         return {"nominal_epsilon": _number(found.epsilon), "nominal_composed": _number(found.composed)}
     return {"nominal_epsilon": budget["epsilon"] * budget["spent_share"]["max"]} if budget is not None else {}
 
@@ -148,16 +149,16 @@ def spending(folder: Path, most: int | None = None) -> dict[str, Any]:
     """What a run has spent so far, from its ledger: guarantees, and one row per client; `most` rows where there are
     more, at even distances.
     """
-    parts, federation = opened(folder)
+    setup, federation = opened(folder)
     try:
-        made = receipt(parts, federation)
+        made = receipt(setup, federation)
         plan, ledger = federation.plan, federation.ledger
         paid = {name for entry in ledger.entries() for name in entry.charges}  # by any run on this ledger
         spent = {name: [part / UNIT for part in ledger.spent(name)] for name in (*paid, EVERYONE)}
         clients = [
             {
                 "client": k,
-                "examples": federation.sizes[k] if parts.experiment.privacy.public_sizes else None,
+                "examples": federation.sizes[k] if setup.experiment.privacy.public_sizes else None,
                 "exposures": federation.exposures.get(federation.payer(k), 0),
                 "planned": plan.exposures[k],
                 "spent": spent[EVERYONE] if federation.all_alike else spent.get(str(k), spent[EVERYONE]),
@@ -176,14 +177,16 @@ def some_of(clients: int, most: int | None) -> Sequence[int]:
     return range(clients) if most is None or clients <= most else [i * clients // most for i in range(most)]
 
 
-def opened(folder: Path) -> tuple[Parts, Federation]:
+def opened(folder: Path) -> tuple[Setup, Federation]:
     """What is public of a run, and its federation on the ledger it used: no data are read."""
     check_is_run(folder)
     run, place = read_environment(folder)["run"], ledger_of(folder)
-    parts = Parts(config.load(folder / "experiment.toml"), agreed=Agreement.read(folder))
+    experiment, agreed = config.load(folder / "experiment.toml"), Agreement.read(folder)
     if not place.exists():
         raise missing(place)
-    return parts, parts.federation(place, run)
+    whole = Whole(experiment, agreed.public, agreed.coordinates)
+    setup = whole.phases[-1]
+    return setup, setup.federation(ServersHome(whole), agreed.dataset, place, run)
 
 
 def ledger_of(folder: Path) -> Path:
@@ -192,7 +195,7 @@ def ledger_of(folder: Path) -> Path:
     return Path(shared) if shared else folder / "ledger.sqlite"
 
 
-def _budget(parts: Parts, federation: Federation) -> dict[str, Any] | None:
+def _budget(setup: Setup, federation: Federation) -> dict[str, Any] | None:
     """Granted and spent, in the currency that adds up, over clients."""
     plan = federation.plan
     if plan.cap is None or plan.budget is None:

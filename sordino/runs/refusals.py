@@ -20,14 +20,15 @@ RARELY = 0.01  # of delta: what a round that is broken off may cost, in all roun
 def check_everybody_has_data(sizes: Sequence[int]) -> None:
     if (fewest := min(sizes)) < 1:
         raise EmptyClient(
-            f"client {list(sizes).index(fewest)} has no training examples, of {len(sizes)} clients {sum(not n for n in sizes)} have none",
+            f"client {list(sizes).index(fewest)} has no training examples, of {len(sizes)} clients "
+            f"{sum(not n for n in sizes)} have none",
             why="there is nothing it could train on, and weights and noise are in proportion to what a client holds",
             fix="partition with a minimum size of at least 1, or into fewer clients",
             code="empty-client",
         )
 
 
-def check_delta(offer: Offer, privacy: Privacy, population: int, examples: int, weighed: bool) -> None:
+def check_delta(offer: Offer, privacy: Privacy, population: int, examples: int) -> None:
     protected = population if offer.unit == "client" else examples
     if not 0 < privacy.delta < 1:
         raise InvalidBudget(
@@ -36,11 +37,16 @@ def check_delta(offer: Offer, privacy: Privacy, population: int, examples: int, 
     if privacy.delta >= 1 / protected:
         raise UnsoundGuarantee(
             f"privacy.delta {privacy.delta} is not below 1/{protected}",
-            why=f"a mechanism may then publish one of the {protected} protected {offer.unit}s outright and still keep its promise",
+            why=f"a mechanism may then publish one of the {protected} protected {offer.unit}s outright and still "
+            "keep its promise",
             fix=f"set privacy.delta below {1 / protected:.1e}",
             code="delta-too-large",
         )
-    if (offer.unit != "client" or weighed) and not privacy.public_sizes:
+
+
+def check_sizes(privacy: Privacy) -> None:
+    """Where numbers follow from how many examples a client has, these are public."""
+    if not privacy.public_sizes:
         raise UnsoundGuarantee(
             "the weights or the noise scale depend on n, but public_sizes = false",
             why="a number that follows a secret n tells n",
@@ -71,16 +77,19 @@ def check_secure(
         if faults:
             raise UnsoundGuarantee(
                 "clients that are lost or slow, under a secure sum of a hidden cohort",
-                why="whether enough of those who began stay to the end is seen by everybody, and it follows from who was drawn",
+                why="whether enough of those who began stay to the end is seen by everybody, and it follows from who "
+                "was drawn",
                 fix="no [stragglers], no [chaos] and no timeout, or a cohort that everybody sees",
                 code="broken-rounds-tell",
             )
         if cohort.personal or chance > RARELY * delta:
             raise UnsoundGuarantee(
                 f"a hidden cohort under a sum of at least {secure.least(0)} clients",
-                why=f"a round of fewer is broken off, which everybody sees: in {rounds} rounds with a chance of {chance:.1g}, and delta is {delta:g}"
+                why=f"a round of fewer is broken off, which everybody sees: in {rounds} rounds with a chance of "
+                f"{chance:.1g}, and delta is {delta:g}"
                 if not cohort.personal
-                else "a round of fewer is broken off, which everybody sees, and with personal rates that is not accounted for",
+                else "a round of fewer is broken off, which everybody sees, and with personal rates that is not "
+                "accounted for",
                 fix='a lower threshold, a larger cohort, or a cohort that everybody sees, with neighbours = "zero_out"',
                 code="broken-rounds-tell",
             )

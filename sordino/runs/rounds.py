@@ -14,16 +14,18 @@ from typing import Any, NamedTuple
 
 from sordino import tree
 from sordino.engine import checkpoint
-from sordino.engine.client import Clients
+from sordino.engine.executor import Executor
 from sordino.engine.processes import Processes
 from sordino.engine.server import Federation
 from sordino.errors import LedgerError, NonFiniteModel, RunError
+from sordino.privacy.uplink import Summed
 from sordino.round import Outcome, one_round
 from sordino.runs.metrics import Rows
 from sordino.runs.private import secret_of
 from sordino.runs.ranks import Ranks
-from sordino.runs.setup import Parts
-from sordino.types import Params
+from sordino.runs.setup import Setup
+from sordino.runs.simulation import Simulation
+from sordino.types import Params, Terms
 
 Metrics = dict[str, Any]
 
@@ -40,9 +42,9 @@ class Standing(NamedTuple):
 class Phase:
     """One phase of a run: its rules, its clients, its books, and where they are kept."""
 
-    parts: Parts
+    setup: Setup
     federation: Federation
-    execute: Any
+    execute: Executor
     place: Path  # of the run, or of this phase in it
     metrics: Rows
     tell: Callable[[int, Outcome], Metrics]  # writes the row of a round
@@ -61,7 +63,7 @@ class Phase:
         round, once it is reserved.
         """
         while more(at):
-            execute = _killed if at.t + 1 == crash else self.execute
+            execute = PowerCut() if at.t + 1 == crash else self.execute
             begin = time.monotonic()
             outcome = one_round(self.federation, at.server, at.t, execute, at.stalled, self._keep(at.t))
             at, self.seconds = Standing(outcome.server, at.t + 1, self._stalled), time.monotonic() - begin
@@ -69,10 +71,10 @@ class Phase:
         return at
 
     def _keep(self, t: int) -> Callable[[Outcome, bytes], None]:
-        experiment = self.parts.experiment
+        experiment = self.setup.experiment
         # noise from the system cannot be drawn again: there every round is kept; so is every round of a preparation,
         # which are few and long
-        often = experiment.privacy.noise == "system" or self.parts.prepares
+        often = experiment.privacy.noise == "system" or self.setup.prepares
         every = 1 if often else experiment.engine.checkpoint_every
 
         def keep(outcome: Outcome, release: bytes) -> None:
@@ -86,7 +88,7 @@ class Phase:
                 )
             self.row = self.tell(t, outcome)
             self._stalled = outcome.received is not None and self.federation.stalled(outcome.received)
-            if (t + 1) % every == 0 or t + 1 == self.parts.rounds:
+            if (t + 1) % every == 0 or t + 1 == self.setup.rounds:
                 now: dict[str, checkpoint.JSON] = {
                     "stalled": self._stalled,
                     "ledger_head": self.federation.ledger.head(),
@@ -99,11 +101,7 @@ class Phase:
     def _save(self, t: int, server: Any, now: Mapping[str, checkpoint.JSON]) -> None:
         """Client states first, then the server's: a run stands where its server stands."""
         rows = self.metrics.sync()
-        trees = {"server": server}
-        if isinstance(self.execute, Clients):
-            trees |= self.execute.states.trees()
-        else:
-            self.execute.save(t)
+        trees = {"server": server, **self.execute.keep(t)}
         checkpoint.save(self.place / "checkpoints", t, trees, {**now, **rows})
 
 
@@ -144,53 +142,58 @@ class Begun(NamedTuple):
 
 
 def executor(
-    parts: Parts, folder: Path, place: Path, run: str, begun: Begun | None, handed: Params | None, stack: Any
-) -> Any:
-    engine, secret = parts.experiment.engine, secret_of(folder)
+    simulation: Simulation, folder: Path, place: Path, run: str, begun: Begun | None, handed: Params | None, stack: Any
+) -> Executor:
+    """The clients of a phase, as [engine] places them, standing where they stopped."""
+    setup, secret = simulation.setup, secret_of(folder)
+    engine = setup.experiment.engine
     if engine.executor == "processes":
-        clients = parts.clients(run, range(0), secret=secret)
-        workers = stack.enter_context(
+        site = simulation.site(run, range(0), secret=secret)
+        workers: Executor = stack.enter_context(
             Processes(
                 folder,
                 place,
                 run,
-                parts.stage,
+                setup.stage,
                 engine.workers,
-                lambda t: clients.header(t, -1),
+                lambda t: site.header(t, -1),
                 engine.network.timeout_s,
                 engine.deadline_s,
-                parts.algorithm.told if parts.algorithm.tells_each else None,
+                setup.algorithm.told if setup.algorithm.tells_each else None,
             )
         )
         if begun is not None:
             workers.restore(begun.loaded.step, begun.place)
         return workers
     if engine.executor == "ranks":
-        if parts.prepares or handed is not None:
+        if setup.prepares or handed is not None:
             raise RunError(
                 'a preparation under executor = "ranks"',
                 why="ranks share one phase of a run, and this one has several",
                 fix='executor = "processes", or "loop"',
                 code="ranks-cannot-prepare",
             )
-        ranks = stack.enter_context(Ranks(parts, run, folder))
+        ranks: Executor = stack.enter_context(Ranks(simulation, run, folder))
         if begun is not None:
-            ranks.restore(begun.loaded.step)
+            ranks.restore(begun.loaded.step, begun.place)
         return ranks
-    states = parts.states(place, begun.loaded if begun is not None else None)
-    return parts.clients(run, states=states, secret=secret, handed=handed)
+    states = simulation.states(place, begun.loaded if begun is not None else None)
+    return simulation.site(run, states=states, secret=secret, handed=handed)
 
 
-def _killed(*_: Any) -> Any:
-    """An executor on a machine that loses power."""
-    os.kill(os.getpid(), signal.SIGKILL)
+class PowerCut(Executor):
+    """Clients on a machine that loses power."""
+
+    def __call__(self, t: int, down: Any, terms: Mapping[int, Terms]) -> Summed:
+        os.kill(os.getpid(), signal.SIGKILL)
+        raise AssertionError("nobody survives this")
 
 
-def computed(parts: Parts, outcome: Outcome) -> Metrics:
+def computed(setup: Setup, outcome: Outcome) -> Metrics:
     """What the devices of a round computed together, from public numbers; nothing of what an algorithm of somebody's
     own does not tell.
     """
-    passes = [parts.algorithm.passes(parts.sizes[k]) for k in outcome.answered]
-    if not parts.task.flops or parts.algorithm.passes(1) is None:
+    if not setup.task.flops or not setup.experiment.privacy.public_sizes or setup.algorithm.passes(1) is None:
         return {}
-    return {"device_flops": parts.task.flops * sum(told for told in passes if told is not None)}
+    passes = [setup.algorithm.passes(setup.public.sizes[k]) for k in outcome.answered]
+    return {"device_flops": setup.task.flops * sum(told for told in passes if told is not None)}

@@ -18,12 +18,9 @@ import os
 import platform
 import secrets
 import shutil
-import signal
-import threading
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
 from typing import Any, NamedTuple
 
 import safetensors.torch
@@ -42,16 +39,22 @@ from sordino.round import Outcome
 from sordino.runs import metrics, private
 from sordino.runs.agreement import Agreement
 from sordino.runs.folder import CANDIDATES, COSTS, check_is_run, is_run, read_environment, read_metrics
+from sordino.runs.interrupts import patience
 from sordino.runs.noise_level import drowning
+from sordino.runs.phases import Methods, decided
 from sordino.runs.preparation import Prepared, prepare
 from sordino.runs.receipt import ledger_of, write_receipt
 from sordino.runs.rounds import Begun, Metrics, Phase, Standing, computed, executor, row_of, stands
-from sordino.runs.setup import Parts, settle
+from sordino.runs.setup import Setup
+from sordino.runs.simulation import Simulation, settle, simulated
 from sordino.runs.taken_over import adopt, check_source
 from sordino.version import __version__
 
 LOG = "log.txt"
-LOST = "was cut off after its noise was drawn: a second release would be unpaid, so it is left out, and what it cost stays spent"
+LOST = (
+    "was cut off after its noise was drawn: a second release would be unpaid, so it is left out, and what it cost "
+    "stays spent"
+)
 
 
 class Progress(NamedTuple):
@@ -59,7 +62,7 @@ class Progress(NamedTuple):
     rounds: int
     metrics: Metrics
     folder: Path
-    parts: Parts
+    setup: Setup
     federation: Federation
 
 
@@ -83,12 +86,14 @@ def start(
     `prepared` is a run whose preparation is taken over.
     """
     experiment = settle(experiment)
-    experiment = experiment.model_copy(update={"engine": Parts(experiment).engine})
-    parts = Parts(experiment, data_key=_data_key(experiment))
-    _ = parts.plan, parts.evaluation()  # every refusal happens before a folder exists
-    for phase in parts.preparation:
+    engine = decided(experiment.engine, Methods(experiment).training)
+    experiment = experiment.model_copy(update={"engine": engine})
+    simulation = simulated(experiment, _data_key(experiment))
+    setup = simulation.setup
+    _ = setup.plan, simulation.evaluation()  # every refusal happens before a folder exists
+    for phase in setup.preparation:
         _ = phase.plan
-    if (secure := parts.algorithm.uplink.secure) is not None:
+    if (secure := setup.algorithm.uplink.secure) is not None:
         secure.needs()
     if folder.exists():
         raise RunError(
@@ -98,37 +103,37 @@ def start(
             code="run-exists",
         )
     if prepared is not None:
-        check_source(parts, prepared)
-    for stage in (*(parts.preparation if prepared is None else ()), parts):
-        stage.algorithm.check(stage.home)  # last, because it may draw candidates, which can take hours
+        check_source(setup, prepared)
+    for phase in (*(setup.preparation if prepared is None else ()), setup):
+        phase.algorithm.check(simulation.home)  # last, because it may draw candidates, which can take hours
     if (shared := experiment.privacy.ledger) is not None and Path(shared).is_file():
-        parts.federation(shared, "before").ledger.close()  # of other data, or of others' clients
-    _found(folder, parts, prepared)
-    return _train(parts, folder, watch, crash=crash)
+        simulation.federation(shared, "before").ledger.close()  # of other data, or of others' clients
+    _found(folder, simulation, prepared)
+    return _train(simulation, folder, watch, crash=crash)
 
 
 def _data_key(experiment: Experiment, folder: Path | None = None) -> bytes:
     return private.key_of_data(folder, experiment.privacy.ledger)
 
 
-def _found(folder: Path, parts: Parts, prepared: Path | None) -> None:
+def _found(folder: Path, simulation: Simulation, prepared: Path | None) -> None:
     """The run folder with what `resume` needs: it appears whole or not at all."""
-    experiment, young = parts.experiment, folder.with_name(f".{folder.name}.{secrets.token_hex(4)}")
+    experiment, young = simulation.setup.experiment, folder.with_name(f".{folder.name}.{secrets.token_hex(4)}")
     try:
         parents = list(folder.absolute().parents)
         around = parents[: 1 + next(i for i, parent in enumerate(parents) if parent.exists())]
         young.mkdir(parents=True)
         atomic_write(young / "experiment.toml", experiment.toml().encode())
         atomic_write(young / "environment.json", json.dumps(_environment(experiment, prepared), indent=2).encode())
-        if parts.story is not None:
-            atomic_write(young / CANDIDATES, json.dumps(parts.story, indent=2).encode())
+        if (story := simulation.home.story) is not None:
+            atomic_write(young / CANDIDATES, json.dumps(story, indent=2).encode())
         if experiment.privacy.noise == SYSTEM:
-            readers = (stage.algorithm.read for stage in (*parts.preparation, parts))
+            readers = (phase.algorithm.read for phase in simulation.setup.whole.phases)
             private.found(young, clients=any(reader.redraw is not None for reader in readers))
-        private.write(young / private.DATA, parts.data_key)
+        private.write(young / private.DATA, simulation.population.data_key)
         if (shared := experiment.privacy.ledger) is not None:
-            private.share_key(shared, parts.data_key)
-        parts.agreement().write(young)
+            private.share_key(shared, simulation.population.data_key)
+        simulation.agreement().write(young)
         young.rename(folder)
         for parent in around:
             checkpoint.sync(parent)
@@ -165,15 +170,14 @@ def resume(
         if moved:
             private.settle(folder)
         private.check_no_copy(folder)
-    parts = Parts(experiment, data_key=_data_key(experiment, folder))
-    _check_agreement(parts, folder)
-    return _train(parts, folder, watch, fallback)
+    simulation = simulated(experiment, _data_key(experiment, folder))
+    _check_agreement(simulation, folder)
+    return _train(simulation, folder, watch, fallback)
 
 
-def _check_agreement(parts: Parts, folder: Path) -> None:
+def _check_agreement(simulation: Simulation, folder: Path) -> None:
     """The receipt is sealed with the agreement beside it; the data themselves are checked against the ledger."""
-    agreed, ours = Agreement.read(folder), parts.agreement()
-    if replace(agreed, dataset=ours.dataset) != ours:
+    if not Agreement.read(folder).says(simulation.agreement()):
         raise RunError(
             f"agreement.json of {folder} is not what this run's data and experiment give",
             why="whoever verifies the receipt takes the public numbers from there",
@@ -202,61 +206,61 @@ def _check_unedited(experiment: Experiment, folder: Path) -> None:
 
 
 def _train(
-    parts: Parts,
+    simulation: Simulation,
     folder: Path,
     watch: Callable[[Progress], None] | None,
     fallback: bool = False,
     crash: int | None = None,
 ) -> Ended:
-    experiment = parts.experiment
+    setup, experiment = simulation.setup, simulation.setup.experiment
     torch.set_num_threads(experiment.engine.threads)
     keep_freed_memory()
     environment = read_environment(folder)
     run = environment["run"]
     with _locked(folder), _on_disk(folder), contextlib.ExitStack() as stack:
         ledger, real = ledger_of(folder), experiment.privacy.noise == SYSTEM
-        asked, silent = stack.enter_context(_patience()), list[str]()
+        asked, silent = stack.enter_context(patience()), list[str]()
 
-        def prepared(mine: Parts, rules: Federation, row: Metrics) -> None:
+        def prepared(mine: Simulation, rules: Federation, row: Metrics) -> None:
             if row["active"] and not row["answered"]:
-                silent.append(f"phase {mine.phase}, round {row['round']}: nobody could take part")
-            silent.extend(f"phase {mine.phase}, {remark}" for remark in rules.remarks)
+                silent.append(f"phase {mine.setup.phase}, round {row['round']}: nobody could take part")
+            silent.extend(f"phase {mine.setup.phase}, {remark}" for remark in rules.remarks)
             rules.remarks.clear()
             if watch is not None:
-                watch(Progress(0, experiment.rounds, row, folder, mine, rules))
+                watch(Progress(0, experiment.rounds, row, folder, mine.setup, rules))
 
         try:
             if "prepared" in environment:
-                adopt(parts, folder, run, ledger, Path(environment["prepared"]))
-            begun = prepare(parts, folder, run, ledger, asked, prepared)
+                adopt(simulation, folder, run, ledger, Path(environment["prepared"]))
+            begun = prepare(simulation, folder, run, ledger, asked, prepared)
         except KeyboardInterrupt:
             begun = Prepared(None, None, done=False)
-        federation = parts.federation(ledger, run)
+        federation = simulation.federation(ledger, run)
         stack.callback(federation.ledger.close)
         notes = [
-            *parts.cohort.warnings(experiment.rounds, len(parts.sizes)),
-            *drowning(parts),
-            *parts.disclosed,
+            *setup.cohort.warnings(experiment.rounds, len(setup.public.sizes)),
+            *drowning(setup),
+            *simulation.home.disclosed,
             *silent,
         ]
-        for stage in parts.preparation:
-            notes += stage.algorithm.warns(stage.home)
-        evaluate, interrupted = parts.evaluation(), False
+        for phase in setup.preparation:
+            notes += phase.algorithm.warns(simulation.home)
+        evaluate, interrupted = simulation.evaluation(), False
         if not begun.done:
-            return _ended(parts, folder, federation, None, notes, interrupted=True)
-        loaded = checkpoint.load(folder / "checkpoints", parts.state, fallback=fallback)
+            return _ended(setup, folder, federation, None, notes, interrupted=True)
+        loaded = checkpoint.load(folder / "checkpoints", setup.state, fallback=fallback)
         at = Standing(begun.server, 0) if loaded is None else stands(federation, loaded, folder)
         known = None if loaded is None else Begun(folder, loaded)
-        execute = executor(parts, folder, folder, run, known, begun.handed, stack)
+        execute = executor(simulation, folder, folder, run, known, begun.handed, stack)
         written = {} if loaded is None else loaded.meta
-        hidden = parts.cohort.hidden
+        hidden = setup.cohort.hidden
         rows = stack.enter_context(metrics.opened(folder / metrics.FILE, written, private=real, hidden=hidden))
 
         def tell(t: int, outcome: Outcome) -> Metrics:
-            row = row_of(t + 1, outcome) | computed(parts, outcome)
+            row = row_of(t + 1, outcome) | computed(setup, outcome)
             if _due(t + 1, experiment):
                 row |= evaluate(t, outcome.server, execute.score)
-                row["model_norm"] = float(tree.norm(next(iter(parts.algorithm.models(outcome.server).values()))))
+                row["model_norm"] = float(tree.norm(next(iter(setup.algorithm.models(outcome.server).values()))))
             rows.write(row)
             if outcome.secure:
                 note_cost({"round": t + 1, "cpu_seconds": outcome.secure["cpu_seconds"]})
@@ -268,7 +272,7 @@ def _train(
             with open((folder / private.FOLDER if real else folder) / COSTS, "a") as costs:
                 costs.write(json.dumps(cost) + "\n")
 
-        phase = Phase(parts, federation, execute, folder, rows, tell)
+        played_by = Phase(setup, federation, execute, folder, rows, tell)
 
         def more(at: Standing) -> bool:
             nonlocal interrupted
@@ -282,26 +286,26 @@ def _train(
             elif not outcome.answered and not federation.everyone_pays:
                 notes.append(f"round {now.t}: nobody could take part, the model stays as it was")
             if experiment.engine.network != Network():
-                note_cost({"round": now.t, "seconds": round(phase.seconds, 3)})
+                note_cost({"round": now.t, "seconds": round(played_by.seconds, 3)})
             if watch is not None:
-                watch(Progress(now.t, experiment.rounds, phase.row, folder, parts, federation))
+                watch(Progress(now.t, experiment.rounds, played_by.row, folder, setup, federation))
 
         try:
-            phase.play(at, more, played, crash)
+            played_by.play(at, more, played, crash)
         except BudgetExhausted as error:
             notes.append(f"stopped before round {at.t + 1}: {error.what}")
         except KeyboardInterrupt:
             interrupted = True
         rows.sync()
-        return _ended(parts, folder, federation, at.server, notes, interrupted)
+        return _ended(setup, folder, federation, at.server, notes, interrupted)
 
 
 def _ended(
-    parts: Parts, folder: Path, federation: Federation, server: Any, notes: list[str], interrupted: bool
+    setup: Setup, folder: Path, federation: Federation, server: Any, notes: list[str], interrupted: bool
 ) -> Ended:
-    made, remarks = _finish(parts, folder, federation, server), federation.remarks
+    made, remarks = _finish(setup, folder, federation, server), federation.remarks
     # a remark names a client that was asked, which a hidden cohort does not tell
-    hidden = parts.cohort.hidden and parts.experiment.privacy.noise == SYSTEM
+    hidden = setup.cohort.hidden and setup.experiment.privacy.noise == SYSTEM
     for place, told in ((folder / private.FOLDER if hidden else folder, remarks), (folder, notes)):
         with open(place / LOG, "a", encoding="utf-8") as log:
             log.writelines(f"{note}\n" for note in told)
@@ -313,43 +317,12 @@ def _due(t: int, experiment: Experiment) -> bool:
     return t % experiment.evaluation.every == 0 or t > experiment.rounds - max(1, experiment.evaluation.final)
 
 
-def _finish(parts: Parts, folder: Path, federation: Federation, server: Any) -> dict[str, Any]:
+def _finish(setup: Setup, folder: Path, federation: Federation, server: Any) -> dict[str, Any]:
     if server is not None:
-        model = next(iter(parts.algorithm.models(server).values()))
+        model = next(iter(setup.algorithm.models(server).values()))
         packed = safetensors.torch.save({name: value.contiguous() for name, value in model.items()})
         atomic_write(folder / "model.safetensors", packed)
-    return write_receipt(folder, parts, federation)
-
-
-@contextlib.contextmanager
-def _patience() -> Iterator[Callable[[], bool]]:
-    """A first Ctrl-C waits for the end of the round, a second one stops at once.
-
-    So do SIGTERM and, unless somebody (nohup) had it ignored, SIGHUP. SIGQUIT ends at once.
-    """
-    pressed = 0
-
-    def press(number: int, frame: FrameType | None) -> None:
-        nonlocal pressed
-        pressed += 1
-        if pressed > 1:
-            raise KeyboardInterrupt
-        again = "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
-        with contextlib.suppress(OSError):  # with the terminal went whoever could read it
-            os.write(2, f"stopping after this round; {again} again stops at once\n".encode())
-
-    if threading.current_thread() is not threading.main_thread():  # only the main thread has signals to wait for
-        yield lambda: False
-        return
-    waits: list[int] = [signal.SIGINT, signal.SIGTERM]
-    waits += [signal.SIGHUP] if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN else []
-    before = {number: signal.signal(number, press) for number in waits}
-    before[signal.SIGQUIT] = signal.signal(signal.SIGQUIT, signal.SIG_DFL)
-    try:
-        yield lambda: pressed > 0
-    finally:
-        for number, action in before.items():
-            signal.signal(number, action)
+    return write_receipt(folder, setup, federation)
 
 
 @contextlib.contextmanager

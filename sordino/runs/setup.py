@@ -1,216 +1,98 @@
-"""From an experiment to its parts. Deterministic, so a client process builds exactly what the server's process built."""
+"""The rules of a run, phase by phase: what everybody computes alike from an experiment and the public numbers of the
+data. No row is needed, so the server, every site and whoever verifies a receipt come to the same.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
-from sordino import user_code
+from sordino import keys, tree
+from sordino.algorithms.algorithm import Algorithm, Home, Known
+from sordino.algorithms.learning import adapting
+from sordino.algorithms.phases import Phase
 from sordino.budget import client_budgets
-from sordino.budget.plan import Budget, Plan, draft, shared_currency
-from sordino.budget.plans_by_budget import draft_personal
+from sordino.budget.plan import Budget, Plan
 from sordino.budget.schedules import SCHEDULES, Adaptive, Schedule
-from sordino.cohorts.by_budget import Personal, ThresholdPublished
-from sordino.cohorts.kinds import alike
-from sordino.config import Experiment, Privacy, build
-from sordino.engine.checkpoint import Loaded
-from sordino.engine.client import Clients
-from sordino.engine.client_states import States, template
-from sordino.engine.secure_sum import check_gate
+from sordino.cohorts.by_budget import COHORTS
+from sordino.cohorts.kinds import Cohort, Everyone
+from sordino.cohorts.stragglers import Stragglers
+from sordino.config import Engine, Experiment, build
+from sordino.engine.client_states import shape_of
 from sordino.engine.server import Federation
-from sordino.engine.shards import Prepared, Shards
-from sordino.engine.wire import Header
-from sordino.errors import DataError, UnsoundGuarantee
-from sordino.evaluate.accuracy import Evaluator
-from sordino.evaluate.evaluation import Evaluation, check, check_models, ways
+from sordino.errors import ConfigError
+from sordino.evaluate.evaluation import ways
 from sordino.ledger.ledger import Charter, Each, Ledger
 from sordino.ledger.pricing import Pricing
-from sordino.ledger.published_sampling import nominal_multiplier
-from sordino.privacy.noise.sources import for_run
 from sordino.privacy.readers.covered import check_apart
-from sordino.privacy.readers.noisy_gradient import NoisyGradient
-from sordino.privacy.uplink.stages import Weigh
-from sordino.runs.agreement import Agreement
-from sordino.runs.phases import Composition
-from sordino.runs.refusals import check_delta, check_everybody_has_data, check_secure
-from sordino.types import Examples, Offer, Params, Source
-
-TRUSTED = "{} is somebody's own program, which is trusted not to keep or send what it is shown"
-SCALING = "inputs are scaled by the mean and deviation of all training data, whose release is not accounted for"
-
-
-def settle(experiment: Experiment) -> Experiment:
-    """The default budget belongs to private algorithms: `sordino run algorithm=fedavg` is not asked to drop it."""
-    if "privacy" in experiment.model_fields_set:
-        return experiment
-    parts = Parts(experiment)
-    gates = [other.algorithm for other in (*parts.preparation, parts)]
-    private = any(gate.read.offer() is not None or gate.uplink.noise() is not None for gate in gates)
-    return experiment if private else experiment.model_copy(update={"privacy": Privacy()})
+from sordino.runs.agreement import Agreement, Public, of_an_upload
+from sordino.runs.phases import Methods, decided, reads_plainly
+from sordino.runs.prices import Priced, check_reads, shared
+from sordino.runs.refusals import check_secure
+from sordino.tasks.build import build_net, fits
+from sordino.tasks.classification import Classification
+from sordino.tasks.nets import projected
+from sordino.tasks.quadratic import Quadratic
+from sordino.types import Offer, Task
 
 
 @dataclass(frozen=True)
-class Parts(Composition):
-    # the promise ----------------------------------------------------------------------------------------------------
+class Whole:
+    """What all phases of a run share."""
+
+    experiment: Experiment
+    public: Public
+    agreed: Mapping[str, int] | None = None  # numbers in an upload, by phase, where no model is built
 
     @cached_property
-    def plan(self) -> Plan:
-        """Prices every exposure; refuses, before any data is read, what could not keep its promise."""
-        check_everybody_has_data(self.sizes)
-        plan, rounds, delta = self._drafted, self.rounds, self.experiment.privacy.delta
-        slow, chaos, network = self.experiment.stragglers, self.experiment.chaos, self.experiment.engine.network
-        faults = slow.share + chaos.drop + chaos.slow > 0 or network.timeout_s is not None
-        check_secure(self.algorithm.uplink, plan, self.cohort, rounds, delta, self.coordinates, faults)
-        return plan
+    def methods(self) -> Methods:
+        return Methods(self.experiment)
 
     @cached_property
-    def _drafted(self) -> Plan:
-        algorithm, privacy, population = self.algorithm, self.experiment.privacy, len(self.sizes)
-        asked = algorithm.wants
-        if (gives := algorithm.read.gives or asked) != asked:
-            raise UnsoundGuarantee(
-                f"an algorithm of {asked} with a reader of {gives}",
-                why="the reader's promise covers nothing else",
-                fix='read = {name = "cells", ...}' if asked == "episodes" else 'read = {name = "noisy_gradient", ...}',
-                code="reader-does-not-give",
-            )
-        if self.agreed is None:
-            algorithm.read.check(algorithm.work, self.task)
-        algorithm.uplink.bound(self.coordinates)
-        most = population if self.cohort.hidden else self.cohort.expected(population)
-        check_gate(algorithm.uplink, algorithm.reads_each, most)
-        _ = self.stragglers
-        offers = self.offers
-        if offers and self.agreed is None:  # also where clients are protected: they share the network of this process
-            check_apart(self.task)
-        weighed = any(isinstance(stage, Weigh) for stage in algorithm.uplink.client)
-        for offer, _ in offers:
-            check_delta(offer, privacy, population, sum(self.sizes), weighed)
-        noise = algorithm.uplink.noise()
-        if noise is not None and noise.louder != 1 and not isinstance(self.cohort, ThresholdPublished):
-            raise UnsoundGuarantee(
-                f"noise of {noise.louder:g} times what its price buys",
-                why="only the published mechanism, whose budgets are not proved, may be read by the letter",
-                fix='cohort = {name = "threshold_published"}, or literal = false',
-                code="literal-needs-its-cohort",
-            )
-        if isinstance(self.cohort, Personal):
-            return draft_personal(self.cohort, offers, self.budget, self.rounds, population)
-        if len(offers) > 1 and any(offer.everyone_pays for offer, _ in offers):
-            raise UnsoundGuarantee(
-                "two private gates under a hidden cohort",
-                why="what clients pay for their examples follows from who was drawn and how many they hold, "
-                "and neither may show where the cohort is hidden",
-                fix="a cohort that everybody sees, or one of the two gates",
-                code="two-gates-hidden",
-            )
-        exposures, budget = self.exposures, self.budget
-        if algorithm.uplink.personal and budget is not None and isinstance(budget.schedule, Adaptive):
-            raise UnsoundGuarantee(
-                "personal clips with an adaptive schedule",
-                why="all of them are in proportion to the least noise that the plan holds, which must be known before the first round",
-                fix='schedule = {name = "uniform"}, or another that is fixed in advance',
-                code="personal-schedule",
-            )
-        published = None
-        if isinstance(algorithm.read, NoisyGradient) and algorithm.read.sampling == "fixed_subset" and budget:
-            published = nominal_multiplier(budget.epsilon, budget.delta, algorithm.read.rate, max(exposures))
-        reads = {"example": self.reads}
-        if not self._sharing_a_budget:
-            return draft(offers, budget, exposures, reads, published)
-        portion, currency = self._sharing_a_budget.get(self.stage % len(self._phases), (0.0, None))
-        return draft(offers, budget if portion else None, exposures, reads, published, portion, currency)
+    def phases(self) -> tuple[Setup, ...]:
+        """In their order; the last one is the training."""
+        return tuple(Setup(self, i) for i in range(len(self.methods.phases)))
 
     @cached_property
-    def offers(self) -> list[tuple[Offer, float | None]]:
-        """What the gates could promise, with the multipliers that are typed into them."""
-        algorithm, population = self.algorithm, len(self.sizes)
-        found: list[tuple[Offer, float | None]] = []
-        if (reader := algorithm.read.offer()) is not None:
-            found.append((reader, algorithm.read.multiplier))
-        uplink = algorithm.uplink.offer(self.cohort.expected(population) / population, self.cohort.hidden)
-        if uplink is not None and (noise := algorithm.uplink.noise()) is not None:
-            found.append((uplink, noise.multiplier))
-        return found
-
-    @cached_property
-    def exposures(self) -> Sequence[int]:
-        """Rounds that each client is planned to pay for."""
-        if any(offer.everyone_pays for offer, _ in self.offers):  # in every round, whoever is drawn
-            return alike(self.rounds, len(self.sizes))
-        return self.cohort.exposures(self.rounds, len(self.sizes))
-
-    @cached_property
-    def reads(self) -> Sequence[int]:
-        """Noisy reads of every client in one round."""
-        algorithm = self.algorithm
-        sizes, where = np.unique(np.asarray(self.sizes), return_inverse=True)
-        return np.array([algorithm.read.reads(algorithm.work, size) for size in sizes.tolist()])[where].data
-
-    @property
-    def _asks(self) -> tuple[Offer, int]:
-        """What a phase wants to be priced, and the most releases that a client of it is planned to pay for."""
-        offer = next(offer for offer, typed in self.offers if typed is None)
-        each = 1 if offer.unit == "client" else max(self.reads)
-        return offer, max(1, max(self.exposures) * each)
-
-    @cached_property
-    def _sharing_a_budget(self) -> dict[int, tuple[float, Pricing | None]]:
-        """The phases that are priced by one budget, with their parts of it and their prices; nothing where one phase
-        has all of it.
-        """
-        if len(self._phases) == 1 or self.experiment.privacy.epsilon is None:
-            return {}
-        stages = [*self.preparation, self._at(-1)]
-        priced = [i for i, other in enumerate(stages) if any(typed is None for _, typed in other.offers)]
-        if not priced:
-            return {}
-        asked = [stages[i]._asks for i in priced]
-        units = {offer.unit for offer, _ in asked}
-        if any(typed is not None and offer.unit in units for other in stages for offer, typed in other.offers):
-            raise UnsoundGuarantee(
-                "a typed multiplier beside phases that a budget prices",
-                why="what it spends of the same promise is not in the budget, so the whole would exceed it",
-                fix="leave the multiplier out, or type one in every phase and give no epsilon",
-                code="typed-beside-priced",
-            )
-        assert self.budget is not None
-        if len({(offer.unit, offer.neighbours, offer.adversary) for offer, _ in asked}) > 1:
-            raise UnsoundGuarantee(
-                "phases of different promises want to be priced by one budget",
-                why="what is spent about one unit, or against one adversary, does not add up with what is spent about another",
-                fix="type the multiplier of one of them, or leave the gate out that was put in its training",
-                code="two-promises-one-budget",
-            )
-        if len(priced) > 1 and any(offer.mechanism.calibration != "exact" for offer, _ in asked):
-            raise UnsoundGuarantee(
-                "phases of different noise want to be priced by one budget",
-                why="only Gaussian noise of exact calibration adds up over phases",
-                fix='calibration = "exact", and Gaussian noise in every phase',
-                code="two-noises-one-budget",
-            )
-        if isinstance(self.budget.schedule, Adaptive):
-            raise UnsoundGuarantee(
-                "an adaptive schedule over phases",
-                why="it prices a round by what is left of the budget, of which other phases have their parts",
-                fix='schedule = {name = "uniform"}, or another that is fixed in advance',
-                code="adaptive-over-phases",
-            )
-        if len(priced) == 1:
-            return {priced[0]: (1.0, None)}
-        weights = [self._shares[i] for i in priced]
-        portions = [weight / sum(weights) for weight in weights]
-        prices = shared_currency(asked, portions, self.budget, alone=self.experiment.privacy.ledger is None)
-        return {i: (part, price) for i, part, price in zip(priced, portions, prices, strict=True)}
+    def task(self) -> Task:
+        """The model and its losses."""
+        experiment, public, training = self.experiment, self.public, self.methods.training
+        if public.classes == 0:
+            return Quadratic(public.shape[0] // 2)
+        options = {k: v for k, v in experiment.model.items() if k not in ("name", "options")}
+        own = experiment.model.get("options", {})
+        if not isinstance(own, dict):
+            raise ConfigError(f"model.options = {own!r}", why="it is a table of arguments", code="wrong-type")
+        options |= own
+        name, shape, image = str(experiment.model.get("name")), public.shape, public.kind == "image"
+        inputs, outputs = (shape[-1], *shape[:-1]) if image else shape, public.named * training.heads
+        with torch.random.fork_rng(devices=[]):
+            # a user's class may draw buffers or bare parameters: the same ones in every process
+            torch.default_generator.manual_seed(keys.word(keys.fold(keys.root(experiment.seed), "model")))
+            net = build_net(name, inputs, outputs, options)
+            if width := training.projection:
+                net = projected(net, width)
+        fits(net, name, inputs, outputs)
+        return Classification(
+            net,
+            name=name,
+            shape=shape,
+            mean=public.mean,
+            std=public.std,
+            image=image,
+            precision=torch.bfloat16 if decided(experiment.engine, training).precision == "bf16" else torch.float32,
+            augment=experiment.data.augment,
+            labels=public.named,
+        )
 
     @cached_property
     def budget(self) -> Budget | None:
+        """What the clients grant, for all phases together."""
         privacy = self.experiment.privacy
         if privacy.epsilon is None:
             return None
@@ -218,132 +100,234 @@ class Parts(Composition):
         schedule = build(privacy.schedule, made, "privacy.schedule")
         if not isinstance(privacy.epsilon, dict):
             return Budget(privacy.epsilon, privacy.delta, schedule)
-        each = client_budgets.personal(privacy.epsilon, len(self.sizes), self.key).tolist()
+        people, key = len(self.public.sizes), keys.root(self.experiment.seed)
+        each = client_budgets.personal(privacy.epsilon, people, key).tolist()
         return Budget(max(each), privacy.delta, schedule, each)
+
+    @cached_property
+    def parts(self) -> dict[int, tuple[float, Pricing | None]]:
+        """The parts of one budget that phases have, and their prices; nothing where one phase has all of it."""
+        if len(self.phases) == 1 or self.budget is None:
+            return {}
+        alone = self.experiment.privacy.ledger is None
+        return shared([phase.priced for phase in self.phases], self.methods.portions, self.budget, alone)
+
+
+@dataclass(frozen=True)
+class Setup:
+    """One phase of a run: its method, its model, who takes part, what it promises."""
+
+    whole: Whole
+    stage: int  # of the phases; the last one is the training
+
+    @property
+    def experiment(self) -> Experiment:
+        return self.whole.experiment
+
+    @property
+    def public(self) -> Public:
+        return self.whole.public
+
+    @property
+    def task(self) -> Task:
+        return self.whole.task
+
+    @property
+    def budget(self) -> Budget | None:
+        return self.whole.budget
+
+    @property
+    def preparation(self) -> tuple[Setup, ...]:
+        """The phases before the training."""
+        return self.whole.phases[:-1]
+
+    @property
+    def prepares(self) -> bool:
+        """Is this a phase before the training?"""
+        return self.stage < len(self.whole.phases) - 1
+
+    @property
+    def phase(self) -> str:
+        """The name of a phase of the preparation, nothing for the training."""
+        return self.chosen.name if isinstance(self.chosen, Phase) else ""
+
+    def run_of(self, run: str) -> str:
+        """The name that this phase of a run has on the wire and in the ledger."""
+        return f"{run}.{self.phase}" if self.prepares else run
+
+    @property
+    def key(self) -> int:
+        """The key of the run."""
+        return keys.root(self.experiment.seed)
+
+    @property
+    def phase_key(self) -> int:
+        """The key of this phase's draws: two phases never draw the same noise."""
+        return keys.word(keys.fold(self.key, "phase", self.phase)) if self.prepares else self.key
+
+    @property
+    def rounds(self) -> int:
+        return self.chosen.rounds if isinstance(self.chosen, Phase) else self.experiment.rounds
+
+    def over(self, server: Any) -> bool:
+        """Has a phase of the preparation found what it prepares?"""
+        return isinstance(self.algorithm, Phase) and self.algorithm.over(server)
+
+    def result(self, server: Any) -> Any:
+        """What the next phase, or the training, begins from."""
+        return self.algorithm.result(server) if isinstance(self.algorithm, Phase) else server
+
+    # the method -------------------------------------------------------------------------------------------------------
+
+    @property
+    def chosen(self) -> Algorithm[Any, Any, Any, Any]:
+        """The method as the experiment chooses it."""
+        return self.whole.methods.phases[self.stage]
+
+    @cached_property
+    def method(self) -> Algorithm[Any, Any, Any, Any]:
+        """The same, with what it and its gates must know of the data and the model."""
+        algorithm, public = self.chosen, self.public
+        read = algorithm.read.fitted(public.shape, public.named)
+        algorithm = algorithm.behind(read=read) if read is not algorithm.read else algorithm
+        if algorithm.uplink.coordinates is not None:
+            fewest = 1 if self.cohort.hidden else int(self.cohort.expected(len(public.sizes)))
+            least = fewest * min(public.sizes) / public.largest
+            algorithm = algorithm.behind(uplink=algorithm.uplink.fitted(self._coordinates(algorithm), least))
+        return algorithm.fitted(Known(public.shape, public.named, public.sizes, self.key))
+
+    @cached_property
+    def algorithm(self) -> Algorithm[Any, Any, Any, Any]:
+        """The same, with what its uplink learns from round to round."""
+        return adapting(self.method)
+
+    @property
+    def ways(self) -> tuple[str, ...]:
+        """The ways in which clients make a model their own; none where all use the same."""
+        return ways(self.algorithm, self.experiment.evaluation.personal)
+
+    @property
+    def engine(self) -> Engine:
+        """[engine] with every `auto` decided."""
+        return decided(self.experiment.engine, self.chosen)
+
+    @property
+    def sharing(self) -> str:
+        """Which clients of one process share a pass."""
+        executor, plainly = self.engine.executor, reads_plainly(self.chosen)
+        if executor == "ranks":
+            return "stack" if plainly else "pooled"
+        return executor if executor == "pooled" or (executor == "stack" and plainly) else "loop"
+
+    @cached_property
+    def cohort(self) -> Cohort:
+        if self.prepares:
+            return Everyone()
+        return build(self.experiment.cohort, COHORTS, "cohort")
+
+    @cached_property
+    def stragglers(self) -> Stragglers:
+        slow, chaos = self.experiment.stragglers, self.experiment.chaos
+        whole = reads_plainly(self.chosen)  # what is noised step by step is planned step by step
+        share = 0.0 if self.prepares else slow.share  # a preparation waits
+        return Stragglers(
+            share, slow.policy, self.algorithm.work.epochs, whole, (chaos.drop, chaos.slow), self.cohort.hidden
+        )
+
+    @cached_property
+    def coordinates(self) -> int:
+        """Numbers in one upload, before compression."""
+        return self._coordinates(self.algorithm)
+
+    def _coordinates(self, algorithm: Algorithm[Any, Any, Any, Any]) -> int:
+        if self.whole.agreed is not None:  # the model may be somebody's own, and not here
+            return of_an_upload(self.whole.agreed, self.phase)
+        return tree.size(algorithm.zero(self.task, algorithm.broadcast(algorithm.init(self.task, 0))))
+
+    def state(self, name: str) -> Any:
+        """The shape of a tree in a checkpoint, by name."""
+        if name.partition("/")[0] == "server":
+            return self.algorithm.init(self.task, self.key)
+        return shape_of(name, self.algorithm.init_client(self.task))
+
+    # the promise ------------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def offers(self) -> list[tuple[Offer, float | None]]:
+        """What the gates could promise, with the multipliers that are typed into them."""
+        algorithm, population = self.algorithm, len(self.public.sizes)
+        offers: list[tuple[Offer, float | None]] = []
+        if (reader := algorithm.read.offer()) is not None:
+            offers.append((reader, algorithm.read.multiplier))
+        uplink = algorithm.uplink.offer(self.cohort.expected(population) / population, self.cohort.hidden)
+        if uplink is not None and (noise := algorithm.uplink.noise()) is not None:
+            offers.append((uplink, noise.multiplier))
+        return offers
+
+    @cached_property
+    def priced(self) -> Priced:
+        """What is to be priced of this phase."""
+        what = self.algorithm, self.cohort, self.experiment.privacy, self.offers
+        return Priced(*what, self.public.sizes, self.coordinates, self.rounds)
+
+    @cached_property
+    def plan(self) -> Plan:
+        """The price of every exposure; refuses, before any data is read, what could not keep its promise."""
+        experiment, delta = self.experiment, self.experiment.privacy.delta
+        check_reads(self.algorithm)
+        if self.whole.agreed is None:  # where the model is
+            self.algorithm.read.check(self.algorithm.work, self.task)
+            if self.offers:  # also where clients are protected: they share the network of this process
+                check_apart(self.task)
+        _ = self.stragglers
+        self.priced.check()
+        part = self.whole.parts.get(self.stage, (0.0, None)) if self.whole.parts else None
+        plan = self.priced.plan(self.budget, part)
+        slow, chaos, network = experiment.stragglers, experiment.chaos, experiment.engine.network
+        faults = slow.share + chaos.drop + chaos.slow > 0 or network.timeout_s is not None
+        check_secure(self.algorithm.uplink, plan, self.cohort, self.rounds, delta, self.coordinates, faults)
+        return plan
 
     @cached_property
     def promising(self) -> Plan:
         """The plan of a phase that spends the budget, or at least promises something: what a ledger that all phases
         share is founded for.
         """
-        plans = [other.plan for other in (self._at(-1), *self.preparation)]
+        plans = [phase.plan for phase in (self.whole.phases[-1], *self.preparation)]
         spends = next((plan for plan in plans if plan.budget is not None), None)
         return spends or next((plan for plan in plans if plan.offer is not None), self.plan)
 
-    def charter(self) -> Charter:
-        plan, delta = self.plan if len(self._phases) == 1 else self.promising, self.experiment.privacy.delta
+    def charter(self, dataset: str) -> Charter:
+        """What a ledger of this run is founded for; `dataset`: the digest that stands for the data."""
+        plan, delta = self.promising, self.experiment.privacy.delta
         promise = (plan.offer.unit, plan.offer.neighbours, plan.offer.adversary) if plan.offer else ("none",) * 3
-        return Charter(self.fingerprint, *promise, delta, plan.currency)
+        return Charter(dataset, *promise, delta, plan.currency)
 
-    def agreement(self) -> Agreement:
+    def agreement(self, dataset: str) -> Agreement:
         """What is public of all this."""
-        data, phases = self.dataset, (*self.preparation, self)
-        return Agreement(
-            dataset=self.fingerprint,
-            kind=data.kind,
-            shape=data.shape,
-            classes=data.classes,
-            named=self.named.classes,
-            sizes=tuple(self.sizes) if self.experiment.privacy.public_sizes else (1,) * len(self.sizes),
-            coordinates={mine.phase: mine.coordinates for mine in phases},
-            assumed=self.assumed,
-            void=self.void,
-            note=data.note,
-            names=data.names,
-        )
+        return Agreement(dataset, self.public, {phase.phase: phase.coordinates for phase in self.whole.phases})
 
-    @property
-    def assumed(self) -> tuple[str, ...]:
-        """What every number rests on, because of how the data were read."""
-        if self.agreed is not None:
-            return self.agreed.assumed
-        scaled = (SCALING,) if self.scaled_by_rows else ()
-        named = [str(table.get("name")) for table in (self.experiment.algorithm, self.experiment.model)]
-        trusted = tuple(TRUSTED.format(name) for name in named if user_code.is_own(name))
-        return (*scaled, *self.drawn_from_labels, *(() if self._real else self.learned_from_rows), *trusted)
-
-    @property
-    def void(self) -> tuple[str, ...]:
-        """Why nothing that is claimed holds; empty where it does."""
-        if self.agreed is not None:
-            return self.agreed.void
-        return self.learned_from_rows if self._real else ()
-
-    # the two sides --------------------------------------------------------------------------------------------------
-
-    def federation(self, ledger: Path | str, run: str) -> Federation:
-        plan, people = self.plan if len(self._phases) == 1 else self.promising, len(self.sizes)
-        cap, shared = plan.cap, plan.offer is not None and plan.offer.everyone_pays and not plan.individual
-        own = plan.budget is not None and plan.budget.personal is not None and not shared
-        each = Each(people, cap) if cap is not None and not shared and not own else None
+    def federation(self, home: Home, dataset: str, ledger: Path | str, run: str) -> Federation:
+        """The server's side of this phase, on its ledger."""
+        plan, people = self.promising, len(self.public.sizes)
+        cap, together = plan.cap, plan.offer is not None and plan.offer.everyone_pays and not plan.individual
+        own = plan.budget is not None and plan.budget.personal is not None and not together
+        each = Each(people, cap) if cap is not None and not together and not own else None
         caps = {str(k): limit for k in range(people) if (limit := plan.cap_of(k)) is not None} if own else None
+        total = cap if together else None
         return Federation(
             algorithm=self.algorithm,
-            home=self.home,
+            home=home,
             cohort=self.cohort,
             stragglers=self.stragglers,
             plan=self.plan,
-            ledger=Ledger.open(ledger, self.charter(), caps, total=cap if shared else None, each=each),
-            sizes=self.sizes,
+            ledger=Ledger.open(ledger, self.charter(dataset), caps, total=total, each=each),
+            sizes=self.public.sizes,
             key=self.phase_key,
             noise=self.experiment.privacy.noise,
-            run=f"{run}.{self.phase}" if self.prepares else run,
+            run=self.run_of(run),
             config=self.experiment.digest(),
             coordinates=self.coordinates,
-            void=self.void,
-            before=tuple(f"{run}.{other.phase}" for other in self.preparation[: self.stage % len(self._phases)]),
+            void=self.public.void,
+            before=tuple(phase.run_of(run) for phase in self.preparation[: self.stage]),
         )
-
-    def states(self, folder: Path | None, loaded: Loaded | None = None) -> States:
-        """What clients keep; beyond what memory should hold it lies in the folder."""
-        return States(self.algorithm.init_client(self.task), folder).restore(loaded.trees if loaded else {})
-
-    def clients(
-        self,
-        run: str,
-        which: range | None = None,
-        states: States | None = None,
-        secret: bytes | None = None,
-        handed: Params | None = None,
-    ) -> Clients:
-        config, run = self.experiment.digest(), f"{run}.{self.phase}" if self.prepares else run
-
-        def header(t: int, sender: int) -> Header:
-            return Header(run, config, t, sender, 0, "down" if sender < 0 else "up")
-
-        def once(client: int) -> Source:
-            return for_run(self.experiment.privacy.noise, self.key, secret, client)
-
-        rows, tested = self.shares
-        which = range(len(rows)) if which is None else which
-        shards: Mapping[int, Examples] = Shards(self.named.train, rows, which)
-        tests = Shards(self.named.test, tested, which)
-        if self.algorithm.read.redraw is not None:
-            shards = Prepared(shards, self.algorithm.read, once)
-        states = self.states(None) if states is None else states
-        return Clients(self.algorithm, self.task, shards, header, states, tests, handed, self.key, self.sharing)
-
-    @property
-    def ways(self) -> tuple[str, ...]:
-        """In which clients make a model their own; none where all use the same."""
-        return ways(self.algorithm, self.experiment.evaluation.personal)
-
-    def evaluation(self) -> Evaluation:
-        test, given = self.named.test, self.experiment.evaluation
-        examples = Examples(torch.from_numpy(np.asarray(test.x)), torch.from_numpy(np.asarray(test.y)))
-        evaluator = Evaluator(self.task, examples, self.shares[1])
-        check(given.personal)
-        if given.models:
-            check_models(given.models, self.algorithm.models(self.state("server")))
-        return Evaluation(self.algorithm, evaluator, tuple(given.models), tuple(given.personal))
-
-    def state(self, name: str) -> Any:
-        """The shape of a tree in a checkpoint, by name."""
-        kind = name.partition("/")[0]
-        if kind == "server":
-            return self.algorithm.init(self.task, self.key)
-        if kind == "clients":
-            return self.algorithm.init_client(self.task)
-        if kind == "states":
-            return template(int(name.partition("/")[2]), self.algorithm.init_client(self.task))
-        raise DataError(f"a checkpoint holds {name!r}, which this version does not know", code="unknown-state")

@@ -19,25 +19,26 @@ from sordino.ledger.ledger import Entry, State
 from sordino.ledger.notes import under
 from sordino.runs.folder import CANDIDATES, PREPARATION, check_is_run, read_environment
 from sordino.runs.receipt import opened
-from sordino.runs.setup import Parts
+from sordino.runs.setup import Setup
+from sordino.runs.simulation import Simulation, simulated
 from sordino.version import __version__
 
 DEPENDS = ("seed", "data", "partition", "model", "candidates", "chaos")  # tables that every preparation looks at
 
 
-def check_source(parts: Parts, source: Path) -> None:
+def check_source(setup: Setup, source: Path) -> None:
     """Refuses a run whose preparation is not over, or is not what this experiment would make."""
     check_is_run(source)
-    other = Parts(config.load(source / "experiment.toml"))
-    if not parts.preparation or not other.preparation:
+    other = simulated(config.load(source / "experiment.toml")).setup
+    if not setup.preparation or not other.preparation:
         raise RunError(
             f"there is no preparation to take from {source}",
-            why="its algorithm makes none" if parts.preparation else "this experiment makes none",
+            why="its algorithm makes none" if setup.preparation else "this experiment makes none",
             fix="leave --prepared out",
             code="nothing-prepared",
         )
     made = read_environment(source)["sordino"]
-    mine, its = _depends(parts, __version__), _depends(other, made)
+    mine, its = _depends(setup, __version__), _depends(other, made)
     differs = [name for name in mine | its if mine.get(name) != its.get(name)]
     if differs:
         raise RunError(
@@ -46,7 +47,7 @@ def check_source(parts: Parts, source: Path) -> None:
             fix="change back what differs, or leave --prepared out and prepare again",
             code="prepared-otherwise",
         )
-    if _priced(parts) and (parts.experiment.privacy.ledger or other.experiment.privacy.ledger):
+    if _priced(setup) and (setup.experiment.privacy.ledger or other.experiment.privacy.ledger):
         raise RunError(
             f"{source} has paid for its preparation on a ledger that several runs share",
             why="there the same release would be charged once more",
@@ -64,35 +65,35 @@ def check_source(parts: Parts, source: Path) -> None:
             )
 
 
-def _depends(parts: Parts, version: str) -> dict[str, Any]:
+def _depends(setup: Setup, version: str) -> dict[str, Any]:
     """What a preparation follows from, by the names by which it is told. Code and images of somebody's own are not
     looked into.
     """
-    experiment = parts.experiment
+    experiment = setup.experiment
     tables = experiment.model_dump(mode="json", include={*DEPENDS})
     priced = (
-        experiment.privacy.model_dump(mode="json", exclude={"ledger"}) if _priced(parts) else experiment.privacy.noise
+        experiment.privacy.model_dump(mode="json", exclude={"ledger"}) if _priced(setup) else experiment.privacy.noise
     )
     return {f"[{name}]": tables[name] for name in DEPENDS} | {
-        "how the preparation is done": [repr(mine.algorithm) for mine in parts.preparation],
-        "the outputs of the model": tree.size(parts.task.init(0)),
+        "how the preparation is done": [repr(mine.algorithm) for mine in setup.preparation],
+        "the outputs of the model": tree.size(setup.task.init(0)),
         "[privacy]": priced,
-        "what a budget leaves for it": [(repr(mine.plan.pricing), mine.plan.portion) for mine in parts.preparation],
-        "engine.precision": parts.engine.precision,
+        "what a budget leaves for it": [(repr(mine.plan.pricing), mine.plan.portion) for mine in setup.preparation],
+        "engine.precision": setup.engine.precision,
         "the version of sordino": version,
     }
 
 
-def _priced(parts: Parts) -> bool:
+def _priced(setup: Setup) -> bool:
     """Does the preparation promise anything?"""
-    return any(mine.plan.offer is not None for mine in parts.preparation)
+    return any(mine.plan.offer is not None for mine in setup.preparation)
 
 
-def _phase(parts: Parts, name: str) -> Parts:
-    return next(mine for mine in parts.preparation if mine.phase == name)
+def _phase(setup: Setup, name: str) -> Setup:
+    return next(mine for mine in setup.preparation if mine.phase == name)
 
 
-def _released(parts: Parts, source: Path) -> dict[str, tuple[Any, list[Entry]]]:
+def _released(setup: Setup, source: Path) -> dict[str, tuple[Any, list[Entry]]]:
     """Of each phase where it stands, and what the ledger holds of it."""
     _, federation = opened(source)
     with federation.ledger:
@@ -102,25 +103,26 @@ def _released(parts: Parts, source: Path) -> dict[str, tuple[Any, list[Entry]]]:
             checkpoint.load(source / "preparation" / mine.phase / "checkpoints", mine.state),
             [entry for entry in entries if entry.op.rpartition("/")[0] == f"{federation.run}.{mine.phase}"],
         )
-        for mine in parts.preparation
+        for mine in setup.preparation
     }
 
 
-def adopt(parts: Parts, folder: Path, run: str, ledger: Path, source: Path) -> None:
+def adopt(simulation: Simulation, folder: Path, run: str, ledger: Path, source: Path) -> None:
     """Phase by phase into a new run folder: first the ledger, then the rows, then the checkpoint by which the phase is
     over. Cut short, it is done again.
     """
-    places = {mine.phase: folder / "preparation" / mine.phase / "checkpoints" for mine in parts.preparation}
+    setup = simulation.setup
+    places = {mine.phase: folder / "preparation" / mine.phase / "checkpoints" for mine in setup.preparation}
     if all(checkpoint.latest(place) is not None for place in places.values()):
         return
-    check_source(parts, source)  # again: a resumed adoption may come long after the first look
+    check_source(setup, source)  # again: a resumed adoption may come long after the first look
     rows = (source / PREPARATION).read_bytes()
     if (source / CANDIDATES).exists():
         atomic_write(folder / CANDIDATES, (source / CANDIDATES).read_bytes())
-    for phase, (loaded, entries) in _released(parts, source).items():
+    for phase, (loaded, entries) in _released(setup, source).items():
         if checkpoint.latest(places[phase]) is not None:
             continue
-        with (federation := _phase(parts, phase).federation(ledger, run)).ledger as book:
+        with (federation := simulation.at(_phase(setup, phase).stage).federation(ledger, run)).ledger as book:
             for entry in entries:
                 op = federation.op(int(entry.op.rpartition("/")[2]))
                 said = under(entry.note, federation.config)

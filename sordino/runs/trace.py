@@ -13,7 +13,7 @@ from sordino.engine.client_states import unpacked
 from sordino.ledger.ledger import Entry
 from sordino.runs import seal
 from sordino.runs.receipt import opened
-from sordino.runs.setup import Parts
+from sordino.runs.simulation import simulated
 
 
 class Trace(NamedTuple):
@@ -31,14 +31,14 @@ def trace(folder: Path) -> Trace:
     """Without where the ledger stood: every stop seals what there is, so a run that was stopped has more records than
     one that was not."""
     _, federation = opened(folder)
-    parts = Parts(config.load(folder / "experiment.toml"))
+    setup = simulated(config.load(folder / "experiment.toml")).setup
     with federation.ledger as ledger:
         entries = tuple(entry._replace(sequence=0, hash="") for entry in ledger.entries())
-    loaded = checkpoint.load(folder / "checkpoints", parts.state)
+    loaded = checkpoint.load(folder / "checkpoints", setup.state)
     assert loaded is not None
     held = [loaded]
     for worker in sorted(folder.glob("clients-*")):  # of client processes
-        found = checkpoint.load(worker, parts.state)
+        found = checkpoint.load(worker, setup.state)
         assert found is not None
         held.append(found)
     clients = {f"{k}": state for one in held for name, made in one.trees.items() for k, state in unpacked(name, made)}

@@ -197,9 +197,9 @@ class _Follower:
 
         def tell() -> None:
             if not self.started:  # not before the first round: a run folder appears whole or not at all
-                self.tracker.start(_settings(step.parts.experiment.model_dump(mode="json")), step.folder)
+                self.tracker.start(_settings(step.setup.experiment.model_dump(mode="json")), step.folder)
                 self.started = True
-            hidden, real = step.parts.cohort.hidden, step.parts.experiment.privacy.noise == SYSTEM
+            hidden, real = step.setup.cohort.hidden, step.setup.experiment.privacy.noise == SYSTEM
             # an evaluator's numbers stay with the evaluator
             told = shown(step.metrics, hidden) if real else step.metrics
             kept = {"round"} | (CROWD if hidden else set())

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from sordino import config, user_code
+from sordino.algorithms.algorithm import Home
 from sordino.config import Experiment
 from sordino.engine.server import Federation
 from sordino.errors import RunError
@@ -24,7 +25,7 @@ from sordino.runs import seal, signature
 from sordino.runs.agreement import Agreement
 from sordino.runs.folder import read_public_metrics
 from sordino.runs.receipt import ledger_of, opened, receipt
-from sordino.runs.setup import Parts
+from sordino.runs.setup import Setup
 
 COMPARED = ("format", "run", "simulated", "rounds", "clients", "budget", "phases", "assumptions")
 
@@ -60,14 +61,14 @@ def examine(folder: Path, key: Path | None = None, code: bool = False) -> Verdic
         unseen.append(
             "the planned noise and the budget: they follow from an algorithm of somebody's own, and --with-code would run it"
         )
-        rows = statement((entry.note for entry in entries), Agreement.read(folder).clients, delta or 0.0)
+        rows = statement((entry.note for entry in entries), len(Agreement.read(folder).public.sizes), delta or 0.0)
         again: dict[str, Any] = {"guarantees": [row.to_json() for row in rows]}
         compared: tuple[str, ...] = ()
     else:
-        parts, federation = opened(folder)
+        setup, federation = opened(folder)
         with federation.ledger:
-            again, compared = receipt(parts, federation), COMPARED
-        wrong += _replayed(parts, entries)
+            again, compared = receipt(setup, federation), COMPARED
+        wrong += _replayed(setup, federation.home, entries)
         wrong += [f"{name}: in the receipt only" for name in sorted(claimed.keys() - again.keys() - {"files"})]
     again = json.loads(json.dumps(again))
     wrong += [
@@ -115,13 +116,13 @@ def _edited(experiment: Experiment, entries: list[Entry]) -> list[str]:
     return wrong[:3]
 
 
-def _replayed(parts: Parts, entries: list[Entry]) -> list[str]:
+def _replayed(setup: Setup, home: Home, entries: list[Entry]) -> list[str]:
     """Every release as the experiment plans it: the same claims, which hold the noise, at the same price. A ledger that
     was written anew as a whole is found here.
     """
     wrong: list[str] = []
-    for mine in (*parts.preparation, parts):
-        with (again := mine.federation(":memory:", "again")).ledger:
+    for mine in (*setup.preparation, setup):
+        with (again := mine.federation(home, "", ":memory:", "again")).ledger:
             for entry in entries:
                 run, _, t = entry.op.rpartition("/")
                 if run.partition(".")[2] == mine.phase and not again.plans(int(t), entry, _active(mine, again, int(t))):
@@ -129,12 +130,12 @@ def _replayed(parts: Parts, entries: list[Entry]) -> list[str]:
     return wrong[:3]
 
 
-def _active(parts: Parts, again: Federation, t: int) -> list[int] | None:
+def _active(setup: Setup, again: Federation, t: int) -> list[int] | None:
     """Whom a round asks, where the experiment alone says so: a phase may ask by what it was told, and who was silent in
     time is replaced."""
-    if parts.algorithm.names_clients or parts.experiment.engine.network.timeout_s is not None:
+    if setup.algorithm.names_clients or setup.experiment.engine.network.timeout_s is not None:
         return None
-    if parts.cohort.hidden:
+    if setup.cohort.hidden:
         return []
     return again.stragglers.split(again.draw(t), t, again.key).active
 

@@ -136,6 +136,9 @@ class LatticeSecret:
         self.public = public
         self._context = context
 
+    def encrypt(self, values: Ints, round: int, layout: Layout) -> Sealed:
+        return self.public.encrypt(values, round, layout)
+
     def open(self, total: Sealed) -> Ints:
         header = self.public.agreed([total.header])
         slots = np.array([rings.decrypt(vector, self._context) for vector in self.public.vectors(total)])

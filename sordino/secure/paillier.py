@@ -72,6 +72,9 @@ class PaillierPublic:
     def header(self, round: int, size: int, layout: Layout) -> Header:
         return Header(SCHEME, self.id, round, size, layout, slots(self.bits, layout.width))
 
+    def check(self, layout: Layout, count: int) -> None:
+        layout.check(count)
+
     def encrypt(self, values: Ints, round: int, layout: Layout, blinding: Blinding | None = None) -> Sealed:
         """One contribution. A blinding of the secret key (`secret.djn`, `secret.crt`) is for clients that share it."""
         header = self.header(round, len(values), layout)
@@ -188,6 +191,10 @@ class PaillierSecret:
         return chinese(
             self._logarithms(numbers, self.p, self.q), self._logarithms(numbers, self.q, self.p), self.p, self.q
         )
+
+    def encrypt(self, values: Ints, round: int, layout: Layout) -> Sealed:
+        """What `public.encrypt` gives, faster."""
+        return self.public.encrypt(values, round, layout, self.djn)
 
     def djn(self, count: int) -> list[int]:
         """What `public.djn` gives, faster."""

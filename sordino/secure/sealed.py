@@ -11,7 +11,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Final, Protocol
+from typing import Final, Protocol, runtime_checkable
 
 from sordino.errors import ConfigError, KeyMismatch, LayoutMismatch, MalformedCiphertext, RoundMismatch
 from sordino.secure.layout import Ints, Layout
@@ -113,15 +113,18 @@ class Public(Protocol):
     def id(self) -> bytes: ...
     def header(self, round: int, size: int, layout: Layout) -> Header: ...
     def encrypt(self, values: Ints, round: int, layout: Layout) -> Sealed: ...  # signed integers of a Layout
+    def check(self, layout: Layout, count: int) -> None: ...  # so many messages can be added
     def add(self, messages: Iterable[Sealed]) -> Sealed: ...
     def pack(self) -> bytes: ...
 
 
+@runtime_checkable
 class Secret(Protocol):
     """What only the key holder has."""
 
     @property
     def public(self) -> Public: ...
+    def encrypt(self, values: Ints, round: int, layout: Layout) -> Sealed: ...  # by who has the whole key
     def open(self, total: Sealed) -> Ints: ...  # the signed sums
     def pack(self) -> bytes: ...
 

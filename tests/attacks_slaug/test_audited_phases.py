@@ -24,7 +24,7 @@ from sordino.config import Experiment
 from sordino.ledger.gaussian_dp import epsilon_of, mu_of
 from sordino.privacy.noise.sources import Counter
 from sordino.privacy.readers.class_sums import ClassSums, SumShard, class_sums
-from sordino.runs.setup import Parts
+from sordino.runs.simulation import simulated
 from sordino.types import Examples, Grant, Shard, Task
 
 DELTA, TRIALS = 1e-4, 1_500
@@ -78,14 +78,14 @@ def test_secret_samples_are_caught_too(variant: str) -> None:
 
 @pytest.mark.parametrize("variant", PROMISES)
 def test_claims_are_those_of_each_phase_s_own_plan_and_share_one_budget(variant: str) -> None:
-    parts, claimed = Parts(experiment(variant)), {one.phase: one.claimed for one in audited(variant).subjects}
+    parts, claimed = simulated(experiment(variant)), {one.phase: one.claimed for one in audited(variant).subjects}
     spent = 0.0
-    for other in (*parts.preparation, parts):
+    for other in parts.setup.whole.phases:
         price = other.plan.price(0, 0, other.plan.currency.zero())
         assert price is not None
         # at a rate of 1, and with one read in an exposure, each is one Gaussian release
         assert claimed[other.phase or "training"] == pytest.approx(epsilon_of(1 / price.multiplier, DELTA), rel=1e-3)
-        spent += other.exposures[0] * mu_of(claimed[other.phase or "training"], DELTA) ** 2
+        spent += other.priced.exposures[0] * mu_of(claimed[other.phase or "training"], DELTA) ** 2
     total = epsilon_of(math.sqrt(spent), DELTA)
     budget = EPSILON[variant]
     assert budget is not None

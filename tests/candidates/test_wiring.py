@@ -22,9 +22,9 @@ from sordino import config
 from sordino.errors import SordinoError
 from sordino.public_images import SOURCES, Candidates, Wanted, store
 from sordino.public_images.wanted import gathered
-from sordino.runs import data
-from sordino.runs.data import Holdings
-from sordino.runs.setup import Parts
+from sordino.runs import home
+from sordino.runs.home import ServersHome
+from sordino.runs.simulation import simulated
 
 Cli = Callable[..., Said]
 CHAT = 'candidates={{source="procedural", per_class=6, prompts={{name="openai_chat", base_url="{}", model="tiny"}}}}'
@@ -77,13 +77,13 @@ class Spy:
 
 @pytest.fixture
 def spy(monkeypatch: pytest.MonkeyPatch) -> list[Wanted]:
-    monkeypatch.setitem(data.CANDIDATES, "spy", Spy)
+    monkeypatch.setitem(home.SOURCES, "spy", Spy)
     Spy.seen.clear()
     return Spy.seen
 
 
-def held(candidates: Any, **more: Any) -> Holdings:
-    return Holdings(config.validate({"privacy": {}, "candidates": candidates, **more}))
+def held(candidates: Any, **more: Any) -> ServersHome:
+    return simulated(config.validate({"privacy": {}, "candidates": candidates, **more})).home
 
 
 # what the table says --------------------------------------------------------------------------------------------------
@@ -99,10 +99,10 @@ def test_the_table_and_the_engine_reach_the_source(spy: list[Wanted], here: Path
 
 
 def test_where_it_is_kept_is_no_part_of_the_experiment_but_the_network_is() -> None:
-    plain = held({"source": "procedural"}).experiment
-    elsewhere = held({"source": "procedural"}, engine={"cache": "elsewhere"}).experiment
+    plain = held({"source": "procedural"}).whole.experiment
+    elsewhere = held({"source": "procedural"}, engine={"cache": "elsewhere"}).whole.experiment
     assert elsewhere.digest() == plain.digest()
-    assert held({"source": "procedural", "network": True}).experiment.digest() != plain.digest()
+    assert held({"source": "procedural", "network": True}).whole.experiment.digest() != plain.digest()
 
 
 def test_the_users_own_cache_is_found(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -158,13 +158,13 @@ def test_what_costs_nothing_is_not_kept_and_asks_nobody(source: str, here: Path)
 def test_phases_share_one_set(spy: list[Wanted]) -> None:
     table = {"source": "spy", "per_class": 5}
     algorithm = {"name": "slaug_fl", "probe": "candidates"}
-    parts = Parts(config.validate({"candidates": table, "algorithm": algorithm, "model": {"name": "cnn_norm"}}))
+    parts = simulated(config.validate({"candidates": table, "algorithm": algorithm, "model": {"name": "cnn_norm"}}))
     first, second = parts.preparation  # made before anything is drawn
-    assert first.story is None
-    assert first.drawn is second.drawn is parts.drawn is not None
+    assert first.home.story is None
+    assert first.home.drawn is second.home.drawn is parts.home.drawn is not None
     assert len(spy) == 1
-    assert parts.story is not None
-    assert parts.story["seconds"] >= 0
+    assert parts.home.story is not None
+    assert parts.home.story["seconds"] >= 0
 
 
 # in a run -------------------------------------------------------------------------------------------------------------
@@ -194,7 +194,7 @@ def test_a_chat_server_of_this_machine_writes_the_prompts_of_a_run(
     assert not (here / "kept").exists()
 
     called.clear()
-    again = Holdings(config.load(here / "first" / "experiment.toml")).drawn  # from the cache
+    again = simulated(config.load(here / "first" / "experiment.toml")).home.drawn  # from the cache
     assert called == []
     assert again is not None
     assert again.manifest["prompts"] == told["prompts"]

@@ -13,7 +13,7 @@ from sordino import tree
 from sordino.ledger.ledger import Entry
 from sordino.privacy.readers.per_example_gradients import Sides
 from sordino.runs.run import start
-from sordino.runs.setup import Parts
+from sordino.runs.simulation import simulated
 
 from .cases import CASES, Case
 from .traces import finished, parts_of, started
@@ -82,13 +82,13 @@ def test_the_law_catches_a_pool_that_mixes_clients(tmp_path: Path, monkeypatch: 
 def test_pools_do_pool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One pass for the cohort of a noised full-batch step, not one per client."""
     case = next(case for case in CASES if case.name == "gaussian_gdp")
-    parts = Parts(case.experiment(engine={"executor": "pooled"}))
-    whole, passes = type(parts.task).pooled, []
+    parts = simulated(case.experiment(engine={"executor": "pooled"}))
+    whole, passes = type(parts.setup.task).pooled, []
 
     def counted(self: Any, *arguments: Any) -> Any:
         passes.append(len(arguments[1]))
         return whole(self, *arguments)
 
-    monkeypatch.setattr(type(parts.task), "pooled", counted)
+    monkeypatch.setattr(type(parts.setup.task), "pooled", counted)
     start(case.experiment(engine={"executor": "pooled"}), tmp_path / "run")
     assert len(passes) == case.experiment().rounds  # cohorts of two clients

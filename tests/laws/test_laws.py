@@ -16,7 +16,7 @@ import json
 import math
 import shutil
 import sqlite3
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,7 @@ from sordino import keys, tree
 from sordino.algorithms import ALGORITHMS
 from sordino.algorithms.fedavg import Client, FedAvg, Server, Up
 from sordino.engine import processes
-from sordino.engine.client import Clients
+from sordino.engine.site import Site
 from sordino.errors import LedgerError
 from sordino.ledger.events import NonPrivate, leaves
 from sordino.ledger.ledger import EVERYONE, State
@@ -39,7 +39,7 @@ from sordino.ledger.notes import parsed, read_notes
 from sordino.runs.receipt import opened
 from sordino.runs.run import Progress, resume, start
 from sordino.runs.verify import verify
-from sordino.types import Grant, Shard, Task
+from sordino.types import Grant, Shard, Task, Terms
 
 # compositions of parts whose laws other rows hold are for the slow tier; so are cases that others go the same way as,
 # where a law runs them anew
@@ -77,11 +77,11 @@ class Base:
         folder = self._where / case.name
         if case.name not in self._traces:
             served: dict[int, list[int]] = {}
-            whole = Clients.__call__
+            whole = Site.__call__
 
-            def counted(self: Clients, t: int, down: Any, grants: Grants, key: keys.Key) -> Iterator[tuple[int, Any]]:
-                served[t] = sorted(grants)
-                return whole(self, t, down, grants, key)
+            def counted(self: Site, t: int, down: Any, terms: Mapping[int, Terms]) -> Iterator[tuple[int, Any]]:
+                served[t] = sorted(terms)
+                return whole(self, t, down, terms)
 
             def keep_old_ledger(step: Progress) -> None:
                 if step.round == 2:
@@ -91,7 +91,7 @@ class Base:
                     new.close()
 
             with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(Clients, "__call__", counted)
+                patch.setattr(Site, "__call__", counted)
                 start(case.experiment(), folder, keep_old_ledger)
             self._served[case.name], self._traces[case.name] = served, trace(folder)
         return folder
@@ -120,15 +120,15 @@ def warm_server() -> None:
 
 def shuffled(case: Case, folder: Path) -> Trace:
     """The run with the clients of every round served, and answering, in another order."""
-    whole = Clients.__call__
+    whole = Site.__call__
 
-    def backwards(self: Clients, t: int, down: Any, grants: Grants, key: keys.Key) -> Iterator[tuple[int, Any]]:
-        order = sorted(grants, key=lambda k: (k * 7 + t) % 5, reverse=True)
-        served = dict(answer for k in order for answer in whole(self, t, down, {k: grants[k]}, key))
+    def backwards(self: Site, t: int, down: Any, terms: Mapping[int, Terms]) -> Iterator[tuple[int, Any]]:
+        order = sorted(terms, key=lambda k: (k * 7 + t) % 5, reverse=True)
+        served = dict(answer for k in order for answer in whole(self, t, down, {k: terms[k]}))
         yield from sorted(served.items())  # the server adds them up in the order of their ids
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Clients, "__call__", backwards)
+        patch.setattr(Site, "__call__", backwards)
         return finished(case.experiment(), folder)
 
 
@@ -218,7 +218,7 @@ def test_another_seed_is_another_run(case: Case, base: Base, tmp_path: Path) -> 
 
 @by_name
 def test_the_ledger_lists_the_exposures_that_happened(case: Case, base: Base) -> None:
-    parts, federation = opened(base.folder(case))
+    setup, federation = opened(base.folder(case))
     with federation.ledger as ledger:
         every = list(ledger.entries())
         spent = {k: ledger.spent(str(k)) for k in range(CLIENTS)}
@@ -231,9 +231,9 @@ def test_the_ledger_lists_the_exposures_that_happened(case: Case, base: Base) ->
     assert all(entry.digest for entry in every)
     assert [row["answered"] for row in metrics] == [len(served[t]) for t in range(ROUNDS)]
 
-    hidden = parts.plan.offer is not None and parts.plan.offer.everyone_pays
-    alike = hidden and not parts.plan.individual  # one price for everybody
-    priced = parts.plan.pricing is not None
+    hidden = setup.plan.offer is not None and setup.plan.offer.everyone_pays
+    alike = hidden and not setup.plan.individual  # one price for everybody
+    priced = setup.plan.pricing is not None
     for t, entry in enumerate(entries):
         who = list(range(CLIENTS)) if hidden else served[t]
         paid = {EVERYONE} if alike else {str(k) for k in who} if priced else set()
@@ -242,15 +242,15 @@ def test_the_ledger_lists_the_exposures_that_happened(case: Case, base: Base) ->
         assert named == ["*"] or sorted(k for group in named for k in group) == who
     for k in range(CLIENTS):
         times = ROUNDS if hidden else sum(k in served[t] for t in served)
-        assert times <= parts.plan.exposures[k]
+        assert times <= setup.plan.exposures[k]
         charges = [entry.charges.get(EVERYONE if alike else str(k)) for entry in entries]
         own = [charge for charge in charges if charge is not None]
         assert len(own) == (times if priced else 0)
         if priced:
             own += [entry.charges[str(k)] for entry in every if entry not in entries and str(k) in entry.charges]
         assert spent[k] == tuple(map(sum, zip(*own, strict=True))) or not own
-        if (cap := parts.plan.cap_of(k)) is not None:
-            assert parts.plan.currency.fits(spent[k], cap)
+        if (cap := setup.plan.cap_of(k)) is not None:
+            assert setup.plan.currency.fits(spent[k], cap)
     assert (case.protects != "" and case.name != "cdp_fl") == priced  # noise sized for one coordinate has no price
 
 

@@ -13,7 +13,7 @@ from sordino.config import Experiment, load
 from sordino.engine.server import Federation
 from sordino.runs import rounds
 from sordino.runs.run import Progress, resume, start
-from sordino.runs.setup import Parts
+from sordino.runs.simulation import Simulation, simulated
 from sordino.runs.trace import Trace, differences, trace
 
 __all__ = ["Trace", "differences", "trace"]  # re-exported
@@ -24,13 +24,13 @@ def finished(experiment: Experiment, folder: Path) -> Trace:
     return trace(folder)
 
 
-def parts_of(folder: Path) -> Parts:
-    return Parts(load(folder / "experiment.toml"))
+def parts_of(folder: Path) -> Simulation:
+    return simulated(load(folder / "experiment.toml"))
 
 
-def started(parts: Parts) -> Any:
+def started(parts: Simulation) -> Any:
     """The model of the first round."""
-    return next(iter(parts.algorithm.models(parts.state("server")).values()))
+    return next(iter(parts.setup.algorithm.models(parts.setup.state("server")).values()))
 
 
 # interruptions --------------------------------------------------------------------------------------------------------

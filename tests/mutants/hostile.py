@@ -43,7 +43,7 @@ HOSTILE = [
     ),
     one(
         "a ledger of other hands goes on",
-        "runs/data.py",
+        "runs/population.py",
         'digest.update(np.stack([rows[order], owners[order]]).astype("<i8").tobytes())',
         'digest.update(rows[order].astype("<i8").tobytes())',
         "tests/test_plan.py::test_a_shared_ledger_is_of_clients_who_hold_the_same_rows",
@@ -146,7 +146,7 @@ HOSTILE = [
     # what is left
     one(
         "a digest of the data without a key",
-        "runs/data.py",
+        "runs/population.py",
         "hmac.new(self.data_key, self.dataset.fingerprint(self.data_key).encode(), hashlib.sha256)",
         'hmac.new(b"", self.dataset.fingerprint(b"").encode(), hashlib.sha256)',
         f"{BINDING}::test_nobody_finds_a_row_by_trying",

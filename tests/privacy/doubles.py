@@ -13,9 +13,10 @@ from torch import Tensor
 
 from sordino import keys
 from sordino.engine import wire
-from sordino.engine.client import Clients
+from sordino.engine.commands import Round
 from sordino.engine.server import Federation
-from sordino.types import Grant, Params, Source
+from sordino.engine.site import Site
+from sordino.types import Params, Source, Terms
 
 
 @dataclass(frozen=True)
@@ -47,8 +48,7 @@ def linear(params: Params, x: Tensor, y: Tensor, keys: Tensor) -> Tensor:
     return (x * torch.cat([p.reshape(-1) for p in params.values()])).sum(1)
 
 
-def messages(
-    clients: Clients, federation: Federation, t: int, down: Any, grants: Mapping[int, Grant], key: keys.Key
-) -> dict[int, bytes]:
+def messages(clients: Site, federation: Federation, t: int, down: Any, terms: Mapping[int, Terms]) -> dict[int, bytes]:
     """What clients in another process would send, all of it before the server reads the first."""
-    return dict(clients.answer(t, wire.encode(federation.header(t, -1), down), grants, key))
+    command, message = Round(t, dict(terms)), wire.encode(federation.header(t, -1), down)
+    return dict(zip(sorted(terms), clients.obey(command, [message]), strict=True))

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from executors import Doing
 from personal_budgets import GROUPS, MECHANISMS, made
 
 from sordino import config, tree
@@ -17,8 +18,8 @@ from sordino.ledger.notes import parsed
 from sordino.privacy.noise.laws import GaussianNoise
 from sordino.round import one_round
 from sordino.runs.refusals import check_delta
-from sordino.runs.setup import Parts
-from sordino.types import Grant, Offer
+from sordino.runs.simulation import Simulation, simulated
+from sordino.types import Offer, Terms
 
 from .doubles import Still
 
@@ -31,10 +32,10 @@ QUADRATICS: dict[str, Any] = {
 }
 
 
-def central(neighbours: str, cohort: dict[str, Any], weigh: bool = False) -> Parts:
+def central(neighbours: str, cohort: dict[str, Any], weigh: bool = False) -> Simulation:
     client = [{"name": "clip", "radius": 1.0}, *([{"name": "weigh"}] if weigh else [])]
     uplink = {"client": client, "server": [{"name": "noise", "neighbours": neighbours}]}
-    return Parts(config.validate(QUADRATICS | {"uplink": uplink, "cohort": cohort}))
+    return simulated(config.validate(QUADRATICS | {"uplink": uplink, "cohort": cohort}))
 
 
 COHORTS = {
@@ -51,15 +52,15 @@ def test_central_noise_does_not_shrink_with_those_who_stay_away(name: str, monke
 
     def mean(answering: int, level: float) -> Any:
         monkeypatch.setattr(Federation, "source", lambda self, t: Still(level))
-        federation, clients = parts.federation(":memory:", "run"), parts.clients("run")
-        server = parts.state("server")
+        federation, clients = parts.federation(":memory:", "run"), parts.site("run")
+        server = parts.setup.state("server")
 
-        def some(t: int, down: Any, grants: Mapping[int, Grant], key: Any) -> Iterator[tuple[int, Any]]:
-            whole = [answer for answer in clients(t, down, grants, key) if answer[0] < answering]
+        def some(t: int, down: Any, terms: Mapping[int, Terms]) -> Iterator[tuple[int, Any]]:
+            whole = [answer for answer in clients(t, down, terms) if answer[0] < answering]
             yield from whole
 
         with federation.ledger:
-            received = one_round(federation, server, 0, some).received
+            received = one_round(federation, server, 0, Doing(some)).received
             expected.append(federation._noise_std(federation._central, 0) / federation._denominator)  # type: ignore[arg-type]
         return tree.flat(received.mean).double()
 
@@ -78,7 +79,7 @@ def test_an_empty_hidden_round_costs_what_a_full_one_does(name: str) -> None:
         parts = made({"name": "pdp_prox", "mechanism": name}, MECHANISMS[name], GROUPS)
     paid = []
     for drawn in ([], [0, 1, 2]):
-        federation, server = parts.federation(":memory:", "run"), parts.state("server")
+        federation, server = parts.federation(":memory:", "run"), parts.setup.state("server")
         with federation.ledger as ledger:
             federation.draw(0, server)
             assert federation.reserve(0, federation.prices(drawn, False)) == drawn
@@ -99,7 +100,7 @@ def test_a_client_is_told_its_own_rate_and_no_others() -> None:
     parts = made({"name": "pdp_prox", "mechanism": "rates"}, MECHANISMS["rates"], GROUPS)
     federation = parts.federation(":memory:", "run")
     with federation.ledger as ledger:
-        federation.draw(0, parts.state("server"))
+        federation.draw(0, parts.setup.state("server"))
         rates = federation._rates
         assert rates is not None
         assert len(np.unique(rates)) == 3
@@ -121,7 +122,7 @@ def test_delta_is_held_against_those_who_are_protected(unit: Any, protected: int
 
     def check(delta: float) -> None:
         privacy = config.validate(QUADRATICS | {"privacy": {"epsilon": 1.0, "delta": delta}}).privacy
-        check_delta(offer, privacy, 10, 1000, False)
+        check_delta(offer, privacy, 10, 1000)
 
     check(0.999 / protected)
     for delta in (1 / protected, 1.001 / protected):

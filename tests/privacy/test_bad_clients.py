@@ -16,19 +16,20 @@ from typing import Any
 
 import pytest
 import torch
+from executors import Doing
 from torch import Tensor
 
-from sordino import config, keys, tree
+from sordino import config, tree
 from sordino.engine import checkpoint, wire
-from sordino.engine.client import Clients
 from sordino.engine.server import Federation
+from sordino.engine.site import Site
 from sordino.errors import RunError
 from sordino.ledger.ledger import State
 from sordino.ledger.notes import parsed
 from sordino.round import Outcome, one_round
 from sordino.runs import run
-from sordino.runs.setup import Parts
-from sordino.types import Grant
+from sordino.runs.simulation import Simulation, simulated
+from sordino.types import Grant, Terms
 
 from .doubles import messages
 
@@ -55,7 +56,7 @@ SPOILED: dict[str, Spoil] = {
 }
 
 
-def parts_of(uplink: Table | None, **more: Any) -> Parts:
+def parts_of(uplink: Table | None, **more: Any) -> Simulation:
     table: Table = {
         "rounds": 3,
         "data": {"source": "quadratic", "clients": 6, "dim": 3},
@@ -63,29 +64,29 @@ def parts_of(uplink: Table | None, **more: Any) -> Parts:
         "algorithm": {"name": "fedavg", "lr": 0.1, "batch_size": "full"},
         "privacy": {"epsilon": 2.0, "delta": 1e-3} if uplink and "noise" in str(uplink) else {},
     }
-    return Parts(config.validate(table | ({"uplink": uplink} if uplink else {}) | more))
+    return simulated(config.validate(table | ({"uplink": uplink} if uplink else {}) | more))
 
 
-def play(parts: Parts, corrupt: Callable[[bytes, Federation], bytes] | None) -> tuple[Outcome, Federation]:
+def play(parts: Simulation, corrupt: Callable[[bytes, Federation], bytes] | None) -> tuple[Outcome, Federation]:
     """One round in which the message of one client is corrupted on its way."""
-    federation, clients = parts.federation(":memory:", "run"), parts.clients("run")
+    federation, clients = parts.federation(":memory:", "run"), parts.site("run")
 
-    def execute(t: int, down: Any, grants: Mapping[int, Grant], key: keys.Key) -> Iterable[tuple[int, bytes]]:
+    def execute(t: int, down: Any, terms: Mapping[int, Terms]) -> Iterable[tuple[int, bytes]]:
         assert federation.ledger.state(federation.op(t)) is State.RESERVED  # before any data are read
-        sent = messages(clients, federation, t, down, grants, key)
+        sent = messages(clients, federation, t, down, terms)
         if corrupt is not None:
             sent[BAD] = corrupt(sent[BAD], federation)
         return sent.items()
 
-    return one_round(federation, parts.state("server"), 0, execute), federation
+    return one_round(federation, parts.setup.state("server"), 0, Doing(execute)), federation
 
 
-def values(parts: Parts, spoil: Spoil) -> Callable[[bytes, Federation], bytes]:
+def values(parts: Simulation, spoil: Spoil) -> Callable[[bytes, Federation], bytes]:
     """A well-formed message with other numbers in it."""
 
     def corrupt(message: bytes, federation: Federation) -> bytes:
-        a = parts.algorithm
-        zero = a.zero(parts.task, a.broadcast(parts.state("server")))
+        a = parts.setup.algorithm
+        zero = a.zero(parts.setup.task, a.broadcast(parts.setup.state("server")))
         header, sent = wire.decode(message, federation.header(0, BAD), a.uplink.shape(zero))
         return wire.encode(header, tree.map(spoil, sent))
 
@@ -115,7 +116,7 @@ def test_spoiled_values_count_as_zero_and_change_nothing_else(uplink: str, spoil
 def test_an_honest_upload_at_the_bound_passes_bit_for_bit() -> None:
     # what the server checks again must not touch what the clip has left at the edge of the ball
     parts = parts_of({"client": [{**CLIP, "radius": 1e-3}]})
-    uplink = parts.algorithm.uplink
+    uplink = parts.setup.algorithm.uplink
     for seed in range(200):
         rng = torch.Generator().manual_seed(seed)
         big = {"w": torch.randn(50, generator=rng), "b": torch.randn(3, 4, generator=rng)}
@@ -127,17 +128,17 @@ def test_an_honest_upload_at_the_bound_passes_bit_for_bit() -> None:
 def test_the_denominator_counts_the_bad_client() -> None:
     uploads = {k: {"w": torch.tensor([0.3])} for k in range(3)}
     uploads[1] = {"w": torch.tensor([math.nan])}
-    uplink = parts_of(UPLINKS["clipped"]).algorithm.uplink
+    uplink = parts_of(UPLINKS["clipped"]).setup.algorithm.uplink
     mean = uplink.receive(uploads, {"w": torch.zeros(1)}, [1.0] * 3, 3.0, None, None).mean
     assert float(mean["w"]) == pytest.approx(0.2)
 
 
 def test_a_client_that_cannot_pay_is_not_asked() -> None:
     parts = parts_of(UPLINKS["clipped and noised"])
-    federation, clients = parts.federation(":memory:", "run"), parts.clients("run")
-    assert parts.plan.cap is not None
-    federation.ledger.reserve("an older run/0", {str(BAD): parts.plan.cap}, b"plan")
-    outcome = one_round(federation, parts.state("server"), 0, clients)
+    federation, clients = parts.federation(":memory:", "run"), parts.site("run")
+    assert parts.setup.plan.cap is not None
+    federation.ledger.reserve("an older run/0", {str(BAD): parts.setup.plan.cap}, b"plan")
+    outcome = one_round(federation, parts.setup.state("server"), 0, clients)
     assert outcome.answered == [k for k in range(6) if k != BAD]
     assert BAD not in clients.states  # its data were not touched
 
@@ -145,13 +146,13 @@ def test_a_client_that_cannot_pay_is_not_asked() -> None:
 def test_central_noise_is_as_large_as_every_clients_claim_says() -> None:
     # four of six clients in each of two rounds: some pay for two exposures, some for one, and all get one noise
     parts = parts_of(UPLINKS["central"], cohort={"name": "round_robin", "size": 4}, rounds=2)
-    federation, server = parts.federation(":memory:", "run"), parts.state("server")
-    zero = parts.algorithm.zero(parts.task, parts.algorithm.broadcast(server))
+    federation, server = parts.federation(":memory:", "run"), parts.setup.state("server")
+    zero = parts.setup.algorithm.zero(parts.setup.task, parts.setup.algorithm.broadcast(server))
 
-    def execute(t: int, down: Any, grants: Mapping[int, Grant], key: keys.Key) -> Iterable[tuple[int, Any]]:
-        return [(k, zero) for k in grants]
+    def execute(t: int, down: Any, terms: Mapping[int, Terms]) -> Iterable[tuple[int, Any]]:
+        return [(k, zero) for k in terms]
 
-    outcome = one_round(federation, server, 0, execute)
+    outcome = one_round(federation, server, 0, Doing(execute))
     drawn = federation.source(0).child("server").child("delta/w").gaussian(torch.zeros(3, dtype=torch.float64), 1.0)
     used = outcome.received.mean.delta["w"] * 4 / drawn / RADIUS  # noise / sensitivity, as it was released
     (entry,) = federation.ledger.entries()
@@ -167,7 +168,7 @@ def test_central_noise_is_as_large_as_every_clients_claim_says() -> None:
 
 def test_the_sum_is_taken_in_the_order_of_clients_whatever_came_first() -> None:
     """In floating point the order shows: (1e20 - 1e20) + 1 is 1, (1e20 + 1) - 1e20 is 0."""
-    uplink, zero = parts_of(None).algorithm.uplink, {"w": torch.zeros(1, dtype=torch.float64)}
+    uplink, zero = parts_of(None).setup.algorithm.uplink, {"w": torch.zeros(1, dtype=torch.float64)}
     sent = {k: {"w": torch.tensor([x], dtype=torch.float64)} for k, x in enumerate((1e20, -1e20, 1.0))}
     for order in itertools.permutations(range(3)):
         assert float(uplink.sum({k: sent[k] for k in order}, zero).total["w"]) == 1.0
@@ -177,10 +178,10 @@ def test_the_sum_is_taken_in_the_order_of_clients_whatever_came_first() -> None:
 
 def test_clients_answer_in_the_order_of_their_ids() -> None:
     parts = parts_of(None)
-    federation, clients = parts.federation(":memory:", "run"), parts.clients("run")
-    down = parts.algorithm.broadcast(parts.state("server"))
-    grants = {k: federation.grant(0, k, None) for k in (4, 1, 5, 0)}
-    assert [k for k, _ in clients(0, down, grants, federation.round_key(0))] == [0, 1, 4, 5]
+    federation, clients = parts.federation(":memory:", "run"), parts.site("run")
+    down = parts.setup.algorithm.broadcast(parts.setup.state("server"))
+    terms = {k: federation.terms(k, None) for k in (4, 1, 5, 0)}
+    assert [k for k, _ in clients(0, down, terms)] == [0, 1, 4, 5]
 
 
 # ---------------------------------------------------------------- messages that are none
@@ -213,15 +214,15 @@ MALFORMED: dict[str, Callable[[bytes, Federation], bytes]] = {
 }
 
 
-def absent(parts: Parts) -> Outcome:
+def absent(parts: Simulation) -> Outcome:
     """The round in which nothing came from the bad client."""
-    federation, clients = parts.federation(":memory:", "run"), parts.clients("run")
+    federation, clients = parts.federation(":memory:", "run"), parts.site("run")
 
-    def execute(t: int, down: Any, grants: Mapping[int, Grant], key: keys.Key) -> Iterable[tuple[int, bytes]]:
-        sent = messages(clients, federation, t, down, grants, key)
+    def execute(t: int, down: Any, terms: Mapping[int, Terms]) -> Iterable[tuple[int, bytes]]:
+        sent = messages(clients, federation, t, down, terms)
         return ((k, message) for k, message in sent.items() if k != BAD)
 
-    return one_round(federation, parts.state("server"), 0, execute)
+    return one_round(federation, parts.setup.state("server"), 0, Doing(execute))
 
 
 @pytest.mark.parametrize("uplink", ["central", "clipped"])
@@ -237,7 +238,7 @@ def test_a_client_whose_message_is_none_is_an_absent_one_that_has_paid(how: str,
     assert undisturbed.remarks == []
     assert not same(played.server, honest.server)  # the client mattered
     if uplink == "central":
-        assert federation.ledger.spent(str(BAD)) == federation.ledger.spent("0") != parts.plan.currency.zero()
+        assert federation.ledger.spent(str(BAD)) == federation.ledger.spent("0") != parts.setup.plan.currency.zero()
 
 
 def test_what_was_no_message_is_part_of_what_the_server_saw() -> None:
@@ -273,24 +274,24 @@ def test_random_bytes_are_never_more_than_an_absent_client() -> None:
 def test_a_nan_through_an_open_uplink_stops_the_run_at_the_last_good_model(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class Spoiling(Clients):
-        def __call__(self, t: int, down: Any, grants: Mapping[int, Grant], key: keys.Key) -> Iterator[tuple[int, Any]]:
-            for k, upload in super().__call__(t, down, grants, key):
+    class Spoiling(Site):
+        def __call__(self, t: int, down: Any, terms: Mapping[int, Terms]) -> Iterator[tuple[int, Any]]:
+            for k, upload in super().__call__(t, down, terms):
                 yield k, tree.scale(math.nan, upload) if t == 2 and k == BAD else upload
 
-    made = Parts.clients
+    made = Simulation.site
 
-    def clients(self: Parts, *arguments: Any, **named: Any) -> Clients:
+    def clients(self: Simulation, *arguments: Any, **named: Any) -> Site:
         return Spoiling(**vars(made(self, *arguments, **named)))
 
-    monkeypatch.setattr(Parts, "clients", clients)
+    monkeypatch.setattr(Simulation, "site", clients)
     parts = parts_of(None)
     with pytest.raises(RunError) as error:
-        run.start(parts.experiment, tmp_path / "run")
+        run.start(parts.setup.experiment, tmp_path / "run")
     assert error.value.code == "model-not-finite"
     assert error.value.what == f"the update of client {BAD} is not finite in round 3"
     assert "checkpoints" in error.value.fix
-    kept = checkpoint.load(tmp_path / "run" / "checkpoints", parts.state)
+    kept = checkpoint.load(tmp_path / "run" / "checkpoints", parts.setup.state)
     assert kept is not None
     assert kept.step == 2
     assert tree.finite(kept.trees["server"])

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ast
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import torch
+from executors import Doing
 
 import sordino
 from sordino import check, config, keys
@@ -54,12 +55,12 @@ from sordino.privacy.uplink.secure_stages import Aggregated, Encrypted, NoiseSha
 from sordino.privacy.uplink.stages import Clip, Noise, Weigh
 from sordino.round import one_round
 from sordino.runs import run
-from sordino.runs.setup import Parts
+from sordino.runs.simulation import simulated
 from sordino.secure.layout import Layout
 from sordino.tasks.classification import Classification
 from sordino.tasks.nets import logistic
 from sordino.tasks.quadratic import Quadratic
-from sordino.types import Bound, Examples, Grant, Work
+from sordino.types import Bound, Examples, Grant, Terms, Work
 
 from .doubles import linear
 
@@ -305,9 +306,12 @@ def test_a_private_table_learns_nothing_from_its_rows(tmp_path: Path) -> None:
             run.start(config.validate(private | named | more), tmp_path / "run")
         helpful(refusal.value, code)
         assert not (tmp_path / "run").exists()
-        simulated = {"privacy": {"epsilon": 2.0, "delta": 1e-3}}
-        assert Parts(config.validate(private | named | more | simulated)).sizes  # nobody is protected by a simulation
-    assert Parts(config.validate(private | {"data": {**data, "schema": str(tmp_path / "schema.toml")}})).sizes
+        trial = {"privacy": {"epsilon": 2.0, "delta": 1e-3}}
+        # nobody is protected by a simulation
+        assert simulated(config.validate(private | named | more | trial)).setup.public.sizes
+    assert simulated(
+        config.validate(private | {"data": {**data, "schema": str(tmp_path / "schema.toml")}})
+    ).setup.public.sizes
 
 
 @pytest.mark.parametrize("algorithm", ["gaussian_gdp", "whole_update"])
@@ -333,7 +337,7 @@ def test_a_network_that_remembers_is_refused_wherever_anybody_is_protected(
     helpful(refusal.value, "model-remembers")
     assert not (tmp_path / "run").exists()
     open_ = {"partition": DIGITS["partition"], "model": own["model"], "algorithm": {"name": "fedavg"}, "privacy": {}}
-    assert Parts(config.validate({"rounds": 2, **open_})).plan
+    assert simulated(config.validate({"rounds": 2, **open_})).setup.plan
 
 
 def test_the_nearest_safe_experiments_start() -> None:
@@ -349,7 +353,7 @@ def test_the_nearest_safe_experiments_start() -> None:
         {**fedavg(batch_size="full"), **read(law="laplace")},
         gdp(multiplier=1.0) | {"privacy": {}},
     ):
-        assert Parts(config.validate(QUADRATICS | changes)).plan.offer is not None
+        assert simulated(config.validate(QUADRATICS | changes)).setup.plan.offer is not None
 
 
 @pytest.mark.parametrize(
@@ -364,16 +368,16 @@ def test_the_nearest_safe_experiments_start() -> None:
     ids=["one step", "three steps", "fixed batches", "whole update", "a schedule"],
 )
 def test_the_planned_noise_spends_the_budget_and_no_more(changes: Table) -> None:
-    parts = Parts(config.validate(QUADRATICS | changes))
-    plan, algorithm = parts.plan, parts.algorithm
+    parts = simulated(config.validate(QUADRATICS | changes))
+    plan, algorithm = parts.setup.plan, parts.setup.algorithm
     prices = [plan.price(0, j, plan.currency.zero()) for j in range(4)]
     claims = [
         claim
         for price in prices
         if price is not None
         for claim in (
-            *algorithm.read.claims(algorithm.work, parts.sizes[0], price.multiplier),
-            *algorithm.uplink.claims(price.multiplier, parts.cohort.amplify),
+            *algorithm.read.claims(algorithm.work, parts.setup.public.sizes[0], price.multiplier),
+            *algorithm.uplink.claims(price.multiplier, parts.setup.cohort.amplify),
         )
         if claim.adversary == "server" and not isinstance(claim.event, events.NonPrivate)
     ]
@@ -388,7 +392,7 @@ def test_a_laplace_sample_is_priced_without_amplification() -> None:
         "algorithm": {"name": "fedavg", "batch_size": "full"},
         **read(law="laplace", sampling="poisson", rate=0.1, neighbours="add_remove"),
     }
-    plan = Parts(config.validate(QUADRATICS | changes)).plan
+    plan = simulated(config.validate(QUADRATICS | changes)).setup.plan
     price = plan.price(0, 0, plan.currency.zero())
     assert price is not None
     spent = events.Repeat(events.Laplace(price.multiplier), 4)
@@ -431,7 +435,7 @@ def shard(reader: NoisyGradient, reads: int | None = None) -> Any:
 
 def planned(algorithm: Table, read: Table) -> Any:
     made = {"partition": {"scheme": "iid", "clients": 4}, "algorithm": algorithm, "read": read, "privacy": {}}
-    return Parts(config.validate(made)).plan
+    return simulated(config.validate(made)).setup.plan
 
 
 ROWS = Examples(torch.zeros(4, 2), torch.tensor([0, 1, 0, 1]))
@@ -449,8 +453,8 @@ PHASES: Table = {
 
 
 def phases(variant: str, **more: Any) -> None:
-    parts = Parts(config.validate({**PHASES, "algorithm": {"name": "slaug_fl", "variant": variant}, **more}))
-    _ = [phase.plan for phase in parts.preparation], parts.plan
+    parts = simulated(config.validate({**PHASES, "algorithm": {"name": "slaug_fl", "variant": variant}, **more}))
+    _ = [phase.plan for phase in parts.setup.whole.phases]
 
 
 SUMS = ClassSums(1.0)
@@ -503,7 +507,7 @@ def priced(algorithm: dict[str, Any], cohort: dict[str, Any], schedule: str = "u
         "algorithm": algorithm,
         "privacy": {"epsilon": {"linspace": [1.0, 2.0], "levels": 2}, "schedule": {"name": schedule}},
     }
-    return Parts(config.validate(table)).plan
+    return simulated(config.validate(table)).setup.plan
 
 
 SAMPLED = events.Poisson(0.5, events.Together((events.Gaussian(1.0), events.Laplace(1.0))))
@@ -771,18 +775,18 @@ def test_what_was_reserved_may_be_read() -> None:
 
 def test_an_exhausted_hidden_cohort_reads_nothing_more() -> None:
     central = up([CLIP], [{"name": "noise", "neighbours": "add_remove"}])
-    parts = Parts(config.validate({**QUADRATICS, **central, **budget(**QUICK), "cohort": POISSON, "rounds": 2}))
-    federation, clients = parts.federation(":memory:", "run"), parts.clients("run")
-    server, read = parts.state("server"), []
+    parts = simulated(config.validate({**QUADRATICS, **central, **budget(**QUICK), "cohort": POISSON, "rounds": 2}))
+    federation, clients = parts.federation(":memory:", "run"), parts.site("run")
+    server, read = parts.setup.state("server"), []
 
-    def execute(t: int, message: bytes, grants: Any, key: keys.Key) -> Any:
+    def execute(t: int, message: bytes, terms: Mapping[int, Terms]) -> Any:
         read.append(t)
-        return clients(t, message, grants, key)
+        return clients(t, message, terms)
 
     for t in (0, 1):
-        server = one_round(federation, server, t, execute).server
+        server = one_round(federation, server, t, Doing(execute)).server
     with pytest.raises(SordinoError) as refusal:
-        one_round(federation, server, 2, execute)
+        one_round(federation, server, 2, Doing(execute))
     helpful(refusal.value, "BudgetExhausted")
     assert read == [0, 1]
 

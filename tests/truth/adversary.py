@@ -13,7 +13,7 @@ only their owner can read.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -27,16 +27,17 @@ from sordino import tree
 from sordino.cohorts import draws
 from sordino.config import Experiment
 from sordino.data import SOURCES, Dataset
-from sordino.engine.client import Clients
+from sordino.engine.site import Site
 from sordino.ledger.ledger import Ledger
 from sordino.ledger.statement import statement
 from sordino.privacy.noise.sources import System
 from sordino.report.run_facts import gather
 from sordino.runs.receipt import ledger_of, opened
 from sordino.runs.run import start
-from sordino.runs.setup import Parts
+from sordino.runs.simulation import Simulation, simulated
 from sordino.runs.trackers import TRACKERS, tracked
 from sordino.runs.verify import verify
+from sordino.types import Terms
 
 VICTIM = 1  # the client whose data, or whose coin, differs
 
@@ -107,7 +108,7 @@ def other_data(change: Callable[[Dataset], Dataset] | None) -> Iterator[None]:
         return
     with pytest.MonkeyPatch.context() as patch:
         found = {name: partial(_changed, load, change) for name, load in SOURCES.items()}
-        patch.setattr("sordino.runs.data.SOURCES", found)
+        patch.setattr("sordino.runs.population.SOURCES", found)
         yield
 
 
@@ -139,22 +140,22 @@ def play(
     stream: int = 1,
 ) -> Seen:
     sent: list[tuple[str, int, list[bytes]]] = []
-    whole, follower = Clients.__call__, Follower()
+    whole, follower = Site.__call__, Follower()
 
-    def called(self: Clients, t: int, down: Any, grants: Any, key: Any) -> Iterator[tuple[int, Any]]:
-        for client, upload in whole(self, t, down, grants, key):
+    def called(self: Site, t: int, down: Any, terms: Mapping[int, Terms]) -> Iterator[tuple[int, Any]]:
+        for client, upload in whole(self, t, down, terms):
             # what is late or secret on the way is not seen, but this is what would be
             leaves = [leaf.contiguous().numpy().tobytes() for leaf in tree.leaves(upload)]
             sent.append((f"{self.header(t, 0).run.partition('.')[2]}/{t}", client, leaves))
             yield client, upload
 
     with same_noise(stream), other_data(change), other_coins(flipped), pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Clients, "__call__", called)
+        patch.setattr(Site, "__call__", called)
         patch.setitem(TRACKERS, "follower", lambda: follower)
         ended = tracked(lambda watch: start(experiment, folder, watch), ["follower"])
         finite = {(r["unit"], r["adversary"]) for r in ended.receipt["guarantees"] if r["epsilon"] != "inf"}
         assert verify(folder) == []
-        learns = Parts(experiment).algorithm.uplink.learns
+        learns = simulated(experiment).setup.algorithm.uplink.learns
         return Seen(_left(folder, follower, (*RELEASED, *(LENGTHS if learns else ()))), sent, finite, learns)
 
 
@@ -216,14 +217,14 @@ def raw(one: Seen, again: Seen, other: Seen) -> list[tuple[str, int]]:
 # neighbours -----------------------------------------------------------------------------------------------------------
 
 
-def other_example(parts: Parts, rows: int | None = 1) -> Callable[[Dataset], Dataset]:
+def other_example(parts: Simulation, rows: int | None = 1) -> Callable[[Dataset], Dataset]:
     """The first examples of the victim (None: all) are others, under the same labels: who holds what stays as it
     was."""
-    mine = np.asarray(parts.shares[0][VICTIM])[:rows]
+    mine = np.asarray(parts.population.shares[0][VICTIM])[:rows]
 
     def change(data: Dataset) -> Dataset:
         x = np.array(data.train.x)
-        kept = _rows_of(parts.dataset, data, mine)
+        kept = _rows_of(parts.population.dataset, data, mine)
         x[kept] = 255 - x[kept] if x.dtype == np.uint8 else -1.5 * x[kept] + 1
         return replace(data, train=data.train._replace(x=x))
 
@@ -253,22 +254,22 @@ def guessed(experiment: Experiment, folder: Path) -> float:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Federation, "draw", draw)
         start(experiment, folder)
-    parts = Parts(experiment)
+    parts = simulated(experiment)
     _, federation = opened(folder)
     federation.ledger.close()
     right = 0
     for t, who in drawn.items():
         rates = federation.plan.rates(t, {})
         seeded = draws.Seeded(_folded(parts, t))
-        told = set(parts.cohort.toss(len(parts.sizes), seeded, rates))  # type: ignore[attr-defined]
-        right += sum((k in told) == (k in who) for k in range(len(parts.sizes)))
-    return right / (len(drawn) * len(parts.sizes))
+        told = set(parts.setup.cohort.toss(len(parts.setup.public.sizes), seeded, rates))  # type: ignore[attr-defined]
+        right += sum((k in told) == (k in who) for k in range(len(parts.setup.public.sizes)))
+    return right / (len(drawn) * len(parts.setup.public.sizes))
 
 
-def _folded(parts: Parts, t: int) -> Any:
+def _folded(parts: Simulation, t: int) -> Any:
     from sordino import keys
 
-    return keys.fold(parts.phase_key, "cohort", t)
+    return keys.fold(parts.setup.phase_key, "cohort", t)
 
 
 def promises(notes: list[str], clients: int, delta: float) -> set[tuple[str, str]]:

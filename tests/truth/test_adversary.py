@@ -27,8 +27,8 @@ from sordino.ledger import statement as statements
 from sordino.ledger.covering import covered
 from sordino.ledger.notes import read_notes
 from sordino.runs import metrics
-from sordino.runs.data import Holdings
-from sordino.runs.setup import Parts
+from sordino.runs.population import Population
+from sordino.runs.simulation import simulated
 
 from .adversary import Seen, guessed, other_example, play, raw, tells_apart
 
@@ -50,7 +50,7 @@ def real(case: Case, **more: Any) -> Experiment:
 def test_nothing_that_is_left_tells_one_example_from_another(case: Case, tmp_path: Path) -> None:
     made = real(case)
     one = play(made, tmp_path / "one")
-    other = play(made, tmp_path / "other", other_example(Parts(made)))
+    other = play(made, tmp_path / "other", other_example(simulated(made)))
     assert tells_apart(one, other) == []
     assert [(t, k) for t, k, _ in one.sent] == [(t, k) for t, k, _ in other.sent]  # who sends, when, how often
     if not one.learns:
@@ -70,7 +70,7 @@ def test_nothing_that_is_left_tells_one_example_from_another(case: Case, tmp_pat
 )
 def test_nothing_that_is_left_tells_one_client_from_another(case: Case, tmp_path: Path) -> None:
     made = real(case)
-    one, other = play(made, tmp_path / "one"), play(made, tmp_path / "other", other_example(Parts(made), rows=None))
+    one, other = play(made, tmp_path / "one"), play(made, tmp_path / "other", other_example(simulated(made), rows=None))
     assert tells_apart(one, other) == []
     if ("client", "server") in one.finite:
         assert raw(one, play(made, tmp_path / "again", stream=2), other) == []
@@ -140,7 +140,7 @@ def test_a_raw_upload_beside_answers_is_found_out(tmp_path: Path) -> None:
     case = BY_NAME["slaug_fl"]
     made = real(case, read={"name": "responses", "epsilon": 5.0})
     one, again = play(made, tmp_path / "one"), play(made, tmp_path / "again", stream=2)
-    other = play(made, tmp_path / "other", other_example(Parts(made)))
+    other = play(made, tmp_path / "other", other_example(simulated(made)))
     naked = raw(one, again, other)
     assert any(t.startswith("train/") for t, _ in naked)  # the preparation's uploads show the image
     assert not any(unit in ("pixel", "image", "example") for unit, _ in one.finite)
@@ -156,16 +156,16 @@ def test_an_unkeyed_digest_is_found_out(tmp_path: Path, monkeypatch: pytest.Monk
         left = b"".join(
             path.read_bytes() for path in folder.rglob("*") if path.is_file() and "private" not in path.parts
         )
-        parts = Parts(config.load(folder / "experiment.toml"))
+        parts = simulated(config.load(folder / "experiment.toml"))
         tried = []
         for value in range(20):
-            guess = other_value(parts.dataset, value)
+            guess = other_value(parts.population.dataset, value)
             if guess.fingerprint(b"").encode() in left:
                 tried.append(value)
         return tried
 
     made = real(BY_NAME["gaussian_gdp"])
-    truth = int(np.asarray(Parts(made).dataset.train.x)[0, 4, 4, 0])
+    truth = int(np.asarray(simulated(made).population.dataset.train.x)[0, 4, 4, 0])
 
     def other_value(data: Dataset, value: int) -> Dataset:
         from dataclasses import replace
@@ -176,8 +176,8 @@ def test_an_unkeyed_digest_is_found_out(tmp_path: Path, monkeypatch: pytest.Monk
 
     play(made, tmp_path / "run")
     assert found(tmp_path / "run") == []
-    unkeyed = property(lambda self: self.dataset.fingerprint() if self.agreed is None else self.agreed.dataset)
-    monkeypatch.setattr(Holdings, "fingerprint", unkeyed)
+    unkeyed = property(lambda self: self.dataset.fingerprint())
+    monkeypatch.setattr(Population, "fingerprint", unkeyed)
     play(made, tmp_path / "twin")
     assert found(tmp_path / "twin") == ([truth] if truth < 20 else [])
     assert truth < 20
@@ -209,11 +209,11 @@ def test_labels_of_clients_in_a_page_are_found_out(tmp_path: Path, monkeypatch: 
         from dataclasses import replace
 
         y = np.array(data.train.y)
-        y[np.asarray(Parts(made).shares[0][1])[0]] = 9
+        y[np.asarray(held[0][1])[0]] = 9
         return replace(data, train=data.train._replace(y=y))
 
-    held = Parts(made).shares  # the partition is taken as public, and said to be
-    monkeypatch.setattr(Parts, "shares", held)
+    held = simulated(made).population.shares  # the partition is taken as public, and said to be
+    monkeypatch.setattr(Population, "shares", held)
     one, other = play(made, tmp_path / "one"), play(made, tmp_path / "other", relabelled)
     assert tells_apart(one, other) == []
     monkeypatch.setattr("truth.adversary.gather", lambda folder: whole(folder, evaluator=True))

@@ -26,7 +26,7 @@ from sordino.runs.agreement import Agreement
 from sordino.runs.lifetime import lifetime
 from sordino.runs.receipt import opened, receipt
 from sordino.runs.run import resume, start
-from sordino.runs.setup import Parts
+from sordino.runs.simulation import simulated
 from sordino.runs.verify import examine, verify
 
 CASE = BY_NAME["gaussian_gdp"]
@@ -65,7 +65,7 @@ def test_a_receipt_is_verified_on_another_machine(run: Path, tmp_path: Path, mon
     for name in shown:
         if (run / name).exists():
             shutil.copy(run / name, there)
-    monkeypatch.setattr("sordino.runs.data.SOURCES", {})
+    monkeypatch.setattr("sordino.runs.population.SOURCES", {})
     assert verify(there) == []
 
 
@@ -250,10 +250,10 @@ def test_a_simulation_does_not_become_real_by_one_word(before: int, tmp_path: Pa
     with pytest.raises(RunError) as refusal:
         resume(tmp_path / "run")
     assert refusal.value.code == "edited-run"
-    parts, federation = opened(tmp_path / "run")
+    setup, federation = opened(tmp_path / "run")
     with federation.ledger as ledger:
         assert {parsed(entry.note).noise for entry in ledger.entries()} == {"counter"}
-        assert receipt(parts, federation)["simulated"]
+        assert receipt(setup, federation)["simulated"]
 
 
 def test_how_a_run_is_computed_may_change(tmp_path: Path) -> None:
@@ -273,15 +273,20 @@ def test_how_a_run_is_computed_may_change(tmp_path: Path) -> None:
 def test_nobody_finds_a_row_by_trying(runs: Path) -> None:
     """Who knows all rows but one tries every value of it: the digest that stood in the charter said when it was found,
     the keyed one says nothing."""
-    parts = Parts(config.load(runs / "private" / "experiment.toml"))
+    parts = simulated(config.load(runs / "private" / "experiment.toml"))
     told = Agreement.read(runs / "private").dataset
     everything = b"".join(path.read_bytes() for path in runs.glob("private/*") if path.is_file())
     assert told.encode() in everything
     for guess in (b"", told.encode(), (runs / "private" / "experiment.toml").read_bytes()):
-        for candidate in (parts.dataset.fingerprint(guess), Parts(parts.experiment, data_key=guess).fingerprint):
+        for candidate in (
+            parts.population.dataset.fingerprint(guess),
+            simulated(parts.setup.experiment, guess).population.fingerprint,
+        ):
             assert candidate.encode() not in everything
     key = (runs / "private" / "data.key").read_bytes()
-    assert Parts(parts.experiment, data_key=key).fingerprint == told  # who has the data and the key knows them again
+    assert (
+        simulated(parts.setup.experiment, key).population.fingerprint == told
+    )  # who has the data and the key knows them again
     assert len({Agreement.read(runs / name).dataset for name in ("private", "open")}) == 2  # the same rows, two keys
 
 
@@ -368,7 +373,10 @@ def test_sizes_that_are_nobodys_business_are_written_nowhere(tmp_path: Path) -> 
         from sordino.runs.receipt import spending
 
         told.append(
-            (Agreement.read(tmp_path / name).sizes, [row["examples"] for row in spending(tmp_path / name)["by_client"]])
+            (
+                Agreement.read(tmp_path / name).public.sizes,
+                [row["examples"] for row in spending(tmp_path / name)["by_client"]],
+            )
         )
     assert told[0] == told[1] == ((1,) * 5, [None] * 5)
 

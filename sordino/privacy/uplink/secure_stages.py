@@ -51,6 +51,11 @@ class Secure(Stage, ABC):
     """What both have in common."""
 
     @property
+    def mode(self) -> str:
+        """Whether every upload is really protected ("full"), or one of a round ("probe")."""
+        return "full"
+
+    @property
     def aggregate_only(self) -> bool:
         return True
 

@@ -1,51 +1,55 @@
-"""What everybody holds: from an experiment to its data, who trains and is tested on which of them, and what the server
-keeps for itself.
+"""Everybody's rows, in a simulation: which client trains and is tested on which of them, and what the server keeps.
 
-Deterministic, so a client process builds exactly what the server's process built.
+Between real sites nobody has this: a site has its own rows, the server has its own, and both know the public numbers
+alone. So nothing here is seen by rules and plans (`runs.setup`), which are made of `Population.public`. Deterministic:
+a client process finds exactly the rows that the server's process found.
 """
 
 from __future__ import annotations
 
 import hashlib
 import hmac
-import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
-import torch
 
-from sordino import keys
-from sordino.config import Experiment, build, filled, parameters
-from sordino.config.wording import check_keys
+from sordino import keys, user_code
+from sordino.cohorts.kinds import alike
+from sordino.config import Experiment, build, data_sources
 from sordino.data import SOURCES, Dataset
 from sordino.data.reserve import Reserved, reserve, resized, smaller
 from sordino.data.schema import Schema
 from sordino.errors import ConfigError, UnsoundGuarantee
 from sordino.partition.rows import Rows
 from sordino.partition.schemes import SCHEMES, Natural, Scheme
-from sordino.public_images import SOURCES as CANDIDATES
-from sordino.public_images import Candidates, Source, Wanted, store
-from sordino.public_images.wanted import DISCLOSED
 from sordino.runs import public_inputs
-from sordino.runs.agreement import Agreement
-from sordino.types import Examples
+from sordino.runs.agreement import Public
+from sordino.runs.home import Kept, source_of
+from sordino.runs.refusals import check_everybody_has_data
 
-
-class Asked(NamedTuple):
-    """What [candidates] says of any source."""
-
-    per_class: int = 200
-    network: bool = False  # may other machines be asked?
+TRUSTED = "{} is somebody's own program, which is trusted not to keep or send what it is shown"
+SCALING = "inputs are scaled by the mean and deviation of all training data, whose release is not accounted for"
 
 
 @dataclass(frozen=True)
-class Holdings:
+class Population:
+    """The rows of all clients, and those of the server."""
+
     experiment: Experiment
     data_key: bytes = field(default=b"", repr=False)  # of the digest that stands for the data
-    agreed: Agreement | None = None  # what is public of the data, where they are not here
+
+    @classmethod
+    def like(cls, known: Population, experiment: Experiment) -> Population:
+        """The rows of a changed experiment; what is the same in both is not read again."""
+        other, same = cls(experiment, known.data_key), known.experiment
+        read = (experiment.data, experiment.candidates, experiment.seed, experiment.privacy.noise)
+        if read == (same.data, same.candidates, same.seed, same.privacy.noise):
+            kept = {"_loaded", "_reserved", "dataset", *(("shares",) if experiment.partition == same.partition else ())}
+            vars(other).update({name: value for name, value in vars(known).items() if name in kept})
+        return other
 
     @property
     def key(self) -> int:
@@ -54,7 +58,34 @@ class Holdings:
     @cached_property
     def dataset(self) -> Dataset:
         """What clients hold together."""
-        return self._reserved.dataset if self.agreed is None else self.agreed.blank()
+        return self._reserved.dataset
+
+    @cached_property
+    def public(self) -> Public:
+        """What everybody may know of these data."""
+        data, sizes = self.dataset, self.sizes
+        check_everybody_has_data(sizes)
+        return Public(
+            kind=data.kind,
+            shape=data.shape,
+            classes=data.classes,
+            named=self.named.classes,
+            sizes=sizes if self.experiment.privacy.public_sizes else alike(1, len(sizes)),
+            mean=data.mean,
+            std=data.std,
+            assumed=self._assumed,
+            void=self.learned_from_rows if self._real else (),
+            note=data.note,
+            names=data.names,
+        )
+
+    @property
+    def _assumed(self) -> tuple[str, ...]:
+        """What every number rests on, because of how the data were read."""
+        scaled = (SCALING,) if self.scaled_by_rows else ()
+        named = [str(table.get("name")) for table in (self.experiment.algorithm, self.experiment.model)]
+        trusted = tuple(TRUSTED.format(name) for name in named if user_code.is_own(name))
+        return (*scaled, *self.drawn_from_labels, *(() if self._real else self.learned_from_rows), *trusted)
 
     @cached_property
     def fingerprint(self) -> str:
@@ -62,8 +93,6 @@ class Holdings:
 
         Runs on one ledger add up client by client: a client of the same number must be the same one in all of them.
         """
-        if self.agreed is not None:
-            return self.agreed.dataset
         digest = hmac.new(self.data_key, self.dataset.fingerprint(self.data_key).encode(), hashlib.sha256)
         trained, tested = self.shares
         # merged data are cut into training and test within a client: whichever of both, it is this client's
@@ -79,7 +108,8 @@ class Holdings:
         data, found, seed = self.experiment.data, self._loaded, keys.word(keys.fold(self.key, "reserve"))
         if data.side is not None:
             found = resized(found, data.side)
-        pool = self.source.pool if self.source is not None else 0.0
+        source = source_of(self.experiment)
+        pool = source.pool if source is not None else 0.0
         sliced = data.probe is not None or pool
         kept = reserve(found, data.probe, pool or None, seed) if sliced else Reserved(found, None, None)
         if data.train is not None or data.test is not None:
@@ -89,133 +119,26 @@ class Holdings:
             kept = kept._replace(dataset=replace(kept.dataset, mean=half, std=half))
         return kept
 
-    @cached_property
-    def source(self) -> Source | None:
-        """Where candidates come from."""
-        if self._asked is None:
-            return None
-        assert self.experiment.candidates is not None
-        own = {name: value for name, value in self.experiment.candidates.items() if name not in Asked._fields}
-        return build(own, CANDIDATES, "candidates", "source")
-
-    @cached_property
-    def _asked(self) -> Asked | None:
-        table = self.experiment.candidates
-        if table is None:
-            return None
-        if (made := CANDIDATES.get(str(table.get("source")))) is not None:
-            check_keys(table, ["source", *Asked._fields, *parameters(made)], f"[candidates] {table['source']}")
-        return filled(Asked, {name: table[name] for name in Asked._fields if name in table}, "[candidates]")
-
-    @cached_property
-    def _made_candidates(self) -> list[Candidates]:
-        """Of all phases of a run together: none so far, or the one set."""
-        return []
-
     @property
-    def drawn(self) -> Candidates | None:
-        """Candidates, with the story of how they were made."""
-        if self._asked is None or self.source is None:
-            return None
-        if not self._made_candidates:
-            self._made_candidates.append(self._draw(self._asked, self.source))
-        return self._made_candidates[0]
-
-    def _draw(self, asked: Asked, source: Source) -> Candidates:
-        if self.dataset.kind != "image":
-            raise ConfigError(
-                f"[candidates] with data.source = {self.experiment.data.source!r}",
-                why="candidates are images, and the clients hold none",
-                fix="leave the table out, or use images",
-                code="candidates-are-images",
-            )
-        height, width, channels = self.dataset.shape
-        wanted = Wanted(
-            classes=self.dataset.class_names,
-            per_class=asked.per_class,
-            shape=(height, width, channels),
-            key=keys.word(keys.fold(self.key, "candidates")),
-            pool=self._reserved.pool,
-            cache=store.folder(self.experiment.engine.cache),
-            network=asked.network,
-        )
-        began = time.monotonic()
-        made = source.build(wanted)
-        return made._replace(manifest={**made.manifest, "seconds": round(time.monotonic() - began, 3)})
-
-    @property
-    def story(self) -> dict[str, Any] | None:
-        """What is told of the candidates that this process has drawn; nothing where it drew none."""
-        return self._made_candidates[0].manifest if self._made_candidates else None
-
-    @property
-    def disclosed(self) -> list[str]:
-        """What a user should know of where the names of the classes went."""
-        hosts = self.story[DISCLOSED] if self.story else []
-        return [f"the names of the classes were disclosed to {host}, which wrote prompts" for host in hosts]
-
-    @property
-    def candidates(self) -> Examples | None:
-        return None if self.drawn is None else _examples(self.drawn.x, self.drawn.y)
-
-    @property
-    def probe(self) -> Examples | None:
-        kept = self._reserved.probe
-        return None if kept is None else _examples(kept.x, kept.y)
-
-    @property
-    def tested(self) -> Examples:
-        return _examples(self.dataset.test.x, self.dataset.test.y)
+    def kept(self) -> Kept:
+        """What the server keeps for itself."""
+        return Kept(self.dataset.test, self._reserved.probe, self._reserved.pool)
 
     @cached_property
     def _loaded(self) -> Dataset:
         data = self.experiment.data
-        needed = {"images": ("path",), "folder": ("path",), "tabular": ("path", "label")}.get(data.source, ())
-        for name in needed:
+        source = data_sources.SOURCES[data.source]
+        for name in source.needs:
             if getattr(data, name) is None:
                 raise ConfigError(
                     f"data.source = {data.source!r} needs data.{name}", fix=f"set data.{name}", code="missing-key"
                 )
-        held = {} if data.test_fraction is None else {"test_fraction": data.test_fraction}
-        many = {} if data.clients is None else {"clients": data.clients}
-        takes: Mapping[str, Mapping[str, Any]] = {
-            "digits": held,
-            "images": {
-                "path": data.path,
-                "allow_download": data.download,
-                "label": data.label,
-                "merge": data.merge,
-                "standardise": "pixel" if self.scaling == "pixel" else "channel",
-            },
-            "folder": {
-                "path": data.path,
-                "fraction": data.fraction,
-                "at_least": data.at_least,
-                "side": 32 if data.side is None else data.side,
-                "seed": keys.word(keys.fold(self.key, "data")),
-                **held,
-            },
-            "tabular": {
-                "path": data.path,
-                "label": data.label,
-                "group": data.group,
-                "key": data.key,
-                "schema": self.declared,
-                "standardise": self.scaling,
-                **held,
-            },
-            "quadratic": {"dim": data.dim, "heterogeneity": data.heterogeneity, **many},
-            "synthetic": {
-                "alpha": data.alpha,
-                "beta": data.beta,
-                "iid": data.iid,
-                "largest": data.largest,
-                "seed": keys.word(keys.fold(self.key, "data")),
-                **held,
-                **many,
-            },
-        }
-        return SOURCES[data.source](**takes[data.source])
+        decided: dict[str, Any] = {"standardise": self.scaling, "schema": self.declared}
+        values = {key: decided.get(key, getattr(data, key)) for key in (*source.needs, *source.loads)}
+        given = {key: value for key, value in values.items() if value is not None}
+        if source.seeded:
+            given["seed"] = keys.word(keys.fold(self.key, "data"))
+        return SOURCES[data.source](**given)
 
     @cached_property
     def declared(self) -> Schema | None:
@@ -288,8 +211,6 @@ class Holdings:
     def named(self) -> Dataset:
         """The data with the labels as the clients call them: what is learned and tested."""
         data = self.dataset
-        if self.agreed is not None:
-            return replace(data, classes=self.agreed.named, names=())
         if not self.scheme.anonymous:
             return data
         rows, tests = self.shares
@@ -302,14 +223,5 @@ class Holdings:
 
     @cached_property
     def sizes(self) -> Sequence[int]:
-        """Of each client."""
-        return self.shares[0].sizes if self.agreed is None else self.agreed.sizes
-
-    @cached_property
-    def largest(self) -> int:
-        """The size of the largest client."""
-        return max(self.sizes)
-
-
-def _examples(x: Any, y: Any) -> Examples:
-    return Examples(torch.from_numpy(np.asarray(x)), torch.from_numpy(np.asarray(y)))
+        """How many training examples each client really has."""
+        return self.shares[0].sizes

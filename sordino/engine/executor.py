@@ -1,0 +1,52 @@
+"""Who computes a round at the clients, wherever they are: in this process, in others, on other machines."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from sordino.privacy.uplink import Summed
+from sordino.tree import Tree
+from sordino.types import Params, Terms
+
+Scores = dict[int, list[float]]  # of each client: the means of its metrics, way after way of model after model
+
+
+class Executor(ABC):
+    """The clients, as the server sees them."""
+
+    @abstractmethod
+    def __call__(self, t: int, down: Any, terms: Mapping[int, Terms]) -> Iterable[tuple[int, Any]] | Summed:
+        """Round t of every client named in `terms`: their answers in the order of their ids, as trees or as messages;
+        or already added up.
+        """
+
+    def away(self, client: int) -> bool:
+        """Is it known that this client would not answer?"""
+        return False
+
+    def score(self, t: int, models: Sequence[Params], ways: Sequence[str]) -> Scores:
+        """How well each client's own test examples are met. Nothing is released by it."""
+        return {}
+
+    def keep(self, step: int) -> Mapping[str, Tree]:
+        """Makes the clients' states of this step durable, but for those it returns: they go into the server's own
+        checkpoint.
+        """
+        return {}
+
+    def restore(self, step: int, place: Path) -> None:
+        """Clients go on from the states that they kept, in this place, at that step."""
+        return
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """The clients are told that it is over."""
+        return

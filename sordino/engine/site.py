@@ -1,0 +1,168 @@
+"""A site: clients with their own examples and their own states, and one answer of each per round. The same code runs
+in the server's process, in another one, or on another machine: what the server says is a command, which the site obeys.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from sordino import keys, tree
+from sordino.algorithms.algorithm import Algorithm
+from sordino.engine import checkpoint, wire
+from sordino.engine.client_states import States, shape_of
+from sordino.engine.commands import Command, Keep, Restore, Round, Score
+from sordino.engine.executor import Executor, Scores
+from sordino.engine.shards import Prepared
+from sordino.engine.stack import Member, stacks, together
+from sordino.privacy.noise.sources import Counter, for_client
+from sordino.privacy.readers.open import Open
+from sordino.privacy.readers.shared_pass import Pool
+from sordino.tasks.personalise import WAYS
+from sordino.tree import Tree
+from sordino.types import Examples, Grant, Model, Params, Shard, Task, Terms
+
+
+@dataclass
+class Site(Executor):
+    """The clients of one place. As an executor: all clients in the server's own process."""
+
+    algorithm: Algorithm[Any, Any, Any, Any]
+    task: Task
+    shards: Mapping[int, Examples]
+    header: Callable[[int, int], wire.Header]  # (round, sender; -1 the server) -> what a message must say
+    states: States
+    tests: Mapping[int, Examples] = field(default_factory=dict)  # what each keeps to be tested on
+    handed: Mapping[str, Tensor] | None = None  # what everybody was given before the first round
+    key: int = 0  # of a simulation's draws
+    noise: str = "counter"  # where noise comes from
+    # who shares a pass over the network: "pooled" clients at the same weights, "stack" clients of equal shape
+    executor: str = "loop"
+    shelf: Path | None = None  # where the site keeps its states; None where the server's checkpoint holds them
+    _made: dict[int, Examples | None] = field(default_factory=dict, repr=False)  # what each has made of what was handed
+
+    def __call__(self, t: int, down: Any, terms: Mapping[int, Terms], apart: bool = False) -> Iterator[tuple[int, Any]]:
+        """One round of every client named in `terms`, in their order. Nothing needs to be packed in one process.
+        `apart`: `down` is what one client is told."""
+        order, uplink, key = sorted(terms), self.algorithm.uplink.at(t, down), keys.fold(self.key, "round", t)
+        shards = self.shards.at(t) if isinstance(self.shards, Prepared) else self.shards
+        pool = Pool(self.task, order, shards.__getitem__) if self.executor == "pooled" else None
+
+        def member(k: int) -> Member:
+            own = shards[k]
+            grant = terms[k].granted(k, len(own.y), for_client(self.noise, self.key, t, k))
+            grant = replace(grant, pool=pool, public=self._public(k, grant.size))
+            return Member(k, own, self._state(k), grant, keys.word(keys.fold(key, "client", k)))
+
+        # a stack has one broadcast and one set of public examples: not where clients are told, or hold, something of
+        # their own
+        shared = self.executor == "stack" and self.handed is None and not self.algorithm.tells_each
+        for stack in stacks(map(member, order), self.task.stacks if shared else lambda n: 1):
+            for one, (upload, state) in zip(stack, self._local(down, stack, apart), strict=True):
+                self.states[one.client] = state
+                yield one.client, uplink.encode(upload, one.grant)
+
+    def score(self, t: int, models: Sequence[Params], ways: Sequence[str]) -> Scores:
+        return {k: self._scored(k, models, ways) for k, test in self.tests.items() if len(test.y)}
+
+    def keep(self, step: int) -> Mapping[str, Tree]:
+        if self.shelf is None:
+            return self.states.trees()
+        checkpoint.save(self.shelf, step, self.states.trees(), {})
+        return {}
+
+    def restore(self, step: int, place: Path) -> None:
+        start = self.algorithm.init_client(self.task)
+        loaded = checkpoint.load(place, lambda name: shape_of(name, start), at=step)
+        assert loaded is not None
+        self.states = self.states.anew().restore(loaded.trees)
+
+    # for a server elsewhere -------------------------------------------------------------------------------------------
+
+    def obey(self, command: Command, messages: Sequence[bytes]) -> Iterator[bytes]:
+        """What the server asks for, as it goes over the wire."""
+        if isinstance(command, Round):
+            for k, upload in self.uploads(command, messages):
+                yield wire.encode(self.header(command.t, k), upload)
+        elif isinstance(command, Score):
+            yield json.dumps(self.scores(command, messages[0])).encode()
+        elif isinstance(command, Keep):
+            self.keep(command.step)
+            yield b"kept"
+        elif isinstance(command, Restore):
+            assert self.shelf is not None
+            self.restore(command.step, Path(command.place) / self.shelf.name)
+            yield b"restored"
+
+    def uploads(self, command: Round, messages: Sequence[bytes]) -> Iterator[tuple[int, Any]]:
+        """The answers of a round, from the broadcast as it came or from what each client is told of it."""
+        if not command.terms:
+            return
+        whole = self.algorithm.broadcast(self.algorithm.init(self.task, 0))
+        each = sorted(command.terms) if command.apart else [None]
+        for k, message in zip(each, messages, strict=True):
+            template = whole if k is None else self.algorithm.told(whole, k)
+            _, down = wire.decode(message, self.header(command.t, -1), template)
+            yield from self(command.t, down, command.terms if k is None else {k: command.terms[k]}, command.apart)
+
+    def scores(self, command: Score, message: bytes) -> Scores:
+        templates = (self.task.init(0),) * command.models
+        _, models = wire.decode(message, self.header(command.t, -1), templates)
+        return self.score(command.t, models, command.ways)
+
+    # one client -------------------------------------------------------------------------------------------------------
+
+    def _scored(self, k: int, models: Sequence[Params], ways: Sequence[str]) -> list[float]:
+        own = self.shards[k]
+        shard = Open().open(own, Grant(k, len(own.y), len(own.y), Counter(0)), self.task)
+        found: list[float] = []
+        for params in models:
+            for way in ways:
+                scores = self._own_model(k, way, params, shard).score(self.tests[k])
+                found += [float(scores[name].mean()) for name in self.task.metrics]
+        return found
+
+    def _own_model(self, k: int, way: str, params: Params, shard: Shard) -> Model:
+        """Who has no examples of its own to learn from is left with the shared model."""
+        if not shard.size:
+            return WAYS["plain"](self.task, params, shard)
+        if way in WAYS:
+            return WAYS[way](self.task, params, shard)
+        return self.algorithm.personal(self.task, params, self._state(k), shard)
+
+    def _public(self, k: int, size: int) -> Examples | None:
+        """What the client has beside its own examples: made of what was handed to everybody, once."""
+        if self.handed is None:
+            return None
+        if k not in self._made:
+            self._made[k] = self.algorithm.equip(self.task, self.handed, size, keys.fold(self.key, "equip", k))
+        return self._made[k]
+
+    def _state(self, k: int) -> Any:
+        state = self.states.get(k)
+        return self.algorithm.init_client(self.task) if state is None else state
+
+    def _local(self, down: Any, stack: list[Member], apart: bool) -> Iterable[tuple[Any, Any]]:
+        if len(stack) > 1:
+            try:
+                return together(self.algorithm, self.task, down, stack)
+            except RuntimeError:
+                # client code that looks at a value; an error of its own comes up again. Nothing is remembered of it: a
+                # run that goes on after a crash must take the same turns
+                pass
+        return self._alone(down, stack, apart)
+
+    def _alone(self, down: Any, stack: list[Member], apart: bool) -> Iterator[tuple[Any, Any]]:
+        for member in stack:
+            reader = self.algorithm.read
+            grant = replace(member.grant, reads=reader.reads(self.algorithm.work, member.grant.size))
+            shard = reader.open(member.examples, grant, self.task)
+            mine = down if apart else self.algorithm.told(down, member.client)
+            upload, state = self.algorithm.local(self.task, mine, member.state, shard, member.key)
+            # alone is the reference: the same bytes as from a process of its own, which has to write them out
+            yield (tree.formed(upload) if self.executor == "loop" else upload), state

@@ -1,0 +1,41 @@
+"""Signals that end a run: the first one waits for the end of the round, so nothing is lost."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from types import FrameType
+
+
+@contextlib.contextmanager
+def patience() -> Iterator[Callable[[], bool]]:
+    """A first Ctrl-C waits for the end of the round, a second one stops at once.
+
+    So do SIGTERM and, unless somebody (nohup) had it ignored, SIGHUP. SIGQUIT ends at once.
+    """
+    pressed = 0
+
+    def press(number: int, frame: FrameType | None) -> None:
+        nonlocal pressed
+        pressed += 1
+        if pressed > 1:
+            raise KeyboardInterrupt
+        again = "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
+        with contextlib.suppress(OSError):  # with the terminal went whoever could read it
+            os.write(2, f"stopping after this round; {again} again stops at once\n".encode())
+
+    if threading.current_thread() is not threading.main_thread():  # only the main thread has signals to wait for
+        yield lambda: False
+        return
+    waits: list[int] = [signal.SIGINT, signal.SIGTERM]
+    waits += [signal.SIGHUP] if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN else []
+    before = {number: signal.signal(number, press) for number in waits}
+    before[signal.SIGQUIT] = signal.signal(signal.SIGQUIT, signal.SIG_DFL)
+    try:
+        yield lambda: pressed > 0
+    finally:
+        for number, action in before.items():
+            signal.signal(number, action)

@@ -1,0 +1,179 @@
+"""What a phase promises, and the price of it: refused here, before any data are read, is what could not keep its
+promise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from sordino.algorithms.algorithm import Algorithm
+from sordino.budget.plan import Budget, Plan, draft, shared_currency
+from sordino.budget.plans_by_budget import draft_personal
+from sordino.budget.schedules import Adaptive
+from sordino.cohorts.by_budget import Personal, ThresholdPublished
+from sordino.cohorts.kinds import Cohort, alike
+from sordino.config import Privacy
+from sordino.engine.secure_sum import check_gate
+from sordino.errors import UnsoundGuarantee
+from sordino.ledger.pricing import Pricing
+from sordino.ledger.published_sampling import nominal_multiplier
+from sordino.privacy.readers.noisy_gradient import NoisyGradient
+from sordino.privacy.uplink.stages import Weigh
+from sordino.runs.refusals import check_delta, check_sizes
+from sordino.types import Offer
+
+
+@dataclass(frozen=True)
+class Priced:
+    """What a phase wants to be priced."""
+
+    algorithm: Algorithm[Any, Any, Any, Any]
+    cohort: Cohort
+    privacy: Privacy
+    offers: list[tuple[Offer, float | None]]  # with the multipliers that are typed into the gates
+    sizes: Sequence[int]
+    coordinates: int  # of one upload
+    rounds: int
+
+    @cached_property
+    def exposures(self) -> Sequence[int]:
+        """Rounds that each client is planned to pay for."""
+        if any(offer.everyone_pays for offer, _ in self.offers):  # in every round, whoever is drawn
+            return alike(self.rounds, len(self.sizes))
+        return self.cohort.exposures(self.rounds, len(self.sizes))
+
+    @cached_property
+    def reads(self) -> Sequence[int]:
+        """Noisy reads of every client in one round."""
+        sizes, where = np.unique(np.asarray(self.sizes), return_inverse=True)
+        each = [self.algorithm.read.reads(self.algorithm.work, size) for size in sizes.tolist()]
+        return np.array(each)[where].data
+
+    @property
+    def asks(self) -> tuple[Offer, int]:
+        """What is to be priced, and the most releases that a client is planned to pay for."""
+        offer = next(offer for offer, typed in self.offers if typed is None)
+        each = 1 if offer.unit == "client" else max(self.reads)
+        return offer, max(1, max(self.exposures) * each)
+
+    def check(self) -> None:
+        """Refuses what could not keep its promise, whatever the budget is."""
+        algorithm, population = self.algorithm, len(self.sizes)
+        algorithm.uplink.bound(self.coordinates)
+        check_gate(
+            algorithm.uplink,
+            algorithm.reads_each,
+            population if self.cohort.hidden else self.cohort.expected(population),
+        )
+        if any(isinstance(stage, Weigh) for stage in algorithm.uplink.client):
+            check_sizes(self.privacy)
+        for offer, _ in self.offers:
+            check_delta(offer, self.privacy, population, sum(self.sizes))
+            if offer.unit != "client":
+                check_sizes(self.privacy)
+        noise = algorithm.uplink.noise()
+        if noise is not None and noise.louder != 1 and not isinstance(self.cohort, ThresholdPublished):
+            raise UnsoundGuarantee(
+                f"noise of {noise.louder:g} times what its price buys",
+                why="only the published mechanism, whose budgets are not proved, may be read by the letter",
+                fix='cohort = {name = "threshold_published"}, or literal = false',
+                code="literal-needs-its-cohort",
+            )
+        if (
+            not isinstance(self.cohort, Personal)
+            and len(self.offers) > 1
+            and any(offer.everyone_pays for offer, _ in self.offers)
+        ):
+            raise UnsoundGuarantee(
+                "two private gates under a hidden cohort",
+                why="what clients pay for their examples follows from who was drawn and how many they hold, "
+                "and neither may show where the cohort is hidden",
+                fix="a cohort that everybody sees, or one of the two gates",
+                code="two-gates-hidden",
+            )
+
+    def plan(self, budget: Budget | None, part: tuple[float, Pricing | None] | None) -> Plan:
+        """Every exposure with its price; `part`: what this phase has of a budget that several share."""
+        if isinstance(self.cohort, Personal):
+            return draft_personal(self.cohort, self.offers, budget, self.rounds, len(self.sizes))
+        algorithm, published = self.algorithm, None
+        if algorithm.uplink.personal and budget is not None and isinstance(budget.schedule, Adaptive):
+            raise UnsoundGuarantee(
+                "personal clips with an adaptive schedule",
+                why="all of them are in proportion to the least noise that the plan holds, which must be known "
+                "before the first round",
+                fix='schedule = {name = "uniform"}, or another that is fixed in advance',
+                code="personal-schedule",
+            )
+        if isinstance(algorithm.read, NoisyGradient) and algorithm.read.sampling == "fixed_subset" and budget:
+            published = nominal_multiplier(budget.epsilon, budget.delta, algorithm.read.rate, max(self.exposures))
+        reads = {"example": self.reads}
+        if part is None:
+            return draft(self.offers, budget, self.exposures, reads, published)
+        portion, currency = part
+        return draft(self.offers, budget if portion else None, self.exposures, reads, published, portion, currency)
+
+
+def check_reads(algorithm: Algorithm[Any, Any, Any, Any]) -> None:
+    """The reader gives what the algorithm wants to read."""
+    asked = algorithm.wants
+    if (gives := algorithm.read.gives or asked) != asked:
+        raise UnsoundGuarantee(
+            f"an algorithm of {asked} with a reader of {gives}",
+            why="the reader's promise covers nothing else",
+            fix='read = {name = "cells", ...}' if asked == "episodes" else 'read = {name = "noisy_gradient", ...}',
+            code="reader-does-not-give",
+        )
+
+
+def shared(
+    phases: Sequence[Priced], portions: Sequence[float], budget: Budget | None, alone: bool
+) -> dict[int, tuple[float, Pricing | None]]:
+    """The phases that are priced by one budget, with their parts of it and their prices; nothing where one phase has
+    all of it. `alone`: no other run pays from the same ledger.
+    """
+    priced = [i for i, phase in enumerate(phases) if any(typed is None for _, typed in phase.offers)]
+    if len(phases) == 1 or budget is None or not priced:
+        return {}
+    asked = [phases[i].asks for i in priced]
+    units = {offer.unit for offer, _ in asked}
+    if any(typed is not None and offer.unit in units for phase in phases for offer, typed in phase.offers):
+        raise UnsoundGuarantee(
+            "a typed multiplier beside phases that a budget prices",
+            why="what it spends of the same promise is not in the budget, so the whole would exceed it",
+            fix="leave the multiplier out, or type one in every phase and give no epsilon",
+            code="typed-beside-priced",
+        )
+    if len({(offer.unit, offer.neighbours, offer.adversary) for offer, _ in asked}) > 1:
+        raise UnsoundGuarantee(
+            "phases of different promises want to be priced by one budget",
+            why="what is spent about one unit, or against one adversary, does not add up with what is spent about "
+            "another",
+            fix="type the multiplier of one of them, or leave the gate out that was put in its training",
+            code="two-promises-one-budget",
+        )
+    if len(priced) > 1 and any(offer.mechanism.calibration != "exact" for offer, _ in asked):
+        raise UnsoundGuarantee(
+            "phases of different noise want to be priced by one budget",
+            why="only Gaussian noise of exact calibration adds up over phases",
+            fix='calibration = "exact", and Gaussian noise in every phase',
+            code="two-noises-one-budget",
+        )
+    if isinstance(budget.schedule, Adaptive):
+        raise UnsoundGuarantee(
+            "an adaptive schedule over phases",
+            why="it prices a round by what is left of the budget, of which other phases have their parts",
+            fix='schedule = {name = "uniform"}, or another that is fixed in advance',
+            code="adaptive-over-phases",
+        )
+    if len(priced) == 1:
+        return {priced[0]: (1.0, None)}
+    weights = [portions[i] for i in priced]
+    parts = [weight / sum(weights) for weight in weights]
+    prices = shared_currency(asked, parts, budget, alone=alone)
+    return {i: (part, price) for i, part, price in zip(priced, parts, prices, strict=True)}
