@@ -126,6 +126,9 @@ class Adapting(Algorithm[Server, Any, Any, Any]):
     def behind(self, read: Reader | None = None, uplink: Uplink | None = None) -> Self:
         return replace(self, own=self.own.behind(read, uplink))
 
+    def having(self, **settings: Any) -> Self:
+        return replace(self, own=self.own.having(**settings))
+
     def init_client(self, task: Task) -> Any:
         return self.own.init_client(task)
 

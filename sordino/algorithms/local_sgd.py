@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 from torch import Tensor
 
@@ -83,6 +83,13 @@ class LocalSgd(Algorithm[Any, Any, Any, Any], ABC):
             value = getattr(self, name)
             if isinstance(value, int) and value < 1:
                 raise ConfigError(f"{name} is {value}", why="it must be at least 1", code="not-positive")
+
+    def having(self, **settings: Any) -> Self:
+        """The same method with other settings; who sets steps or epochs leaves the other one."""
+        for one, other in (("local_steps", "local_epochs"), ("local_epochs", "local_steps")):
+            if settings.get(one) is not None:
+                settings = {other: None, **settings}
+        return super().having(**settings)
 
     @property
     def work(self) -> Work:

@@ -16,6 +16,7 @@ from __future__ import annotations
 from typing import Literal
 
 from sordino.algorithms.fedprox import FedProx
+from sordino.algorithms.preset import preset
 from sordino.errors import UnsoundGuarantee
 from sordino.privacy.noise.laws import GaussianNoise
 from sordino.privacy.uplink import Uplink
@@ -25,18 +26,15 @@ from sordino.types import Neighbours
 Mechanism = Literal["bounds", "local", "rates", "threshold", "published"]
 
 
+@preset(FedProx(lr=0.01, mu=1.0))
 def pdp_prox(
+    base: FedProx,
     mechanism: Mechanism = "bounds",
     clip: float = 1.0,
-    mu: float = 1.0,
     neighbours: Neighbours | None = None,
     weights: Literal["precision", "uniform"] = "precision",
     literal: bool = False,
     returns: Literal["noisy", "printed"] = "noisy",
-    lr: float = 0.01,
-    local_epochs: int | None = None,
-    local_steps: int | None = None,
-    batch_size: int | Literal["full"] = 10,
 ) -> FedProx:
     """FedProx + what a client's own budget buys. `weights` are those of `local`; `literal` and `returns` belong to
     `published`.
@@ -55,8 +53,7 @@ def pdp_prox(
             fix='mechanism = "published", or leave literal out',
             code="literal-without-published",
         )
-    uplink = _GATES[mechanism](clip, neighbours, weights, literal)
-    return FedProx(lr, local_epochs, local_steps, batch_size, uplink=uplink, mu=mu)
+    return base.behind(uplink=_GATES[mechanism](clip, neighbours, weights, literal))
 
 
 def _bounds(clip: float, neighbours: Neighbours | None, weights: str, literal: bool) -> Uplink:
@@ -65,8 +62,7 @@ def _bounds(clip: float, neighbours: Neighbours | None, weights: str, literal: b
 
 
 def _local(clip: float, neighbours: Neighbours | None, weights: str, literal: bool) -> Uplink:
-    # cohort: round_robin, random, everyone. Each client its own noise; the server trusts nobody less for it, only
-    # weighs
+    # cohort: round_robin, random, everyone. Each client its own noise; the server only weighs
     stages = Clip(clip), Noise(GaussianNoise(), neighbours or "replace")
     return Uplink(client=(*stages, Weigh("precision")) if weights == "precision" else stages)
 

@@ -30,6 +30,8 @@ from sordino.tasks.personalise import episode_loss, proto
 from sordino.types import Model, Params, Received, Shard, Task
 
 ServerState = Literal["scaled", "literal", "leaky", "oracle"]
+# of presets: published noise counts steps, and the shift by g has no step size of the server
+BY_STEPS = ("local_epochs", "server_lr")
 
 
 class Server(NamedTuple):
@@ -61,7 +63,7 @@ class Told(NamedTuple):
 
 
 @dataclass(frozen=True)
-class PFLDyn(LocalSgd):
+class PFLDyn(LocalSgd, name="pfl_dyn"):
     batch_size: int | Literal["full"] = 50  # of the support, and of the query
     local_steps: int | None = 25
     alpha: float = 0.1

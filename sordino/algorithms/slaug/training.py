@@ -269,10 +269,10 @@ class SlaugFL(Calibrated):
 
     def local(self, task: Task, down: Server, c: State, shard: Shard, key: Key) -> tuple[Up, State]:
         y, after = self.trained(task, down, c, shard, key)
-        sums, counts = self.prototypes(task, y, shard)
+        sums, counts = self.prototype_sums(task, y, shard)
         return Up(tree.sub(y, down.x), (sums / shard.size).float(), (counts / shard.size).float()), after
 
-    def prototypes(self, task: Task, params: Params, shard: Shard) -> tuple[Tensor, Tensor]:
+    def prototype_sums(self, task: Task, params: Params, shard: Shard) -> tuple[Tensor, Tensor]:
         """Sums of features by class, and of how many images: of drawn ones, so they say nothing that the model does
         not.
         """
