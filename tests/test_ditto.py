@@ -145,4 +145,3 @@ def test_impossible_settings_are_refused(wrong: dict[str, float]) -> None:
     with pytest.raises(ConfigError) as refusal:
         Ditto(lr=LR, **wrong)  # type: ignore[arg-type]
     assert refusal.value.code == "not-positive"
-
