@@ -38,8 +38,8 @@ from sordino.results.one_run import Result
 from sordino.tasks.nets import NETS
 
 ROOT = Path(__file__).parents[1]
-# A small run of each: two rounds of its own experiment where it has one, else of three clients. Private ones get a budget
-# every formula in the library accepts.
+# A small run of each: two rounds of its own experiment where it has one, else of three clients. Private ones get a
+# budget that every formula in the library accepts.
 SHORT = ("rounds=2", "evaluation.final=1")
 TINY = (*SHORT, "partition=iid", "partition.clients=3")
 BUDGET = ("privacy.epsilon=0.9", "privacy.delta=1e-5")

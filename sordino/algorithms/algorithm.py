@@ -21,7 +21,8 @@ from sordino.privacy.uplink import Uplink
 from sordino.tasks.personalise import plain
 from sordino.types import C, D, Examples, Model, Params, Reader, Received, S, Shard, Task, U, Work
 
-Table = Sequence[Mapping[str, Any]]
+Table = Sequence[Mapping[str, object]]
+Asked: TypeAlias = Literal["batches", "episodes", "sums"]
 
 
 class Known(NamedTuple):
@@ -72,8 +73,8 @@ NAMES: dict[type[object], str] = {}  # that classes give themselves
 class Algorithm(ABC, Generic[S, C, D, U]):
     """One training method, cut where the network is: `local` runs at a client, `update` at the server.
 
-    A subclass is a frozen dataclass. Its fields are the method's hyper-parameters; its methods change nothing. A file of
-    this package gives its class the name that experiments call it by: `class FedAvg(LocalSgd, name="fedavg")`.
+    A subclass is a frozen dataclass. Its fields are the method's hyper-parameters; its methods change nothing. A file
+    of this package gives its class the name that experiments call it by: `class FedAvg(..., name="fedavg")`.
     """
 
     def __init_subclass__(cls, name: str = "", **others: object) -> None:
@@ -131,7 +132,7 @@ class Algorithm(ABC, Generic[S, C, D, U]):
     # what it asks of its gates ----------------------------------------------------------------------------------------
 
     @property
-    def wants(self) -> Literal["batches", "episodes", "sums"]:
+    def wants(self) -> Asked:
         """What `local` asks its shard for."""
         return "batches"
 
@@ -142,8 +143,8 @@ class Algorithm(ABC, Generic[S, C, D, U]):
 
     def behind(self, read: Reader | None = None, uplink: Uplink | None = None) -> Self:
         """The same method behind other gates."""
-        gates: dict[str, Any] = {"read": read, "uplink": uplink}
-        return replace(self, **{name: gate for name, gate in gates.items() if gate is not None})
+        gates = {"read": read, "uplink": uplink}
+        return self.having(**{name: gate for name, gate in gates.items() if gate is not None})
 
     def having(self, **settings: Any) -> Self:
         """The same method with other settings."""

@@ -106,8 +106,8 @@ def one_step(base: FedAvg) -> FedAvg:
     if times != 1:
         raise UnsoundGuarantee(
             f"{times} local {what} under a one-step bound",
-            why="after the first step the runs with and without a record stand at different weights and nothing cancels: "
-            "the true sensitivity is up to |D| times larger",
+            why="after the first step the runs with and without a record stand at different weights "
+            "and nothing cancels: the true sensitivity is up to |D| times larger",
             fix="use whole_update (bound the whole update), noisy_steps (pay for every step), "
             "or convex_stable (logistic regression without clipping)",
             code="one-step-only",

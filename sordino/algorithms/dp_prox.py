@@ -72,8 +72,9 @@ def dp_sgd(base: FedAvg, clip: float = 1.0, rate: float = 0.01, multiplier: floa
 def central(
     clip: float, variant: Variant, placement: Placement, neighbours: Neighbours, multiplier: float | None
 ) -> Uplink:
-    """Clipped updates under one noise for their sum, or with a draw for each upload: then the deviation of the sum grows
-    with the square root of the cohort.
+    """Clipped updates under one noise for their sum, or with a draw for each upload.
+
+    In the second case the deviation of the sum grows with the square root of the cohort.
     """
     noise = Noise(GaussianNoise(), neighbours, multiplier)
     if placement == "per_client":

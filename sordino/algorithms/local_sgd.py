@@ -1,11 +1,11 @@
-"""The hyper-parameters every method with local SGD shares, in the users' words. No algorithm by itself."""
+"""The hyper-parameters that every method with local SGD shares, in the users' words. No algorithm by itself."""
 
 from __future__ import annotations
 
 from abc import ABC
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, TypeAlias
 
 from torch import Tensor
 
@@ -14,15 +14,16 @@ from sordino.algorithms.algorithm import Algorithm
 from sordino.errors import ConfigError
 from sordino.privacy.readers.open import Open
 from sordino.privacy.uplink import Uplink
-from sordino.types import Params, Reader, Work
+from sordino.types import C, D, Params, Reader, S, U, Work
 
 
 class Walk:
-    """Where a client stands, step after step: `y` moves by -eta (direction + weight decay), the direction no longer
-    than `most_grad`, or by its momentum.
+    """The place where a client stands, step after step.
+
+    `y` moves by -eta (direction + weight decay), the direction no longer than `most_grad`, or by its momentum.
     """
 
-    def __init__(self, rule: LocalSgd, start: Params, eta: float, velocity: Params | None = None) -> None:
+    def __init__(self, rule: AnyLocalSgd, start: Params, eta: float, velocity: Params | None = None) -> None:
         self._rule, self._start, self._eta = rule, start, eta
         self.y, self.velocity = start, velocity
 
@@ -41,7 +42,7 @@ class Walk:
 
 
 @dataclass(frozen=True)
-class LocalSgd(Algorithm[Any, Any, Any, Any], ABC):
+class LocalSgd(Algorithm[S, C, D, U], ABC):
     lr: float = 0.1  # eta
     local_epochs: int | None = None  # E; 1 where neither epochs nor steps are given
     local_steps: int | None = None  # instead of epochs
@@ -115,3 +116,6 @@ class LocalSgd(Algorithm[Any, Any, Any, Any], ABC):
     def rate(self, round: Tensor, participations: Tensor) -> float:
         times = round if self.lr_decay_per == "round" else participations
         return self.lr * self.lr_decay ** int(times)
+
+
+AnyLocalSgd: TypeAlias = LocalSgd[Any, Any, Any, Any]

@@ -1,8 +1,8 @@
 """SlaugFL: training with images that a generator draws. "SlaugFL: Efficient federated learning via selective GAN-based
 data augmentation", IEEE Transactions on Mobile Computing, 2024.
 
-This file composes it: a preparation that makes the generator (`slaug_prepare`, or `slaug_pool`, then
-`slaug_generator`), and the training with it (`slaug_training`, or `slaug_served`). The variants that promise something
+This file composes it: a preparation that makes the generator (`prepare`, or `pool`, then
+`generator`), and the training with it (`training`, or `served`). The variants that promise something
 are ours; so is `default`, where the paper's text and its released code disagree.
 """
 
@@ -17,7 +17,7 @@ from sordino.algorithms.slaug.generator import PLAIN, Recipe
 from sordino.algorithms.slaug.pool import Pool
 from sordino.algorithms.slaug.prepare import Ask, Train
 from sordino.algorithms.slaug.served import Served
-from sordino.algorithms.slaug.training import Calibrated, SlaugFL
+from sordino.algorithms.slaug.training import SlaugFL
 from sordino.generators import acgan, matching
 from sordino.privacy.readers.class_sums import ClassSums
 from sordino.privacy.readers.noisy_gradient import NoisyGradient
@@ -72,9 +72,9 @@ class Settings(SlaugFL):
         published = self.diversity == "published"
         return Recipe(self.generator, self.scenario, self.keep, self.merge, gan, match, self.threshold, published)
 
-    def training(self) -> Calibrated:
+    def training(self) -> SlaugFL | Served:
         """The phase that trains, before a variant changes its gates."""
-        return recast(SlaugFL if self.proto_upload == "devices" else Served, self)
+        return recast(SlaugFL, self) if self.proto_upload == "devices" else recast(Served, self)
 
     def alone(self) -> Train:
         """The phase in which every device trains by itself."""
