@@ -140,6 +140,7 @@ def test_what_a_method_decides_is_refused_with_the_reason(name: str) -> None:
 
 def test_steps_leave_epochs_and_epochs_leave_steps() -> None:
     assert (lc_fl().local_steps, lc_fl(local_epochs=2).local_steps) == (10, None)
+    assert noisy_steps(local_steps=None) == noisy_steps()
     assert noisy_steps(local_epochs=2, batch_size=8).work.count(16) == 4
     assert dp_scaffold(local_epochs=2).local_steps is None
     with pytest.raises(ConfigError) as refusal:

@@ -16,6 +16,8 @@ from sordino.privacy.readers.open import Open
 from sordino.privacy.uplink import Uplink
 from sordino.types import C, D, Params, Reader, S, U, Work
 
+WORK = {"local_epochs", "local_steps"}  # of which one is set at most
+
 
 class Walk:
     """The place where a client stands, step after step.
@@ -86,11 +88,9 @@ class LocalSgd(Algorithm[S, C, D, U], ABC):
                 raise ConfigError(f"{name} is {value}", why="it must be at least 1", code="not-positive")
 
     def having(self, **settings: Any) -> Self:
-        """The same method with other settings; who sets steps or epochs leaves the other one."""
-        for one, other in (("local_steps", "local_epochs"), ("local_epochs", "local_steps")):
-            if settings.get(one) is not None:
-                settings = {other: None, **settings}
-        return super().having(**settings)
+        """The same method with other settings; who sets steps or epochs leaves the other one, and None sets neither."""
+        given = {name: value for name, value in settings.items() if value is not None or name not in WORK}
+        return super().having(**(dict.fromkeys(WORK) | given if given.keys() & WORK else given))
 
     @property
     def work(self) -> Work:
