@@ -86,7 +86,7 @@ def algorithms() -> str:
     rows = [(f"[{name}]({name}.md)", first_line(purpose(name)), promised(name)) for name in ALGORITHMS]
     return joined(
         "# Algorithms",
-        "One file each. The pages are made from the docstrings, the signatures, and the receipt of a small run with default parameters; "
+        "One file each. The pages are made from the docstrings, the signatures, and the receipt of a small run; "
         "nothing in the last column is typed by hand.",
         table(("name", "what", "promises at best"), rows),
         toctree(ALGORITHMS, hidden=True),

@@ -11,8 +11,8 @@ from typing import Any, get_type_hints
 import pytest
 from laws.cases import CASES
 
-from sordino import config
-from sordino.algorithms import ALGORITHMS
+from sordino import algorithms, config
+from sordino.algorithms import ALGORITHMS, fedavg
 from sordino.algorithms.client_noise import gaussian_gdp, laplace, noisy_steps
 from sordino.algorithms.cuag_pfl import cuag_pfl
 from sordino.algorithms.dp_prox import dp_prox, dp_sgd
@@ -223,6 +223,20 @@ def test_files_give_the_names() -> None:
     assert {"fedavg", "scaffold", "laplace", "slaug_fl", "fedavgm", "ditto"} <= ALGORITHMS.keys()
     assert list(ALGORITHMS) == sorted(ALGORITHMS)
     assert all(made.__module__.startswith("sordino.algorithms.") for made in ALGORITHMS.values())
+
+
+def test_a_new_name_in_a_file_is_found_and_a_second_one_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    def brand_new(base: FedAvg) -> FedAvg:
+        return base
+
+    brand_new.__module__ = fedavg.__name__
+    monkeypatch.setattr(fedavg, "a", preset(FedAvg())(brand_new), raising=False)
+    found = algorithms._listed()
+    assert found.keys() - ALGORITHMS.keys() == {"brand_new"}
+    brand_new.__name__ = "laplace"
+    monkeypatch.setattr(fedavg, "a", preset(FedAvg())(brand_new))
+    with pytest.raises(TypeError, match="two algorithms are called 'laplace'"):
+        algorithms._listed()
 
 
 def test_every_name_has_a_row_of_laws() -> None:

@@ -22,9 +22,7 @@ class FedProx(FedAvg, name="fedprox"):
         super().__post_init__()
         if not 0 <= self.mu < float("inf"):
             raise ConfigError(
-                f"mu is {self.mu}",
-                why="the proximal weight must be finite and at least 0",
-                code="not-positive",
+                f"mu is {self.mu}", why="the proximal weight must be finite and at least 0", code="not-positive"
             )
 
     def direction(self, g: Params, y: Params, x: Params) -> Params:

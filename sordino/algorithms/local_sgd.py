@@ -66,9 +66,7 @@ class LocalSgd(Algorithm[S, C, D, U], ABC):
         for name in ("lr", "server_lr", "lr_decay"):
             if not 0 < getattr(self, name) < float("inf"):
                 raise ConfigError(
-                    f"{name} is {getattr(self, name)}",
-                    why="it must be finite and above 0",
-                    code="not-positive",
+                    f"{name} is {getattr(self, name)}", why="it must be finite and above 0", code="not-positive"
                 )
         if not 0 <= self.weight_decay < float("inf") or (
             self.most_grad is not None and not 0 < self.most_grad < float("inf")

@@ -36,11 +36,7 @@ class Preset(Generic[M]):
     __signature__: inspect.Signature
 
     def __init__(
-        self,
-        made: Callable[..., M],
-        base: AnyAlgorithm,
-        fixed: tuple[str, ...],
-        others: Mapping[str, AnyAlgorithm],
+        self, made: Callable[..., M], base: AnyAlgorithm, fixed: tuple[str, ...], others: Mapping[str, AnyAlgorithm]
     ) -> None:
         functools.update_wrapper(self, made)
         self._made, self._bases, self._fixed = made, {"default": base, **others}, fixed

@@ -110,11 +110,7 @@ class Settings(SlaugFL):
     ),
 )
 def slaug_fl(
-    base: Settings,
-    variant: Variant = "as_published",
-    clip: float = 1.0,
-    rate: float = 0.1,
-    private_steps: int = 10,
+    base: Settings, variant: Variant = "as_published", clip: float = 1.0, rate: float = 0.1, private_steps: int = 10
 ) -> Phased:
     """Scenario 1 chooses candidates and trains an ACGAN on them, scenario 2 has prototypes alone. A preset fills in
     what is not set. `clip`, `rate` and `private_steps` are of the rigorous variants.
