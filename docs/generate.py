@@ -37,8 +37,11 @@ from sordino.results.comparison import Comparison
 from sordino.results.one_run import Result
 from sordino.tasks.nets import NETS
 
-# A small run of each: two rounds of three clients. Private ones get a budget every formula in the library accepts.
-TINY = ("rounds=2", "partition=iid", "partition.clients=3", "evaluation.final=1")
+ROOT = Path(__file__).parents[1]
+# A small run of each: two rounds of its own experiment where it has one, else of three clients. Private ones get a
+# budget that every formula in the library accepts.
+SHORT = ("rounds=2", "evaluation.final=1")
+TINY = (*SHORT, "partition=iid", "partition.clients=3")
 BUDGET = ("privacy.epsilon=0.9", "privacy.delta=1e-5")
 HIDDEN = ("cohort={name='poisson', rate=0.5}", "privacy.epsilon=4", "privacy.delta=1e-3")
 SPECIAL = {
@@ -83,7 +86,7 @@ def algorithms() -> str:
     rows = [(f"[{name}]({name}.md)", first_line(purpose(name)), promised(name)) for name in ALGORITHMS]
     return joined(
         "# Algorithms",
-        "One file each. The pages are made from the docstrings, the signatures, and the receipt of a small run with default parameters; "
+        "One file each. The pages are made from the docstrings, the signatures, and the receipt of a small run; "
         "nothing in the last column is typed by hand.",
         table(("name", "what", "promises at best"), rows),
         toctree(ALGORITHMS, hidden=True),
@@ -113,8 +116,9 @@ def promises(name: str) -> list[str]:
         (row["unit"], row["neighbours"], row["adversary"], number(row["epsilon"]), f"`{row['status']}`") for row in made
     ]
     words = [f"- {sentence(row, by)}" for row, by in merged(made)]
+    command = " ".join(filter(None, ("sordino run", experiment(name), *settings(name))))
     return [
-        f"Read from the receipt of `sordino run {' '.join(settings(name))}`:",
+        f"Read from the receipt of `{command}`:",
         table(("unit", "neighbours", "against", "epsilon", "status"), rows),
         "\n".join(words),
     ]
@@ -136,11 +140,19 @@ def promised(name: str) -> str:
 def guarantees(name: str) -> list[dict[str, Any]]:
     """Of a small run: what its receipt says."""
     with tempfile.TemporaryDirectory() as folder:
-        made: list[dict[str, Any]] = sordino.run(None, *settings(name), out=Path(folder) / "run").receipt["guarantees"]
+        file = ROOT / own if (own := experiment(name)) else None
+        made: list[dict[str, Any]] = sordino.run(file, *settings(name), out=Path(folder) / "run").receipt["guarantees"]
     return made
 
 
+def experiment(name: str) -> str:
+    """The experiment of its own that lies in the repository; none for nothing."""
+    return own if (ROOT / (own := f"experiments/{name}.toml")).is_file() else ""
+
+
 def settings(name: str) -> list[str]:
+    if experiment(name):
+        return [*SHORT]
     return [f"algorithm={name}", *TINY, *(BUDGET if is_private(name) else ()), *SPECIAL.get(name, ())]
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Generic, Literal, NamedTuple, Protocol, Self
+from typing import Any, Generic, Literal, NamedTuple, Protocol, Self, TypeAlias
 
 from torch import Tensor
 
@@ -21,7 +21,8 @@ from sordino.privacy.uplink import Uplink
 from sordino.tasks.personalise import plain
 from sordino.types import C, D, Examples, Model, Params, Reader, Received, S, Shard, Task, U, Work
 
-Table = Sequence[Mapping[str, Any]]
+Table = Sequence[Mapping[str, object]]
+Asked: TypeAlias = Literal["batches", "episodes", "sums"]
 
 
 class Known(NamedTuple):
@@ -65,12 +66,23 @@ class Home(Protocol):
         """How the candidates were made, where this process made them."""
 
 
+NAMES: dict[type[object], str] = {}  # that classes give themselves
+
+
 @dataclass(frozen=True)
 class Algorithm(ABC, Generic[S, C, D, U]):
     """One training method, cut where the network is: `local` runs at a client, `update` at the server.
 
-    A subclass is a frozen dataclass. Its fields are the method's hyper-parameters; its methods change nothing.
+    A subclass is a frozen dataclass. Its fields are the method's hyper-parameters; its methods change nothing. A file
+    of this package gives its class the name that experiments call it by: `class FedAvg(..., name="fedavg")`.
     """
+
+    def __init_subclass__(cls, name: str = "", **others: object) -> None:
+        super().__init_subclass__(**others)
+        if name:
+            NAMES[cls] = name
+        if (cls.asks is Algorithm.asks) != (cls.names_clients is Algorithm.names_clients):
+            raise TypeError(f"{cls.__name__} has one of `names_clients` and `asks`, which belong together")
 
     # what makes it an algorithm ---------------------------------------------------------------------------------------
 
@@ -120,7 +132,7 @@ class Algorithm(ABC, Generic[S, C, D, U]):
     # what it asks of its gates ----------------------------------------------------------------------------------------
 
     @property
-    def wants(self) -> Literal["batches", "episodes", "sums"]:
+    def wants(self) -> Asked:
         """What `local` asks its shard for."""
         return "batches"
 
@@ -131,8 +143,12 @@ class Algorithm(ABC, Generic[S, C, D, U]):
 
     def behind(self, read: Reader | None = None, uplink: Uplink | None = None) -> Self:
         """The same method behind other gates."""
-        gates: dict[str, Any] = {"read": read, "uplink": uplink}
-        return replace(self, **{name: gate for name, gate in gates.items() if gate is not None})
+        gates = {"read": read, "uplink": uplink}
+        return self.having(**{name: gate for name, gate in gates.items() if gate is not None})
+
+    def having(self, **settings: Any) -> Self:
+        """The same method with other settings."""
+        return replace(self, **settings)
 
     # what it asks of the model and the data ---------------------------------------------------------------------------
 
@@ -178,8 +194,8 @@ class Algorithm(ABC, Generic[S, C, D, U]):
         return down
 
     def asks(self, s: S) -> Sequence[int]:
-        """The clients that the next round asks, where `names_clients`."""
-        raise NotImplementedError(f"{type(self).__name__} sets names_clients and has no asks()")
+        """The clients that the next round asks; read where `names_clients` alone, so one comes with the other."""
+        return ()
 
     # before the first round -------------------------------------------------------------------------------------------
 
@@ -221,7 +237,10 @@ class Algorithm(ABC, Generic[S, C, D, U]):
         return {}
 
 
-def own_algorithm(path: str) -> type[Algorithm[Any, Any, Any, Any]]:
+AnyAlgorithm: TypeAlias = Algorithm[Any, Any, Any, Any]
+
+
+def own_algorithm(path: str) -> type[AnyAlgorithm]:
     """An algorithm that lives outside the package, named as `module:Class`; it passes the same gates as ours."""
     made = user_code.load(path, "algorithm")
     fix = "subclass one that exists, as FedProx does with FedAvg, or write all halves"
@@ -239,6 +258,6 @@ def own_algorithm(path: str) -> type[Algorithm[Any, Any, Any, Any]]:
     )
 
 
-def unwritten(made: type[Algorithm[Any, Any, Any, Any]]) -> list[str]:
+def unwritten(made: type[AnyAlgorithm]) -> list[str]:
     """The answers without a default that a class does not give, in the order of the interface."""
     return [name for name in vars(Algorithm) if name in made.__abstractmethods__]

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from typing import Literal
 
-from sordino.algorithms.pfl_dyn import PFLDyn, ServerState
+from sordino.algorithms.pfl_dyn import BY_STEPS, PFLDyn
+from sordino.algorithms.preset import preset
 from sordino.errors import UnsoundGuarantee
 from sordino.privacy.noise.laws import GaussianNoise
 from sordino.privacy.readers.episodes import CellGradient
-from sordino.privacy.readers.open import Open
 from sordino.privacy.uplink import Uplink
 from sordino.privacy.uplink.as_published import Beside, OwnNorm
 from sordino.privacy.uplink.block_sum import BlockSum
@@ -22,12 +22,13 @@ from sordino.privacy.uplink.one_field import OneField
 from sordino.privacy.uplink.rates import Rule, Share
 from sordino.privacy.uplink.sensing import Reconstruction, Sensing
 from sordino.privacy.uplink.stages import Noise, Stage
-from sordino.types import Reader
 
 Variant = Literal["published", "no_noise", "local_client", "central_client", "local_sample"]
 
 
+@preset(PFLDyn(), fixed=BY_STEPS)
 def cuag_pfl(
+    base: PFLDyn,
     variant: Variant = "central_client",
     mu: float | tuple[float, float] = 0.25,
     sigma: float | None = None,
@@ -43,17 +44,12 @@ def cuag_pfl(
     rule: Rule = "published",
     share: Share = "norm_of_whole",
     reconstruct: Reconstruction = "minnorm",
-    lr: float = 0.1,
-    lr_decay: float = 0.997,
-    local_steps: int = 25,
-    batch_size: int = 50,
-    alpha: float = 0.1,
-    server_state: ServerState = "scaled",
-    keep: float = 0.9,
-    weight_decay: float = 1e-3,
     variance_as_std: bool = False,
     cohort_rate: float = 0.1,
     multiplier: float | None = None,
+    *,
+    local_steps: int,
+    batch_size: int,
 ) -> PFLDyn:
     """PFLDyn + compression + noise.
 
@@ -72,27 +68,15 @@ def cuag_pfl(
         "local_sample": ((fewer,), ()),
     }
     client, server = gates[variant]
-    if server_state == "oracle" and variant not in ("published", "no_noise"):
+    if base.server_state == "oracle" and variant not in ("published", "no_noise"):
         raise UnsoundGuarantee(
             f'server_state = "oracle" with variant = "{variant}"',
             why="the exact change of every client's state would be sent beside what the noise protects",
             fix='server_state = "scaled" or "leaky", or variant = "published"',
             code="oracle-leaks",
         )
-    if server_state == "oracle":
+    if base.server_state == "oracle":
         client = tuple((Beside if isinstance(stage, OwnNorm) else OneField)(stage, "delta") for stage in client)
-    read: Reader = Open()
     if variant == "local_sample":
-        read = CellGradient(1.0 if clip is None else clip, cells, rate=cell_rate, multiplier=multiplier)
-    return PFLDyn(
-        lr,
-        local_steps=local_steps,
-        batch_size=batch_size,
-        lr_decay=lr_decay,
-        weight_decay=weight_decay,
-        alpha=alpha,
-        server_state=server_state,
-        keep=keep,
-        read=read,
-        uplink=Uplink(client, server),
-    )
+        base = base.behind(CellGradient(1.0 if clip is None else clip, cells, rate=cell_rate, multiplier=multiplier))
+    return base.behind(uplink=Uplink(client, server))

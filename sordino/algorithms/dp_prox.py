@@ -16,65 +16,68 @@ from typing import Literal
 
 from sordino.algorithms.fedavg import FedAvg
 from sordino.algorithms.fedprox import FedProx
+from sordino.algorithms.preset import preset
 from sordino.privacy.noise.laws import GaussianNoise
 from sordino.privacy.readers.noisy_gradient import NoisyGradient
 from sordino.privacy.uplink import Uplink
 from sordino.privacy.uplink.stages import Clip, Noise
 from sordino.types import Neighbours
 
-AS_POISSON = "as published: a cohort of fixed size is accounted for as a Poisson sample, and the sum is divided by the number of clients that answered"
+Variant = Literal["rigorous", "published"]
+Placement = Literal["once", "per_client"]
+AS_POISSON = (
+    "as published: a cohort of fixed size is accounted for as a Poisson sample, "
+    "and the sum is divided by the number of clients that answered"
+)
 
 
+@preset(FedProx(lr=0.01, mu=1.0))
 def dp_prox(
+    base: FedProx,
     clip: float = 1.0,
-    mu: float = 1.0,
-    variant: Literal["rigorous", "published"] = "rigorous",
-    noise_placement: Literal["once", "per_client"] = "once",
+    variant: Variant = "rigorous",
+    noise_placement: Placement = "once",
     neighbours: Neighbours = "add_remove",
     multiplier: float | None = None,
-    lr: float = 0.01,
-    local_epochs: int | None = None,
-    local_steps: int | None = None,
-    batch_size: int | Literal["full"] = 10,
 ) -> FedProx:
     """FedProx + clip + one noise per round. `neighbours` = "zero_out" or "replace" fits cohorts that everybody sees."""
-    uplink = central(clip, variant, noise_placement, neighbours, multiplier)
-    return FedProx(lr, local_epochs, local_steps, batch_size, uplink=uplink, mu=mu)
+    return base.behind(uplink=central(clip, variant, noise_placement, neighbours, multiplier))
 
 
+@preset(FedAvg(lr=0.01))
 def dp_fedavg(
+    base: FedAvg,
     clip: float = 1.0,
-    variant: Literal["rigorous", "published"] = "rigorous",
-    noise_placement: Literal["once", "per_client"] = "once",
+    variant: Variant = "rigorous",
+    noise_placement: Placement = "once",
     neighbours: Neighbours = "add_remove",
     multiplier: float | None = None,
-    lr: float = 0.01,
-    local_epochs: int | None = None,
-    local_steps: int | None = None,
-    batch_size: int | Literal["full"] = 10,
 ) -> FedAvg:
     """FedAvg + clip + one noise per round."""
-    uplink = central(clip, variant, noise_placement, neighbours, multiplier)
-    return FedAvg(lr, local_epochs, local_steps, batch_size, uplink=uplink)
+    return base.behind(uplink=central(clip, variant, noise_placement, neighbours, multiplier))
 
 
-def dp_sgd(clip: float = 1.0, rate: float = 0.01, lr: float = 0.1, multiplier: float | None = None) -> FedAvg:
+@preset(FedAvg(local_steps=1, batch_size="full"), fixed=("local_steps", "local_epochs", "batch_size"))
+def dp_sgd(base: FedAvg, clip: float = 1.0, rate: float = 0.01, multiplier: float | None = None) -> FedAvg:
     """One noised step a round on a Poisson sample of the records; the unit is a record. On central data: partition =
     {scheme = "iid", clients = 1}.
     """
-    read = NoisyGradient(
-        clip, GaussianNoise(), sampling="poisson", rate=rate, neighbours="add_remove", multiplier=multiplier
+    return base.behind(
+        NoisyGradient(
+            clip, GaussianNoise(), sampling="poisson", rate=rate, neighbours="add_remove", multiplier=multiplier
+        )
     )
-    return FedAvg(lr, None, 1, "full", read=read)
 
 
 def central(
-    clip: float, variant: str, noise_placement: str, neighbours: Neighbours, multiplier: float | None
+    clip: float, variant: Variant, placement: Placement, neighbours: Neighbours, multiplier: float | None
 ) -> Uplink:
+    """Clipped updates under one noise for their sum, or with a draw for each upload.
+
+    In the second case the deviation of the sum grows with the square root of the cohort.
+    """
     noise = Noise(GaussianNoise(), neighbours, multiplier)
-    if (
-        noise_placement == "per_client"
-    ):  # a draw for each upload, so that the deviation of the sum grows with the square root of the cohort
+    if placement == "per_client":
         return Uplink(client=(Clip(clip), Noise(GaussianNoise(), "zero_out", multiplier)))
     if variant == "published":
         return Uplink(client=(Clip(clip),), server=(noise,), denominator="received", published=AS_POISSON)

@@ -12,32 +12,29 @@ from __future__ import annotations
 
 from typing import Literal
 
+from sordino.algorithms.preset import preset
 from sordino.algorithms.scaffold import Scaffold
 from sordino.privacy.noise.laws import GaussianNoise
 from sordino.privacy.readers.median_clip import MedianClip
 from sordino.privacy.readers.noisy_gradient import NoisyGradient
-from sordino.types import Reader
 
 
+@preset(Scaffold(lr_decay=0.997, local_steps=25, batch_size=50, weight_decay=1e-3, most_grad=10.0))
 def dp_scaffold(
+    base: Scaffold,
     variant: Literal["rigorous", "published"] = "rigorous",
     clip: float = 1.0,
     rate: float = 0.1,
     sigma: float = 1.0,
-    lr: float = 0.1,
-    lr_decay: float = 0.997,
-    local_steps: int = 25,
-    batch_size: int = 50,
-    weight_decay: float = 1e-3,
-    most_grad: float | None = 10.0,
     cohort_rate: float = 0.1,
     multiplier: float | None = None,
+    *,
+    batch_size: int,
 ) -> Scaffold:
     """SCAFFOLD + clip + noise at every step. `clip`, `rate` (of a client's records per step) and `multiplier` are of
     `rigorous`, `sigma` and `batch_size` of `published`.
     """
-    read: Reader = MedianClip(sigma, cohort_rate)
-    size: int | Literal["full"] = batch_size
-    if variant == "rigorous":
-        read, size = NoisyGradient(clip, GaussianNoise(), None, "poisson", rate, "add_remove", multiplier), "full"
-    return Scaffold(lr, None, local_steps, size, lr_decay, weight_decay=weight_decay, most_grad=most_grad, read=read)
+    if variant == "published":
+        return base.behind(MedianClip(sigma, cohort_rate))
+    sampled = NoisyGradient(clip, GaussianNoise(), None, "poisson", rate, "add_remove", multiplier)
+    return base.having(batch_size="full").behind(sampled)

@@ -33,7 +33,7 @@ class Up(NamedTuple):
 
 
 @dataclass(frozen=True)
-class FedAvg(LocalSgd):
+class FedAvg(LocalSgd[Server, Client, Server, Up], name="fedavg"):
     def init(self, task: Task, key: Key) -> Server:
         return Server(task.init(key), torch.tensor(0))
 

@@ -26,7 +26,7 @@ from sordino.types import Examples, Params, Shard, Task
 
 
 @dataclass(frozen=True)
-class FedAvgPrototypes(SlaugFL):
+class FedAvgPrototypes(SlaugFL, name="fedavg_prototypes"):
     prototypes_of: Literal["candidates", "local"] = "candidates"
     synthetic: float = 0.0
 
@@ -51,10 +51,10 @@ class FedAvgPrototypes(SlaugFL):
     def equip(self, task: Task, handed: Mapping[str, Tensor], size: int, key: Key) -> Examples:
         return pictures(handed["x"], handed["y"])
 
-    def prototypes(self, task: Task, params: Params, shard: Shard) -> tuple[Tensor, Tensor]:
+    def prototype_sums(self, task: Task, params: Params, shard: Shard) -> tuple[Tensor, Tensor]:
         if self.prototypes_of == "local":
             return shard.by_class(lambda x: self._features(task, params, x), task.labels)
-        return super().prototypes(task, params, shard)
+        return super().prototype_sums(task, params, shard)
 
     def passes(self, size: int) -> float:
         return (self.work.epochs or 1) * size + size / 3

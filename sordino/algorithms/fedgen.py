@@ -38,7 +38,7 @@ class Up(NamedTuple):
 
 
 @dataclass(frozen=True)
-class FedGen(LocalSgd):
+class FedGen(LocalSgd[Server, Client, Server, Up], name="fedgen"):
     strength: float = 10.0  # of both terms in round 0; 0: FedAvg
     decay: float = 0.98  # of it, per round
     least: float = 1e-4

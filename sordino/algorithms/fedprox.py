@@ -15,16 +15,14 @@ from sordino.types import Params
 
 
 @dataclass(frozen=True)
-class FedProx(FedAvg):
+class FedProx(FedAvg, name="fedprox"):
     mu: float = 0.01
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if not 0 <= self.mu < float("inf"):
             raise ConfigError(
-                f"mu is {self.mu}",
-                why="the proximal weight must be finite and at least 0",
-                code="not-positive",
+                f"mu is {self.mu}", why="the proximal weight must be finite and at least 0", code="not-positive"
             )
 
     def direction(self, g: Params, y: Params, x: Params) -> Params:

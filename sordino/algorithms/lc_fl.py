@@ -15,142 +15,107 @@ from __future__ import annotations
 from typing import Literal
 
 from sordino.algorithms.fedavg import FedAvg
+from sordino.algorithms.preset import preset
 from sordino.privacy.noise.laws import GaussianNoise, LaplaceNoise
-from sordino.privacy.readers.open import Open
 from sordino.privacy.readers.responses import Responses
 from sordino.privacy.uplink import Uplink
 from sordino.privacy.uplink.coordinate_laplace import ClipCoordinates, CoordinateLaplace, Flag
 from sordino.privacy.uplink.secure_stages import Aggregated, Encrypted
 from sordino.privacy.uplink.stages import Clip, Noise, Weigh
-from sordino.types import Reader
 
-Target = Literal["aggregate_any", "per_client"]
-Batch = int | Literal["full"]
+Variant = Literal["published", "rigorous"]
+Law = Literal["gaussian", "laplace"]
+Per = Literal["value", "image"]
+Keys = Literal["shared", "authority", "threshold"]
+Mode = Literal["full", "probe"]
+TEN_STEPS = FedAvg(local_steps=10, batch_size=64)
 
 
+@preset(TEN_STEPS)
 def lc_fl(
-    variant: Literal["published", "rigorous"] = "published",
+    base: FedAvg,
+    variant: Variant = "published",
     local_epsilon: float = 5.0,
     central_epsilon: float = 10.0,
     beta: float | None = None,
     max_abs: float | None = 0.1,
     wants: float = 0.5,
     flip: float = 0.5,
-    noise_target: Target = "aggregate_any",
+    noise_target: Literal["aggregate_any", "per_client"] = "aggregate_any",
     clip: float = 0.5,
-    law: Literal["gaussian", "laplace"] = "gaussian",
-    per: Literal["value", "image"] = "value",
+    law: Law = "gaussian",
+    per: Per = "value",
     label_epsilon: float | None = None,
     local_delta: float = 0.0,
     multiplier: float | None = None,
-    lr: float = 0.1,
-    local_epochs: int | None = None,
-    local_steps: int | None = None,
-    batch_size: Batch = 64,
 ) -> FedAvg:
     """Answers against the server, noise against everybody else. Rigorous: `local_epsilon` `per` image, with labels, and
     [privacy] epsilon for whole clients.
     """
-    read = Responses(local_epsilon, per, label_epsilon, local_delta)
+    answers = base.behind(Responses(local_epsilon, per, label_epsilon, local_delta))
     if variant == "rigorous":
-        return _fedavg(read, central(clip, law, multiplier), lr, local_epochs, local_steps, batch_size)
+        return answers.behind(uplink=central(clip, law, multiplier))
     noise = CoordinateLaplace(max_abs or 0.1, central_epsilon, beta, True, flip, noise_target)
-    return _fedavg(read, _published(noise, max_abs, Flag(wants)), lr, local_epochs, local_steps, batch_size)
+    return answers.behind(uplink=published(noise, max_abs, Flag(wants)))
 
 
+@preset(TEN_STEPS)
 def ldp_fl(
+    base: FedAvg,
     local_epsilon: float = 5.0,
-    per: Literal["value", "image"] = "value",
+    per: Per = "value",
     label_epsilon: float | None = None,
     local_delta: float = 0.0,
-    lr: float = 0.1,
-    local_epochs: int | None = None,
-    local_steps: int | None = None,
-    batch_size: Batch = 64,
 ) -> FedAvg:
     """FedAvg on answers."""
-    read = Responses(local_epsilon, per, label_epsilon, local_delta)
-    return _fedavg(read, Uplink(), lr, local_epochs, local_steps, batch_size)
+    return base.behind(Responses(local_epsilon, per, label_epsilon, local_delta))
 
 
+@preset(TEN_STEPS)
 def cdp_fl(
-    variant: Literal["published", "rigorous"] = "published",
+    base: FedAvg,
+    variant: Variant = "published",
     central_epsilon: float = 10.0,
     beta: float | None = None,
     max_abs: float | None = 0.1,
     clip: float = 0.5,
-    law: Literal["gaussian", "laplace"] = "gaussian",
+    law: Law = "gaussian",
     multiplier: float | None = None,
-    lr: float = 0.1,
-    local_epochs: int | None = None,
-    local_steps: int | None = None,
-    batch_size: Batch = 64,
 ) -> FedAvg:
     """FedAvg whose average is noised."""
     if variant == "rigorous":
-        return _fedavg(Open(), central(clip, law, multiplier), lr, local_epochs, local_steps, batch_size)
-    noise = CoordinateLaplace(max_abs or 0.1, central_epsilon, beta)
-    return _fedavg(Open(), _published(noise, max_abs), lr, local_epochs, local_steps, batch_size)
+        return base.behind(uplink=central(clip, law, multiplier))
+    return base.behind(uplink=published(CoordinateLaplace(max_abs or 0.1, central_epsilon, beta), max_abs))
 
 
-def paillier_fl(
-    keys: Literal["shared", "authority", "threshold"] = "shared",
-    mode: Literal["full", "probe"] = "full",
-    key_bits: int = 3072,
-    lr: float = 0.1,
-    local_epochs: int | None = None,
-    local_steps: int | None = None,
-    batch_size: Batch = 64,
-) -> FedAvg:
+@preset(TEN_STEPS)
+def paillier_fl(base: FedAvg, keys: Keys = "shared", mode: Mode = "full", key_bits: int = 3072) -> FedAvg:
     """FedAvg under Paillier's scheme: the server multiplies what it cannot read."""
-    uplink = Uplink((Weigh(), Encrypted("paillier", key_bits, keys, mode=mode)))
-    return _fedavg(Open(), uplink, lr, local_epochs, local_steps, batch_size)
+    return base.behind(uplink=Uplink((Weigh(), Encrypted("paillier", key_bits, keys, mode=mode))))
 
 
+@preset(TEN_STEPS)
 def lattice_fl(
-    scheme: Literal["bfv", "ckks"] = "bfv",
-    keys: Literal["shared", "authority", "threshold"] = "shared",
-    mode: Literal["full", "probe"] = "full",
-    lr: float = 0.1,
-    local_epochs: int | None = None,
-    local_steps: int | None = None,
-    batch_size: Batch = 64,
+    base: FedAvg, scheme: Literal["bfv", "ckks"] = "bfv", keys: Keys = "shared", mode: Mode = "full"
 ) -> FedAvg:
     """FedAvg under BFV (exact) or CKKS (bounded error)."""
-    uplink = Uplink((Weigh(), Encrypted(scheme, keys=keys, mode=mode)))
-    return _fedavg(Open(), uplink, lr, local_epochs, local_steps, batch_size)
+    return base.behind(uplink=Uplink((Weigh(), Encrypted(scheme, keys=keys, mode=mode))))
 
 
-def secagg_fl(
-    threshold: int | None = None,
-    lr: float = 0.1,
-    local_epochs: int | None = None,
-    local_steps: int | None = None,
-    batch_size: Batch = 64,
-) -> FedAvg:
+@preset(TEN_STEPS)
+def secagg_fl(base: FedAvg, threshold: int | None = None) -> FedAvg:
     """FedAvg under masks that cancel in the sum."""
-    return _fedavg(Open(), Uplink((Weigh(), Aggregated(threshold))), lr, local_epochs, local_steps, batch_size)
+    return base.behind(uplink=Uplink((Weigh(), Aggregated(threshold))))
 
 
-def central(clip: float, law: str, multiplier: float | None) -> Uplink:
-    """Of whole clients, in a hidden cohort."""
+def central(clip: float, law: Law, multiplier: float | None) -> Uplink:
+    """Clipped updates of a hidden cohort, and noise on their sum for whole clients."""
     if law == "laplace":
         return Uplink((Clip(clip, 1),), (Noise(LaplaceNoise(), "add_remove", multiplier),))
     return Uplink((Clip(clip),), (Noise(GaussianNoise(), "add_remove", multiplier),))
 
 
-def _published(noise: CoordinateLaplace, max_abs: float | None, *flag: Flag) -> Uplink:
+def published(noise: CoordinateLaplace, max_abs: float | None, *flag: Flag) -> Uplink:
+    """The weighed average under Laplace noise, its coordinates clipped where there is a clip."""
     clip = () if max_abs is None else (ClipCoordinates(max_abs),)
     return Uplink((*clip, Weigh(), *flag), (noise,))
-
-
-def _fedavg(
-    read: Reader,
-    uplink: Uplink,
-    lr: float,
-    local_epochs: int | None,
-    local_steps: int | None,
-    batch_size: Batch,
-) -> FedAvg:
-    steps = 10 if local_epochs is None and local_steps is None else local_steps
-    return FedAvg(lr, local_epochs, steps, batch_size, read=read, uplink=uplink)

@@ -9,69 +9,69 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, Self
+from typing import Any, Generic, NamedTuple, Self
 
 from torch import Tensor
 
-from sordino.algorithms.algorithm import Algorithm, Home, Known, Table
+from sordino.algorithms.algorithm import Algorithm, AnyAlgorithm, Asked, Home, Known, Table
 from sordino.algorithms.phases import Phase
 from sordino.keys import Key
 from sordino.privacy.uplink import Uplink
 from sordino.tree import Tree
-from sordino.types import Examples, Model, Params, Reader, Received, Shard, Task, Work
+from sordino.types import C, D, Examples, Model, Params, Reader, Received, S, Shard, Task, U, Work
 
 
-class Server(NamedTuple):
-    own: Any
+class Server(NamedTuple, Generic[S]):
+    own: S
     public: Tree
 
 
-class Down(NamedTuple):
-    own: Any
+class Down(NamedTuple, Generic[D]):
+    own: D
     public: Tree
 
 
 @dataclass(frozen=True)
-class Adapting(Algorithm[Server, Any, Any, Any]):
+class Adapting(Algorithm[Server[S], C, Down[D], U]):
     """The algorithm `own`, with what its uplink has learnt beside each of its states and messages."""
 
-    own: Algorithm[Any, Any, Any, Any]
+    own: Algorithm[S, C, D, U]
 
     # with what was learnt ---------------------------------------------------------------------------------------------
 
-    def init(self, task: Task, key: Key) -> Server:
+    def init(self, task: Task, key: Key) -> Server[S]:
         return self._first(task, self.own.init(task, key))
 
-    def begin(self, task: Task, key: Key, before: Any, home: Home) -> Server:
+    def begin(self, task: Task, key: Key, before: Any, home: Home) -> Server[S]:
         return self._first(task, self.own.begin(task, key, before, home))
 
-    def _first(self, task: Task, server: Any) -> Server:
+    def _first(self, task: Task, server: S) -> Server[S]:
         zero = self.own.zero(task, self.own.broadcast(server))
         model = next(iter(self.own.models(server).values()), {})  # a phase may hold none
         return Server(server, self.own.uplink.begin(zero, model))
 
-    def broadcast(self, s: Server) -> Down:
+    def broadcast(self, s: Server[S]) -> Down[D]:
         return Down(self.own.broadcast(s.own), s.public)
 
-    def told(self, down: Down, client: int) -> Down:
+    def told(self, down: Down[D], client: int) -> Down[D]:
         return Down(self.own.told(down.own, client), down.public)
 
-    def asks(self, s: Server) -> Sequence[int]:
+    def asks(self, s: Server[S]) -> Sequence[int]:
         return self.own.asks(s.own)
 
-    def zero(self, task: Task, down: Down) -> Any:
+    def zero(self, task: Task, down: Down[D]) -> U:
         return self.own.zero(task, down.own)
 
-    def local(self, task: Task, down: Down, c: Any, shard: Shard, key: Key) -> tuple[Any, Any]:
+    def local(self, task: Task, down: Down[D], c: C, shard: Shard, key: Key) -> tuple[U, C]:
         return self.own.local(task, down.own, c, shard, key)
 
-    def update(self, s: Server, r: Received[Any], home: Home) -> Server:
+    def update(self, s: Server[S], r: Received[U], home: Home) -> Server[S]:
         return Server(self.own.update(s.own, r, home), r.public)
 
-    def models(self, s: Server) -> Mapping[str, Params]:
+    def models(self, s: Server[S]) -> Mapping[str, Params]:
         return self.own.models(s.own)
 
-    def tables(self, s: Server) -> Mapping[str, Table]:
+    def tables(self, s: Server[S]) -> Mapping[str, Table]:
         return self.own.tables(s.own)
 
     def fitted(self, known: Known) -> Self:
@@ -92,7 +92,7 @@ class Adapting(Algorithm[Server, Any, Any, Any]):
         return self.own.work
 
     @property
-    def wants(self) -> Any:
+    def wants(self) -> Asked:
         return self.own.wants
 
     @property
@@ -126,10 +126,13 @@ class Adapting(Algorithm[Server, Any, Any, Any]):
     def behind(self, read: Reader | None = None, uplink: Uplink | None = None) -> Self:
         return replace(self, own=self.own.behind(read, uplink))
 
-    def init_client(self, task: Task) -> Any:
+    def having(self, **settings: Any) -> Self:
+        return replace(self, own=self.own.having(**settings))
+
+    def init_client(self, task: Task) -> C:
         return self.own.init_client(task)
 
-    def personal(self, task: Task, params: Params, c: Any, shard: Shard) -> Model:
+    def personal(self, task: Task, params: Params, c: C, shard: Shard) -> Model:
         return self.own.personal(task, params, c, shard)
 
     def check(self, home: Home) -> None:
@@ -149,10 +152,10 @@ class Adapting(Algorithm[Server, Any, Any, Any]):
 
 
 @dataclass(frozen=True)
-class AdaptingPhase(Adapting, Phase[Server, Any, Any, Any]):
+class AdaptingPhase(Adapting[S, C, D, U], Phase[Server[S], C, Down[D], U]):
     """The same of a phase that prepares a training."""
 
-    own: Phase[Any, Any, Any, Any]
+    own: Phase[S, C, D, U]
 
     @property
     def name(self) -> str:
@@ -162,14 +165,14 @@ class AdaptingPhase(Adapting, Phase[Server, Any, Any, Any]):
     def rounds(self) -> int:
         return self.own.rounds
 
-    def over(self, s: Server) -> bool:
+    def over(self, s: Server[S]) -> bool:
         return self.own.over(s.own)
 
-    def result(self, s: Server) -> Any:
+    def result(self, s: Server[S]) -> Any:
         return self.own.result(s.own)
 
 
-def adapting(own: Algorithm[Any, Any, Any, Any]) -> Algorithm[Any, Any, Any, Any]:
+def adapting(own: AnyAlgorithm) -> AnyAlgorithm:
     """The algorithm as it is, or with what its uplink learns."""
     if not own.uplink.learns:
         return own

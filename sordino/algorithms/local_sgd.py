@@ -1,11 +1,11 @@
-"""The hyper-parameters every method with local SGD shares, in the users' words. No algorithm by itself."""
+"""The hyper-parameters that every method with local SGD shares, in the users' words. No algorithm by itself."""
 
 from __future__ import annotations
 
 from abc import ABC
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, Self, TypeAlias
 
 from torch import Tensor
 
@@ -14,15 +14,18 @@ from sordino.algorithms.algorithm import Algorithm
 from sordino.errors import ConfigError
 from sordino.privacy.readers.open import Open
 from sordino.privacy.uplink import Uplink
-from sordino.types import Params, Reader, Work
+from sordino.types import C, D, Params, Reader, S, U, Work
+
+WORK = {"local_epochs", "local_steps"}  # of which one is set at most
 
 
 class Walk:
-    """Where a client stands, step after step: `y` moves by -eta (direction + weight decay), the direction no longer
-    than `most_grad`, or by its momentum.
+    """The place where a client stands, step after step.
+
+    `y` moves by -eta (direction + weight decay), the direction no longer than `most_grad`, or by its momentum.
     """
 
-    def __init__(self, rule: LocalSgd, start: Params, eta: float, velocity: Params | None = None) -> None:
+    def __init__(self, rule: AnyLocalSgd, start: Params, eta: float, velocity: Params | None = None) -> None:
         self._rule, self._start, self._eta = rule, start, eta
         self.y, self.velocity = start, velocity
 
@@ -41,7 +44,7 @@ class Walk:
 
 
 @dataclass(frozen=True)
-class LocalSgd(Algorithm[Any, Any, Any, Any], ABC):
+class LocalSgd(Algorithm[S, C, D, U], ABC):
     lr: float = 0.1  # eta
     local_epochs: int | None = None  # E; 1 where neither epochs nor steps are given
     local_steps: int | None = None  # instead of epochs
@@ -63,9 +66,7 @@ class LocalSgd(Algorithm[Any, Any, Any, Any], ABC):
         for name in ("lr", "server_lr", "lr_decay"):
             if not 0 < getattr(self, name) < float("inf"):
                 raise ConfigError(
-                    f"{name} is {getattr(self, name)}",
-                    why="it must be finite and above 0",
-                    code="not-positive",
+                    f"{name} is {getattr(self, name)}", why="it must be finite and above 0", code="not-positive"
                 )
         if not 0 <= self.weight_decay < float("inf") or (
             self.most_grad is not None and not 0 < self.most_grad < float("inf")
@@ -83,6 +84,11 @@ class LocalSgd(Algorithm[Any, Any, Any, Any], ABC):
             value = getattr(self, name)
             if isinstance(value, int) and value < 1:
                 raise ConfigError(f"{name} is {value}", why="it must be at least 1", code="not-positive")
+
+    def having(self, **settings: Any) -> Self:
+        """The same method with other settings; who sets steps or epochs leaves the other one, and None sets neither."""
+        given = {name: value for name, value in settings.items() if value is not None or name not in WORK}
+        return super().having(**(dict.fromkeys(WORK) | given if given.keys() & WORK else given))
 
     @property
     def work(self) -> Work:
@@ -108,3 +114,6 @@ class LocalSgd(Algorithm[Any, Any, Any, Any], ABC):
     def rate(self, round: Tensor, participations: Tensor) -> float:
         times = round if self.lr_decay_per == "round" else participations
         return self.lr * self.lr_decay ** int(times)
+
+
+AnyLocalSgd: TypeAlias = LocalSgd[Any, Any, Any, Any]

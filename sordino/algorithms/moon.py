@@ -33,7 +33,7 @@ class Client(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Moon(LocalSgd):
+class Moon(LocalSgd[Server, Client, Server, Up], name="moon"):
     mu: float = 1.0
     temperature: float = 0.5
     head: bool = True

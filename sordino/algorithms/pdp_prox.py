@@ -16,6 +16,7 @@ from __future__ import annotations
 from typing import Literal
 
 from sordino.algorithms.fedprox import FedProx
+from sordino.algorithms.preset import preset
 from sordino.errors import UnsoundGuarantee
 from sordino.privacy.noise.laws import GaussianNoise
 from sordino.privacy.uplink import Uplink
@@ -23,20 +24,18 @@ from sordino.privacy.uplink.stages import Clip, Noise, Weigh
 from sordino.types import Neighbours
 
 Mechanism = Literal["bounds", "local", "rates", "threshold", "published"]
+Weights = Literal["precision", "uniform"]
 
 
+@preset(FedProx(lr=0.01, mu=1.0))
 def pdp_prox(
+    base: FedProx,
     mechanism: Mechanism = "bounds",
     clip: float = 1.0,
-    mu: float = 1.0,
     neighbours: Neighbours | None = None,
-    weights: Literal["precision", "uniform"] = "precision",
+    weights: Weights = "precision",
     literal: bool = False,
     returns: Literal["noisy", "printed"] = "noisy",
-    lr: float = 0.01,
-    local_epochs: int | None = None,
-    local_steps: int | None = None,
-    batch_size: int | Literal["full"] = 10,
 ) -> FedProx:
     """FedProx + what a client's own budget buys. `weights` are those of `local`; `literal` and `returns` belong to
     `published`.
@@ -55,31 +54,22 @@ def pdp_prox(
             fix='mechanism = "published", or leave literal out',
             code="literal-without-published",
         )
-    uplink = _GATES[mechanism](clip, neighbours, weights, literal)
-    return FedProx(lr, local_epochs, local_steps, batch_size, uplink=uplink, mu=mu)
+    return base.behind(uplink=_gates(mechanism, clip, neighbours, weights, literal))
 
 
-def _bounds(clip: float, neighbours: Neighbours | None, weights: str, literal: bool) -> Uplink:
-    # cohort: round_robin, random, everyone. One noise for all; each client's clip is what its own budget buys under it
-    return Uplink(client=(Clip(clip, personal=True),), server=(Noise(GaussianNoise(), neighbours or "zero_out"),))
+def _gates(mechanism: Mechanism, clip: float, neighbours: Neighbours | None, weights: Weights, literal: bool) -> Uplink:
+    """The gates of a mechanism; the comments name the cohorts that fit it."""
 
+    def noise(usual: Neighbours, louder: float = 1.0) -> Noise:
+        return Noise(GaussianNoise(), neighbours or usual, louder=louder)
 
-def _local(clip: float, neighbours: Neighbours | None, weights: str, literal: bool) -> Uplink:
-    # cohort: round_robin, random, everyone. Each client its own noise; the server trusts nobody less for it, only
-    # weighs
-    stages = Clip(clip), Noise(GaussianNoise(), neighbours or "replace")
-    return Uplink(client=(*stages, Weigh("precision")) if weights == "precision" else stages)
-
-
-def _hidden(clip: float, neighbours: Neighbours | None, weights: str, literal: bool) -> Uplink:
-    # cohort: by_budget (`rates`) or threshold
-    return Uplink(client=(Clip(clip),), server=(Noise(GaussianNoise(), neighbours or "add_remove"),))
-
-
-def _published(clip: float, neighbours: Neighbours | None, weights: str, literal: bool) -> Uplink:
-    # cohort: threshold_published
-    noise = Noise(GaussianNoise(), neighbours or "zero_out", louder=clip if literal else 1.0)
-    return Uplink(client=(Clip(1.0 if literal else clip), noise))
-
-
-_GATES = {"bounds": _bounds, "local": _local, "rates": _hidden, "threshold": _hidden, "published": _published}
+    if (
+        mechanism == "bounds"
+    ):  # round_robin, random, everyone: one noise for all; a clip is what its budget buys under it
+        return Uplink((Clip(clip, personal=True),), (noise("zero_out"),))
+    if mechanism == "local":  # the same: each client has its own noise, and the server only weighs
+        weighed = (Weigh("precision"),) if weights == "precision" else ()
+        return Uplink((Clip(clip), noise("replace"), *weighed))
+    if mechanism == "published":  # threshold_published
+        return Uplink((Clip(1.0 if literal else clip), noise("zero_out", clip if literal else 1.0)))
+    return Uplink((Clip(clip),), (noise("add_remove"),))  # by_budget (`rates`), threshold

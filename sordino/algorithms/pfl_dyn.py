@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -30,6 +30,8 @@ from sordino.tasks.personalise import episode_loss, proto
 from sordino.types import Model, Params, Received, Shard, Task
 
 ServerState = Literal["scaled", "literal", "leaky", "oracle"]
+# of presets: published noise counts steps, and the shift by g has no step size of the server
+BY_STEPS = ("local_epochs", "server_lr")
 
 
 class Server(NamedTuple):
@@ -54,14 +56,14 @@ class Up(NamedTuple):
 
 
 class Told(NamedTuple):
-    """With `oracle`."""
+    """The upload with `server_state = "oracle"`: the change of g_n goes beside the update."""
 
     delta: Params
     g: Params
 
 
 @dataclass(frozen=True)
-class PFLDyn(LocalSgd):
+class PFLDyn(LocalSgd[Server, Client, Down, Up | Told], name="pfl_dyn"):
     batch_size: int | Literal["full"] = 50  # of the support, and of the query
     local_steps: int | None = 25
     alpha: float = 0.1
@@ -109,9 +111,9 @@ class PFLDyn(LocalSgd):
         up = Told(delta, tree.sub(g_n, c.g)) if self.server_state == "oracle" else Up(delta)
         return up, Client(g_n, c.participations + 1, c.failures + (not good))
 
-    def update(self, s: Server, r: Received[Any], home: Home) -> Server:
+    def update(self, s: Server, r: Received[Up | Told], home: Home) -> Server:
         delta = r.mean.delta
-        if self.server_state == "oracle":
+        if isinstance(r.mean, Told):
             g = tree.axpy(r.participation, r.mean.g, s.g)
         else:
             share = 1.0 if self.server_state == "literal" else r.participation
@@ -123,5 +125,5 @@ class PFLDyn(LocalSgd):
         """`aggregate`: before the shift by g."""
         return {"global": s.x, "aggregate": tree.axpy(1 / self.alpha, s.g, s.x)}
 
-    def personal(self, task: Task, params: Params, c: Any, shard: Shard) -> Model:
+    def personal(self, task: Task, params: Params, c: Client, shard: Shard) -> Model:
         return proto(task, params, shard)

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
-from sordino.algorithms.algorithm import Algorithm
+from sordino.algorithms.algorithm import Algorithm, AnyAlgorithm
 from sordino.errors import ConfigError
 from sordino.privacy.uplink import Uplink
 from sordino.types import C, D, Reader, S, U
@@ -38,12 +38,15 @@ class Phase(Algorithm[S, C, D, U], ABC):
         return s
 
 
+AnyPhase: TypeAlias = Phase[Any, Any, Any, Any]
+
+
 @dataclass(frozen=True)
 class Phased:
     """A training and the phases in front of it."""
 
-    preparation: tuple[Phase[Any, Any, Any, Any], ...]
-    training: Algorithm[Any, Any, Any, Any]
+    preparation: tuple[AnyPhase, ...]
+    training: AnyAlgorithm
     shares: tuple[float, ...] = ()  # of a privacy budget, for each phase of the preparation; the training has the rest
 
     def __post_init__(self) -> None:

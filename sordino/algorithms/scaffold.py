@@ -37,7 +37,7 @@ class Up(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Scaffold(LocalSgd):
+class Scaffold(LocalSgd[Server, Client, Server, Up], name="scaffold"):
     uplink: Uplink = Uplink(client=())  # uniform weights
 
     def init(self, task: Task, key: Key) -> Server:

@@ -15,6 +15,7 @@ from torch import Tensor
 from sordino import tree
 from sordino.algorithms.algorithm import Home
 from sordino.algorithms.fedavg import Client, FedAvg, Server, Up
+from sordino.algorithms.preset import preset, recast
 from sordino.keys import Key
 from sordino.privacy.uplink import Uplink
 from sordino.privacy.uplink.as_published import Discounted, UserLevel
@@ -36,7 +37,9 @@ class WholeModel(FedAvg):
         return Up(tree.add(down.x, up.delta)), c
 
     def update(self, s: Server, r: Received[Up], home: Home) -> Server:
-        return Server(r.mean.delta if r.participation else s.x, s.round + 1)
+        mean = r.mean.delta if r.participation else s.x
+        x = mean if self.server_lr == 1 else tree.axpy(self.server_lr, tree.sub(mean, s.x), s.x)
+        return Server(x, s.round + 1)
 
 
 @dataclass(frozen=True)
@@ -51,7 +54,9 @@ class TellingLoss(FedAvg):
         return Told(up.delta, training_loss(task, down.x, shard).to(next(iter(down.x.values())).dtype)), c
 
 
+@preset(FedAvg(lr_decay=0.997, local_steps=25, batch_size=50, weight_decay=1e-3, most_grad=10.0))
 def udp(
+    base: FedAvg,
     epsilon: float = 10.0,
     delta: float = 1e-5,
     clip: float | None = None,
@@ -61,12 +66,8 @@ def udp(
     discount: bool = False,
     clip_target: Literal["update", "model"] = "update",
     cohort_rate: float = 0.1,
-    lr: float = 0.1,
-    lr_decay: float = 0.997,
-    local_steps: int = 25,
-    batch_size: int = 50,
-    weight_decay: float = 1e-3,
-    most_grad: float | None = 10.0,
+    *,
+    batch_size: int,
 ) -> FedAvg:
     """FedAvg + clip + noise. `epsilon` is what the paper states, no budget; `horizon` the rounds for which one constant
     noise is computed, `discount` shrinks it.
@@ -74,13 +75,4 @@ def udp(
     stage = Discounted if discount else UserLevel
     noise = stage(epsilon, delta, clip, first, per, batch_size, cohort_rate, horizon)
     kind = TellingLoss if discount else WholeModel if clip_target == "model" else FedAvg
-    return kind(
-        lr,
-        None,
-        local_steps,
-        batch_size,
-        lr_decay,
-        weight_decay=weight_decay,
-        most_grad=most_grad,
-        uplink=Uplink(client=(noise,)),
-    )
+    return recast(kind, base).behind(uplink=Uplink(client=(noise,)))

@@ -29,7 +29,7 @@ from sordino.types import Examples, Params, Shard, Task
 
 
 @dataclass(frozen=True)
-class VHL(FedAvg):
+class VHL(FedAvg, name="vhl"):
     noise_batch: int = 64  # noise images in every step
     per_class: int = 2000
     source: Source = "stylegan"

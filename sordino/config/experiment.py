@@ -245,6 +245,11 @@ def build(table: Mapping[str, Any], choices: Mapping[str, Callable[..., T]], whe
 def filled(made: Callable[..., T], table: Mapping[str, Any], where: str) -> T:
     """Made with a table as its arguments."""
     fields = parameters(made)
+    if table.keys() - fields.keys():
+        from sordino.algorithms.preset import Preset
+
+        if isinstance(made, Preset):
+            made.refuse_fixed(table)
     check_keys(table, fields, where)
     try:
         values = _model(made).model_validate(table)

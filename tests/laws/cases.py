@@ -95,6 +95,8 @@ LIKE_PFL_DYN = {"name": "cuag_pfl", "variant": "local_client", "rate": 1.0, "cli
 
 CASES = [
     Case("fedavg", {"name": "fedavg", "local_epochs": 2, "lr_decay": 0.9, "lr_decay_per": "participation"}),
+    Case("fedavgm", {"name": "fedavgm", "local_epochs": 2, "lr_decay": 0.9}),
+    Case("ditto", {"name": "ditto", "local_epochs": 2, "pull": 0.5}),
     Case("fedprox", {"name": "fedprox", "mu": 0.1, "local_epochs": 2, "batch_size": 32}),
     Case("scaffold", {"name": "scaffold", "local_steps": 3, "batch_size": 32, "lr_decay": 0.9}),
     Case(

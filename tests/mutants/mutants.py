@@ -19,6 +19,7 @@ BAD = "tests/privacy/test_bad_clients.py"
 LEDGER = "tests/test_ledger.py"
 PERSONAL = "tests/test_personal.py"
 PERSONAL_RUNS = "tests/test_personal_runs.py"
+PRESETS = "tests/test_presets.py"
 PLANNED = f"{REFUSALS}::test_the_planned_noise_spends_the_budget_and_no_more"
 SHARED_NOISE = f"{NOISE}::test_rounds_clients_reads_layers_and_seeds_share_no_noise"
 LAW = f"{NOISE}::test_the_law_and_the_scale"
@@ -384,6 +385,28 @@ MUTANTS = [
         "self.walk(x, eta), tree.sub(c, c_i)",
         "self.walk(x, eta), tree.sub(c_i, c)",
         "tests/test_algorithms.py",
+    ),
+    # presets: what a user sets
+    one(
+        "epochs slip past a bound of one step",
+        "algorithms/client_noise.py",
+        "if times != 1:",
+        "if base.local_steps not in (None, 1):",
+        f"{PRESETS}::test_a_bound_of_one_step_is_kept_whatever_is_set",
+    ),
+    one(
+        "what is set to the default is overridden",
+        "algorithms/preset.py",
+        "given.items() if name in self._inherited}",
+        'given.items() if name in self._inherited and value != getattr(self._bases["default"], name)}',
+        f"{PRESETS}::test_what_is_set_wins_over_the_preset_even_where_it_is_the_default",
+    ),
+    one(
+        "the upload of a model of one's own",
+        "algorithms/ditto.py",
+        "return up, Client(",
+        "return Up(tree.sub(own.y, down.x)), Client(",
+        "tests/test_ditto.py::test_the_global_model_is_that_of_fedavg",
     ),
 ]
 MUTANTS += HOSTILE

@@ -82,7 +82,7 @@ def test_its_noise_is_sized_for_all_steps(steps: int) -> None:
 
 def test_the_upload_is_what_the_steps_and_one_noise_at_their_end_would_give() -> None:
     """The method as its paper has it, through the algorithm that is made by its name."""
-    algorithm = convex_stable(B, E, ETA, Z)
+    algorithm = convex_stable(B, Z, local_steps=E, lr=ETA)
     shard = algorithm.read.open(rows(), Grant(0, N, N, Still(1.0), reads=1), TASK)
     state = Server(start(), torch.tensor(0)), Client(torch.tensor(0))
     up, _ = algorithm.local(TASK, *state, shard, keys.root(1))

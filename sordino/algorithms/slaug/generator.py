@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -56,8 +56,9 @@ Kind = Literal["auto", "strong", "weak", "small"]
 
 
 def generator_shape(kind: Kind, scenario: int, shape: tuple[int, ...], classes: int) -> Shape:
-    """As published for colour images of 32 x 32, a small one for others; many classes share several strong generators
-    of ten each.
+    """The generator's shape: as published for colour images of 32 x 32, a small one for others.
+
+    Many classes share several strong generators of ten each.
     """
     if len(shape) != 3:
         raise ConfigError(
@@ -138,12 +139,13 @@ class Recipe:
             )
 
     def warns(self, story: Mapping[str, Any] | None) -> list[str]:
-        """Of candidates that are fewer than are to be kept."""
+        """Notes about classes with fewer candidates than are to be kept."""
         few = [n for n in story["counts"].values() if n < self.keep] if story and self.scenario == 1 else []
         if not few:
             return []
         return [
-            f"{len(few)} classes have fewer candidates than keep = {self.keep} (at least {min(few)}): all of them are kept"
+            f"{len(few)} classes have fewer candidates than keep = {self.keep} (at least {min(few)}): "
+            "all of them are kept"
         ]
 
     def template(self) -> Made:
@@ -167,7 +169,7 @@ class Recipe:
             found[i] = torch.tensor([row.get(name, ABSENT) for name in self.columns])
         return found
 
-    def tables(self, made: Made) -> dict[str, list[dict[str, Any]]]:
+    def tables(self, made: Made) -> dict[str, list[dict[str, object]]]:
         """How the generator learned, and which candidates it learned from."""
         rows = [zip(self.columns, row, strict=True) for row in made.log.tolist()]
         log = [{name: value for name, value in row if value != ABSENT} for row in rows]
@@ -221,7 +223,7 @@ class Recipe:
         return found
 
     def _merged(self, anchors: Sequence[Anchor]) -> list[Anchor]:
-        """As published: the prototypes of a class averaged, through the winner's extractor, though they come from
+        """The prototypes of a class averaged, as published: through the winner's extractor, though they come from
         different ones.
         """
         by: dict[int, list[Anchor]] = {}
@@ -244,12 +246,21 @@ def seen(task: Task, params: Params, x: Tensor, matrix: Tensor | None) -> Tensor
         return z if matrix is None else torch.nn.functional.normalize(z @ matrix.to(z.dtype), dim=1)
 
 
-def dimensions(phase: Any, task: Task) -> int:
-    """Of what is told of an image: never more than a feature has."""
+class Projects(Protocol):
+    """A phase that tells features in fewer dimensions."""
+
+    @property
+    def project(self) -> int: ...
+    @property
+    def known(self) -> Known | None: ...
+
+
+def dimensions(phase: Projects, task: Task) -> int:
+    """The dimensions of what is told of an image: never more than a feature has."""
     return min(phase.project or task.width, task.width)
 
 
-def projected_by(phase: Any, task: Task) -> Tensor:
-    """Drawn from the run's key alone: the same for everybody, and of nobody's data."""
+def projected_by(phase: Projects, task: Task) -> Tensor:
+    """The projection, drawn from the run's key alone: the same for everybody, and of nobody's data."""
     assert phase.known is not None, "an algorithm is fitted before it runs"
     return projection(task.width, phase.project, keys.fold(phase.known.key, "projection"))

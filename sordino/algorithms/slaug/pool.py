@@ -45,7 +45,7 @@ class Sums(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Pool(LocalSgd, Phase[Pooled, Any, Told, Sums]):
+class Pool(LocalSgd[Pooled, tuple[()], Told, Sums], Phase[Pooled, tuple[()], Told, Sums]):
     """No model of a device leaves it, and no labelled examples are needed: sums of features through a network that was
     trained on candidates, or stored.
     """
@@ -106,7 +106,7 @@ class Pool(LocalSgd, Phase[Pooled, Any, Told, Sums]):
     def passes(self, size: int) -> float:
         return size / 3
 
-    def local(self, task: Task, down: Told, c: Any, shard: Shard, key: Key) -> tuple[Sums, Any]:
+    def local(self, task: Task, down: Told, c: tuple[()], shard: Shard, key: Key) -> tuple[Sums, tuple[()]]:
         sums, _ = shard.by_class(lambda x: seen(task, down.x, x, projected_by(self, task)), task.labels)
         return Sums(sums.float()), c
 
@@ -117,7 +117,7 @@ class Pool(LocalSgd, Phase[Pooled, Any, Told, Sums]):
         made = self.recipe.make(home, anchors)
         return Pooled(s.x, directions, *made, torch.tensor(True))
 
-    def tables(self, s: Pooled) -> dict[str, list[dict[str, Any]]]:
+    def tables(self, s: Pooled) -> dict[str, list[dict[str, object]]]:
         return self.recipe.tables(Made(s.generator, s.kept, s.learned, s.log))
 
     def models(self, s: Pooled) -> Mapping[str, Params]:

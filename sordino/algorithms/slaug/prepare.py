@@ -5,7 +5,7 @@ that. SlaugFL, IEEE Transactions on Mobile Computing, 2024, section "selective d
     ask      for each class the best device is asked for a prototype, the mean feature of its held-back images of the
              class; who declines is followed by the next
 
-Then the server makes a generator (`slaug_generator`). `slaug_pool` is the private way that needs neither of the two.
+Then the server makes a generator (`generator`). `pool` is the private way that needs neither of the two.
 Deviations: a device that was silent has declined. After `ranks` refusals a class is left without a prototype. Devices
 are ranked by F1 by default: by recall, as published, the best device of a class may be one that calls everything so.
 One device answers for one class a round.
@@ -65,7 +65,7 @@ class Up(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Train(LocalSgd, Phase[Ranked, Owner, Told, Up]):
+class Train(LocalSgd[Ranked, Owner, Any, Up], Phase[Ranked, Owner, Any, Up]):
     """Devices alone, with early stopping on what they hold back."""
 
     uplink: Uplink = PLAIN
@@ -149,7 +149,8 @@ class Train(LocalSgd, Phase[Ranked, Owner, Told, Up]):
             raise RunError(
                 f"{len(models)} devices answered, {self.ranks} of them are ranked",
                 why="who declines is followed by the next best",
-                fix="resume when more of them are back; where a shared ledger has nothing left for them, take another ledger or a larger budget",
+                fix="resume when more of them are back; where a shared ledger has nothing left for them, "
+                "take another ledger or a larger budget",
                 code="too-few-devices-answered",
             )
         recall, f1, sure = torch.zeros_like(s.recall), torch.zeros_like(s.f1), torch.full_like(s.recall, -1.0)
@@ -161,7 +162,7 @@ class Train(LocalSgd, Phase[Ranked, Owner, Told, Up]):
         }
         return Ranked(s.x, recall, f1, order, kept, torch.tensor(True))
 
-    def tables(self, s: Ranked) -> dict[str, list[dict[str, Any]]]:
+    def tables(self, s: Ranked) -> dict[str, list[dict[str, object]]]:
         """What the server found each device's model to know, class by class."""
         both = zip(s.recall.tolist(), s.f1.tolist(), strict=True)
         return {"skill": [{"device": k, "recall": recall, "f1": f1} for k, (recall, f1) in enumerate(both)]}
@@ -196,7 +197,7 @@ class Wishes(NamedTuple):
 
 
 class Prototype(NamedTuple):
-    """Of no images: the device declines."""
+    """A device's answer: a sum of features and of how many images. With no images the device declines."""
 
     label: Tensor
     total: Tensor
@@ -204,7 +205,7 @@ class Prototype(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Ask(LocalSgd, Phase[Asking, Owner, Any, "Prototype"]):
+class Ask(LocalSgd[Asking, Owner, Any, Prototype], Phase[Asking, Owner, Any, Prototype]):
     uplink: Uplink = PLAIN
     recipe: Recipe = Recipe()
     least: float = 1  # images that a prototype needs
@@ -239,7 +240,10 @@ class Ask(LocalSgd, Phase[Asking, Owner, Any, "Prototype"]):
         return projected_by(self, task) if self.project else None
 
     def warns(self, home: Home) -> list[str]:
-        random = "no client has 4 images, and fewer are not split: nobody has a prototype, and candidates are taken at random"
+        random = (
+            "no client has 4 images, and fewer are not split: "
+            "nobody has a prototype, and candidates are taken at random"
+        )
         return self.recipe.warns(home.story) + ([] if self._answers(home) else [random])
 
     def check(self, home: Home) -> None:
@@ -296,7 +300,7 @@ class Ask(LocalSgd, Phase[Asking, Owner, Any, "Prototype"]):
         mine = down.label[down.device == client][:1]
         return Wish(mine if len(mine) else mine.new_full((1,), -1))  # a message has one shape, whoever gets it
 
-    def zero(self, task: Task, down: Any) -> Prototype:
+    def zero(self, task: Task, down: Wishes) -> Prototype:
         total = torch.zeros(dimensions(self, task))
         return Prototype(torch.zeros(1, dtype=torch.int64), total, torch.zeros(1))
 
@@ -333,8 +337,8 @@ class Ask(LocalSgd, Phase[Asking, Owner, Any, "Prototype"]):
         made = self.recipe.make(home, self._anchors(s, home))
         return s._replace(**made._asdict())
 
-    def tables(self, s: Asking) -> dict[str, list[dict[str, Any]]]:
-        """Who was asked for which class and answered, in the order of the slots, beside what the generator is made of."""
+    def tables(self, s: Asking) -> dict[str, list[dict[str, object]]]:
+        """Tables of who was asked for which class and answered, slot by slot, and of what the generator is made of."""
         answered, place = (s.state == 1).tolist(), s.place.tolist()
         asked = [
             {

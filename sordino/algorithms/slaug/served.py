@@ -51,7 +51,7 @@ class Model(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Served(Calibrated):
+class Served(Calibrated[Holding, Any, Model]):
     reads_each = True
     tells_each = True
 

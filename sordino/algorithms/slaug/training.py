@@ -1,5 +1,5 @@
 """SlaugFL: training with images that a generator draws. "SlaugFL: Efficient federated learning via selective GAN-based
-data augmentation", IEEE Transactions on Mobile Computing, 2024. How the generator is made is in `slaug_prepare`; this
+data augmentation", IEEE Transactions on Mobile Computing, 2024. How the generator is made is in `prepare`; this
 file is the collaborative phase, with its dual calibration.
 
 Each client draws, once, as many images as it has examples, all classes alike, and trains on both: cross-entropy of its
@@ -13,6 +13,7 @@ are averaged over all drawn images of a round. A momentum starts afresh in every
 
 from __future__ import annotations
 
+from abc import ABC
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -25,7 +26,7 @@ from torch import Tensor
 from sordino import keys, tree
 from sordino.algorithms.algorithm import Home, Known
 from sordino.algorithms.fedavg import Client
-from sordino.algorithms.local_sgd import LocalSgd
+from sordino.algorithms.local_sgd import LocalSgd, Walk
 from sordino.algorithms.slaug.generator import Kind, generator_shape
 from sordino.errors import ConfigError
 from sordino.generators.nets import Shape
@@ -34,7 +35,7 @@ from sordino.privacy.readers.beside_public import How
 from sordino.privacy.readers.class_sums import class_sums
 from sordino.tasks.contrast import class_means, separation
 from sordino.tasks.drawn import all_alike, drawn
-from sordino.types import Examples, Params, Received, Shard, Task
+from sordino.types import D, Examples, Params, Received, S, Shard, Task, U
 
 CLASSES = "classes"  # that the generator has learnt, beside its weights
 
@@ -77,8 +78,11 @@ class Up(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Calibrated(LocalSgd):
-    """Where drawn images come from, and what a client does with them; what it sends is for others to say."""
+class Calibrated(LocalSgd[S, State, D, U], ABC):
+    """A client's training with drawn images: where they come from, and what it does with them.
+
+    What it sends is for others to say.
+    """
 
     generator: Kind = "auto"
     scenario: Literal[1, 2] = 1
@@ -182,7 +186,7 @@ class Calibrated(LocalSgd):
     # the losses -------------------------------------------------------------------------------------------------------
 
     def loss(self, task: Task, down: Start, params: Params, own: Examples, public: Examples, draws: Tensor) -> Tensor:
-        """Of one batch: L_cla + separation * L_sep."""
+        """The loss of one batch: L_cla + separation * L_sep."""
         n = len(own.y)
         z = task.features(params, torch.cat([own.x, public.x]), draws, plain=len(public.y))
         logits = task.head(params, z)
@@ -200,7 +204,7 @@ class Calibrated(LocalSgd):
             total = total + self.separation * pulled
         return total
 
-    def _apart(self, task: Task, down: Start, walk: Any, shard: Shard, key: Key) -> None:
+    def _apart(self, task: Task, down: Start, walk: Walk, shard: Shard, key: Key) -> None:
         """Losses of single examples: of the client's own through the reader, which may clip and noise them; of drawn
         ones as they are.
         """
@@ -236,7 +240,7 @@ class Calibrated(LocalSgd):
 
 
 def public_gradient(task: Task, params: Params, public: Examples, labels: Tensor) -> Params:
-    """Of the mean cross-entropy of examples that are nobody's secret, as they are."""
+    """The gradient of the mean cross-entropy of examples that are nobody's secret, as they are."""
     if not len(labels):
         return tree.zeros_like(params)
     leaves = {name: value.detach().requires_grad_() for name, value in params.items()}
@@ -246,8 +250,8 @@ def public_gradient(task: Task, params: Params, public: Examples, labels: Tensor
 
 
 @dataclass(frozen=True)
-class SlaugFL(Calibrated):
-    """As published: devices send prototypes of their drawn images beside their models."""
+class SlaugFL(Calibrated[Server, Server, Up]):
+    """SlaugFL as published: devices send prototypes of their drawn images beside their models."""
 
     def init(self, task: Task, key: Key) -> Server:
         return self.start(task, key)
@@ -269,10 +273,10 @@ class SlaugFL(Calibrated):
 
     def local(self, task: Task, down: Server, c: State, shard: Shard, key: Key) -> tuple[Up, State]:
         y, after = self.trained(task, down, c, shard, key)
-        sums, counts = self.prototypes(task, y, shard)
+        sums, counts = self.prototype_sums(task, y, shard)
         return Up(tree.sub(y, down.x), (sums / shard.size).float(), (counts / shard.size).float()), after
 
-    def prototypes(self, task: Task, params: Params, shard: Shard) -> tuple[Tensor, Tensor]:
+    def prototype_sums(self, task: Task, params: Params, shard: Shard) -> tuple[Tensor, Tensor]:
         """Sums of features by class, and of how many images: of drawn ones, so they say nothing that the model does
         not.
         """

@@ -1,0 +1,75 @@
+"""Ditto. Li, Hu, Beirami and Smith, "Ditto: Fair and robust federated learning through personalization", ICML 2021,
+Algorithm 1, with FedAvg as the global method.
+
+Beside its part in FedAvg every client keeps a model of its own, which is pulled towards the global one and never leaves
+it. Clients are judged by these models.
+
+Deviations: v_k starts as the first model that the client receives; it takes as many steps as the global model, with
+`personal_lr` constant. The client reads its examples twice in a round, so a reader that is paid for each pass is
+refused: noise belongs on the uplink, which v_k does not pass.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from sordino import keys, tree
+from sordino.algorithms import fedavg
+from sordino.algorithms.fedavg import FedAvg, Server, Up
+from sordino.errors import ConfigError, PrivacyError
+from sordino.keys import Key
+from sordino.tasks.personalise import plain
+from sordino.types import Model, Params, Shard, Task
+
+
+class Client(NamedTuple):
+    v: Params
+    participations: Tensor
+
+
+@dataclass(frozen=True)
+class Ditto(FedAvg, name="ditto"):
+    pull: float = 1.0  # lambda
+    personal_lr: float = 0.1
+    personalises = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 <= self.pull < float("inf") or not 0 < self.personal_lr < float("inf"):
+            raise ConfigError(
+                f"pull is {self.pull}, personal_lr is {self.personal_lr}",
+                why="the one is a finite number from 0 on, the other one above 0",
+                code="not-positive",
+            )
+        if self.read.offer() is not None:
+            raise PrivacyError(
+                "ditto behind a noisy reader",
+                why="it reads a client's examples twice in a round, and the reader is paid for one pass",
+                fix="noise on the uplink: the models of clients' own do not pass it",
+                code="read-beyond-reservation",
+            )
+
+    def init_client(self, task: Task) -> Any:
+        return Client(tree.zeros_like(task.init(0)), torch.tensor(0))
+
+    def local(self, task: Task, down: Server, c: Any, shard: Shard, key: Key) -> tuple[Up, Any]:
+        up, _ = super().local(task, down, fedavg.Client(c.participations), shard, key)
+        own = self.walk(self.model_of(c, down.x), self.personal_lr)
+        for batch in shard.batches(self.work, keys.fold(key, "personal")):
+            g = batch.grad(task.losses, own.y)
+            own(tree.axpy(self.pull, tree.sub(own.y, down.x), g))  # v <- v - eta (grad F(v) + lambda (v - w))
+        return up, Client(tree.formed(own.y), c.participations + 1)
+
+    def personal(self, task: Task, params: Params, c: Any, shard: Shard) -> Model:
+        return plain(task, self.model_of(c, params), shard)
+
+    def model_of(self, c: Client, shared: Params) -> Params:
+        """A client's own model; before its first round it is the shared one."""
+        return c.v if c.participations > 0 else shared
+
+    def passes(self, size: int) -> float:
+        return 2 * super().passes(size)

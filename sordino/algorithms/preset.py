@@ -1,0 +1,93 @@
+"""Presets: a method that is another one behind gates of its own, with other defaults.
+
+    @preset(FedAvg(lr=0.5))
+    def noisy(base: FedAvg, clip: float = 1.0) -> FedAvg:
+        return base.behind(NoisyGradient(clip, GaussianNoise()))
+
+The function gets the base with what a user has set, so it sees every value that could break its promise. What may be
+set is what the function takes, and every field of the base but its gates and what is `fixed`. A parameter that has the
+name of a field is that field, narrowed to a type of the function's own.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import fields
+from typing import Any, Concatenate, Generic, Literal, ParamSpec, TypeVar, get_type_hints
+
+from sordino.algorithms.algorithm import AnyAlgorithm
+from sordino.algorithms.phases import Phased
+from sordino.errors import ConfigError
+
+B = TypeVar("B", bound=AnyAlgorithm)
+K = TypeVar("K", bound=AnyAlgorithm)
+M = TypeVar("M", bound=AnyAlgorithm | Phased)
+P = ParamSpec("P")
+GATES = ("read", "uplink")
+CHOICE = "preset"  # the setting that chooses between sets of defaults, where there are several
+
+
+class Preset(Generic[M]):
+    """The callable that `preset` makes: its signature lists all that may be set."""
+
+    __name__: str
+    __signature__: inspect.Signature
+
+    def __init__(
+        self, made: Callable[..., M], base: AnyAlgorithm, fixed: tuple[str, ...], others: Mapping[str, AnyAlgorithm]
+    ) -> None:
+        functools.update_wrapper(self, made)
+        self._made, self._bases, self._fixed = made, {"default": base, **others}, fixed
+        hints = get_type_hints(type(base))
+        values = {f.name: (hints[f.name], getattr(base, f.name)) for f in fields(base) if _free(f.name)}
+        _, *own = inspect.signature(made, eval_str=True).parameters.values()
+        self._own = {parameter.name for parameter in own}
+        self._inherited = values.keys() - {*fixed}
+        listed = [p.replace(default=values[p.name][1]) if p.name in values else p for p in own]
+        if others:
+            values = {CHOICE: (Literal[("default", *others)], "default"), **values}
+        listed += [
+            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kind)
+            for name, (kind, default) in values.items()
+            if name not in {*fixed, *self._own}
+        ]
+        self.__signature__ = inspect.Signature(listed)
+        self.__annotations__ = {p.name: p.annotation for p in listed}
+
+    def __call__(self, *args: Any, **settings: Any) -> M:
+        self.refuse_fixed(settings)
+        given = self.__signature__.bind(*args, **settings).arguments
+        base = self._bases[given.pop(CHOICE, "default")]
+        base = base.having(**{name: value for name, value in given.items() if name in self._inherited})
+        own = {name: value for name, value in given.items() if name in self._own}
+        return self._made(base, **own | {name: getattr(base, name) for name in self._own & self._inherited})
+
+    def refuse_fixed(self, names: Iterable[str]) -> None:
+        """Says why a setting of the base is none of the preset's."""
+        for name in names:
+            if name in self._fixed:
+                raise ConfigError(
+                    f"{self.__name__} has no key {name!r}",
+                    why="the method itself decides it: with another value it would be another method",
+                    fix=f"leave {name} out",
+                    code="unknown-key",
+                )
+
+
+def preset(base: B, fixed: tuple[str, ...] = (), **others: B) -> Callable[[Callable[Concatenate[B, P], M]], Preset[M]]:
+    """Makes a function of a base a method: the base says the defaults, `fixed` what of it nobody may set.
+
+    `others` are more sets of defaults, by name; a setting `preset` chooses one. What a user sets always wins.
+    """
+    return lambda made: Preset(made, base, fixed, others)
+
+
+def recast(kind: type[K], given: AnyAlgorithm) -> K:
+    """An algorithm of this kind, with what it shares of another one's settings."""
+    return kind(**{f.name: getattr(given, f.name) for f in fields(kind) if not f.name.startswith("_")})
+
+
+def _free(name: str) -> bool:
+    return name not in GATES and not name.startswith("_")
