@@ -17,7 +17,7 @@ from sordino.errors import ConfigError, PrivacyError
 from sordino.keys import Key
 from sordino.privacy.noise.sources import Counter
 from sordino.runs.run import start
-from sordino.runs.setup import Parts
+from sordino.runs.simulation import simulated
 from sordino.types import Grant, Shard, Task
 
 EACH = 0.05  # personal_lr
@@ -135,9 +135,9 @@ def test_a_reader_that_is_paid_for_each_pass_is_refused() -> None:
     noisy = {"read": {"name": "noisy_gradient", "clip": 1.0}, "privacy": {"epsilon": 4.0}}
     table = {"algorithm": {"name": "ditto", "local_steps": 1, "batch_size": "full"}, **noisy}
     with pytest.raises(PrivacyError) as refusal:
-        _ = Parts(config.validate(table)).algorithm
+        _ = simulated(config.validate(table)).setup.algorithm
     assert refusal.value.code == "read-beyond-reservation"
-    assert Parts(config.validate({**table, "algorithm": {**table["algorithm"], "name": "fedavg"}})).algorithm
+    assert simulated(config.validate({**table, "algorithm": {**table["algorithm"], "name": "fedavg"}})).setup.algorithm
 
 
 @pytest.mark.parametrize("wrong", [{"pull": -0.1}, {"pull": float("inf")}, {"personal_lr": 0.0}])

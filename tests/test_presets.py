@@ -29,7 +29,7 @@ from sordino.algorithms.udp import WholeModel, udp
 from sordino.errors import ConfigError, UnsoundGuarantee
 from sordino.runs.forecast import Forecast
 from sordino.runs.run import start
-from sordino.runs.setup import Parts
+from sordino.runs.simulation import simulated
 
 PRESETS = {name: made for name, made in ALGORITHMS.items() if isinstance(made, Preset)}
 # what a method decides itself: every field of its base that is missing in what may be set
@@ -114,8 +114,8 @@ def test_what_acts_on_noised_gradients_is_free(name: str) -> None:
 def promised(**settings: Any) -> tuple[Any, ...]:
     """Exposures, noisy reads, and every row of the guarantees as planned."""
     table: dict[str, Any] = {"rounds": 3, "partition": {"scheme": "iid", "clients": 3}, "privacy": {"epsilon": 2.0}}
-    parts = Parts(config.validate({**table, "algorithm": settings}))
-    return list(parts.plan.exposures), list(parts.plan.reads), Forecast(parts).guarantees
+    parts = simulated(config.validate({**table, "algorithm": settings}))
+    return list(parts.setup.plan.exposures), list(parts.setup.plan.reads), Forecast(parts).guarantees
 
 
 def test_the_promise_of_a_run_does_not_hear_of_free_settings() -> None:
