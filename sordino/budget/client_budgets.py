@@ -22,8 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sordino import keys
-from sordino.errors import InvalidBudget
-from sordino.ledger.events import is_number
+from sordino.errors import InvalidBudget, is_number
 
 Floats = NDArray[np.float64]
 

@@ -17,8 +17,7 @@ from typing import Protocol, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from sordino.errors import BudgetExhausted, InvalidBudget
-from sordino.ledger.events import is_number
+from sordino.errors import BudgetExhausted, InvalidBudget, is_number
 
 Shares: TypeAlias = NDArray[np.float64]
 

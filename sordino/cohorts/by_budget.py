@@ -23,8 +23,7 @@ import numpy as np
 from sordino.cohorts import kinds
 from sordino.cohorts.draws import Coins
 from sordino.cohorts.kinds import Cohort, Rates, Tossed, alike
-from sordino.errors import ConfigError
-from sordino.ledger.events import is_number
+from sordino.errors import ConfigError, is_number
 from sordino.ledger.thresholds import Waste
 
 

@@ -12,10 +12,10 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields
-from numbers import Integral, Real
+from numbers import Integral
 from typing import Any, TypeAlias
 
-from sordino.errors import InvalidBudget, UnsupportedEvent
+from sordino.errors import InvalidBudget, UnsupportedEvent, is_number
 
 
 @dataclass(frozen=True)
@@ -301,11 +301,6 @@ def valid_delta(delta: float, *, zero: bool = False) -> float:
             code="delta-out-of-range",
         )
     return float(delta)
-
-
-def is_number(value: object) -> bool:
-    """A real number that is not a truth value (True would pass for 1)."""
-    return isinstance(value, Real) and not isinstance(value, bool)
 
 
 def _noise(value: float) -> float:

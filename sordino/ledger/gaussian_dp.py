@@ -18,8 +18,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from sordino.errors import InvalidBudget
-from sordino.ledger.events import is_number, valid_delta, valid_epsilon
+from sordino.errors import InvalidBudget, is_number
+from sordino.ledger.events import valid_delta, valid_epsilon
 
 
 def delta_of(epsilon: float, mu: float) -> float:

@@ -16,8 +16,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from sordino.errors import InvalidBudget
-from sordino.ledger.events import is_number
+from sordino.errors import InvalidBudget, is_number
 
 
 @dataclass(frozen=True)

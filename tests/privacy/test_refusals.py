@@ -804,9 +804,12 @@ def raised_codes() -> Iterator[tuple[str, str]]:
     root = Path(sordino.__file__).parent
     for path in sorted(root.rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in REFUSALS:
-                given = {keyword.arg: keyword.value for keyword in node.keywords}
-                yield _constant(given.get("code"), node.func.id), f"{path.relative_to(root)}:{node.lineno}"
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+                given, kind, place = {k.arg: k.value for k in node.keywords}, node.func.id, path.relative_to(root)
+                if kind in REFUSALS:
+                    yield _constant(given.get("code"), kind), f"{place}:{node.lineno}"
+                elif kind == "check_range" and "error" in given and ast.unparse(given["error"]) in REFUSALS:
+                    yield _constant(node.args[3], kind), f"{place}:{node.lineno}"
 
 
 def _constant(value: ast.expr | None, default: str) -> str:

@@ -14,13 +14,14 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from sordino.errors import PrivacyError, UnsoundGuarantee
+from sordino.errors import NOT_NEGATIVE, PrivacyError, UnsoundGuarantee, check_range
 from sordino.keys import Key
 from sordino.privacy.noise.laws import GaussianNoise
 from sordino.privacy.readers.beside_public import taken
-from sordino.privacy.readers.covered import Covered, alone, check_apart
-from sordino.privacy.uplink.stages import SLACK, Clip
-from sordino.types import ADVERSARIES, Claim, Examples, Grant, Offer, Reader, Shard, Task, Work
+from sordino.privacy.readers.covered import Covered, alone
+from sordino.privacy.readers.noised import Clipped, check_unread
+from sordino.privacy.uplink.stages import SLACK
+from sordino.types import Examples, Grant, Shard, Task, Work
 
 ROWS = 256  # of a statistic at a time
 
@@ -36,7 +37,7 @@ def class_sums(of: Callable[[Tensor], Tensor], examples: Examples, classes: int)
 
 
 @dataclass(frozen=True)
-class ClassSums(Reader):
+class ClassSums(Clipped):
     """clip: radius of one example's statistic. count: how much louder than the statistic's radius a client counts; 0:
     not at all, and counts are told as nan.
 
@@ -50,62 +51,29 @@ class ClassSums(Reader):
     mechanism: GaussianNoise = GaussianNoise()
     multiplier: float | None = None  # None: the plan decides from the budget
     gives = "sums"
+    neighbours = "add_remove"
 
     def __post_init__(self) -> None:
-        Clip(self.clip)
-        if not (math.isfinite(self.count) and self.count >= 0):
-            raise UnsoundGuarantee(
-                f"count is {self.count}",
-                why="it is how loudly examples are counted: a finite number, 0 for not at all",
-                code="count-out-of-range",
-            )
-        if self.multiplier is not None and not (math.isfinite(self.multiplier) and self.multiplier > 0):
-            raise UnsoundGuarantee(
-                f"noise multiplier {self.multiplier}",
-                why="noise without a size protects nobody",
-                fix="give a multiplier above 0, or a budget in [privacy]",
-                code="noise-not-positive",
-            )
+        super().__post_init__()
+        why = "it is how loudly examples are counted, 0 for not at all"
+        check_range("count", self.count, NOT_NEGATIVE, "count-out-of-range", error=UnsoundGuarantee, why=why)
 
     @property
     def sensitivity(self) -> float:
         return self.clip * math.hypot(1, self.count)
 
-    @property
-    def cut(self) -> float:
-        return self.clip
-
-    def offer(self) -> Offer:
-        return Offer("example", "add_remove", "server", self.mechanism, everyone_pays=False)
-
-    def claims(self, work: Work, size: int, multiplier: float | None) -> list[Claim]:
-        used = self.multiplier if self.multiplier is not None else multiplier
-        assert used is not None
-        because = ("the number of examples of each client is public",)
-        event = self.mechanism.event(used)
-        return [Claim("example", "add_remove", adversary, event, "proved", because) for adversary in ADVERSARIES]
-
     def reads(self, work: Work, size: int) -> int:
         return 1
-
-    def check(self, work: Work, task: Task) -> None:
-        check_apart(task)
 
     def open(self, examples: Examples, grant: Grant, task: Task) -> Shard:
         return SumShard(self, examples, grant, task)
 
 
-class SumShard(Covered):
+@dataclass
+class SumShard(Covered[ClassSums]):
     """One client's examples during one round: one question about them is paid for."""
 
-    def __init__(self, reader: ClassSums, examples: Examples, grant: Grant, task: Task) -> None:
-        self._reader, self._examples, self._grant, self._task = reader, examples, grant, task
-        self._asked = False
-
-    @property
-    def size(self) -> int:
-        """The public number; the data may hold one more or one less."""
-        return self._grant.size
+    _asked: bool = False
 
     @property
     def public(self) -> Examples | None:
@@ -135,20 +103,13 @@ class SumShard(Covered):
         return first, second
 
     def _spend(self) -> None:
-        if self._asked:
-            raise PrivacyError(
-                "sums per class were asked for a second time",
-                why="every noisy read is paid for before the round starts",
-                fix="ask once, for everything",
-                code="read-beyond-reservation",
-            )
+        check_unread(self._asked, "a shard of sums per class", "ask once, for everything")
         self._asked = True
 
     def by_class(self, of: Callable[[Tensor], Tensor], classes: int) -> tuple[Tensor, Tensor]:
         self._spend()
         reader = self._reader
-        multiplier = reader.multiplier if reader.multiplier is not None else self._grant.multiplier
-        assert multiplier is not None, "the plan prices every private reader before a round"
+        multiplier = reader.used(self._grant.multiplier)
 
         def clipped(x: Tensor) -> Tensor:
             z = alone(of, x).double()

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
 
 import torch
 from torch import Tensor
@@ -17,7 +19,9 @@ from sordino.errors import PrivacyError, UnsoundGuarantee
 from sordino.keys import Key
 from sordino.privacy.readers.beside_public import How, Mixed
 from sordino.tree import Tree
-from sordino.types import Batch, Episode, Examples, Shard, Task, Work
+from sordino.types import Batch, Episode, Examples, Grant, Reader, Shard, Task, Work
+
+R = TypeVar("R", bound=Reader)
 
 
 def check_apart(task: Task) -> None:
@@ -45,9 +49,23 @@ def alone(of: Callable[[Tensor], Tensor], rows: Tensor) -> Tensor:
         return torch.cat([of(row) for row in torch.split(rows, 1)])
 
 
-class Covered(ABC):
+@dataclass
+class Covered(ABC, Generic[R]):
+    """One client's examples during one round, which refuse every question until a reader's own shard answers it."""
+
+    _reader: R
+    _examples: Examples = field(repr=False)
+    _grant: Grant
+    _task: Task = field(repr=False)
+
     @abstractmethod
-    def refused(self, what: str) -> PrivacyError: ...
+    def refused(self, what: str) -> PrivacyError:
+        """The refusal of a question that the reader's promise does not cover."""
+
+    @property
+    def size(self) -> int:
+        """The public number of examples; the data may hold one more or one less."""
+        return self._grant.size
 
     def batches(self, work: Work, key: Key) -> Iterator[Batch]:
         raise self.refused("a batch")

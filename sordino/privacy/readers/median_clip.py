@@ -16,12 +16,12 @@ import torch
 from torch import Tensor
 
 from sordino import keys
-from sordino.errors import UnsoundGuarantee
 from sordino.keys import Key
 from sordino.ledger.events import NonPrivate
 from sordino.ledger.gaussian_dp import epsilon_of
 from sordino.ledger.published_clipping import scaffold_epsilon
 from sordino.privacy.readers.beside_public import epochs
+from sordino.privacy.readers.noised import check_multiplier
 from sordino.privacy.readers.noisy_gradient import GradientsOnly
 from sordino.privacy.readers.open import effort
 from sordino.privacy.uplink.as_published import NOT_STEPS, PER_LAYER, RAW_MEDIAN
@@ -51,13 +51,7 @@ class MedianClip(Reader):
     gives = "batches"
 
     def __post_init__(self) -> None:
-        if not (math.isfinite(self.sigma) and self.sigma > 0):
-            raise UnsoundGuarantee(
-                f"noise of {self.sigma}",
-                why="noise without a size protects nobody",
-                fix="give a sigma above 0",
-                code="noise-not-positive",
-            )
+        check_multiplier(self.sigma, "give a sigma above 0", "sigma")
 
     def offer(self) -> Offer | None:
         return None
@@ -74,19 +68,13 @@ class MedianClip(Reader):
     def reads(self, work: Work, size: int) -> int:
         return work.count(size)
 
-    def check(self, work: Work, task: Task) -> None:
-        pass
-
     def open(self, examples: Examples, grant: Grant, task: Task) -> Shard:
         return MedianShard(self, examples, grant, task)
 
 
-@dataclass(frozen=True)
-class MedianShard(GradientsOnly):
-    _reader: MedianClip
-    _examples: Examples = field(repr=False)
-    _grant: Grant
-    _task: Task = field(repr=False)
+@dataclass
+class MedianShard(GradientsOnly[MedianClip]):
+    """One client's examples during one round."""
 
     @property
     def size(self) -> int:

@@ -6,7 +6,6 @@ sampler, clip, sensitivity, noise and event come out of this one object, so they
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Literal
@@ -15,36 +14,24 @@ import torch
 from torch import Tensor
 
 from sordino import keys, tree
-from sordino.errors import ConfigError, PrivacyError, UnsoundGuarantee
+from sordino.errors import FRACTION, PrivacyError, UnsoundGuarantee, check_range
 from sordino.keys import Key
 from sordino.lazy import Scaled
-from sordino.ledger.events import Event, Poisson, Repeat
+from sordino.ledger.claims import Status
+from sordino.ledger.events import Event
 from sordino.privacy.noise.laws import GaussianNoise, LaplaceNoise
 from sordino.privacy.readers.beside_public import How, Mixed, halved, stream, taken
-from sordino.privacy.readers.covered import Covered, check_apart
-from sordino.privacy.readers.episodes import check_reservation
+from sordino.privacy.readers.covered import Covered, R
+from sordino.privacy.readers.noised import SIZES, Clipped, check_reservation, check_unread
 from sordino.privacy.readers.open import effort
-from sordino.types import (
-    ADVERSARIES,
-    Batch,
-    Claim,
-    Examples,
-    Grant,
-    Losses,
-    Neighbours,
-    Offer,
-    Params,
-    Reader,
-    Shard,
-    Task,
-    Work,
-)
+from sordino.types import Batch, Examples, Grant, Losses, Neighbours, Params, Shard, Task, Work
 
 Sampling = Literal["full", "poisson", "fixed_batches", "fixed_subset"]
+ONE_SUBSET = "a subset drawn once gives no amplification per round; epsilon holds for a record known to be in it"
 
 
 @dataclass(frozen=True)
-class NoisyGradient(Reader):
+class NoisyGradient(Clipped):
     """(sum of clipped gradients + noise) / public number (Abadi et al., CCS 2016; section numbers of the variants in
     algorithms/client_noise).
 
@@ -72,19 +59,9 @@ class NoisyGradient(Reader):
     gives = "batches"
 
     def __post_init__(self) -> None:
-        if not (math.isfinite(self.clip) and self.clip > 0):
-            raise ConfigError(
-                f"clip is {self.clip}", why="a clip needs a finite norm above 0", code="clip-not-positive"
-            )
+        super().__post_init__()
         if self.clip_order is None:
             object.__setattr__(self, "clip_order", self.mechanism.order)
-        if self.multiplier is not None and not (math.isfinite(self.multiplier) and self.multiplier > 0):
-            raise UnsoundGuarantee(
-                f"noise multiplier {self.multiplier}",
-                why="noise without a size protects nobody",
-                fix="give a multiplier above 0, or a budget in [privacy]",
-                code="noise-not-positive",
-            )
         if self.mechanism.order == 1 and self.clip_order == 2:
             raise UnsoundGuarantee(
                 "Laplace noise after a clip in the 2-norm",
@@ -92,8 +69,8 @@ class NoisyGradient(Reader):
                 fix="clip in the 1-norm, or use Gaussian noise",
                 code="laplace-needs-l1-clip",
             )
-        if self.sampling in ("poisson", "fixed_subset") and not 0 < self.rate <= 1:
-            raise ConfigError(f"sampling rate is {self.rate}", why="a rate lies in (0, 1]", code="rate-out-of-range")
+        if self.sampling in ("poisson", "fixed_subset"):
+            check_range("rate", self.rate, FRACTION, "rate-out-of-range")
         if self.sampling == "poisson" and self.neighbours != "add_remove":
             raise UnsoundGuarantee(
                 "Poisson sampling with replace neighbours",
@@ -110,42 +87,26 @@ class NoisyGradient(Reader):
             )
 
     @property
-    def cut(self) -> float:
-        return self.clip
+    def sampled(self) -> float | None:
+        return self.rate if self.sampling == "poisson" else None
 
-    def offer(self) -> Offer | None:
-        return Offer(
-            unit="example",
-            neighbours=self.neighbours,
-            adversary="server",
-            mechanism=self.mechanism,
-            everyone_pays=False,
-            rate=self.rate if self.sampling == "poisson" else 1.0,
-        )
+    @property
+    def status(self) -> Status:
+        return "nominal" if self.sampling == "fixed_subset" else "proved"
 
-    def claims(self, work: Work, size: int, multiplier: float | None) -> list[Claim]:
-        used = self.multiplier if self.multiplier is not None else multiplier
-        assert used is not None
-        event: Event = self.mechanism.event(used)
-        because: tuple[str, ...] = ("the number of examples of each client is public",)
-        if self.sampling == "poisson":
-            event = Poisson(self.rate, event)
-        if self.sampling == "fixed_subset":
-            # the noise was sized for clip/|subset|; replacing a record moves the mean by twice that
-            event = self.mechanism.event(used / 2)
-            because += (
-                "a subset drawn once gives no amplification per round; epsilon holds for a record known to be in it",
-            )
-        reads = self.reads(work, size)
-        event = Repeat(event, reads) if reads > 1 else event
-        status = "nominal" if self.sampling == "fixed_subset" else "proved"
-        return [Claim("example", self.neighbours, adversary, event, status, because) for adversary in ADVERSARIES]  # type: ignore[arg-type]
+    @property
+    def because(self) -> tuple[str, ...]:
+        return (SIZES, ONE_SUBSET) if self.sampling == "fixed_subset" else (SIZES,)
+
+    def event(self, multiplier: float) -> Event:
+        # a subset's noise was sized for clip/|subset|; replacing a record moves the mean by twice that
+        return super().event(multiplier / 2 if self.sampling == "fixed_subset" else multiplier)
 
     def reads(self, work: Work, size: int) -> int:
         return (work.epochs or 1) if self.sampling == "fixed_batches" else work.count(size)
 
     def check(self, work: Work, task: Task) -> None:
-        check_apart(task)
+        super().check(work, task)
         if self.sampling == "full" and work.batch_size is not None:
             raise UnsoundGuarantee(
                 f"batches of {work.batch_size} with full-batch noise",
@@ -183,7 +144,7 @@ class NoisyGradient(Reader):
         return multiplier * self.sensitivity / self.denominator(size, size)
 
 
-class GradientsOnly(Covered):
+class GradientsOnly(Covered[R]):
     """Of a shard whose promise covers gradients of batches."""
 
     def refused(self, what: str) -> PrivacyError:
@@ -195,18 +156,12 @@ class GradientsOnly(Covered):
         )
 
 
-class NoisyShard(GradientsOnly):
+@dataclass
+class NoisyShard(GradientsOnly[NoisyGradient]):
     """One client's examples during one round: counts its reads against what was reserved."""
 
-    def __init__(self, reader: NoisyGradient, examples: Examples, grant: Grant, task: Task) -> None:
-        self._reader, self._examples, self._grant, self._task = reader, examples, grant, task
-        self._opened = False
-        self._read: set[int] = set()
-
-    @property
-    def size(self) -> int:
-        """The public number; under add_remove the data may hold one more or one less."""
-        return self._grant.size
+    _opened: bool = False
+    _read: set[int] = field(default_factory=set)
 
     def batches(self, work: Work, key: Key) -> Iterator[Batch]:
         mine = effort(work, self._grant)
@@ -246,17 +201,10 @@ class NoisyShard(GradientsOnly):
                 yield torch.arange(n)
 
     def read(self, step: int, rows: Tensor, losses: Losses, params: Params, key: Key, work_batch: int) -> Params:
-        if step in self._read:
-            raise PrivacyError(
-                f"batch {step} was read a second time",
-                why="every noisy read is paid for before the round starts, and disjoint batches cost one read only once each",
-                fix="call grad once per batch",
-                code="read-beyond-reservation",
-            )
+        check_unread(step in self._read, f"batch {step}", "call grad once per batch")
         self._read.add(step)
         reader = self._reader
-        multiplier = reader.multiplier if reader.multiplier is not None else self._grant.multiplier
-        assert multiplier is not None, "the plan prices every private reader before a round"
+        multiplier = reader.used(self._grant.multiplier)
         total = self._sum(rows, losses, params, self._draws(step, len(rows), key))
         scale = multiplier * reader.sensitivity
         source = self._grant.source.child("read", step)

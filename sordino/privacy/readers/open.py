@@ -48,9 +48,6 @@ class Open(Reader):
     def reads(self, work: Work, size: int) -> int:
         return 0
 
-    def check(self, work: Work, task: Task) -> None:
-        pass
-
     def open(self, examples: Examples, grant: Grant, task: Task) -> Shard:
         return OpenShard(examples, grant, task)
 
