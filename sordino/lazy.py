@@ -12,6 +12,7 @@ Whoever uses one as a tensor gets the tensor: any torch function or operator act
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable
 from functools import cache
 from typing import Any, TypeAlias
@@ -27,20 +28,21 @@ BUNCH = 1 << 10  # rows of a span that are multiplied out together
 
 
 class Lazy:
-    """What all of them answer. No ABC: its `isinstance` costs as much as a small tensor operation."""
+    """What all of them answer. No ABCMeta: its `isinstance` costs as much as a small tensor operation."""
 
     __slots__ = ()
 
+    @abstractmethod
     def dense(self) -> Tensor:
-        raise NotImplementedError
+        """The matrix itself."""
 
     @property
-    def dtype(self) -> torch.dtype:
-        raise NotImplementedError
+    @abstractmethod
+    def dtype(self) -> torch.dtype: ...
 
     @property
-    def shape(self) -> torch.Size:
-        raise NotImplementedError
+    @abstractmethod
+    def shape(self) -> torch.Size: ...
 
     def numel(self) -> int:
         return self.shape.numel()

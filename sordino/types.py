@@ -40,13 +40,13 @@ class Offer(NamedTuple):
     unit: Unit
     neighbours: Neighbours
     adversary: Adversary  # the strongest adversary the promise holds against
-    mechanism: Mechanism
+    mechanism: Priced
     everyone_pays: bool  # hidden Poisson participation: absent clients pay too
     rate: float = 1.0  # of the sampler that the price may use, 1 where none may be
 
 
-class Mechanism(Protocol):
-    """A noise law: which norm it needs bounded, which event it is, how it is drawn and priced."""
+class Priced(Protocol):
+    """A noise law as far as its price goes: which norm it needs bounded, and which event it is."""
 
     @property
     def order(self) -> int: ...  # 1 or 2: the norm of the sensitivity
@@ -55,6 +55,11 @@ class Mechanism(Protocol):
     @property
     def spread(self) -> float: ...  # deviation over scale
     def event(self, multiplier: float) -> Event: ...
+
+
+class Mechanism(Priced, Protocol):
+    """A noise law that is added to values."""
+
     def add(self, values: Tensor, scale: float, source: Source) -> Tensor: ...
 
 

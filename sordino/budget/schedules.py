@@ -160,13 +160,6 @@ def integer_shares(shares: Sequence[float] | Shares, cap: int) -> list[int]:
     return parts
 
 
-def clip_to_remaining(cost: int, remaining: int) -> int:
-    """The last spend shrinks to what is left; a further one is refused."""
-    if remaining <= 0:
-        raise _exhausted()
-    return min(cost, remaining)
-
-
 def _normalised(weights: Shares) -> Shares:
     total = math.fsum(weights)
     if total == 0:

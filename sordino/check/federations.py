@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
-import safetensors.torch
 import torch
 
 from sordino import config, tree
@@ -71,7 +70,7 @@ def processes(trial: Trial) -> None:
 
 def _apart(a: Path, b: Path) -> float:
     """Distance of two runs' models, against the size of the first."""
-    one, other = (safetensors.torch.load_file(folder / "model.safetensors") for folder in (a, b))
+    one, other = (checkpoint.tensors(folder / "model.safetensors") for folder in (a, b))
     away, size = (torch.linalg.vector_norm(tree.flat(x).double()) for x in (tree.sub(one, other), one))
     return float(away / size) if size else float(away)
 

@@ -15,7 +15,7 @@ from numbers import Integral
 from sordino.errors import InvalidBudget, UnsoundGuarantee
 from sordino.ledger.accountants import ORDERS, epsilon_by
 from sordino.ledger.events import Gaussian, Poisson, Repeat, valid_delta, valid_epsilon
-from sordino.ledger.gaussian_dp import bisect, delta_of, mu_of
+from sordino.ledger.gaussian_dp import delta_of, mu_of
 
 _TIGHT = 1e-5  # relative width at which a bisection stops: less than any accountant's own looseness
 
@@ -39,11 +39,6 @@ def classic_multiplier(epsilon: float, delta: float, *, checked: bool = False) -
 def exact_multiplier(epsilon: float, delta: float, exposures: int = 1) -> float:
     """The smallest noise for `exposures` equal Gaussian releases: sqrt(T) / mu(epsilon, delta)."""
     return math.sqrt(_times(exposures)) / mu_of(epsilon, delta)
-
-
-def laplace_scale(epsilon: float) -> float:
-    """The scale, relative to the L1 sensitivity, of one epsilon-DP Laplace release."""
-    return 1 / valid_epsilon(epsilon)
 
 
 @lru_cache(maxsize=1024)
@@ -76,33 +71,6 @@ def sampled_multiplier(
             return high
         excess = over(low)
     return _crossing(over, low, excess, high, deficit)
-
-
-@lru_cache(maxsize=4096)
-def rate_for(
-    epsilon: float,
-    delta: float,
-    multiplier: float,
-    exposures: int,
-    accountant: str = "rdp",
-    orders: Sequence[float] = ORDERS,
-) -> float:
-    """The largest Poisson rate at which `exposures` releases with this noise stay within a (personal) budget.
-
-    The idea of sampling a person as rarely as the person's budget asks is Jorgensen, Yu & Cormode 2015.
-    """
-    cost = _cost(epsilon, delta, exposures, accountant, tuple(orders))
-
-    def spent(multiplier: float, rate: float) -> bool:
-        return cost(multiplier, rate) <= epsilon
-
-    if spent(multiplier, 1.0):
-        return 1.0
-    low = 1e-9
-    if not spent(multiplier, low):
-        raise _out_of_reach(accountant, epsilon, delta, f"sampling rate above {low:g} at noise {multiplier:g}")
-    log_rate = bisect(lambda x: spent(multiplier, math.exp(x)), good=math.log(low), bad=0.0, tight=_TIGHT)
-    return math.exp(log_rate)
 
 
 def _crossing(over: Callable[[float], float], low: float, excess: float, high: float, deficit: float) -> float:

@@ -45,13 +45,6 @@ def amplified(rate: float, tau: float) -> float:
     return math.log1p(rate * math.expm1(tau))
 
 
-def recycled(rate: float, tau: float, rounds: int) -> float:
-    """The pure loss after `rounds` such releases if only those who were drawn are charged, and stop after their first:
-    more than once is promised.
-    """
-    return math.log1p(-math.expm1(rounds * math.log1p(-rate)) * math.expm1(tau))
-
-
 def wasted(budgets: Floats, tau: float, count: Floats | float = 1.0) -> tuple[float, float]:
     """Budget lost to sampling (of those below the threshold) and to noise (of those above it); `count` clients have
     each budget.

@@ -23,7 +23,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Final
 
-from sordino.errors import MalformedCiphertext, NoSecretKey, SecureError, WeakKey
+from sordino.errors import MalformedCiphertext, SecureError, WeakKey
 from sordino.secure.extras import gmpy2 as gmp
 from sordino.secure.layout import Ints, Layout
 from sordino.secure.packing import integers, pack, slots, unpack
@@ -243,18 +243,6 @@ def read_secret(data: bytes, testing: bool = False) -> PaillierSecret:
     primes = is_prime(key.p) and is_prime(key.q)
     if len(data) != 4 + key.public.bits // 8 or not primes or not _fit(key.p, key.q):
         raise _no_key("its numbers are not two primes that make a key")
-    return key
-
-
-def require_secret(key: object) -> PaillierSecret:
-    """Of whoever wants to decrypt."""
-    if not isinstance(key, PaillierSecret):
-        raise NoSecretKey(
-            f"a {type(key).__name__} cannot decrypt",
-            why="only the secret key opens a sum",
-            fix="let the key holder open it",
-            code="no-secret-key",
-        )
     return key
 
 

@@ -618,7 +618,9 @@ CALLS: dict[str, Call] = {
     "an amount in floats": Call("amount-not-integer", lambda: currency.ZCDP.amount((0.5,), what="charge")),
     "an amount of another shape": Call("amount-shape", lambda: currency.APPROX.amount((1,), what="charge")),
     "a charge of nothing": Call("amount-zero", lambda: currency.ZCDP.charge((0,), what="charge")),
-    "a share after the last": Call("budget-exhausted", lambda: schedules.clip_to_remaining(1, 0)),
+    "a share after the last": Call(
+        "budget-exhausted", lambda: schedules.Adaptive().next_share([1.0], 0.0, 1, False, 1)
+    ),
     "a price for the textbook formula": Call("classic-needs-budget", lambda: pricing.Classic().cost(1.0)),
     "planning with delta 1/N": Call("delta-too-large", lambda: calculator.Question(1.0, 0.1, "client", 10, 2, 5)),
     "planning from no noise": Call("noise-not-positive", lambda: calculator.ask(noise_multiplier=0.0)),

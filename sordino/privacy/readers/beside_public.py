@@ -41,12 +41,18 @@ class Mixed:
                 fix="ask for the gradient of losses of single examples, and for that of the public ones apart from it",
                 code="joint-loss",
             )
-        leaves = {name: value.detach().requires_grad_() for name, value in params.items()}
-        value = loss(leaves, self._raw(), self.public, self._draws)
-        if not value.requires_grad:
-            return tree.zeros_like(params)
-        found = torch.autograd.grad(value, list(leaves.values()), allow_unused=True, materialize_grads=True)
-        return dict(zip(leaves, found, strict=True))
+        raw = self._raw()
+        return gradient(lambda leaves: loss(leaves, raw, self.public, self._draws), params)
+
+
+def gradient(loss: Callable[[Params], Tensor], params: Params) -> Params:
+    """The gradient of one number; zero for what it does not depend on, such as features that are the pixels."""
+    leaves = {name: value.detach().requires_grad_() for name, value in params.items()}
+    value = loss(leaves)
+    if not value.requires_grad:
+        return tree.zeros_like(params)
+    slopes = torch.autograd.grad(value, list(leaves.values()), allow_unused=True, materialize_grads=True)
+    return dict(zip(leaves, slopes, strict=True))
 
 
 def taken(examples: Examples, rows: Tensor) -> Examples:

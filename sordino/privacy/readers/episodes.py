@@ -20,7 +20,7 @@ from sordino.errors import COUNT, FRACTION, ConfigError, DataError, PrivacyError
 from sordino.keys import Key
 from sordino.ledger.events import NonPrivate
 from sordino.privacy.noise.laws import GaussianNoise
-from sordino.privacy.readers.beside_public import taken
+from sordino.privacy.readers.beside_public import gradient, taken
 from sordino.privacy.readers.covered import Covered
 from sordino.privacy.readers.noised import Clipped, check_reservation, check_unread
 from sordino.privacy.uplink.stages import Clip
@@ -81,12 +81,7 @@ class OpenEpisode:
     _draws: Tensor = field(repr=False)
 
     def grad(self, loss: EpisodeLoss, params: Params) -> Params:
-        leaves = {name: value.detach().requires_grad_() for name, value in params.items()}
-        value = loss(leaves, self._support, self._query, self._draws)
-        if not value.requires_grad:  # features that no parameter changes: the pixels themselves
-            return tree.zeros_like(params)
-        found = torch.autograd.grad(value, list(leaves.values()), allow_unused=True, materialize_grads=True)
-        return dict(zip(leaves, found, strict=True))
+        return gradient(lambda leaves: loss(leaves, self._support, self._query, self._draws), params)
 
 
 def opened(examples: Examples, effort: Work, grant: Grant, key: Key) -> Iterator[Episode]:

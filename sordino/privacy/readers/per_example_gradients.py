@@ -25,6 +25,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sordino.lazy import Product
+from sordino.privacy.readers.beside_public import gradient
 from sordino.privacy.uplink.stages import clip_factor
 from sordino.types import Examples, Losses, Params
 
@@ -139,8 +140,8 @@ class Sides:
         total: Params = {}
         for name, side in self._sides.items():
             weights = {leaf: w[rows] for (layer, leaf), w in self._weights.items() if layer == name}
-            for leaf, gradient in side.weighted(weights, finite, rows).items():
-                total[_path(name, leaf)] = gradient
+            for leaf, added in side.weighted(weights, finite, rows).items():
+                total[_path(name, leaf)] = added
         return {name: total[name] for name in params}
 
 
@@ -215,12 +216,9 @@ def one_by_one(losses: Losses, params: Params, batch: Examples, keys: Tensor, cl
 
 def _gradient(losses: Losses, params: Params, x: Tensor, y: Tensor, key: Tensor) -> Params:
     """Of one example. What the losses draw from torch's own generator follows from the example's key."""
-    leaves = {name: value.detach().requires_grad_() for name, value in params.items()}
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(int(key))
-        value = losses(leaves, x, y, key).sum()
-    found = torch.autograd.grad(value, list(leaves.values()), allow_unused=True, materialize_grads=True)
-    return dict(zip(leaves, found, strict=True))
+        return gradient(lambda leaves: losses(leaves, x, y, key).sum(), params)
 
 
 def _norm(x: Tensor, order: int, dim: int) -> Tensor:

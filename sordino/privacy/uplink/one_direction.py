@@ -12,8 +12,6 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from torch import Tensor
-
 from sordino import tree
 from sordino.errors import UnsoundGuarantee
 from sordino.ledger import events
@@ -35,9 +33,6 @@ class PureDirection:
 
     def event(self, multiplier: float) -> events.Event:
         return events.Response(1 / multiplier, 2)
-
-    def add(self, values: Tensor, scale: float, source: Source) -> Tensor:
-        raise NotImplementedError("a direction is not added to")
 
 
 @dataclass(frozen=True)
