@@ -38,7 +38,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from numbers import Real
+from numbers import Integral, Real
 from pathlib import Path
 
 
@@ -209,7 +209,7 @@ class Range:
             and (self.least is None or value >= self.least)
             and (self.below is None or value < self.below)
             and (self.most is None or value <= self.most)
-            and (not self.whole or value == math.floor(value))
+            and (not self.whole or isinstance(value, Integral))
         )
 
     def __str__(self) -> str:
@@ -221,7 +221,10 @@ class Range:
 POSITIVE = Range(above=0)
 NOT_NEGATIVE = Range(least=0)
 COUNT = Range(least=1, whole=True)
+SEVERAL = Range(least=2, whole=True)
 FRACTION = Range(above=0, most=1)
+INSIDE = Range(above=0, below=1)
+BELOW_ONE = Range(least=0, below=1)
 PROBABILITY = Range(least=0, most=1)
 
 

@@ -26,7 +26,7 @@ from sordino.attacks.pairs import Pair, Powerless
 from sordino.attacks.sources import Weak
 from sordino.budget.plan import Price
 from sordino.config import Experiment
-from sordino.errors import ConfigError
+from sordino.errors import ConfigError, Range, check_range
 from sordino.ledger.accountants import best
 from sordino.ledger.claims import ADVERSARIES
 from sordino.ledger.events import Event, Gaussian, NonPrivate, Poisson, leaves
@@ -130,13 +130,8 @@ def audit(
     """`twin`: the same attack on noise that is 30% too small behind the same claim, which must be caught. `system`:
     noise that cannot be repeated.
     """
-    if trials < 100:
-        raise ConfigError(
-            f"{trials} trials",
-            why="fewer than 100 of either neighbour refute no claim",
-            fix=f"--trials {TRIALS}",
-            code="too-few-trials",
-        )
+    why = "fewer of either neighbour refute no claim"
+    check_range("trials", trials, Range(least=100, whole=True), "too-few-trials", why=why, fix=f"--trials {TRIALS}")
     parts = Parts(settle(experiment))
     drawn: Source = System() if system else Counter(keys.word(keys.fold(keys.root(seed), "audit")))
     source = Weak(drawn, 1 / SHORT) if twin else drawn

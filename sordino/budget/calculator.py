@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal, NamedTuple
 
-from sordino.errors import ConfigError, UnsoundGuarantee, UnsupportedEvent
+from sordino.errors import COUNT, POSITIVE, ConfigError, UnsoundGuarantee, UnsupportedEvent, check_range
 from sordino.ledger.accountants import epsilon_by
 from sordino.ledger.calibrate import exact_multiplier, sampled_multiplier
-from sordino.ledger.events import Gaussian, Poisson, Repeat
+from sordino.ledger.events import Gaussian, Poisson, Repeat, check_multiplier
 from sordino.ledger.gaussian_dp import epsilon_of
 
 LOUD, QUIET = (
@@ -36,13 +36,9 @@ class Question:
     clip: float = 1.0  # of an update, or of a record's gradient
 
     def __post_init__(self) -> None:
-        if not 0 < self.clip < math.inf:
-            raise ConfigError(
-                f"clip is {self.clip}", why="a clip needs a finite norm above 0", code="clip-not-positive"
-            )
+        check_range("clip", self.clip, POSITIVE, "clip-not-positive")
         for name in ("clients", "cohort", "rounds", "parameters", "records"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name} is {getattr(self, name)}", why="it must be at least 1", code="out-of-range")
+            check_range(name, getattr(self, name), COUNT, "out-of-range")
         if self.cohort > self.clients:
             raise ConfigError(
                 f"a cohort of {self.cohort} out of {self.clients} clients",
@@ -150,13 +146,7 @@ def bought(multiplier: float, question: Question) -> float:
     (`question.epsilon` is not read).
     """
     q = question
-    if not (math.isfinite(multiplier) and multiplier > 0):
-        raise UnsoundGuarantee(
-            f"noise multiplier {multiplier}",
-            why="noise without a size protects nobody",
-            fix="give a multiplier above 0: noise / sensitivity",
-            code="noise-not-positive",
-        )
+    check_multiplier(multiplier, "give a multiplier above 0: noise / sensitivity")
     try:
         if q.unit == "client" and q.rate < 1:
             epsilon = epsilon_by("pld", Repeat(Poisson(q.rate, Gaussian(multiplier)), q.rounds), q.delta, "add_remove")

@@ -7,7 +7,6 @@ no longer fits. Everything in it is public. Clients are many and their kinds are
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -17,8 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sordino.budget.schedules import Adaptive, Schedule, Uniform, integer_shares
-from sordino.errors import InvalidBudget, UnsoundGuarantee
+from sordino.errors import POSITIVE, InvalidBudget, UnsoundGuarantee, check_range
 from sordino.ledger.currency import UNIT, ZCDP, Amount, Currency, cap, cost
+from sordino.ledger.events import valid_delta
 from sordino.ledger.pricing import (
     AsPublished,
     Classic,
@@ -45,19 +45,9 @@ class Budget:
     personal: Sequence[float] | None = None  # the epsilon of each client
 
     def __post_init__(self) -> None:
-        if isinstance(self.epsilon, bool) or not (math.isfinite(self.epsilon) and self.epsilon > 0):
-            raise InvalidBudget(
-                f"epsilon is {self.epsilon}",
-                why="a budget is a finite number above 0",
-                fix="for no privacy leave [privacy] epsilon out",
-                code="epsilon-not-positive",
-            )
-        if not 0 < self.delta < 1:
-            raise InvalidBudget(
-                f"delta is {self.delta}",
-                why="delta is a probability between 0 and 1",
-                code="delta-out-of-range",
-            )
+        fix = "for no privacy leave [privacy] epsilon out"
+        check_range("epsilon", self.epsilon, POSITIVE, "epsilon-not-positive", error=InvalidBudget, fix=fix)
+        valid_delta(self.delta)
 
     def of(self, client: int) -> float:
         return self.epsilon if self.personal is None else float(self.personal[client])

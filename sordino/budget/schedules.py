@@ -17,7 +17,7 @@ from typing import Protocol, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from sordino.errors import BudgetExhausted, InvalidBudget, is_number
+from sordino.errors import COUNT, POSITIVE, BudgetExhausted, InvalidBudget, check_range, is_number
 
 Shares: TypeAlias = NDArray[np.float64]
 
@@ -59,10 +59,7 @@ class Geometric:
     ratio: float
 
     def __post_init__(self) -> None:
-        if not is_number(self.ratio) or not 0 < self.ratio < math.inf:
-            raise InvalidBudget(
-                f"ratio {self.ratio!r} of a geometric schedule", why="it is a number above 0", code="ratio-not-positive"
-            )
+        check_range("ratio", self.ratio, POSITIVE, "ratio-not-positive", error=InvalidBudget)
 
     def shares(self, exposures: int, total: float = 1.0) -> Shares:
         steps = np.arange(_count(exposures)) * math.log(self.ratio)
@@ -168,8 +165,7 @@ def _normalised(weights: Shares) -> Shares:
 
 
 def _count(exposures: int) -> int:
-    if isinstance(exposures, bool) or exposures < 1:
-        raise InvalidBudget(f"{exposures!r} exposures", why="a schedule has at least 1", code="exposures-not-positive")
+    check_range("exposures", exposures, COUNT, "exposures-not-positive", error=InvalidBudget)
     return int(exposures)
 
 

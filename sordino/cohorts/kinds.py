@@ -11,7 +11,6 @@ a memoryview of it, whose items are plain integers.
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,7 +21,7 @@ from numpy.typing import NDArray
 
 from sordino import keys
 from sordino.cohorts.draws import Coins, Seeded, heads, subset
-from sordino.errors import ConfigError
+from sordino.errors import COUNT, FRACTION, ConfigError, check_range
 from sordino.ledger.events import Event, Poisson
 
 Rates = NDArray[np.float64]
@@ -99,12 +98,7 @@ class RoundRobinPeer(Cohort):
     fraction: float
 
     def __post_init__(self) -> None:
-        if isinstance(self.fraction, bool) or not 0 < self.fraction <= 1:
-            raise ConfigError(
-                f"fraction {self.fraction!r} of the clients",
-                why="it is above 0 and at most 1",
-                code="fraction-out-of-range",
-            )
+        check_range("fraction", self.fraction, FRACTION, "fraction-out-of-range")
 
     def draw(self, round_index: int, population: int, key: keys.Key) -> list[int]:
         size = self._size(population)
@@ -159,10 +153,8 @@ class Random(Cohort):
 
     def __post_init__(self) -> None:
         _check_size(self.size)
-        if self.t_plan is not None and (isinstance(self.t_plan, bool) or self.t_plan < 1):
-            raise ConfigError(
-                f"t_plan = {self.t_plan!r}", why="it plans at least 1 exposure", code="t-plan-not-positive"
-            )
+        if self.t_plan is not None:
+            check_range("t_plan", self.t_plan, COUNT, "t-plan-not-positive", why="a client takes part that often")
 
     def draw(self, round_index: int, population: int, key: keys.Key) -> list[int]:
         _fits(self.size, population)
@@ -202,12 +194,7 @@ class PoissonSample(Tossed):
     rate: float
 
     def __post_init__(self) -> None:
-        if isinstance(self.rate, bool) or not 0 < self.rate <= 1:
-            raise ConfigError(
-                f"sampling rate {self.rate!r}",
-                why="it is a probability above 0 and at most 1",
-                code="rate-out-of-range",
-            )
+        check_range("rate", self.rate, FRACTION, "rate-out-of-range")
 
     def toss(self, population: int, coins: Coins, rates: Rates | None = None) -> list[int]:
         drawn: list[int] = heads(coins, self.rate, _people(population)).tolist()
@@ -261,8 +248,7 @@ def _people(population: int) -> int:
 
 
 def _check_size(size: int) -> None:
-    if isinstance(size, bool) or size < 1 or math.floor(size) != size:
-        raise ConfigError(f"a cohort of {size!r} clients", why="it is a whole number, at least 1", code="cohort-empty")
+    check_range("the size of a cohort", size, COUNT, "cohort-empty")
 
 
 def _fits(size: int, population: int) -> None:

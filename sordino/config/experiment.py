@@ -23,7 +23,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 from sordino import user_code
 from sordino.config import data_sources
 from sordino.config.wording import check_keys, nearest, sweep, wrong
-from sordino.errors import ConfigError, UnsoundGuarantee
+from sordino.errors import ConfigError, Range, UnsoundGuarantee, check_range
 
 T = TypeVar("T")
 Table = dict[str, Any]
@@ -210,8 +210,7 @@ def validate(table: Table) -> Experiment:
         value: Any = experiment
         for part in place.split("."):
             value = getattr(value, part)
-        if value < low:
-            raise ConfigError(f"{place} is {value}", why=f"it must be at least {low}", code="out-of-range")
+        check_range(place, value, Range(least=low), "out-of-range")
     data_sources.check(experiment.data.source, experiment.data.model_dump(exclude_defaults=True))
     if experiment.engine.deadline_s is not None and experiment.engine.executor != "processes":
         raise ConfigError(

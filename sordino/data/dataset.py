@@ -15,7 +15,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from sordino.errors import DataError
+from sordino.errors import INSIDE, DataError, check_range
 
 Array = NDArray[Any]
 Stats = tuple[tuple[float, ...], tuple[float, ...]]
@@ -134,12 +134,14 @@ def _coin(key: str, seed: int) -> float:
 
 
 def _check_fraction(test_fraction: float) -> None:
-    if not 0 < test_fraction < 1:
-        raise DataError(
-            f"test_fraction = {test_fraction} is not between 0 and 1",
-            fix="use for instance 0.2",
-            code="bad-test-fraction",
-        )
+    check_range(
+        "test_fraction",
+        test_fraction,
+        INSIDE,
+        "bad-test-fraction",
+        error=DataError,
+        fix="use for instance 0.2",
+    )
 
 
 def _parted(in_test: Array, test_fraction: float, how: str) -> tuple[Array, Array]:

@@ -10,9 +10,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from functools import lru_cache
-from numbers import Integral
 
-from sordino.errors import InvalidBudget, UnsoundGuarantee
+from sordino.errors import COUNT, InvalidBudget, UnsoundGuarantee, check_range
 from sordino.ledger.accountants import ORDERS, epsilon_by
 from sordino.ledger.events import Gaussian, Poisson, Repeat, valid_delta, valid_epsilon
 from sordino.ledger.gaussian_dp import delta_of, mu_of
@@ -104,12 +103,7 @@ def _cost(
 
 
 def _times(exposures: int) -> int:
-    if isinstance(exposures, bool) or not isinstance(exposures, Integral) or exposures < 1:
-        raise InvalidBudget(
-            f"{exposures!r} exposures",
-            why="a budget is divided over a whole number of exposures, at least 1",
-            code="exposures-not-positive",
-        )
+    check_range("exposures", exposures, COUNT, "exposures-not-positive", error=InvalidBudget)
     return int(exposures)
 
 

@@ -12,10 +12,22 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields
-from numbers import Integral
 from typing import Any, TypeAlias
 
-from sordino.errors import InvalidBudget, UnsupportedEvent, is_number
+from sordino.errors import (
+    BELOW_ONE,
+    COUNT,
+    FRACTION,
+    INSIDE,
+    NOT_NEGATIVE,
+    POSITIVE,
+    SEVERAL,
+    InvalidBudget,
+    UnsoundGuarantee,
+    UnsupportedEvent,
+    check_range,
+    is_number,
+)
 
 
 @dataclass(frozen=True)
@@ -60,12 +72,13 @@ class Response:
 
     def __post_init__(self) -> None:
         _settle(self, "epsilon", valid_epsilon(self.epsilon))
-        if isinstance(self.levels, bool) or not isinstance(self.levels, Integral) or self.levels < 2:
-            raise InvalidBudget(
-                f"a response among {self.levels!r} values",
-                why="it has at least 2 to choose from",
-                code="too-few-levels",
-            )
+        check_range(
+            "the levels of a response",
+            self.levels,
+            SEVERAL,
+            "too-few-levels",
+            error=InvalidBudget,
+        )
         _settle(self, "levels", int(self.levels))
 
     @property
@@ -96,12 +109,7 @@ class Poisson:
 
     def __post_init__(self) -> None:
         rate = _noise(self.rate)
-        if not 0.0 < rate <= 1.0:
-            raise InvalidBudget(
-                f"a sampling rate of {rate} is no probability of taking part",
-                why="the rate is a probability above 0 and at most 1",
-                code="rate-out-of-range",
-            )
+        check_range("a sampling rate", rate, FRACTION, "rate-out-of-range", error=InvalidBudget)
         _settle(self, "rate", rate)
         _require_event(self.event)
 
@@ -115,12 +123,7 @@ class Repeat:
 
     def __post_init__(self) -> None:
         _require_event(self.event)
-        if isinstance(self.count, bool) or not isinstance(self.count, Integral) or self.count < 1:
-            raise InvalidBudget(
-                f"{self.count!r} is no number of repetitions",
-                why="a count is a whole number of at least 1",
-                code="count-not-positive",
-            )
+        check_range("the number of repetitions", self.count, COUNT, "count-not-positive", error=InvalidBudget)
         _settle(self, "count", int(self.count))
 
 
@@ -294,22 +297,22 @@ def valid_epsilon(epsilon: float) -> float:
 
 def valid_delta(delta: float, *, zero: bool = False) -> float:
     """0 < delta < 1 (0 itself only where a pure guarantee is asked for), or a refusal."""
-    if not is_number(delta) or not (0.0 <= delta < 1.0 if zero else 0.0 < delta < 1.0):
-        raise InvalidBudget(
-            f"delta = {delta!r} is no failure probability",
-            why="delta lies strictly between 0 and 1, and well below 1 / (number of units)",
-            code="delta-out-of-range",
-        )
+    allowed = BELOW_ONE if zero else INSIDE
+    check_range(
+        "delta", delta, allowed, "delta-out-of-range", error=InvalidBudget, why="well below 1 / (number of units)"
+    )
     return float(delta)
 
 
+def check_multiplier(multiplier: float | None, fix: str, name: str = "noise multiplier") -> None:
+    """Refuses typed noise without a size."""
+    if multiplier is not None:
+        why = "noise without a size protects nobody"
+        check_range(name, multiplier, POSITIVE, "noise-not-positive", error=UnsoundGuarantee, why=why, fix=fix)
+
+
 def _noise(value: float) -> float:
-    if not is_number(value) or not math.isfinite(value) or value < 0:
-        raise InvalidBudget(
-            f"{value!r} is no noise level or rate",
-            why="it must be a finite number, not negative",
-            code="noise-not-a-number",
-        )
+    check_range("a noise level or rate", value, NOT_NEGATIVE, "noise-not-a-number", error=InvalidBudget)
     return float(value) + 0.0  # -0.0 becomes 0.0: equal events must have equal JSON
 
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from sordino.errors import InvalidBudget, is_number
+from sordino.errors import POSITIVE, InvalidBudget, check_range
 
 
 @dataclass(frozen=True)
@@ -36,8 +36,7 @@ class Setting:
 
 def adaptive_scale(mu: float, round_number: int, setting: Setting = Setting()) -> float:
     """sigma of a round: the constant scale that would have cost mu after so many rounds."""
-    if not is_number(mu) or not 0 < mu < math.inf:
-        raise InvalidBudget(f"mu = {mu!r}", why="it is a finite number above 0", code="mu-not-positive")
+    check_range("mu", mu, POSITIVE, "mu-not-positive", error=InvalidBudget)
     return 1 / math.sqrt(math.log1p(mu**2 / (setting.product**2 * round_number * setting.steps)))
 
 

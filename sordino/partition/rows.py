@@ -10,7 +10,7 @@ from typing import Any, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from sordino.errors import PartitionError
+from sordino.errors import INSIDE, PartitionError, check_range
 
 Array = NDArray[Any]
 
@@ -43,12 +43,14 @@ class Rows(Sequence[Array]):
         """Every client's rows in two: what it trains on, and a random `fraction` that it is tested on. It always keeps
         one to train on.
         """
-        if not 0 < fraction < 1:
-            raise PartitionError(
-                f"test_fraction = {fraction} is not between 0 and 1",
-                fix="use for instance 0.1",
-                code="bad-test-fraction",
-            )
+        check_range(
+            "test_fraction",
+            fraction,
+            INSIDE,
+            "bad-test-fraction",
+            error=PartitionError,
+            fix="use for instance 0.1",
+        )
         order = np.lexsort((rng.random(len(self.numbers)), self.owners))
         sizes = np.diff(self.starts)
         kept = np.maximum(np.minimum(1, sizes), ((1 - fraction) * sizes).astype(np.int64))

@@ -16,12 +16,12 @@ import torch
 
 from sordino import keys
 from sordino.data.dataset import Array
-from sordino.errors import ConfigError, DataError
+from sordino.errors import COUNT, FRACTION, ConfigError, DataError, check_range
 from sordino.public_images import biggan_network
 from sordino.public_images.drawing import Draw, draw_all
 from sordino.public_images.extras import Device, device, identity, model_folder
 from sordino.public_images.pixels import to_bytes
-from sordino.public_images.wanted import Candidates, Wanted, gathered, need, spoken
+from sordino.public_images.wanted import Candidates, Wanted, gathered, spoken
 
 BOUND = 2.0  # noise beyond it is drawn again, which is to draw from the normal distribution between its bounds
 
@@ -37,8 +37,8 @@ class BigGan:
     pool: ClassVar[float] = 0.0
 
     def __post_init__(self) -> None:
-        need(0 < self.truncation <= 1, "truncation", "be above 0 and at most 1")
-        need(self.batch >= 1, "batch", "be at least 1")
+        check_range("candidates.truncation", self.truncation, FRACTION, "out-of-range")
+        check_range("candidates.batch", self.batch, COUNT, "out-of-range")
 
     def build(self, wanted: Wanted) -> Candidates:
         known = _ids(self.ids)

@@ -17,10 +17,11 @@ import torch
 
 from sordino import keys
 from sordino.data.dataset import Array
+from sordino.errors import BELOW_ONE, check_range
 from sordino.public_images import strokes
 from sordino.public_images.embedded import digit, proxies, shows
 from sordino.public_images.prompts import chosen, writers
-from sordino.public_images.wanted import PROXY, Candidates, Wanted, need, share
+from sordino.public_images.wanted import PROXY, Candidates, Wanted, need
 
 AT_ONCE = 4 << 20  # numbers in the largest array
 
@@ -62,7 +63,7 @@ class Procedural:
     pool: ClassVar[float] = 0.0
 
     def __post_init__(self) -> None:
-        share(self.bad_fraction, "bad_fraction")
+        check_range("candidates.bad_fraction", self.bad_fraction, BELOW_ONE, "out-of-range")
         chosen(self.prompts)  # what is wrong with them is said before anything is drawn
 
     def build(self, wanted: Wanted) -> Candidates:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from sordino.data.dataset import Array, Split
-from sordino.errors import ConfigError
+from sordino.errors import COUNT, ConfigError, check_range
 
 PROXY = "proxy candidates - not text-to-image output"
 DISCLOSED = "class_names_disclosed_to"  # in a manifest: hosts of chat servers, told what the task is about
@@ -36,7 +36,7 @@ class Wanted:
 
     def __post_init__(self) -> None:
         need(len(set(self.classes)) == len(self.classes) > 0, "classes", "have names, each of its own")
-        need(self.per_class >= 1, "per_class", "be at least 1")
+        check_range("candidates.per_class", self.per_class, COUNT, "out-of-range")
         need(self.shape[2] in (1, 3) and min(self.shape) >= 1, "shape", "be height, width and 1 or 3 channels")
 
 
@@ -55,13 +55,9 @@ class Source(Protocol):
 
 
 def need(kept: bool, field: str, must: str) -> None:
-    """The range of a setting."""
+    """Refuses a setting that is not what it must be."""
     if not kept:
         raise ConfigError(f"[candidates] {field} must {must}", code="out-of-range")
-
-
-def share(value: float, field: str) -> None:
-    need(0 <= value < 1, field, "be at least 0 and below 1")
 
 
 def spoken(name: str) -> str:

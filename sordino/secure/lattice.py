@@ -27,7 +27,6 @@ import numpy as np
 
 from sordino.errors import (
     ConfigError,
-    DomainError,
     EmptyRound,
     HeadroomExceeded,
     IntegrityError,
@@ -73,14 +72,7 @@ class LatticePublic:
             )
 
     def encrypt(self, values: Ints, round: int, layout: Layout) -> Sealed:
-        beyond = np.flatnonzero(np.abs(values) >= layout.offset)
-        if len(beyond):
-            raise DomainError(
-                f"the value {values[beyond[0]]} at index {beyond[0]} is beyond {layout.bits} bits",
-                why="the sum of many such would wrap around the plaintext",
-                fix="encode real numbers with the layout",
-                code="beyond-plaintext",
-            )
+        layout.check_values(values, "beyond-plaintext", "the sum of many such would wrap around the plaintext")
         header = self.header(round, len(values), layout)
         slots = np.zeros((_ciphertexts(header), SLOTS), np.int64 if self.ring.exact else np.float64)
         filled = np.zeros(slots[:, 1:].size, slots.dtype)

@@ -10,13 +10,12 @@ nothing was beyond the range.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from sordino.errors import ConfigError, HeadroomExceeded, NonFiniteUpdate
+from sordino.errors import POSITIVE, DomainError, HeadroomExceeded, NonFiniteUpdate, Range, check_range
 
 Ints = NDArray[np.int64]
 
@@ -30,16 +29,9 @@ class Layout:
     reach: float = 1.0  # larger values are cut to it, and counted
 
     def __post_init__(self) -> None:
-        if not (2 <= self.bits <= 32 and 1 <= self.headroom <= 32):
-            raise ConfigError(
-                f"a layout of {self.bits} bits and {self.headroom} bits of headroom",
-                why="values have 2 to 32 bits, and sums need 1 to 32 more",
-                code="layout-out-of-range",
-            )
-        if not (math.isfinite(self.reach) and self.reach > 0):
-            raise ConfigError(
-                f"the range of the fixed point is {self.reach}", why="it is finite and above 0", code="not-positive"
-            )
+        check_range("bits", self.bits, Range(least=2, most=32, whole=True), "layout-out-of-range")
+        check_range("headroom", self.headroom, Range(least=1, most=32, whole=True), "layout-out-of-range")
+        check_range("the range of the fixed point", self.reach, POSITIVE, "not-positive")
 
     @property
     def width(self) -> int:
@@ -67,6 +59,17 @@ class Layout:
                 why="a carry would run into the neighbouring slot",
                 fix="give the layout more headroom bits, or take fewer clients",
                 code="headroom-exceeded",
+            )
+
+    def check_values(self, values: Ints, code: str, why: str) -> None:
+        """Refuses integers that have more bits than the layout."""
+        beyond = np.flatnonzero((values >= self.offset) | (values <= -self.offset))
+        if len(beyond):
+            raise DomainError(
+                f"the value {values[beyond[0]]} at index {beyond[0]} is beyond {self.bits} bits",
+                why=why,
+                fix="encode real numbers with the layout",
+                code=code,
             )
 
     def encode(self, values: NDArray[np.floating], who: int = -1) -> tuple[Ints, int]:

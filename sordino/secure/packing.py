@@ -16,7 +16,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from sordino.errors import DomainError, IntegrityError
+from sordino.errors import IntegrityError
 from sordino.secure.layout import Ints, Layout
 
 Words = NDArray[np.uint64]  # one integer a row, one slot a column
@@ -34,14 +34,7 @@ def integers(size: int, slots: int) -> int:
 
 def pack(values: Ints, slots: int, layout: Layout) -> list[int]:
     """Signed integers of a layout as one contribution."""
-    beyond = np.flatnonzero((values >= layout.offset) | (values <= -layout.offset))
-    if len(beyond):
-        raise DomainError(
-            f"the value {values[beyond[0]]} at index {beyond[0]} is beyond {layout.bits} bits",
-            why="it would run into the neighbouring slot",
-            fix="encode real numbers with the layout",
-            code="beyond-slot",
-        )
+    layout.check_values(values, "beyond-slot", "it would run into the neighbouring slot")
     filled = np.zeros(integers(len(values), slots) * (slots - 1), np.int64)
     filled[: len(values)] = values
     words = np.ones((integers(len(values), slots), slots), np.uint64)

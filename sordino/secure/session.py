@@ -15,8 +15,10 @@ from sordino.errors import (
     HeadroomExceeded,
     LayoutMismatch,
     MalformedCiphertext,
+    Range,
     RoundMismatch,
     SecAggAborted,
+    check_range,
 )
 from sordino.secure.masks import KEY_BYTES, SEAL_BYTES
 from sordino.secure.shamir import SHARE_BYTES
@@ -88,8 +90,8 @@ class Session:
         }
         for name, (least, most) in ranges.items():
             value = getattr(self, name)
-            if not least <= value <= most:
-                raise ConfigError(f"{name} is {value}", why=f"it is from {least} to {most}", code="secagg-out-of-range")
+            allowed = Range(least=least, most=most, whole=True)
+            check_range(name, value, allowed, "secagg-out-of-range")
         if len(self.model) != 32:
             raise ConfigError(
                 f"the digest of the model has {len(self.model)} bytes", why="SHA-256 has 32", code="secagg-digest"

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from sordino import keys
-from sordino.errors import ConfigError, DataError
+from sordino.errors import BELOW_ONE, ConfigError, DataError, Range, check_range
 from sordino.tasks.resnet import resnet18
 
 
@@ -20,10 +20,7 @@ class Dropout(nn.Module):
 
     def __init__(self, p: float = 0.5, whole_channels: bool = False) -> None:
         super().__init__()
-        if not 0 <= p < 1:
-            raise ConfigError(
-                f"dropout is {p}", why="it is a probability, and at 1 nothing is left", code="dropout-out-of-range"
-            )
+        check_range("dropout", p, BELOW_ONE, "dropout-out-of-range", why="it is a probability")
         self.p, self.whole_channels = p, whole_channels
         self.keys: Tensor | None = None
         self.place = ""
@@ -69,12 +66,7 @@ class Ball(nn.Module):
 
     def __init__(self, radius: float) -> None:
         super().__init__()
-        if not 1 < radius < float("inf"):
-            raise ConfigError(
-                f"model.radius is {radius}",
-                why="it bounds (features, 1), so it is above 1",
-                code="radius-out-of-range",
-            )
+        check_range("model.radius", radius, Range(above=1), "radius-out-of-range", why="it bounds (features, 1)")
         self.radius = radius
 
     def forward(self, x: Tensor) -> Tensor:

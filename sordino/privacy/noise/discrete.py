@@ -23,7 +23,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from sordino.errors import UnsoundGuarantee
+from sordino.errors import Range, UnsoundGuarantee, check_range
 from sordino.types import Source
 
 TOTAL_VARIATION: Final = 1e-14  # of one coordinate against the ideal law
@@ -77,10 +77,11 @@ def _words(source: Source, count: int) -> NDArray[np.uint64]:
 
 
 def _check(scale: float) -> None:
-    if not 0 < scale <= _MOST:
-        raise UnsoundGuarantee(
-            f"the scale of integer noise is {scale} steps",
-            why=f"it is above 0 and at most 2^40 = {_MOST:.0f}",
-            fix="choose another grid",
-            code="integer-noise-scale",
-        )
+    check_range(
+        "the scale of integer noise, in steps,",
+        scale,
+        Range(above=0, most=_MOST),
+        "integer-noise-scale",
+        error=UnsoundGuarantee,
+        fix="choose another grid",
+    )

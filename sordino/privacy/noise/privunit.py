@@ -20,7 +20,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from sordino.errors import ConfigError
+from sordino.errors import SEVERAL, Range, check_range
 from sordino.types import Source
 
 STEP = 2.0**-12
@@ -40,16 +40,14 @@ class Cap(NamedTuple):
 @cache
 def parameters(dimension: int, epsilon: float) -> Cap:
     """The cap whose answers are shortest, that is least noisy."""
-    if dimension < 2:
-        raise ConfigError(
-            f"PrivUnit in dimension {dimension}",
-            why="a cap needs a sphere: dimension 2 or more",
-            code="privunit-dimension",
-        )
-    if not 0 < epsilon <= MOST:
-        raise ConfigError(
-            f"epsilon of PrivUnit is {epsilon}", why=f"it lies above 0 and is at most {MOST:g}", code="privunit-epsilon"
-        )
+    check_range(
+        "the dimension of PrivUnit",
+        dimension,
+        SEVERAL,
+        "privunit-dimension",
+        why="a cap needs a sphere",
+    )
+    check_range("epsilon of PrivUnit", epsilon, Range(above=0, most=MOST), "privunit-epsilon")
     from scipy.optimize import minimize_scalar
 
     def log_length(odds: float) -> float:

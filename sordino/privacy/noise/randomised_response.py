@@ -24,7 +24,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sordino.errors import ConfigError, DomainError
+from sordino.errors import BELOW_ONE, COUNT, POSITIVE, ConfigError, DomainError, Range, check_range
 from sordino.types import Source
 
 Rounding = Literal["nearest", "ceil"]
@@ -158,10 +158,7 @@ def split_evenly(epsilon: float, count: int, delta: float = 0.0, k: int = GREYS)
     allows it.
     """
     least = _check_epsilon(epsilon) / _check_count(count)
-    if not 0 <= delta < 1:
-        raise ConfigError(
-            f"delta is {delta}", why="it is a probability below 1", fix="use for instance 1e-5", code="response-delta"
-        )
+    check_range("delta", delta, BELOW_ONE, "response-delta", fix="use for instance 1e-5")
     if delta == 0:
         return least
     most = 2 * least
@@ -178,27 +175,19 @@ def split_evenly(epsilon: float, count: int, delta: float = 0.0, k: int = GREYS)
 
 
 def _check_epsilon(epsilon: float) -> float:
-    if not 0 < epsilon < math.inf:
-        raise ConfigError(
-            f"epsilon of the randomised response is {epsilon}",
-            why="a response costs a finite number above 0",
-            fix="5 keeps nine grey values of ten, 1 keeps one of eight",
-            code="response-epsilon",
-        )
+    fix = "5 keeps nine grey values of ten, 1 keeps one of eight"
+    check_range("epsilon of the randomised response", epsilon, POSITIVE, "response-epsilon", fix=fix)
     return epsilon
 
 
 def _check_levels(k: int, most: int = MOST) -> int:
-    if not 2 <= k <= most:
-        raise ConfigError(
-            f"levels is {k}", why=f"a response is one of 2 to {most} values", fix="use 21", code="response-levels"
-        )
+    allowed = Range(least=2, most=most, whole=True)
+    check_range("levels", k, allowed, "response-levels", why="a response is one of so many values", fix="use 21")
     return k
 
 
 def _check_count(count: int) -> int:
-    if count < 1:
-        raise ConfigError(f"{count} values share a budget", why="there is at least one", code="response-count")
+    check_range("the number of values that share a budget", count, COUNT, "response-count")
     return count
 
 

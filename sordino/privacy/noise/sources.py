@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from sordino import keys
-from sordino.errors import RunError, UnsoundGuarantee
+from sordino.errors import Range, RunError, UnsoundGuarantee, check_range
 from sordino.lazy import Product
 from sordino.types import Source
 
@@ -98,13 +98,15 @@ class System:
         return torch.from_numpy(self._words(count).view(np.int64).copy())
 
     def _on_grid(self, values: Tensor, scale: float, table: Callable[[float], Cells]) -> Tensor:
-        if not 1e-290 < scale < math.inf:  # below, a step of the grid is no float any more
-            raise UnsoundGuarantee(
-                f"the noise scale is {scale}",
-                why="a grid needs a finite positive scale",
-                fix="bound the input with a clip",
-                code="noise-scale-not-positive",
-            )
+        check_range(
+            "the noise scale",
+            scale,
+            Range(above=1e-290),
+            "noise-scale-not-positive",
+            error=UnsoundGuarantee,
+            why="below it a step of the grid is no float",
+            fix="bound the input with a clip",
+        )
         step = grid_step(scale)
         cells = table(round(scale / step, 9))
         x = values.double().numpy().reshape(-1) / step

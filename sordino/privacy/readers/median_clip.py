@@ -17,11 +17,10 @@ from torch import Tensor
 
 from sordino import keys
 from sordino.keys import Key
-from sordino.ledger.events import NonPrivate
+from sordino.ledger.events import NonPrivate, check_multiplier
 from sordino.ledger.gaussian_dp import epsilon_of
 from sordino.ledger.published_clipping import scaffold_epsilon
 from sordino.privacy.readers.beside_public import epochs
-from sordino.privacy.readers.noised import check_multiplier
 from sordino.privacy.readers.noisy_gradient import GradientsOnly
 from sordino.privacy.readers.open import effort
 from sordino.privacy.uplink.as_published import NOT_STEPS, PER_LAYER, RAW_MEDIAN

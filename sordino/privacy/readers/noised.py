@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from abc import abstractmethod
 
-from sordino.errors import POSITIVE, PrivacyError, UnsoundGuarantee, check_range
+from sordino.errors import PrivacyError
 from sordino.ledger.claims import Status
-from sordino.ledger.events import Event, Poisson, Repeat
+from sordino.ledger.events import Event, Poisson, Repeat, check_multiplier
 from sordino.privacy.noise.laws import GaussianNoise, LaplaceNoise
 from sordino.privacy.readers.covered import check_apart
 from sordino.privacy.uplink.stages import Clip
@@ -91,13 +91,6 @@ class Clipped(Noised):
 
     def check(self, work: Work, task: Task) -> None:
         check_apart(task)
-
-
-def check_multiplier(multiplier: float | None, fix: str, name: str = "noise multiplier") -> None:
-    """Refuses typed noise without a size."""
-    if multiplier is not None:
-        why = "noise without a size protects nobody"
-        check_range(name, multiplier, POSITIVE, "noise-not-positive", error=UnsoundGuarantee, why=why, fix=fix)
 
 
 def check_reservation(opened: bool, reads: int, reserved: int | None, what: str) -> None:

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from sordino import keys, tree
-from sordino.errors import ConfigError, InvalidBudget
+from sordino.errors import COUNT, POSITIVE, SEVERAL, ConfigError, InvalidBudget, check_range
 from sordino.ledger.events import valid_delta
 from sordino.ledger.gaussian_dp import epsilon_of
 from sordino.ledger.published_clipping import (
@@ -71,12 +71,7 @@ class AsPublished(Stage, ABC):
 
 def _check_counts(**counts: int) -> None:
     for name, count in counts.items():
-        if count < 1:
-            raise ConfigError(
-                f"{name} is too small",
-                why="it is counted from 1, levels between two budgets from 2",
-                code="not-positive",
-            )
+        check_range(name, count, COUNT, "not-positive")
 
 
 @dataclass(frozen=True)
@@ -99,7 +94,9 @@ class OwnNorm(AsPublished):
     def __post_init__(self) -> None:
         for mu in self.mu if isinstance(self.mu, tuple) else (self.mu,):
             adaptive_scale(mu, 1)  # refuses what is no budget
-        _check_counts(batch=self.batch, steps=self.steps, levels=self.levels - isinstance(self.mu, tuple))
+        _check_counts(batch=self.batch, steps=self.steps, levels=self.levels)
+        if isinstance(self.mu, tuple):
+            check_range("levels between two budgets", self.levels, SEVERAL, "not-positive")
         for number in (self.clip, self.sigma):
             if number is not None:
                 Clip(number)
@@ -179,8 +176,7 @@ class UserLevel(AsPublished):
     _radius: float = 0.0
 
     def __post_init__(self) -> None:
-        if not 0 < self.epsilon < math.inf:
-            raise InvalidBudget(f"epsilon = {self.epsilon}", why="it is a number above 0", code="epsilon-not-positive")
+        check_range("epsilon", self.epsilon, POSITIVE, "epsilon-not-positive", error=InvalidBudget)
         valid_delta(self.delta)
         _check_counts(batch=self.batch, horizon=1 if self.horizon is None else self.horizon)
         Clip(self.first if self.clip is None else self.clip)

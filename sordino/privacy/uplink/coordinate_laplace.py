@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from sordino import tree
-from sordino.errors import ConfigError
+from sordino.errors import POSITIVE, PROBABILITY, check_range
 from sordino.ledger.claims import Status
 from sordino.ledger.events import Event, Laplace, NonPrivate
 from sordino.privacy.uplink.stages import SLACK, Clip, Stage
@@ -73,7 +73,7 @@ class Flag(Stage):
     wants: float = 0.5
 
     def __post_init__(self) -> None:
-        _check_probability("wants", self.wants)
+        check_range("wants", self.wants, PROBABILITY, "probability-out-of-range")
 
     def bound(self, bound: Bound, coordinates: int) -> Bound:
         return Bound(l1=bound.l1 + 1, l2=math.hypot(bound.l2, 1))  # the flag is part of what the server admits
@@ -101,10 +101,10 @@ class CoordinateLaplace(Stage):
 
     def __post_init__(self) -> None:
         for name, value in (("epsilon", self.epsilon), ("beta", self.beta)):
-            if value is not None and not (math.isfinite(value) and value > 0):
-                raise ConfigError(f"{name} is {value}", why="it is finite and above 0", code="not-positive")
+            if value is not None:
+                check_range(name, value, POSITIVE, "not-positive")
         Clip(self.radius)  # refuses what is no radius
-        _check_probability("flip", self.flip)
+        check_range("flip", self.flip, PROBABILITY, "probability-out-of-range")
 
     @property
     def reads_each(self) -> bool:
@@ -151,8 +151,3 @@ def _noised(x: Any, scale: float, source: Source) -> Tree:
         return x._replace(x=_noised(x.x, scale, source))
     names = iter([name for name, _ in tree.named(x)])
     return tree.map(lambda leaf: source.child(next(names)).laplace(leaf.double(), scale), x)
-
-
-def _check_probability(name: str, value: float) -> None:
-    if not 0 <= value <= 1:
-        raise ConfigError(f"{name} is {value}", why="it is a probability", code="probability-out-of-range")

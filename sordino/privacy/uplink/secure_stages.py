@@ -17,7 +17,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from sordino.errors import BackendUnavailable, ConfigError, ServerHoldsKey, UnsoundGuarantee, WeakKey
+from sordino.errors import SEVERAL, BackendUnavailable, ServerHoldsKey, UnsoundGuarantee, WeakKey, check_range
 from sordino.ledger.events import Event, NonPrivate, Nothing
 from sordino.privacy.noise.laws import GaussianNoise
 from sordino.privacy.uplink.stages import Noise, Stage
@@ -117,10 +117,7 @@ class Encrypted(Secure):
                 fix='use bfv or paillier, or keys = "shared", where the server sees nothing opened',
                 code="ckks-opened-for-server",
             )
-        if self.at_least < 2:
-            raise ConfigError(
-                f"at_least is {self.at_least}", why="a sum of one is an upload", code="authority-opens-one"
-            )
+        check_range("at_least", self.at_least, SEVERAL, "authority-opens-one", why="a sum of one is an upload")
 
     def needs(self) -> None:
         (extras.gmpy2 if self.scheme == "paillier" else extras.tenseal)()
@@ -147,10 +144,8 @@ class Aggregated(Secure):
     threshold: int | None = None
 
     def __post_init__(self) -> None:
-        if self.threshold is not None and self.threshold < 2:
-            raise ConfigError(
-                f"threshold is {self.threshold}", why="a sum of one is an upload", code="threshold-too-small"
-            )
+        if self.threshold is not None:
+            check_range("threshold", self.threshold, SEVERAL, "threshold-too-small", why="a sum of one is an upload")
 
     def least(self, cohort: int) -> int:
         return max(2, 2 * cohort // 3 + 1 if self.threshold is None else self.threshold, cohort // 2 + 1)
@@ -190,12 +185,8 @@ class NoiseShare(Noise):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.survivors < 2:
-            raise ConfigError(
-                f"survivors is {self.survivors}",
-                why="noise that one client adds alone is its own: that is a noise stage",
-                code="threshold-too-small",
-            )
+        why = "noise that one client adds alone is its own: that is a noise stage"
+        check_range("survivors", self.survivors, SEVERAL, "threshold-too-small", why=why)
         if not isinstance(self.mechanism, GaussianNoise):
             raise UnsoundGuarantee(
                 "Laplace noise in shares",

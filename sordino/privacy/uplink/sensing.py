@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from sordino import keys
-from sordino.errors import ConfigError
+from sordino.errors import COUNT, check_range
 from sordino.privacy.uplink.rates import LayerByLayer
 from sordino.types import Bound
 
@@ -140,8 +140,7 @@ class Sensing(LayerByLayer):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if isinstance(self.block, bool) or self.block < 1:
-            raise ConfigError(f"blocks of {self.block!r} numbers", fix="512 is usual", code="block-empty")
+        check_range("block", self.block, COUNT, "block-empty", fix="512 is usual")
 
     def bound(self, bound: Bound, coordinates: int) -> Bound:
         if bound.l2 == math.inf:

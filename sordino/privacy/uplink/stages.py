@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from sordino import tree
-from sordino.errors import ConfigError, UnsoundGuarantee
+from sordino.errors import POSITIVE, ConfigError, UnsoundGuarantee, check_range
+from sordino.ledger.events import check_multiplier
 from sordino.privacy.noise.laws import GaussianNoise, LaplaceNoise
 from sordino.tree import Tree
 from sordino.types import Bound, Grant, Neighbours, Params, Source
@@ -89,12 +90,7 @@ class Clip(Stage):
     )
 
     def __post_init__(self) -> None:
-        if not (math.isfinite(self.radius) and self.radius > 0):
-            raise ConfigError(
-                f"clip radius is {self.radius}",
-                why="a clip needs a finite radius above 0",
-                code="clip-not-positive",
-            )
+        check_range("the radius of a clip", self.radius, POSITIVE, "clip-not-positive")
         if self.order not in (1, 2):
             raise ConfigError(
                 f"clip order is {self.order}", why="bounds are known in the 1-norm and the 2-norm", code="clip-order"
@@ -153,13 +149,7 @@ class Noise(Stage):
     louder: float = 1.0  # than the multiplier says, and accounted for as it is: a published unit mismatch
 
     def __post_init__(self) -> None:
-        if self.multiplier is not None and not (math.isfinite(self.multiplier) and self.multiplier > 0):
-            raise UnsoundGuarantee(
-                f"noise multiplier {self.multiplier}",
-                why="a DP stage with no noise, or noise without a number, protects nobody",
-                fix="leave the stage out, or give a multiplier above 0",
-                code="noise-not-positive",
-            )
+        check_multiplier(self.multiplier, "leave the stage out, or give a multiplier above 0")
 
     @property
     def assumptions(self) -> tuple[str, ...]:
