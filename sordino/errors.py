@@ -37,9 +37,13 @@ SordinoError                 a ValueError that says what, why and what to do; `c
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from numbers import Integral, Real
 from pathlib import Path
+from typing import Generic, NamedTuple, TypeVar
+
+T = TypeVar("T")
 
 
 class SordinoError(ValueError):
@@ -242,3 +246,22 @@ def check_range(
     if not allowed.holds(value):
         text = f"it must be {allowed}" + (f": {why}" if why else "")
         raise error(f"{name} is {value!r}", why=text, fix=fix, code=code)
+
+
+class Rule(NamedTuple, Generic[T]):
+    """One row of a table of refusals: what is refused, and what is said then."""
+
+    refuses: Callable[[T], bool]
+    error: type[SordinoError]
+    what: str | Callable[[T], str]
+    why: str
+    fix: str
+    code: str
+
+
+def check_rules(it: T, rules: Iterable[Rule[T]]) -> None:
+    """Refuses what the first row that applies refuses."""
+    for rule in rules:
+        if rule.refuses(it):
+            what = rule.what if isinstance(rule.what, str) else rule.what(it)
+            raise rule.error(what, why=rule.why, fix=rule.fix, code=rule.code)

@@ -156,7 +156,8 @@ def bought(multiplier: float, question: Question) -> float:
         epsilon = math.inf
     if not 0 < epsilon < 1e6:
         raise UnsoundGuarantee(
-            f"a noise multiplier of {multiplier:g} buys {'no finite epsilon' if epsilon else 'epsilon 0'} at delta {q.delta:g}",
+            f"a noise multiplier of {multiplier:g} buys {'no finite epsilon' if epsilon else 'epsilon 0'} at delta "
+            f"{q.delta:g}",
             why="delta alone already covers so much noise" if epsilon == 0 else "so little noise hides nobody",
             fix="give a smaller multiplier, or a smaller delta" if epsilon == 0 else "give a larger multiplier",
             code="noise-buys-nothing",
@@ -282,7 +283,10 @@ def warning(ratio: float, ways: list[str]) -> str | None:
     """What to say where privacy would drown the signal, and ways out of it; None where it would not."""
     if ratio <= LOUD:
         return None
-    loud = f"The noise in one round's mean is {ratio:.3g} times the largest possible signal: it drowns what is to be learned."
+    loud = (
+        f"The noise in one round's mean is {ratio:.3g} times the largest possible signal: it drowns what is to "
+        f"be learned."
+    )
     return " ".join([loud, *ways])
 
 

@@ -238,6 +238,20 @@ def draft(
     `portion` of the budget is for this phase of a run, and `currency` the one that all its phases are priced in, where
     they share a budget.
     """
+    _check_one_promise(offers, budget)
+    if not offers:
+        return Plan(None, None, None, None, exposures, once(exposures))
+    offer, typed = next((pair for pair in offers if pair[1] is None), offers[0])
+    per_round = reads["example"] if offer.unit != "client" else once(exposures)
+    longest = max((times * each for times, each, _ in kinds(exposures, per_round)), default=1)
+    pricing = currency or _pricing(offer, budget, max(longest, 1), published)
+    plan = Plan(offer, pricing, budget, typed, exposures, per_round, portion)
+    plan.rehearse()
+    return plan
+
+
+def _check_one_promise(offers: Sequence[tuple[Offer, float | None]], budget: Budget | None) -> None:
+    """Refuses a budget that nothing would spend, or that two promises would, and noise that nothing sizes."""
     open_ended = [offer for offer, typed in offers if typed is None]
     if len(open_ended) > 1:
         raise UnsoundGuarantee(
@@ -250,7 +264,8 @@ def draft(
         raise UnsoundGuarantee(
             "a privacy budget is given, but nothing in this algorithm adds noise that it could size",
             why="epsilon is a property of a mechanism; without one the promise would be empty",
-            fix="choose a private algorithm (sordino algorithms), give it a reader or uplink with noise, or drop [privacy] epsilon",
+            fix="choose a private algorithm (sordino algorithms), give it a reader or uplink with noise, or drop "
+            "[privacy] epsilon",
             code="budget-without-mechanism",
         )
     if budget is None and open_ended:
@@ -260,22 +275,13 @@ def draft(
             fix="set privacy.epsilon and privacy.delta, or type a noise multiplier",
             code="mechanism-without-budget",
         )
-    if not offers:
-        return Plan(None, None, None, None, exposures, once(exposures))
-    offer, typed = next((pair for pair in offers if pair[1] is None), offers[0])
-    per_round = reads["example"] if offer.unit != "client" else once(exposures)
-    if budget is not None and budget.personal is not None and offer.everyone_pays:
+    if budget is not None and budget.personal is not None and any(offer.everyone_pays for offer in open_ended):
         raise UnsoundGuarantee(
             "personal budgets under one hidden sampling rate",
             why="everybody is drawn and charged alike, so all would spend what the smallest budget allows",
             fix='cohort = {name = "by_budget", size = ...}, or give one epsilon',
             code="personal-budgets-one-rate",
         )
-    longest = max((times * each for times, each, _ in kinds(exposures, per_round)), default=1)
-    pricing = currency or _pricing(offer, budget, max(longest, 1), published)
-    plan = Plan(offer, pricing, budget, typed, exposures, per_round, portion)
-    plan.rehearse()
-    return plan
 
 
 def shared_currency(

@@ -164,6 +164,24 @@ def draft_personal(
     clients: int,
 ) -> Plan:
     """The plan of a personal cohort for the central noise of an algorithm (or, as published, the clients' own)."""
+    offer, budget = _fitting(cohort, offers, budget)
+    budgets, exposures = [budget.of(client) for client in range(clients)], cohort.exposures(rounds, clients)
+    common = (offer, Exact(), budget, None, exposures, once(exposures))
+    if isinstance(cohort, ByBudget):
+        multiplier, each = balanced(budgets, budget.delta, rounds, cohort.size)
+        pricing = Counted(f"rates by budget z={multiplier:.9g}", multiplier, rounds)
+        return RatesPlan(offer, pricing, budget, None, exposures, once(exposures), each=each)
+    if isinstance(cohort, Threshold):
+        assert not isinstance(budget.schedule, Adaptive), "refused above"
+        return ThresholdPlan(*common, rows=planned(budgets, budget.schedule.shares(rounds, budget.epsilon), cohort.by))
+    assert isinstance(cohort, ThresholdPublished)
+    return PublishedPlan(*common, cohort=cohort, rounds=rounds)
+
+
+def _fitting(
+    cohort: Personal, offers: Sequence[tuple[Offer, float | None]], budget: Budget | None
+) -> tuple[Offer, Budget]:
+    """The one noise and the budget, where they are what the cohort was made for."""
     if len(offers) != 1 or offers[0][1] is not None:
         raise UnsoundGuarantee(
             f"a cohort of the kind {type(cohort).__name__} with {len(offers)} noises"
@@ -186,7 +204,8 @@ def draft_personal(
             f"a cohort of the kind {type(cohort).__name__} with this noise",
             why="as published, clients noise their own uploads and everybody sees who takes part"
             if published
-            else "personal rates amplify a central Gaussian noise on sums of clipped updates that hides who takes part, no other",
+            else "personal rates amplify a central Gaussian noise on sums of clipped updates that hides who takes "
+            "part, no other",
             fix='algorithm = {name = "pdp_prox", mechanism = ...} fits its gates to each cohort',
             code="personal-cohort-needs-its-noise",
         )
@@ -197,20 +216,11 @@ def draft_personal(
             fix='schedule = {name = "uniform"}, or a cohort that everybody sees',
             code="personal-schedule",
         )
-    budgets, exposures = [budget.of(client) for client in range(clients)], cohort.exposures(rounds, clients)
-    common = (offer, Exact(), budget, None, exposures, once(exposures))
-    if isinstance(cohort, ByBudget):
-        if not isinstance(budget.schedule, Uniform):
-            raise UnsoundGuarantee(
-                "rates by budget with a schedule that is not uniform",
-                why="the rates were computed for equal noise in every round",
-                fix='schedule = {name = "uniform"}, or cohort = {name = "threshold"}',
-                code="personal-schedule",
-            )
-        multiplier, each = balanced(budgets, budget.delta, rounds, cohort.size)
-        pricing = Counted(f"rates by budget z={multiplier:.9g}", multiplier, rounds)
-        return RatesPlan(offer, pricing, budget, None, exposures, once(exposures), each=each)
-    if isinstance(cohort, Threshold):
-        return ThresholdPlan(*common, rows=planned(budgets, budget.schedule.shares(rounds, budget.epsilon), cohort.by))
-    assert isinstance(cohort, ThresholdPublished)
-    return PublishedPlan(*common, cohort=cohort, rounds=rounds)
+    if isinstance(cohort, ByBudget) and not isinstance(budget.schedule, Uniform):
+        raise UnsoundGuarantee(
+            "rates by budget with a schedule that is not uniform",
+            why="the rates were computed for equal noise in every round",
+            fix='schedule = {name = "uniform"}, or cohort = {name = "threshold"}',
+            code="personal-schedule",
+        )
+    return offer, budget

@@ -84,7 +84,10 @@ def resumes(trial: Trial) -> None:
         if step.round == STOP:
             raise Stopped
 
-    fix = "keep nothing on the instance, the class or the module: what lasts belongs in the server's or the client's state"
+    fix = (
+        "keep nothing on the instance, the class or the module: what lasts belongs in the server's or the "
+        "client's state"
+    )
     with contextlib.suppress(Stopped):
         trial.run("resumed", watch=stop)
     trial.fresh()

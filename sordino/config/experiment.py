@@ -197,8 +197,10 @@ def validate(table: Table) -> Experiment:
     if isinstance(table.get("privacy"), dict) and (total := {"total_eps", "total_epsilon"} & table["privacy"].keys()):
         raise UnsoundGuarantee(
             f"privacy.{total.pop()}",
-            why="epsilons about different units, under different neighbours or against different adversaries do not add up to anything",
-            fix="privacy.epsilon is the budget of the one gate that it sizes; the receipt has a row for every other promise",
+            why="epsilons about different units, under different neighbours or against different adversaries do "
+            "not add up to anything",
+            fix="privacy.epsilon is the budget of the one gate that it sizes; the receipt has a row for every "
+            "other promise",
             code="total-epsilon",
         )
     check_keys(table, Experiment.model_fields, "the experiment")

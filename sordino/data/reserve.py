@@ -104,7 +104,8 @@ def reserve(dataset: Dataset, probe: int | float | None, pool: float | None, see
     if probe is not None and not (0 < probe < 1 if isinstance(probe, float) else probe >= 1):
         raise DataError(
             f"data.probe = {probe}",
-            why="it is a whole number of examples of each class, at least 1, or a share of each class, above 0 and below 1",
+            why="it is a whole number of examples of each class, at least 1, or a share of each class, above 0 and "
+            "below 1",
             fix="data.probe = 50, or data.probe = 0.02; leave it out where no algorithm asks for it",
             code="bad-reserve",
         )

@@ -54,7 +54,8 @@ def load(
     if not sound or clients < 1 or (largest is not None and largest < 2):
         raise DataError(
             f"no synthetic({alpha}, {beta}) with {clients=}, {largest=}, {test_fraction=}",
-            why="alpha and beta are standard deviations, clients at least 1, largest at least 2, test_fraction inside (0, 1)",
+            why="alpha and beta are standard deviations, clients at least 1, largest at least 2, test_fraction "
+            "inside (0, 1)",
             code="bad-synthetic",
         )
     rng = np.random.default_rng(seed)

@@ -79,9 +79,11 @@ def _refuse_missing(shape: Shape, labels: Tensor) -> None:
     missing = set(range(shape.classes)) - set(labels.tolist())
     if missing:
         raise DataError(
-            f"no images of {len(missing)} of {shape.classes} classes to train a generator on: {', '.join(map(str, sorted(missing)[:5]))}",
+            f"no images of {len(missing)} of {shape.classes} classes to train a generator on: "
+            f"{', '.join(map(str, sorted(missing)[:5]))}",
             why="it would draw anything under their names",
-            fix="give candidates for every class, raise algorithm.threshold if it left none, or leave these classes out",
+            fix="give candidates for every class, raise algorithm.threshold if it left none, or leave these "
+            "classes out",
             code="generator-class-missing",
         )
 

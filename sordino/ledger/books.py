@@ -173,7 +173,8 @@ class Books:
             parts = (part for part, value in ours["charter"].items() if record["charter"].get(part) != value)
             raise LedgerError(
                 f"the ledger has another charter: it differs in {', '.join(parts)}",
-                why="budgets of other data, of clients who hold other rows, of other units, relations or currencies do not add up",
+                why="budgets of other data, of clients who hold other rows, of other units, relations or "
+                "currencies do not add up",
                 fix="keep data, partition and seed of the runs before, or found a new ledger",
                 code="ledger-foreign",
             )

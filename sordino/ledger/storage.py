@@ -243,7 +243,8 @@ def _unwritable() -> LedgerError:
 def _disk() -> LedgerError:
     return LedgerError(
         "the disk under the ledger reported an error",
-        why="an operation of the disk failed; that says nothing against the ledger, and what was recorded before stands",
+        why="an operation of the disk failed; that says nothing against the ledger, and what was recorded before "
+        "stands",
         fix="try again: nothing is lost; if it comes back, look at the disk and at the system's log",
         code="ledger-disk-error",
     )

@@ -79,7 +79,8 @@ class Layout:
             raise NonFiniteUpdate(
                 f"client {who} uploads {wide[~np.isfinite(wide)][0]} at index {int(np.argmin(np.isfinite(wide)))}",
                 why="NaN and infinity have no fixed-point number",
-                fix="lower the learning rate, or clip the update first; the round is broken off and the model is unchanged",
+                fix="lower the learning rate, or clip the update first; the round is broken off and the model is "
+                "unchanged",
                 code="non-finite-update",
             )
         beyond = int(np.count_nonzero(np.abs(wide) > self.reach))

@@ -123,7 +123,8 @@ class Session:
         if advert.model != self.model:
             raise abort(
                 f"client {who} has another model: {advert.model.hex()[:16]}, not {self.model.hex()[:16]}",
-                "uploads for different models must not be added; a server can send one client another model to single it out",
+                "uploads for different models must not be added; a server can send one client another model to "
+                "single it out",
                 code="secagg-model",
             )
 

@@ -117,8 +117,8 @@ MUTANTS = [
     one(
         "noise before the clip allowed",
         "privacy/uplink/rules.py",
-        "if seen_noise and isinstance(stage, Clip | ClipLayers):",
-        "if False:",
+        "any(isinstance(stage, Clip | ClipLayers) for stage in _after(links, Noise))",
+        "False",
         f"{REFUSALS}::test_an_unsafe_experiment_does_not_start",
     ),
     one(

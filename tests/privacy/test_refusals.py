@@ -810,6 +810,8 @@ def raised_codes() -> Iterator[tuple[str, str]]:
                 given, kind, place = {k.arg: k.value for k in node.keywords}, node.func.id, path.relative_to(root)
                 if kind in REFUSALS:
                     yield _constant(given.get("code"), kind), f"{place}:{node.lineno}"
+                elif kind == "Rule" and ast.unparse(node.args[1]) in REFUSALS:
+                    yield _constant(node.args[-1], kind), f"{place}:{node.lineno}"
                 elif kind == "check_range" and "error" in given and ast.unparse(given["error"]) in REFUSALS:
                     yield _constant(node.args[3], kind), f"{place}:{node.lineno}"
 

@@ -109,7 +109,8 @@ def respond(index: Tensor, epsilon: float, k: int, source: Source) -> Tensor:
     fits = not index.is_floating_point() and np.can_cast(np.min_scalar_type(k - 1), index.numpy().dtype)
     if not fits or (index.numel() and not 0 <= int(index.min()) <= int(index.max()) < k):
         raise DomainError(
-            f"values of type {str(index.dtype).removeprefix('torch.')} that are not, or cannot be, all whole numbers from 0 to {k - 1}",
+            f"values of type {str(index.dtype).removeprefix('torch.')} that are not, or cannot be, all whole "
+            f"numbers from 0 to {k - 1}",
             why=f"the response is drawn among {k} values",
             fix="number the values from 0, and count them right",
             code="level-out-of-range",

@@ -42,7 +42,10 @@ from sordino.types import (
 
 TRIES = 100
 ONE_EPISODE = "an example is in at most one episode of a step"
-FIXED = "each client's examples are divided once into {} cells; one that is taken away contributes nothing, and the others stay as they were dealt"
+FIXED = (
+    "each client's examples are divided once into {} cells; one that is taken away contributes nothing, and "
+    "the others stay as they were dealt"
+)
 IN_CELL = "the noise covers cells"
 
 

@@ -65,7 +65,8 @@ class NoisyGradient(Clipped):
         if self.mechanism.order == 1 and self.clip_order == 2:
             raise UnsoundGuarantee(
                 "Laplace noise after a clip in the 2-norm",
-                why="a vector of 2-norm C can have 1-norm C*sqrt(d): the Laplace scale would be too small by that factor",
+                why="a vector of 2-norm C can have 1-norm C*sqrt(d): the Laplace scale would be too small by that "
+                "factor",
                 fix="clip in the 1-norm, or use Gaussian noise",
                 code="laplace-needs-l1-clip",
             )
@@ -110,8 +111,10 @@ class NoisyGradient(Clipped):
         if self.sampling == "full" and work.batch_size is not None:
             raise UnsoundGuarantee(
                 f"batches of {work.batch_size} with full-batch noise",
-                why="after the first batch the runs with and without a record stand at different weights, so nothing cancels any more",
-                fix='batch_size = "full", or sampling = "fixed_batches" or "poisson", or bound the whole update (whole_update)',
+                why="after the first batch the runs with and without a record stand at different weights, so "
+                "nothing cancels any more",
+                fix='batch_size = "full", or sampling = "fixed_batches" or "poisson", or bound the whole update '
+                "(whole_update)",
                 code="minibatch-under-full-batch-bound",
             )
         if self.sampling == "fixed_batches" and (work.epochs is None or work.batch_size is None):

@@ -41,7 +41,10 @@ from sordino.privacy.uplink.stages import Clip, Stage, clip_factor
 from sordino.tree import Tree
 from sordino.types import Bound, Grant, Params, Stated
 
-OWN_NORM = "the noise follows the data: the clip is the identity, so the sensitivity is unbounded and an update of zero has no noise at all"
+OWN_NORM = (
+    "the noise follows the data: the clip is the identity, so the sensitivity is unbounded and an update of "
+    "zero has no noise at all"
+)
 ONE_OF_B = "the whole update is treated as a mean of B clipped vectors, so the noise is B times too small"
 NOT_STEPS = "local steps without noise are composed as if each had some, and amplified by sampling that the server sees"
 PER_LAYER = "every layer is charged as if it were the only one"

@@ -27,16 +27,25 @@ from sordino.tree import Tree
 from sordino.types import Bound, Grant
 
 PROBED = "a probe: one client a round is encrypted, the integers of all others are added in clear"
-HIDDEN = "the server adds ciphertexts and has no key: uploads and model are hidden from it computationally, as long as {scheme} is not broken"
+HIDDEN = (
+    "the server adds ciphertexts and has no key: uploads and model are hidden from it computationally, as "
+    "long as {scheme} is not broken"
+)
 SHARED = "all clients hold one key: the server and any one client together read every upload"
 AUTHORITY = (
     "the key service opens nothing of fewer than {least} clients; together with the server it reads every upload"
 )
-MASKED = "single uploads are masked: the server, which follows the protocol, opens the sum of at least {least} clients and nothing else"
+MASKED = (
+    "single uploads are masked: the server, which follows the protocol, opens the sum of at least {least} "
+    "clients and nothing else"
+)
 SUM_OF_ALL = "sees the exact sum of the uploads, no noise in it"
 OWN_NOISE = "knows its own noise: sees the exact sum of the uploads"
 HONEST = "clients keep their own bounds: nobody can check an upload that nobody can read"
-COUNTED = "whether enough clients came for a sum is seen by everybody: that one client decides it is rarer than a hundredth of delta, which is not added"
+COUNTED = (
+    "whether enough clients came for a sum is seen by everybody: that one client decides it is rarer than a "
+    "hundredth of delta, which is not added"
+)
 SCHEMES = {
     "paillier": "decisional composite residuosity and short exponents",
     "bfv": "ring learning with errors",
@@ -97,7 +106,8 @@ class Encrypted(Secure):
         if self.keys == "threshold":
             raise BackendUnavailable(
                 'keys = "threshold" needs openfhe',
-                why="its wheels hold binaries for other Pythons than this one, and nothing else here shares a lattice key",
+                why="its wheels hold binaries for other Pythons than this one, and nothing else here shares a "
+                "lattice key",
                 fix='use keys = "shared" or "authority", or secure aggregation, which has no key holder',
                 code="backend-unavailable",
             )
@@ -113,7 +123,8 @@ class Encrypted(Secure):
         if self.scheme == "ckks" and self.keys == "authority":
             raise UnsoundGuarantee(
                 'ckks with keys = "authority"',
-                why="an opened sum carries the noise of its encryption: a server that has both can compute the key (Li and Micciancio, EUROCRYPT 2021)",
+                why="an opened sum carries the noise of its encryption: a server that has both can compute the key "
+                "(Li and Micciancio, EUROCRYPT 2021)",
                 fix='use bfv or paillier, or keys = "shared", where the server sees nothing opened',
                 code="ckks-opened-for-server",
             )
@@ -180,7 +191,8 @@ class NoiseShare(Noise):
     @property
     def assumptions(self) -> tuple[str, ...]:
         return (
-            f"of the clients that stay, {self.survivors} add their share of the noise and tell nobody: who knows a share sees less noise",
+            f"of the clients that stay, {self.survivors} add their share of the noise and tell nobody: who knows a "
+            f"share sees less noise",
         )
 
     def __post_init__(self) -> None:
@@ -222,7 +234,8 @@ def check_room(layout: Layout, count: int, noise: float) -> None:
     layout.check(count)
     if count * ((1 << layout.bits) - 1 + 2 * noise) > (1 << layout.width) - 1:
         raise UnsoundGuarantee(
-            f"shares of noise of up to {noise:.3g} steps in {count} uploads of {layout.bits} bits and slots of {layout.width}",
+            f"shares of noise of up to {noise:.3g} steps in {count} uploads of {layout.bits} bits and slots of "
+            f"{layout.width}",
             why="twelve deviations of the noise must fit, or a sum wraps around",
             fix="give the layout more headroom bits",
             code="no-room-for-noise",

@@ -55,8 +55,10 @@ def converse(backend: str, name: str, count: int, per_call: int, say: Callable[[
 
 def _request(name: str, count: int) -> str:
     return (
-        f"Generate {count} different prompts for a text-to-image model, each describing a picture of this: {spoken(name)}. "
-        "Vary kind, pose, place, light and viewpoint; a sentence each. Answer with a JSON list of strings and nothing else."
+        f"Generate {count} different prompts for a text-to-image model, each describing a picture of this: "
+        f"{spoken(name)}. "
+        "Vary kind, pose, place, light and viewpoint; a sentence each. Answer with a JSON list of strings and "
+        "nothing else."
     )
 
 

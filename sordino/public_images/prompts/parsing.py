@@ -14,7 +14,8 @@ STRING = re.compile(r'"(?:[^"\\\n]|\\.)*"')
 LINE = re.compile(r"^\s*(?:[(\[]?\d{1,4}\s*[.):\]-]|[-*+\u2022\u2013\u2014])\s*(?P<text>\S.*)$")
 # answers without a list, and the whole of them begins like this
 REFUSAL = re.compile(
-    r"^\W*(?:(?:i['\u2019]?m|i am|we['\u2019]?re) (?:very )?(?:sorry|unable|not able)|sorry\b|i (?:can(?:not|['\u2019]?t)|won['\u2019]?t|must decline)|as an ai\b)",
+    r"^\W*(?:(?:i['\u2019]?m|i am|we['\u2019]?re) (?:very )?(?:sorry|unable|not able)|sorry\b|i "
+    r"(?:can(?:not|['\u2019]?t)|won['\u2019]?t|must decline)|as an ai\b)",
     re.IGNORECASE,
 )
 
