@@ -41,11 +41,13 @@ def require(met: bool, why: str, fix: str) -> None:
 
 ROUNDS, STOP = 5, 3  # a checkpoint every second round: stopped after 3, a run plays round 3 again
 SMALL = (
-    "name=check", f"rounds={ROUNDS}", "data.test_fraction=0.9", 'partition={scheme="iid", clients=5}', 'cohort={name="round_robin", size=3}',
-    "evaluation={every=5, final=1}", 'engine={executor="loop", checkpoint_every=2}',
+    "name=check", f"rounds={ROUNDS}", "data.test_fraction=0.9", 'partition={scheme="iid", clients=5}',
+    'cohort={name="round_robin", size=3}', "evaluation={every=5, final=1}",
+    'engine={executor="loop", checkpoint_every=2}',
 )  # fmt: skip
 QUADRATIC = (
-    "rounds=20", 'data={source="quadratic", clients=4, dim=3}', 'partition={scheme="natural"}', 'cohort={name="everyone"}', "evaluation={every=20}",
+    "rounds=20", 'data={source="quadratic", clients=4, dim=3}', 'partition={scheme="natural"}',
+    'cohort={name="everyone"}', "evaluation={every=20}",
 )  # fmt: skip
 
 

@@ -25,9 +25,13 @@ LETTER, LONGEST = 7, 28  # width of one, and how many of a class name are shown
 TOP, BARS, GAP = 78, 64, 26  # title, sizes of clients, space
 STYLE = """
 svg { color-scheme: light dark; --ink: #1c2127; --soft: #5b6570; --paper: #fbfaf7; --line: #dedad1; --main: #0b66a3; }
-@media (prefers-color-scheme: dark) { svg { --ink: #e9e6df; --soft: #a7adb5; --paper: #14171b; --line: #343a42; --main: #6cb2ea; } }
-text { font: 13px system-ui, sans-serif; fill: var(--soft); } .title { font-size: 18px; font-weight: 600; fill: var(--ink); }
-.paper { fill: var(--paper); } .mark { fill: var(--main); } .grid { stroke: var(--line); fill: none; } .end { text-anchor: end; } .mid { text-anchor: middle; }
+@media (prefers-color-scheme: dark) {
+  svg { --ink: #e9e6df; --soft: #a7adb5; --paper: #14171b; --line: #343a42; --main: #6cb2ea; }
+}
+text { font: 13px system-ui, sans-serif; fill: var(--soft); }
+.title { font-size: 18px; font-weight: 600; fill: var(--ink); }
+.paper { fill: var(--paper); } .mark { fill: var(--main); } .grid { stroke: var(--line); fill: none; }
+.end { text-anchor: end; } .mid { text-anchor: middle; }
 """
 
 

@@ -18,7 +18,10 @@ from torch.nn import functional
 
 from sordino.errors import ConfigError
 
-DEEP_128 = ((False, 16, 16), (True, 16, 16), (False, 16, 16), (True, 16, 8), (False, 8, 8), (True, 8, 4), (False, 4, 4), (True, 4, 2), (False, 2, 2), (True, 2, 1))  # fmt: skip
+DEEP_128 = (
+    (False, 16, 16), (True, 16, 16), (False, 16, 16), (True, 16, 8), (False, 8, 8), (True, 8, 4), (False, 4, 4),
+    (True, 4, 2), (False, 2, 2), (True, 2, 1),
+)  # fmt: skip
 
 
 class Plan(NamedTuple):
@@ -50,7 +53,9 @@ class Norm(nn.Module):
 
     def forward(self, x: Tensor, truncation: float, condition: Tensor) -> Tensor:
         mean, var = (_between(table, truncation) for table in (self.running_means, self.running_vars))
-        weight, bias = (1 + self.scale(condition), self.offset(condition)) if self.conditional else (self.weight, self.bias)  # fmt: skip
+        weight, bias = (
+            (1 + self.scale(condition), self.offset(condition)) if self.conditional else (self.weight, self.bias)
+        )
         normed = (x - mean[:, None, None]) / torch.sqrt(var[:, None, None] + self.eps)
         return normed * weight[..., None, None] + bias[..., None, None]
 

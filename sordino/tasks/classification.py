@@ -55,7 +55,8 @@ class Classification:
         self._drops = bool(self._dropouts)
         for module in net.modules():
             if getattr(module, "inplace", False):
-                module.inplace = False  # type: ignore[assignment]  # same values, and the layer rules can read what came out
+                # same values, and the layer rules can read what came out
+                module.inplace = False  # type: ignore[assignment]
         self.mixes_examples = coupling(net)
         if self.mixes_examples:
             raise UnsoundGuarantee(

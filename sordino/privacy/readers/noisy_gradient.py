@@ -213,7 +213,8 @@ class NoisyShard(GradientsOnly[NoisyGradient]):
         source = self._grant.source.child("read", step)
         denominator = reader.denominator(self.size, work_batch)
         noisy = {name: reader.mechanism.add(total[name], scale, source.child(name)) for name in params}
-        return {name: Scaled(noisy[name].to(params[name].dtype), 1 / denominator) for name in params}  # type: ignore[misc]
+        mean = {name: Scaled(noisy[name].to(params[name].dtype), 1 / denominator) for name in params}
+        return mean  # type: ignore[return-value]  # as good as tensors
 
     def _draws(self, step: int, count: int, key: Key) -> Tensor:
         """One key per example, for crops and dropout. Where an example may be missing, its neighbours' must not tell:

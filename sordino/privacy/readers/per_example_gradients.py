@@ -193,7 +193,9 @@ def gradients(losses: Losses, params: Params, batch: Examples, keys: Tensor) -> 
         return losses(p, x[None], y[None], key[None])[0]
 
     try:
-        return torch.func.vmap(torch.func.grad(one), in_dims=(None, 0, 0, 0))(held, batch.x, batch.y, keys)  # type: ignore[no-any-return]
+        each = torch.func.vmap(torch.func.grad(one), in_dims=(None, 0, 0, 0))
+        made: Params = each(held, batch.x, batch.y, keys)
+        return made
     except RuntimeError:  # a branch on a value, a draw from torch's own generator; any other error comes up again
         rows = [
             _gradient(losses, params, batch.x[i : i + 1], batch.y[i : i + 1], keys[i : i + 1])

@@ -22,7 +22,9 @@ class Reply(NamedTuple):
     refused: bool = False  # where the model says so beside its words
 
 
-def converse(backend: str, name: str, count: int, per_call: int, say: Callable[[list[Message]], Reply], wanted: Wanted) -> Prompts:  # fmt: skip
+def converse(
+    backend: str, name: str, count: int, per_call: int, say: Callable[[list[Message]], Reply], wanted: Wanted
+) -> Prompts:
     """`say` answers a whole dialogue. What is missing at the end comes from the grammar; a model that never helped is
     an error.
     """
