@@ -242,7 +242,7 @@ def check_range(
     why: str = "",
     fix: str = "",
 ) -> None:
-    """The refusal of a number outside its range, in the same words everywhere; `why` says what the number is for."""
+    """Refuses a number outside its range, in the same words everywhere; `why` says what the number is for."""
     if not allowed.holds(value):
         text = f"it must be {allowed}" + (f": {why}" if why else "")
         raise error(f"{name} is {value!r}", why=text, fix=fix, code=code)

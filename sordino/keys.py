@@ -76,7 +76,9 @@ def bits(key: Key, count: int) -> Tensor:
 
 
 def words(key: int, count: int) -> NDArray[np.uint64]:
-    """The same as unsigned numbers, of one key: numpy's operations cost a tenth of torch's on a few words."""
+    """Independent 64-bit words as unsigned numbers, of one key: numpy's operations cost a tenth of torch's on a few
+    words.
+    """
     x = np.arange(1, count + 1, dtype=np.uint64)
     x *= np.uint64(_GAMMA)
     x += np.uint64(key)
@@ -89,7 +91,7 @@ def words(key: int, count: int) -> NDArray[np.uint64]:
 
 
 def uniform(key: Key, count: int) -> Tensor:
-    """float64 in (0, 1), never 0 and never 1."""
+    """`count` numbers in (0, 1) as float64, never 0 and never 1."""
     return (((bits(key, count) >> 12) & ((1 << 52) - 1)).double() + 0.5) * 2.0**-52
 
 
@@ -99,18 +101,19 @@ def at(key: Key, places: Sequence[int]) -> Tensor:
 
 
 def normal(key: Key, count: int) -> Tensor:
+    """`count` standard normal numbers."""
     drawn: Tensor = torch.special.ndtri(uniform(key, count))
     return drawn
 
 
 def laplace(key: Key, count: int) -> Tensor:
-    """Scale 1 (standard deviation sqrt 2)."""
+    """`count` Laplace numbers of scale 1 (standard deviation sqrt 2)."""
     u = uniform(key, count) - 0.5
     return -torch.sign(u) * torch.log1p(-2 * u.abs())
 
 
 def integers(key: Key, count: int, below: int | Tensor) -> Tensor:
-    """floor(u * below): exact to 2^-52 for the sizes of data sets."""
+    """`count` whole numbers from 0 to below - 1, exact to 2^-52 for the sizes of data sets."""
     return (uniform(key, count) * below).long()
 
 

@@ -28,7 +28,7 @@ BUNCH = 1 << 10  # rows of a span that are multiplied out together
 
 
 class Lazy:
-    """What all of them answer. No ABCMeta: its `isinstance` costs as much as a small tensor operation."""
+    """A matrix that is not formed yet. No ABCMeta: its `isinstance` costs as much as a small tensor operation."""
 
     __slots__ = ()
 
@@ -48,11 +48,11 @@ class Lazy:
         return self.shape.numel()
 
     def added_to(self, y: Any, factor: float) -> Any:
-        """y + factor * self."""
+        """The sum y + factor * self."""
         return torch.add(dense(y), self.dense(), alpha=factor)
 
     def add_to(self, y: Any, factor: float) -> Any:
-        """The same, in y's own memory where it can be."""
+        """The sum y + factor * self, in y's own memory where it can be."""
         if isinstance(y, Lazy):
             y = y.dense()
         return y.add_(self.dense(), alpha=factor)
@@ -69,7 +69,7 @@ class Lazy:
 
 
 class Zero(Lazy):
-    """What is left of a tensor minus itself."""
+    """The zeros that are left of a tensor minus itself."""
 
     __slots__ = ("like",)
 
@@ -95,7 +95,7 @@ class Zero(Lazy):
 
 
 class Product(Lazy):
-    """left^T right, or left^T 1 without a right."""
+    """The product left^T right, or left^T 1 without a right."""
 
     __slots__ = ("left", "right")
 
@@ -187,7 +187,7 @@ class Part:
 
 
 class Span(Lazy):
-    """c^T x over all rows, or over those of `index`."""
+    """The combination c^T x over all rows x, or over those of `index`."""
 
     __slots__ = ("c", "index", "rows")
 
@@ -206,7 +206,7 @@ class Span(Lazy):
         return self.c.t() @ self.rows.x[self.index]
 
     def coefficients(self, factor: float) -> Tensor:
-        """Of all rows."""
+        """The coefficients of all rows, also of those that are not in the index."""
         if self.index is EVERY:
             return self.c * factor
         if isinstance(self.index, slice):
@@ -216,7 +216,7 @@ class Span(Lazy):
         return none.index_add(0, self.index, self.c, alpha=factor)
 
     def on(self, c: Tensor, factor: float) -> Tensor:
-        """c + factor * self, in the memory of c."""
+        """The coefficients c + factor * self, in the memory of c."""
         if isinstance(self.index, slice):
             c[self.index].add_(self.c, alpha=factor)
             return c
@@ -241,12 +241,12 @@ class Span(Lazy):
         return Span(self.rows, self.c * factor, self.index)
 
     def kept(self) -> Span:
-        """As it is now: weights that go on write into their own coefficients."""
+        """The span as it is now: weights that go on write into their own coefficients."""
         return Span(self.rows, self.c.clone(), self.index)
 
 
 class Scaled(Lazy):
-    """factor * x: a step that is not taken yet."""
+    """The product factor * x, for a step that is not taken yet."""
 
     __slots__ = ("factor", "x")
 
@@ -278,7 +278,7 @@ class Scaled(Lazy):
 
 
 class Moved(Lazy):
-    """start + way, of memory of its own once somebody wants to see it."""
+    """The sum start + way, which gets memory of its own once somebody wants to see it."""
 
     __slots__ = ("_whole", "start", "way")
 
@@ -302,12 +302,12 @@ class Moved(Lazy):
         return self._whole
 
     def along(self, rows: Rows) -> bool:
-        """Did it stay in the span of these rows?"""
+        """Whether the weights stayed in the span of these rows."""
         return isinstance(self.way, Span) and self.way.rows is rows
 
 
 def take(x: Tensor, rows: Tensor) -> Tensor:
-    """x[rows]. The rule that vmap has for it walks over single numbers, this one over whole rows."""
+    """The rows x[rows]. The rule that vmap has for it walks over single numbers, this one over whole rows."""
     found: Tensor = _Take.apply(x, rows)  # type: ignore[no-untyped-call]
     return found
 
@@ -363,7 +363,7 @@ def _ones(count: int, dtype: torch.dtype) -> Tensor:
 
 
 def dense(value: Any) -> Any:
-    """With tensors in place of everything lazy."""
+    """The same tree with tensors in place of everything lazy."""
     if isinstance(value, Lazy):
         return value.dense()
     return type(value)(dense(v) for v in value) if isinstance(value, list | tuple) else value

@@ -35,7 +35,7 @@ U = TypeVar("U")  # what comes up
 
 
 class Offer(NamedTuple):
-    """A gate that can be private: what it needs to know to be priced."""
+    """What a budget must know of a gate to price its noise."""
 
     unit: Unit
     neighbours: Neighbours
@@ -77,7 +77,7 @@ class Source(Protocol):
 
 @dataclass(frozen=True)
 class Grant:
-    """What the engine hands to one client for one round, after the ledger has agreed."""
+    """The permission of one client for one round, which the engine hands out after the ledger has agreed."""
 
     client: int
     size: int  # the client's public number of examples
@@ -93,13 +93,15 @@ class Grant:
     public: Examples | None = None  # what this client has beside its own examples, and may look at
 
     def told(self) -> tuple[float | int | None, ...]:
-        """What another process must hear, in the order of the fields behind the source; the rest it knows."""
+        """The fields that another process must hear, in the order of the fields behind the source; the rest it
+        knows.
+        """
         return self.multiplier, self.epochs, self.part, self.reach, self.precision
 
 
 @dataclass(frozen=True)
 class Work:
-    """Local effort in the users' words. `batch_size` None is the full batch."""
+    """The local effort in the users' words. `batch_size` None is the full batch."""
 
     epochs: int | None
     steps: int | None
@@ -164,13 +166,15 @@ class Shard(Protocol):
 
 
 class Model(Protocol):
-    """What somebody predicts with."""
+    """Anything that somebody predicts with."""
 
     def score(self, examples: Examples) -> Mapping[str, Tensor]: ...  # one value per example, by metric
 
 
 class Stated(NamedTuple):
-    """What a paper prints for its noise, and what its own formula gives for all rounds together. Neither is proved."""
+    """The epsilon that a paper prints for its noise, and what its own formula gives for all rounds together. Neither
+    is proved.
+    """
 
     epsilon: float
     composed: float
@@ -205,17 +209,17 @@ class Reader(ABC):
 
     @property
     def multiplier(self) -> float | None:
-        """The noise that is typed into it; None where a budget decides, or where it draws none."""
+        """The noise multiplier that is typed into the reader; None where a budget decides, or where it draws none."""
         return None
 
     @property
     def cut(self) -> float | None:
-        """The length to which it cuts what one example gives; None where it cuts nothing."""
+        """The length to which the reader cuts what one example gives; None where it cuts nothing."""
         return None
 
     @property
     def gives(self) -> Literal["batches", "episodes", "sums"] | None:
-        """The one kind of read that its promise covers; None where it covers all of them, or promises nothing."""
+        """The one kind of read that the promise covers; None where it covers all of them, or promises nothing."""
         return None
 
     @property
@@ -233,7 +237,7 @@ class Reader(ABC):
 
 
 class Bound(NamedTuple):
-    """Proved bound on one client's contribution, in each norm."""
+    """The proved bound on one client's contribution, in each norm."""
 
     l1: float = math.inf
     l2: float = math.inf
@@ -243,7 +247,7 @@ class Bound(NamedTuple):
 
 
 class Task(Protocol):
-    """What is learned."""
+    """The problem that is learned: a network and its loss."""
 
     @property
     def name(self) -> str: ...
@@ -292,7 +296,7 @@ class Task(Protocol):
 
 @dataclass(frozen=True)
 class Received(Generic[U]):
-    """What gate 2 lets the server see. Only `Uplink.receive` makes one."""
+    """The part of a round that gate 2 lets the server see. Only `Uplink.receive` makes one."""
 
     mean: U  # sum / public denominator
     participation: float  # |cohort| / population; its public expectation where central noise hides who took part
@@ -301,5 +305,5 @@ class Received(Generic[U]):
 
     @property
     def each(self) -> list[U]:
-        """Single uploads, where the uplink shows them; raises AggregateOnly otherwise."""
+        """The single uploads, where the uplink shows them; raises AggregateOnly otherwise."""
         return self._each()

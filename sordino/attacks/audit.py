@@ -99,7 +99,7 @@ class Audit:
 
     @property
     def verdict(self) -> str:
-        """Of all subjects together: the worst. Nothing holds for a run of which a phase is without protection."""
+        """The worst verdict of all subjects. Nothing holds for a run of which a phase is without protection."""
         worst = (VIOLATED, ESCAPED, SKIPPED, NOTHING, CAUGHT, HOLDS)
         found = next((verdict for verdict in worst if self.having(verdict)), EMPTY if self.unprotected else UNPROVED)
         return PARTLY if found == HOLDS and self.unprotected else found
@@ -127,8 +127,8 @@ def audit(
     twin: bool = False,
     tell: Callable[[str], object] = lambda what: None,
 ) -> Audit:
-    """`twin`: the same attack on noise that is 30% too small behind the same claim, which must be caught. `system`:
-    noise that cannot be repeated.
+    """Attacks the promises of an experiment. `twin`: the same attack on noise that is 30% too small behind the same
+    claim, which must be caught. `system`: noise that cannot be repeated.
     """
     why = "fewer of either neighbour refute no claim"
     check_range("trials", trials, Range(least=100, whole=True), "too-few-trials", why=why, fix=f"--trials {TRIALS}")
@@ -149,7 +149,9 @@ def audit(
 
 
 def experiment_of(word: str | None, overrides: Iterable[str] = ()) -> Experiment:
-    """What is meant by a word: a file, the folder of a run, an algorithm, or nothing: the default experiment."""
+    """The experiment that a word means: a file, the folder of a run, an algorithm, or nothing for the default
+    experiment.
+    """
     changes = list(overrides)
     if word is None:
         return config.load(None, changes)

@@ -25,7 +25,9 @@ WORDS: dict[Unit, str] = {
 
 
 def pair(reader: Responses, unit: Unit) -> Pair:
-    """`reader` as it is fitted: an epsilon for an image stays cut over as many values as real images have."""
+    """The neighbours of an image. `reader` is fitted: an epsilon for an image stays cut over as many values as real
+    images have.
+    """
     each = replace(reader, epsilon=reader.each, of="value", delta=0.0, side=None)
 
     def release(white: bool) -> Release:

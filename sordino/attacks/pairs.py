@@ -24,7 +24,9 @@ class Powerless(Exception):
 
 @dataclass(frozen=True)
 class Pair:
-    """`by` direction: how far a release went from the one centre towards the other; by energy: how loud its noise is."""
+    """Two neighbours to tell apart. `by` direction: how far a release went from one centre towards the other; by
+    energy: how loud its noise is.
+    """
 
     told: str
     without: Release
@@ -33,7 +35,7 @@ class Pair:
     score: Callable[[Tensor], Tensor] | None = None  # where the attacker knows better what to look at
 
     def outputs(self, draws: int, source: Source) -> Outputs:
-        """Scores of at least so many releases of either neighbour, each under noise of its own."""
+        """The scores of at least so many releases of either neighbour, each under noise of its own."""
         score = self.score or self._score()
         calls = math.ceil(draws / len(self.without(source.child("shape"))))
         sides = [

@@ -24,15 +24,15 @@ Release: TypeAlias = Callable[[Tensor, Key], Tensor]  # features [n, d] of whom 
 
 
 class Reference(NamedTuple):
-    """What features of the class look like elsewhere."""
+    """The features of the class as they look elsewhere."""
 
     mean: Tensor
     inverse: Tensor  # of their covariance
 
 
 def reference(z: Tensor) -> Reference:
-    """Shrunk towards a sphere, by as much as so few rows make a covariance uncertain (Ledoit and Wolf, Journal of
-    Multivariate Analysis 2004).
+    """The mean and covariance of features, shrunk towards a sphere as far as so few rows make a covariance uncertain
+    (Ledoit and Wolf, Journal of Multivariate Analysis 2004).
     """
     if len(z) < 2:
         raise DataError(
@@ -58,7 +58,7 @@ def near(z: Tensor, prototype: Tensor, seen: Reference) -> Tensor:
 
 
 def alike(z: Tensor, prototype: Tensor, seen: Reference) -> Tensor:
-    """The cosine, which is minus the cosine distance but for a constant."""
+    """The cosine of features and prototype, which is minus the cosine distance but for a constant."""
     return F.cosine_similarity(z.double(), prototype.double()[None], dim=1)
 
 
@@ -77,7 +77,7 @@ SCORES: Mapping[str, Callable[[Tensor, Tensor, Reference], Tensor]] = {
 
 
 def mean(z: Tensor, key: Key) -> Tensor:
-    """As published."""
+    """A prototype as published: the mean of the features."""
     return z.double().mean(0)
 
 

@@ -47,7 +47,7 @@ def fewer(reader: Attacked, work: Work, size: int) -> Work:
 
 
 def rows(reader: Attacked) -> int:
-    """So many that everybody is read: whole episodes in a cell, several examples in a subset."""
+    """A number of rows at which everybody is read: whole episodes in a cell, several examples in a subset."""
     if isinstance(reader, CellGradient):
         return (4 if reader.sampling == "poisson" else 8) * reader.cells
     if isinstance(reader, NoisyGradient) and reader.sampling == "fixed_subset":
@@ -144,8 +144,8 @@ def _episode(params: Params, support: Examples, query: Examples, draws: Tensor) 
 
 
 def statistics(reader: ClassSums, multiplier: float | None) -> Pair:
-    """One of each class, known or absent. Another one of the class, half as long, points the other way: where sums are
-    clipped and not rows, one turns them around.
+    """One example of each class, known or absent. Another one of the class, half as long, points the other way:
+    where sums are clipped and not rows, one example turns them around.
     """
     towards = torch.full((ROWS, WIDTH), FAR * max(1.0, reader.clip), dtype=torch.float64)
     examples = Examples(torch.cat([2 * towards, -towards]), torch.arange(ROWS).repeat(2))

@@ -36,9 +36,10 @@ def pair(
     task: Task,
     multiplier: float | None,
 ) -> Pair:
-    """`targets`: rows of the examples in question, of one class each. A class's noise is its own, so that one release
-    attacks all of them, each as if it were alone. `examples.x` may be features already, with `of` leaving them as they
-    are."""
+    """The neighbours of examples in sums per class. `targets`: their rows, of one class each. A class's noise is its
+    own, so that one release attacks all of them, each as if it were alone. `examples.x` may be features already,
+    with `of` leaving them as they are.
+    """
     labels, size, classes = examples.y[targets], len(examples.y), int(examples.y.max()) + 1
     apart = len(set(labels.tolist()))
     if apart < len(labels):

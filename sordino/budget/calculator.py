@@ -63,7 +63,7 @@ class Question:
 
     @property
     def turns(self) -> int:
-        """Of the busiest client where they take part in turn, and nothing amplifies."""
+        """How often the busiest client takes part where clients take turns and nothing amplifies."""
         return -(-self.rounds * self.cohort // self.clients)
 
 
@@ -86,17 +86,17 @@ class Answer:
 
     @property
     def noise_std(self) -> float:
-        """Of one coordinate of the noised sum: multiplier times sensitivity."""
+        """The deviation of the noise in one coordinate of the sum: multiplier times sensitivity."""
         return self.noise_multiplier * self.question.clip * (2 if self.neighbours == "replace" else 1)
 
     @property
     def bytes(self) -> int:
-        """Down and up, of the parameters alone."""
+        """The bytes of the parameters alone, down and up."""
         return 2 * BYTES * self.question.parameters * self.question.cohort * self.question.rounds
 
     @property
     def run(self) -> list[str]:
-        """What to give to `sordino run` for exactly this."""
+        """The arguments of `sordino run` for exactly this answer."""
         q = self.question
         return [
             f"rounds={q.rounds}",
@@ -142,7 +142,7 @@ def asked(q: Question) -> Answer:
 
 
 def bought(multiplier: float, question: Question) -> float:
-    """The other way: the epsilon that this noise buys in the set-up asked for, by the accountant that calibrates it
+    """The epsilon that this noise buys in the set-up asked for, by the accountant that calibrates it
     (`question.epsilon` is not read).
     """
     q = question
@@ -246,7 +246,8 @@ class Enough(NamedTuple):
 def enough(
     below: float, clients: int, cohort: float, delta: float, units: int, power: int, ratio: Callable[[float], float]
 ) -> Enough | None:
-    """None: more clients than there are people.
+    """The smallest federation in which the noise is quiet enough; None where it has more clients than there are
+    people.
 
     At a fixed sampling rate and number of rounds the multiplier does not depend on the number of clients, so
     `ratio(delta)`, at the size of now, falls as 1/cohort (central noise, power 1) or 1/sqrt(cohort) (every client's
@@ -265,7 +266,7 @@ def enough(
 
 
 def enough_for(q: Question) -> list[Enough]:
-    """For both marks that the set-up asked for does not reach yet."""
+    """The smallest federations for both marks that the set-up asked for does not reach yet."""
     power = 1 if q.unit == "client" else 2
     units = q.records if q.unit == "example" else 1
 
@@ -280,7 +281,7 @@ def marks(search: Callable[[float], Enough | None], ratio: float) -> list[Enough
 
 
 def warning(ratio: float, ways: list[str]) -> str | None:
-    """What to say where privacy would drown the signal, and ways out of it; None where it would not."""
+    """A warning where privacy would drown the signal, with ways out of it; None where it would not."""
     if ratio <= LOUD:
         return None
     loud = (

@@ -37,7 +37,9 @@ from sordino.types import Offer
 
 @dataclass(frozen=True)
 class Budget:
-    """What one client grants over the whole training; where budgets are personal, `epsilon` is the largest."""
+    """What one client grants over the whole training. Where each client has its own budget, `epsilon` is the
+    largest.
+    """
 
     epsilon: float
     delta: float
@@ -53,7 +55,7 @@ class Budget:
         return self.epsilon if self.personal is None else float(self.personal[client])
 
     def levels(self) -> dict[float, list[int]]:
-        """Who grants the same, from the smallest budget to the largest; nobody is listed where all grant the same."""
+        """The clients that grant the same, from the smallest budget to the largest; empty where all grant the same."""
         if self.personal is None:
             return {}
         each = np.asarray(self.personal)
@@ -88,14 +90,14 @@ class Plan:
         return self.pricing.currency if self.pricing else ZCDP
 
     def rates(self, t: int, spent: Mapping[int, Amount]) -> NDArray[np.float64] | None:
-        """How likely each client takes part in a round; None where the cohort knows by itself. `spent` is what clients
-        have spent so far.
+        """The probability that each client takes part in a round; None where the cohort needs no plan for it.
+        `spent` is what clients have spent so far.
         """
         return None
 
     @property
     def cap(self) -> Amount | None:
-        """Of one client, in the ledger's integers; where budgets are personal, of the most generous one."""
+        """The cap of one client in the ledger's integers; where budgets differ, that of the most generous client."""
         return None if self.budget is None or self.pricing is None else self._cap(self.budget.epsilon)
 
     def cap_of(self, client: int) -> Amount | None:
@@ -118,7 +120,8 @@ class Plan:
     def price(
         self, client: int, exposure: int, spent: Amount, stalled: bool = False, last: Amount | None = None
     ) -> Price | None:
-        """Of exposure 0, 1, ... of a client; None when the plan has nothing left for it and it must abstain.
+        """The price of exposure 0, 1, ... of a client; None when the plan has nothing left for it and it must
+        abstain.
 
         `spent` is the client's sum so far and `last` its latest charge: all that a price may depend on, so that a
         resumed run asks the same.
@@ -141,7 +144,7 @@ class Plan:
         return Price(self._multiplier(charge, self.reads[client]), charge)
 
     def rehearse(self) -> None:
-        """Price every planned exposure once, so that what cannot be priced is refused before the first round."""
+        """Prices every planned exposure once, so that what cannot be priced is refused before the first round."""
         if self.budget is not None and isinstance(self.budget.schedule, Adaptive):
             return  # known only on the way
         for times, client in self._kinds():
@@ -167,8 +170,8 @@ class Plan:
         return min(price.multiplier for price in priced if price is not None)
 
     def precision(self, client: int) -> float:
-        """What one exposure of this client may say, as a share of what the most generous client's may: the inverse of
-        its noise variance.
+        """The precision of this client's upload, as a share of the most generous client's: the inverse of its noise
+        variance.
         """
         if self.budget is None or self.pricing is None:
             return 1.0
@@ -215,7 +218,9 @@ class Plan:
 def kinds(
     exposures: Sequence[int], reads: Sequence[int], levels: Sequence[float] | None = None
 ) -> list[tuple[int, int, int]]:
-    """Every (exposures, reads per exposure) that occurs, at every level of budgets, and the first client it occurs at."""
+    """Every (exposures, reads per exposure) that occurs, at every level of budgets, with the first client that has
+    it.
+    """
     times, each = np.asarray(exposures, np.int64), np.asarray(reads, np.int64)
     width, pairs = int(each.max(initial=0)) + 1, int(times.max(initial=0) + 1) * (int(each.max(initial=0)) + 1)
     level = 0 if levels is None else np.unique(np.asarray(levels), return_inverse=True)[1]
@@ -287,9 +292,10 @@ def _check_one_promise(offers: Sequence[tuple[Offer, float | None]], budget: Bud
 def shared_currency(
     offers: Sequence[tuple[Offer, int]], portions: Sequence[float], budget: Budget, alone: bool
 ) -> Sequence[Pricing]:
-    """Prices for phases that share a budget, each given with its reads and its part: exact where none of them is
-    sampled, else counted as one plan where that is fixed for everybody and `alone` on its ledger, and in Renyi
-    divergence at one order where it is not."""
+    """Prices for phases that share a budget, each given with its reads and its part. They are exact where no phase
+    is sampled. Otherwise they are counted as one plan where that is fixed for everybody and `alone` on its ledger,
+    and in Renyi divergence at one order where it is not.
+    """
     epsilon, delta = budget.epsilon, budget.delta
     sampled = [(offer.rate, longest) for offer, longest in offers if offer.rate < 1]
     if not sampled:

@@ -33,7 +33,7 @@ Spent = Mapping[int, tuple[int, ...]]
 
 @dataclass
 class RatesPlan(Plan):
-    """One noise, one rate per client; everybody pays one release of the plan in every round."""
+    """A plan with one noise and one rate per client: everybody pays one release in every round."""
 
     each: Floats = field(default_factory=lambda: np.empty(0))
 
@@ -43,7 +43,7 @@ class RatesPlan(Plan):
 
 @dataclass
 class ThresholdPlan(Plan):
-    """A table of rounds. Everybody pays its own (epsilon, delta) in every round, drawn or not."""
+    """A plan as a table of rounds. Every client pays its own (epsilon, delta) in every round, drawn or not."""
 
     rows: list[tuple[float, Floats, Floats]] = field(default_factory=list)  # tau, rates, payments
     individual: ClassVar[bool] = True
@@ -85,7 +85,9 @@ class ThresholdPlan(Plan):
 
 @dataclass
 class PublishedPlan(Plan):
-    """Thresholds and noise from what is left; only those drawn pay, by one of the three readings of the cost."""
+    """A plan whose thresholds and noise follow what is left. Only clients that are drawn pay, by one of three
+    readings of the cost.
+    """
 
     cohort: ThresholdPublished = field(default_factory=ThresholdPublished)
     rounds: int = 1

@@ -37,7 +37,9 @@ class Measured(NamedTuple):
 
 
 def measure() -> list[Measured]:
-    """About ten seconds. The two sides of every row take turns, so that other programs disturb both alike."""
+    """Measures for about ten seconds. The two sides of every row take turns, so that other programs disturb both
+    alike.
+    """
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

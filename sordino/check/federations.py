@@ -148,7 +148,7 @@ def learns(trial: Trial) -> None:
 
 
 def noisy(trial: Trial) -> None:
-    """Under a private reader: its reads are those that were paid for, and the receipt says so."""
+    """The law of a private reader: its reads are those that were paid for, and the receipt says so."""
     fix = "go over shard.batches(self.work, key) once and to its end, and call grad once per batch"
     algorithm = trial.scenes[0].algorithm
     read = algorithm.read if algorithm.read.offer() is not None else NoisyGradient(1.0, **_sampling(algorithm.work))

@@ -22,7 +22,7 @@ def shape(a: Tree) -> Shape:
 
 
 def unlike(a: Shape, b: Shape) -> str:
-    """The first difference, in words; "" where there is none."""
+    """The first difference between two trees, in words; "" where there is none."""
     if [name for name, *_ in a] != [name for name, *_ in b]:
         return f"the tensors {', '.join(n for n, *_ in a)} instead of {', '.join(n for n, *_ in b)}"
     return next(

@@ -133,7 +133,7 @@ def engine(facts: Facts, clients: int) -> dict[str, Any]:
 
 
 def benched(facts: Facts) -> Iterator[Finding]:
-    """What `auto` chooses here, held against measurements."""
+    """The choice of `auto` on this machine, held against measurements."""
     from sordino.check.bench import measure as race
 
     chosen = engine(facts, 20)

@@ -19,7 +19,7 @@ DRAWS = {
 
 
 def calls(source: str) -> set[str]:
-    """Names of everything a module calls: f(...) and x.f(...)."""
+    """The names of everything that a module calls: f(...) and x.f(...)."""
     found = set()
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Call):

@@ -92,7 +92,7 @@ class Scene:
         return found
 
     def moments(self) -> Iterator[Moment]:
-        """Two rounds: in the first one, states are as they began."""
+        """The halves' arguments in two rounds: in the first one, states are as they began."""
         a = self.algorithm
         server, client = a.init(self.task, self.key), a.init_client(self.task)
         for _ in range(2):
@@ -105,7 +105,7 @@ class Scene:
 
 @dataclass(frozen=True)
 class Trial:
-    """One algorithm before the laws."""
+    """One algorithm on trial, before the laws."""
 
     name: str  # as in [algorithm] name
     made: Any
@@ -138,7 +138,7 @@ class Trial:
         return made
 
     def fresh(self) -> None:
-        """As in a process of its own: what the module keeps in its globals is gone."""
+        """Removes what the module keeps in its globals, as if it ran in a process of its own."""
         sys.modules.pop(self.name.partition(":")[0], None)
 
     def run(self, folder: str, *more: str, watch: Callable[[Progress], None] | None = None) -> Path:
@@ -158,7 +158,7 @@ class Trial:
 
 
 class Sealed:
-    """A shard with nothing but what the protocol says."""
+    """A shard that answers nothing but what the protocol says."""
 
     def __init__(self, shard: Shard, grads: list[int] | None = None) -> None:
         def batches(work: Work, key: Any) -> Iterator[Batch]:

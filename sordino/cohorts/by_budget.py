@@ -29,7 +29,7 @@ from sordino.ledger.thresholds import Waste
 
 @dataclass(frozen=True)
 class Personal(Tossed):
-    """A rate for every client."""
+    """A cohort with a rate for every client, by its own budget."""
 
     personal: ClassVar[bool] = True
 

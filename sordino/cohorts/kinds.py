@@ -28,7 +28,7 @@ Rates = NDArray[np.float64]
 
 
 class Cohort(ABC):
-    """What every cohort answers; the defaults are those of a cohort everybody can see."""
+    """The rule that says who takes part in a round. The defaults are those of a cohort that everybody can see."""
 
     hidden: ClassVar[bool] = False
     personal: ClassVar[bool] = False  # drawn by personal budgets: at rates that the plan says
@@ -39,11 +39,11 @@ class Cohort(ABC):
 
     @abstractmethod
     def exposures(self, rounds: int, population: int) -> Sequence[int]:
-        """T_k of every client, as planned: what its budget is divided by."""
+        """The planned number of rounds T_k of every client, by which its budget is divided."""
 
     @abstractmethod
     def expected(self, population: int) -> float:
-        """The public expected size: the denominator of every mean, whoever turns up."""
+        """The public expected size, which divides every mean, whoever turns up."""
 
     def amplify(self, event: Event, adversary: str) -> Event:
         """The event of one round, as this adversary sees it."""
@@ -67,7 +67,9 @@ class Everyone(Cohort):
 
 @dataclass(frozen=True)
 class RoundRobin(Cohort):
-    """A cyclic pointer: every T_k is known exactly, and differs by at most 1 between clients."""
+    """A cohort of the next `size` clients in a circle. Every T_k is known exactly, and differs by at most 1 between
+    clients.
+    """
 
     size: int
 
@@ -90,7 +92,8 @@ class RoundRobin(Cohort):
 
 @dataclass(frozen=True)
 class RoundRobinPeer(Cohort):
-    """As published by the yardstick: int(1/f) blocks of int(f K) clients, and T = R f for everybody.
+    """Round robin as the compared library publishes it: int(1/f) blocks of int(f K) clients, and T = R f for
+    everybody.
 
     Right only where 1/f is a whole number that divides everything evenly; `warnings` says what goes wrong otherwise.
     """
@@ -109,7 +112,7 @@ class RoundRobinPeer(Cohort):
         return alike(max(1, round(rounds * self.fraction)), population)
 
     def actual(self, rounds: int, population: int) -> Sequence[int]:
-        """How often the blocks really come round."""
+        """How often each client's block really comes round."""
         blocks, size = self._blocks(population), self._size(population)
         turns = np.array([len(range(block, rounds, blocks)) for block in range(blocks)])
         return np.pad(np.repeat(turns, size), (0, population - blocks * size)).data
@@ -142,7 +145,8 @@ class RoundRobinPeer(Cohort):
 
 @dataclass(frozen=True)
 class Random(Cohort):
-    """`size` clients without replacement. T_k is random: plan for `t_plan`, who needs more abstains.
+    """A cohort of `size` clients without replacement. T_k is random: who needs more than the planned `t_plan`
+    abstains.
 
     The default plan is the 99.9% quantile of the binomial T_k, at least 1. Abstaining depends on counts alone and leaks
     nothing.
@@ -172,8 +176,9 @@ class Random(Cohort):
 
 
 class Tossed(Cohort):
-    """One coin per client and round. Who knows the coins sees who takes part: a hidden cohort of a real run has them
-    from the operating system, not from a seed."""
+    """A cohort by one coin per client and round. Who knows the coins sees who takes part: a hidden cohort of a real
+    run has them from the operating system, not from a seed.
+    """
 
     @abstractmethod
     def toss(self, population: int, coins: Coins, rates: Rates | None = None) -> list[int]:
@@ -237,7 +242,7 @@ def _coins(key: keys.Key, round_index: int) -> keys.Key:
 
 
 def alike(value: int, population: int) -> memoryview[Any]:
-    """The same number for everybody, kept once."""
+    """The same number for every client, kept once."""
     return np.broadcast_to(np.int64(value), _people(population)).data
 
 

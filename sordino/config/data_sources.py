@@ -48,13 +48,13 @@ SOURCES = {
 
 
 def keys(source: object) -> set[str]:
-    """Of [data], for one source; of all of them where it is none."""
+    """The keys of [data] that one source takes; those of all sources where none is named."""
     known = [SOURCES[source]] if isinstance(source, str) and source in SOURCES else SOURCES.values()
     return {key for one in known for key in (*one.needs, *one.takes)}
 
 
 def check(source: str, given: Iterable[str]) -> None:
-    """`given`: the keys of [data] that are not as they are by default."""
+    """Refuses keys that the source does not take. `given`: the keys of [data] that are not as they are by default."""
     strange = [key for key in given if key not in ("source", *keys(source))]
     if not strange:
         return

@@ -101,8 +101,8 @@ class Evaluation(Section):
 
 
 class Network(Section):
-    """Of `processes`: what lies between the server and its clients. Only time is added; with a timeout, who is silent
-    misses the round.
+    """The network between the server and its client processes. Only time is added; with a timeout, a client that is
+    silent misses the round.
     """
 
     latency_ms: float = Field(default=0.0, ge=0)  # each way
@@ -244,7 +244,7 @@ def build(table: Mapping[str, Any], choices: Mapping[str, Callable[..., T]], whe
 
 
 def filled(made: Callable[..., T], table: Mapping[str, Any], where: str) -> T:
-    """Made with a table as its arguments."""
+    """The value that a class or function makes with a table as its arguments."""
     fields = parameters(made)
     check_keys(table, fields, where)
     try:
@@ -262,8 +262,8 @@ def _model(made: Callable[..., Any]) -> type[BaseModel]:
 
 
 def parameters(made: Callable[..., Any]) -> dict[str, tuple[Any, Any]]:
-    """Name -> (type, default) of what a table may set. Gates have tables of their own; what begins with `_` is the
-    engine's to set.
+    """The parameters that a table may set: name -> (type, default). Gates have tables of their own; what begins with
+    `_` is the engine's to set.
     """
     hints = get_type_hints(made)
     found = {}

@@ -40,7 +40,9 @@ def nearest(word: str, names: Iterable[str]) -> str:
 
 
 def wrong(error: ValidationError, where: str, keys_of: Mapping[str, Iterable[str]]) -> ConfigError:
-    """`keys_of`: of each section that has keys of its own."""
+    """The refusal of a table that pydantic cannot read. `keys_of`: the keys of each section that has keys of its
+    own.
+    """
     first, *others = error.errors()
     loc, why = first["loc"], [_said(first)]
     if first["type"] == f"{str(loc[-1]).partition('[')[0]}_type":  # one of several types that it may have

@@ -48,11 +48,12 @@ class Dataset:
 
     @property
     def class_names(self) -> tuple[str, ...]:
-        """One for each class: its number where `names` does not say."""
+        """One name for each class: its number where `names` does not say."""
         return self.names if len(self.names) == self.classes else tuple(map(str, range(self.classes)))
 
     def fingerprint(self, key: bytes = b"") -> str:
-        """HMAC-SHA256 over shapes, dtypes and bytes of both splits, and what was declared; names and path do not enter.
+        """An HMAC-SHA256 over shapes, dtypes and bytes of both splits, and over what was declared. Names and path do
+        not enter.
 
         Without a secret key it tells, by trying, which row is in it.
         """
@@ -83,8 +84,8 @@ def pixel_stats(pixels: Array) -> Stats:
 
 
 def each_pixel_stats(pixels: Array) -> Stats:
-    """The same for every pixel; a thousandth of a grey level more, so that pixels that never change do not divide by 0
-    (Li et al., MLSys 2020).
+    """Mean and standard deviation of every pixel. A thousandth of a grey level is added, so that pixels that never
+    change do not divide by 0 (Li et al., MLSys 2020).
     """
     mean, square = np.zeros(pixels.shape[1:]), np.zeros(pixels.shape[1:])
     for start in range(0, len(pixels), 1024):
@@ -114,7 +115,7 @@ def stratified(labels: Array, test_fraction: float, seed: int) -> tuple[Array, A
 
 
 def apart(rows: int, keys: Sequence[str] | None, test_fraction: float, seed: int) -> tuple[Array, Array]:
-    """Row numbers of train and test, both in file order: every row by a coin that its place decides, or its key.
+    """Row numbers of train and test, both in file order. Every row has a coin that its place decides, or its key.
 
     What a row holds plays no part, and no row moves another: with keys, none that comes or goes; without, none that is
     exchanged or added at the end.

@@ -27,7 +27,7 @@ draft = true
 
 
 def draft(path: str | Path, label: str, group: str | None = None, key: str | None = None) -> str:
-    """A TOML file, line by line as the columns come."""
+    """The text of a TOML schema, line by line as the columns come."""
     file = Path(path).expanduser()
     roles = {"label": label, "group": group, "key": key}
     check_roles(file, roles)

@@ -54,8 +54,8 @@ def load(
     cache: Path | None = None,
     verify: bool = False,
 ) -> Dataset:
-    """`fraction` of each class (and of each split) is drawn by `seed`, rounded up, but `at_least` so many images where
-    the class has them.
+    """Images in one folder per class. `fraction` of each class (and of each split) is drawn by `seed`, rounded up,
+    but `at_least` as many images as asked for where the class has them.
 
     `test_fraction` is held back where the folder has no test images of its own; `verify` hashes the cached pixels
     before use.

@@ -47,7 +47,7 @@ def load(
     merge: bool = False,
     standardise: Literal["channel", "pixel"] = "channel",
 ) -> Dataset:
-    """`path` is a directory or, with allow_download, a hub id.
+    """Images in parquet files. `path` is a directory or, with allow_download, a hub id.
 
     `label` names the label column where it is not obvious; `verify` hashes the cached pixels before use; `merge` puts
     training and test images into one set, for clients that hold back test examples of their own; `standardise` each

@@ -45,7 +45,7 @@ def place(given: Path | None) -> Path:
 
 
 def kept(path: Path, verify: bool, labels: Callable[[], Array], batches: Callable[[], Iterable[Batch]]) -> Decoded:
-    """What is at `path`; built there first where it is absent or damaged."""
+    """The pixels in the cache at `path`, which is built first where it is absent or damaged."""
     found = read(path, verify)
     if found is None:
         write(path, labels(), batches())
@@ -102,7 +102,7 @@ def write(path: Path, labels: Array, batches: Iterable[Batch]) -> None:
 
 
 def read(path: Path, verify: bool = False) -> Decoded | None:
-    """The map, or None if the file is absent or not whole; `verify` also hashes the payload.
+    """The mapped file, or None if it is absent or not whole; `verify` also hashes the payload.
 
     Writing to the map changes memory only, never the file.
     """

@@ -49,8 +49,8 @@ def resized(dataset: Dataset, side: int) -> Dataset:
 
 
 def smaller(dataset: Dataset, train: int | None, test: int | None, seed: int) -> Dataset:
-    """So many examples, in the proportions of the classes; None leaves a split as it is. Means and deviations stay
-    those of the whole.
+    """A smaller data set with the same proportions of classes; None leaves a split as it is. Means and deviations
+    stay those of the whole.
     """
     if dataset.test is not dataset.train:
         return replace(dataset, train=_part(dataset, "train", train, seed), test=_part(dataset, "test", test, seed))
@@ -98,8 +98,8 @@ def _shares(held: NDArray[np.int64], count: int) -> NDArray[np.int64]:
 
 
 def reserve(dataset: Dataset, probe: int | float | None, pool: float | None, seed: int) -> Reserved:
-    """`probe` examples of each class, or that share of it rounded up, then a share `pool` of each class (at least one
-    example), are taken out of the training examples.
+    """Takes examples out of the training examples: `probe` of each class, or that share of it rounded up, then a
+    share `pool` of each class (at least one example).
     """
     if probe is not None and not (0 < probe < 1 if isinstance(probe, float) else probe >= 1):
         raise DataError(

@@ -56,7 +56,7 @@ class Schema:
 
     @property
     def digest(self) -> str:
-        """Of what is declared, not of how it is written down."""
+        """The digest of what is declared, not of how it is written down."""
         return hashlib.sha256(repr(list(self.columns.items())).encode()).hexdigest()
 
     def named(self, kind: str) -> str | None:
@@ -87,7 +87,7 @@ def read(path: str | Path) -> Schema:
 
 
 def parsed(text: str) -> Schema:
-    """ValueError says what is wrong with it."""
+    """The schema of a TOML table. A ValueError says what is wrong with it."""
     table = tomllib.loads(text)
     if unknown := sorted(table.keys() - {"columns", "draft"}):
         raise ValueError(f"it has no key {unknown[0]!r}: only the table [columns], and draft")

@@ -22,7 +22,7 @@ SPREAD = np.arange(1, FEATURES + 1) ** -0.6  # standard deviations
 
 
 class Truth(NamedTuple):
-    """Of one device."""
+    """The model that labels the examples of one device."""
 
     w: Array  # [features, classes]
     b: Array
@@ -35,7 +35,7 @@ def truth(alpha: float, beta: float, rng: np.random.Generator) -> Truth:
 
 
 def drawn(device: Truth, size: int, rng: np.random.Generator) -> tuple[Array, Array]:
-    """Its examples: inputs with variances j^-1.2, and what its truth says of them."""
+    """The examples of one device: inputs with variances j^-1.2, and the labels that its model gives them."""
     x = rng.normal(device.v, SPREAD, (size, FEATURES)).astype(np.float32)
     return x, (x @ device.w + device.b).argmax(1)
 
@@ -49,7 +49,9 @@ def load(
     test_fraction: float = 0.1,
     seed: int = 0,
 ) -> Dataset:
-    """`largest` cuts the sizes of the devices, which are heavy-tailed; each device holds back its own test examples."""
+    """Synthetic devices with models of their own. `largest` cuts their sizes, which are heavy-tailed; each device
+    holds back its own test examples.
+    """
     sound = all(math.isfinite(v) and v >= 0 for v in (alpha, beta)) and 0 < test_fraction < 1
     if not sound or clients < 1 or (largest is not None and largest < 2):
         raise DataError(

@@ -70,7 +70,8 @@ def load(
     test_fraction: float = 0.2,
     seed: int = 0,
 ) -> Dataset:
-    """label, group and key are no features. Rows with the same key stay together: all train, or all test.
+    """A table of numbers and categories. label, group and key are no features. Rows with the same key stay together:
+    all train, or all test.
 
     `standardise`: "fixed" by the declared ranges, "channel" by mean and deviation of the training rows; None: fixed
     where there is a schema.
@@ -129,7 +130,9 @@ def _learned(file: Path, label: str, group: str | None, key: str | None) -> Colu
 
 
 def read(file: Path, as_text: Sequence[str] = ()) -> pa.Table:
-    """The table; of a CSV file, which does not say what its columns are, these columns as they are written."""
+    """The table in a file. A CSV file does not say what its columns are, so these columns are read as they are
+    written.
+    """
     if file.suffix not in READERS:
         raise DataError(
             f"{file}: cannot tell how to read a {file.suffix or 'nameless'} file",

@@ -53,8 +53,8 @@ def discriminator_loss(
 def train(
     shape: Shape, images: Tensor, labels: Tensor, settings: Settings, key: keys.Key, score: Score | None = None
 ) -> Trained:
-    """From uint8 images, on the device where they lie. `score(images, labels)` says how good drawn images are: the best
-    of the states it saw is kept.
+    """Trains a generator on uint8 images, on the device where they lie. `score(images, labels)` says how good drawn
+    images are: the best of the states it saw is kept.
     """
     _refuse_missing(shape, labels)
     if shape.split == 1:
@@ -132,8 +132,8 @@ def _train(
 
 
 def balanced(labels: Tensor, classes: int, epoch: int, key: keys.Key) -> Tensor:
-    """Places of an epoch's images in random order: as many of each class as the largest has. A small class goes round
-    and round.
+    """The places of an epoch's images in random order, as many of each class as the largest has. Images of a small
+    class come several times.
     """
     members = [torch.nonzero(labels.cpu() == c).flatten() for c in range(classes)]
     most = max(map(len, members))

@@ -11,7 +11,7 @@ from sordino.generators.nets import Shape, norm
 
 
 class Halved(nn.Module):
-    """Dropout of one half, by random bits of the stream of the training that it is part of."""
+    """Dropout of one half, by random bits from the stream of its training."""
 
     source: torch.Generator
 
@@ -23,7 +23,7 @@ class Halved(nn.Module):
 
 
 class Discriminator(nn.Module):
-    """Real or made (a logit), and which class (logits)."""
+    """A network that tells real from made images (a logit), and classes (logits)."""
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()

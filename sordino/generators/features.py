@@ -22,8 +22,8 @@ MOMENTUM, EPS = 0.1, 1e-5
 
 
 def init(classes: int, noise: int, out: int, key: keys.Key, hidden: int = 512) -> State:
-    """Linear(noise + classes, hidden), batch norm, ReLU, Linear(hidden, out); weights and biases uniform within
-    1/sqrt(inputs).
+    """A feature generator: Linear(noise + classes, hidden), batch norm, ReLU, Linear(hidden, out); weights and
+    biases uniform within 1/sqrt(inputs).
     """
     state = {}
     for name, outputs, inputs in (("first", hidden, noise + classes), ("last", out, hidden)):
@@ -82,7 +82,7 @@ class Settings:
 
 
 def wanted(draws: Tensor, noise: int, classes: int) -> tuple[Tensor, Tensor]:
-    """Noise, uniform, and any label, for every key."""
+    """Uniform noise and a random label for every key."""
     epsilon = keys.uniform(keys.fold(draws, "epsilon"), noise).float()
     return epsilon, keys.integers(keys.fold(draws, "label"), 1, classes)[:, 0]
 
@@ -95,8 +95,8 @@ def distil(
     settings: Settings,
     key: keys.Key,
 ) -> State:
-    """The generator after some steps towards features that the heads call by their label, each head weighed by its
-    share of the class, and that differ.
+    """The generator after some steps towards features that differ and that the heads call by their label, each head
+    weighed by its share of the class.
     """
     offered = torch.nonzero((counts > 1).any(0)).flatten()
     share = counts / counts.sum(0).clamp_min(1)

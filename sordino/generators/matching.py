@@ -39,8 +39,8 @@ class Prototype(NamedTuple):
 
 @dataclass(frozen=True)
 class Settings:
-    """`diversity` None: 0.03 of the discrepancy at the first step. Training stops once `plateau` steps lower the mean
-    loss by less than `gain`.
+    """The settings of a generator's training. `diversity` None: 0.03 of the discrepancy at the first step. Training
+    stops once `plateau` steps lower the mean loss by less than `gain`.
     """
 
     steps: int = 10_000
@@ -58,13 +58,13 @@ SIGNS: dict[str, Callable[[Tensor], Tensor]] = {"reciprocal": lambda ratio: 1 / 
 
 
 def diversity(x1: Tensor, x2: Tensor, r1: Tensor, r2: Tensor, sign: str = "reciprocal") -> Tensor:
-    """Of images of the same labels from two noises."""
+    """How different the images of the same labels are that come from two noises."""
     return SIGNS[sign]((x1 - x2).abs().mean() / (r1 - r2).abs().mean())
 
 
 def discrepancy(x: Tensor, labels: Tensor, prototypes: Sequence[Prototype]) -> Tensor:
-    """Squared distances between prototypes and the mean features of their classes in the batch, summed. Images in 0..1;
-    one pass per extractor.
+    """The sum of squared distances between prototypes and the mean features of their classes in the batch. Images in
+    0..1; one pass per extractor.
     """
     owners: dict[Extract, list[Prototype]] = {}
     for one in prototypes:
@@ -93,7 +93,7 @@ def discrepancy(x: Tensor, labels: Tensor, prototypes: Sequence[Prototype]) -> T
 def train(
     shape: Shape, prototypes: Sequence[Prototype], settings: Settings, key: keys.Key, device: torch.device | str = "cpu"
 ) -> Trained:
-    """The generator learns the classes that have a prototype; of the others it draws anything."""
+    """Trains the generator on the classes that have a prototype; of the others it draws anything."""
     if not prototypes:
         raise DataError(
             "no prototypes to train a generator on",
@@ -133,8 +133,8 @@ def train(
 
 
 def visited(classes: Tensor, count: int, key: keys.Key) -> Tensor:
-    """Labels of one step: random classes, each as often as the next or once more, and twice where the step has room for
-    no more.
+    """The labels of one step: random classes, each as often as the next or once more, and twice where the step has
+    room for no more.
     """
     many = min(len(classes), max(1, count // 2))
     chosen = classes[keys.permutation(key, len(classes))[:many]]

@@ -68,7 +68,7 @@ class Shape:
 
     @property
     def per(self) -> int:
-        """Classes of one generator."""
+        """The number of classes that one generator draws."""
         return self.classes // self.split
 
     def one(self) -> Shape:
@@ -76,7 +76,9 @@ class Shape:
 
 
 class Mixed(nn.Module):
-    """Noise times an embedding of the label; or noise whose first numbers are the label, one-hot."""
+    """A layer that mixes noise and label: noise times an embedding of the label, or noise whose first numbers are
+    the label, one-hot.
+    """
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
@@ -91,7 +93,7 @@ class Mixed(nn.Module):
 
 
 class Joined(nn.Module):
-    """Half of what comes out is a linear function of the noise, half of the label."""
+    """A layer of which half of the output is a linear function of the noise, half of the label."""
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
@@ -170,7 +172,7 @@ KINDS: dict[str, Callable[[Shape], Generator]] = {"strong": _strong, "small": _s
 
 
 def generator(shape: Shape) -> nn.Module:
-    """On the meta device: a plan without numbers."""
+    """The generator on the meta device: its layers without numbers."""
     with torch.device("meta"):
         return (
             KINDS[shape.kind](shape)
@@ -180,7 +182,7 @@ def generator(shape: Shape) -> nn.Module:
 
 
 def parameters(shape: Shape) -> int:
-    """Trainable numbers; running statistics are none."""
+    """How many trainable numbers the generator has; running statistics do not count."""
     return sum(p.numel() for p in generator(shape).parameters())
 
 
@@ -189,8 +191,8 @@ def init(shape: Shape, key: keys.Key) -> State:
 
 
 def drawn(net: nn.Module, key: keys.Key) -> State:
-    """Weights N(0, 0.02), scales of norms N(1, 0.02), embeddings N(0, 1) as they multiply noise, biases and means 0,
-    variances 1.
+    """A fresh state: weights N(0, 0.02), scales of norms N(1, 0.02), embeddings N(0, 1) as they multiply noise,
+    biases and means 0, variances 1.
     """
     state = {}
     for path, module in net.named_modules():
@@ -244,7 +246,7 @@ def draw(
 
 
 def pixels(x: Tensor) -> Tensor:
-    """-1..1 [n, c, h, w] to 0..255 [n, h, w, c]."""
+    """Images [n, c, h, w] from -1 to 1 as bytes [n, h, w, c]."""
     return ((x + 1) * 127.5).round().clamp(0, 255).to(torch.uint8).movedim(1, -1).contiguous()
 
 

@@ -97,14 +97,14 @@ def bounds(event: Event, delta: float, neighbours: str, *, orders: Sequence[floa
 
 
 def best(event: Event, delta: float, neighbours: str) -> Bound:
-    """The smallest valid bound."""
+    """The smallest valid bound of all accountants."""
     return min(bounds(event, delta, neighbours), key=lambda bound: bound.epsilon)
 
 
 def epsilon_by(
     accountant: str, event: Event, delta: float, neighbours: str, *, orders: Sequence[float] = ORDERS
 ) -> float:
-    """One accountant alone, by name: what calibration asks many times."""
+    """The epsilon by one accountant alone, chosen by name. Calibration asks for it many times."""
     delta, reduced = valid_delta(delta, zero=True), _reduce(event, neighbours)
     if not reduced.private:
         return math.inf
@@ -120,7 +120,7 @@ def epsilon_by(
 
 
 def amplified(epsilon: float, rate: float) -> float:
-    """ln(1 + q (e^eps - 1)): what a secret sample of rate q leaves of epsilon; e^eps cannot overflow."""
+    """What a secret sample of rate q leaves of an epsilon: ln(1 + q (e^eps - 1)), where e^eps cannot overflow."""
     if epsilon < 30:
         return math.log1p(rate * math.expm1(epsilon))
     return epsilon + math.log(rate + (1 - rate) * math.exp(-epsilon))

@@ -38,14 +38,14 @@ class Charter:
 
 
 class Each(NamedTuple):
-    """One cap for each of the clients "0", ..., that has none of its own: a million clients are one line."""
+    """One cap for each of the clients "0", "1", ... that has no cap of its own: a million clients are one line."""
 
     clients: int
     cap: Amount
 
 
 class Caps(Mapping[str, Amount]):
-    """Who may spend how much: single names, and clients that are alike. Whoever is not in it is unlimited."""
+    """Who may spend how much, by single names and by groups of equal clients. A name without a cap is unlimited."""
 
     def __init__(self, single: Mapping[str, Amount], each: Each | None = None) -> None:
         self.single, self.each = single, each
@@ -65,7 +65,7 @@ class Caps(Mapping[str, Amount]):
         return len(self.single) + self._alike
 
     def told_apart(self, names: Iterable[str]) -> Iterator[str]:
-        """Of all names with a cap the single ones, those among `names`, and one that stands for the others."""
+        """The single names with a cap that are among `names`, and one name that stands for all others."""
         yield from self.single
         alike = {name for name in names if name not in self.single and self._numbered(name)}
         yield from alike
@@ -114,7 +114,7 @@ class Standing(NamedTuple):
 
 
 class Books:
-    """What the records add up to. Only `fold` changes it, and it only ever adds."""
+    """The totals that the records add up to. Only `fold` changes them, and it only adds."""
 
     def __init__(self, charter: Charter, caps: Caps) -> None:
         self.charter, self.caps = charter, caps
@@ -139,13 +139,13 @@ class Books:
         return cap is None or self.charter.currency.fits(tuple(map(add, self.spent(principal), extra)), cap)
 
     def all_fit(self, extra: Amount) -> bool:
-        """Has everyone with a cap room for this? Clients that never paid for themselves have spent the same, so one of
-        them answers for all.
+        """Whether everyone with a cap has room for this charge. Clients that never paid for themselves have spent
+        the same, so one of them answers for all.
         """
         return all(self.fits(name, extra) for name in self.caps.told_apart(self.own))
 
     def granted(self, charges: Mapping[str, Amount]) -> frozenset[str]:
-        """Who can pay. A charge to everyone comes first and needs room under every cap."""
+        """The clients that can pay. A charge to everyone comes first and needs room under every cap."""
         names, below = set(), self.charter.currency.zero()
         if EVERYONE in charges and self.all_fit(charges[EVERYONE]):
             names, below = {EVERYONE}, charges[EVERYONE]

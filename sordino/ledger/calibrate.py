@@ -20,7 +20,9 @@ _TIGHT = 1e-5  # relative width at which a bisection stops: less than any accoun
 
 
 def classic_multiplier(epsilon: float, delta: float, *, checked: bool = False) -> float:
-    """sqrt(2 ln(1.25/delta)) / epsilon. The theorem needs epsilon < 1; `checked` accepts more if the exact curve does."""
+    """The classic noise multiplier sqrt(2 ln(1.25/delta)) / epsilon. Its theorem needs epsilon < 1; `checked`
+    accepts a larger one if the exact curve does.
+    """
     epsilon, delta = valid_epsilon(epsilon), valid_delta(delta)
     multiplier = math.sqrt(2 * math.log(1.25 / delta)) / epsilon
     if epsilon < 1 or (checked and delta_of(epsilon, 1 / multiplier) <= delta):

@@ -63,7 +63,7 @@ class Laplace:
 
 @dataclass(frozen=True)
 class Response:
-    """One of `levels` values, kept or replaced by another at random so that any two inputs differ by at most e^epsilon
+    """One of `levels` values, kept or replaced at random so that any two inputs differ by at most e^epsilon
     (Kairouz, Bonawitz and Ramage 2016).
     """
 
@@ -83,13 +83,15 @@ class Response:
 
     @property
     def replaced(self) -> float:
-        """How likely the value is drawn afresh from all of them: levels / (levels - 1 + e^epsilon)."""
+        """The probability that the value is drawn anew from all of them: levels / (levels - 1 + e^epsilon)."""
         return self.levels / (self.levels - 1 + math.exp(min(self.epsilon, 700.0)))
 
 
 @dataclass(frozen=True)
 class Once:
-    """`event`, drawn once and looked at again and again: every further release under the same name costs nothing more."""
+    """An event that is drawn once and then looked at again: every further release under the same name costs nothing
+    more.
+    """
 
     name: str
     event: Event
@@ -102,7 +104,7 @@ class Once:
 
 @dataclass(frozen=True)
 class Poisson:
-    """`event` on a secret sample: every unit takes part independently with probability `rate`."""
+    """An event on a secret sample, in which every unit takes part independently with probability `rate`."""
 
     rate: float
     event: Event
@@ -116,7 +118,7 @@ class Poisson:
 
 @dataclass(frozen=True)
 class Repeat:
-    """`event`, `count` times, each with fresh randomness."""
+    """An event that happens `count` times, each with fresh randomness."""
 
     event: Event
     count: int
@@ -129,7 +131,7 @@ class Repeat:
 
 @dataclass(frozen=True)
 class Together:
-    """Several events on the same data: their composition."""
+    """The composition of several events on the same data."""
 
     events: tuple[Event, ...]
 
@@ -141,7 +143,7 @@ class Together:
 
 @dataclass(frozen=True)
 class NonPrivate:
-    """Something left without protection: infinity, and the reason a reader is shown."""
+    """Access without any protection: it costs infinity, and the reader is shown the reason."""
 
     reason: str
 
@@ -177,9 +179,7 @@ _NAMES = {cls: kind for kind, cls in KINDS.items()}
 
 
 def leaves(event: Event) -> Counter[Event]:
-    """How often each elementary event happens: the one place where counts are multiplied, and repeats of one draw are
-    told apart.
-    """
+    """How often each elementary event happens. Only here are counts multiplied and repeats of one draw told apart."""
     found: Counter[Event] = Counter()
     seen: set[Event] = set()
 
@@ -227,7 +227,7 @@ def compact(events: Iterable[Event]) -> Event:
 
 
 def to_json(event: Event) -> dict[str, Any]:
-    """Plain data with the kind first; `from_json` returns an equal event."""
+    """The event as plain data with the kind first; `from_json` returns an equal event."""
 
     def plain(value: Any) -> Any:
         if isinstance(value, tuple):
@@ -238,7 +238,7 @@ def to_json(event: Event) -> dict[str, Any]:
 
 
 def from_json(data: Any) -> Event:
-    """Reads only kinds listed in `KINDS`, with exactly their fields."""
+    """The event behind plain data. Only kinds listed in `KINDS` are read, with exactly their fields."""
     if not isinstance(data, Mapping):
         raise UnsupportedEvent(f"{data!r} is no event", why="an event is an object with a kind", code="malformed-event")
     kind = data.get("kind")
@@ -296,7 +296,7 @@ def valid_epsilon(epsilon: float) -> float:
 
 
 def valid_delta(delta: float, *, zero: bool = False) -> float:
-    """0 < delta < 1 (0 itself only where a pure guarantee is asked for), or a refusal."""
+    """A delta with 0 < delta < 1, or a refusal. 0 is allowed only where a pure guarantee is asked for."""
     allowed = BELOW_ONE if zero else INSIDE
     check_range(
         "delta", delta, allowed, "delta-out-of-range", error=InvalidBudget, why="well below 1 / (number of units)"
@@ -305,7 +305,7 @@ def valid_delta(delta: float, *, zero: bool = False) -> float:
 
 
 def check_multiplier(multiplier: float | None, fix: str, name: str = "noise multiplier") -> None:
-    """Refuses typed noise without a size."""
+    """Refuses a typed noise multiplier that gives the noise no size."""
     if multiplier is not None:
         why = "noise without a size protects nobody"
         check_range(name, multiplier, POSITIVE, "noise-not-positive", error=UnsoundGuarantee, why=why, fix=fix)

@@ -12,7 +12,7 @@ __all__ = ["Array", "summary", "table"]
 
 
 def table(labels: Array, parts: Sequence[Array], classes: int) -> Array:
-    """Counts [clients, classes]."""
+    """The counts [clients, classes] of a partition."""
     rows = Rows.of(parts)
     cells = rows.owners * classes + np.asarray(labels)[rows.numbers]
     return np.bincount(cells, minlength=len(rows) * classes).reshape(len(rows), classes)

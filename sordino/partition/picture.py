@@ -37,7 +37,7 @@ text { font: 13px system-ui, sans-serif; fill: var(--soft); }
 
 @dataclass(frozen=True)
 class Frame:
-    """Where things lie."""
+    """The places of everything in the picture."""
 
     clients: int
     classes: int
@@ -53,12 +53,12 @@ class Frame:
 
     @property
     def radius(self) -> float:
-        """Of the largest bubble; small ones may touch, they are clear."""
+        """The radius of the largest bubble. Small bubbles may touch, they are clear."""
         return min(self.row / 2 - 1, self.column * 0.8)
 
     @property
     def top(self) -> float:
-        """Of the labels' rows."""
+        """The height at which the rows of labels begin."""
         return TOP + BARS + GAP
 
     @property
@@ -77,7 +77,7 @@ class Frame:
 
 
 def svg(counts: Array, title: str, names: Sequence[str] | None = None) -> str:
-    """Counts [clients, classes] as an SVG text; `names` are those of the classes."""
+    """The counts [clients, classes] as an SVG text; `names` are those of the classes."""
     clients, classes = counts.shape
     sizes, names = counts.sum(1), names or [str(c) for c in range(classes)]
     frame = Frame(clients, classes, max(LEFT, 40 + LETTER * max(len(_short(name)) for name in names)))

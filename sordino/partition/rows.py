@@ -25,7 +25,7 @@ class Rows(Sequence[Array]):
 
     @classmethod
     def of(cls, parts: Iterable[Array]) -> Rows:
-        """The same of one array per client."""
+        """The row numbers from one array per client."""
         if isinstance(parts, Rows):
             return parts
         listed = [np.asarray(part, np.int64) for part in parts]
@@ -34,14 +34,16 @@ class Rows(Sequence[Array]):
 
     @classmethod
     def by_owner(cls, owner: Array, clients: int) -> Rows:
-        """From the owner of every row; rows with the owner -1 belong to nobody. A client's rows are in rising order."""
+        """The row numbers from the owner of every row; rows with the owner -1 belong to nobody. A client's rows are
+        in rising order.
+        """
         order = np.argsort(owner, kind="stable")
         ends = np.searchsorted(owner[order], np.arange(clients + 1))
         return cls(order[ends[0] :], ends - ends[0])
 
     def held_back(self, fraction: float, rng: np.random.Generator) -> tuple[Rows, Rows]:
-        """Every client's rows in two: what it trains on, and a random `fraction` that it is tested on. It always keeps
-        one to train on.
+        """Two parts of every client's rows: what it trains on, and a random `fraction` that it is tested on. A
+        client always keeps one row to train on.
         """
         check_range(
             "test_fraction",

@@ -59,23 +59,25 @@ class Scheme(ABC):
 
     @abstractmethod
     def assign(self, labels: Array, group: Array | None, rng: Generator) -> Rows:
-        """Who trains on which rows."""
+        """The training rows of every client."""
 
     def match(self, train: Labelled, rows: Rows, test: Labelled, rng: Generator) -> Rows:
-        """Who is tested on which of the test examples."""
+        """The test rows of every client."""
         seen = (train.y, test.y) if self.reads_labels else (np.zeros_like(train.y), np.zeros_like(test.y))
         return match_test(seen[0], rows, seen[1], rng)
 
     def relabel(
         self, train_labels: Array, rows: Rows, test_labels: Array, test_rows: Rows, rng: Generator
     ) -> tuple[Array, Array, int]:
-        """Labels of training and test rows as their clients call them, and how many there are."""
+        """The labels of training and test rows as their clients call them, and how many labels there are."""
         return train_labels, test_labels, _classes(train_labels, test_labels)
 
 
 @dataclass(frozen=True)
 class IID(Scheme):
-    """Sizes differ by at most one. Who holds an example follows from its place and from how many there are."""
+    """Equal shares of the data, whose sizes differ by at most one. Who holds an example follows from its place and
+    from how many there are.
+    """
 
     reads_labels = False
     clients: int
@@ -160,7 +162,7 @@ class Active(Scheme):
         return _deal(labels, fill(totals, holds, rng), rng)
 
     def match(self, train: Labelled, rows: Rows, test: Labelled, rng: Generator) -> Rows:
-        """The same classes, filled as evenly as they can be."""
+        """Test rows of the same classes, filled as evenly as they can be."""
         classes = _classes(train.y, test.y)
         holds = table(train.y, rows, classes) > 0
         return _deal(test.y, fill(np.bincount(test.y, minlength=classes), holds, rng), rng)
@@ -182,7 +184,7 @@ class Active(Scheme):
 
 @dataclass(frozen=True)
 class Quantity(Scheme):
-    """Sizes ~ Dir(beta, ..., beta), labels alike."""
+    """Shares of different sizes ~ Dir(beta, ..., beta) with the same mix of labels."""
 
     reads_labels = False
     clients: int
@@ -236,8 +238,8 @@ class LongTail(Scheme):
 
 @dataclass(frozen=True)
 class PowerLaw(Scheme):
-    """Li et al., MLSys 2020: client u holds the classes u and u + 1 (modulo their number), `least` examples of each
-    first, more by LogNormal(0, sigma).
+    """Two classes per client (Li et al., MLSys 2020): client u holds the classes u and u + 1 (modulo their number),
+    `least` examples of each first, more by LogNormal(0, sigma).
 
     Of each class the rest is shared out in proportion to the draws, cut to whole numbers; a client whose share would
     pass the end of the class is skipped.

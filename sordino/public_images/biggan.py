@@ -74,7 +74,7 @@ NAME = "imagenet "
 
 
 def noise(key: int, count: int, truncation: float) -> torch.Tensor:
-    """A normal distribution cut at two deviations, times the truncation."""
+    """Normal noise cut at two deviations, times the truncation."""
     tail = torch.special.ndtr(torch.tensor(-BOUND, dtype=torch.float64))
     drawn: torch.Tensor = torch.special.ndtri(tail + keys.uniform(key, count) * (1 - 2 * tail)) * truncation
     return drawn

@@ -25,7 +25,7 @@ DEEP_128 = (
 
 
 class Plan(NamedTuple):
-    """config.json; the defaults are the network for 128x128."""
+    """The content of config.json; the defaults are the network for 128x128."""
 
     z_dim: int = 128
     channel_width: int = 128
@@ -37,7 +37,9 @@ class Plan(NamedTuple):
 
 
 class Norm(nn.Module):
-    """Batch norm with the moments of the truncation in use; scale and offset follow the condition where there is one."""
+    """Batch norm with the moments of the truncation in use. Scale and offset follow the condition where there is
+    one.
+    """
 
     def __init__(self, width: int, plan: Plan, conditional: bool = True) -> None:
         super().__init__()
@@ -141,13 +143,13 @@ class BigGan(nn.Module):
         self.generator = Generator(plan)
 
     def forward(self, z: Tensor, of: Tensor, truncation: float) -> Tensor:
-        """Noise and ImageNet ids -> images from -1 to 1."""
+        """Images from -1 to 1 for noise and ImageNet ids."""
         made: Tensor = self.generator(torch.cat([z, self.embeddings.weight.T[of]], 1), truncation)
         return made
 
 
 def load(folder: Path) -> BigGan:
-    """From config.json and model.safetensors."""
+    """The network in a folder with config.json and model.safetensors."""
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 

@@ -32,8 +32,8 @@ class _Order(NamedTuple):
 def draw_all(
     wanted: Wanted, texts: Sequence[Sequence[str]], depends: dict[str, Any], batch: int, start: Callable[[], Draw]
 ) -> Drawn:
-    """An image for every text. `depends` names all that an image hangs on beside its text and seed; `start` loads the
-    model, if anything is missing.
+    """An image for every text. `depends` names all that an image hangs on beside its text and seed; `start` loads
+    the model, if anything is missing.
     """
     orders = [_order(wanted, of, at, text, depends) for of, own in enumerate(texts) for at, text in enumerate(own)]
     found = {order.name: image for order in orders if (image := _from_cache(wanted, order)) is not None}

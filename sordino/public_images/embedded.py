@@ -101,7 +101,7 @@ class SklearnDigits:
 
 
 def digit(name: str) -> int | None:
-    """0 to 9, where a class is called `7`, `seven`, `digit 7` or `digit_seven`."""
+    """The digit, 0 to 9, that a class stands for: `7`, `seven`, `digit 7` or `digit_seven`."""
     word = (spoken(name).casefold().split() or [""])[-1]
     return int(word) if word in "0123456789" and len(word) == 1 else NAMES.index(word) if word in NAMES else None
 

@@ -96,7 +96,7 @@ def _drawn(texts: tuple[str, ...], shown: Array, wanted: Wanted, key: keys.Key) 
 
 
 def look(text: str) -> Look:
-    """What the words of a prompt say about the picture."""
+    """The settings of the picture that the words of a prompt ask for."""
     found = Look()._asdict()
     for phrase, (name, factor) in TIMES.items():
         if _says(text, phrase):

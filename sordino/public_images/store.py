@@ -19,8 +19,8 @@ DIGEST = hashlib.sha256().digest_size
 
 
 def folder(given: str | None) -> Path:
-    """Where it is kept: as told, beside decoded images where SORDINO_CACHE is set, or among what the user's programs
-    keep.
+    """The folder of the cache: as told, beside decoded images where SORDINO_CACHE is set, or among what the user's
+    programs keep.
     """
     if given is not None:
         return Path(given).expanduser()

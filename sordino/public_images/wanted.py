@@ -43,12 +43,12 @@ class Wanted:
 class Source(Protocol):
     @property
     def label(self) -> str:
-        """Said beside every result; "" for a real text-to-image model."""
+        """The words that stand beside every result; "" for a real text-to-image model."""
         ...
 
     @property
     def pool(self) -> float:
-        """The share of the training set that it needs as `Wanted.pool`."""
+        """The share of the training set that the source needs as `Wanted.pool`."""
         ...
 
     def build(self, wanted: Wanted) -> Candidates: ...
@@ -66,7 +66,7 @@ def spoken(name: str) -> str:
 
 
 def gathered(source: str, label: str, wanted: Wanted, images: Sequence[Array], **more: Any) -> Candidates:
-    """One array of images per class, with the manifest that every source writes."""
+    """The candidates from one array of images per class, with the manifest that every source writes."""
     counts = [len(of_class) for of_class in images]
     x = np.concatenate([np.asarray(of_class, np.uint8).reshape(-1, *wanted.shape) for of_class in images])
     y = np.repeat(np.arange(len(images), dtype=np.int64), counts)

@@ -45,7 +45,7 @@ _KEY: Final = b"SRDK"
 
 
 class LatticePublic:
-    """Encrypts and adds."""
+    """A public lattice key, which encrypts and adds."""
 
     ring: ClassVar[Ring]
 
@@ -57,7 +57,7 @@ class LatticePublic:
         return Header(self.ring.name, self.id, round, size, layout, SLOTS)
 
     def most(self, layout: Layout) -> int:
-        """Contributions that can be added."""
+        """How many contributions can be added."""
         if not self.ring.exact:
             return layout.most
         return min(layout.most, (self.ring.plain - 1) // 2 // (layout.offset - 1))
@@ -97,7 +97,7 @@ class LatticePublic:
         return self._packed
 
     def agreed(self, headers: Iterable[Header]) -> Header:
-        """Of the sum, if all are of this key and fit together."""
+        """The header of the sum, if all headers are of this key and fit together."""
         first, *rest = headers
         mine = replace(self.header(first.round, first.size, first.layout), count=0)
         header = joined([mine, first, *rest])
@@ -122,7 +122,7 @@ class CkksPublic(LatticePublic):
 
 
 class LatticeSecret:
-    """Opens sums."""
+    """A secret lattice key, which opens sums."""
 
     def __init__(self, public: LatticePublic, context: Any) -> None:
         self.public = public
@@ -144,7 +144,7 @@ class LatticeSecret:
         return kept if exact else np.rint(kept * steps).astype(np.int64)
 
     def pack(self) -> bytes:
-        """With the public part as it was given out: its bytes are its identity."""
+        """The bytes of the key, with the public part as it was given out, because its bytes are its identity."""
         public = self.public.pack()
         return _KEY + struct.pack("<I", len(public)) + public + rings.write(self._context, secret=True)
 

@@ -22,7 +22,7 @@ Ints = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Layout:
-    """Public, the same for everybody in a run."""
+    """The fixed-point layout of a run, which is public and the same for everybody."""
 
     bits: int = 24
     headroom: int = 8
@@ -35,7 +35,7 @@ class Layout:
 
     @property
     def width(self) -> int:
-        """Bits of a slot."""
+        """The bits of a slot."""
         return self.bits + self.headroom
 
     @property
@@ -44,12 +44,12 @@ class Layout:
 
     @property
     def scale(self) -> float:
-        """Integer steps per unit."""
+        """The number of integer steps per unit."""
         return (self.offset - 1) / self.reach
 
     @property
     def most(self) -> int:
-        """Contributions that a slot can add."""
+        """How many contributions a slot can add."""
         return ((1 << self.width) - 1) // ((1 << self.bits) - 1)
 
     def check(self, count: int) -> None:

@@ -23,12 +23,12 @@ Words = NDArray[np.uint64]  # one integer a row, one slot a column
 
 
 def slots(bits: int, width: int) -> int:
-    """Slots of an integer that stays below any modulus of `bits` bits."""
+    """How many slots an integer has that stays below any modulus of `bits` bits."""
     return (bits - 1) // width
 
 
 def integers(size: int, slots: int) -> int:
-    """Large integers for `size` values."""
+    """How many large integers hold `size` values."""
     return -(-size // (slots - 1))
 
 

@@ -40,7 +40,7 @@ Blinding = Callable[[int], list[int]]  # that many fresh blindings
 
 @dataclass(frozen=True, repr=False)
 class PaillierPublic:
-    """n. Encrypts and adds."""
+    """A public Paillier key n, which encrypts and adds."""
 
     n: int
 
@@ -64,7 +64,7 @@ class PaillierPublic:
 
     @cached_property
     def hs(self) -> int:
-        """h^n for h = -x^2, x a hash of n: whoever hands the key on cannot choose it."""
+        """The number h^n for h = -x^2, x a hash of n: whoever hands the key on cannot choose it."""
         seed = b"sordino paillier " + self.n.to_bytes(self.bits // 8, "big")
         x = int.from_bytes(hashlib.shake_256(seed).digest(self.bits // 8 + 16), "big")
         return pow(-x * x % self.n, self.n, self.square)
@@ -73,7 +73,9 @@ class PaillierPublic:
         return Header(SCHEME, self.id, round, size, layout, slots(self.bits, layout.width))
 
     def encrypt(self, values: Ints, round: int, layout: Layout, blinding: Blinding | None = None) -> Sealed:
-        """One contribution. A blinding of the secret key (`secret.djn`, `secret.crt`) is for clients that share it."""
+        """The ciphertexts of one contribution. A blinding of the secret key (`secret.djn`, `secret.crt`) is for
+        clients that share it.
+        """
         header = self.header(round, len(values), layout)
         return self._sealed(header, self.seal(pack(values, header.slots, layout), blinding or self.djn))
 
@@ -161,7 +163,7 @@ class PaillierPublic:
 
 @dataclass(frozen=True, repr=False)
 class PaillierSecret:
-    """p and q. Opens sums, on so many threads."""
+    """A secret Paillier key, p and q, which opens sums on several threads."""
 
     p: int
     q: int
@@ -190,13 +192,13 @@ class PaillierSecret:
         )
 
     def djn(self, count: int) -> list[int]:
-        """What `public.djn` gives, faster."""
+        """The same number as `public.djn`, computed faster."""
         exponents = short_exponents(self.public.bits, count)
         left, right = self._halves_of_hs
         return chinese(left.powers(exponents), right.powers(exponents), left.modulus, right.modulus)
 
     def crt(self, count: int) -> list[int]:
-        """What `public.full` gives, faster: n-th powers modulo p^2 are p-th powers there."""
+        """The same number as `public.full`, computed faster: n-th powers modulo p^2 are p-th powers there."""
         left, right = (
             powers([1 + secrets.randbelow(int(prime) - 1) for _ in range(count)], prime, prime * prime)
             for prime in (self.p, self.q)

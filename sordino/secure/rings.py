@@ -37,7 +37,9 @@ class Ring:
 
     @property
     def longest(self) -> int:
-        """Bytes of a ciphertext: two polynomials modulo all primes but the last, uncompressed, and a little."""
+        """The largest size of a ciphertext in bytes: two polynomials modulo all primes but the last, uncompressed,
+        and a little.
+        """
         return 2 * self.degree * (len(self.moduli) - 1) * 8 + 1024
 
 
@@ -76,7 +78,7 @@ def read(data: bytes) -> tuple[Ring, Any]:
 
 
 def write(context: Any, secret: bool) -> bytes:
-    """Without the keys of products and rotations: sums need none."""
+    """The bytes of a context, without the keys of products and rotations: sums need none."""
     made: bytes = context.serialize(
         save_public_key=True, save_secret_key=secret, save_galois_keys=False, save_relin_keys=False
     )
@@ -98,7 +100,7 @@ def decrypt(vector: Any, context: Any) -> list[Any]:
 
 
 def bare(ring: Ring, vector: Any) -> bytes:
-    """A ciphertext in SEAL's bytes."""
+    """The bytes of a ciphertext as SEAL writes them."""
     data = vector.serialize()
     before, after = _ends(ring)
     part: bytes = data[len(before) + 3 : len(data) - len(after)]

@@ -39,7 +39,7 @@ class Header:
 
 @dataclass(frozen=True)
 class Sealed:
-    """One message."""
+    """One message of ciphertexts with its header."""
 
     header: Header
     body: bytes
@@ -49,7 +49,7 @@ class Sealed:
 
 
 def unpack(data: bytes, expected: Header) -> Sealed:
-    """A message of one contribution, or of several, like `expected`: its length is known before anything of it is
+    """A message of one contribution, or of several, like `expected`. Its length is known before anything of it is
     believed.
     """
     if len(data) < _HEAD.size:
@@ -70,7 +70,9 @@ def unpack(data: bytes, expected: Header) -> Sealed:
 
 
 def joined(headers: Iterable[Header]) -> Header:
-    """Of the sum of messages; refused before any arithmetic where they do not fit together or are too many."""
+    """The header of the sum of messages. Messages that do not fit together or are too many are refused before any
+    arithmetic.
+    """
     first, *rest = headers
     count = first.count
     for other in rest:
@@ -107,7 +109,7 @@ def _agree(found: Header, expected: Header) -> None:
 
 
 class Public(Protocol):
-    """What everybody may hold."""
+    """The half of a key that everybody may hold."""
 
     @property
     def id(self) -> bytes: ...
@@ -118,7 +120,7 @@ class Public(Protocol):
 
 
 class Secret(Protocol):
-    """What only the key holder has."""
+    """The half of a key that only the key holder has."""
 
     @property
     def public(self) -> Public: ...

@@ -58,8 +58,8 @@ def run_round(
     vectors: Mapping[int, Integers] | Iterable[tuple[int, Integers]],
     dropped_after_sharing: Collection[int] = (),
 ) -> Result:
-    """All halves in one process, through the same bytes. Clients of whom no vector comes have dropped out after
-    sharing; each vector is used as it comes.
+    """A whole round with all halves in one process, through the same bytes. Clients without a vector have dropped
+    out after sharing; each vector is used as it comes.
     """
     server, halves = Server(session), dict[int, Client]()
     seconds: dict[str, float] = defaultdict(float)

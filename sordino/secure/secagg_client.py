@@ -18,8 +18,8 @@ Integers: TypeAlias = NDArray[np.integer[Any]]
 
 
 class Client:
-    """One client in one round. It draws its own keys and takes each step once, so nothing of it serves a second round;
-    a step that fails ends its part.
+    """One client in one round. It draws its own keys and takes each step once, so nothing of it serves a second
+    round; a step that fails ends its part.
     """
 
     def __init__(self, session: Session, who: int) -> None:
@@ -84,8 +84,8 @@ class Client:
         return self._session.pack(Kind.MASKED, self._who, [(masks.written(total, self._session.width),)])
 
     def unmask(self, request: bytes) -> bytes:
-        """The shares asked for: of the seed of a survivor, of the mask key of one that vanished, never both of one
-        peer.
+        """The shares that are asked for: of the seed of a survivor, or of the mask key of one that vanished, never
+        both of one peer.
         """
         self._take(Kind.REQUEST)
         _, records = self._session.unpack(request, Kind.REQUEST)

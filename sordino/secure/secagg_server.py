@@ -65,7 +65,7 @@ class Server:
         self._heard.add(sender)
 
     def roster(self) -> bytes:
-        """Ends the adverts. To all who sent one."""
+        """Ends the adverts, and gives the message to all who sent one."""
         self._session.check(len(self._heard))
         heard = self._close(Kind.ADVERT, Kind.SHARES)
         message = self._session.pack(Kind.ROSTER, SERVER, [(who, *self._adverts[who]) for who in heard])
@@ -73,14 +73,14 @@ class Server:
         return message
 
     def inboxes(self) -> dict[int, bytes]:
-        """Ends the sharing. What each who shared is sent."""
+        """Ends the sharing, and gives the message to each who shared."""
         heard = self._close(Kind.SHARES, Kind.MASKED)
         boxes = {who: self._session.pack(Kind.INBOX, SERVER, self._inboxes[who]) for who in heard}
         self._inboxes.clear()
         return boxes
 
     def request(self) -> bytes:
-        """Ends the uploads. To all who uploaded."""
+        """Ends the uploads, and gives the message to all who uploaded."""
         shared = self._awaited or set()
         survivors = self._close(Kind.MASKED, Kind.ANSWER)
         self._request = [(who, who in survivors) for who in sorted(shared)]
@@ -91,7 +91,7 @@ class Server:
         return tuple(who for who, survived in self._request if survived)
 
     def open(self) -> NDArray[np.uint64]:
-        """Ends the round: the sums over the survivors."""
+        """Ends the round, and gives the sums over the survivors."""
         helpers = self._close(Kind.ANSWER, None)
         rows = [(point(who), self._answers[who]) for who in helpers]
         for (who, survived), secret in zip(

@@ -59,7 +59,7 @@ class Advert(NamedTuple):
 
 
 def point(who: int) -> int:
-    """Where a client's shares are taken: never at 0, where the secret is."""
+    """The place at which a client's shares are taken: never 0, where the secret is."""
     return who + 1
 
 
@@ -70,7 +70,9 @@ def two_thirds(count: int) -> int:
 
 @dataclass(frozen=True)
 class Session:
-    """One round. Public; everybody has the same, but for `model`, which is the digest of what each received."""
+    """The public facts of one round, the same for everybody but for `model`, which is the digest of what each
+    received.
+    """
 
     run: str
     round: int
@@ -99,11 +101,11 @@ class Session:
 
     @property
     def word(self) -> int:
-        """Bytes of a word on the wire."""
+        """The bytes of a word on the wire."""
         return -(-self.width // 8)
 
     def check(self, count: int) -> None:
-        """Whether so many clients may run this round."""
+        """Refuses a round that so many clients may not run."""
         if count * self.top >= 1 << self.width:
             raise HeadroomExceeded(
                 f"k={count} > {((1 << self.width) - 1) // self.top} for words up to {self.top} of {self.width} bits",

@@ -19,7 +19,7 @@ from sordino.types import Params
 
 
 def of_chain(chain: Chain, params: Params, x: Tensor, draws: Tensor | None, precision: torch.dtype) -> Tensor:
-    """In the dtype of the parameters, computed in `precision`."""
+    """The features that a chain computes in `precision`, in the dtype of the parameters."""
     body = {name: value for name, value in params.items() if name not in chain.head}
     wide = x.to(precision)
     z: Tensor = _Features.apply(chain, tuple(body), precision, wide, draws, *body.values())  # type: ignore[no-untyped-call]
@@ -27,7 +27,7 @@ def of_chain(chain: Chain, params: Params, x: Tensor, draws: Tensor | None, prec
 
 
 def transformed(*values: Tensor) -> bool:
-    """Is torch.func at work, which cannot look into `of_chain`?"""
+    """Whether torch.func is at work, which cannot look into `of_chain`."""
     return any(torch._C._functorch.is_functorch_wrapped_tensor(value) for value in values)
 
 

@@ -20,7 +20,7 @@ OURS = {"training", "_parameters", "_modules"}  # a task sets the mode and the p
 
 
 def coupling(net: nn.Module) -> str:
-    """The layer that normalises by statistics of other examples; "" where there is none."""
+    """The layer that normalises by statistics of other examples, by name; "" where there is none."""
     for module in net.modules():
         running = isinstance(module, nn.modules.instancenorm._InstanceNorm) and module.track_running_stats
         if running or isinstance(module, nn.modules.batchnorm._BatchNorm):
@@ -45,7 +45,7 @@ def _size(value: Any) -> int:
 
 
 def changed(before: dict[str, tuple[Any, int]], after: dict[str, tuple[Any, int]]) -> str:
-    """The first name that is not what it was; "" where there is none."""
+    """The first name whose state is not what it was; "" where there is none."""
     nothing = (None, -1)
     for name in before | after:
         (old, size), (new, now) = before.get(name, nothing), after.get(name, nothing)
@@ -55,8 +55,9 @@ def changed(before: dict[str, tuple[Any, int]], after: dict[str, tuple[Any, int]
 
 
 def remembered(net: nn.Module, passing: Callable[[], Any]) -> str:
-    """What a second pass changes. What the first one makes for good, such as a table of positions, tells nothing of the
-    rows that come later."""
+    """What a second pass changes in the network. What the first one makes for good, such as a table of positions,
+    tells nothing of the rows that come later.
+    """
     passing()
     before = held(net)
     passing()
@@ -65,7 +66,7 @@ def remembered(net: nn.Module, passing: Callable[[], Any]) -> str:
 
 @contextmanager
 def still(net: nn.Module) -> Iterator[None]:
-    """Refuse what is asked in here if the network is not the same afterwards."""
+    """Refuses what is asked inside if the network is not the same afterwards."""
     before = held(net)
     try:
         yield

@@ -15,7 +15,9 @@ from sordino.types import Examples, Losses, Params
 
 
 class Quadratic:
-    """f(w; [a, b]) = 1/2 sum a (w - b)^2: the optimum of any mixture of clients is known in closed form."""
+    """Quadratics f(w; [a, b]) = 1/2 sum a (w - b)^2, for which the optimum of any mixture of clients has a closed
+    form.
+    """
 
     name = "quadratic"
     mixes_examples = remembers = ""

@@ -40,7 +40,7 @@ class Passed(NamedTuple):
 
 @dataclass(frozen=True)
 class Link(ABC):
-    """One layer. `forward` gives the output and whatever `backward` wants to see again."""
+    """One layer, written out. `forward` gives the output and whatever `backward` wants to see again."""
 
     name: str
     module: Any
@@ -50,14 +50,14 @@ class Link(ABC):
 
     @abstractmethod
     def backward(self, p: Params, kept: Any, g: Tensor, deeper: bool) -> Tensor:
-        """The gradient at the input; anything where `deeper` is False and nobody asks."""
+        """The gradient at the input; anything where `deeper` is False and nobody asks for it."""
 
     def seen(self, kept: Any) -> Tensor | None:
-        """The input, of a layer with parameters."""
+        """The input of a layer with parameters."""
         return None
 
     def weights(self, p: Params, kept: Any, g: Tensor, deeper: bool) -> tuple[Tensor, dict[str, Any]]:
-        """`backward` together with the gradients of the layer's own parameters."""
+        """The gradient at the input, together with those of the layer's own parameters."""
         return self.backward(p, kept, g, deeper), {}
 
     @cached_property
@@ -66,7 +66,7 @@ class Link(ABC):
 
     @cached_property
     def bias(self) -> str:
-        """Its place among the parameters, "" where the layer has none."""
+        """The place of the bias among the parameters, "" where the layer has none."""
         return "" if self.module.bias is None else f"{self.name}.bias"
 
 
@@ -252,8 +252,8 @@ class Chain:
 
     @staticmethod
     def of(net: nn.Module, shape: tuple[int, ...]) -> Chain | None:
-        """None where the network is not a chain of known layers that ends in a linear one, each used once with
-        parameters of its own.
+        """The chain of a network. None where the network is not a chain of known layers that ends in a linear one,
+        each used once with parameters of its own.
 
         No link looks at two examples, which private readers rely on. `shape` of an example: a convolution takes a batch
         of planes for channels of one image.
@@ -276,13 +276,13 @@ class Chain:
         return Chain(links)
 
     def forward(self, p: Params, x: Any, draws: Tensor | None) -> tuple[Tensor, list[Any]]:
-        """`x` are images, or some of the `Rows` that they are once they are flat."""
+        """The output for `x`, which are images or some of the `Rows` that images are once they are flat."""
         z, kept = self.body(p, x, draws)
         logits, saved = self.links[-1].forward(p, z, draws)
         return logits, [*kept, saved]
 
     def body(self, p: Params, x: Any, draws: Tensor | None) -> tuple[Any, list[Any]]:
-        """As far as the last layer, which makes logits of it."""
+        """The input of the last layer, which makes logits of it."""
         start = self.first if isinstance(x, Part) else 0
         kept: list[Any] = [None] * start
         for link in self.links[start:-1]:
@@ -291,7 +291,7 @@ class Chain:
         return x, kept
 
     def back(self, p: Params, kept: list[Any], g: Tensor) -> dict[str, Any]:
-        """From the gradient at the output of the last of the links that left something."""
+        """The gradients of a backward pass, from the output of the last link that left something."""
         found: dict[str, Any] = {}
         for i in range(len(kept) - 1, self.first - 1, -1):
             g, own = self.links[i].weights(p, kept[i], g, i > self.first)
@@ -304,8 +304,8 @@ class Chain:
         return x
 
     def spans(self, n: int) -> bool:
-        """Do n rows cost less as `Rows` than as images? Where a first linear layer has more weights than the rows have
-        coefficients.
+        """Whether n rows cost less as `Rows` than as images: where a first linear layer has more weights than the
+        rows have coefficients.
         """
         if not self._linear:
             return False
@@ -313,7 +313,7 @@ class Chain:
         return bool(n * (first.in_features + first.out_features) <= first.in_features * first.out_features)
 
     def floats(self, p: Params, one: Tensor) -> int:
-        """Numbers that a forward and backward pass over one row goes through, windows of convolutions included."""
+        """How many numbers a forward and backward pass over one row goes through, windows of convolutions included."""
         total, x = one.numel(), one
         for link in self.links:
             x, _ = link.forward(p, x, None)
@@ -322,8 +322,8 @@ class Chain:
         return total
 
     def gradient(self, p: Params, x: Any, target: Tensor, draws: Tensor | None) -> dict[str, Any]:
-        """Of the mean cross-entropy, in the precision of `p`; leaves are tensors or products of two. `target` is
-        one-hot.
+        """The gradient of the mean cross-entropy, in the precision of `p`; leaves are tensors or products of two.
+        `target` is one-hot.
         """
         logits, kept = self.forward(p, x, draws)
         # the gradient at the logits: what was expected minus what is, in float32 at least
@@ -334,7 +334,9 @@ class Chain:
         return {name: found[name] for name in p}
 
     def tape(self, p: Params, x: Tensor, target: Tensor, draws: Tensor | None) -> list[Passed]:
-        """Inputs and output gradients of the layers with parameters, for the sum of the examples' cross-entropies."""
+        """The inputs and output gradients of the layers with parameters, for the sum of the examples'
+        cross-entropies.
+        """
         logits, kept = self.forward(p, x, draws)
         g, passed = torch.softmax(logits, 1, dtype=target.dtype).sub_(target), []
         for i in range(len(self.links) - 1, self.first - 1, -1):

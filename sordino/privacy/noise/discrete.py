@@ -33,7 +33,9 @@ Ints = NDArray[np.int64]
 
 
 def discrete_laplace(source: Source, count: int, scale: float) -> Ints:
-    """Variance 2 q / (1 - q)^2 for q = exp(-1 / scale): a little below 2 scale^2."""
+    """Draws two-sided geometric noise on the integers. Its variance is 2 q / (1 - q)^2 for q = exp(-1 / scale), a
+    little below 2 scale^2.
+    """
     _check(scale)
     digits = max(1, math.ceil(math.log2(_TAIL * scale)))
     drawn = np.zeros(count, np.int64)
@@ -46,7 +48,9 @@ def discrete_laplace(source: Source, count: int, scale: float) -> Ints:
 
 
 def discrete_gaussian(source: Source, count: int, sigma: float) -> Ints:
-    """Variance below sigma^2, by less than a millionth of it for sigma >= 1."""
+    """Draws discrete Gaussian noise on the integers. Its variance is below sigma^2, by less than a millionth of it
+    for sigma >= 1.
+    """
     _check(sigma)
     kept: list[Ints] = []
     missing, attempt = count, 0

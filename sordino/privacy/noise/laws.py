@@ -22,7 +22,7 @@ from sordino.types import Source
 
 @dataclass(frozen=True)
 class GaussianNoise:
-    """N(0, (multiplier * sensitivity)^2) on every coordinate; sensitivity in the 2-norm.
+    """Gaussian noise N(0, (multiplier * sensitivity)^2) on every coordinate; the sensitivity is in the 2-norm.
 
     `exact` prices by Gaussian DP (Dong, Roth and Su 2022; Balle and Wang 2018); `classic` by sqrt(2
     ln(1.25/delta))/epsilon, proved for epsilon < 1 only (Dwork and Roth 2014), refused above; `classic_checked` accepts
@@ -45,7 +45,9 @@ class GaussianNoise:
 
 @dataclass(frozen=True)
 class LaplaceNoise:
-    """Laplace(multiplier * sensitivity) on every coordinate; sensitivity in the 1-norm. Pure epsilon = 1/multiplier."""
+    """Laplace noise of scale multiplier * sensitivity on every coordinate; the sensitivity is in the 1-norm. It
+    gives pure epsilon = 1/multiplier.
+    """
 
     calibration: Literal["pure"] = "pure"
     order: int = 1

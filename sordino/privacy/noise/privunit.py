@@ -73,7 +73,9 @@ def cap_at(dimension: int, epsilon: float, odds: float) -> Cap:
 
 
 def privunit(vector: Tensor, cap: Cap, source: Source) -> Tensor:
-    """An answer for the direction of `vector` [..., d], float64. One that is zero or no number has a random direction."""
+    """A random answer that leans towards the direction of `vector` [..., d], in float64. A vector that is zero or
+    not finite gets a random direction.
+    """
     from scipy.special import betainccinv
 
     given = vector.double().reshape(-1, cap.dimension)

@@ -43,7 +43,7 @@ Floats: TypeAlias = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Counter:
-    """Seeded noise. Simulation only."""
+    """Noise from a seed, which can be drawn again. For simulation only."""
 
     key: int
     name: str = "counter"
@@ -70,7 +70,9 @@ class Counter:
 
 
 class System:
-    """Noise that protects people: fresh entropy for every child, nothing to seed, nothing to repeat."""
+    """Noise that protects people: fresh entropy of the operating system for every child, which nobody can draw
+    again.
+    """
 
     name = "system"
 
@@ -123,8 +125,8 @@ class System:
 
 
 class Kept(System):
-    """The same draws whenever they are asked for again: from a client's own secret, for what is drawn once in a run and
-    must outlive a crash.
+    """Noise from a client's own secret, the same whenever it is asked for again. It is for what is drawn once in a
+    run and must outlive a crash.
     """
 
     def __init__(self, secret: bytes) -> None:
@@ -145,8 +147,8 @@ def grid_step(scale: float) -> float:
 
 @dataclass(frozen=True)
 class Cells:
-    """The law of continuous noise, cut into steps: P[floor(noise) = k] as 64-bit thresholds, and how the density runs
-    inside a step.
+    """The law of continuous noise, cut into steps: P[floor(noise) = k] as 64-bit thresholds, and how the density
+    runs inside a step.
     """
 
     thresholds: NDArray[np.uint64]
@@ -155,7 +157,7 @@ class Cells:
     bend: float  # half the second derivative of -log density
 
     def carry(self, k: NDArray[np.int64], fraction: Floats) -> Floats:
-        """P[the noise's own fraction + `fraction` >= 1], given its whole steps k."""
+        """The probability that the noise's own fraction + `fraction` is at least 1, given its whole steps k."""
         a, q = self.slope(k), self.bend
         # the integral of e^(-at - qt^2) about the centre, as a polynomial: a < 0.0023 and q < 3e-8, so what is left out
         # is below 1e-16
@@ -197,7 +199,7 @@ def _laplace_cells(scale: float) -> Cells:
 
 
 def for_round(name: str, key: int, t: int) -> Source:
-    """The noise of one round: `counter` or `system`."""
+    """The source of one round's noise: `counter` or `system`."""
     return System() if name == "system" else Counter(keys.word(keys.fold(key, "noise", t)))
 
 
@@ -206,7 +208,9 @@ def for_client(name: str, key: int, t: int, client: int) -> Source:
 
 
 def for_run(name: str, key: int, secret: bytes | None, client: int) -> Source:
-    """What a client draws once in a run, and again from the start after a crash: `system` needs the clients' secret."""
+    """The source of what a client draws once in a run, the same again after a crash. With `system` it needs the
+    clients' secret.
+    """
     if name != "system":
         return Counter(keys.word(keys.fold(key, "once"))).child("one of", client)
     if secret is None or len(secret) < SECRET:

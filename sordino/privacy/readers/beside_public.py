@@ -33,7 +33,7 @@ class Mixed:
     _draws: Tensor = field(repr=False)  # one key for each row of both
 
     def joint(self, loss: EpisodeLoss, params: Params) -> Params:
-        """Gradient of one loss of (params, sealed rows, public rows, keys)."""
+        """The gradient of one loss of (params, sealed rows, public rows, keys)."""
         if self._raw is None:
             raise PrivacyError(
                 "a loss over sealed and public examples together",
@@ -60,7 +60,7 @@ def taken(examples: Examples, rows: Tensor) -> Examples:
 
 
 def piles(own: int, public: int, work: Work, key: Key) -> Iterator[tuple[Tensor, Tensor]]:
-    """Rows of both for every batch of a shuffled pile of both, epoch after epoch."""
+    """The own rows and the public rows of every batch, drawn from one shuffled pile of both, epoch after epoch."""
     size = work.batch(own + public)
     for order, count in epochs(own + public, work, key):
         for i in range(count):
@@ -69,8 +69,8 @@ def piles(own: int, public: int, work: Work, key: Key) -> Iterator[tuple[Tensor,
 
 
 def epochs(size: int, work: Work, key: Key) -> Iterator[tuple[Tensor, int]]:
-    """Reshuffled rows of one epoch after the other, with the number of batches of `batch_size` (the last may be
-    shorter) to take of it.
+    """Shuffled rows, one epoch after the other, each with the number of batches to take of it. The last batch of an
+    epoch may be shorter.
     """
     each, left = -(-size // work.batch(size)), work.count(size)
     for epoch in range(-(-left // each)):
@@ -78,7 +78,7 @@ def epochs(size: int, work: Work, key: Key) -> Iterator[tuple[Tensor, int]]:
 
 
 def stream(size: int, each: int, key: Key) -> Iterator[Tensor]:
-    """So many rows at a time, without end: a reshuffled epoch after the other."""
+    """Batches of `each` rows without end, from one shuffled epoch after the other."""
     epoch, left = 0, torch.empty(0, dtype=torch.int64)
     while True:
         while len(left) < each:

@@ -27,7 +27,7 @@ ROWS = 256  # of a statistic at a time
 
 
 def class_sums(of: Callable[[Tensor], Tensor], examples: Examples, classes: int) -> tuple[Tensor, Tensor]:
-    """In float64: per class the sum of `of(x)` [n, d], and the number of examples."""
+    """The sum of `of(x)` [n, d] over the examples of each class, and their number, in float64."""
     found = [of(rows).double() for rows in torch.split(examples.x, ROWS) if len(rows)]
     counts = torch.bincount(examples.y, minlength=classes).double()
     if not found:  # a row that does not count says how wide it is
@@ -38,8 +38,8 @@ def class_sums(of: Callable[[Tensor], Tensor], examples: Examples, classes: int)
 
 @dataclass(frozen=True)
 class ClassSums(Clipped):
-    """clip: radius of one example's statistic. count: how much louder than the statistic's radius a client counts; 0:
-    not at all, and counts are told as nan.
+    """A reader that gives noised sums per class of a clipped statistic. clip: radius of one example's statistic.
+    count: how much louder than that radius an example is counted; at 0 it is not counted, and counts are nan.
 
     Guarantees: the Gaussian event at the multiplier, for adding or removing one example, against everybody who sees
     what the client sends. Proof: one row of the sums moves by a vector of norm clip, and one count by `count` * clip:
@@ -88,8 +88,8 @@ class SumShard(Covered[ClassSums]):
         )
 
     def split(self, share: float, key: Key) -> tuple[Shard, Shard]:
-        """A coin of each example: which part it is in depends on no other one. Each part may be asked once, instead of
-        the whole.
+        """Two parts of the examples, by a secret coin of each example, so that its part depends on no other one.
+        Each part may be asked once, instead of the whole.
         """
         self._spend()
         # secret ones: a public coin by place would let a missing example move the others

@@ -29,8 +29,8 @@ from sordino.types import Batch, Examples, Grant, Losses, Params, Shard, Task, W
 
 @dataclass(frozen=True)
 class ConvexStable(Noised):
-    """One batch per round, whose gradient is the noised sum of the gradients along all the steps of the round: a step
-    of `lr` along it is all of them.
+    """A reader that gives one batch per round, whose gradient is the noised sum of the gradients along all steps of
+    the round. One step of `lr` along it makes all of them.
 
     Requires: the `logistic` model with the same `radius`, the task's own losses, full batches, lr <= 4/radius^2.
     Guarantees: one Gaussian event per round, for one example, replace; client code sees nothing else.
@@ -78,7 +78,9 @@ class ConvexStable(Noised):
         return StableShard(self, examples, grant, task)
 
     def noise_std(self, multiplier: float, size: int, steps: int) -> float:
-        """Of one coordinate of the sum of gradients: the parameter sensitivity divided by eta."""
+        """The standard deviation of the noise in one coordinate of the sum of gradients: the sensitivity of the
+        parameters divided by eta.
+        """
         return multiplier * 2 * math.sqrt(2) * self.radius * steps / size
 
 
@@ -98,7 +100,7 @@ class StableShard(GradientsOnly[ConvexStable]):
         return len(self._examples.y)
 
     def batches(self, work: Work, key: Key) -> Iterator[Batch]:
-        """One, whatever the grant says of a smaller effort: the noise is sized for exactly these steps."""
+        """One batch, whatever the grant says of a smaller effort: the noise is sized for exactly these steps."""
         check_reservation(self._opened, 1, self._grant.reads, "examples")
         self._opened = True
         yield Steps(self, work.count(self.size), key)

@@ -25,7 +25,7 @@ R = TypeVar("R", bound=Reader)
 
 
 def check_apart(task: Task) -> None:
-    """Before anything starts: nothing of one example may reach what is computed of another."""
+    """Refuses, before anything starts, a network in which one example reaches what is computed of another."""
     if task.mixes_examples:
         raise UnsoundGuarantee(f"{task.mixes_examples} mixes examples", fix="use nn.GroupNorm", code="batch-norm")
     if task.remembers:
@@ -42,7 +42,7 @@ def remembering(name: str) -> UnsoundGuarantee:
 
 
 def alone(of: Callable[[Tensor], Tensor], rows: Tensor) -> Tensor:
-    """of(x) [n, d] of rows that are shown to it one by one."""
+    """The statistic of(x) [n, d] of rows that are shown to it one by one."""
     try:
         return torch.func.vmap(lambda row: of(row[None])[0])(rows)
     except RuntimeError:  # a branch on a value; any other error comes up again

@@ -50,7 +50,9 @@ IN_CELL = "the noise covers cells"
 
 
 def draw(labels: Tensor, each: int, key: Key) -> tuple[Tensor, Tensor]:
-    """Rows of a support and of a query batch of `each`, half of the rows where there are fewer than two batches."""
+    """Rows of a support batch and of a query batch, of `each` rows. Both get half of the rows where there are too
+    few.
+    """
     n = len(labels)
     each = min(each, n // 2)
     for attempt in range(TRIES):
@@ -88,8 +90,8 @@ class OpenEpisode:
 
 
 def opened(examples: Examples, effort: Work, grant: Grant, key: Key) -> Iterator[Episode]:
-    """One episode a step; `batch_size` is that of the support and of the query. Under noise nothing may tell that a
-    client has none: it sends what it was sent.
+    """One open episode a step; `batch_size` is that of the support and of the query. Under noise nothing may tell
+    that a client has no episode: it sends what it was sent.
     """
     if grant.multiplier is None:
         check_rows(examples.y, grant.client)
@@ -104,7 +106,8 @@ def opened(examples: Examples, effort: Work, grant: Grant, key: Key) -> Iterator
 
 @dataclass(frozen=True)
 class CellGradient(Clipped):
-    """(sum of the cells' clipped episode gradients + noise) / public number, at every step.
+    """A reader of episodes that gives (sum of the cells' clipped episode gradients + noise) / public number, at
+    every step.
 
     sampling
         poisson   `cells` fixed cells; each comes into a step with probability `rate`, redrawn and kept secret; divided
@@ -155,7 +158,7 @@ class CellGradient(Clipped):
 
     @property
     def sensitivity(self) -> float:
-        """Of the sum: a cell comes or goes, an example that changes turns its episode around."""
+        """How far the sum moves when a cell comes or goes, or when an example that changes turns its episode around."""
         return self.clip if self.sampling == "poisson" else 2 * self.clip
 
     @property
@@ -228,7 +231,7 @@ class NoisyEpisode:
     _read: bool = False
 
     def grad(self, loss: EpisodeLoss, params: Params) -> Params:
-        """Noisy mean gradient of the cells' episodes."""
+        """The noisy mean gradient of the cells' episodes."""
         check_unread(self._read, "an episode", "call grad once per episode")
         self._read = True
         reader, clip = self._reader, Clip(self._reader.clip)

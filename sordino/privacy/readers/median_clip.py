@@ -60,7 +60,7 @@ class MedianClip(Reader):
         return [Claim("example", "replace", a, NonPrivate(UNBOUNDED), "nominal", why) for a in ADVERSARIES]
 
     def stated(self, rounds: int, delta: float, records: int) -> Stated:
-        """The leading term of composition, and the exact one of the same releases."""
+        """The leading term of the published composition, and the exact value for the same releases."""
         releases = math.sqrt(self.rate * rounds) / self.sigma
         return Stated(scaffold_epsilon(rounds, delta, self.sigma, self.rate), epsilon_of(releases, delta))
 

@@ -33,16 +33,16 @@ class Noised(Reader):
     @property
     @abstractmethod
     def neighbours(self) -> Neighbours:
-        """What it hides: that one unit was replaced, or that it was there."""
+        """The change that the noise hides: one unit replaced, or one unit added or removed."""
 
     @property
     def unit(self) -> Unit:
-        """Whom it protects."""
+        """The unit that the promise protects: an example, or a cell of examples."""
         return "example"
 
     @property
     def status(self) -> Status:
-        """How far its promise is proved."""
+        """How far the promise is proved."""
         return "proved"
 
     @property
@@ -66,7 +66,7 @@ class Noised(Reader):
         return multiplier
 
     def event(self, multiplier: float) -> Event:
-        """What one read costs."""
+        """What one read costs, as an event of the ledger."""
         event: Event = self.mechanism.event(multiplier)
         return event if self.sampled is None else Poisson(self.sampled, event)
 

@@ -32,8 +32,8 @@ ONE_SUBSET = "a subset drawn once gives no amplification per round; epsilon hold
 
 @dataclass(frozen=True)
 class NoisyGradient(Clipped):
-    """(sum of clipped gradients + noise) / public number (Abadi et al., CCS 2016; section numbers of the variants in
-    algorithms/client_noise).
+    """A reader that gives (sum of clipped gradients + noise) / public number (Abadi et al., CCS 2016; section
+    numbers of the variants in algorithms/client_noise).
 
     sampling
         full            all n rows, n public. Sensitivity of the sum: 2*clip (replace), clip (add_remove with n a
@@ -130,7 +130,7 @@ class NoisyGradient(Clipped):
 
     @property
     def sensitivity(self) -> float:
-        """Of the sum, to one example."""
+        """How far one example moves the sum of clipped gradients."""
         twice = self.neighbours == "replace" and self.sampling != "fixed_subset"
         return 2 * self.clip if twice else self.clip
 
@@ -143,12 +143,12 @@ class NoisyGradient(Clipped):
         return batch
 
     def noise_std(self, multiplier: float, size: int) -> float:
-        """Of one coordinate of the noisy mean gradient of a full batch."""
+        """The standard deviation of the noise in one coordinate of the mean gradient of a full batch."""
         return multiplier * self.sensitivity / self.denominator(size, size)
 
 
 class GradientsOnly(Covered[R]):
-    """Of a shard whose promise covers gradients of batches."""
+    """A shard whose promise covers gradients of batches, and nothing else."""
 
     def refused(self, what: str) -> PrivacyError:
         return PrivacyError(
@@ -161,7 +161,7 @@ class GradientsOnly(Covered[R]):
 
 @dataclass
 class NoisyShard(GradientsOnly[NoisyGradient]):
-    """One client's examples during one round: counts its reads against what was reserved."""
+    """One client's examples during one round, whose noisy reads are counted against what was reserved."""
 
     _opened: bool = False
     _read: set[int] = field(default_factory=set)
@@ -178,7 +178,7 @@ class NoisyShard(GradientsOnly[NoisyGradient]):
         return self._grant.public
 
     def mixed(self, work: Work, key: Key, how: How) -> Iterator[Mixed]:
-        """Batches as ever, and beside each of them public rows, which need no noise."""
+        """Noisy batches, and beside each of them public rows, which need no noise."""
         public = self._grant.public
         assert public is not None, "only who was given public examples mixes them with its own"
         _, each = halved(work, self.size, how)
@@ -248,5 +248,5 @@ class NoisyBatch:
     _size: int
 
     def grad(self, losses: Losses, params: Params) -> Params:
-        """Noisy mean gradient."""
+        """The noisy mean gradient of the batch."""
         return self._shard.read(self._step, self._rows, losses, params, self._key, self._size)

@@ -37,7 +37,7 @@ def effort(work: Work, grant: Grant) -> Work:
 
 @dataclass(frozen=True)
 class Open(Reader):
-    """No protection of examples at this gate."""
+    """A reader that does not protect examples: it gives what is asked for as it is."""
 
     def offer(self) -> Offer | None:
         return None
@@ -127,7 +127,7 @@ class OpenBatch:
     _key: Key
 
     def grad(self, losses: Losses, params: Params) -> Params:
-        """Mean gradient of the batch; none of no examples."""
+        """The mean gradient of the batch; zero for a batch without examples."""
         task = self._shard._task
         if not len(self._rows):
             return tree.zeros_like(params)

@@ -56,7 +56,7 @@ class Responses(Open):
             )
 
     def fitted(self, shape: tuple[int, ...], classes: int) -> Responses:
-        """For images [h, w, c] of these classes."""
+        """The same reader for images [h, w, c] of these classes; it refuses what it cannot answer for."""
         if len(shape) != 3:
             raise DomainError(
                 f"randomised response on examples of shape {'x'.join(map(str, shape))}",
@@ -109,7 +109,7 @@ class Responses(Open):
         return Once(f"responses of {what}", event) if self.redraw == "run" else event
 
     def prepare(self, examples: Examples, source: Source) -> Examples:
-        """The answers in place of the images, and of the labels where these have a price."""
+        """Random answers in place of the images, and of the labels where these have a price."""
         x, (h, w) = examples.x, examples.x.shape[1:3]
         index = rr.levels(x, self.levels, self.rounding) if self.side is None else self._small(x)
         answers = rr.values(rr.respond(index, self.each, self.levels, source.child("values")), self.levels, 0.0, 255.0)

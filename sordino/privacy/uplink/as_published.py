@@ -62,14 +62,14 @@ class AsPublished(Stage, ABC):
     @property
     @abstractmethod
     def reasons(self) -> tuple[str, ...]:
-        """Why it proves nothing."""
+        """Why the published noise proves nothing."""
 
     def bound(self, bound: Bound, coordinates: int) -> Bound:
         return Bound()
 
     @abstractmethod
     def stated(self, rounds: int, delta: float, records: int) -> Stated:
-        """Of the client with the fewest records."""
+        """What the paper states for the client with the fewest records."""
 
 
 def _check_counts(**counts: int) -> None:
@@ -79,8 +79,8 @@ def _check_counts(**counts: int) -> None:
 
 @dataclass(frozen=True)
 class OwnNorm(AsPublished):
-    """mu: the published budget, or (lo, hi): `levels` budgets at even distances, dealt to the clients. sigma: fixed, in
-    its place. clip: fixed, in place of the norm.
+    """Noise in proportion to each layer's own norm. mu: the published budget, or (lo, hi): `levels` budgets at even
+    distances, dealt to the clients. sigma: fixed, in its place. clip: fixed, in place of the norm.
     """
 
     mu: float | tuple[float, float] = 0.25
@@ -161,8 +161,8 @@ class UpdateLevel(OwnNorm):
 
 @dataclass(frozen=True)
 class UserLevel(AsPublished):
-    """epsilon is kept "constant" by noise that grows (`horizon` None), or has the size that the horizon wants from the
-    start.
+    """A clip to the median norm, and noise that keeps epsilon "constant": it grows with the rounds (`horizon` None),
+    or has from the start the size that the horizon needs.
 
     clip: fixed, or None: the median norm of the round before, `first` in the first one.
     """
@@ -249,8 +249,8 @@ class UserLevel(AsPublished):
 
 @dataclass(frozen=True)
 class Discounted(UserLevel):
-    """With rounds discounting: after a round whose training loss did not fall, the horizon shrinks to four fifths, and
-    each round takes its share of what is left.
+    """User-level noise whose horizon shrinks to four fifths after a round in which the training loss did not fall.
+    Each round takes its share of what is left.
 
     Uploads carry the loss, raw, as `loss` beside `delta`. Past the horizon nothing is sent but zeros.
     """

@@ -49,7 +49,7 @@ class Flagged(NamedTuple):
 
 @dataclass(frozen=True)
 class ClipCoordinates(Stage):
-    """Guarantees: a max norm of at most `radius`; what is not finite becomes 0."""
+    """A clip of every coordinate to `radius`; what is not finite becomes 0."""
 
     radius: float = 0.1
 
@@ -68,7 +68,7 @@ class ClipCoordinates(Stage):
 
 @dataclass(frozen=True)
 class Flag(Stage):
-    """One more number in an upload: 1 with probability `wants`."""
+    """One more number in an upload, which is 1 with probability `wants`."""
 
     wants: float = 0.5
 
@@ -114,7 +114,7 @@ class CoordinateLaplace(Stage):
         return replace(self, _bound=bound, _least=least)
 
     def promise(self) -> tuple[Event, Status, tuple[str, ...]]:
-        """Of one round, to whoever sees the model."""
+        """The event, the status and the reasons of one round, for whoever sees the model."""
         if not math.isfinite(self._bound):
             return NonPrivate(UNBOUNDED), "none", (UNBOUNDED,)
         if self.flagged:
@@ -131,7 +131,7 @@ class CoordinateLaplace(Stage):
     def release(
         self, total: Any, weights: Sequence[float], uploads: Sequence[Any], steps: float, source: Source
     ) -> Tree:
-        """The sum with its noise; `steps` of the fixed point are one unit."""
+        """The noisy sum of uploads; `steps` of the fixed point are one unit."""
         scale = self._scale(weights) * steps
         if self.target == "per_client":
             for i, (weight, upload) in enumerate(zip(weights, uploads, strict=True)):

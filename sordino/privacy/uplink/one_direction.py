@@ -23,8 +23,8 @@ from sordino.types import Bound, Source
 
 @dataclass(frozen=True)
 class PureDirection:
-    """The price: any pure mechanism composes like a response of two values, the worst of its epsilon (Kairouz, Oh and
-    Viswanath, ICML 2015).
+    """The price of one random direction: any pure mechanism composes like a response of two values, the worst of its
+    epsilon (Kairouz, Oh and Viswanath, ICML 2015).
     """
 
     calibration: Literal["pure"] = "pure"
@@ -37,7 +37,7 @@ class PureDirection:
 
 @dataclass(frozen=True)
 class OneDirection(Noise):
-    """Behind a clip. Directions of updates become random ones that lean towards them, all of one length."""
+    """Random directions that lean towards those of the updates, all of one length. It stands behind a clip."""
 
     mechanism: PureDirection = PureDirection()  # type: ignore[assignment]
 

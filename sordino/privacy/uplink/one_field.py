@@ -14,7 +14,9 @@ from sordino.types import Bound, Grant, Params
 
 @dataclass(frozen=True)
 class OneField(Stage):
-    """Guarantees: nothing about the upload as a whole, which the other fields leave unbounded."""
+    """A stage for one field of an upload. It bounds nothing about the upload as a whole, because the other fields
+    stay as they are.
+    """
 
     stage: Stage
     field: str

@@ -37,7 +37,9 @@ def check_ends(least: float, most: float) -> None:
 
 
 def rate(share: float, most: float = 0.5, least: float = 0.2, rule: Rule = "published") -> float:
-    """Of a layer with this share; in tenths. Rounding is Python's, half to even on the binary number, as published."""
+    """The share of numbers that is kept of a layer with this share of the norm, in tenths. Rounding is Python's,
+    half to even on the binary number, as published.
+    """
     check_ends(least, most)
     if rule == "monotone":
         found = round(share, 1)
@@ -55,14 +57,14 @@ def rates(
     rule: Rule = "published",
     share: Share = "norm_of_whole",
 ) -> list[float]:
-    """Of every layer; all at the most where there is nothing to compare."""
+    """The compression rate of every layer; the largest one for all where there is nothing to compare."""
     whole = math.fsum(norms) if share == "sum_of_norms" else math.hypot(*norms)
     return [rate(norm / whole, most, least, rule) if whole else most for norm in norms]
 
 
 @dataclass(frozen=True)
 class LayerByLayer(Stage, ABC):
-    """What all compressions of layers share: their rates.
+    """The part that all compressions of layers share: their rates.
 
     rate: one for every layer and round, or "dynamic": from the layers of the model at first, then of the last update
     the server rebuilt. These go down with the model, in tenths.
@@ -87,7 +89,7 @@ class LayerByLayer(Stage, ABC):
 
     @abstractmethod
     def kept(self, layer: Tensor, rate: float) -> int:
-        """How many numbers are left of it."""
+        """How many numbers are left of a layer."""
 
     @abstractmethod
     def rebuilt(self, y: Tensor, like: Tensor, rate: float) -> Tensor: ...

@@ -27,8 +27,8 @@ NOMINAL = "noise as published, whose size follows from no bound"
 
 @dataclass(frozen=True)
 class Links:
-    """denominator: `received` divides by the weights that arrived (only without central noise), `expected` by a public
-    constant.
+    """The stages of an uplink in their order, and the rules that they must keep. denominator: `received` divides by
+    the weights that arrived (only without central noise), `expected` by a public constant.
     """
 
     client: tuple[Stage, ...] = (Weigh(),)
@@ -54,17 +54,17 @@ class Links:
 
     @property
     def as_published(self) -> AsPublished | None:
-        """Noise that proves nothing."""
+        """The stage with published noise that proves nothing, where there is one."""
         return next((stage for stage in self.client if isinstance(stage, AsPublished)), None)
 
     @property
     def coordinates(self) -> CoordinateLaplace | None:
-        """Noise of the server for single coordinates, as published."""
+        """The server's published noise for single coordinates, where there is one."""
         return next((stage for stage in self.server if isinstance(stage, CoordinateLaplace)), None)
 
     @property
     def secure(self) -> Secure | None:
-        """How uploads are added without being read."""
+        """The last stage, where it adds uploads that nobody can read."""
         last = self.client[-1] if self.client else None
         return last if isinstance(last, Secure) else None
 
@@ -88,8 +88,8 @@ class Links:
         return any(isinstance(stage, Clip) and stage.personal for stage in self.client)
 
     def offer(self, rate: float, hidden: bool) -> Offer | None:
-        """`rate` and `hidden` describe the cohort: only a hidden Poisson cohort may amplify, and never against the
-        server.
+        """What a budget must know to price the uplink's noise. `rate` and `hidden` describe the cohort: only a
+        hidden Poisson cohort may amplify, and never against the server.
         """
         noise = self.noise()
         if noise is None:
@@ -120,7 +120,9 @@ class Links:
         )
 
     def claims(self, multiplier: float | None, amplify: Callable[[Event, Adversary], Event]) -> list[Claim]:
-        """`amplify` is the cohort's: what its sampler makes of an event against an adversary."""
+        """What one round promises to a client. `amplify` says what the cohort's sampling makes of an event against
+        an adversary.
+        """
         noise = self.noise()
         if (shown := self.as_published) is not None:
             return [Claim("client", "replace", a, NonPrivate(NOMINAL), "nominal", shown.reasons) for a in ADVERSARIES]
@@ -181,7 +183,7 @@ class Links:
 
     @property
     def scale(self) -> float:
-        """Steps of the fixed point per unit; 1 where uploads stay real numbers."""
+        """The number of fixed-point steps per unit; 1 where uploads stay real numbers."""
         return self.grid.scale if self.grid is not None else 1.0
 
 

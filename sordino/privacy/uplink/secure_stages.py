@@ -57,7 +57,7 @@ SPREAD = 4.0
 
 @dataclass(frozen=True)
 class Secure(Stage, ABC):
-    """What both have in common."""
+    """A way to add uploads that the server cannot read."""
 
     @property
     def aggregate_only(self) -> bool:
@@ -65,27 +65,30 @@ class Secure(Stage, ABC):
 
     @abstractmethod
     def least(self, cohort: int) -> int:
-        """Clients without which a sum is not opened."""
+        """The number of clients without which a sum is not opened."""
 
     def needs(self) -> None:
-        """Refuses where a package is missing."""
+        """Refuses where a package that it uses is missing."""
 
     @abstractmethod
     def seen(self, shared: Event | None, central: bool) -> tuple[Event, tuple[str, ...]]:
-        """By the server: the event, and why; `shared` is what noise shares promise, `central` whether the server itself
-        adds noise.
+        """The event that the server sees, and why. `shared` is what noise in shares promises, `central` says whether
+        the server itself adds noise.
         """
 
     @abstractmethod
     def assumed(self, shares: bool, hidden: bool) -> tuple[str, ...]:
-        """Of everybody else's promise: `shares` where noise comes in shares, `hidden` where it covers who took part."""
+        """What the promises to everybody else assume: `shares` where noise comes in shares, `hidden` where it covers
+        who took part.
+        """
 
 
 @dataclass(frozen=True)
 class Encrypted(Secure):
-    """keys: `shared` by all clients, or with an `authority` that opens sums for the server. mode: `probe` encrypts one
-    client a round and adds the others' integers in clear, to tell what encryption
-    costs: it hides nothing."""
+    """Sums of encrypted uploads. keys: `shared` by all clients, or with an `authority` that opens sums for the
+    server. mode: `probe` encrypts one client a round and adds the others' integers in clear, to show what encryption
+    costs; it hides nothing.
+    """
 
     scheme: Literal["paillier", "bfv", "ckks"] = "paillier"
     key_bits: int = 3072  # of Paillier
@@ -150,7 +153,9 @@ class Encrypted(Secure):
 
 @dataclass(frozen=True)
 class Aggregated(Secure):
-    """`threshold`: clients that must stay to the end of a round; None: more than two thirds of those who began it."""
+    """Sums of uploads under masks that cancel. `threshold`: clients that must stay to the end of a round; None: more
+    than two thirds of those who began it.
+    """
 
     threshold: int | None = None
 
@@ -225,12 +230,12 @@ class NoiseShare(Noise):
             )
 
     def room(self, bound: Bound, multiplier: float) -> float:
-        """Twelve deviations of one share, in steps."""
+        """The steps that one share of the noise may take: twelve of its standard deviations."""
         return 12 * multiplier / math.sqrt(self.survivors) * self.sensitivity(bound)
 
 
 def check_room(layout: Layout, count: int, noise: float) -> None:
-    """A sum of so many uploads, each with so much noise of its own, fits into a slot."""
+    """Refuses a sum that does not fit into a slot together with the noise of all its uploads."""
     layout.check(count)
     if count * ((1 << layout.bits) - 1 + 2 * noise) > (1 << layout.width) - 1:
         raise UnsoundGuarantee(

@@ -41,8 +41,8 @@ class Summed:
 
 @dataclass(frozen=True)
 class Uplink(Links):
-    """`client=(Clip(1), Noise())` is local privacy, `client=(Clip(1),), server=(Noise(neighbours="add_remove"),)` is
-    central: one word apart.
+    """Gate 2, which decides what the server sees of uploads. `client=(Clip(1), Noise())` is local privacy,
+    `client=(Clip(1),), server=(Noise(neighbours="add_remove"),)` is central: one word apart.
     """
 
     # what changes from round to round ---------------------------------------------------------------------------------
@@ -52,11 +52,11 @@ class Uplink(Links):
         return any(stage.learns for stage in self.client)
 
     def begin(self, zero: Tree, model: Params) -> tuple[Tree, ...]:
-        """What its stages start from, in their order."""
+        """The public numbers that the stages start from, in their order."""
         return tuple(stage.begin(x, model) for stage, x in zip(self.client, self._looks(zero), strict=False))
 
     def at(self, t: int, down: Any) -> Uplink:
-        """The uplink of round t, where its stages learn from what was released before."""
+        """The uplink of round t, where stages have learned from what was released before."""
         public = down.public if self.learns else [()] * len(self.client)
         stages = tuple(stage.at(t, known) for stage, known in zip(self.client, public, strict=True))
         return self if all(map(operator.is_, stages, self.client)) else replace(self, client=stages)
@@ -74,7 +74,7 @@ class Uplink(Links):
         return bound
 
     def fitted(self, coordinates: int, least: float) -> Uplink:
-        """With what its stages must know of the model, and of the smallest weight that a cohort can have."""
+        """The same uplink, whose stages know the model and the smallest weight that a cohort can have."""
         if self.coordinates is None:
             return self
         clipped = self.bound(coordinates).l1 / self.scale
@@ -111,7 +111,7 @@ class Uplink(Links):
         reach: Callable[[int], float] = lambda client: 1.0,
         std: Callable[[list[int]], float] = lambda who: 0.0,
     ) -> Received[U]:
-        """Sum, noise, decode, divide.
+        """What the server sees of a round: the uploads' sum, noised, decoded and divided.
 
         Uploads may come one by one, in the order of their clients, and are let go once added, unless the algorithm
         reads `each`. `zero` is the contribution of nobody: it gives the shape, so that an empty round is legal.
@@ -152,7 +152,7 @@ class Uplink(Links):
         kept: list[U] | None = None,
         reach: Callable[[int], float] = lambda client: 1.0,
     ) -> Summed:
-        """What each client may add, added up; single uploads go into `kept`."""
+        """The sum of what each client may add; single uploads go into `kept`."""
         bound, who = self.bound(tree.size(zero)), []
         total = tree.map(_wide_zero, self.shape(zero))
         sums = [Total(leaf) for leaf in tree.leaves(total)]

@@ -30,8 +30,8 @@ def chosen(table: Mapping[str, Any]) -> PromptSource:
 
 
 def writers(asked: Iterable[Prompts]) -> dict[str, Any]:
-    """For the manifest: how many prompts each backend wrote, how often a language model was asked, and who has learnt
-    the names of the classes.
+    """What the manifest says of prompts: how many each backend wrote, how often a language model was asked, and who
+    has learnt the names of the classes.
     """
     by: Counter[str] = Counter()
     calls, told = 0, set[str]()

@@ -25,8 +25,8 @@ class Reply(NamedTuple):
 def converse(
     backend: str, name: str, count: int, per_call: int, say: Callable[[list[Message]], Reply], wanted: Wanted
 ) -> Prompts:
-    """`say` answers a whole dialogue. What is missing at the end comes from the grammar; a model that never helped is
-    an error.
+    """Prompts from a dialogue, which `say` answers. What is missing at the end comes from the grammar; a model that
+    never helped is an error.
     """
     dialogue: list[Message] = [{"role": "user", "content": _request(name, min(per_call, count))}]
     found: dict[str, str] = {}

@@ -21,7 +21,7 @@ REFUSAL = re.compile(
 
 
 def parse(reply: str) -> list[str]:
-    """In the order of the reply, none twice (upper and lower case are the same)."""
+    """The prompts of a reply in its order, none twice (upper and lower case are the same)."""
     reply = THOUGHT.sub("", reply)
     found = _listed(reply)
     if found is None:
@@ -30,7 +30,7 @@ def parse(reply: str) -> list[str]:
 
 
 def unique(texts: Any) -> list[str]:
-    """The first of those that differ only in case."""
+    """The first of all texts that differ only in case."""
     first: dict[str, str] = {}
     for text in texts:
         first.setdefault(text.casefold(), text)
