@@ -1,4 +1,4 @@
-"""A claim: what one release costs one unit against one adversary, in words that cannot be misread. Public facts only."""
+"""A claim: what one release costs one unit against one adversary. It holds public facts only."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is asked of a source of candidates, and what it gives back: labelled images that contain nothing of any client."""
+"""What a source of candidates is asked for, and what it gives: labelled images without anything of any client."""
 
 from __future__ import annotations
 

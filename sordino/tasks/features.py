@@ -22,7 +22,8 @@ def of_chain(chain: Chain, params: Params, x: Tensor, draws: Tensor | None, prec
     """The features that a chain computes in `precision`, in the dtype of the parameters."""
     body = {name: value for name, value in params.items() if name not in chain.head}
     wide = x.to(precision)
-    z: Tensor = _Features.apply(chain, tuple(body), precision, wide, draws, *body.values())  # type: ignore[no-untyped-call]
+    arguments = (chain, tuple(body), precision, wide, draws, *body.values())
+    z: Tensor = _Features.apply(*arguments)  # type: ignore[no-untyped-call]
     return z.to(next(iter(params.values())).dtype)
 
 
