@@ -135,7 +135,7 @@ class Product(Lazy):
         return Product(self.left.to(dtype), None if self.right is None else self.right.to(dtype))
 
 
-class Rows:
+class ClientRows:
     """All rows x of a client in one round, and what a first layer makes of them at the weights it starts from.
 
     While the weights move inside the span of x, W = W0 + c^T x, a batch x_b sees x_b W^T = x_b W0^T + (x_b x^T) c: both
@@ -172,7 +172,7 @@ class Part:
 
     __slots__ = ("index", "rows")
 
-    def __init__(self, rows: Rows, index: Index) -> None:
+    def __init__(self, rows: ClientRows, index: Index) -> None:
         self.rows, self.index = rows, index
 
     def __getitem__(self, index: slice) -> Part:
@@ -191,7 +191,7 @@ class Span(Lazy):
 
     __slots__ = ("c", "index", "rows")
 
-    def __init__(self, rows: Rows, c: Tensor, index: Index = EVERY) -> None:
+    def __init__(self, rows: ClientRows, c: Tensor, index: Index = EVERY) -> None:
         self.rows, self.c, self.index = rows, c, index  # c: [rows, out]
 
     @property
@@ -301,7 +301,7 @@ class Moved(Lazy):
             self._whole = self.way.added_to(self.start, 1.0)
         return self._whole
 
-    def along(self, rows: Rows) -> bool:
+    def along(self, rows: ClientRows) -> bool:
         """Whether the weights stayed in the span of these rows."""
         return isinstance(self.way, Span) and self.way.rows is rows
 

@@ -60,15 +60,15 @@ class Priced(Protocol):
 class Mechanism(Priced, Protocol):
     """A noise law that is added to values."""
 
-    def add(self, values: Tensor, scale: float, source: Source) -> Tensor: ...
+    def add(self, values: Tensor, scale: float, source: NoiseSource) -> Tensor: ...
 
 
-class Source(Protocol):
+class NoiseSource(Protocol):
     """Where noise comes from: a counter key in simulation, the operating system between real sites."""
 
     @property
     def name(self) -> str: ...
-    def child(self, *parts: int | str) -> Source: ...
+    def child(self, *parts: int | str) -> NoiseSource: ...
     def gaussian(self, values: Tensor, std: float) -> Tensor: ...
     def laplace(self, values: Tensor, scale: float) -> Tensor: ...
     def coins(self, count: int, probability: float) -> Tensor: ...
@@ -82,7 +82,7 @@ class Grant:
     client: int
     size: int  # the client's public number of examples
     largest: int  # the largest such number in the federation
-    source: Source
+    source: NoiseSource
     multiplier: float | None = None  # of the private gate's noise; None where no gate is private
     epochs: int | None = None  # a straggler's smaller effort
     part: float | None = None  # or the part of its batches that it does
@@ -140,7 +140,7 @@ class Episode(Protocol):
     def grad(self, loss: EpisodeLoss, params: Params) -> Params: ...
 
 
-class Mixed(Protocol):
+class MixedStep(Protocol):
     """Sealed examples beside public ones in one step."""
 
     @property
@@ -157,7 +157,7 @@ class Shard(Protocol):
     def episodes(self, work: Work, key: Key) -> Iterator[Episode]: ...
     @property
     def public(self) -> Examples | None: ...  # nobody's secret
-    def mixed(self, work: Work, key: Key, how: Any) -> Iterator[Mixed]: ...  # privacy.beside.How
+    def mixed(self, work: Work, key: Key, how: Any) -> Iterator[MixedStep]: ...  # privacy.beside.How
     def split(self, share: float, key: Key) -> tuple[Shard, Shard]: ...  # of so many examples, and of the others
     def by_class(
         self, of: Callable[[Tensor], Tensor], classes: int
@@ -165,7 +165,7 @@ class Shard(Protocol):
     def sum(self, of: Callable[[Tensor, Tensor], Any]) -> Any: ...  # over all examples, of a tree computed from (x, y)
 
 
-class Model(Protocol):
+class Scorer(Protocol):
     """Anything that somebody predicts with."""
 
     def score(self, examples: Examples) -> Mapping[str, Tensor]: ...  # one value per example, by metric
@@ -227,7 +227,7 @@ class Reader(ABC):
         """How often `prepare` changes the examples: once in a run, in every round, or never."""
         return None
 
-    def prepare(self, examples: Examples, source: Source) -> Examples:
+    def prepare(self, examples: Examples, source: NoiseSource) -> Examples:
         """A client's examples as everything that follows will see them."""
         return examples
 

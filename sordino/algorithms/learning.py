@@ -18,7 +18,7 @@ from sordino.algorithms.phases import Phase
 from sordino.keys import Key
 from sordino.privacy.uplink import Uplink
 from sordino.tree import Tree
-from sordino.types import Examples, Model, Params, Reader, Received, Shard, Task, Work
+from sordino.types import Examples, Params, Reader, Received, Scorer, Shard, Task, Work
 
 
 class Server(NamedTuple):
@@ -129,7 +129,7 @@ class Adapting(Algorithm[Server, Any, Any, Any]):
     def init_client(self, task: Task) -> Any:
         return self.own.init_client(task)
 
-    def personal(self, task: Task, params: Params, c: Any, shard: Shard) -> Model:
+    def personal(self, task: Task, params: Params, c: Any, shard: Shard) -> Scorer:
         return self.own.personal(task, params, c, shard)
 
     def check(self, home: Home) -> None:

@@ -27,7 +27,7 @@ from sordino.errors import ConfigError
 from sordino.keys import Key
 from sordino.privacy.uplink import Uplink
 from sordino.tasks.personalise import episode_loss, proto
-from sordino.types import Model, Params, Received, Shard, Task
+from sordino.types import Params, Received, Scorer, Shard, Task
 
 ServerState = Literal["scaled", "literal", "leaky", "oracle"]
 
@@ -123,5 +123,5 @@ class PFLDyn(LocalSgd):
         """`aggregate`: before the shift by g."""
         return {"global": s.x, "aggregate": tree.axpy(1 / self.alpha, s.g, s.x)}
 
-    def personal(self, task: Task, params: Params, c: Any, shard: Shard) -> Model:
+    def personal(self, task: Task, params: Params, c: Any, shard: Shard) -> Scorer:
         return proto(task, params, shard)

@@ -36,7 +36,7 @@ from sordino.privacy.noise.sources import Counter, System
 from sordino.privacy.readers.responses import Responses
 from sordino.runs.folder import check_is_run
 from sordino.runs.setup import Parts, settle
-from sordino.types import Claim, Source
+from sordino.types import Claim, NoiseSource
 
 TRIALS = 30_000  # of either neighbour
 WRONG = 1e-4  # how likely an audit is to refute a true claim
@@ -48,7 +48,7 @@ TRAINING = "training"  # the phase that every run has
 
 
 @dataclass(frozen=True)
-class Subject:
+class AttackedPromise:
     """One promise, attacked. `claimed` and `at_least` are of one exposure; they are compared at `at_delta`."""
 
     phase: str
@@ -89,12 +89,12 @@ class Audit:
     algorithm: str
     phases: list[str]  # as they follow each other
     unprotected: list[str]  # those of them that claim infinity
-    subjects: list[Subject]
+    subjects: list[AttackedPromise]
     twin: bool
     noise: str
     seed: int
 
-    def having(self, *verdicts: str) -> list[Subject]:
+    def having(self, *verdicts: str) -> list[AttackedPromise]:
         return [subject for subject in self.subjects if subject.verdict in verdicts]
 
     @property
@@ -133,7 +133,7 @@ def audit(
     why = "fewer of either neighbour refute no claim"
     check_range("trials", trials, Range(least=100, whole=True), "too-few-trials", why=why, fix=f"--trials {TRIALS}")
     parts = Parts(settle(experiment))
-    drawn: Source = System() if system else Counter(keys.word(keys.fold(keys.root(seed), "audit")))
+    drawn: NoiseSource = System() if system else Counter(keys.word(keys.fold(keys.root(seed), "audit")))
     source = Weak(drawn, 1 / SHORT) if twin else drawn
     stages = [(other.phase or TRAINING, list(_promises(other))) for other in (*parts.preparation, parts)]
     unprotected = [phase for phase, promises in stages if not promises]
@@ -243,9 +243,9 @@ def _attacked(
     pairs: list[Pair],
     delta: float,
     trials: int,
-    source: Source,
+    source: NoiseSource,
     twin: bool,
-) -> Subject:
+) -> AttackedPromise:
     nominal = claim.status == "nominal"
     proved = _epsilon(claim.event, delta, claim.neighbours)
     claimed = stated if nominal and stated is not None else proved
@@ -261,7 +261,7 @@ def _attacked(
             told, found = pair.told, one
     refuted = found.epsilon > against[found.delta]
     verdict = (CAUGHT if refuted else ESCAPED) if twin else (VIOLATED if refuted else HOLDS)
-    return Subject(
+    return AttackedPromise(
         phase=phase,
         unit=claim.unit,
         neighbours=claim.neighbours,
@@ -300,7 +300,9 @@ def _compared(claim: Claim, claimed: float, delta: float) -> dict[float, float]:
     return {delta: claimed} | {d: epsilon for d, epsilon in others.items() if epsilon >= LEAST}
 
 
-def _lost(claim: Claim, pair: Pair, against: dict[float, float], trials: int, source: Source, alpha: float) -> Found:
+def _lost(
+    claim: Claim, pair: Pair, against: dict[float, float], trials: int, source: NoiseSource, alpha: float
+) -> Found:
     outputs = pair.outputs(trials, source)
     if claim.status != "nominal" and all(isinstance(leaf, Gaussian) for leaf in _cores(claim.event)):
         (delta,) = against

@@ -23,7 +23,7 @@ from sordino.privacy.uplink.one_direction import OneDirection
 from sordino.privacy.uplink.stages import Clip, private
 from sordino.runs.setup import Parts
 from sordino.tree import Tree
-from sordino.types import Claim, Source
+from sordino.types import Claim, NoiseSource
 
 MOST = 512  # numbers of an upload
 
@@ -55,7 +55,7 @@ class Stand:
         upload = self.upload(length)
         typed, spent = self.uplink.noise(), self.grant.multiplier
 
-        def release(source: Source) -> torch.Tensor:
+        def release(source: NoiseSource) -> torch.Tensor:
             """A direction has no noise that could be too small; its broken twin is one that spends more."""
             grant = replace(self.grant, source=source)
             if isinstance(source, Weak) and isinstance(typed, OneDirection) and spent is not None:
@@ -82,7 +82,7 @@ class Stand:
         expected = federation.cohort.expected(people) * weight / people
         multiplier = self._plan.quietest if self.uplink.personal else self.grant.multiplier
 
-        def release(source: Source) -> torch.Tensor:
+        def release(source: NoiseSource) -> torch.Tensor:
             drawn = rate == 1 or bool(source.child("coin").coins(1, rate))
             received = self.uplink.receive(
                 others | mine if drawn else others,

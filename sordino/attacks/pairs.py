@@ -12,10 +12,10 @@ from torch import Tensor
 
 from sordino.attacks.bound import Outputs
 from sordino.attacks.sources import Silent
-from sordino.types import Source
+from sordino.types import NoiseSource
 
 FAR = 1e3  # times any bound: what a gate must cut
-Release = Callable[[Source], Tensor]  # [independent draws of one call, numbers seen]
+Release = Callable[[NoiseSource], Tensor]  # [independent draws of one call, numbers seen]
 
 
 class Powerless(Exception):
@@ -34,7 +34,7 @@ class Pair:
     by: Literal["direction", "energy"] = "direction"
     score: Callable[[Tensor], Tensor] | None = None  # where the attacker knows better what to look at
 
-    def outputs(self, draws: int, source: Source) -> Outputs:
+    def outputs(self, draws: int, source: NoiseSource) -> Outputs:
         """The scores of at least so many releases of either neighbour, each under noise of its own."""
         score = self.score or self._score()
         calls = math.ceil(draws / len(self.without(source.child("shape"))))

@@ -20,7 +20,7 @@ from sordino.attacks.separation import Separation, separation
 from sordino.errors import DataError
 from sordino.keys import Key
 
-Release: TypeAlias = Callable[[Tensor, Key], Tensor]  # features [n, d] of whom it is about -> what is sent [d]
+PrototypeRelease: TypeAlias = Callable[[Tensor, Key], Tensor]  # features [n, d] of whom it is about -> what is sent [d]
 
 
 class Reference(NamedTuple):
@@ -82,9 +82,9 @@ def mean(z: Tensor, key: Key) -> Tensor:
 
 
 def play(
-    pool: Tensor, others: Tensor, seen: Reference, n: int, trials: int, key: Key, release: Release = mean
+    pool: Tensor, others: Tensor, seen: Reference, n: int, trials: int, key: Key, release: PrototypeRelease = mean
 ) -> dict[str, Separation]:
-    """In every trial n random rows of `pool` are released together; these n and all `others` are scored. Features of
+    """Releases n random rows of `pool` together in every trial, and scores these n and all `others`. Features are of
     one class, [rows, d] each.
     """
     if not 1 <= n <= len(pool):

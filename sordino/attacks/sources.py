@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from sordino.types import Source
+from sordino.types import NoiseSource
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class Silent:
     only: int | None = None
     name: str = "silent"
 
-    def child(self, *parts: int | str) -> Source:
+    def child(self, *parts: int | str) -> NoiseSource:
         return self
 
     def gaussian(self, values: Tensor, std: float) -> Tensor:
@@ -42,11 +42,11 @@ class Silent:
 class Twin:
     """A source that is broken somewhere, by `factor`; everything else is the inner one's."""
 
-    inner: Source
+    inner: NoiseSource
     factor: float
     name: str = "twin"
 
-    def child(self, *parts: int | str) -> Source:
+    def child(self, *parts: int | str) -> NoiseSource:
         return type(self)(self.inner.child(*parts), self.factor)
 
     def gaussian(self, values: Tensor, std: float) -> Tensor:

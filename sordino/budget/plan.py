@@ -20,11 +20,11 @@ from sordino.errors import POSITIVE, InvalidBudget, UnsoundGuarantee, check_rang
 from sordino.ledger.currency import UNIT, ZCDP, Amount, Currency, cap, cost
 from sordino.ledger.events import valid_delta
 from sordino.ledger.pricing import (
-    AsPublished,
     Classic,
     CountedPhase,
     Discrete,
     Exact,
+    NominalPrice,
     Pricing,
     Pure,
     Renyi,
@@ -315,7 +315,7 @@ def once(exposures: Sequence[int]) -> Sequence[int]:
 
 def _pricing(offer: Offer, budget: Budget | None, longest: int, published: float | None) -> Pricing:
     if published is not None:
-        return AsPublished(published)
+        return NominalPrice(published)
     if offer.rate < 1 and offer.mechanism.calibration != "pure":  # sampled Laplace is charged as if it were not sampled
         epsilon, delta = (budget.epsilon, budget.delta) if budget else (1.0, 1e-5)
         fixed = budget is not None and isinstance(budget.schedule, Uniform) and offer.mechanism.calibration == "exact"

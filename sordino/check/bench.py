@@ -17,7 +17,7 @@ from sordino.engine.stack import Member, stacks, together
 from sordino.keys import Key
 from sordino.privacy.noise.sources import Counter
 from sordino.privacy.readers.open import Open
-from sordino.privacy.readers.shared_pass import Pool
+from sordino.privacy.readers.shared_pass import SharedPass
 from sordino.tasks.classification import Classification
 from sordino.tasks.nets import cnn_wide, mlp
 from sordino.types import Examples, Grant, Params, Shard, Task, Work
@@ -91,7 +91,7 @@ def _pools() -> Measured:
             task.clipped_sum(task.losses, params, shards[k], torch.zeros(0), 1.0, 2)
 
     def pooled() -> None:
-        pool = Pool(task, who, shards.__getitem__)
+        pool = SharedPass(task, who, shards.__getitem__)
         for k in who:
             pool.sum(k, params, 1.0, 2)
 

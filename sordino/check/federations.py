@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from sordino import config, tree
-from sordino.check.trial import QUADRATIC, ROUNDS, STOP, Broken, Sealed, Trial, require
+from sordino.check.trial import QUADRATIC, ROUNDS, STOP, Broken, SealedShard, Trial, require
 from sordino.engine import checkpoint
 from sordino.errors import SordinoError
 from sordino.ledger.ledger import State
@@ -156,7 +156,7 @@ def noisy(trial: Trial) -> None:
         a, size = scene.algorithm.behind(read=read), len(scene.examples[0].y)
         down, grads = a.broadcast(a.init(scene.task, scene.key)), list[int]()
         shard = read.open(scene.examples[0], scene.grant(reads=read.reads(a.work, size)), scene.task)
-        a.local(scene.task, down, a.init_client(scene.task), cast(Shard, Sealed(shard, grads)), scene.key)
+        a.local(scene.task, down, a.init_client(scene.task), cast(Shard, SealedShard(shard, grads)), scene.key)
         want = a.work.count(size)
         require(len(grads) == want, f"{want} gradients were paid for, {len(grads)} were taken", fix)
     more: list[str] = []

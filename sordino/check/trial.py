@@ -157,7 +157,7 @@ class Trial:
         return trace(self.base)
 
 
-class Sealed:
+class SealedShard:
     """A shard that answers nothing but what the protocol says."""
 
     def __init__(self, shard: Shard, grads: list[int] | None = None) -> None:

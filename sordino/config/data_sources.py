@@ -9,7 +9,7 @@ from typing import NamedTuple
 from sordino.errors import ConfigError
 
 
-class Source(NamedTuple):
+class DataSource(NamedTuple):
     what: str
     needs: tuple[str, ...]  # keys of [data]
     takes: tuple[str, ...]
@@ -18,30 +18,30 @@ class Source(NamedTuple):
 SLICES = ("train", "test", "probe")
 IMAGES = ("standardise", "augment", "side", *SLICES)
 SOURCES = {
-    "digits": Source(
+    "digits": DataSource(
         "1,797 real 8x8 images of handwritten digits, shipped with sordino", (), ("test_fraction", *IMAGES)
     ),
-    "folder": Source(
+    "folder": DataSource(
         "images in one folder per class, as photographs are kept",
         ("path",),
         ("test_fraction", "fraction", "at_least", *IMAGES),
     ),
-    "images": Source(
+    "images": DataSource(
         "images in the parquet format of the Hugging Face hub: a folder, or a hub id",
         ("path",),
         ("label", "download", "merge", "test_fraction", *IMAGES),
     ),
-    "tabular": Source(
+    "tabular": DataSource(
         "one CSV or parquet table",
         ("path", "label"),
         ("group", "key", "schema", "standardise", "test_fraction", *SLICES),
     ),
-    "synthetic": Source(
+    "synthetic": DataSource(
         "synthetic(alpha, beta): devices with linear truths of their own",
         (),
         ("alpha", "beta", "clients", "iid", "largest", "test_fraction", *SLICES),
     ),
-    "quadratic": Source(
+    "quadratic": DataSource(
         "clients whose best model is known in closed form: a test bed", (), ("clients", "dim", "heterogeneity")
     ),
 }

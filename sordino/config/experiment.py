@@ -92,7 +92,7 @@ class Chaos(Section):
     slow: float = 0.0
 
 
-class Evaluation(Section):
+class EvaluationSettings(Section):
     every: int = 1
     models: list[str] = []  # of those the server holds, the headline first; none: the one it hands out
     # how clients make it their own, the headline first: own, plain, finetune, proto; none: as the algorithm says
@@ -141,7 +141,7 @@ class Experiment(Section):
     privacy: Privacy = Privacy(epsilon=8.0)
     stragglers: Slow = Slow()
     chaos: Chaos = Chaos()
-    evaluation: Evaluation = Evaluation()
+    evaluation: EvaluationSettings = EvaluationSettings()
     engine: Engine = Engine()
 
     def digest(self) -> str:

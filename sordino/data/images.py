@@ -121,7 +121,7 @@ def _labels(files: list[Path], label: str | None) -> Array:
     return labels
 
 
-def _decoded(files: list[Path]) -> Iterator[pixels.Batch]:
+def _decoded(files: list[Path]) -> Iterator[pixels.PixelBatch]:
     first: tuple[tuple[int, int], str] | None = None  # the size and mode that every image must have
     for file in files:
         row = 0
@@ -133,7 +133,7 @@ def _decoded(files: list[Path]) -> Iterator[pixels.Batch]:
                 first = first or size_and_mode
                 images.append(image)
                 row += 1
-            yield pixels.Batch(np.stack(images), sum(data.startswith(JPEG) for data in encoded))
+            yield pixels.PixelBatch(np.stack(images), sum(data.startswith(JPEG) for data in encoded))
 
 
 def _decode(

@@ -28,7 +28,7 @@ _PREFIX = struct.Struct("<8sII32s")
 _START = 1024  # where the payload begins: aligned, and the same for any header, so the header can be written last
 
 
-class Batch(NamedTuple):
+class PixelBatch(NamedTuple):
     pixels: Array  # uint8 [b, h, w, c]
     jpegs: int  # how many of them came from JPEG bytes
 
@@ -44,7 +44,7 @@ def place(given: Path | None) -> Path:
     return given or Path(os.environ.get("SORDINO_CACHE") or Path.home() / ".cache" / "sordino")
 
 
-def kept(path: Path, verify: bool, labels: Callable[[], Array], batches: Callable[[], Iterable[Batch]]) -> Decoded:
+def kept(path: Path, verify: bool, labels: Callable[[], Array], batches: Callable[[], Iterable[PixelBatch]]) -> Decoded:
     """The pixels in the cache at `path`, which is built first where it is absent or damaged."""
     found = read(path, verify)
     if found is None:
@@ -65,7 +65,7 @@ def _pack(header: dict[str, Any]) -> bytes:
     return _PREFIX.pack(_MAGIC, _VERSION, len(text), hashlib.sha256(text).digest()) + text
 
 
-def write(path: Path, labels: Array, batches: Iterable[Batch]) -> None:
+def write(path: Path, labels: Array, batches: Iterable[PixelBatch]) -> None:
     """Streams the batches to a temporary file and moves it to `path`: a reader sees all of it or nothing."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

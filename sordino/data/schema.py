@@ -50,7 +50,7 @@ class Column:
 
 
 @dataclass(frozen=True)
-class Schema:
+class TableSchema:
     columns: Mapping[str, Column]  # features come in this order, whatever the order of the file
     draft: bool = False
 
@@ -64,7 +64,7 @@ class Schema:
         return next((name for name, column in self.columns.items() if column.kind == kind), None)
 
 
-def read(path: str | Path) -> Schema:
+def read(path: str | Path) -> TableSchema:
     file = Path(path).expanduser()
     try:
         text = file.read_text(encoding="utf-8")
@@ -86,7 +86,7 @@ def read(path: str | Path) -> Schema:
         ) from None
 
 
-def parsed(text: str) -> Schema:
+def parsed(text: str) -> TableSchema:
     """The schema of a TOML table. A ValueError says what is wrong with it."""
     table = tomllib.loads(text)
     if unknown := sorted(table.keys() - {"columns", "draft"}):
@@ -102,7 +102,7 @@ def parsed(text: str) -> Schema:
             raise ValueError(f"{' and '.join(several)}: only one column can be the {kind}")
     if not any(column.kind in ("number", "levels", "boolean") for column in columns.values()):
         raise ValueError("no column is a feature: number, levels or boolean")
-    return Schema(columns, draft)
+    return TableSchema(columns, draft)
 
 
 def _column(name: str, said: Any) -> Column:

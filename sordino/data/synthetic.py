@@ -34,7 +34,7 @@ def truth(alpha: float, beta: float, rng: np.random.Generator) -> Truth:
     return Truth(rng.normal(u, 1, (FEATURES, CLASSES)), rng.normal(u, 1, CLASSES), rng.normal(middle, 1, FEATURES))
 
 
-def drawn(device: Truth, size: int, rng: np.random.Generator) -> tuple[Array, Array]:
+def device_examples(device: Truth, size: int, rng: np.random.Generator) -> tuple[Array, Array]:
     """The examples of one device: inputs with variances j^-1.2, and the labels that its model gives them."""
     x = rng.normal(device.v, SPREAD, (size, FEATURES)).astype(np.float32)
     return x, (x @ device.w + device.b).argmax(1)
@@ -66,7 +66,7 @@ def load(
     shared = Truth(rng.normal(size=(FEATURES, CLASSES)), rng.normal(size=CLASSES), np.zeros(FEATURES))
     parts: dict[str, list[Split]] = {"train": [], "test": []}
     for k, size in enumerate(sizes.tolist()):
-        x, y = drawn(shared if iid else truth(alpha, beta, rng), size, rng)
+        x, y = device_examples(shared if iid else truth(alpha, beta, rng), size, rng)
         cut = max(1, int((1 - test_fraction) * size))
         for name, rows in (("train", slice(cut)), ("test", slice(cut, None))):
             parts[name].append(Split(x[rows], y[rows], np.full(len(y[rows]), k)))

@@ -19,9 +19,9 @@ from sordino.engine.stack import Member, stacks, together
 from sordino.keys import Key
 from sordino.privacy.noise.sources import Counter
 from sordino.privacy.readers.open import Open
-from sordino.privacy.readers.shared_pass import Pool
+from sordino.privacy.readers.shared_pass import SharedPass
 from sordino.tasks.personalise import WAYS
-from sordino.types import Examples, Grant, Model, Params, Shard, Task
+from sordino.types import Examples, Grant, Params, Scorer, Shard, Task
 
 
 @dataclass
@@ -47,7 +47,7 @@ class Clients:
         `apart`: `down` is what one client is told."""
         order, uplink = sorted(grants), self.algorithm.uplink.at(t, down)
         shards = self.shards.at(t) if isinstance(self.shards, Prepared) else self.shards
-        pool = Pool(self.task, order, shards.__getitem__) if self.executor == "pooled" else None
+        pool = SharedPass(self.task, order, shards.__getitem__) if self.executor == "pooled" else None
         members = (
             Member(
                 k,
@@ -101,7 +101,7 @@ class Clients:
                 found += [float(scores[name].mean()) for name in self.task.metrics]
         return found
 
-    def _own_model(self, k: int, way: str, params: Params, shard: Shard) -> Model:
+    def _own_model(self, k: int, way: str, params: Params, shard: Shard) -> Scorer:
         """Who has no examples of its own to learn from is left with the shared model."""
         if not shard.size:
             return WAYS["plain"](self.task, params, shard)

@@ -106,7 +106,7 @@ BEFORE = {  # drawn may be implied by stored, nothing else is skipped
 }
 
 
-class Standing(NamedTuple):
+class OperationStanding(NamedTuple):
     state: State
     reserved: int
     stored: int | None
@@ -120,7 +120,7 @@ class Books:
         self.charter, self.caps = charter, caps
         self.sequence, self.head = -1, ORIGIN
         self.own: dict[str, Amount] = {}
-        self.ops: dict[str, Standing] = {}
+        self.ops: dict[str, OperationStanding] = {}
         self.seals: set[str] = set()
 
     def genesis(self) -> dict[str, Any]:
@@ -195,14 +195,14 @@ class Books:
             raise damaged(f"record {sequence} reserves {record['op']!r} again")
         for name, charge in charged(record):
             self.own[name] = tuple(map(add, self.own[name], charge)) if name in self.own else charge
-        self.ops[record["op"]] = Standing(State.RESERVED, sequence, None, sequence)
+        self.ops[record["op"]] = OperationStanding(State.RESERVED, sequence, None, sequence)
 
     def _advance(self, sequence: int, record: dict[str, Any]) -> None:
         to, before = State(record["kind"]), self.ops[record["op"]]
         if before.state not in BEFORE[to]:
             raise damaged(f"record {sequence} takes {record['op']!r} to {to.value} out of turn")
         stored = sequence if to is State.STORED else before.stored
-        self.ops[record["op"]] = Standing(to, before.reserved, stored, sequence)
+        self.ops[record["op"]] = OperationStanding(to, before.reserved, stored, sequence)
 
     def _seal(self, sequence: int, record: dict[str, Any]) -> None:
         self.seals.add(bytes.fromhex(record["digest"]).hex())

@@ -40,7 +40,7 @@ from sordino.ledger.notes import Release
 Subject: TypeAlias = tuple[Unit, Neighbours]
 
 
-class Part(NamedTuple):
+class CountedPart(NamedTuple):
     """Releases that are counted in the words of one claim; `steps` changes of its subject make one change of the
     subject asked about.
     """
@@ -50,10 +50,10 @@ class Part(NamedTuple):
     event: Event
 
 
-class Cost(NamedTuple):
+class TotalCost(NamedTuple):
     """What all releases about one client cost one subject. `parts` is empty where one of them costs everything."""
 
-    parts: tuple[Part, ...]
+    parts: tuple[CountedPart, ...]
     status: Status
     because: tuple[str, ...]
     drift: float = 0.0
@@ -91,7 +91,7 @@ def subjects(releases: Iterable[Release], adversary: Adversary) -> list[Subject]
     return list(dict.fromkeys(spoken))
 
 
-def cost(releases: Sequence[Release], asked: Subject, adversary: Adversary) -> Cost:
+def cost(releases: Sequence[Release], asked: Subject, adversary: Adversary) -> TotalCost:
     """What all releases about one client cost one subject."""
     parts: dict[tuple[Subject, int], list[Event]] = {}
     open_: list[Claim] = []
@@ -122,9 +122,9 @@ def cost(releases: Sequence[Release], asked: Subject, adversary: Adversary) -> C
             unit, neighbours = asked
             reasons[f"a release promises nothing about the {unit} under {neighbours}"] = None
         weakest = [claim.status for claim in open_ if (claim.unit, claim.neighbours) == asked] or ["none"]
-        return Cost((), max(weakest, key=STATUSES.index), tuple(reasons))
-    made = tuple(Part(*key, compact(events)) for key, events in parts.items())
-    return Cost(made, status, tuple(because), drift)
+        return TotalCost((), max(weakest, key=STATUSES.index), tuple(reasons))
+    made = tuple(CountedPart(*key, compact(events)) for key, events in parts.items())
+    return TotalCost(made, status, tuple(because), drift)
 
 
 def covered(release: Release, asked: Subject, adversary: Adversary) -> bool:
@@ -160,7 +160,7 @@ def _cheapest(release: Release, asked: Subject, adversary: Adversary) -> tuple[S
 
 
 @lru_cache(maxsize=4096)
-def bounded(parts: tuple[Part, ...], delta: float, neighbours: Neighbours) -> Bounded:
+def bounded(parts: tuple[CountedPart, ...], delta: float, neighbours: Neighbours) -> Bounded:
     """The epsilon of all parts together, and what each accountant says of it."""
     if len(parts) == 1:
         return _alone(parts[0], delta)
@@ -174,7 +174,7 @@ def bounded(parts: tuple[Part, ...], delta: float, neighbours: Neighbours) -> Bo
     return Bounded(listed[accountant], accountant, listed)
 
 
-def _alone(part: Part, delta: float) -> Bounded:
+def _alone(part: CountedPart, delta: float) -> Bounded:
     (unit, neighbours), number, event = part
     listed = {bound.accountant: bound.epsilon for bound in bounds(event, delta, neighbours)}
     accountant = min(listed, key=lambda name: listed[name])

@@ -121,7 +121,7 @@ class Ledger:
         return ledger
 
     @classmethod
-    def found(cls, path: Path | str) -> Ledger:
+    def as_founded(cls, path: Path | str) -> Ledger:
         """Opens a ledger under the charter and caps that it was founded with, for a check without the experiment."""
         place = Path(os.path.realpath(path))  # unlike resolve(), a loop of links is left to what opens it
         with refusals():

@@ -197,7 +197,7 @@ class CountedPhase:
 
 
 @dataclass(frozen=True)
-class AsPublished:
+class NominalPrice:
     """A fixed multiplier whose epsilon is only a label."""
 
     published: float

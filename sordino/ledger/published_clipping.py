@@ -20,7 +20,7 @@ from sordino.errors import POSITIVE, InvalidBudget, check_range
 
 
 @dataclass(frozen=True)
-class Setting:
+class PublishedSetting:
     """The numbers of the CUAG-PFL experiments: share of clients per round, batch, records per client, local steps."""
 
     rate: float = 0.1
@@ -36,13 +36,13 @@ class Setting:
         return 2 * self.rate * self.batch / self.records
 
 
-def adaptive_scale(mu: float, round_number: int, setting: Setting = Setting()) -> float:
+def adaptive_scale(mu: float, round_number: int, setting: PublishedSetting = PublishedSetting()) -> float:
     """The sigma of a round: the constant scale that would have cost mu after that many rounds."""
     check_range("mu", mu, POSITIVE, "mu-not-positive", error=InvalidBudget)
     return 1 / math.sqrt(math.log1p(mu**2 / (setting.product**2 * round_number * setting.steps)))
 
 
-def relative_noise(scale: float, setting: Setting = Setting()) -> float:
+def relative_noise(scale: float, setting: PublishedSetting = PublishedSetting()) -> float:
     """The deviation per coordinate over the norm of a layer: 2 sigma / B."""
     return 2 * scale / setting.batch
 
@@ -58,7 +58,7 @@ def composed(mu: float, rounds: int) -> float:
     return mu * math.sqrt(math.fsum(1 / t for t in range(1, rounds + 1)))
 
 
-def prifedsync_mu(round_number: int, scale: float = 0.45, setting: Setting = Setting()) -> float:
+def prifedsync_mu(round_number: int, scale: float = 0.45, setting: PublishedSetting = PublishedSetting()) -> float:
     return limit_mu(setting.product / 2, round_number, scale)
 
 

@@ -40,7 +40,7 @@ class Wanted:
         need(self.shape[2] in (1, 3) and min(self.shape) >= 1, "shape", "be height, width and 1 or 3 channels")
 
 
-class Source(Protocol):
+class CandidateSource(Protocol):
     @property
     def label(self) -> str:
         """The words that stand beside every result; "" for a real text-to-image model."""

@@ -22,12 +22,12 @@ from sordino.config import Experiment, build, filled, parameters
 from sordino.config.wording import check_keys
 from sordino.data import SOURCES, Dataset
 from sordino.data.reserve import Reserved, reserve, resized, smaller
-from sordino.data.schema import Schema
+from sordino.data.schema import TableSchema
 from sordino.errors import ConfigError, UnsoundGuarantee
-from sordino.partition.rows import Rows
+from sordino.partition.rows import RowNumbers
 from sordino.partition.schemes import SCHEMES, Natural, Scheme
 from sordino.public_images import SOURCES as CANDIDATES
-from sordino.public_images import Candidates, Source, Wanted, store
+from sordino.public_images import Candidates, CandidateSource, Wanted, store
 from sordino.public_images.wanted import DISCLOSED
 from sordino.runs import public_inputs
 from sordino.runs.agreement import Agreement
@@ -90,7 +90,7 @@ class Holdings:
         return kept
 
     @cached_property
-    def source(self) -> Source | None:
+    def source(self) -> CandidateSource | None:
         """Where candidates come from."""
         if self._asked is None:
             return None
@@ -121,7 +121,7 @@ class Holdings:
             self._made_candidates.append(self._draw(self._asked, self.source))
         return self._made_candidates[0]
 
-    def _draw(self, asked: Asked, source: Source) -> Candidates:
+    def _draw(self, asked: Asked, source: CandidateSource) -> Candidates:
         if self.dataset.kind != "image":
             raise ConfigError(
                 f"[candidates] with data.source = {self.experiment.data.source!r}",
@@ -218,7 +218,7 @@ class Holdings:
         return SOURCES[data.source](**takes[data.source])
 
     @cached_property
-    def declared(self) -> Schema | None:
+    def declared(self) -> TableSchema | None:
         """What was declared of a table's columns; None where they are learned from the rows, and of other data."""
         return public_inputs.declared(self.experiment.data, self._real)
 
@@ -263,7 +263,7 @@ class Holdings:
         return tuple(asked)
 
     @cached_property
-    def shares(self) -> tuple[Rows, Rows]:
+    def shares(self) -> tuple[RowNumbers, RowNumbers]:
         """Row numbers of each client, of the training and the test examples."""
         train, test = self.dataset.train, self.dataset.test
         rng = np.random.default_rng(keys.word(keys.fold(self.key, "partition")))
@@ -294,7 +294,7 @@ class Holdings:
             return data
         rows, tests = self.shares
         if self.experiment.data.merge:  # both are of one set
-            rows = tests = Rows.of(np.concatenate(both) for both in zip(rows, tests, strict=True))
+            rows = tests = RowNumbers.of(np.concatenate(both) for both in zip(rows, tests, strict=True))
         rng = np.random.default_rng(keys.word(keys.fold(self.key, "names")))
         train, test, classes = self.scheme.relabel(data.train.y, rows, data.test.y, tests, rng)
         data = replace(data, names=())

@@ -151,7 +151,7 @@ class Composition(Holdings):
         algorithm = self.chosen
         read = algorithm.read.fitted(self.dataset.shape, self.named.classes)
         algorithm = algorithm.behind(read=read) if read is not algorithm.read else algorithm
-        if algorithm.uplink.coordinates is not None:
+        if algorithm.uplink.per_coordinate is not None:
             fewest = 1 if self.cohort.hidden else int(self.cohort.expected(len(self.sizes)))
             least = fewest * min(self.sizes) / self.largest
             algorithm = algorithm.behind(uplink=algorithm.uplink.fitted(self._coordinates(algorithm), least))

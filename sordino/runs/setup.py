@@ -39,7 +39,7 @@ from sordino.privacy.uplink.stages import Weigh
 from sordino.runs.agreement import Agreement
 from sordino.runs.phases import Composition
 from sordino.runs.refusals import check_delta, check_everybody_has_data, check_secure
-from sordino.types import Examples, Offer, Params, Source
+from sordino.types import Examples, NoiseSource, Offer, Params
 
 TRUSTED = "{} is somebody's own program, which is trusted not to keep or send what it is shown"
 SCALING = "inputs are scaled by the mean and deviation of all training data, whose release is not accounted for"
@@ -311,7 +311,7 @@ class Parts(Composition):
         def header(t: int, sender: int) -> Header:
             return Header(run, config, t, sender, 0, "down" if sender < 0 else "up")
 
-        def once(client: int) -> Source:
+        def once(client: int) -> NoiseSource:
             return for_run(self.experiment.privacy.noise, self.key, secret, client)
 
         rows, tested = self.shares

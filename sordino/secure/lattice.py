@@ -36,7 +36,7 @@ from sordino.errors import (
 from sordino.secure import rings
 from sordino.secure.layout import Ints, Layout
 from sordino.secure.rings import SLOTS, Ring
-from sordino.secure.sealed import Header, Sealed, joined
+from sordino.secure.sealed import Sealed, SealedHeader, joined
 
 # The error of a slot is Gaussian, with a variance that is exponential over the slots of a key; 1.3e-9 sqrt(k) over all.
 # So it is beyond 30 times that with a chance of exp(-30 sqrt 2) = 4e-19.
@@ -53,8 +53,8 @@ class LatticePublic:
         self.id = hashlib.sha256(packed).digest()[:16]
         self._packed, self._context = packed, context
 
-    def header(self, round: int, size: int, layout: Layout) -> Header:
-        return Header(self.ring.name, self.id, round, size, layout, SLOTS)
+    def header(self, round: int, size: int, layout: Layout) -> SealedHeader:
+        return SealedHeader(self.ring.name, self.id, round, size, layout, SLOTS)
 
     def most(self, layout: Layout) -> int:
         """How many contributions can be added."""
@@ -96,7 +96,7 @@ class LatticePublic:
     def pack(self) -> bytes:
         return self._packed
 
-    def agreed(self, headers: Iterable[Header]) -> Header:
+    def agreed(self, headers: Iterable[SealedHeader]) -> SealedHeader:
         """The header of the sum, if all headers are of this key and fit together."""
         first, *rest = headers
         mine = replace(self.header(first.round, first.size, first.layout), count=0)
@@ -108,7 +108,7 @@ class LatticePublic:
         """The ciphertexts of a message."""
         return [rings.load(self.ring, self._context, part) for part in _parts(message)]
 
-    def _sealed(self, header: Header, vectors: Iterable[Any]) -> Sealed:
+    def _sealed(self, header: SealedHeader, vectors: Iterable[Any]) -> Sealed:
         parts = [rings.bare(self.ring, vector) for vector in vectors]
         return Sealed(header, b"".join(struct.pack("<I", len(part)) + part for part in parts))
 
@@ -208,7 +208,7 @@ def read_secret(data: bytes) -> LatticeSecret:
     return secret
 
 
-def _ciphertexts(header: Header) -> int:
+def _ciphertexts(header: SealedHeader) -> int:
     return max(1, -(-header.size // (SLOTS - 1)))
 
 

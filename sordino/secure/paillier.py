@@ -28,7 +28,7 @@ from sordino.secure.extras import gmpy2 as gmp
 from sordino.secure.layout import Ints, Layout
 from sordino.secure.packing import integers, pack, slots, unpack
 from sordino.secure.residues import FixedBase, chinese, is_prime, powers, random_prime, short_exponents
-from sordino.secure.sealed import Header, Sealed, joined
+from sordino.secure.sealed import Sealed, SealedHeader, joined
 
 SCHEME: Final = "paillier"
 STRONG: Final = (3072, 4096)  # 128 bits of security and more
@@ -69,8 +69,8 @@ class PaillierPublic:
         x = int.from_bytes(hashlib.shake_256(seed).digest(self.bits // 8 + 16), "big")
         return pow(-x * x % self.n, self.n, self.square)
 
-    def header(self, round: int, size: int, layout: Layout) -> Header:
-        return Header(SCHEME, self.id, round, size, layout, slots(self.bits, layout.width))
+    def header(self, round: int, size: int, layout: Layout) -> SealedHeader:
+        return SealedHeader(SCHEME, self.id, round, size, layout, slots(self.bits, layout.width))
 
     def encrypt(self, values: Ints, round: int, layout: Layout, blinding: Blinding | None = None) -> Sealed:
         """The ciphertexts of one contribution. A blinding of the secret key (`secret.djn`, `secret.crt`) is for
@@ -124,7 +124,7 @@ class PaillierPublic:
     def _powers_of_hs(self) -> FixedBase:
         return FixedBase(self.hs, self.square, self.bits // 16)
 
-    def _joined(self, headers: Sequence[Header]) -> Header:
+    def _joined(self, headers: Sequence[SealedHeader]) -> SealedHeader:
         """Refuses, before any arithmetic, what is not of this key or does not fit together."""
         mine = self.header(headers[0].round, headers[0].size, headers[0].layout)
         return joined([replace(mine, count=0), *headers])
@@ -157,7 +157,7 @@ class PaillierPublic:
             product = product * number % self.n
         return bool(gmp().gcd(product, self.n) == 1)
 
-    def _sealed(self, header: Header, numbers: Iterable[int]) -> Sealed:
+    def _sealed(self, header: SealedHeader, numbers: Iterable[int]) -> Sealed:
         return Sealed(header, b"".join(number.to_bytes(self.bits // 4, "big") for number in numbers))
 
 

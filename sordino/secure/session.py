@@ -29,7 +29,7 @@ SERVER: Final = (1 << 32) - 1  # as a sender; clients have smaller numbers
 _HEAD = struct.Struct("<4sBBI16sQQBQI")  # all little-endian
 
 
-class Kind(IntEnum):
+class MessageKind(IntEnum):
     ADVERT = 1  # model, channel key, mask key
     ROSTER = 2  # of everybody: number, advert
     SHARES = 3  # to whom, sealed shares
@@ -41,14 +41,14 @@ class Kind(IntEnum):
 
 _SEALED = struct.Struct(f"<I{2 * SHARE_BYTES + SEAL_BYTES}s")
 _RECORD: Final = {
-    Kind.ADVERT: struct.Struct(f"<32s{KEY_BYTES}s{KEY_BYTES}s"),
-    Kind.ROSTER: struct.Struct(f"<I32s{KEY_BYTES}s{KEY_BYTES}s"),
-    Kind.SHARES: _SEALED,
-    Kind.INBOX: _SEALED,
-    Kind.REQUEST: struct.Struct("<I?"),
-    Kind.ANSWER: struct.Struct(f"<I?{SHARE_BYTES}s"),
+    MessageKind.ADVERT: struct.Struct(f"<32s{KEY_BYTES}s{KEY_BYTES}s"),
+    MessageKind.ROSTER: struct.Struct(f"<I32s{KEY_BYTES}s{KEY_BYTES}s"),
+    MessageKind.SHARES: _SEALED,
+    MessageKind.INBOX: _SEALED,
+    MessageKind.REQUEST: struct.Struct("<I?"),
+    MessageKind.ANSWER: struct.Struct(f"<I?{SHARE_BYTES}s"),
 }
-_SINGLE: Final = {Kind.ADVERT, Kind.MASKED}
+_SINGLE: Final = {MessageKind.ADVERT, MessageKind.MASKED}
 Record = tuple[Any, ...]
 
 
@@ -138,11 +138,11 @@ class Session:
                 code="secagg-too-few",
             )
 
-    def pack(self, kind: Kind, sender: int, records: list[Record]) -> bytes:
+    def pack(self, kind: MessageKind, sender: int, records: list[Record]) -> bytes:
         record = self._record(kind)
         return self._head(kind, sender) + b"".join(record.pack(*fields) for fields in records)
 
-    def unpack(self, data: bytes, kind: Kind) -> tuple[int, list[Record]]:
+    def unpack(self, data: bytes, kind: MessageKind) -> tuple[int, list[Record]]:
         """The sender and the records of a message of this round, of the right kind and length."""
         if len(data) < _HEAD.size:
             raise _malformed(f"{len(data)} bytes came, a header alone has {_HEAD.size}")
@@ -183,12 +183,12 @@ class Session:
     def _shape(self) -> tuple[int, int, int, int]:
         return self.size, self.width, self.top, self.threshold
 
-    def _head(self, kind: Kind, sender: int) -> bytes:
+    def _head(self, kind: MessageKind, sender: int) -> bytes:
         return _HEAD.pack(MAGIC, VERSION, kind, sender, self._run, self.round, *self._shape)
 
-    def _record(self, kind: Kind) -> struct.Struct:
+    def _record(self, kind: MessageKind) -> struct.Struct:
         # the upload ends with a guard word
-        return struct.Struct(f"<{(self.size + 1) * self.word}s") if kind is Kind.MASKED else _RECORD[kind]
+        return struct.Struct(f"<{(self.size + 1) * self.word}s") if kind is MessageKind.MASKED else _RECORD[kind]
 
 
 def _malformed(why: str) -> MalformedCiphertext:

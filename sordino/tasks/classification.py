@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from sordino import keys
 from sordino.errors import ConfigError, UnsoundGuarantee
-from sordino.lazy import Part, Rows
+from sordino.lazy import ClientRows, Part
 from sordino.privacy.readers.per_example_gradients import Recorder, Sides, fast_sum, one_by_one, slow_medians, slow_sum
 from sordino.tasks.augment import AUGMENT
 from sordino.tasks.features import Head, of_chain, transformed
@@ -109,7 +109,7 @@ class Classification:
             return scaled.contiguous(), y
         labels = self._one_hot(y, torch.float32)
         if whole and self._spans(len(y)):
-            return Rows(scaled.flatten(1)), labels
+            return ClientRows(scaled.flatten(1)), labels
         return scaled.to(self.precision), labels
 
     def gradient(self, params: Params, x: Any, y: Tensor, draws: Callable[[], Tensor]) -> Params:

@@ -13,14 +13,18 @@ from torch import Tensor
 
 from sordino import keys
 from sordino.generators import nets
-from sordino.generators.nets import Shape
+from sordino.generators.nets import GeneratorShape
 from sordino.generators.noise_images import Source, noise_set
 from sordino.keys import Key
 from sordino.types import Examples
 
 
-def drawn(
-    shape: Shape, state: Mapping[str, Tensor], labels: Tensor, key: Key, rescale: Literal["fixed", "minmax"] = "fixed"
+def generated(
+    shape: GeneratorShape,
+    state: Mapping[str, Tensor],
+    labels: Tensor,
+    key: Key,
+    rescale: Literal["fixed", "minmax"] = "fixed",
 ) -> Examples:
     return Examples(nets.draw(shape, dict(state), labels, key, rescale), labels)
 

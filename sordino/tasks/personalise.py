@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from sordino import keys, tree
-from sordino.types import Examples, Model, Params, Shard, Task, Work
+from sordino.types import Examples, Params, Scorer, Shard, Task, Work
 
 
 @dataclass(frozen=True)
@@ -48,18 +48,18 @@ class NearestMean:
         return {"accuracy": ((found.argmax(1) == place) & known).double(), "loss": loss}
 
 
-def plain(task: Task, params: Params, shard: Shard) -> Model:
+def plain(task: Task, params: Params, shard: Shard) -> Scorer:
     return Shared(task, params)
 
 
-def finetune(task: Task, params: Params, shard: Shard) -> Model:
+def finetune(task: Task, params: Params, shard: Shard) -> Scorer:
     """The model after one step of 0.1 along the gradient of all of the client's data."""
     for batch in shard.batches(Work(None, 1, None), keys.root(0)):
         params = tree.formed(tree.axpy(-0.1, batch.grad(task.losses, params), params))
     return Shared(task, params)
 
 
-def proto(task: Task, params: Params, shard: Shard) -> Model:
+def proto(task: Task, params: Params, shard: Shard) -> Scorer:
     def by_class(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         mine = F.one_hot(y, task.classes).double()
         return mine.T @ _features(task, params, x).double(), mine.sum(0)
@@ -76,7 +76,7 @@ def training_loss(task: Task, params: Params, shard: Shard) -> Tensor:
     return total / shard.size
 
 
-WAYS: dict[str, Callable[[Task, Params, Shard], Model]] = {"plain": plain, "finetune": finetune, "proto": proto}
+WAYS: dict[str, Callable[[Task, Params, Shard], Scorer]] = {"plain": plain, "finetune": finetune, "proto": proto}
 
 
 def distances(z: Tensor, means: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ from sordino import keys
 from sordino.engine import wire
 from sordino.engine.client import Clients
 from sordino.engine.server import Federation
-from sordino.types import Grant, Params, Source
+from sordino.types import Grant, NoiseSource, Params
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Still:
     key: int = 7
     name: str = "still"
 
-    def child(self, *parts: int | str) -> Source:
+    def child(self, *parts: int | str) -> NoiseSource:
         return Still(self.level, keys.word(keys.fold(self.key, *parts)))
 
     def gaussian(self, values: Tensor, std: float) -> Tensor:

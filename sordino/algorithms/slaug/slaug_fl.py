@@ -117,8 +117,8 @@ def _composed(**given: Any) -> Phased:
     variant: str = given["variant"]
     private = variant.startswith("rigorous")
     sgd = {name: given[name] for name in ("lr", "momentum", "weight_decay", "batch_size")}
-    gan = acgan.Settings(given["gan_epochs"], given["gan_batch"], given["gan_lr"], weight_decay=given["gan_decay"])
-    match = matching.Settings(
+    gan = acgan.AcganSettings(given["gan_epochs"], given["gan_batch"], given["gan_lr"], weight_decay=given["gan_decay"])
+    match = matching.MatchingSettings(
         given["match_updates"],
         given["gan_batch"],
         given["match_lr"],

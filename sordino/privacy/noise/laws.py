@@ -17,7 +17,7 @@ from torch import Tensor
 
 from sordino.ledger import events
 from sordino.privacy.noise.discrete import discrete_gaussian, discrete_laplace
-from sordino.types import Source
+from sordino.types import NoiseSource
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class GaussianNoise:
     def event(self, multiplier: float) -> events.Event:
         return events.DiscreteGaussian(multiplier) if self.calibration == "discrete" else events.Gaussian(multiplier)
 
-    def add(self, values: Tensor, scale: float, source: Source) -> Tensor:
+    def add(self, values: Tensor, scale: float, source: NoiseSource) -> Tensor:
         if values.is_floating_point():
             return source.gaussian(values, scale)
         return values + torch.from_numpy(discrete_gaussian(source, values.numel(), scale)).view(values.shape)
@@ -56,7 +56,7 @@ class LaplaceNoise:
     def event(self, multiplier: float) -> events.Event:
         return events.Laplace(multiplier)
 
-    def add(self, values: Tensor, scale: float, source: Source) -> Tensor:
+    def add(self, values: Tensor, scale: float, source: NoiseSource) -> Tensor:
         if values.is_floating_point():
             return source.laplace(values, scale)
         return values + torch.from_numpy(discrete_laplace(source, values.numel(), scale)).view(values.shape)

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from sordino.errors import SEVERAL, Range, check_range
-from sordino.types import Source
+from sordino.types import NoiseSource
 
 STEP = 2.0**-12
 FLOAT_ERROR = 1e-10  # errors of some 1e-15 against STEP, with room
@@ -72,7 +72,7 @@ def cap_at(dimension: int, epsilon: float, odds: float) -> Cap:
     return Cap(dimension, epsilon, math.exp(log_expit(odds)), math.sqrt(square), part, math.exp(-log_m))
 
 
-def privunit(vector: Tensor, cap: Cap, source: Source) -> Tensor:
+def privunit(vector: Tensor, cap: Cap, source: NoiseSource) -> Tensor:
     """A random answer that leans towards the direction of `vector` [..., d], in float64. A vector that is zero or
     not finite gets a random direction.
     """
@@ -101,11 +101,11 @@ def _unit(rows: Tensor) -> Tensor:
     return scaled
 
 
-def _uniform(count: int, source: Source) -> Tensor:
+def _uniform(count: int, source: NoiseSource) -> Tensor:
     """In (0, 1), 52 bits."""
     return ((source.words(count) >> 12 & (1 << 52) - 1).double() + 0.5) * 2.0**-52
 
 
-def _normal(shape: torch.Size, source: Source) -> Tensor:
+def _normal(shape: torch.Size, source: NoiseSource) -> Tensor:
     drawn: Tensor = torch.special.ndtri(_uniform(shape.numel(), source))
     return drawn.view(shape)

@@ -25,7 +25,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from sordino.errors import BELOW_ONE, COUNT, POSITIVE, ConfigError, DomainError, Range, check_range
-from sordino.types import Source
+from sordino.types import NoiseSource
 
 Rounding = Literal["nearest", "ceil"]
 GREYS = 21
@@ -105,7 +105,7 @@ def flip_probability(epsilon: float, k: int = GREYS) -> float:
     return keep_probability(epsilon, k) * math.exp(-epsilon)
 
 
-def respond(index: Tensor, epsilon: float, k: int, source: Source) -> Tensor:
+def respond(index: Tensor, epsilon: float, k: int, source: NoiseSource) -> Tensor:
     """Answers at random for values from 0 to k - 1, at a cost of `epsilon` for each."""
     last = threshold(epsilon, k) - 1
     fits = not index.is_floating_point() and np.can_cast(np.min_scalar_type(k - 1), index.numpy().dtype)

@@ -32,7 +32,7 @@ from torch import Tensor
 from sordino import keys
 from sordino.errors import Range, RunError, UnsoundGuarantee, check_range
 from sordino.lazy import Product
-from sordino.types import Source
+from sordino.types import NoiseSource
 
 GRID = 4096  # noise scale in grid steps: at least this, less than twice
 
@@ -48,7 +48,7 @@ class Counter:
     key: int
     name: str = "counter"
 
-    def child(self, *parts: int | str) -> Source:
+    def child(self, *parts: int | str) -> NoiseSource:
         return Counter(keys.word(keys.fold(self.key, *parts)))
 
     def gaussian(self, values: Tensor, std: float) -> Tensor:
@@ -79,7 +79,7 @@ class System:
     def __init__(self) -> None:
         self._process = -1
 
-    def child(self, *parts: int | str) -> Source:
+    def child(self, *parts: int | str) -> NoiseSource:
         return System()
 
     def gaussian(self, values: Tensor, std: float) -> Tensor:
@@ -133,7 +133,7 @@ class Kept(System):
         self._secret = secret
         self._stream = Cipher(algorithms.ChaCha20(secret, bytes(16)), mode=None).encryptor()
 
-    def child(self, *parts: int | str) -> Source:
+    def child(self, *parts: int | str) -> NoiseSource:
         return Kept(hmac.digest(self._secret, json.dumps(parts).encode(), "sha256"))
 
     def _words(self, count: int) -> NDArray[np.uint64]:
@@ -198,16 +198,16 @@ def _laplace_cells(scale: float) -> Cells:
     return Cells(*_cumulative(np.exp(-np.abs(steps) / np.longdouble(scale))), lambda k: np.sign(k + 0.5) / scale, 0.0)
 
 
-def for_round(name: str, key: int, t: int) -> Source:
+def for_round(name: str, key: int, t: int) -> NoiseSource:
     """The source of one round's noise: `counter` or `system`."""
     return System() if name == "system" else Counter(keys.word(keys.fold(key, "noise", t)))
 
 
-def for_client(name: str, key: int, t: int, client: int) -> Source:
+def for_client(name: str, key: int, t: int, client: int) -> NoiseSource:
     return for_round(name, key, t).child("client", client)
 
 
-def for_run(name: str, key: int, secret: bytes | None, client: int) -> Source:
+def for_run(name: str, key: int, secret: bytes | None, client: int) -> NoiseSource:
     """The source of what a client draws once in a run, the same again after a crash. With `system` it needs the
     clients' secret.
     """

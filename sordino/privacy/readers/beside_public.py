@@ -24,7 +24,7 @@ How = Literal["union", "half"] | int
 
 
 @dataclass(frozen=True)
-class Mixed:
+class BesidePublic:
     """One step: a sealed batch, which may be empty, and public rows."""
 
     batch: Batch

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from sordino.errors import PrivacyError, UnsoundGuarantee
 from sordino.keys import Key
-from sordino.privacy.readers.beside_public import How, Mixed
+from sordino.privacy.readers.beside_public import BesidePublic, How
 from sordino.tree import Tree
 from sordino.types import Batch, Episode, Examples, Grant, Reader, Shard, Task, Work
 
@@ -73,7 +73,7 @@ class Covered(ABC, Generic[R]):
     def episodes(self, work: Work, key: Key) -> Iterator[Episode]:
         raise self.refused("an episode")
 
-    def mixed(self, work: Work, key: Key, how: How) -> Iterator[Mixed]:
+    def mixed(self, work: Work, key: Key, how: How) -> Iterator[BesidePublic]:
         raise self.refused("a batch beside public examples")
 
     def sum(self, of: Callable[[Tensor, Tensor], Tree]) -> Tree:

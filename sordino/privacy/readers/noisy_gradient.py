@@ -20,7 +20,7 @@ from sordino.lazy import Scaled
 from sordino.ledger.claims import Status
 from sordino.ledger.events import Event
 from sordino.privacy.noise.laws import GaussianNoise, LaplaceNoise
-from sordino.privacy.readers.beside_public import How, Mixed, halved, stream, taken
+from sordino.privacy.readers.beside_public import BesidePublic, How, halved, stream, taken
 from sordino.privacy.readers.covered import Covered, R
 from sordino.privacy.readers.noised import SIZES, Clipped, check_reservation, check_unread
 from sordino.privacy.readers.open import effort
@@ -177,7 +177,7 @@ class NoisyShard(GradientsOnly[NoisyGradient]):
     def public(self) -> Examples | None:
         return self._grant.public
 
-    def mixed(self, work: Work, key: Key, how: How) -> Iterator[Mixed]:
+    def mixed(self, work: Work, key: Key, how: How) -> Iterator[BesidePublic]:
         """Noisy batches, and beside each of them public rows, which need no noise."""
         public = self._grant.public
         assert public is not None, "only who was given public examples mixes them with its own"
@@ -185,7 +185,7 @@ class NoisyShard(GradientsOnly[NoisyGradient]):
         rows = stream(len(public.y), each, key)
         for step, (batch, others) in enumerate(zip(self.batches(work, key), rows, strict=False)):
             draws = keys.bits(keys.fold(key, "beside", step), each)
-            yield Mixed(batch, taken(public, others), None, draws)
+            yield BesidePublic(batch, taken(public, others), None, draws)
 
     def _rows(self, work: Work) -> Iterator[Tensor]:
         n, reader = len(self._examples.y), self._reader

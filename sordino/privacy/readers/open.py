@@ -16,7 +16,7 @@ from sordino import keys, tree
 from sordino.keys import Key
 from sordino.lazy import take
 from sordino.ledger.events import NonPrivate
-from sordino.privacy.readers.beside_public import How, Mixed, epochs, halved, piles, stream, taken
+from sordino.privacy.readers.beside_public import BesidePublic, How, epochs, halved, piles, stream, taken
 from sordino.privacy.readers.class_sums import class_sums
 from sordino.privacy.readers.episodes import opened
 from sordino.tree import Tree
@@ -81,7 +81,7 @@ class OpenShard:
         first, second = (replace(self, _examples=taken(self._examples, rows)) for rows in parts)
         return first, second
 
-    def mixed(self, work: Work, key: Key, how: How) -> Iterator[Mixed]:
+    def mixed(self, work: Work, key: Key, how: How) -> Iterator[BesidePublic]:
         public = self._grant.public
         assert public is not None, "only who was given public examples mixes them with its own"
         mine, many = effort(work, self._grant), len(public.y)
@@ -89,12 +89,12 @@ class OpenShard:
             for step, (own, others) in enumerate(piles(self.size, many, mine, key)):
                 batch = OpenBatch(self, own, None, step, key)
                 draws = keys.bits(keys.fold(key, "draw", step), len(own) + len(others))
-                yield Mixed(batch, taken(public, others), batch._raw, draws)
+                yield BesidePublic(batch, taken(public, others), batch._raw, draws)
             return
         steps, each = halved(mine, self.size, how)
         for step, (batch, others) in enumerate(zip(self._batches(steps, key), stream(many, each, key), strict=False)):
             draws = keys.bits(keys.fold(key, "draw", step), len(batch._rows) + each)
-            yield Mixed(batch, taken(public, others), batch._raw, draws)
+            yield BesidePublic(batch, taken(public, others), batch._raw, draws)
 
     def batches(self, work: Work, key: Key) -> Iterator[OpenBatch]:
         return self._batches(effort(work, self._grant), key)

@@ -24,7 +24,7 @@ from sordino.errors import ConfigError, DomainError, UnsoundGuarantee
 from sordino.ledger.events import Event, NonPrivate, Once, Repeat, Response, Together
 from sordino.privacy.noise import randomised_response as rr
 from sordino.privacy.readers.open import Open
-from sordino.types import ADVERSARIES, Claim, Examples, Source, Task, Work
+from sordino.types import ADVERSARIES, Claim, Examples, NoiseSource, Task, Work
 
 LABELS = "labels are used as they are"
 GIVEN = "the label is given, and how many images a client holds is public"
@@ -108,7 +108,7 @@ class Responses(Open):
     def _drawn(self, what: str, event: Event) -> Event:
         return Once(f"responses of {what}", event) if self.redraw == "run" else event
 
-    def prepare(self, examples: Examples, source: Source) -> Examples:
+    def prepare(self, examples: Examples, source: NoiseSource) -> Examples:
         """Random answers in place of the images, and of the labels where these have a price."""
         x, (h, w) = examples.x, examples.x.shape[1:3]
         index = rr.levels(x, self.levels, self.rounding) if self.side is None else self._small(x)

@@ -28,7 +28,7 @@ from sordino.errors import COUNT, POSITIVE, SEVERAL, ConfigError, InvalidBudget,
 from sordino.ledger.events import valid_delta
 from sordino.ledger.gaussian_dp import epsilon_of
 from sordino.ledger.published_clipping import (
-    Setting,
+    PublishedSetting,
     adaptive_scale,
     composed,
     limit_mu,
@@ -144,8 +144,8 @@ class OwnNorm(AsPublished):
         own = (OWN_NORM,) if self.clip is None else ()
         return (*own, ONE_OF_B, NOT_STEPS, PER_LAYER, *((EACH_ROUND,) if self.sigma is None else ()))
 
-    def _setting(self, records: int) -> Setting:
-        return Setting(self.rate, self.batch, records, self.steps)
+    def _setting(self, records: int) -> PublishedSetting:
+        return PublishedSetting(self.rate, self.batch, records, self.steps)
 
 
 @dataclass(frozen=True)

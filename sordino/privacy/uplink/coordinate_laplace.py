@@ -29,7 +29,7 @@ from sordino.ledger.claims import Status
 from sordino.ledger.events import Event, Laplace, NonPrivate
 from sordino.privacy.uplink.stages import SLACK, Clip, Stage
 from sordino.tree import Tree
-from sordino.types import Bound, Grant, Source
+from sordino.types import Bound, Grant, NoiseSource
 
 UNBOUNDED = "coordinates are not clipped: one client can move the sum without limit"
 FLAGGED = (
@@ -129,7 +129,7 @@ class CoordinateLaplace(Stage):
         return 2 * self.radius * max(weights) / self.epsilon if self.beta is None else self.beta * math.fsum(weights)
 
     def release(
-        self, total: Any, weights: Sequence[float], uploads: Sequence[Any], steps: float, source: Source
+        self, total: Any, weights: Sequence[float], uploads: Sequence[Any], steps: float, source: NoiseSource
     ) -> Tree:
         """The noisy sum of uploads; `steps` of the fixed point are one unit."""
         scale = self._scale(weights) * steps
@@ -141,12 +141,12 @@ class CoordinateLaplace(Stage):
             return total
         return _noised(total, scale, source) if self._wanted(total, len(weights), source.child("flags")) else total
 
-    def _wanted(self, x: Any, clients: int, source: Source) -> bool:
+    def _wanted(self, x: Any, clients: int, source: NoiseSource) -> bool:
         """Is any of so many flags 1, once the server has turned some?"""
         return not self.flagged or bool(x.flag > 0) or bool(source.coins(clients, self.flip).any())
 
 
-def _noised(x: Any, scale: float, source: Source) -> Tree:
+def _noised(x: Any, scale: float, source: NoiseSource) -> Tree:
     if isinstance(x, Flagged):
         return x._replace(x=_noised(x.x, scale, source))
     names = iter([name for name, _ in tree.named(x)])

@@ -18,7 +18,7 @@ from sordino.ledger import events
 from sordino.privacy.noise.privunit import FLOAT_ERROR, parameters, privunit
 from sordino.privacy.uplink.stages import Noise
 from sordino.tree import Tree
-from sordino.types import Bound, Source
+from sordino.types import Bound, NoiseSource
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class OneDirection(Noise):
         self.sensitivity(bound)
         return bound.l2 * parameters(coordinates, 1 / multiplier).length / math.sqrt(coordinates)
 
-    def release(self, x: Tree, bound: Bound, multiplier: float, source: Source) -> Tree:
+    def release(self, x: Tree, bound: Bound, multiplier: float, source: NoiseSource) -> Tree:
         self.sensitivity(bound)
         flat = tree.flat(x).double()
         cap = parameters(len(flat), 1 / multiplier)

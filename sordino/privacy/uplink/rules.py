@@ -13,7 +13,7 @@ from sordino.privacy.uplink.as_published import AsPublished
 from sordino.privacy.uplink.clip_layers import ClipLayers
 from sordino.privacy.uplink.coordinate_laplace import CoordinateLaplace, Flag
 from sordino.privacy.uplink.fixed_point import Quantise
-from sordino.privacy.uplink.secure_stages import Aggregated, NoiseShare, Secure
+from sordino.privacy.uplink.secure_stages import Aggregated, NoiseShare, SecureStage
 from sordino.privacy.uplink.stages import Clip, Noise, Stage, Weigh, private
 from sordino.types import Offer
 
@@ -58,15 +58,15 @@ class Links:
         return next((stage for stage in self.client if isinstance(stage, AsPublished)), None)
 
     @property
-    def coordinates(self) -> CoordinateLaplace | None:
+    def per_coordinate(self) -> CoordinateLaplace | None:
         """The server's published noise for single coordinates, where there is one."""
         return next((stage for stage in self.server if isinstance(stage, CoordinateLaplace)), None)
 
     @property
-    def secure(self) -> Secure | None:
+    def secure(self) -> SecureStage | None:
         """The last stage, where it adds uploads that nobody can read."""
         last = self.client[-1] if self.client else None
-        return last if isinstance(last, Secure) else None
+        return last if isinstance(last, SecureStage) else None
 
     @property
     def central(self) -> bool:
@@ -126,7 +126,7 @@ class Links:
         noise = self.noise()
         if (shown := self.as_published) is not None:
             return [Claim("client", "replace", a, NonPrivate(NOMINAL), "nominal", shown.reasons) for a in ADVERSARIES]
-        if (published := self.coordinates) is not None:
+        if (published := self.per_coordinate) is not None:
             made = [
                 Claim("client", "replace", a, *published.promise()) if a != "server" else _nothing("replace", a, RAW)
                 for a in ADVERSARIES
@@ -189,7 +189,7 @@ class Links:
 
 def arranged(stages: tuple[Stage, ...]) -> tuple[Stage, ...]:
     """The stages with what goes without saying: fixed point before a secure sum, and the least sum that it opens."""
-    secure = next((stage for stage in stages if isinstance(stage, Secure)), None)
+    secure = next((stage for stage in stages if isinstance(stage, SecureStage)), None)
     shares = [i for i, stage in enumerate(stages) if isinstance(stage, NoiseShare)]
     if secure is not None and not any(isinstance(stage, Quantise) for stage in stages):
         at = shares[0] if shares else len(stages) - 1
@@ -213,7 +213,7 @@ def _reading(links: Links) -> Stage | None:
 
 
 def _beyond_integers(links: Links) -> Stage | None:
-    return next((stage for stage in _after(links, Quantise) if not isinstance(stage, Noise | Secure)), None)
+    return next((stage for stage in _after(links, Quantise) if not isinstance(stage, Noise | SecureStage)), None)
 
 
 def _quiet(links: Links) -> bool:
@@ -233,7 +233,7 @@ def _name(stage: Stage | None) -> str:
 
 RULES: tuple[Rule[Links], ...] = (
     Rule(
-        lambda links: bool(_after(links, Secure)),
+        lambda links: bool(_after(links, SecureStage)),
         ConfigError,
         lambda links: f"{_name(links.client[-1])} behind a secure sum",
         "what is encrypted or masked cannot be changed any more",
@@ -282,8 +282,8 @@ RULES: tuple[Rule[Links], ...] = (
     ),
     Rule(
         lambda links: (
-            links.coordinates is not None
-            and links.coordinates.flagged != any(isinstance(stage, Flag) for stage in links.client)
+            links.per_coordinate is not None
+            and links.per_coordinate.flagged != any(isinstance(stage, Flag) for stage in links.client)
         ),
         ConfigError,
         "flags of which one half is missing",
@@ -352,7 +352,9 @@ RULES: tuple[Rule[Links], ...] = (
         "clip-behind-personal-clip",
     ),
     Rule(
-        lambda links: (links.as_published is not None or links.coordinates is not None) and links.noise() is not None,
+        lambda links: (
+            (links.as_published is not None or links.per_coordinate is not None) and links.noise() is not None
+        ),
         UnsoundGuarantee,
         "noise as published together with noise that is priced",
         "the published stage bounds nothing and makes every claim nominal: a budget would be spent for nothing",

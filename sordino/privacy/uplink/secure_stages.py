@@ -56,7 +56,7 @@ SPREAD = 4.0
 
 
 @dataclass(frozen=True)
-class Secure(Stage, ABC):
+class SecureStage(Stage, ABC):
     """A way to add uploads that the server cannot read."""
 
     @property
@@ -84,7 +84,7 @@ class Secure(Stage, ABC):
 
 
 @dataclass(frozen=True)
-class Encrypted(Secure):
+class Encrypted(SecureStage):
     """Sums of encrypted uploads. keys: `shared` by all clients, or with an `authority` that opens sums for the
     server. mode: `probe` encrypts one client a round and adds the others' integers in clear, to show what encryption
     costs; it hides nothing.
@@ -152,7 +152,7 @@ class Encrypted(Secure):
 
 
 @dataclass(frozen=True)
-class Aggregated(Secure):
+class Aggregated(SecureStage):
     """Sums of uploads under masks that cancel. `threshold`: clients that must stay to the end of a round; None: more
     than two thirds of those who began it.
     """

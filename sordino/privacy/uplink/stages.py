@@ -19,7 +19,7 @@ from sordino.errors import POSITIVE, ConfigError, UnsoundGuarantee, check_range
 from sordino.ledger.events import check_multiplier
 from sordino.privacy.noise.laws import GaussianNoise, LaplaceNoise
 from sordino.tree import Tree
-from sordino.types import Bound, Grant, Neighbours, Params, Source
+from sordino.types import Bound, Grant, Neighbours, NoiseSource, Params
 
 SLACK = 1 + 1e-6  # a clip to C lands at C/SLACK, so that float32 rounding cannot carry it above C
 
@@ -173,7 +173,7 @@ class Noise(Stage):
         """The standard deviation of the noise in one coordinate."""
         return multiplier * self.mechanism.spread * self.sensitivity(bound)
 
-    def release(self, x: Tree, bound: Bound, multiplier: float, source: Source) -> Tree:
+    def release(self, x: Tree, bound: Bound, multiplier: float, source: NoiseSource) -> Tree:
         scale = multiplier * self.louder * self.sensitivity(bound)
         names = iter([name for name, _ in tree.named(x)])
         return tree.map(lambda leaf: self.mechanism.add(leaf, scale, source.child(next(names))), x)

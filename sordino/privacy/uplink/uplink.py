@@ -22,7 +22,7 @@ from sordino.lazy import Total
 from sordino.privacy.uplink.rules import Links
 from sordino.privacy.uplink.stages import Noise, private
 from sordino.tree import Tree
-from sordino.types import Bound, Grant, Params, Received, Source
+from sordino.types import Bound, Grant, NoiseSource, Params, Received
 
 U = TypeVar("U")
 
@@ -75,11 +75,11 @@ class Uplink(Links):
 
     def fitted(self, coordinates: int, least: float) -> Uplink:
         """The same uplink, whose stages know the model and the smallest weight that a cohort can have."""
-        if self.coordinates is None:
+        if self.per_coordinate is None:
             return self
         clipped = self.bound(coordinates).l1 / self.scale
         return replace(
-            self, server=tuple(s.fitted(clipped, least) if s is self.coordinates else s for s in self.server)
+            self, server=tuple(s.fitted(clipped, least) if s is self.per_coordinate else s for s in self.server)
         )
 
     def encode(self, upload: Tree, grant: Grant) -> Tree:
@@ -105,7 +105,7 @@ class Uplink(Links):
         weights: Sequence[float],
         expected: float,
         multiplier: float | None,
-        source: Source,
+        source: NoiseSource,
         each: bool = True,
         weight: float | None = None,
         reach: Callable[[int], float] = lambda client: 1.0,
@@ -132,8 +132,8 @@ class Uplink(Links):
                 continue
             total = stage.release(total, bound, used, source)
         realised = math.fsum(weights[client] for client in who)
-        if self.coordinates is not None and who and not uploads.noised:
-            total = self.coordinates.release(total, [weights[k] for k in who], uploads.kept, self.scale, source)
+        if self.per_coordinate is not None and who and not uploads.noised:
+            total = self.per_coordinate.release(total, [weights[k] for k in who], uploads.kept, self.scale, source)
         denominator = expected if self.denominator == "expected" else realised
         divided = tree.map(lambda y: y.double() / denominator if denominator > 0 else y.double(), total)
         mean = tree.map(lambda y, leaf: y.to(leaf.dtype), self._decode(divided, zero), zero)
