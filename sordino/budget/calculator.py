@@ -119,7 +119,7 @@ class Answer:
         }
 
 
-def ask(epsilon: float | None = None, noise_multiplier: float | None = None, **facts: Any) -> Question:
+def ask(epsilon: float | None = None, noise_multiplier: float | None = None, **facts: object) -> Question:
     """A question in numbers, in one direction: from a budget, or from the budget that a noise multiplier buys."""
     if (epsilon is None) == (noise_multiplier is None):
         raise ConfigError(

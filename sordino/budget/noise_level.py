@@ -25,7 +25,7 @@ class Loudness(NamedTuple):
 
 
 @singledispatch
-def of_reader(reader: Any, work: Work, multiplier: float, size: int) -> Loudness | None:
+def of_reader(reader: object, work: Work, multiplier: float, size: int) -> Loudness | None:
     """The loudness of the sum of a round's gradients at one client, before the step size; None for a reader that
     does not say.
     """

@@ -115,7 +115,7 @@ def _beside(path: Path) -> Iterator[None]:
                 del sys.modules[path.stem]
 
 
-def _origin(module: Any) -> Path:
+def _origin(module: object) -> Path:
     return Path(getattr(module, "__file__", None) or "")
 
 

@@ -174,7 +174,7 @@ class Canned:
     def __init__(self, rows: Examples, key: int) -> None:
         self._rows, self._key, self.size = rows, key, len(rows.y)
 
-    def batches(self, work: Work, key: Any) -> Iterator[Batch]:
+    def batches(self, work: Work, key: object) -> Iterator[Batch]:
         size = work.batch(self.size)
         for step in range(work.count(self.size)):
             some = (torch.arange(size) + step * size) % self.size
@@ -182,7 +182,7 @@ class Canned:
 
 
 class CannedBatch:
-    def __init__(self, rows: Examples, key: Any) -> None:
+    def __init__(self, rows: Examples, key: object) -> None:
         self._rows, self._key = rows, key
 
     def grad(self, losses: Any, params: Params) -> Params:

@@ -172,7 +172,7 @@ CHOOSERS = {
 
 
 def load(
-    source: Path | Mapping[str, Any] | None, overrides: Iterable[str] = (), settings: Mapping[str, Any] | None = None
+    source: Path | Mapping[str, object] | None, overrides: Iterable[str] = (), settings: Mapping[str, object] | None = None
 ) -> Experiment:
     """The experiment of a TOML file, of a table like one, or the default one; with `key=value` overrides and `{key:
     value}` settings.
@@ -224,7 +224,7 @@ def validate(table: Table) -> Experiment:
     return experiment
 
 
-def build(table: Mapping[str, Any], choices: Mapping[str, Callable[..., T]], where: str, key: str = "name") -> T:
+def build(table: Mapping[str, object], choices: Mapping[str, Callable[..., T]], where: str, key: str = "name") -> T:
     """What a choosing table chooses, made with the rest of the table as arguments."""
     rest = {field: tuple(value) if isinstance(value, list) else value for field, value in table.items()}
     name = rest.pop(key, None)
@@ -243,7 +243,7 @@ def build(table: Mapping[str, Any], choices: Mapping[str, Callable[..., T]], whe
     return filled(choices[name], rest, f"[{where}] {name}")
 
 
-def filled(made: Callable[..., T], table: Mapping[str, Any], where: str) -> T:
+def filled(made: Callable[..., T], table: Mapping[str, object], where: str) -> T:
     """The value that a class or function makes with a table as its arguments."""
     fields = parameters(made)
     check_keys(table, fields, where)
@@ -255,13 +255,13 @@ def filled(made: Callable[..., T], table: Mapping[str, Any], where: str) -> T:
 
 
 @lru_cache(maxsize=256)
-def _model(made: Callable[..., Any]) -> type[BaseModel]:
+def _model(made: Callable[..., object]) -> type[BaseModel]:
     strict = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
     model: type[BaseModel] = create_model("Table", __config__=strict, **parameters(made))  # type: ignore[call-overload]
     return model
 
 
-def parameters(made: Callable[..., Any]) -> dict[str, tuple[Any, Any]]:
+def parameters(made: Callable[..., object]) -> dict[str, tuple[Any, Any]]:
     """The parameters that a table may set: name -> (type, default). Gates have tables of their own; what begins with
     `_` is the engine's to set.
     """
@@ -314,7 +314,7 @@ def _parsed(override: str) -> tuple[str, Any]:
         return path, _word(override, text)
 
 
-def _set(table: Table, path: str, value: Any) -> None:
+def _set(table: Table, path: str, value: object) -> None:
     *parents, last = path.strip().split(".")
     if not parents and last in CHOOSERS and isinstance(value, str):
         table[last] = {CHOOSERS[last]: value}  # algorithm=fedprox chooses afresh, with its own defaults
@@ -386,7 +386,7 @@ def _fields(place: str) -> Iterable[str]:
     return list(getattr(Experiment.model_fields[place].annotation, "model_fields", {}))
 
 
-def _without_none(value: Any) -> Any:
+def _without_none(value: object) -> Any:
     if isinstance(value, dict):
         return {k: _without_none(v) for k, v in value.items() if v is not None}
     return [_without_none(v) for v in value] if isinstance(value, list) else value

@@ -126,7 +126,7 @@ STAGES: dict[str, Callable[..., Stage]] = {
 }
 
 
-def reader(table: Mapping[str, Any]) -> Reader:
+def reader(table: Mapping[str, object]) -> Reader:
     return build(table, READERS, "read")
 
 
@@ -140,7 +140,7 @@ def uplink(table: Mapping[str, Any] | list[Any]) -> Uplink:
     )
 
 
-def _stages(given: Any, where: str) -> tuple[Stage, ...]:
+def _stages(given: object, where: str) -> tuple[Stage, ...]:
     if not isinstance(given, list) or not all(isinstance(stage, str | Mapping) for stage in given):
         raise ConfigError(
             f"{where} = {given!r}",

@@ -24,7 +24,7 @@ SAID = {  # what pydantic says of types, in TOML's words
 }
 
 
-def check_keys(table: Mapping[str, Any], known: Iterable[str], where: str) -> None:
+def check_keys(table: Mapping[str, object], known: Iterable[str], where: str) -> None:
     names = list(known)
     for key in table:
         if key not in names:

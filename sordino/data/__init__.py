@@ -27,7 +27,7 @@ def missing_extra(source: str, error: ModuleNotFoundError) -> DataError:
 
 
 def _with_extra(source: str, module: str | None = None) -> Callable[..., Dataset]:
-    def load(**settings: Any) -> Dataset:
+    def load(**settings: object) -> Dataset:
         try:
             loader = import_module(f"sordino.data.{module or source}")
         except ModuleNotFoundError as error:

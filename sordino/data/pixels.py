@@ -60,7 +60,7 @@ def kept(path: Path, verify: bool, labels: Callable[[], Array], batches: Callabl
     return found
 
 
-def _pack(header: dict[str, Any]) -> bytes:
+def _pack(header: dict[str, object]) -> bytes:
     text = json.dumps(header).encode().ljust(_START - _PREFIX.size)
     return _PREFIX.pack(_MAGIC, _VERSION, len(text), hashlib.sha256(text).digest()) + text
 

@@ -133,7 +133,7 @@ def _range(name: str, ends: Any) -> tuple[float, float]:
     return float(ends[0]), float(ends[1])
 
 
-def _words(name: str, listed: str, given: Any, least: int) -> tuple[str, ...]:
+def _words(name: str, listed: str, given: object, least: int) -> tuple[str, ...]:
     words = tuple(map(_text, given)) if isinstance(given, list) else ()
     if len(words) < least or None in words or len(set(words)) < len(words):
         raise ValueError(
@@ -142,7 +142,7 @@ def _words(name: str, listed: str, given: Any, least: int) -> tuple[str, ...]:
     return tuple(word for word in words if word is not None)
 
 
-def _text(word: Any) -> str | None:
+def _text(word: object) -> str | None:
     """A word as the table spells it; None for what no cell can be compared with."""
     if isinstance(word, bool):
         return "true" if word else "false"

@@ -186,7 +186,7 @@ class Books:
                 code="ledger-caps-changed",
             )
 
-    def _listed(self, record: dict[str, Any]) -> bool:
+    def _listed(self, record: dict[str, object]) -> bool:
         """A file of format 1 says the same cap client by client."""
         return "each" not in record and record["caps"] == {name: list(cap) for name, cap in self.caps.items()}
 

@@ -327,7 +327,7 @@ def _require_event(value: object) -> None:
         )
 
 
-def _each(parts: Any) -> tuple[Event, ...]:
+def _each(parts: object) -> tuple[Event, ...]:
     if not isinstance(parts, list | tuple):
         raise UnsupportedEvent(
             "the parts of a composition are not a list", fix="give a list of events", code="malformed-event"
@@ -335,5 +335,5 @@ def _each(parts: Any) -> tuple[Event, ...]:
     return tuple(from_json(part) for part in parts)
 
 
-def _itself(value: Any) -> Any:
+def _itself(value: object) -> Any:
     return value

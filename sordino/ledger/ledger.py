@@ -338,14 +338,14 @@ class Ledger:
                     db.execute("ROLLBACK")
                 raise
 
-    def _append(self, record: dict[str, Any], payload: bytes | None = None) -> None:
+    def _append(self, record: dict[str, object], payload: bytes | None = None) -> None:
         body, sequence = canonical(record).encode(), self._books.sequence + 1
         # the books stay as they are: they will learn of this record by reading it back
         self._db.execute("INSERT INTO record VALUES (?, ?, ?)", (sequence, link(self._books.head, body), body))
         if payload is not None:
             self._db.execute("INSERT INTO payload VALUES (?, ?)", (sequence, payload))
 
-    def _advance(self, op: str, to: State, content: dict[str, Any], payload: bytes | None = None) -> bool:
+    def _advance(self, op: str, to: State, content: dict[str, object], payload: bytes | None = None) -> bool:
         with self._turn() as books:
             if op not in books.ops:
                 raise LedgerError(

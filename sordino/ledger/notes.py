@@ -53,7 +53,7 @@ def under(text: str, config: str) -> str:
 def of_a_run(text: str, run: str) -> str:
     """The same release among those of other runs: what was drawn once in a run carries the run's name."""
 
-    def told(part: Any) -> Any:
+    def told(part: object) -> Any:
         if isinstance(part, dict):
             made = {name: told(value) for name, value in part.items()}
             return {**made, "name": f"{made['name']} of {run}"} if part.get("kind") == "once" else made

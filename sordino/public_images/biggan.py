@@ -98,7 +98,7 @@ def _ids(path: str | None) -> dict[str, list[int]]:
         ) from None
 
 
-def _range(part: Any) -> range:
+def _range(part: object) -> range:
     first, _, last = str(part).partition("-")
     return range(int(first), int(last or first) + 1)
 

@@ -129,6 +129,6 @@ def _anyone(rows: Sequence[Array], shown: Array, key: keys.Key) -> Array:
 
 
 def proxies(
-    source: str, wanted: Wanted, images: Sequence[Array], wrong: Sequence[Array], label: str = PROXY, **more: Any
+    source: str, wanted: Wanted, images: Sequence[Array], wrong: Sequence[Array], label: str = PROXY, **more: object
 ) -> Candidates:
     return gathered(source, label, wanted, images, wrong=np.flatnonzero(np.concatenate(wrong)).tolist(), **more)

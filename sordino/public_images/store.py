@@ -28,7 +28,7 @@ def folder(given: str | None) -> Path:
     return Path(own or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "sordino") / "candidates"
 
 
-def name(**depends: Any) -> str:
+def name(**depends: object) -> str:
     return hashlib.sha256(json.dumps(depends, sort_keys=True).encode()).hexdigest()
 
 

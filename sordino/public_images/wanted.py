@@ -65,7 +65,7 @@ def spoken(name: str) -> str:
     return " ".join(name.replace("_", " ").split())
 
 
-def gathered(source: str, label: str, wanted: Wanted, images: Sequence[Array], **more: Any) -> Candidates:
+def gathered(source: str, label: str, wanted: Wanted, images: Sequence[Array], **more: object) -> Candidates:
     """The candidates from one array of images per class, with the manifest that every source writes."""
     counts = [len(of_class) for of_class in images]
     x = np.concatenate([np.asarray(of_class, np.uint8).reshape(-1, *wanted.shape) for of_class in images])

@@ -49,7 +49,7 @@ class LatticePublic:
 
     ring: ClassVar[Ring]
 
-    def __init__(self, packed: bytes, context: Any) -> None:
+    def __init__(self, packed: bytes, context: object) -> None:
         self.id = hashlib.sha256(packed).digest()[:16]
         self._packed, self._context = packed, context
 
@@ -108,7 +108,7 @@ class LatticePublic:
         """The ciphertexts of a message."""
         return [rings.load(self.ring, self._context, part) for part in _parts(message)]
 
-    def _sealed(self, header: SealedHeader, vectors: Iterable[Any]) -> Sealed:
+    def _sealed(self, header: SealedHeader, vectors: Iterable[object]) -> Sealed:
         parts = [rings.bare(self.ring, vector) for vector in vectors]
         return Sealed(header, b"".join(struct.pack("<I", len(part)) + part for part in parts))
 
@@ -124,7 +124,7 @@ class CkksPublic(LatticePublic):
 class LatticeSecret:
     """A secret lattice key, which opens sums."""
 
-    def __init__(self, public: LatticePublic, context: Any) -> None:
+    def __init__(self, public: LatticePublic, context: object) -> None:
         self.public = public
         self._context = context
 

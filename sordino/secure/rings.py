@@ -85,7 +85,7 @@ def write(context: Any, secret: bool) -> bytes:
     return made
 
 
-def encrypt(ring: Ring, context: Any, slots: list[Any]) -> Any:
+def encrypt(ring: Ring, context: object, slots: list[object]) -> Any:
     return getattr(extras.tenseal(), f"{ring.name}_vector")(context, slots)
 
 

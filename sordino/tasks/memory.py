@@ -38,13 +38,13 @@ def held(net: nn.Module) -> dict[str, tuple[Any, int]]:
     return found
 
 
-def _size(value: Any) -> int:
+def _size(value: object) -> int:
     if isinstance(value, Tensor):
         return value._version
     return len(value) if isinstance(value, Sized) else 0
 
 
-def changed(before: dict[str, tuple[Any, int]], after: dict[str, tuple[Any, int]]) -> str:
+def changed(before: dict[str, tuple[object, int]], after: dict[str, tuple[object, int]]) -> str:
     """The first name whose state is not what it was; "" where there is none."""
     nothing = (None, -1)
     for name in before | after:
@@ -54,7 +54,7 @@ def changed(before: dict[str, tuple[Any, int]], after: dict[str, tuple[Any, int]
     return ""
 
 
-def remembered(net: nn.Module, passing: Callable[[], Any]) -> str:
+def remembered(net: nn.Module, passing: Callable[[], object]) -> str:
     """What a second pass changes in the network. What the first one makes for good, such as a table of positions,
     tells nothing of the rows that come later.
     """

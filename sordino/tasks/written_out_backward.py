@@ -49,14 +49,14 @@ class Link(ABC):
     def forward(self, p: Params, x: Tensor, draws: Tensor | None) -> tuple[Tensor, Any]: ...
 
     @abstractmethod
-    def backward(self, p: Params, kept: Any, g: Tensor, deeper: bool) -> Tensor:
+    def backward(self, p: Params, kept: object, g: Tensor, deeper: bool) -> Tensor:
         """The gradient at the input; anything where `deeper` is False and nobody asks for it."""
 
-    def seen(self, kept: Any) -> Tensor | None:
+    def seen(self, kept: object) -> Tensor | None:
         """The input of a layer with parameters."""
         return None
 
-    def weights(self, p: Params, kept: Any, g: Tensor, deeper: bool) -> tuple[Tensor, dict[str, Any]]:
+    def weights(self, p: Params, kept: object, g: Tensor, deeper: bool) -> tuple[Tensor, dict[str, Any]]:
         """The gradient at the input, together with those of the layer's own parameters."""
         return self.backward(p, kept, g, deeper), {}
 
@@ -76,7 +76,7 @@ class Linear(Link):
             return x.rows.times(p[self.weight], p.get(self.bias), x.index), x
         return F.linear(x, p[self.weight], p.get(self.bias)), x
 
-    def backward(self, p: Params, kept: Any, g: Tensor, deeper: bool) -> Tensor:
+    def backward(self, p: Params, kept: object, g: Tensor, deeper: bool) -> Tensor:
         return g @ p[self.weight] if deeper else g
 
     def seen(self, kept: Any) -> Tensor | None:
@@ -135,13 +135,13 @@ class Norm(Link):
         )
         return found
 
-    def backward(self, p: Params, kept: Any, g: Tensor, deeper: bool) -> Tensor:
+    def backward(self, p: Params, kept: object, g: Tensor, deeper: bool) -> Tensor:
         return self._back(p, kept, g, [True, False, False])[0].view(g.shape) if deeper else g
 
     def seen(self, kept: Any) -> Tensor | None:
         return kept[3]  # type: ignore[no-any-return]
 
-    def weights(self, p: Params, kept: Any, g: Tensor, deeper: bool) -> tuple[Tensor, dict[str, Any]]:
+    def weights(self, p: Params, kept: object, g: Tensor, deeper: bool) -> tuple[Tensor, dict[str, Any]]:
         gx, gw, gb = self._back(p, kept, g, [deeper, True, True])
         return gx.view(g.shape) if deeper else g, {self.weight: gw, self.bias: gb}
 
@@ -151,7 +151,7 @@ class Relu(Link):
         out = torch.relu(x)
         return out, out
 
-    def backward(self, p: Params, kept: Any, g: Tensor, deeper: bool) -> Tensor:
+    def backward(self, p: Params, kept: object, g: Tensor, deeper: bool) -> Tensor:
         found: Tensor = aten.threshold_backward(g, kept, 0)
         return found
 
@@ -179,7 +179,7 @@ class AdaptivePool(Link):
     def forward(self, p: Params, x: Tensor, draws: Tensor | None) -> tuple[Tensor, Any]:
         return self.module(x), x
 
-    def backward(self, p: Params, kept: Any, g: Tensor, deeper: bool) -> Tensor:
+    def backward(self, p: Params, kept: object, g: Tensor, deeper: bool) -> Tensor:
         found: Tensor = aten._adaptive_avg_pool2d_backward(g, kept)
         return found
 
@@ -275,7 +275,7 @@ class Chain:
                 links[i], links[i + 1] = links[i + 1], links[i]
         return Chain(links)
 
-    def forward(self, p: Params, x: Any, draws: Tensor | None) -> tuple[Tensor, list[Any]]:
+    def forward(self, p: Params, x: object, draws: Tensor | None) -> tuple[Tensor, list[Any]]:
         """The output for `x`, which are images or some of the `Rows` that images are once they are flat."""
         z, kept = self.body(p, x, draws)
         logits, saved = self.links[-1].forward(p, z, draws)
@@ -290,7 +290,7 @@ class Chain:
             kept.append(saved)
         return x, kept
 
-    def back(self, p: Params, kept: list[Any], g: Tensor) -> dict[str, Any]:
+    def back(self, p: Params, kept: list[object], g: Tensor) -> dict[str, Any]:
         """The gradients of a backward pass, from the output of the last link that left something."""
         found: dict[str, Any] = {}
         for i in range(len(kept) - 1, self.first - 1, -1):
@@ -321,7 +321,7 @@ class Chain:
             total += 2 * x.numel() + windows
         return total
 
-    def gradient(self, p: Params, x: Any, target: Tensor, draws: Tensor | None) -> dict[str, Any]:
+    def gradient(self, p: Params, x: object, target: Tensor, draws: Tensor | None) -> dict[str, Any]:
         """The gradient of the mean cross-entropy, in the precision of `p`; leaves are tensors or products of two.
         `target` is one-hot.
         """

@@ -129,7 +129,7 @@ class CoordinateLaplace(Stage):
         return 2 * self.radius * max(weights) / self.epsilon if self.beta is None else self.beta * math.fsum(weights)
 
     def release(
-        self, total: Any, weights: Sequence[float], uploads: Sequence[Any], steps: float, source: NoiseSource
+        self, total: object, weights: Sequence[float], uploads: Sequence[object], steps: float, source: NoiseSource
     ) -> Tree:
         """The noisy sum of uploads; `steps` of the fixed point are one unit."""
         scale = self._scale(weights) * steps
@@ -146,7 +146,7 @@ class CoordinateLaplace(Stage):
         return not self.flagged or bool(x.flag > 0) or bool(source.coins(clients, self.flip).any())
 
 
-def _noised(x: Any, scale: float, source: NoiseSource) -> Tree:
+def _noised(x: object, scale: float, source: NoiseSource) -> Tree:
     if isinstance(x, Flagged):
         return x._replace(x=_noised(x.x, scale, source))
     names = iter([name for name, _ in tree.named(x)])

@@ -189,7 +189,7 @@ class Uplink(Links):
             y = stage.decode(y, like)
         return y
 
-    def _learn(self, y: Tree, zero: Tree, std: float, each: list[Any]) -> tuple[Tree, ...]:
+    def _learn(self, y: Tree, zero: Tree, std: float, each: list[object]) -> tuple[Tree, ...]:
         found: list[Tree] = []
         for stage, like in zip(reversed(self.client), reversed(self._looks(zero)[:-1]), strict=True):
             found.append(stage.learn(y, like, std, each))

@@ -25,7 +25,7 @@ PROMPTS: dict[str, Callable[..., PromptSource]] = {
 }
 
 
-def chosen(table: Mapping[str, Any]) -> PromptSource:
+def chosen(table: Mapping[str, object]) -> PromptSource:
     return config.build(table, PROMPTS, "candidates.prompts")
 
 

@@ -161,7 +161,7 @@ class OpenAIChat:
 
 
 class _Stay(urllib.request.HTTPRedirectHandler):
-    def redirect_request(self, *_: Any, **__: Any) -> None:
+    def redirect_request(self, *_: object, **__: object) -> None:
         return None  # the redirect is then an answer like any other that is not 200
 
 

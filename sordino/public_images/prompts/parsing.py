@@ -54,7 +54,7 @@ def _listed(reply: str) -> list[str] | None:
     return None
 
 
-def _texts(item: Any) -> list[str]:
+def _texts(item: object) -> list[str]:
     if isinstance(item, dict):
         item = next((item[key] for key in KEYS if key in item), None)
     return [item] if isinstance(item, str) else []
