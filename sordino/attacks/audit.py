@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -29,7 +28,7 @@ from sordino.config import Experiment
 from sordino.errors import ConfigError, Range, check_range
 from sordino.ledger.accountants import best
 from sordino.ledger.claims import ADVERSARIES
-from sordino.ledger.events import Event, Gaussian, NonPrivate, Poisson, leaves
+from sordino.ledger.events import Event, Gaussian, Json, NonPrivate, Poisson, leaves
 from sordino.ledger.gaussian_dp import epsilon_of
 from sordino.ledger.notes import parsed
 from sordino.privacy.noise.sources import Counter, System
@@ -66,7 +65,7 @@ class AttackedPromise:
     confidence: float
     verdict: str
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> Json:
         return {k: v if not isinstance(v, float) or math.isfinite(v) else "inf" for k, v in vars(self).items()}
 
 
@@ -104,7 +103,7 @@ class Audit:
         found = next((verdict for verdict in worst if self.having(verdict)), EMPTY if self.unprotected else UNPROVED)
         return PARTLY if found == HOLDS and self.unprotected else found
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> Json:
         subjects = [subject.to_json() for subject in self.subjects]
         return {
             "algorithm": self.algorithm,

@@ -7,12 +7,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from sordino.errors import COUNT, POSITIVE, ConfigError, UnsoundGuarantee, UnsupportedEvent, check_range
 from sordino.ledger.accountants import epsilon_by
 from sordino.ledger.calibrate import exact_multiplier, sampled_multiplier
-from sordino.ledger.events import Gaussian, Poisson, Repeat, check_multiplier
+from sordino.ledger.events import Gaussian, Json, Poisson, Repeat, check_multiplier
 from sordino.ledger.gaussian_dp import epsilon_of
 
 LOUD, QUIET = (
@@ -67,7 +67,7 @@ class Question:
         return -(-self.rounds * self.cohort // self.clients)
 
 
-DEFAULTS: dict[str, Any] = {"delta": 1e-5, "unit": "client", "clients": 1000, "cohort": 100, "rounds": 100}
+DEFAULTS: Json = {"delta": 1e-5, "unit": "client", "clients": 1000, "cohort": 100, "rounds": 100}
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,7 @@ class Answer:
             f"privacy.delta={q.delta}",
         ]
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> Json:
         q = self.question
         return {
             **asdict(self),

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from functools import singledispatch
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from sordino.privacy.readers.convex_stable import ConvexStable
 from sordino.privacy.readers.episodes import CellGradient

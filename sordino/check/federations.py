@@ -15,6 +15,7 @@ from sordino import config, tree
 from sordino.check.trial import QUADRATIC, ROUNDS, STOP, Broken, SealedShard, Trial, require
 from sordino.engine import checkpoint
 from sordino.errors import SordinoError
+from sordino.ledger.events import Json
 from sordino.ledger.ledger import State
 from sordino.privacy.readers.noisy_gradient import NoisyGradient
 from sordino.round import one_round
@@ -169,7 +170,7 @@ def noisy(trial: Trial) -> None:
     require(not wrong, f"the receipt does not verify: {'; '.join(wrong)}", "leave the gates to the library")
 
 
-def _sampling(work: Work) -> dict[str, Any]:
+def _sampling(work: Work) -> Json:
     """The sampling of a private reader that suits this work."""
     if work.batch_size is None:
         return {"sampling": "full"}

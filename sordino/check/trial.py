@@ -16,6 +16,7 @@ import torch
 from sordino import config, keys
 from sordino.algorithms.algorithm import Algorithm, Home
 from sordino.config import Experiment
+from sordino.keys import Key
 from sordino.privacy.noise.sources import Counter
 from sordino.privacy.readers.beside_public import taken
 from sordino.privacy.uplink.stages import Noise
@@ -161,7 +162,7 @@ class SealedShard:
     """A shard that answers nothing but what the protocol says."""
 
     def __init__(self, shard: Shard, grads: list[int] | None = None) -> None:
-        def batches(work: Work, key: Any) -> Iterator[Batch]:
+        def batches(work: Work, key: Key) -> Iterator[Batch]:
             for batch in shard.batches(work, key):
                 yield SealedBatch(batch, grads if grads is not None else [])
 
@@ -182,7 +183,7 @@ class Canned:
 
 
 class CannedBatch:
-    def __init__(self, rows: Examples, key: object) -> None:
+    def __init__(self, rows: Examples, key: Key) -> None:
         self._rows, self._key = rows, key
 
     def grad(self, losses: Any, params: Params) -> Params:

@@ -172,7 +172,9 @@ CHOOSERS = {
 
 
 def load(
-    source: Path | Mapping[str, object] | None, overrides: Iterable[str] = (), settings: Mapping[str, object] | None = None
+    source: Path | Mapping[str, object] | None,
+    overrides: Iterable[str] = (),
+    settings: Mapping[str, object] | None = None,
 ) -> Experiment:
     """The experiment of a TOML file, of a table like one, or the default one; with `key=value` overrides and `{key:
     value}` settings.

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
-from sordino.config import build
+from sordino.config import Table, build
 from sordino.config.wording import check_keys
 from sordino.errors import ConfigError
 from sordino.privacy.noise.laws import GaussianNoise, LaplaceNoise
@@ -130,7 +130,7 @@ def reader(table: Mapping[str, object]) -> Reader:
     return build(table, READERS, "read")
 
 
-def uplink(table: Mapping[str, Any] | list[Any]) -> Uplink:
+def uplink(table: Table | list[Any]) -> Uplink:
     table = {"client": table} if isinstance(table, list) else table
     check_keys(table, ("client", "server", "denominator"), "[uplink]")
     return Uplink(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Mapping
-from typing import Any
 
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails

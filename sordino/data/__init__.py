@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from importlib import import_module
-from typing import Any
 
 from sordino.data import digits, quadratic, synthetic
 from sordino.data.dataset import Dataset, Split

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 from sordino.errors import LedgerError
 from sordino.ledger.currency import Amount, Currency
+from sordino.ledger.events import Json
 from sordino.ledger.storage import damaged
 
 EVERYONE = "*"
@@ -73,7 +74,7 @@ class Caps(Mapping[str, Amount]):
             known = alike | self.single.keys()
             yield next(name for name in map(str, range(self._clients)) if name not in known)
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> Json:
         each = {} if self.each is None else {"each": list(self.each)}
         return {"caps": self.single, **each}
 
@@ -123,7 +124,7 @@ class Books:
         self.ops: dict[str, OperationStanding] = {}
         self.seals: set[str] = set()
 
-    def genesis(self) -> dict[str, Any]:
+    def genesis(self) -> Json:
         # delta as text: the file holds no floating-point number
         charter = asdict(self.charter) | {"delta": repr(self.charter.delta)}
         return {"kind": "charter", "charter": charter, **self.caps.to_json()}
@@ -165,7 +166,7 @@ class Books:
             raise damaged(f"record {following} is malformed") from error
         self.sequence, self.head = following, head
 
-    def _open(self, sequence: int, record: dict[str, Any]) -> None:
+    def _open(self, sequence: int, record: Json) -> None:
         ours = json.loads(canonical(self.genesis()))
         if sequence:
             raise damaged(f"record {sequence} is a second charter")
@@ -190,21 +191,21 @@ class Books:
         """A file of format 1 says the same cap client by client."""
         return "each" not in record and record["caps"] == {name: list(cap) for name, cap in self.caps.items()}
 
-    def _reserve(self, sequence: int, record: dict[str, Any]) -> None:
+    def _reserve(self, sequence: int, record: Json) -> None:
         if record["op"] in self.ops:
             raise damaged(f"record {sequence} reserves {record['op']!r} again")
         for name, charge in charged(record):
             self.own[name] = tuple(map(add, self.own[name], charge)) if name in self.own else charge
         self.ops[record["op"]] = OperationStanding(State.RESERVED, sequence, None, sequence)
 
-    def _advance(self, sequence: int, record: dict[str, Any]) -> None:
+    def _advance(self, sequence: int, record: Json) -> None:
         to, before = State(record["kind"]), self.ops[record["op"]]
         if before.state not in BEFORE[to]:
             raise damaged(f"record {sequence} takes {record['op']!r} to {to.value} out of turn")
         stored = sequence if to is State.STORED else before.stored
         self.ops[record["op"]] = OperationStanding(to, before.reserved, stored, sequence)
 
-    def _seal(self, sequence: int, record: dict[str, Any]) -> None:
+    def _seal(self, sequence: int, record: Json) -> None:
         self.seals.add(bytes.fromhex(record["digest"]).hex())
 
 
@@ -241,7 +242,7 @@ def grouped(charges: Mapping[str, Amount]) -> list[list[Any]]:
     return [[list(charge), groups[charge]] for charge in sorted(groups)]
 
 
-def charged(record: Mapping[str, Any]) -> Iterator[tuple[str, Amount]]:
+def charged(record: Json) -> Iterator[tuple[str, Amount]]:
     refused = frozenset(record["refused"])
     for charge, names in record["charges"]:
         amount = tuple(charge)

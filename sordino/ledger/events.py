@@ -159,6 +159,7 @@ class Nothing:
     """No access to the data: costs nothing."""
 
 
+Json: TypeAlias = dict[str, Any]  # what JSON and TOML hold
 Event: TypeAlias = (
     Gaussian | DiscreteGaussian | Laplace | Response | Poisson | Repeat | Once | Together | NonPrivate | Nothing
 )
@@ -226,7 +227,7 @@ def compact(events: Iterable[Event]) -> Event:
     return grouped[0] if len(grouped) == 1 else Together(grouped)
 
 
-def to_json(event: Event) -> dict[str, Any]:
+def to_json(event: Event) -> Json:
     """The event as plain data with the kind first; `from_json` returns an equal event."""
 
     def plain(value: Any) -> Any:
@@ -335,5 +336,5 @@ def _each(parts: object) -> tuple[Event, ...]:
     return tuple(from_json(part) for part in parts)
 
 
-def _itself(value: object) -> Any:
+def _itself(value: Any) -> Any:
     return value

@@ -26,7 +26,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from operator import sub
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from sordino.errors import LedgerError
 from sordino.ledger.books import (
@@ -45,6 +45,7 @@ from sordino.ledger.books import (
     read_genesis,
 )
 from sordino.ledger.currency import Amount
+from sordino.ledger.events import Json
 from sordino.ledger.storage import damaged, identity, open_database, refusals, turnstile
 
 __all__ = ["EVERYONE", "MEMORY", "Charter", "Each", "Entry", "Ledger", "State"]
@@ -345,7 +346,7 @@ class Ledger:
         if payload is not None:
             self._db.execute("INSERT INTO payload VALUES (?, ?)", (sequence, payload))
 
-    def _advance(self, op: str, to: State, content: dict[str, object], payload: bytes | None = None) -> bool:
+    def _advance(self, op: str, to: State, content: Mapping[str, object], payload: bytes | None = None) -> bool:
         with self._turn() as books:
             if op not in books.ops:
                 raise LedgerError(
@@ -381,12 +382,12 @@ class Ledger:
             raise damaged(f"record {sequence} is gone")
         return row
 
-    def _record(self, sequence: int) -> dict[str, Any]:
+    def _record(self, sequence: int) -> Json:
         """A record behind the head, proved again: the disk may have changed since it was folded."""
         (before, _), (digest, body) = self._row(sequence - 1), self._row(sequence)
         if link(before, body) != digest:
             raise damaged(f"record {sequence} has changed")
-        record: dict[str, Any] = json.loads(body)
+        record: Json = json.loads(body)
         return record
 
 

@@ -9,10 +9,11 @@ finished round was.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 from sordino.ledger.claims import Claim
+from sordino.ledger.events import Json
 from sordino.ledger.histories import Histories
 
 Release: TypeAlias = tuple[Claim, ...]  # what one operation promises about one client
@@ -26,7 +27,7 @@ class Note(NamedTuple):
     both are empty in files of version 0.1 before they were written down.
     """
 
-    releases: list[Mapping[str, Any]]
+    releases: list[Json]
     noise: str = ""
     config: str = ""
 

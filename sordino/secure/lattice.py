@@ -21,7 +21,7 @@ import math
 import struct
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import Any, ClassVar, Final
+from typing import ClassVar, Final
 
 import numpy as np
 
@@ -34,6 +34,7 @@ from sordino.errors import (
     ServerHoldsKey,
 )
 from sordino.secure import rings
+from sordino.secure.extras import Foreign
 from sordino.secure.layout import Ints, Layout
 from sordino.secure.rings import SLOTS, Ring
 from sordino.secure.sealed import Sealed, SealedHeader, joined
@@ -104,7 +105,7 @@ class LatticePublic:
         self.check(header.layout, header.count)
         return header
 
-    def vectors(self, message: Sealed) -> list[Any]:
+    def vectors(self, message: Sealed) -> list[Foreign]:
         """The ciphertexts of a message."""
         return [rings.load(self.ring, self._context, part) for part in _parts(message)]
 

@@ -131,7 +131,8 @@ class Classification:
         if not isinstance(x, Part) and x.dtype != kind:
             x, y = x.to(kind), y if self._chain is None else y.to(kind)
         if self._chain is not None:
-            return self._chain.gradient(params, x, y, drawn)
+            made: Params = self._chain.gradient(params, x, y, drawn)
+            return made
         self._net.train()
         for dropout in self._dropouts:
             dropout.keys = drawn

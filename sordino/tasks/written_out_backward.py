@@ -16,7 +16,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 import torch.nn.functional as F
@@ -27,6 +27,9 @@ from sordino.tasks.nets import Dropout, MeanPool
 from sordino.types import Params
 
 aten = torch.ops.aten
+
+Kept: TypeAlias = Any  # what the forward of a link leaves for its own backward, and nobody else looks into
+Gradients: TypeAlias = dict[str, Any]  # tensors, or products of two that are not formed yet
 
 
 class Passed(NamedTuple):
@@ -46,7 +49,7 @@ class Link(ABC):
     module: Any
 
     @abstractmethod
-    def forward(self, p: Params, x: Tensor, draws: Tensor | None) -> tuple[Tensor, Any]: ...
+    def forward(self, p: Params, x: Tensor, draws: Tensor | None) -> tuple[Tensor, Kept]: ...
 
     @abstractmethod
     def backward(self, p: Params, kept: object, g: Tensor, deeper: bool) -> Tensor:
@@ -56,7 +59,7 @@ class Link(ABC):
         """The input of a layer with parameters."""
         return None
 
-    def weights(self, p: Params, kept: object, g: Tensor, deeper: bool) -> tuple[Tensor, dict[str, Any]]:
+    def weights(self, p: Params, kept: object, g: Tensor, deeper: bool) -> tuple[Tensor, Gradients]:
         """The gradient at the input, together with those of the layer's own parameters."""
         return self.backward(p, kept, g, deeper), {}
 
@@ -71,7 +74,7 @@ class Link(ABC):
 
 
 class Linear(Link):
-    def forward(self, p: Params, x: Any, draws: Tensor | None) -> tuple[Tensor, Any]:
+    def forward(self, p: Params, x: Any, draws: Tensor | None) -> tuple[Tensor, Kept]:
         if isinstance(x, Part):
             return x.rows.times(p[self.weight], p.get(self.bias), x.index), x
         return F.linear(x, p[self.weight], p.get(self.bias)), x
@@ -79,11 +82,11 @@ class Linear(Link):
     def backward(self, p: Params, kept: object, g: Tensor, deeper: bool) -> Tensor:
         return g @ p[self.weight] if deeper else g
 
-    def seen(self, kept: Any) -> Tensor | None:
+    def seen(self, kept: Kept) -> Tensor | None:
         return kept  # type: ignore[no-any-return]
 
-    def weights(self, p: Params, kept: Any, g: Tensor, deeper: bool) -> tuple[Tensor, dict[str, Any]]:
-        found: dict[str, Any]
+    def weights(self, p: Params, kept: Kept, g: Tensor, deeper: bool) -> tuple[Tensor, Gradients]:
+        found: Gradients
         if isinstance(kept, Part):
             left, found = g, {self.weight: Span(kept.rows, g, kept.index)}
         else:
@@ -95,7 +98,7 @@ class Linear(Link):
 
 
 class Conv(Link):
-    def forward(self, p: Params, x: Tensor, draws: Tensor | None) -> tuple[Tensor, Any]:
+    def forward(self, p: Params, x: Tensor, draws: Tensor | None) -> tuple[Tensor, Kept]:
         m = self.module
         bias = p[self.bias] if self.bias else None
         return F.conv2d(x, p[self.weight], bias, m.stride, m.padding, m.dilation), x
@@ -108,26 +111,26 @@ class Conv(Link):
         )
         return found
 
-    def backward(self, p: Params, kept: Any, g: Tensor, deeper: bool) -> Tensor:
+    def backward(self, p: Params, kept: Kept, g: Tensor, deeper: bool) -> Tensor:
         return self._back(p, kept, g, [True, False, False])[0] if deeper else g
 
-    def seen(self, kept: Any) -> Tensor | None:
+    def seen(self, kept: Kept) -> Tensor | None:
         return kept  # type: ignore[no-any-return]
 
-    def weights(self, p: Params, kept: Any, g: Tensor, deeper: bool) -> tuple[Tensor, dict[str, Any]]:
+    def weights(self, p: Params, kept: Kept, g: Tensor, deeper: bool) -> tuple[Tensor, Gradients]:
         gx, gw, gb = self._back(p, kept, g, [deeper, True, bool(self.bias)])
         return gx, {self.weight: gw} | ({self.bias: gb} if self.bias else {})
 
 
 class Norm(Link):
-    def forward(self, p: Params, x: Tensor, draws: Tensor | None) -> tuple[Tensor, Any]:
+    def forward(self, p: Params, x: Tensor, draws: Tensor | None) -> tuple[Tensor, Kept]:
         n, c, m = x.shape[0], x.shape[1], self.module
         flat = x.reshape(n, c, -1).contiguous()
         rest = flat.shape[2]
         out, mean, rstd = aten.native_group_norm(flat, p[self.weight], p[self.bias], n, c, rest, m.num_groups, m.eps)
         return out.view(x.shape), (flat, mean, rstd, x)
 
-    def _back(self, p: Params, kept: Any, g: Tensor, mask: list[bool]) -> tuple[Tensor, Tensor, Tensor]:
+    def _back(self, p: Params, kept: Kept, g: Tensor, mask: list[bool]) -> tuple[Tensor, Tensor, Tensor]:
         x, mean, rstd, _ = kept
         n, c, rest = x.shape
         found: tuple[Tensor, Tensor, Tensor] = aten.native_group_norm_backward(
@@ -138,16 +141,16 @@ class Norm(Link):
     def backward(self, p: Params, kept: object, g: Tensor, deeper: bool) -> Tensor:
         return self._back(p, kept, g, [True, False, False])[0].view(g.shape) if deeper else g
 
-    def seen(self, kept: Any) -> Tensor | None:
+    def seen(self, kept: Kept) -> Tensor | None:
         return kept[3]  # type: ignore[no-any-return]
 
-    def weights(self, p: Params, kept: object, g: Tensor, deeper: bool) -> tuple[Tensor, dict[str, Any]]:
+    def weights(self, p: Params, kept: object, g: Tensor, deeper: bool) -> tuple[Tensor, Gradients]:
         gx, gw, gb = self._back(p, kept, g, [deeper, True, True])
         return gx.view(g.shape) if deeper else g, {self.weight: gw, self.bias: gb}
 
 
 class Relu(Link):
-    def forward(self, p: Params, x: Tensor, draws: Tensor | None) -> tuple[Tensor, Any]:
+    def forward(self, p: Params, x: Tensor, draws: Tensor | None) -> tuple[Tensor, Kept]:
         out = torch.relu(x)
         return out, out
 
@@ -165,18 +168,18 @@ class MaxPool(Link):
         ]
         return (*pair, m.ceil_mode)
 
-    def forward(self, p: Params, x: Tensor, draws: Tensor | None) -> tuple[Tensor, Any]:
+    def forward(self, p: Params, x: Tensor, draws: Tensor | None) -> tuple[Tensor, Kept]:
         out, where = aten.max_pool2d_with_indices(x, *self._sizes())
         return out, (x, where)
 
-    def backward(self, p: Params, kept: Any, g: Tensor, deeper: bool) -> Tensor:
+    def backward(self, p: Params, kept: Kept, g: Tensor, deeper: bool) -> Tensor:
         x, where = kept
         found: Tensor = aten.max_pool2d_with_indices_backward(g, x, *self._sizes(), where)
         return found
 
 
 class AdaptivePool(Link):
-    def forward(self, p: Params, x: Tensor, draws: Tensor | None) -> tuple[Tensor, Any]:
+    def forward(self, p: Params, x: Tensor, draws: Tensor | None) -> tuple[Tensor, Kept]:
         return self.module(x), x
 
     def backward(self, p: Params, kept: object, g: Tensor, deeper: bool) -> Tensor:
@@ -185,28 +188,28 @@ class AdaptivePool(Link):
 
 
 class Flatten(Link):
-    def forward(self, p: Params, x: Tensor, draws: Tensor | None) -> tuple[Tensor, Any]:
+    def forward(self, p: Params, x: Tensor, draws: Tensor | None) -> tuple[Tensor, Kept]:
         return x.flatten(1), x.shape
 
-    def backward(self, p: Params, kept: Any, g: Tensor, deeper: bool) -> Tensor:
+    def backward(self, p: Params, kept: Kept, g: Tensor, deeper: bool) -> Tensor:
         return g.reshape(kept)
 
 
 class Mean(Link):
-    def forward(self, p: Params, x: Tensor, draws: Tensor | None) -> tuple[Tensor, Any]:
+    def forward(self, p: Params, x: Tensor, draws: Tensor | None) -> tuple[Tensor, Kept]:
         return x.mean((2, 3)), x.shape
 
-    def backward(self, p: Params, kept: Any, g: Tensor, deeper: bool) -> Tensor:
+    def backward(self, p: Params, kept: Kept, g: Tensor, deeper: bool) -> Tensor:
         found: Tensor = (g / (kept[2] * kept[3]))[:, :, None, None].expand(kept)
         return found
 
 
 class Drop(Link):
-    def forward(self, p: Params, x: Tensor, draws: Tensor | None) -> tuple[Tensor, Any]:
+    def forward(self, p: Params, x: Tensor, draws: Tensor | None) -> tuple[Tensor, Kept]:
         mask = self.module.mask(x, draws)
         return (x, None) if mask is None else (x * mask, mask)
 
-    def backward(self, p: Params, kept: Any, g: Tensor, deeper: bool) -> Tensor:
+    def backward(self, p: Params, kept: Kept, g: Tensor, deeper: bool) -> Tensor:
         return g if kept is None else g * kept
 
 
@@ -275,24 +278,24 @@ class Chain:
                 links[i], links[i + 1] = links[i + 1], links[i]
         return Chain(links)
 
-    def forward(self, p: Params, x: object, draws: Tensor | None) -> tuple[Tensor, list[Any]]:
+    def forward(self, p: Params, x: object, draws: Tensor | None) -> tuple[Tensor, list[Kept]]:
         """The output for `x`, which are images or some of the `Rows` that images are once they are flat."""
         z, kept = self.body(p, x, draws)
         logits, saved = self.links[-1].forward(p, z, draws)
         return logits, [*kept, saved]
 
-    def body(self, p: Params, x: Any, draws: Tensor | None) -> tuple[Any, list[Any]]:
+    def body(self, p: Params, x: Any, draws: Tensor | None) -> tuple[Any, list[Kept]]:
         """The input of the last layer, which makes logits of it."""
         start = self.first if isinstance(x, Part) else 0
-        kept: list[Any] = [None] * start
+        kept: list[Kept] = [None] * start
         for link in self.links[start:-1]:
             x, saved = link.forward(p, x, draws)
             kept.append(saved)
         return x, kept
 
-    def back(self, p: Params, kept: list[object], g: Tensor) -> dict[str, Any]:
+    def back(self, p: Params, kept: list[object], g: Tensor) -> Gradients:
         """The gradients of a backward pass, from the output of the last link that left something."""
-        found: dict[str, Any] = {}
+        found: Gradients = {}
         for i in range(len(kept) - 1, self.first - 1, -1):
             g, own = self.links[i].weights(p, kept[i], g, i > self.first)
             found.update(own)
@@ -321,7 +324,7 @@ class Chain:
             total += 2 * x.numel() + windows
         return total
 
-    def gradient(self, p: Params, x: object, target: Tensor, draws: Tensor | None) -> dict[str, Any]:
+    def gradient(self, p: Params, x: object, target: Tensor, draws: Tensor | None) -> Gradients:
         """The gradient of the mean cross-entropy, in the precision of `p`; leaves are tensors or products of two.
         `target` is one-hot.
         """

@@ -18,7 +18,7 @@ import statistics
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -221,7 +221,7 @@ class UserLevel(AsPublished):
     def begin(self, x: Tree, model: Params) -> Tree:
         return torch.tensor(self.first, dtype=torch.float64) if self.learns else ()
 
-    def at(self, t: int, public: Any) -> Stage:
+    def at(self, t: int, public: Tree) -> Stage:
         return replace(self, _round=t, _radius=float(public) if self.learns else 0.0)
 
     def learn(self, mean: Tree, like: Tree, std: float, each: Sequence[Tree]) -> Tree:
@@ -269,7 +269,7 @@ class Discounted(UserLevel):
                 code="discount-without-horizon",
             )
 
-    def encode(self, x: Any, bound: Bound, grant: Grant) -> Tree:
+    def encode(self, x: Tree, bound: Bound, grant: Grant) -> Tree:
         noisy, norm = self._noised(x.delta, grant)
         return x._replace(delta=noisy), norm.float()
 
@@ -281,11 +281,11 @@ class Discounted(UserLevel):
     def begin(self, x: Tree, model: Params) -> Tree:
         return torch.tensor([self.first, float(self.horizon or 0), 0.0, UNHEARD], dtype=torch.float64)
 
-    def at(self, t: int, public: Any) -> Stage:
+    def at(self, t: int, public: Tree) -> Stage:
         radius, horizon, spent, loss = public.tolist()
         return replace(self, _round=t, _radius=radius, _horizon=horizon, _spent=spent, _loss=loss)
 
-    def learn(self, mean: Any, like: Tree, std: float, each: Sequence[Any]) -> Tree:
+    def learn(self, mean: Tree, like: Tree, std: float, each: Sequence[Tree]) -> Tree:
         losses = [loss for upload in each if math.isfinite(loss := float(upload[0].loss))]
         loss = statistics.fmean(losses) if losses else self._loss
         horizon = self._horizon if loss < self._loss else math.ceil(0.8 * self._horizon)

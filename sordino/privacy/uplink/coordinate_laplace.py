@@ -18,7 +18,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -84,7 +84,7 @@ class Flag(Stage):
     def shape(self, x: Tree) -> Tree:
         return Flagged(x, torch.zeros(1))
 
-    def decode(self, y: Any, like: Tree) -> Tree:
+    def decode(self, y: Tree, like: Tree) -> Tree:
         return y.x
 
 
@@ -141,7 +141,7 @@ class CoordinateLaplace(Stage):
             return total
         return _noised(total, scale, source) if self._wanted(total, len(weights), source.child("flags")) else total
 
-    def _wanted(self, x: Any, clients: int, source: NoiseSource) -> bool:
+    def _wanted(self, x: Tree, clients: int, source: NoiseSource) -> bool:
         """Is any of so many flags 1, once the server has turned some?"""
         return not self.flagged or bool(x.flag > 0) or bool(source.coins(clients, self.flip).any())
 

@@ -57,5 +57,5 @@ class OneField(Stage):
             )
         return weight
 
-    def _with(self, x: Any, value: Tree) -> Any:
+    def _with(self, x: Tree, value: Tree) -> Any:
         return x._replace(**{self.field: value})

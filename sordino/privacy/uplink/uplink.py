@@ -11,7 +11,7 @@ import math
 import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -36,7 +36,7 @@ class Summed:
     noised: bool = (
         False  # needs no noise of the server any more: it was added before the sum was opened, or there is no sum
     )
-    kept: list[Any] = field(default_factory=list)  # single uploads, where a stage reads them
+    kept: list[Tree] = field(default_factory=list)  # single uploads, where a stage reads them
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class Uplink(Links):
         """The public numbers that the stages start from, in their order."""
         return tuple(stage.begin(x, model) for stage, x in zip(self.client, self._looks(zero), strict=False))
 
-    def at(self, t: int, down: Any) -> Uplink:
+    def at(self, t: int, down: Tree) -> Uplink:
         """The uplink of round t, where stages have learned from what was released before."""
         public = down.public if self.learns else [()] * len(self.client)
         stages = tuple(stage.at(t, known) for stage, known in zip(self.client, public, strict=True))
@@ -189,7 +189,7 @@ class Uplink(Links):
             y = stage.decode(y, like)
         return y
 
-    def _learn(self, y: Tree, zero: Tree, std: float, each: list[object]) -> tuple[Tree, ...]:
+    def _learn(self, y: Tree, zero: Tree, std: float, each: list[Tree]) -> tuple[Tree, ...]:
         found: list[Tree] = []
         for stage, like in zip(reversed(self.client), reversed(self._looks(zero)[:-1]), strict=True):
             found.append(stage.learn(y, like, std, each))

@@ -18,7 +18,6 @@ import urllib.parse
 import urllib.request
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
 
 from sordino.errors import (
     COUNT,
