@@ -22,6 +22,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 Index: TypeAlias = slice | Tensor  # some rows, each at most once
+Ready: TypeAlias = Any  # rows as a network takes them: a tensor, or a `Part` of rows whose first layer is linear
 EVERY = slice(None)
 SMALL = 1 << 16
 BUNCH = 1 << 10  # rows of a span that are multiplied out together

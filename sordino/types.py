@@ -18,8 +18,10 @@ from typing import Any, Generic, Literal, NamedTuple, Protocol, Self, TypeAlias,
 from torch import Tensor
 
 from sordino.keys import Key
+from sordino.lazy import Ready
 from sordino.ledger.claims import ADVERSARIES, Adversary, Claim, Neighbours, Status, Unit
 from sordino.ledger.events import Event
+from sordino.tree import Tree
 
 Params: TypeAlias = dict[str, Tensor]
 Losses: TypeAlias = Callable[
@@ -162,7 +164,9 @@ class Shard(Protocol):
     def by_class(
         self, of: Callable[[Tensor], Tensor], classes: int
     ) -> tuple[Tensor, Tensor]: ...  # per class, the sum of a statistic [n, d] and the number of examples
-    def sum(self, of: Callable[[Tensor, Tensor], Any]) -> Any: ...  # over all examples, of a tree computed from (x, y)
+    def sum(
+        self, of: Callable[[Tensor, Tensor], Tree]
+    ) -> Tree: ...  # over all examples, of a tree computed from (x, y)
 
 
 class Scorer(Protocol):
@@ -253,8 +257,8 @@ class Task(Protocol):
     def name(self) -> str: ...
     def init(self, key: Key) -> Params: ...
     def losses(self, params: Params, x: Tensor, y: Tensor, keys: Tensor) -> Tensor: ...
-    def ready(self, x: Tensor, y: Tensor, whole: bool = False) -> tuple[Any, Tensor]: ...
-    def gradient(self, params: Params, x: Any, y: Tensor, draws: Callable[[], Tensor]) -> Params: ...
+    def ready(self, x: Tensor, y: Tensor, whole: bool = False) -> tuple[Ready, Tensor]: ...
+    def gradient(self, params: Params, x: Ready, y: Tensor, draws: Callable[[], Tensor]) -> Params: ...
     def stacks(self, n: int) -> int: ...  # clients of n rows that are trained in one call
     def room(self, params: Params) -> int: ...  # rows that `pooled` takes at once; 0 where it cannot
     def pooled(self, params: Params, x: Tensor, y: Tensor, clip: float, order: int) -> Any: ...
@@ -301,7 +305,7 @@ class Received(Generic[U]):
     mean: U  # sum / public denominator
     participation: float  # |cohort| / population; its public expectation where central noise hides who took part
     _each: Callable[[], list[U]]
-    public: Any = ()  # what the uplink's own stages have learnt for the next round
+    public: Tree = ()  # what the uplink's own stages have learnt for the next round
 
     @property
     def each(self) -> list[U]:

@@ -6,7 +6,7 @@ import contextlib
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import numpy as np
 import torch
@@ -15,6 +15,7 @@ from sordino import config, tree
 from sordino.check.trial import QUADRATIC, ROUNDS, STOP, Broken, SealedShard, Trial, require
 from sordino.engine import checkpoint
 from sordino.errors import SordinoError
+from sordino.keys import Key
 from sordino.ledger.events import Json
 from sordino.ledger.ledger import State
 from sordino.privacy.readers.noisy_gradient import NoisyGradient
@@ -24,6 +25,7 @@ from sordino.runs.run import Progress, resume
 from sordino.runs.setup import Parts
 from sordino.runs.trace import differences, trace
 from sordino.runs.verify import verify
+from sordino.tree import Tree
 from sordino.types import Grant, Shard, Work
 
 SHARING = {"pooled": "clients that share their passes", "stack": "clients that are trained in one call"}
@@ -45,7 +47,7 @@ def _played(trial: Trial, mix: int) -> tuple[str, str, str]:
     parts = Parts(trial.experiment())
     federation, clients, server = parts.federation(":memory:", "check"), parts.clients("check"), parts.state("server")
 
-    def execute(t: int, down: Any, grants: Mapping[int, Grant], key: Any) -> Iterator[tuple[int, Any]]:
+    def execute(t: int, down: Tree, grants: Mapping[int, Grant], key: Key) -> Iterator[tuple[int, Tree]]:
         served = sorted(grants, key=lambda k: (k * 7 + t) % 5, reverse=True) if mix else sorted(grants)
         answers = {k: answer for one in served for k, answer in clients(t, down, {one: grants[one]}, key)}
         yield from sorted(answers.items())

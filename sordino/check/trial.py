@@ -24,7 +24,7 @@ from sordino.runs.run import Progress, start
 from sordino.runs.setup import Parts, settle
 from sordino.runs.trace import Trace, trace
 from sordino.tree import Tree
-from sordino.types import Batch, Examples, Grant, Params, Received, Shard, Task, Work
+from sordino.types import Batch, Examples, Grant, Losses, Params, Received, Shard, Task, Work
 
 
 class Broken(Exception):
@@ -58,14 +58,14 @@ class Moment(NamedTuple):
     server: Tree
     down: Tree
     client: Tree
-    received: Received[Any]
+    received: Received[Tree]
 
 
 @dataclass(frozen=True)
 class Scene:
     """One client's round without an engine: every half can be called by hand."""
 
-    algorithm: Algorithm[Any, Any, Any, Any]
+    algorithm: Algorithm[Tree, Tree, Tree, Tree]
     task: Task
     home: Home
     examples: list[Examples]  # of two clients
@@ -82,14 +82,14 @@ class Scene:
         start = self.algorithm.init_client(self.task)
         return self.algorithm.local(self.task, down, start, self.shard(client), self.key)[0]
 
-    def received(self, uploads: Iterable[Tree], down: Tree) -> Received[Any]:
+    def received(self, uploads: Iterable[Tree], down: Tree) -> Received[Tree]:
         """What the server would see of two clients' uploads, the first with twice the examples; noise left out."""
         a, sizes = self.algorithm, (2, 1)
         quiet = replace(a.uplink, client=tuple(s for s in a.uplink.client if not isinstance(s, Noise)), server=())
         grants = [replace(self.grant(k), size=size, largest=2) for k, size in enumerate(sizes)]
         sent = {k: quiet.encode(upload, grants[k]) for k, upload in enumerate(uploads)}
         weights = [quiet.weight(size, 2) for size in sizes]
-        found: Received[Any] = quiet.receive(sent, a.zero(self.task, down), weights, 2.0, None, Counter(1))
+        found: Received[Tree] = quiet.receive(sent, a.zero(self.task, down), weights, 2.0, None, Counter(1))
         return found
 
     def moments(self) -> Iterator[Moment]:
@@ -186,7 +186,7 @@ class CannedBatch:
     def __init__(self, rows: Examples, key: Key) -> None:
         self._rows, self._key = rows, key
 
-    def grad(self, losses: Any, params: Params) -> Params:
+    def grad(self, losses: Losses, params: Params) -> Params:
         leaves = {name: p.detach().clone().requires_grad_() for name, p in params.items()}
         losses(leaves, *self._rows, keys.bits(keys.fold(self._key, "draw"), len(self._rows.y)))
         return {
@@ -197,7 +197,7 @@ class CannedBatch:
 
 class SealedBatch:
     def __init__(self, batch: Batch, grads: list[int]) -> None:
-        def grad(losses: Any, params: Params) -> Params:
+        def grad(losses: Losses, params: Params) -> Params:
             grads.append(1)
             return batch.grad(losses, params)
 

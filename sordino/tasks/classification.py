@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -13,7 +12,7 @@ from torch import Tensor, nn
 
 from sordino import keys
 from sordino.errors import ConfigError, UnsoundGuarantee
-from sordino.lazy import ClientRows, Part
+from sordino.lazy import ClientRows, Part, Ready
 from sordino.privacy.readers.per_example_gradients import Recorder, Sides, fast_sum, one_by_one, slow_medians, slow_sum
 from sordino.tasks.augment import AUGMENT
 from sordino.tasks.features import Head, of_chain, transformed
@@ -100,7 +99,7 @@ class Classification:
         logits = torch.func.functional_call(self._net, params, (self._inputs(x, params, keys),))
         return F.cross_entropy(logits, y, reduction="none")
 
-    def ready(self, x: Tensor, y: Tensor, whole: bool = False) -> tuple[Any, Tensor]:
+    def ready(self, x: Tensor, y: Tensor, whole: bool = False) -> tuple[Ready, Tensor]:
         """Rows and labels as `gradient` takes them: prepared once, cut into batches later. `whole` means all rows of
         a client, of which all will be used.
         """
@@ -112,7 +111,7 @@ class Classification:
             return ClientRows(scaled.flatten(1)), labels
         return scaled.to(self.precision), labels
 
-    def gradient(self, params: Params, x: Any, y: Tensor, draws: Callable[[], Tensor]) -> Params:
+    def gradient(self, params: Params, x: Ready, y: Tensor, draws: Callable[[], Tensor]) -> Params:
         """The gradient of the mean loss over rows that are `ready`. It is what autograd gives for `losses`, without
         a graph where the network is a chain.
         """

@@ -22,7 +22,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sordino.lazy import Part, Product, Span
+from sordino.lazy import Part, Product, Ready, Span
 from sordino.tasks.nets import Dropout, MeanPool
 from sordino.types import Params
 
@@ -74,7 +74,7 @@ class Link(ABC):
 
 
 class Linear(Link):
-    def forward(self, p: Params, x: Any, draws: Tensor | None) -> tuple[Tensor, Kept]:
+    def forward(self, p: Params, x: Ready, draws: Tensor | None) -> tuple[Tensor, Kept]:
         if isinstance(x, Part):
             return x.rows.times(p[self.weight], p.get(self.bias), x.index), x
         return F.linear(x, p[self.weight], p.get(self.bias)), x
@@ -284,7 +284,7 @@ class Chain:
         logits, saved = self.links[-1].forward(p, z, draws)
         return logits, [*kept, saved]
 
-    def body(self, p: Params, x: Any, draws: Tensor | None) -> tuple[Any, list[Kept]]:
+    def body(self, p: Params, x: Ready, draws: Tensor | None) -> tuple[Ready, list[Kept]]:
         """The input of the last layer, which makes logits of it."""
         start = self.first if isinstance(x, Part) else 0
         kept: list[Kept] = [None] * start

@@ -7,14 +7,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from sordino import keys, tree
 from sordino.keys import Key
-from sordino.lazy import take
+from sordino.lazy import Ready, take
 from sordino.ledger.events import NonPrivate
 from sordino.privacy.readers.beside_public import BesidePublic, How, epochs, halved, piles, stream, taken
 from sordino.privacy.readers.class_sums import class_sums
@@ -102,7 +101,7 @@ class OpenShard:
     def _batches(self, mine: Work, key: Key) -> Iterator[OpenBatch]:
         step, (x, y) = 0, self._examples
         n, size, few = self.size, mine.batch(self.size), x.numel() <= FEW
-        ready: tuple[Any, Tensor] | None = None
+        ready: tuple[Ready, Tensor] | None = None
         for order, count in epochs(n, mine, key):
             if few:  # all together, in the order in which the first epoch reads them
                 if step == 0:
@@ -122,7 +121,7 @@ class OpenShard:
 class OpenBatch:
     _shard: OpenShard
     _rows: Tensor  # of the shard
-    _ready: tuple[Any, Tensor] | None  # what they are once prepared, where that is known
+    _ready: tuple[Ready, Tensor] | None  # what they are once prepared, where that is known
     _step: int
     _key: Key
 
