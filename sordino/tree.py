@@ -3,6 +3,20 @@
 A tree is a tensor, a dict of trees with string keys, a tuple or a NamedTuple of trees. States and payloads are
 NamedTuples, so every leaf has a name ("delta/conv1.weight") that is the same on the wire, in a checkpoint and in an
 error message.
+
+>>> a = {"w": torch.tensor([1.0, 2.0]), "b": torch.tensor(3.0)}
+>>> axpy(2.0, a, a)
+{'w': tensor([3., 6.]), 'b': tensor(9.)}
+>>> [(name, leaf.tolist()) for name, leaf in named({"delta": a})]
+[('delta/w', [1.0, 2.0]), ('delta/b', 3.0)]
+>>> add(a, {"w": a["w"]})
+Traceback (most recent call last):
+ValueError: trees differ: ['b', 'w'] against [['w']]
+
+A vector of all numbers goes back into the structure that it came from:
+
+>>> unflat(2 * flat(a), a)
+{'w': tensor([2., 4.]), 'b': tensor(6.)}
 """
 
 from __future__ import annotations

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import doctest
+import importlib
 import re
 import sys
 import tomllib
@@ -55,7 +57,15 @@ def test_nothing_asks_a_plug_in_by_name() -> None:
 
 # algorithms/: each paper's file names its own states (Server, Client, Up); the others are told apart by their room
 ONE_FILE_PER_PAPER = "algorithms"
-SHARED_NAMES = {"Asked", "Budget", "Noise", "Once", "Phase", "Prepared", "Start"}  # to be renamed in engine, runs and cli
+SHARED_NAMES = {
+    "Asked",
+    "Budget",
+    "Noise",
+    "Once",
+    "Phase",
+    "Prepared",
+    "Start",
+}  # to be renamed in engine, runs and cli
 
 
 def public_classes() -> dict[str, set[str]]:
@@ -108,3 +118,10 @@ def test_docstrings_stand_without_the_name_of_the_thing() -> None:
                 if first in PREPOSITIONS:
                     riddles.append(f"{place}: {node.name}")
     assert riddles == []
+
+
+@pytest.mark.parametrize("module", ["keys", "tree", "ledger", "privacy.uplink"])
+def test_the_examples_in_docstrings_hold(module: str) -> None:
+    outcome = doctest.testmod(importlib.import_module(f"sordino.{module}"))
+    assert outcome.attempted > 3
+    assert outcome.failed == 0
