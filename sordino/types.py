@@ -91,7 +91,7 @@ class Grant:
     reach: float = 1.0  # of a personal clip: what this client's budget buys, against the most generous one's
     precision: float = 1.0  # of its noisy upload, against the most precise one's
     reads: int | None = None  # noisy reads that were reserved; None: the caller sees to it
-    pool: Any = None  # privacy.pool.Pool: clients of this process that may share a pass over the network
+    pool: Any = None  # a privacy.readers.shared_pass.SharedPass of clients that may share a pass over the network
     public: Examples | None = None  # what this client has beside its own examples, and may look at
 
     def told(self) -> tuple[float | int | None, ...]:
@@ -159,7 +159,7 @@ class Shard(Protocol):
     def episodes(self, work: Work, key: Key) -> Iterator[Episode]: ...
     @property
     def public(self) -> Examples | None: ...  # nobody's secret
-    def mixed(self, work: Work, key: Key, how: Any) -> Iterator[MixedStep]: ...  # privacy.beside.How
+    def mixed(self, work: Work, key: Key, how: Any) -> Iterator[MixedStep]: ...  # privacy.readers.beside_public.How
     def split(self, share: float, key: Key) -> tuple[Shard, Shard]: ...  # of so many examples, and of the others
     def by_class(
         self, of: Callable[[Tensor], Tensor], classes: int
