@@ -169,7 +169,7 @@ class ClientRows:
 
 
 class Part:
-    """Some rows of `Rows`, for a network whose first layer is linear; cut like a tensor."""
+    """Some rows of `ClientRows`, for a network whose first layer is linear; cut like a tensor."""
 
     __slots__ = ("index", "rows")
 

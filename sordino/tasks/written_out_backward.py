@@ -279,7 +279,7 @@ class Chain:
         return Chain(links)
 
     def forward(self, p: Params, x: object, draws: Tensor | None) -> tuple[Tensor, list[Kept]]:
-        """The output for `x`, which are images or some of the `Rows` that images are once they are flat."""
+        """The output for `x`, which are images or some of the `ClientRows` that images are once they are flat."""
         z, kept = self.body(p, x, draws)
         logits, saved = self.links[-1].forward(p, z, draws)
         return logits, [*kept, saved]
@@ -307,7 +307,7 @@ class Chain:
         return x
 
     def spans(self, n: int) -> bool:
-        """Whether n rows cost less as `Rows` than as images: where a first linear layer has more weights than the
+        """Whether n rows cost less as `ClientRows` than as images: where a first linear layer has more weights than the
         rows have coefficients.
         """
         if not self._linear:
