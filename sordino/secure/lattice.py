@@ -29,13 +29,12 @@ from sordino.errors import (
     ConfigError,
     EmptyRound,
     HeadroomExceeded,
-    IntegrityError,
     NoSecretKey,
     ServerHoldsKey,
 )
 from sordino.secure import rings
 from sordino.secure.extras import Foreign
-from sordino.secure.layout import Ints, Layout
+from sordino.secure.layout import Ints, Layout, no_sum
 from sordino.secure.rings import SLOTS, Ring
 from sordino.secure.sealed import Sealed, SealedHeader, joined
 
@@ -136,11 +135,11 @@ class LatticeSecret:
         slack = 0.0 if exact else CKKS_ERROR * math.sqrt(header.count)
         guards, sums = slots[:, 0], slots[:, 1:].reshape(-1)
         if (np.abs(guards - header.count) > slack).any():
-            raise _broken("a guard is not the number of contributions", "lattice-guard")
+            raise no_sum("a guard is not the number of contributions", "lattice-guard")
         if (np.abs(sums[header.size :]) > slack).any():
-            raise _broken("the padding is not empty", "lattice-padding")
+            raise no_sum("the padding is not empty", "lattice-padding")
         if (np.abs(sums) > header.count * (steps if exact else 1) + slack).any():
-            raise _broken(f"a slot holds what {header.count} contributions cannot add up to", "lattice-range")
+            raise no_sum(f"a slot holds what {header.count} contributions cannot add up to", "lattice-range")
         kept = sums[: header.size]
         return kept if exact else np.rint(kept * steps).astype(np.int64)
 
@@ -222,12 +221,3 @@ def _parts(message: Sealed) -> list[bytes]:
     if at != len(message.body):
         raise rings.malformed("its ciphertexts are not as long as they say")
     return parts
-
-
-def _broken(what: str, code: str) -> IntegrityError:
-    return IntegrityError(
-        f"what was decrypted is no sum of these contributions: {what}",
-        why="the key is another one, or the message was changed or counted wrongly",
-        fix="drop this round; the model is unchanged",
-        code=code,
-    )

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from sordino.errors import POSITIVE, DomainError, HeadroomExceeded, NonFiniteUpdate, Range, check_range
+from sordino.errors import POSITIVE, DomainError, HeadroomExceeded, IntegrityError, NonFiniteUpdate, Range, check_range
 
 Ints = NDArray[np.int64]
 
@@ -89,3 +89,13 @@ class Layout:
     def decode(self, sums: Ints) -> NDArray[np.float64]:
         """The real sum of signed integers."""
         return sums / self.scale
+
+
+def no_sum(what: str, code: str) -> IntegrityError:
+    """The refusal of decrypted numbers that are no sum of contributions."""
+    return IntegrityError(
+        f"what was decrypted is no sum of these contributions: {what}",
+        why="the key is another one, or the message was changed or counted wrongly",
+        fix="drop this round; the model is unchanged",
+        code=code,
+    )
