@@ -29,7 +29,7 @@ import numpy as np  # noqa: E402
 
 from benchmarks.rounds import machine, markdown  # noqa: E402
 from sordino.engine.channels import Channel, channel  # noqa: E402
-from sordino.privacy.uplink.secure_stages import Aggregated, Encrypted, Secure  # noqa: E402
+from sordino.privacy.uplink.secure_stages import Aggregated, Encrypted, SecureStage  # noqa: E402
 from sordino.secure import lattice, paillier, secagg  # noqa: E402
 from sordino.secure.layout import Ints, Layout  # noqa: E402
 
@@ -200,7 +200,7 @@ def masked(values: Ints, clients: int) -> Cost:
     """
     words, top, threshold = values + LAYOUT.offset, 2 * LAYOUT.offset - 1, secagg.two_thirds(clients)
     session = secagg.Session("benchmark", 0, len(values), LAYOUT.width, top, threshold, bytes(32))
-    server = secagg.Server(session)
+    server = secagg.Aggregator(session)
     sent = 0
 
     def send(message: bytes) -> None:
@@ -208,8 +208,8 @@ def masked(values: Ints, clients: int) -> Cost:
         sent += len(message)
         server.receive(message)
 
-    def prepare() -> tuple[list[secagg.Client], dict[int, bytes]]:
-        halves = [secagg.Client(session, who) for who in range(clients)]
+    def prepare() -> tuple[list[secagg.Participant], dict[int, bytes]]:
+        halves = [secagg.Participant(session, who) for who in range(clients)]
         for half in halves:
             send(half.advertise())
         roster = server.roster()
@@ -240,7 +240,7 @@ PARTS = {"encrypt": ("encrypt", "advertise", "share", "mask"), "add": ("add",), 
 def whole_rounds(size: Size, repeats: int) -> None:
     bits = size.keys[-1]
     long_keys = partial(Encrypted, "paillier", bits, testing=bits < 3072)
-    stages: dict[str, tuple[Secure, int, int]] = {  # how many drop out, how many steps the sum may be off
+    stages: dict[str, tuple[SecureStage, int, int]] = {  # how many drop out, how many steps the sum may be off
         f"Paillier {bits}, shared key": (long_keys(keys="shared"), 0, 0),
         f"Paillier {bits}, authority": (long_keys(keys="authority"), 0, 0),
         "BFV": (Encrypted("bfv"), 0, 0),

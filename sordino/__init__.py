@@ -31,7 +31,7 @@ def run(
     track: Sequence[str] = (),
     **settings: Any,
 ) -> Result:
-    """Run an experiment: a TOML file, a table with the same keys, or the default one.
+    """Runs an experiment: a TOML file, a table with the same keys, or the default one.
 
     Change it as on the command line, `"rounds=10"`, or in Python, `rounds=10, **{"algorithm.lr": 0.1}`. `out` is the
     run folder (default: runs/DATE-NAME), `prepared` a run whose preparation is taken over, `progress` shows how far it
@@ -49,7 +49,7 @@ def run(
 
 
 def resume(folder: str | Path, progress: bool = False, track: Sequence[str] = ()) -> Result:
-    """Continue a run that was stopped or killed."""
+    """Continues a run that was stopped or killed."""
     from sordino.runs.run import resume as continue_
 
     return _followed(lambda watch: continue_(Path(folder), watch), progress, track)
@@ -58,8 +58,8 @@ def resume(folder: str | Path, progress: bool = False, track: Sequence[str] = ()
 def compare(
     *experiments: str | Path, seeds: int = 3, out: str | Path = "runs/compare", target: float | None = None
 ) -> Comparison:
-    """Run experiment files over the same seeds: `sordino.compare("a.toml", "b.toml")`, or a sweep, `compare("a.toml",
-    "lr=0.01,0.1")`.
+    """Runs experiment files over the same seeds: `sordino.compare("a.toml", "b.toml")`, or a sweep,
+    `compare("a.toml", "lr=0.01,0.1")`.
     """
     from sordino.results.comparison import check_words
     from sordino.results.comparison import compare as compare_

@@ -36,7 +36,14 @@ SordinoError                 a ValueError that says what, why and what to do; `c
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from numbers import Integral, Real
 from pathlib import Path
+from typing import Generic, NamedTuple, TypeVar
+
+T = TypeVar("T")
 
 
 class SordinoError(ValueError):
@@ -181,3 +188,80 @@ class SecAggAborted(SecureError):
 def damaged(path: Path, why: str, fix: str) -> RunError:
     """A file of a run folder that is not what was written there."""
     return RunError(f"{path} is damaged", why=why[:300], fix=fix, code="run-file-damaged")
+
+
+def is_number(value: object) -> bool:
+    """A real number that is not a truth value (True would pass for 1)."""
+    return isinstance(value, Real) and not isinstance(value, bool)
+
+
+@dataclass(frozen=True)
+class Range:
+    """The numbers that a setting may take. NaN, infinity and truth values are in no range."""
+
+    above: float | None = None
+    least: float | None = None
+    below: float | None = None
+    most: float | None = None
+    whole: bool = False
+
+    def holds(self, value: float) -> bool:
+        return (
+            is_number(value)
+            and math.isfinite(value)
+            and (self.above is None or value > self.above)
+            and (self.least is None or value >= self.least)
+            and (self.below is None or value < self.below)
+            and (self.most is None or value <= self.most)
+            and (not self.whole or isinstance(value, Integral))
+        )
+
+    def __str__(self) -> str:
+        ends = {"above": self.above, "at least": self.least, "below": self.below, "at most": self.most}
+        said = " and ".join(f"{words} {end:g}" for words, end in ends.items() if end is not None)
+        return f"a {'whole' if self.whole else 'finite'} number, {said}"
+
+
+POSITIVE = Range(above=0)
+NOT_NEGATIVE = Range(least=0)
+COUNT = Range(least=1, whole=True)
+SEVERAL = Range(least=2, whole=True)
+FRACTION = Range(above=0, most=1)
+INSIDE = Range(above=0, below=1)
+BELOW_ONE = Range(least=0, below=1)
+PROBABILITY = Range(least=0, most=1)
+
+
+def check_range(
+    name: str,
+    value: float,
+    allowed: Range,
+    code: str,
+    *,
+    error: type[SordinoError] = ConfigError,
+    why: str = "",
+    fix: str = "",
+) -> None:
+    """Refuses a number outside its range, in the same words everywhere; `why` says what the number is for."""
+    if not allowed.holds(value):
+        text = f"it must be {allowed}" + (f": {why}" if why else "")
+        raise error(f"{name} is {value!r}", why=text, fix=fix, code=code)
+
+
+class Rule(NamedTuple, Generic[T]):
+    """One row of a table of refusals: what is refused, and what is said then."""
+
+    refuses: Callable[[T], bool]
+    error: type[SordinoError]
+    what: str | Callable[[T], str]
+    why: str
+    fix: str
+    code: str
+
+
+def check_rules(it: T, rules: Iterable[Rule[T]]) -> None:
+    """Refuses what the first row that applies refuses."""
+    for rule in rules:
+        if rule.refuses(it):
+            what = rule.what if isinstance(rule.what, str) else rule.what(it)
+            raise rule.error(what, why=rule.why, fix=rule.fix, code=rule.code)

@@ -3,7 +3,19 @@
 A key is a 64-bit integer (or an int64 tensor of them, one per stacked client). `fold` derives a child key, `uniform`
 and `normal` draw from it: pure functions of (key, index), no hidden state, so a draw cannot depend on who drew before.
 The mixer is SplitMix64 (Steele, Lea and Flood, OOPSLA 2014), applied twice. It is NOT cryptographic: keys serve
-simulation, data order and initial weights; noise that protects real people comes from `privacy.sources.System`.
+simulation, data order and initial weights; noise that protects real people comes from `privacy.noise.sources.System`.
+
+>>> key = root(0)
+>>> permutation(fold(key, "epoch", 0), 5).tolist() == permutation(fold(key, "epoch", 0), 5).tolist()
+True
+>>> fold(key, "client", 1) == fold(key, "client", 2)
+False
+
+A tensor of keys, one per stacked client, draws what each key draws on its own:
+
+>>> clients = torch.tensor([signed(word(fold(key, "client", k))) for k in range(2)])
+>>> torch.equal(uniform(clients, 3)[1], uniform(fold(key, "client", 1), 3))
+True
 """
 
 from __future__ import annotations
@@ -76,7 +88,9 @@ def bits(key: Key, count: int) -> Tensor:
 
 
 def words(key: int, count: int) -> NDArray[np.uint64]:
-    """The same as unsigned numbers, of one key: numpy's operations cost a tenth of torch's on a few words."""
+    """Independent 64-bit words as unsigned numbers, of one key: numpy's operations cost a tenth of torch's on a few
+    words.
+    """
     x = np.arange(1, count + 1, dtype=np.uint64)
     x *= np.uint64(_GAMMA)
     x += np.uint64(key)
@@ -89,7 +103,7 @@ def words(key: int, count: int) -> NDArray[np.uint64]:
 
 
 def uniform(key: Key, count: int) -> Tensor:
-    """float64 in (0, 1), never 0 and never 1."""
+    """`count` numbers in (0, 1) as float64, never 0 and never 1."""
     return (((bits(key, count) >> 12) & ((1 << 52) - 1)).double() + 0.5) * 2.0**-52
 
 
@@ -99,18 +113,19 @@ def at(key: Key, places: Sequence[int]) -> Tensor:
 
 
 def normal(key: Key, count: int) -> Tensor:
+    """`count` standard normal numbers."""
     drawn: Tensor = torch.special.ndtri(uniform(key, count))
     return drawn
 
 
 def laplace(key: Key, count: int) -> Tensor:
-    """Scale 1 (standard deviation sqrt 2)."""
+    """`count` Laplace numbers of scale 1 (standard deviation sqrt 2)."""
     u = uniform(key, count) - 0.5
     return -torch.sign(u) * torch.log1p(-2 * u.abs())
 
 
 def integers(key: Key, count: int, below: int | Tensor) -> Tensor:
-    """floor(u * below): exact to 2^-52 for the sizes of data sets."""
+    """`count` whole numbers from 0 to below - 1, exact to 2^-52 for the sizes of data sets."""
     return (uniform(key, count) * below).long()
 
 

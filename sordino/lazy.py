@@ -12,6 +12,7 @@ Whoever uses one as a tensor gets the tensor: any torch function or operator act
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable
 from functools import cache
 from typing import Any, TypeAlias
@@ -21,36 +22,38 @@ import torch.nn.functional as F
 from torch import Tensor
 
 Index: TypeAlias = slice | Tensor  # some rows, each at most once
+Ready: TypeAlias = Any  # rows as a network takes them: a tensor, or a `Part` of rows whose first layer is linear
 EVERY = slice(None)
 SMALL = 1 << 16
 BUNCH = 1 << 10  # rows of a span that are multiplied out together
 
 
 class Lazy:
-    """What all of them answer. No ABC: its `isinstance` costs as much as a small tensor operation."""
+    """A matrix that is not formed yet. No ABCMeta: its `isinstance` costs as much as a small tensor operation."""
 
     __slots__ = ()
 
+    @abstractmethod
     def dense(self) -> Tensor:
-        raise NotImplementedError
+        """The matrix itself."""
 
     @property
-    def dtype(self) -> torch.dtype:
-        raise NotImplementedError
+    @abstractmethod
+    def dtype(self) -> torch.dtype: ...
 
     @property
-    def shape(self) -> torch.Size:
-        raise NotImplementedError
+    @abstractmethod
+    def shape(self) -> torch.Size: ...
 
     def numel(self) -> int:
         return self.shape.numel()
 
     def added_to(self, y: Any, factor: float) -> Any:
-        """y + factor * self."""
+        """The sum y + factor * self."""
         return torch.add(dense(y), self.dense(), alpha=factor)
 
     def add_to(self, y: Any, factor: float) -> Any:
-        """The same, in y's own memory where it can be."""
+        """The sum y + factor * self, in y's own memory where it can be."""
         if isinstance(y, Lazy):
             y = y.dense()
         return y.add_(self.dense(), alpha=factor)
@@ -67,7 +70,7 @@ class Lazy:
 
 
 class Zero(Lazy):
-    """What is left of a tensor minus itself."""
+    """The zeros that are left of a tensor minus itself."""
 
     __slots__ = ("like",)
 
@@ -93,7 +96,7 @@ class Zero(Lazy):
 
 
 class Product(Lazy):
-    """left^T right, or left^T 1 without a right."""
+    """The product left^T right, or left^T 1 without a right."""
 
     __slots__ = ("left", "right")
 
@@ -133,7 +136,7 @@ class Product(Lazy):
         return Product(self.left.to(dtype), None if self.right is None else self.right.to(dtype))
 
 
-class Rows:
+class ClientRows:
     """All rows x of a client in one round, and what a first layer makes of them at the weights it starts from.
 
     While the weights move inside the span of x, W = W0 + c^T x, a batch x_b sees x_b W^T = x_b W0^T + (x_b x^T) c: both
@@ -166,11 +169,11 @@ class Rows:
 
 
 class Part:
-    """Some rows of `Rows`, for a network whose first layer is linear; cut like a tensor."""
+    """Some rows of `ClientRows`, for a network whose first layer is linear; cut like a tensor."""
 
     __slots__ = ("index", "rows")
 
-    def __init__(self, rows: Rows, index: Index) -> None:
+    def __init__(self, rows: ClientRows, index: Index) -> None:
         self.rows, self.index = rows, index
 
     def __getitem__(self, index: slice) -> Part:
@@ -185,11 +188,11 @@ class Part:
 
 
 class Span(Lazy):
-    """c^T x over all rows, or over those of `index`."""
+    """The combination c^T x over all rows x, or over those of `index`."""
 
     __slots__ = ("c", "index", "rows")
 
-    def __init__(self, rows: Rows, c: Tensor, index: Index = EVERY) -> None:
+    def __init__(self, rows: ClientRows, c: Tensor, index: Index = EVERY) -> None:
         self.rows, self.c, self.index = rows, c, index  # c: [rows, out]
 
     @property
@@ -204,7 +207,7 @@ class Span(Lazy):
         return self.c.t() @ self.rows.x[self.index]
 
     def coefficients(self, factor: float) -> Tensor:
-        """Of all rows."""
+        """The coefficients of all rows, also of those that are not in the index."""
         if self.index is EVERY:
             return self.c * factor
         if isinstance(self.index, slice):
@@ -214,7 +217,7 @@ class Span(Lazy):
         return none.index_add(0, self.index, self.c, alpha=factor)
 
     def on(self, c: Tensor, factor: float) -> Tensor:
-        """c + factor * self, in the memory of c."""
+        """The coefficients c + factor * self, in the memory of c."""
         if isinstance(self.index, slice):
             c[self.index].add_(self.c, alpha=factor)
             return c
@@ -239,12 +242,12 @@ class Span(Lazy):
         return Span(self.rows, self.c * factor, self.index)
 
     def kept(self) -> Span:
-        """As it is now: weights that go on write into their own coefficients."""
+        """The span as it is now: weights that go on write into their own coefficients."""
         return Span(self.rows, self.c.clone(), self.index)
 
 
 class Scaled(Lazy):
-    """factor * x: a step that is not taken yet."""
+    """The product factor * x, for a step that is not taken yet."""
 
     __slots__ = ("factor", "x")
 
@@ -276,7 +279,7 @@ class Scaled(Lazy):
 
 
 class Moved(Lazy):
-    """start + way, of memory of its own once somebody wants to see it."""
+    """The sum start + way, which gets memory of its own once somebody wants to see it."""
 
     __slots__ = ("_whole", "start", "way")
 
@@ -299,13 +302,13 @@ class Moved(Lazy):
             self._whole = self.way.added_to(self.start, 1.0)
         return self._whole
 
-    def along(self, rows: Rows) -> bool:
-        """Did it stay in the span of these rows?"""
+    def along(self, rows: ClientRows) -> bool:
+        """Whether the weights stayed in the span of these rows."""
         return isinstance(self.way, Span) and self.way.rows is rows
 
 
 def take(x: Tensor, rows: Tensor) -> Tensor:
-    """x[rows]. The rule that vmap has for it walks over single numbers, this one over whole rows."""
+    """The rows x[rows]. The rule that vmap has for it walks over single numbers, this one over whole rows."""
     found: Tensor = _Take.apply(x, rows)  # type: ignore[no-untyped-call]
     return found
 
@@ -361,7 +364,7 @@ def _ones(count: int, dtype: torch.dtype) -> Tensor:
 
 
 def dense(value: Any) -> Any:
-    """With tensors in place of everything lazy."""
+    """The same tree with tensors in place of everything lazy."""
     if isinstance(value, Lazy):
         return value.dense()
     return type(value)(dense(v) for v in value) if isinstance(value, list | tuple) else value

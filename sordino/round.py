@@ -33,7 +33,7 @@ Keep = Callable[[Outcome, bytes], None]
 
 
 def forget(outcome: Outcome, release: bytes) -> None:
-    """What keeps nothing: a run that nobody will resume."""
+    """Keeps nothing, for a run that nobody will resume."""
 
 
 def one_round(

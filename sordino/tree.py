@@ -3,6 +3,20 @@
 A tree is a tensor, a dict of trees with string keys, a tuple or a NamedTuple of trees. States and payloads are
 NamedTuples, so every leaf has a name ("delta/conv1.weight") that is the same on the wire, in a checkpoint and in an
 error message.
+
+>>> a = {"w": torch.tensor([1.0, 2.0]), "b": torch.tensor(3.0)}
+>>> axpy(2.0, a, a)
+{'w': tensor([3., 6.]), 'b': tensor(9.)}
+>>> [(name, leaf.tolist()) for name, leaf in named({"delta": a})]
+[('delta/w', [1.0, 2.0]), ('delta/b', 3.0)]
+>>> add(a, {"w": a["w"]})
+Traceback (most recent call last):
+ValueError: trees differ: ['b', 'w'] against [['w']]
+
+A vector of all numbers goes back into the structure that it came from:
+
+>>> unflat(2 * flat(a), a)
+{'w': tensor([2., 4.]), 'b': tensor(6.)}
 """
 
 from __future__ import annotations
@@ -20,7 +34,7 @@ T = TypeVar("T")
 
 
 def map(fn: Callable[..., Tensor], tree: T, *rest: T) -> T:
-    """Apply `fn` leaf by leaf; all trees must have the same structure."""
+    """Applies `fn` leaf by leaf; all trees must have the same structure."""
     if isinstance(tree, Tensor | Lazy):
         return fn(dense(tree), *dense(rest))  # type: ignore[return-value]
     if isinstance(tree, dict):
@@ -36,7 +50,7 @@ def map(fn: Callable[..., Tensor], tree: T, *rest: T) -> T:
 
 
 def named(tree: Tree, prefix: str = "") -> Iterator[tuple[str, Tensor]]:
-    """Leaves with their path, in a fixed order."""
+    """The leaves with their path, in a fixed order."""
     if isinstance(tree, Tensor | Lazy):
         yield prefix.rstrip("/") or "value", tree  # type: ignore[misc]  # as good as its matrix
     elif isinstance(tree, dict):
@@ -89,7 +103,7 @@ def scale(factor: float | Tensor, a: T) -> T:
 
 
 def axpy(factor: float | Tensor, a: T, b: T) -> T:
-    """factor * a + b"""
+    """The sum factor * a + b."""
     if isinstance(factor, Tensor):
         return map(lambda x, y: factor * x + y, a, b)
     if isinstance(a, dict) and isinstance(b, dict) and a.keys() == b.keys():
@@ -104,7 +118,9 @@ def axpy(factor: float | Tensor, a: T, b: T) -> T:
 
 
 def descend(y: T, eta: float, direction: T, start: T) -> T:
-    """y - eta * direction. The first step away from `start` makes a tree of its own; later ones walk in that memory."""
+    """The step y - eta * direction. The first step away from `start` makes a tree of its own; later ones walk in
+    that memory.
+    """
     if isinstance(y, dict) and isinstance(direction, dict) and y.keys() == direction.keys():
         walked = {} if y is start else y
         for name in y:
@@ -125,7 +141,7 @@ def descend(y: T, eta: float, direction: T, start: T) -> T:
 
 
 def formed(a: T) -> T:
-    """The same with nothing but tensors."""
+    """The same tree with nothing but tensors."""
     return map(lambda leaf: leaf, a)
 
 
@@ -144,7 +160,7 @@ def norm(a: Tree, order: float = 2) -> Tensor:
 
 
 def size(a: Tree) -> int:
-    """Number of coordinates."""
+    """The number of coordinates."""
     return sum(leaf.numel() for leaf in leaves(a))
 
 

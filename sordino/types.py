@@ -18,8 +18,10 @@ from typing import Any, Generic, Literal, NamedTuple, Protocol, Self, TypeAlias,
 from torch import Tensor
 
 from sordino.keys import Key
+from sordino.lazy import Ready
 from sordino.ledger.claims import ADVERSARIES, Adversary, Claim, Neighbours, Status, Unit
 from sordino.ledger.events import Event
+from sordino.tree import Tree
 
 Params: TypeAlias = dict[str, Tensor]
 Losses: TypeAlias = Callable[
@@ -35,18 +37,18 @@ U = TypeVar("U")  # what comes up
 
 
 class Offer(NamedTuple):
-    """A gate that can be private: what it needs to know to be priced."""
+    """What a budget must know of a gate to price its noise."""
 
     unit: Unit
     neighbours: Neighbours
     adversary: Adversary  # the strongest adversary the promise holds against
-    mechanism: Mechanism
+    mechanism: Priced
     everyone_pays: bool  # hidden Poisson participation: absent clients pay too
     rate: float = 1.0  # of the sampler that the price may use, 1 where none may be
 
 
-class Mechanism(Protocol):
-    """A noise law: which norm it needs bounded, which event it is, how it is drawn and priced."""
+class Priced(Protocol):
+    """A noise law as far as its price goes: which norm it needs bounded, and which event it is."""
 
     @property
     def order(self) -> int: ...  # 1 or 2: the norm of the sensitivity
@@ -55,15 +57,20 @@ class Mechanism(Protocol):
     @property
     def spread(self) -> float: ...  # deviation over scale
     def event(self, multiplier: float) -> Event: ...
-    def add(self, values: Tensor, scale: float, source: Source) -> Tensor: ...
 
 
-class Source(Protocol):
+class Mechanism(Priced, Protocol):
+    """A noise law that is added to values."""
+
+    def add(self, values: Tensor, scale: float, source: NoiseSource) -> Tensor: ...
+
+
+class NoiseSource(Protocol):
     """Where noise comes from: a counter key in simulation, the operating system between real sites."""
 
     @property
     def name(self) -> str: ...
-    def child(self, *parts: int | str) -> Source: ...
+    def child(self, *parts: int | str) -> NoiseSource: ...
     def gaussian(self, values: Tensor, std: float) -> Tensor: ...
     def laplace(self, values: Tensor, scale: float) -> Tensor: ...
     def coins(self, count: int, probability: float) -> Tensor: ...
@@ -77,14 +84,14 @@ class Grant:
     client: int
     size: int  # the client's number of examples
     largest: int  # the largest public number of examples in the federation
-    source: Source
+    source: NoiseSource
     multiplier: float | None = None  # of the private gate's noise; None where no gate is private
     epochs: int | None = None  # a straggler's smaller effort
     part: float | None = None  # or the part of its batches that it does
     reach: float = 1.0  # of a personal clip: what this client's budget buys, against the most generous one's
     precision: float = 1.0  # of its noisy upload, against the most precise one's
     reads: int | None = None  # noisy reads that were reserved; None: the caller sees to it
-    pool: Any = None  # privacy.pool.Pool: clients of this process that may share a pass over the network
+    pool: Any = None  # a privacy.readers.shared_pass.SharedPass of clients that may share a pass over the network
     public: Examples | None = None  # what this client has beside its own examples, and may look at
 
 
@@ -99,7 +106,7 @@ class Terms:
     reach: float = 1.0
     precision: float = 1.0
 
-    def granted(self, client: int, size: int, source: Source) -> Grant:
+    def granted(self, client: int, size: int, source: NoiseSource) -> Grant:
         return Grant(
             client,
             size,
@@ -115,7 +122,7 @@ class Terms:
 
 @dataclass(frozen=True)
 class Work:
-    """Local effort in the users' words. `batch_size` None is the full batch."""
+    """The local effort in the users' words. `batch_size` None is the full batch."""
 
     epochs: int | None
     steps: int | None
@@ -154,7 +161,7 @@ class Episode(Protocol):
     def grad(self, loss: EpisodeLoss, params: Params) -> Params: ...
 
 
-class Mixed(Protocol):
+class MixedStep(Protocol):
     """Sealed examples beside public ones in one step."""
 
     @property
@@ -171,22 +178,26 @@ class Shard(Protocol):
     def episodes(self, work: Work, key: Key) -> Iterator[Episode]: ...
     @property
     def public(self) -> Examples | None: ...  # nobody's secret
-    def mixed(self, work: Work, key: Key, how: Any) -> Iterator[Mixed]: ...  # privacy.beside.How
+    def mixed(self, work: Work, key: Key, how: Any) -> Iterator[MixedStep]: ...  # privacy.readers.beside_public.How
     def split(self, share: float, key: Key) -> tuple[Shard, Shard]: ...  # of so many examples, and of the others
     def by_class(
         self, of: Callable[[Tensor], Tensor], classes: int
     ) -> tuple[Tensor, Tensor]: ...  # per class, the sum of a statistic [n, d] and the number of examples
-    def sum(self, of: Callable[[Tensor, Tensor], Any]) -> Any: ...  # over all examples, of a tree computed from (x, y)
+    def sum(
+        self, of: Callable[[Tensor, Tensor], Tree]
+    ) -> Tree: ...  # over all examples, of a tree computed from (x, y)
 
 
-class Model(Protocol):
-    """What somebody predicts with."""
+class Scorer(Protocol):
+    """Anything that somebody predicts with."""
 
     def score(self, examples: Examples) -> Mapping[str, Tensor]: ...  # one value per example, by metric
 
 
 class Stated(NamedTuple):
-    """What a paper prints for its noise, and what its own formula gives for all rounds together. Neither is proved."""
+    """The epsilon that a paper prints for its noise, and what its own formula gives for all rounds together. Neither
+    is proved.
+    """
 
     epsilon: float
     composed: float
@@ -221,17 +232,17 @@ class Reader(ABC):
 
     @property
     def multiplier(self) -> float | None:
-        """The noise that is typed into it; None where a budget decides, or where it draws none."""
+        """The noise multiplier that is typed into the reader; None where a budget decides, or where it draws none."""
         return None
 
     @property
     def cut(self) -> float | None:
-        """The length to which it cuts what one example gives; None where it cuts nothing."""
+        """The length to which the reader cuts what one example gives; None where it cuts nothing."""
         return None
 
     @property
     def gives(self) -> Literal["batches", "episodes", "sums"] | None:
-        """The one kind of read that its promise covers; None where it covers all of them, or promises nothing."""
+        """The one kind of read that the promise covers; None where it covers all of them, or promises nothing."""
         return None
 
     @property
@@ -239,7 +250,7 @@ class Reader(ABC):
         """How often `prepare` changes the examples: once in a run, in every round, or never."""
         return None
 
-    def prepare(self, examples: Examples, source: Source) -> Examples:
+    def prepare(self, examples: Examples, source: NoiseSource) -> Examples:
         """A client's examples as everything that follows will see them."""
         return examples
 
@@ -249,7 +260,7 @@ class Reader(ABC):
 
 
 class Bound(NamedTuple):
-    """Proved bound on one client's contribution, in each norm."""
+    """The proved bound on one client's contribution, in each norm."""
 
     l1: float = math.inf
     l2: float = math.inf
@@ -259,14 +270,14 @@ class Bound(NamedTuple):
 
 
 class Task(Protocol):
-    """What is learned."""
+    """The problem that is learned: a network and its loss."""
 
     @property
     def name(self) -> str: ...
     def init(self, key: Key) -> Params: ...
     def losses(self, params: Params, x: Tensor, y: Tensor, keys: Tensor) -> Tensor: ...
-    def ready(self, x: Tensor, y: Tensor, whole: bool = False) -> tuple[Any, Tensor]: ...
-    def gradient(self, params: Params, x: Any, y: Tensor, draws: Callable[[], Tensor]) -> Params: ...
+    def ready(self, x: Tensor, y: Tensor, whole: bool = False) -> tuple[Ready, Tensor]: ...
+    def gradient(self, params: Params, x: Ready, y: Tensor, draws: Callable[[], Tensor]) -> Params: ...
     def stacks(self, n: int) -> int: ...  # clients of n rows that are trained in one call
     def room(self, params: Params) -> int: ...  # rows that `pooled` takes at once; 0 where it cannot
     def pooled(self, params: Params, x: Tensor, y: Tensor, clip: float, order: int) -> Any: ...
@@ -308,14 +319,14 @@ class Task(Protocol):
 
 @dataclass(frozen=True)
 class Received(Generic[U]):
-    """What gate 2 lets the server see. Only `Uplink.receive` makes one."""
+    """The part of a round that gate 2 lets the server see. Only `Uplink.receive` makes one."""
 
     mean: U  # sum / public denominator
     participation: float  # |cohort| / population; its public expectation where central noise hides who took part
     _each: Callable[[], list[U]]
-    public: Any = ()  # what the uplink's own stages have learnt for the next round
+    public: Tree = ()  # what the uplink's own stages have learnt for the next round
 
     @property
     def each(self) -> list[U]:
-        """Single uploads, where the uplink shows them; raises AggregateOnly otherwise."""
+        """The single uploads, where the uplink shows them; raises AggregateOnly otherwise."""
         return self._each()

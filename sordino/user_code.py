@@ -20,12 +20,14 @@ _FILES: set[str] = set()  # of classes that were named in this process, and of t
 
 
 def is_own(name: str) -> bool:
-    """Does it name somebody's own class?"""
+    """Whether a name is that of somebody's own class."""
     return ":" in name
 
 
 def load(path: str, what: str) -> Any:
-    """What `module:Class` names. The module is somebody's program: whatever goes wrong in it is said with its place."""
+    """The class that `module:Class` names. The module is somebody's program: whatever goes wrong in it is said with
+    its place.
+    """
     module_name, _, class_name = path.partition(":")
     here = str(Path.cwd())
     if here not in sys.path:
@@ -68,7 +70,8 @@ def _told(error: BaseException, at: traceback.FrameSummary | None) -> str:
 
 @contextlib.contextmanager
 def blamed() -> Iterator[None]:
-    """Whatever goes wrong in a named class is one message with its place, and no end of the program by `sys.exit`.
+    """Turns whatever goes wrong in a named class into one message with its place; `sys.exit` does not end the
+    program.
 
     Ctrl-C is Ctrl-C wherever it strikes.
     """
@@ -83,7 +86,7 @@ def blamed() -> Iterator[None]:
 
 
 def blame(error: BaseException) -> OwnCodeError | None:
-    """What to say of an error that came through the file of a named class; None where it did not."""
+    """The message for an error that came through the file of a named class; None where it did not."""
     theirs = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename in _FILES]
     if not theirs:
         return None

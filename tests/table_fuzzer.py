@@ -9,7 +9,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 from sordino.algorithms import ALGORITHMS
 from sordino.budget.schedules import SCHEDULES
 from sordino.cohorts.by_budget import COHORTS
-from sordino.config import Chaos, Data, Evaluation, Privacy, Slow, data_sources
+from sordino.config import Chaos, Data, EvaluationSettings, Privacy, Slow, data_sources
 from sordino.config.gates import READERS, STAGES
 from sordino.partition.schemes import SCHEMES
 from sordino.tasks.nets import NETS
@@ -33,7 +33,7 @@ def table(rng: random.Random) -> Table:
         "partition": {"scheme": "natural"} if source != "digits" and rng.random() < 0.8 else _chosen(SCHEMES, rng, "scheme"),
         "algorithm": _chosen(ALGORITHMS, rng),
         "privacy": _some(Privacy, rng, 0.05) | ({"epsilon": rng.choice([0.5, 4.0, 50.0])} if rng.random() < 0.3 else {}),
-        "evaluation": _some(Evaluation, rng, 0.04),
+        "evaluation": _some(EvaluationSettings, rng, 0.04),
         "stragglers": _some(Slow, rng, 0.05),
         "chaos": _some(Chaos, rng, 0.05),
         "engine": {"executor": rng.choice(["auto", "loop", "stack", "pooled"])},

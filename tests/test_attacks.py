@@ -29,7 +29,7 @@ from sordino.privacy.noise.laws import GaussianNoise
 from sordino.privacy.noise.sources import Counter
 from sordino.privacy.uplink.stages import Clip, Noise
 from sordino.runs.simulation import simulated
-from sordino.types import Source
+from sordino.types import NoiseSource
 
 slow = pytest.mark.slow
 
@@ -87,7 +87,7 @@ def test_a_pair_is_told_apart_as_well_as_the_noise_allows() -> None:
     best = float(((shift / std) ** 2).sum().sqrt())
 
     def release(length: float) -> Any:
-        def seen(source: Source) -> torch.Tensor:
+        def seen(source: NoiseSource) -> torch.Tensor:
             each = [source.child(i).gaussian(shift[i : i + 1] * length, float(std[i])) for i in range(10)]
             return torch.cat(each)[None].double()
 

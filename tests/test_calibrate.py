@@ -16,8 +16,6 @@ from sordino.ledger.accountants import epsilon_by
 from sordino.ledger.calibrate import (
     classic_multiplier,
     exact_multiplier,
-    laplace_scale,
-    rate_for,
     sampled_multiplier,
 )
 from sordino.ledger.events import Gaussian, Poisson, Repeat
@@ -62,7 +60,6 @@ def test_exact_numbers() -> None:
     assert exact_multiplier(10, 1e-5, 20) == pytest.approx(2.2356, abs=5e-5)
     for epsilon, std in ((1, 0.05561), (5, 0.01330), (10, 0.00745), (20, 0.00432), (30, 0.00320)):
         assert 2 * exact_multiplier(epsilon, 1e-5, 20) / 600 == pytest.approx(std, abs=6e-6)
-    assert laplace_scale(1.5) * 2 * 0.1 * 50 / 600 == pytest.approx(0.01111111, rel=1e-6)
 
 
 @given(st.floats(1e-3, 50), st.floats(1e-12, 0.3), st.integers(1, 500))
@@ -136,35 +133,21 @@ def test_a_calibration_off_by_two_percent_is_caught(factor: float) -> None:
         check_calibration(twin, (2.0, 1e-5, 0.1, 100))
 
 
-def test_rate_for_is_the_largest_rate() -> None:
-    rates = [rate_for(epsilon, 1e-5, 1.5, 40, orders=FEW_ORDERS) for epsilon in (1.0, 2.0, 4.0)]
-    assert rates == sorted(rates)
-    for epsilon, rate in zip((1.0, 2.0, 4.0), rates, strict=True):
-        assert spent(1.5, 1e-5, rate, 40, orders=FEW_ORDERS) <= epsilon
-        assert spent(1.5, 1e-5, 1.01 * rate, 40, orders=FEW_ORDERS) > epsilon
-    z = sampled_multiplier(2.0, 1e-5, 0.1, 40, orders=FEW_ORDERS)
-    assert rate_for(2.0, 1e-5, z, 40, orders=FEW_ORDERS) == pytest.approx(0.1, rel=1e-3)  # each other's inverse
-    assert rate_for(2.0, 1e-5, 1e3, 40, orders=FEW_ORDERS) == 1.0
-
-
 @pytest.mark.parametrize(
     ("call", "code"),
     [
         (lambda: exact_multiplier(0.0, 1e-5), "epsilon-not-positive"),
         (lambda: classic_multiplier(-1.0, 1e-5), "epsilon-not-positive"),
-        (lambda: laplace_scale(math.nan), "epsilon-not-positive"),
-        (lambda: laplace_scale(True), "epsilon-not-positive"),
-        (lambda: laplace_scale(math.inf), "epsilon-not-finite"),
+        (lambda: exact_multiplier(math.nan, 1e-5), "epsilon-not-positive"),
         (lambda: sampled_multiplier(math.inf, 1e-5, 0.1, 1), "epsilon-not-finite"),
         (lambda: exact_multiplier(1.0, 0.0), "delta-out-of-range"),
         (lambda: classic_multiplier(0.5, 1.0), "delta-out-of-range"),
-        (lambda: rate_for(1.0, math.nan, 1.0, 1), "delta-out-of-range"),
+        (lambda: sampled_multiplier(1.0, math.nan, 0.1, 1), "delta-out-of-range"),
         (lambda: exact_multiplier(1.0, 1e-5, 0), "exposures-not-positive"),
         (lambda: sampled_multiplier(1.0, 1e-5, 0.1, True), "exposures-not-positive"),
         (lambda: sampled_multiplier(1.0, 1e-5, 1.5, 3), "rate-out-of-range"),
-        (lambda: rate_for(1.0, 1e-5, -1.0, 3), "noise-not-a-number"),
+        (lambda: sampled_multiplier(1.0, 1e-5, -0.1, 3), "noise-not-a-number"),
         (lambda: sampled_multiplier(0.001, 1e-9, 0.1, 1, orders=FEW_ORDERS), "budget-out-of-reach"),
-        (lambda: rate_for(0.001, 1e-9, 1.0, 10, orders=FEW_ORDERS), "budget-out-of-reach"),
     ],
 )
 def test_refusals(call: Callable[[], float], code: str) -> None:

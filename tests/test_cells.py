@@ -25,7 +25,7 @@ from sordino.ledger.notes import note
 from sordino.ledger.statement import statement
 from sordino.privacy.readers.episodes import CellGradient, CellShard
 from sordino.tasks.quadratic import Quadratic
-from sordino.types import Examples, Grant, Params, Source, Work
+from sordino.types import Examples, Grant, NoiseSource, Params, Work
 
 N, CELLS, CLIP, Z = 40, 5, 0.8, 3.0
 NET = Quadratic(2)
@@ -41,7 +41,7 @@ def added(params: Params, support: Examples, query: Examples, draws: Tensor) -> 
 def read(
     reader: CellGradient,
     examples: Examples,
-    source: Source,
+    source: NoiseSource,
     steps: int = 1,
     key: int = 1,
     loss: Callable[..., Tensor] = added,
@@ -194,7 +194,7 @@ class Heads(Still):
 
     chosen: tuple[int, ...] = ()
 
-    def child(self, *parts: int | str) -> Source:
+    def child(self, *parts: int | str) -> NoiseSource:
         return self
 
     def coins(self, count: int, probability: float) -> Tensor:

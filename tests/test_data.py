@@ -27,7 +27,7 @@ from sordino import config
 from sordino.data import SOURCES, Dataset, Split, digits, images, pixels, quadratic, tabular
 from sordino.data.dataset import apart, pixel_stats, stratified
 from sordino.errors import ConfigError, DataError
-from sordino.partition.schemes import LongTail, Natural, Shards
+from sordino.partition.schemes import LongTail, Natural, SortedShards
 from sordino.runs.simulation import simulated
 
 Array = NDArray[Any]
@@ -293,7 +293,7 @@ def test_a_build_appears_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest
         raise OSError("killed before the file was moved into place")
 
     monkeypatch.setattr(os, "replace", killed)
-    batch = pixels.Batch(PICTURE[None], jpegs=0)
+    batch = pixels.PixelBatch(PICTURE[None], jpegs=0)
     assert refused(lambda: pixels.write(tmp_path / "a.u8", np.array([1]), [batch])).code == "cache-not-writable"
     assert list(tmp_path.iterdir()) == []
 
@@ -510,7 +510,7 @@ def test_real_mnist(cache: Path) -> None:
     assert (data.mean, data.std) == ((round(mean[0], 4),), (round(std[0], 4),)) == ((0.1307,), (0.3081,))
     kept = LongTail(100, 0.5).class_counts(data.train.y)
     assert kept.tolist() == [5421, 3249, 1948, 1167, 700, 419, 251, 150, 90, 54]
-    parts = Shards(100).assign(data.train.y, None, np.random.default_rng(0))
+    parts = SortedShards(100).assign(data.train.y, None, np.random.default_rng(0))
     assert {len(part) for part in parts} == {600}
 
 

@@ -50,7 +50,7 @@ from sordino.runs.private import CLIENTS, FOLDER, secret_of
 from sordino.runs.run import Ended, resume, start
 from sordino.runs.simulation import simulated
 from sordino.runs.verify import verify
-from sordino.types import Bound, Examples, Grant, Received, Source, Terms, Work
+from sordino.types import Bound, Examples, Grant, NoiseSource, Received, Terms, Work
 
 LC: dict[str, Any] = {"name": "lc_fl"}
 SIX: dict[str, Any] = {"scheme": "iid", "clients": 6}
@@ -96,11 +96,11 @@ class Rounds:
         return iter(self.up[-1].items())
 
 
-def grant(source: Source, size: int = 1, largest: int = 1) -> Grant:
+def grant(source: NoiseSource, size: int = 1, largest: int = 1) -> Grant:
     return Grant(0, size, largest, source)
 
 
-def mean_of(uplink: Uplink, uploads: list[Tensor], source: Source) -> Tensor:
+def mean_of(uplink: Uplink, uploads: list[Tensor], source: NoiseSource) -> Tensor:
     """By the gate, of clients that are equally large."""
     sent = {k: uplink.encode({"w": x}, grant(source.child("client", k))) for k, x in enumerate(uploads)}
     zero = {"w": torch.zeros_like(uploads[0])}
@@ -241,7 +241,7 @@ def laplace(x: Tensor, beta: float) -> bool:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("source", [Counter(5), System()], ids=["counter", "system"])
-def test_fifty_equal_clients_as_published(source: Source) -> None:
+def test_fifty_equal_clients_as_published(source: NoiseSource) -> None:
     """beta = 2 * 0.1 * max w / 10 = 4e-4 in the mean, whether flags decide or not; a tenth more or less would be seen,
     and so would other noise.
     """
@@ -391,7 +391,7 @@ def test_cdp_fl_costs_its_epsilon_for_every_coordinate_and_every_round(
 
 
 def promised(algorithm: FedAvg, coordinates: int, least: float) -> tuple[Event, str, tuple[str, ...]]:
-    stage = algorithm.uplink.fitted(coordinates, least).coordinates
+    stage = algorithm.uplink.fitted(coordinates, least).per_coordinate
     assert stage is not None
     return stage.promise()
 

@@ -33,7 +33,7 @@ from sordino.errors import LedgerError
 from sordino.evaluate.accuracy import LISTED, Evaluator
 from sordino.ledger import covering
 from sordino.ledger import statement as statements
-from sordino.ledger.accountants import Bound
+from sordino.ledger.accountants import EpsilonBound
 from sordino.ledger.books import Caps
 from sordino.ledger.claims import Claim
 from sordino.ledger.currency import ZCDP, Amount
@@ -43,7 +43,7 @@ from sordino.ledger.ledger import Charter, Each, Ledger
 from sordino.ledger.notes import Release, note, read_notes
 from sordino.ledger.statement import Row, statement
 from sordino.partition import counts
-from sordino.partition.rows import Rows
+from sordino.partition.rows import RowNumbers
 from sordino.partition.schemes import Natural
 from sordino.round import Outcome, one_round
 from sordino.runs.population import Population
@@ -109,10 +109,12 @@ def test_the_first_client_of_every_history_speaks_for_all(notes: list[str]) -> N
     assert len(told) == len(firsts(told))  # none twice
 
 
-def counted(event: Event, delta: float, neighbours: str) -> list[Bound]:
+def counted(event: Event, delta: float, neighbours: str) -> list[EpsilonBound]:
     """A cheap accountant with many ties: which of two equally bad histories is shown must not change either."""
     found = leaves(event)
-    return [Bound("count", math.inf if any(isinstance(leaf, NonPrivate) for leaf in found) else found.total() // 2)]
+    return [
+        EpsilonBound("count", math.inf if any(isinstance(leaf, NonPrivate) for leaf in found) else found.total() // 2)
+    ]
 
 
 def stated(notes: list[str], population: int, patch: pytest.MonkeyPatch, **changes: Any) -> list[Row]:
@@ -271,13 +273,13 @@ def test_a_file_that_lists_every_cap_is_still_read(tmp_path: Path) -> None:
 @quick
 @given(st.lists(st.integers(-1, 6), max_size=40))
 def test_rows_are_one_array_for_every_client(owner: list[int]) -> None:
-    rows = Rows.by_owner(np.array(owner, np.int64), 7)
+    rows = RowNumbers.by_owner(np.array(owner, np.int64), 7)
     parts = [np.flatnonzero(np.array(owner) == k) for k in range(7)]
     assert [part.tolist() for part in rows] == [part.tolist() for part in parts]
     assert (len(rows), list(rows.sizes)) == (7, [len(part) for part in parts])
     assert rows.owners.tolist() == sorted(k for k in owner if k >= 0)
     assert all(part.base is not None for part in rows)  # views
-    again = Rows.of(parts)
+    again = RowNumbers.of(parts)
     assert (again.numbers.tolist(), again.starts.tolist()) == (rows.numbers.tolist(), rows.starts.tolist())
     assert [part.tolist() for part in rows[-2:]] == [part.tolist() for part in parts[-2:]]
     for beyond in (7, -8):
@@ -290,7 +292,7 @@ def test_rows_are_one_array_for_every_client(owner: list[int]) -> None:
 def test_natural_clients_keep_their_own_test_rows(group: list[int], test: list[int]) -> None:
     train, held = np.array(group, np.int64), np.array(test, np.int64)
     splits = (Split(rows, np.zeros(len(rows), np.int64), rows) for rows in (train, held))
-    matched = Natural().match(next(splits), Rows.of([]), next(splits), np.random.default_rng(0))
+    matched = Natural().match(next(splits), RowNumbers.of([]), next(splits), np.random.default_rng(0))
     assert [rows.tolist() for rows in matched] == [np.flatnonzero(held == g).tolist() for g in np.unique(train)]
 
 
@@ -364,7 +366,7 @@ def test_every_client_is_scored_as_if_alone(examples: list[tuple[int, int, float
     owner, right, loss = (list(column) for column in zip(*examples, strict=True))
     task = Given(accuracy=right, loss=loss) if with_accuracy else Given(loss=loss)
     metric, values = ("accuracy", right) if with_accuracy else ("loss", loss)
-    found = evaluated(task, Rows.by_owner(np.array(owner), 26))
+    found = evaluated(task, RowNumbers.by_owner(np.array(owner), 26))
     own = [[v for k, v in zip(owner, values, strict=True) if k == client] for client in range(26)]
     each = [statistics.fmean(mine) if mine else None for mine in own]
     assert found["loss"] == pytest.approx(statistics.fmean(loss))
@@ -382,7 +384,7 @@ def test_every_client_is_scored_as_if_alone(examples: list[tuple[int, int, float
 
 def test_single_clients_are_listed_up_to_ten_thousand() -> None:
     for clients in (LISTED, LISTED + 1):
-        told = evaluated(Given(accuracy=[1.0, 0.0, 1.0]), Rows.by_owner(np.array([0, 5, clients - 1]), clients))[
+        told = evaluated(Given(accuracy=[1.0, 0.0, 1.0]), RowNumbers.by_owner(np.array([0, 5, clients - 1]), clients))[
             "clients"
         ]
         assert ("each" in told) == (clients == LISTED)
@@ -398,7 +400,7 @@ def test_an_evaluation_leaves_the_device_once(monkeypatch: pytest.MonkeyPatch) -
 
     for name in ("item", "tolist", "__float__", "__int__", "__bool__", "cpu", "numpy"):
         monkeypatch.setattr(torch.Tensor, name, counted(name))
-    rows = Rows.by_owner(np.array([0, 1, 1]), 3)
+    rows = RowNumbers.by_owner(np.array([0, 1, 1]), 3)
     evaluated(Given(accuracy=[1.0, 0.0, 1.0], loss=[1.0, 2.0, 3.0]), rows)
     assert left == ["tolist"]
     float(torch.ones(1).sum())  # the counter counts

@@ -15,7 +15,7 @@ from scipy import optimize, stats
 
 from sordino.errors import PartitionError
 from sordino.partition import SCHEMES, counts, match_test, summary, table
-from sordino.partition.rows import Rows
+from sordino.partition.rows import RowNumbers
 from sordino.partition.schemes import (
     IID,
     Active,
@@ -26,7 +26,7 @@ from sordino.partition.schemes import (
     PowerLaw,
     Quantity,
     Scheme,
-    Shards,
+    SortedShards,
 )
 
 Array = NDArray[Any]
@@ -87,7 +87,7 @@ EVERY: list[Any] = [
     IID(7),
     Dirichlet(7, 0.5),
     Dirichlet(7, 0.1, balanced=True),
-    Shards(7, 3),
+    SortedShards(7, 3),
     Classes(7, 3),
     Classes(7, 2, "random"),
     Active(7, 3),
@@ -117,7 +117,7 @@ def test_every_name_leads_to_a_scheme() -> None:
     assert {type(scheme) for scheme in EVERY} == set(SCHEMES.values())
 
 
-@pytest.mark.parametrize("scheme", [s for s in EVERY if not isinstance(s, Shards | Natural)], ids=repr)
+@pytest.mark.parametrize("scheme", [s for s in EVERY if not isinstance(s, SortedShards | Natural)], ids=repr)
 def test_the_table_does_not_depend_on_the_order_of_the_examples(scheme: Scheme) -> None:
     labels = labels_of([60, 50, 70, 40, 80], seed=None)
     shuffled = rng(9).permutation(labels)
@@ -155,7 +155,7 @@ def test_a_power_law_that_cannot_be() -> None:
 
 
 def test_clients_hold_back_a_part_of_their_own() -> None:
-    parts = Rows.of([np.arange(0, 50), np.arange(50, 53), np.arange(53, 54)])
+    parts = RowNumbers.of([np.arange(0, 50), np.arange(50, 53), np.arange(53, 54)])
     train, test = parts.held_back(0.1, rng(1))
     assert [len(p) for p in train] == [45, 2, 1]
     assert [len(p) for p in test] == [5, 1, 0]
@@ -313,7 +313,7 @@ def test_largest_remainders_round_every_share_up_or_down_by_size(total: int, wei
 
 def test_shards_of_mnist_size() -> None:
     labels = labels_of([6000] * 10)
-    parts = Shards(100, 2).assign(labels, None, rng())
+    parts = SortedShards(100, 2).assign(labels, None, rng())
     held = table(labels, parts, 10)
     assert flaws(parts, 60_000) == set()
     assert (held.sum(1) == 600).all()
@@ -332,9 +332,9 @@ def test_shards_are_contiguous_pieces_of_the_sorted_labels(sizes: list[int], cli
     labels = labels_of(sizes)
     n, shards = len(labels), clients * each
     if shards > n:
-        assert code_of(Shards(clients, each), labels) in {"clients", "too-many-shards"}
+        assert code_of(SortedShards(clients, each), labels) in {"clients", "too-many-shards"}
         return
-    parts = Shards(clients, each).assign(labels, None, rng())
+    parts = SortedShards(clients, each).assign(labels, None, rng())
     assert flaws(parts, n) == set()
     place = np.empty(n, np.int64)
     place[np.argsort(labels, kind="stable")] = np.arange(n)  # where each example stands in the sorted order

@@ -23,7 +23,7 @@ from sordino.data import Split
 from sordino.errors import PartitionError
 from sordino.partition import schemes, table
 from sordino.partition.filling import can_be_even, fill
-from sordino.partition.rows import Rows
+from sordino.partition.rows import RowNumbers
 from sordino.partition.schemes import IID, Active, Classes, match_test
 from sordino.runs.population import Population
 from sordino.runs.simulation import simulated
@@ -41,13 +41,13 @@ def split_of(sizes: list[int], seed: int = 0) -> Split:
     return Split(labels, labels)
 
 
-def dealt(scheme: Active, train: Split, test: Split, seed: int = 3) -> tuple[Rows, Rows]:
+def dealt(scheme: Active, train: Split, test: Split, seed: int = 3) -> tuple[RowNumbers, RowNumbers]:
     draw = rng(seed)
     rows = scheme.assign(train.y, None, draw)
     return rows, scheme.match(train, rows, test, draw)
 
 
-def dealt_or_refused(scheme: Active, train: Split, test: Split) -> tuple[tuple[Rows, Rows] | None, str]:
+def dealt_or_refused(scheme: Active, train: Split, test: Split) -> tuple[tuple[RowNumbers, RowNumbers] | None, str]:
     try:
         return dealt(scheme, train, test), ""
     except PartitionError as refused:
@@ -220,7 +220,7 @@ def test_other_schemes_divide_test_examples_in_proportion(scheme: IID | Classes)
 # names ----------------------------------------------------------------------------------------------------------------
 
 
-def same_names(train: Split, rows: Rows, test: Split, tests: Rows, names: tuple[Array, Array, int]) -> bool:
+def same_names(train: Split, rows: RowNumbers, test: Split, tests: RowNumbers, names: tuple[Array, Array, int]) -> bool:
     """Has every client one name for each of its classes, 0 to k - 1, the same in training and test?"""
     y, y_test, k = names
     for mine, tested in zip(rows, tests, strict=True):

@@ -35,7 +35,6 @@ from sordino.ledger.thresholds import (
     included,
     planned,
     rates,
-    recycled,
     spent,
     threshold,
     waste,
@@ -79,6 +78,11 @@ def loss_ratio(outputs: tuple[int, ...], rate: float, tau: float, stops: bool) -
 
 def worst(rate: float, tau: float, rounds: int, stops: bool) -> float:
     return max(loss_ratio(o, rate, tau, stops) for o in itertools.product((0, 1), repeat=rounds))
+
+
+def recycled(rate: float, tau: float, rounds: int) -> float:
+    """The pure loss if only those who were drawn are charged, and stop after their first round."""
+    return math.log1p(-math.expm1(rounds * math.log1p(-rate)) * math.expm1(tau))
 
 
 @pytest.mark.parametrize(("rounds", "loss"), [(1, 0.1), (2, 0.186), (5, 0.382), (10, 0.590), (20, 0.803), (50, 0.973)])

@@ -11,7 +11,7 @@ from sordino.ledger.accountants import best
 from sordino.ledger.events import Gaussian, Poisson, Repeat
 from sordino.ledger.gaussian_dp import delta_of, epsilon_of, mu_of
 from sordino.ledger.published_clipping import (
-    Setting,
+    PublishedSetting,
     adaptive_scale,
     composed,
     limit_mu,
@@ -32,7 +32,7 @@ SCALES = {
 def test_scales_over_rounds(t: int) -> None:
     scale = adaptive_scale(0.25, t)
     assert (round(scale, 4), round(relative_noise(scale), 4)) == SCALES[t]
-    assert limit_mu(Setting().product, t * 25, scale) == pytest.approx(0.25)  # what it was solved for
+    assert limit_mu(PublishedSetting().product, t * 25, scale) == pytest.approx(0.25)  # what it was solved for
 
 
 @pytest.mark.parametrize(

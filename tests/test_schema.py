@@ -287,7 +287,7 @@ def test_a_scheme_says_whether_a_label_moves_others(name: str) -> None:
 # what is declared -----------------------------------------------------------------------------------------------------
 
 
-def declared(text: str = DECLARED) -> schema.Schema:
+def declared(text: str = DECLARED) -> schema.TableSchema:
     return schema.parsed(text)
 
 

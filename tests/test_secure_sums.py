@@ -61,7 +61,7 @@ from sordino.privacy.uplink.secure_stages import (
     Aggregated,
     Encrypted,
     NoiseShare,
-    Secure,
+    SecureStage,
 )
 from sordino.privacy.uplink.stages import Clip, Stage, Weigh
 from sordino.round import Outcome, one_round
@@ -302,7 +302,7 @@ def federations(draw: st.DrawFn) -> tuple[dict[int, Any], dict[int, int], Layout
 @settings(deadline=None, derandomize=True, max_examples=15)
 @given(federation=federations())
 def test_any_sum_decodes_within_the_bound(
-    stage: Secure, federation: tuple[dict[int, Any], dict[int, int], Layout]
+    stage: SecureStage, federation: tuple[dict[int, Any], dict[int, int], Layout]
 ) -> None:
     raw, sizes, layout = federation
     found = Sums(Uplink((Weigh(), Quantise(layout), stage))).mean(raw, sizes)
@@ -705,7 +705,7 @@ def test_a_broken_round_is_not_judged_by_its_values() -> None:
     ],
     ids=["secagg", "paillier", "bfv"],
 )
-def test_too_many_are_refused_before_anything_is_encrypted(stage: Secure, limit: int, code: str) -> None:
+def test_too_many_are_refused_before_anything_is_encrypted(stage: SecureStage, limit: int, code: str) -> None:
     """Whoever did not plan the run learns it in the round."""
 
     def nobody() -> Iterator[tuple[int, Any]]:
@@ -754,7 +754,7 @@ PLACES: dict[str, tuple[tuple[Stage, ...], tuple[Stage, ...]]] = {
     "hidden": ((Clip(1.0),), (gates.noise(neighbours="add_remove", multiplier=WORTH),)),
     "client": ((Clip(1.0), gates.noise(multiplier=WORTH)), ()),
 }
-KINDS: dict[str, Secure] = {
+KINDS: dict[str, SecureStage] = {
     "paillier, shared": Encrypted("paillier"),
     "bfv, shared": Encrypted("bfv"),
     "ckks, shared": Encrypted("ckks"),
@@ -935,14 +935,14 @@ def test_shares_for_all_who_begin_are_caught() -> None:
 
 
 @pytest.mark.parametrize("stage", [Encrypted("bfv"), Aggregated(2)], ids=["inside", "after opening"])
-def test_noise_of_the_server_is_one_noise(stage: Secure) -> None:
+def test_noise_of_the_server_is_one_noise(stage: SecureStage) -> None:
     """Added to ciphertexts or to the opened sum: once."""
     sums = Sums(Uplink((Clip(1.0), stage), (gates.noise(neighbours="zero_out"),)))
     assert variance(sums, 3, 3, WORTH) == pytest.approx(1.0, abs=ODD)
 
 
 @pytest.mark.parametrize("stage", [Encrypted("bfv"), Aggregated(2)], ids=["inside", "after opening"])
-def test_laplace_noise_for_coordinates_is_one_noise(stage: Secure) -> None:
+def test_laplace_noise_for_coordinates_is_one_noise(stage: SecureStage) -> None:
     """Who holds a key opens a noised sum: the noise went in before. Variance 2 beta^2, whose sample deviates by sqrt(5
     / D): false alarms 2e-9.
     """
@@ -1016,13 +1016,13 @@ def test_bytes_up_are_the_messages_that_were_added(stage: Any, monkeypatch: pyte
 
 def test_bytes_up_of_masks_are_all_that_clients_send(monkeypatch: pytest.MonkeyPatch) -> None:
     sent: list[int] = []
-    receive = secagg.Server.receive
+    receive = secagg.Aggregator.receive
 
-    def counted(self: secagg.Server, data: bytes) -> None:
+    def counted(self: secagg.Aggregator, data: bytes) -> None:
         sent.append(len(data))
         receive(self, data)
 
-    monkeypatch.setattr(secagg.Server, "receive", counted)
+    monkeypatch.setattr(secagg.Aggregator, "receive", counted)
     for _, outcome in Watched(made("weigh", "secagg")).rounds(1):
         assert outcome.bytes_up == sum(sent)
         assert len(sent) == 4 * CLIENTS  # advert, shares, upload, answer

@@ -755,7 +755,7 @@ def test_two_prototypes_of_a_class_are_merged_by_their_distances_or_their_means(
     }
     found = {}
     for merge, far in wanted.items():
-        recipe = replace(Recipe(keep=4, merge=merge), shape=nets.Shape("small", 4, 8, 8, 1))  # type: ignore[arg-type]
+        recipe = replace(Recipe(keep=4, merge=merge), shape=nets.GeneratorShape("small", 4, 8, 8, 1))  # type: ignore[arg-type]
         found[merge] = recipe.chosen(candidates, anchors, KEY)[0].tolist()
         assert found[merge] == rows[far.argsort()[:4].sort().values].tolist()
     assert selection.some(9, 4, KEY).unique().numel() == 4
@@ -883,7 +883,7 @@ def test_everybody_holds_the_same_noise_images() -> None:
     assert not torch.equal(vhl.equip(task(), another, 5, 1).x, one.x)  # a run's own
 
 
-def fedgen(heads: int = 1) -> tuple[FedGen, Classification, features.State]:
+def fedgen(heads: int = 1) -> tuple[FedGen, Classification, features.GeneratorState]:
     made = task(heads=heads)
     algorithm = FedGen(noise=6, hidden=8, batch_size="full", lr=0.1, strength=3.0, decay=0.5)
     generator = features.init(4, 6, made.width, KEY, hidden=8)
@@ -948,7 +948,7 @@ def test_fedgens_server_steps_down_the_naive_loss() -> None:
     models = [made.init(5), made.init(6)]
     heads = [partial(made.head, params) for params in models]
     counts = torch.tensor([[3.0, 0.0, 1.0, 1.0], [1.0, 0.0, 7.0, 0.0]])
-    settings = features.Settings(updates=1, batch=6, lr=0.01, weight_decay=0.1)
+    settings = features.FeatureSettings(updates=1, batch=6, lr=0.01, weight_decay=0.1)
     after = features.distil(generator, heads, counts, 6, settings, KEY)
     epsilon, place = features.wanted(keys.bits(keys.fold(KEY, 0), 6), 6, 2)
     y = torch.tensor([0, 2])[place]  # of which some device has more than one: classes 1 and 3 are not asked for

@@ -19,7 +19,7 @@ from sordino.algorithms.fedavg import Client, FedAvg, Server, Up
 from sordino.engine import site as clients
 from sordino.engine import stack
 from sordino.keys import Key
-from sordino.lazy import Moved, Part, Product, Rows, Scaled, Span, Total, Zero, dense, take
+from sordino.lazy import ClientRows, Moved, Part, Product, Scaled, Span, Total, Zero, dense, take
 from sordino.privacy.noise.sources import Counter
 from sordino.runs.simulation import Simulation, simulated
 from sordino.tasks.classification import Classification
@@ -96,7 +96,7 @@ def test_first_layers_are_told_by_coefficients_where_rows_are_few(model: str) ->
     task = made("loop", {"name": "fedavg"}, model={"name": model}).setup.task
     assert isinstance(task, Classification)
     x, y = torch.zeros(20, 8, 8, 1, dtype=torch.uint8), torch.zeros(20, dtype=torch.int64)
-    assert isinstance(task.ready(x, y, whole=True)[0], Rows) == (model == "mlp")
+    assert isinstance(task.ready(x, y, whole=True)[0], ClientRows) == (model == "mlp")
     assert isinstance(task.ready(x, y)[0], Tensor)
 
 
@@ -230,7 +230,7 @@ def numbers(seed: int, *shape: int) -> Tensor:
 
 @given(whole_or_part, whole_or_part, st.integers(0, 99), st.floats(-2, 2))
 def test_spans_add_and_scale_as_their_matrices_do(a: Any, b: Any, seed: int, factor: float) -> None:
-    rows, start = Rows(numbers(seed, N, IN)), numbers(seed + 1, OUT, IN)
+    rows, start = ClientRows(numbers(seed, N, IN)), numbers(seed + 1, OUT, IN)
 
     def span(index: Any, salt: int) -> Span:
         return Span(rows, numbers(seed + salt, len(rows.x[index]), OUT), index)
@@ -254,7 +254,7 @@ def test_spans_add_and_scale_as_their_matrices_do(a: Any, b: Any, seed: int, fac
 
 
 def test_a_tensor_less_itself_adds_nothing() -> None:
-    x, g = numbers(1, OUT, IN), Span(Rows(numbers(2, N, IN)), numbers(3, N, OUT))
+    x, g = numbers(1, OUT, IN), Span(ClientRows(numbers(2, N, IN)), numbers(3, N, OUT))
     nothing = tree.sub({"w": x}, {"w": x})
     assert isinstance(nothing["w"], Zero)
     assert dense(nothing["w"]).abs().sum() == 0
@@ -279,9 +279,9 @@ def test_a_step_put_off_is_the_step(seed: int, factor: float) -> None:
 
 @given(whole_or_part, st.integers(0, 99))
 def test_rows_see_moved_weights_as_images_do(index: Any, seed: int) -> None:
-    rows, start, bias = Rows(numbers(seed, N, IN)), numbers(seed + 1, OUT, IN), numbers(seed + 2, OUT)
+    rows, start, bias = ClientRows(numbers(seed, N, IN)), numbers(seed + 1, OUT, IN), numbers(seed + 2, OUT)
     way = Span(rows, numbers(seed + 3, N, OUT))
-    elsewhere = Moved(start, Span(Rows(rows.x), way.c))
+    elsewhere = Moved(start, Span(ClientRows(rows.x), way.c))
     for weight in (
         start,
         Moved(start, way),
@@ -294,7 +294,7 @@ def test_rows_see_moved_weights_as_images_do(index: Any, seed: int) -> None:
 
 
 def test_parts_are_cut_like_tensors() -> None:
-    rows = Rows(numbers(1, N, IN))
+    rows = ClientRows(numbers(1, N, IN))
     for index in (slice(1, None), torch.tensor([4, 2, 0, 1])):
         part: Part = rows[index][1:3]
         assert torch.equal(part.taken(), rows.x[index][1:3])
@@ -302,7 +302,7 @@ def test_parts_are_cut_like_tensors() -> None:
 
 @given(st.integers(1, 4), st.sampled_from([1, 5, 10_000]))
 def test_a_total_of_spans_is_the_sum_of_their_matrices(count: int, bunch: int) -> None:
-    spans = [Span(Rows(numbers(i, N, IN)), numbers(i + 9, N, OUT)) for i in range(count)]
+    spans = [Span(ClientRows(numbers(i, N, IN)), numbers(i + 9, N, OUT)) for i in range(count)]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("sordino.lazy.BUNCH", bunch)
         total = Total(torch.zeros(OUT, IN, dtype=torch.float64))
@@ -314,7 +314,7 @@ def test_a_total_of_spans_is_the_sum_of_their_matrices(count: int, bunch: int) -
 
 
 def test_what_rows_remember_ends_when_the_start_is_written_to() -> None:
-    rows, start = Rows(numbers(1, N, IN)), numbers(2, OUT, IN)
+    rows, start = ClientRows(numbers(1, N, IN)), numbers(2, OUT, IN)
     weight = Moved(start, Span(rows, numbers(3, N, OUT)))
     close(rows.times(weight, None, slice(0, 2)), rows.x[:2] @ dense(weight).T)
     start.add_(1.0)
@@ -354,6 +354,6 @@ def close(found: Any, wanted: Tensor) -> None:
 
 def test_every_function_sees_the_matrix() -> None:
     seen: list[Callable[[Any], Any]] = [torch.sum, lambda x: x + 1, lambda x: x.T, lambda x: (x @ x.T)[0], abs]
-    span = Span(Rows(numbers(1, N, IN)), numbers(2, N, OUT))
+    span = Span(ClientRows(numbers(1, N, IN)), numbers(2, N, OUT))
     for function in seen:
         close(function(span), function(dense(span)))

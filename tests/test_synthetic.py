@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from sordino.data import synthetic
-from sordino.data.synthetic import CLASSES, FEATURES, drawn, truth
+from sordino.data.synthetic import CLASSES, FEATURES, device_examples, truth
 from sordino.errors import DataError
 
 
@@ -28,7 +28,7 @@ def test_labels_are_what_the_truth_of_a_device_says_and_variances_fall() -> None
     pooled = []
     for _ in range(20):
         device = truth(1.0, 1.0, rng)
-        x, y = drawn(device, 1000, rng)
+        x, y = device_examples(device, 1000, rng)
         assert np.array_equal(y, np.argmax(x @ device.w + device.b, axis=1))
         pooled.append(x - device.v)
     variances = np.concatenate(pooled).var(0)

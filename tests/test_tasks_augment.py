@@ -21,7 +21,7 @@ from sordino.runs.simulation import simulated
 from sordino.tasks.augment import PAD, crop_flip
 from sordino.tasks.classification import Classification
 from sordino.tasks.nets import NETS
-from sordino.types import Examples, Grant, Params, Source, Work
+from sordino.types import Examples, Grant, NoiseSource, Params, Work
 
 CLASSES, SIDE, N = 4, 16, 5
 DRAWS = keys.bits(keys.root(9), N)
@@ -217,7 +217,7 @@ def test_only_images_can_be_augmented(source: str) -> None:
 class Coupled(Still):
     """The same keys for the last rows, however many come before them: what independent secret keys allow to assume."""
 
-    def child(self, *parts: int | str) -> Source:
+    def child(self, *parts: int | str) -> NoiseSource:
         return self
 
     def words(self, count: int) -> Tensor:

@@ -25,7 +25,7 @@ from sordino.attacks import inversion
 from sordino.attacks.labels import inferred
 from sordino.attacks.likeness import psnr, ranks, ssim
 from sordino.attacks.losses import losses
-from sordino.attacks.prototypes import SCORES, Release, mean, play, reference
+from sordino.attacks.prototypes import SCORES, PrototypeRelease, mean, play, reference
 from sordino.attacks.separation import Separation, separation
 from sordino.attacks.sources import Weak
 from sordino.attacks.sums import pair, played
@@ -49,7 +49,7 @@ def table(heads: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
 # membership -----------------------------------------------------------------------------------------------------------
 
 
-def noised(eye: Eye, epsilon: float) -> Release:
+def noised(eye: Eye, epsilon: float) -> PrototypeRelease:
     """The mean as a device with a promise tells it; how many images are in it is given away."""
     long = torch.linalg.vector_norm(eye.features(eye.rows.elsewhere), dim=1)
     reader = ClassSums(clip=float(long.median()), multiplier=1 / mu_of(epsilon, DELTA))
@@ -65,13 +65,13 @@ def noised(eye: Eye, epsilon: float) -> Release:
     return release
 
 
-def strangers(eye: Eye) -> Release:
+def strangers(eye: Eye) -> PrototypeRelease:
     """The control: a prototype that none of the images asked about is in."""
     z = eye.features(eye.rows.elsewhere)
     return lambda mine, key: mean(z[keys.permutation(key, len(z))[: len(mine)]], key)
 
 
-def members(eyes: Sequence[Eye], n: int, by: Callable[[Eye], Release]) -> dict[str, Separation]:
+def members(eyes: Sequence[Eye], n: int, by: Callable[[Eye], PrototypeRelease]) -> dict[str, Separation]:
     """Means over classes."""
     found: dict[str, list[Separation]] = {name: [] for name in SCORES}
     for eye in eyes:
@@ -87,7 +87,7 @@ def averaged(row: Sequence[Separation]) -> Separation:
     return Separation(auc, low, high, tuple(np.mean([one.hits for one in row], 0).tolist()))
 
 
-GAMES: Sequence[tuple[str, str, Callable[[Eye], Release]]] = (
+GAMES: Sequence[tuple[str, str, Callable[[Eye], PrototypeRelease]]] = (
     ("a device's", "device", lambda eye: mean),
     ("all", "all", lambda eye: mean),
     ("a device's, epsilon 4", "device", lambda eye: noised(eye, 4.0)),

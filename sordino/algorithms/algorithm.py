@@ -19,7 +19,7 @@ from sordino.errors import ConfigError
 from sordino.keys import Key
 from sordino.privacy.uplink import Uplink
 from sordino.tasks.personalise import plain
-from sordino.types import C, D, Examples, Model, Params, Reader, Received, S, Shard, Task, U, Work
+from sordino.types import C, D, Examples, Params, Reader, Received, S, Scorer, Shard, Task, U, Work
 
 Table = Sequence[Mapping[str, object]]
 Asked: TypeAlias = Literal["batches", "episodes", "sums"]
@@ -173,7 +173,7 @@ class Algorithm(ABC, Generic[S, C, D, U]):
         """Is it judged by the clients' own models?"""
         return False
 
-    def personal(self, task: Task, params: Params, c: C, shard: Shard) -> Model:
+    def personal(self, task: Task, params: Params, c: C, shard: Shard) -> Scorer:
         """The model that a client makes of the server's, from its own examples and state."""
         return plain(task, params, shard)
 

@@ -23,7 +23,7 @@ from sordino.algorithms.fedavg import FedAvg, Server, Up
 from sordino.errors import ConfigError, PrivacyError
 from sordino.keys import Key
 from sordino.tasks.personalise import plain
-from sordino.types import Model, Params, Shard, Task
+from sordino.types import Params, Scorer, Shard, Task
 
 
 class Client(NamedTuple):
@@ -64,7 +64,7 @@ class Ditto(FedAvg, name="ditto"):
             own(tree.axpy(self.pull, tree.sub(own.y, down.x), g))  # v <- v - eta (grad F(v) + lambda (v - w))
         return up, Client(tree.formed(own.y), c.participations + 1)
 
-    def personal(self, task: Task, params: Params, c: Any, shard: Shard) -> Model:
+    def personal(self, task: Task, params: Params, c: Any, shard: Shard) -> Scorer:
         return plain(task, self.model_of(c, params), shard)
 
     def model_of(self, c: Client, shared: Params) -> Params:

@@ -78,7 +78,7 @@ class FedGen(LocalSgd[Server, Client, Server, Up], name="fedgen"):
         made = s.generator
         if self.strength and bool((counts > 1).any()):
             lr = self.generator_lr * self.decay ** int(s.round)
-            settings = features.Settings(self.updates, self.generator_batch, lr, self.generator_decay)
+            settings = features.FeatureSettings(self.updates, self.generator_batch, lr, self.generator_decay)
             made = features.distil(
                 made, heads, counts, self.noise, settings, keys.fold(keys.fold(home.key, "fedgen"), int(s.round))
             )

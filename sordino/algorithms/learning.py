@@ -18,7 +18,7 @@ from sordino.algorithms.phases import Phase
 from sordino.keys import Key
 from sordino.privacy.uplink import Uplink
 from sordino.tree import Tree
-from sordino.types import C, D, Examples, Model, Params, Reader, Received, S, Shard, Task, U, Work
+from sordino.types import C, D, Examples, Params, Reader, Received, S, Scorer, Shard, Task, U, Work
 
 
 class Server(NamedTuple, Generic[S]):
@@ -132,7 +132,7 @@ class Adapting(Algorithm[Server[S], C, Down[D], U]):
     def init_client(self, task: Task) -> C:
         return self.own.init_client(task)
 
-    def personal(self, task: Task, params: Params, c: C, shard: Shard) -> Model:
+    def personal(self, task: Task, params: Params, c: C, shard: Shard) -> Scorer:
         return self.own.personal(task, params, c, shard)
 
     def check(self, home: Home) -> None:

@@ -27,7 +27,7 @@ from sordino.errors import ConfigError
 from sordino.keys import Key
 from sordino.privacy.uplink import Uplink
 from sordino.tasks.personalise import episode_loss, proto
-from sordino.types import Model, Params, Received, Shard, Task
+from sordino.types import Params, Received, Scorer, Shard, Task
 
 ServerState = Literal["scaled", "literal", "leaky", "oracle"]
 # of presets: published noise counts steps, and the shift by g has no step size of the server
@@ -125,5 +125,5 @@ class PFLDyn(LocalSgd[Server, Client, Down, Up | Told], name="pfl_dyn"):
         """`aggregate`: before the shift by g."""
         return {"global": s.x, "aggregate": tree.axpy(1 / self.alpha, s.g, s.x)}
 
-    def personal(self, task: Task, params: Params, c: Client, shard: Shard) -> Model:
+    def personal(self, task: Task, params: Params, c: Client, shard: Shard) -> Scorer:
         return proto(task, params, shard)

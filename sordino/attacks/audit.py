@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -27,10 +26,10 @@ from sordino.attacks.pairs import Pair, Powerless
 from sordino.attacks.sources import Weak
 from sordino.budget.plan import Price
 from sordino.config import Experiment
-from sordino.errors import ConfigError
+from sordino.errors import ConfigError, Range, check_range
 from sordino.ledger.accountants import best
 from sordino.ledger.claims import ADVERSARIES
-from sordino.ledger.events import Event, Gaussian, NonPrivate, Poisson, leaves
+from sordino.ledger.events import Event, Gaussian, Json, NonPrivate, Poisson, leaves
 from sordino.ledger.gaussian_dp import epsilon_of
 from sordino.ledger.notes import parsed
 from sordino.privacy.noise.sources import Counter, System
@@ -38,7 +37,7 @@ from sordino.privacy.readers.responses import Responses
 from sordino.runs.folder import check_is_run
 from sordino.runs.setup import Setup
 from sordino.runs.simulation import settle, simulated
-from sordino.types import Claim, Source
+from sordino.types import Claim, NoiseSource
 
 TRIALS = 30_000  # of either neighbour
 WRONG = 1e-4  # how likely an audit is to refute a true claim
@@ -50,7 +49,7 @@ TRAINING = "training"  # the phase that every run has
 
 
 @dataclass(frozen=True)
-class Subject:
+class AttackedPromise:
     """One promise, attacked. `claimed` and `at_least` are of one exposure; they are compared at `at_delta`."""
 
     phase: str
@@ -68,7 +67,7 @@ class Subject:
     confidence: float
     verdict: str
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> Json:
         return {k: v if not isinstance(v, float) or math.isfinite(v) else "inf" for k, v in vars(self).items()}
 
 
@@ -91,22 +90,22 @@ class Audit:
     algorithm: str
     phases: list[str]  # as they follow each other
     unprotected: list[str]  # those of them that claim infinity
-    subjects: list[Subject]
+    subjects: list[AttackedPromise]
     twin: bool
     noise: str
     seed: int
 
-    def having(self, *verdicts: str) -> list[Subject]:
+    def having(self, *verdicts: str) -> list[AttackedPromise]:
         return [subject for subject in self.subjects if subject.verdict in verdicts]
 
     @property
     def verdict(self) -> str:
-        """Of all subjects together: the worst. Nothing holds for a run of which a phase is without protection."""
+        """The worst verdict of all subjects. Nothing holds for a run of which a phase is without protection."""
         worst = (VIOLATED, ESCAPED, SKIPPED, NOTHING, CAUGHT, HOLDS)
         found = next((verdict for verdict in worst if self.having(verdict)), EMPTY if self.unprotected else UNPROVED)
         return PARTLY if found == HOLDS and self.unprotected else found
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> Json:
         subjects = [subject.to_json() for subject in self.subjects]
         return {
             "algorithm": self.algorithm,
@@ -129,19 +128,14 @@ def audit(
     twin: bool = False,
     tell: Callable[[str], object] = lambda what: None,
 ) -> Audit:
-    """`twin`: the same attack on noise that is 30% too small behind the same claim, which must be caught. `system`:
-    noise that cannot be repeated.
+    """Attacks the promises of an experiment. `twin`: the same attack on noise that is 30% too small behind the same
+    claim, which must be caught. `system`: noise that cannot be repeated.
     """
-    if trials < 100:
-        raise ConfigError(
-            f"{trials} trials",
-            why="fewer than 100 of either neighbour refute no claim",
-            fix=f"--trials {TRIALS}",
-            code="too-few-trials",
-        )
+    why = "fewer of either neighbour refute no claim"
+    check_range("trials", trials, Range(least=100, whole=True), "too-few-trials", why=why, fix=f"--trials {TRIALS}")
     simulation = simulated(settle(experiment))
     setup = simulation.setup
-    drawn: Source = System() if system else Counter(keys.word(keys.fold(keys.root(seed), "audit")))
+    drawn: NoiseSource = System() if system else Counter(keys.word(keys.fold(keys.root(seed), "audit")))
     source = Weak(drawn, 1 / SHORT) if twin else drawn
     stages = [(other.phase or TRAINING, list(_promises(other, simulation.home))) for other in setup.whole.phases]
     unprotected = [phase for phase, promises in stages if not promises]
@@ -157,7 +151,9 @@ def audit(
 
 
 def experiment_of(word: str | None, overrides: Iterable[str] = ()) -> Experiment:
-    """What is meant by a word: a file, the folder of a run, an algorithm, or nothing: the default experiment."""
+    """The experiment that a word means: a file, the folder of a run, an algorithm, or nothing for the default
+    experiment.
+    """
     changes = list(overrides)
     if word is None:
         return config.load(None, changes)
@@ -249,9 +245,9 @@ def _attacked(
     pairs: list[Pair],
     delta: float,
     trials: int,
-    source: Source,
+    source: NoiseSource,
     twin: bool,
-) -> Subject:
+) -> AttackedPromise:
     nominal = claim.status == "nominal"
     proved = _epsilon(claim.event, delta, claim.neighbours)
     claimed = stated if nominal and stated is not None else proved
@@ -267,7 +263,7 @@ def _attacked(
             told, found = pair.told, one
     refuted = found.epsilon > against[found.delta]
     verdict = (CAUGHT if refuted else ESCAPED) if twin else (VIOLATED if refuted else HOLDS)
-    return Subject(
+    return AttackedPromise(
         phase=phase,
         unit=claim.unit,
         neighbours=claim.neighbours,
@@ -306,7 +302,9 @@ def _compared(claim: Claim, claimed: float, delta: float) -> dict[float, float]:
     return {delta: claimed} | {d: epsilon for d, epsilon in others.items() if epsilon >= LEAST}
 
 
-def _lost(claim: Claim, pair: Pair, against: dict[float, float], trials: int, source: Source, alpha: float) -> Found:
+def _lost(
+    claim: Claim, pair: Pair, against: dict[float, float], trials: int, source: NoiseSource, alpha: float
+) -> Found:
     outputs = pair.outputs(trials, source)
     if claim.status != "nominal" and all(isinstance(leaf, Gaussian) for leaf in _cores(claim.event)):
         (delta,) = against

@@ -41,7 +41,9 @@ def errors(outputs: Outputs, threshold: float, alpha: float = ALPHA) -> Errors:
 
 
 def upper(hits: int, draws: int, alpha: float) -> float:
-    """The rate behind so many hits is not above this, except with probability `alpha` (Clopper and Pearson 1934)."""
+    """The largest rate that is likely behind so many hits: it is exceeded with probability `alpha` at most (Clopper
+    and Pearson 1934).
+    """
     from scipy.special import betaincinv
 
     return float(betaincinv(hits + 1, draws - hits, 1 - alpha)) if hits < draws else 1.0

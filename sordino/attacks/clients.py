@@ -23,13 +23,13 @@ from sordino.privacy.uplink.one_direction import OneDirection
 from sordino.privacy.uplink.stages import Clip, private
 from sordino.runs.setup import Setup
 from sordino.tree import Tree
-from sordino.types import Claim, Source
+from sordino.types import Claim, NoiseSource
 
 MOST = 512  # numbers of an upload
 
 
 class Stand:
-    """Where the attacker stands: the uplink of the first round, and uploads of its shape."""
+    """The place of the attacker: the uplink of the first round, and uploads of its shape."""
 
     def __init__(self, setup: Setup, federation: Federation, client: int, price: Price | None) -> None:
         algorithm = setup.algorithm
@@ -40,7 +40,9 @@ class Stand:
         self._federation, self._plan = federation, setup.plan
 
     def upload(self, length: float) -> Tree:
-        """Spread over all numbers; in a single one where the 1-norm counts, since one number then tells most."""
+        """An upload of the attacker's choice: spread over all numbers, or in a single one where the 1-norm counts,
+        since one number then tells most.
+        """
         size, noise = tree.size(self.zero), self.uplink.noise()
         if noise is not None and noise.mechanism.order == 1:
             vector = length * torch.nn.functional.one_hot(torch.tensor(0), size).double()
@@ -49,11 +51,11 @@ class Stand:
         return tree.unflat(vector, self.zero)
 
     def encoded(self, length: float) -> Release:
-        """What the server sees of a client that adds noise itself."""
+        """The upload that the server sees of a client that adds noise itself."""
         upload = self.upload(length)
         typed, spent = self.uplink.noise(), self.grant.multiplier
 
-        def release(source: Source) -> torch.Tensor:
+        def release(source: NoiseSource) -> torch.Tensor:
             """A direction has no noise that could be too small; its broken twin is one that spends more."""
             grant = replace(self.grant, source=source)
             if isinstance(source, Weak) and isinstance(typed, OneDirection) and spent is not None:
@@ -63,8 +65,8 @@ class Stand:
         return release
 
     def summed(self, length: float | None, rate: float) -> Release:
-        """What the server's sum shows of a client among others that send nothing; None: it is absent. `rate`: of its
-        hidden coin.
+        """The server's sum with a client among others that send nothing; None means that it is absent. `rate` is
+        that of its hidden coin.
         """
         federation, client = self._federation, self.grant.client
         people = federation.population
@@ -80,7 +82,7 @@ class Stand:
         expected = federation.cohort.expected(people) * weight / people
         multiplier = self._plan.quietest if self.uplink.personal else self.grant.multiplier
 
-        def release(source: Source) -> torch.Tensor:
+        def release(source: NoiseSource) -> torch.Tensor:
             drawn = rate == 1 or bool(source.child("coin").coins(1, rate))
             received = self.uplink.receive(
                 others | mine if drawn else others,
@@ -127,7 +129,7 @@ WORDS = {"replace": "its opposite", "zero_out": "none", "add_remove": "an absent
 
 
 def published(stand: Stand) -> list[Pair]:
-    """Noise whose size follows the data betrays the data by its size, too."""
+    """The attack on published noise whose size follows the data, and so betrays the data by its size, too."""
     here, opposite, nothing, longer = (stand.encoded(length) for length in (FAR, -FAR, 0.0, 1.01 * FAR))
     return [
         Pair("an update against its opposite", opposite, here),

@@ -13,7 +13,7 @@ from torch import Tensor
 from sordino.attacks.pairs import Pair, Release
 from sordino.attacks.sources import Rare, Weak
 from sordino.privacy.readers.responses import Responses
-from sordino.types import Examples, Source, Unit
+from sordino.types import Examples, NoiseSource, Unit
 
 ROWS = 2000
 SIDE = 4  # of the made-up images: what is answered for one value does not depend on the others
@@ -25,7 +25,9 @@ WORDS: dict[Unit, str] = {
 
 
 def pair(reader: Responses, unit: Unit) -> Pair:
-    """`reader` as it is fitted: an epsilon for an image stays cut over as many values as real images have."""
+    """The neighbours of an image. `reader` is fitted: an epsilon for an image stays cut over as many values as real
+    images have.
+    """
     each = replace(reader, epsilon=reader.each, of="value", delta=0.0, side=None)
 
     def release(white: bool) -> Release:
@@ -35,7 +37,7 @@ def pair(reader: Responses, unit: Unit) -> Pair:
             x[:] = 255 * white
         y = torch.full((ROWS,), int(white and unit == "example"), dtype=torch.int64)
 
-        def seen(source: Source) -> Tensor:
+        def seen(source: NoiseSource) -> Tensor:
             coins = Rare(source.inner, source.factor) if isinstance(source, Weak) else source
             answers = each.prepare(Examples(x, y), coins)
             values = answers.x.flatten(1).double() / 255

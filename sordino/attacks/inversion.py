@@ -29,7 +29,7 @@ NOISE, WIDTH = 64, 16
 def by_network(
     look: Look, prototypes: Tensor, shape: Sequence[int], key: Key, steps: int = 2000, lr: float = 2e-3
 ) -> Tensor:
-    """`shape` of an image: (c, h, w). One network for each prototype."""
+    """Images from features by one network for each prototype. `shape` of an image: (c, h, w)."""
     count, (_, height, width) = len(prototypes), shape
     net = _network(shape)
     weights = {name: _drawn(name, value, count, keys.fold(key, name)) for name, value in net.named_parameters()}
@@ -50,8 +50,8 @@ def by_network(
 def by_pixels(
     look: Look, prototypes: Tensor, start: Tensor, steps: int = 300, lr: float = 0.05, smooth: float = 0.002
 ) -> Tensor:
-    """`start`: an image [c, h, w], for instance the mean of the class in the attacker's own sample. `smooth` weighs
-    total variation against the features' relative error.
+    """Images from features by descent on pixels. `start`: an image [c, h, w], for instance the mean of the class in
+    the attacker's own sample. `smooth` weighs total variation against the features' relative error.
     """
     x = start.float()[None].repeat(len(prototypes), 1, 1, 1).requires_grad_()
 
@@ -66,7 +66,9 @@ def by_pixels(
 
 
 def by_learning(features: Tensor, images: Tensor, prototypes: Tensor, ridge: float = 1e-3) -> Tensor:
-    """`ridge`: of the mean variance of a feature."""
+    """Images from features by ridge regression on the attacker's own sample; `ridge` is a share of the mean variance
+    of a feature.
+    """
     z, x, centre = features.double(), images.double().flatten(1), features.double().mean(0)
     seen = (z - centre).T @ (z - centre) / len(z)
     weight = ridge * seen.diagonal().mean() * torch.eye(len(seen), dtype=seen.dtype)

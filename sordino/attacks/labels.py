@@ -13,7 +13,7 @@ from torch import Tensor
 
 
 class Inferred(NamedTuple):
-    """Of every device."""
+    """How well the class shares of every device are guessed."""
 
     total_variation: Tensor  # between the shares of classes as guessed and as they are
     of_uniform: Tensor  # the same, for whoever guesses that all classes are equally frequent
@@ -21,14 +21,16 @@ class Inferred(NamedTuple):
 
 
 def shares(table: Tensor) -> Tensor:
-    """Rows [devices, classes] that add up to one; a row of zeros says nothing, so all classes alike."""
+    """The table's rows [devices, classes] as shares that add up to one; a row of zeros becomes equal shares."""
     table, classes = table.double(), table.shape[1]
     total = table.sum(1, keepdim=True)
     return torch.where(total > 0, table / total.clamp_min(1e-300), 1 / classes)
 
 
 def inferred(recall: Tensor, counts: Tensor) -> Inferred:
-    """`recall` of every device's model on every class [devices, classes], against how many examples of each it holds."""
+    """A guess of every device's class shares from `recall` of its model on every class [devices, classes], against
+    its number of examples of each.
+    """
     guessed, true = shares(recall), shares(counts)
     away = [(side - true).abs().sum(1) / 2 for side in (guessed, torch.full_like(true, 1 / true.shape[1]))]
     return Inferred(away[0], away[1], spearman(guessed, true))

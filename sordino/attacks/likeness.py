@@ -15,12 +15,14 @@ STEADY = (0.01**2, 0.03**2)
 
 
 def psnr(a: Tensor, b: Tensor) -> Tensor:
-    """Decibels, for each image; infinite for equal ones."""
+    """The peak signal-to-noise ratio of each image in decibels; infinite for equal images."""
     return -10 * torch.log10(((a.double() - b.double()) ** 2).flatten(1).mean(1))
 
 
 def ssim(a: Tensor, b: Tensor) -> Tensor:
-    """For each image the mean over its channels and all places where the window fits: 1 for equal ones."""
+    """The structural similarity of each image: the mean over its channels and all places where the window fits, 1
+    for equal images.
+    """
     count = len(a)
     a, b = a.double().flatten(0, 1)[:, None], b.double().flatten(0, 1)[:, None]  # a channel is an image of its own
     side = min(WINDOW, *(s - (s + 1) % 2 for s in a.shape[-2:]))
@@ -36,8 +38,8 @@ def ssim(a: Tensor, b: Tensor) -> Tensor:
 
 
 def ranks(made: Tensor, truth: Tensor, others: Tensor) -> Tensor:
-    """Place of each true image among it and `others`, by pixel distance to what was made of it: 1 is the nearest, a tie
-    counts half.
+    """The place of each true image among it and `others`, by pixel distance to what was made of it: 1 is the
+    nearest, a tie counts half.
     """
     flat, rest = made.double().flatten(1), others.double().flatten(1)
     own: Tensor = torch.linalg.vector_norm(flat - truth.double().flatten(1), dim=1, keepdim=True)

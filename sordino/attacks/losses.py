@@ -24,14 +24,14 @@ def by_loss(task: Task, params: Params, members: Examples, others: Examples) -> 
 
 
 def confidence(loss: Tensor) -> Tensor:
-    """Log odds of the true class, which are nearly normal over models."""
+    """The log odds of the true class, which are nearly normal over models."""
     loss = loss.double().clamp_min(1e-12)
     return -loss - torch.log(-torch.expm1(-loss))
 
 
 def ratio(target: Tensor, shadows: Tensor, inside: Tensor) -> Tensor:
-    """Log likelihood ratio of each example, [n], from losses under the target [n] and under shadow models [models, n].
-    `inside` [models, n]: had the model seen it?
+    """The log likelihood ratio of each example, [n], from losses under the target [n] and under shadow models
+    [models, n]. `inside` [models, n] says which models had seen it.
     """
     one, many, seen = confidence(target), confidence(shadows), inside.bool()
     if int(torch.minimum(seen.sum(0), (~seen).sum(0)).min()) < 2:

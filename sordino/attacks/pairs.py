@@ -12,10 +12,10 @@ from torch import Tensor
 
 from sordino.attacks.bound import Outputs
 from sordino.attacks.sources import Silent
-from sordino.types import Source
+from sordino.types import NoiseSource
 
 FAR = 1e3  # times any bound: what a gate must cut
-Release = Callable[[Source], Tensor]  # [independent draws of one call, numbers seen]
+Release = Callable[[NoiseSource], Tensor]  # [independent draws of one call, numbers seen]
 
 
 class Powerless(Exception):
@@ -24,7 +24,9 @@ class Powerless(Exception):
 
 @dataclass(frozen=True)
 class Pair:
-    """`by` direction: how far a release went from the one centre towards the other; by energy: how loud its noise is."""
+    """Two neighbours to tell apart. `by` direction: how far a release went from one centre towards the other; by
+    energy: how loud its noise is.
+    """
 
     told: str
     without: Release
@@ -32,8 +34,8 @@ class Pair:
     by: Literal["direction", "energy"] = "direction"
     score: Callable[[Tensor], Tensor] | None = None  # where the attacker knows better what to look at
 
-    def outputs(self, draws: int, source: Source) -> Outputs:
-        """Scores of at least so many releases of either neighbour, each under noise of its own."""
+    def outputs(self, draws: int, source: NoiseSource) -> Outputs:
+        """The scores of at least so many releases of either neighbour, each under noise of its own."""
         score = self.score or self._score()
         calls = math.ceil(draws / len(self.without(source.child("shape"))))
         sides = [

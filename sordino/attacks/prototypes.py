@@ -20,19 +20,19 @@ from sordino.attacks.separation import Separation, separation
 from sordino.errors import DataError
 from sordino.keys import Key
 
-Release: TypeAlias = Callable[[Tensor, Key], Tensor]  # features [n, d] of whom it is about -> what is sent [d]
+PrototypeRelease: TypeAlias = Callable[[Tensor, Key], Tensor]  # features [n, d] of whom it is about -> what is sent [d]
 
 
 class Reference(NamedTuple):
-    """What features of the class look like elsewhere."""
+    """The features of the class as they look elsewhere."""
 
     mean: Tensor
     inverse: Tensor  # of their covariance
 
 
 def reference(z: Tensor) -> Reference:
-    """Shrunk towards a sphere, by as much as so few rows make a covariance uncertain (Ledoit and Wolf, Journal of
-    Multivariate Analysis 2004).
+    """The mean and covariance of features, shrunk towards a sphere as far as so few rows make a covariance uncertain
+    (Ledoit and Wolf, Journal of Multivariate Analysis 2004).
     """
     if len(z) < 2:
         raise DataError(
@@ -58,7 +58,7 @@ def near(z: Tensor, prototype: Tensor, seen: Reference) -> Tensor:
 
 
 def alike(z: Tensor, prototype: Tensor, seen: Reference) -> Tensor:
-    """The cosine, which is minus the cosine distance but for a constant."""
+    """The cosine of features and prototype, which is minus the cosine distance but for a constant."""
     return F.cosine_similarity(z.double(), prototype.double()[None], dim=1)
 
 
@@ -77,14 +77,14 @@ SCORES: Mapping[str, Callable[[Tensor, Tensor, Reference], Tensor]] = {
 
 
 def mean(z: Tensor, key: Key) -> Tensor:
-    """As published."""
+    """A prototype as published: the mean of the features."""
     return z.double().mean(0)
 
 
 def play(
-    pool: Tensor, others: Tensor, seen: Reference, n: int, trials: int, key: Key, release: Release = mean
+    pool: Tensor, others: Tensor, seen: Reference, n: int, trials: int, key: Key, release: PrototypeRelease = mean
 ) -> dict[str, Separation]:
-    """In every trial n random rows of `pool` are released together; these n and all `others` are scored. Features of
+    """Releases n random rows of `pool` together in every trial, and scores these n and all `others`. Features are of
     one class, [rows, d] each.
     """
     if not 1 <= n <= len(pool):

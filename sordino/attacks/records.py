@@ -23,7 +23,7 @@ from sordino.privacy.readers.class_sums import ClassSums
 from sordino.privacy.readers.episodes import CellGradient
 from sordino.privacy.readers.noisy_gradient import NoisyGradient
 from sordino.tasks.quadratic import Quadratic
-from sordino.types import Examples, Grant, Neighbours, Params, Shard, Source, Work
+from sordino.types import Examples, Grant, Neighbours, NoiseSource, Params, Shard, Work
 
 ROWS = 200  # examples of the made-up client
 READS = 4  # of one round, at most: later ones cost as much and show the same
@@ -47,7 +47,7 @@ def fewer(reader: Attacked, work: Work, size: int) -> Work:
 
 
 def rows(reader: Attacked) -> int:
-    """So many that everybody is read: whole episodes in a cell, several examples in a subset."""
+    """A number of rows at which everybody is read: whole episodes in a cell, several examples in a subset."""
     if isinstance(reader, CellGradient):
         return (4 if reader.sampling == "poisson" else 8) * reader.cells
     if isinstance(reader, NoisyGradient) and reader.sampling == "fixed_subset":
@@ -72,7 +72,7 @@ def gradients(reader: NoisyGradient, work: Work, client: int, multiplier: float 
     against = {"replace": -towards, "zero_out": 0 * towards, "add_remove": towards[:0]}[reader.neighbours]
 
     def release(values: Tensor) -> Release:
-        def seen(source: Source) -> Tensor:
+        def seen(source: NoiseSource) -> Tensor:
             shard = _opened(reader, values, size, client, multiplier, source)
             params = {"w": torch.zeros(size, dtype=torch.float64)}
             reads = [tree.formed(batch.grad(_linear, params))["w"] for batch in shard.batches(work, 1)]
@@ -100,7 +100,7 @@ def cells(reader: CellGradient, work: Work, client: int, multiplier: float | Non
     single = FAR * max(1.0, reader.clip) * torch.eye(size, dtype=torch.float64)
 
     def release(values: Tensor) -> Release:
-        def seen(source: Source) -> Tensor:
+        def seen(source: NoiseSource) -> Tensor:
             shard = _opened(reader, values, size, client, multiplier, source)
             params = {"w": torch.zeros(size, dtype=torch.float64)}
             return torch.stack([episode.grad(_episode, params)["w"] for episode in shard.episodes(work, 1)])
@@ -144,8 +144,8 @@ def _episode(params: Params, support: Examples, query: Examples, draws: Tensor) 
 
 
 def statistics(reader: ClassSums, multiplier: float | None) -> Pair:
-    """One of each class, known or absent. Another one of the class, half as long, points the other way: where sums are
-    clipped and not rows, one turns them around.
+    """One example of each class, known or absent. Another one of the class, half as long, points the other way:
+    where sums are clipped and not rows, one example turns them around.
     """
     towards = torch.full((ROWS, WIDTH), FAR * max(1.0, reader.clip), dtype=torch.float64)
     examples = Examples(torch.cat([2 * towards, -towards]), torch.arange(ROWS).repeat(2))
@@ -158,7 +158,7 @@ def _opened(
     size: int,
     client: int,
     multiplier: float | None,
-    source: Source,
+    source: NoiseSource,
 ) -> Shard:
     return reader.open(
         Examples(values, torch.zeros(len(values), dtype=torch.long)),

@@ -25,8 +25,9 @@ class Separation(NamedTuple):
 
 
 def separation(members: Tensor, others: Tensor, alpha: float = 0.05) -> Separation:
-    """Independent scores [members] and [others], or [trials, of members] and [trials, of others]; all are held against
-    one threshold. `alpha` on both sides together."""
+    """Scores [members] and [others] of independent trials, or [trials, of members] and [trials, of others], held
+    against one threshold. `alpha` is for both sides together.
+    """
     from scipy.special import ndtri
 
     above, below = _above(members, others), 1 - _above(others, members)
@@ -43,7 +44,7 @@ def separation(members: Tensor, others: Tensor, alpha: float = 0.05) -> Separati
 
 
 def hits_at(members: Tensor, others: Tensor, alarms: float) -> float:
-    """Share of members above the lowest threshold that at most this share of others is above."""
+    """The share of members above the lowest threshold that at most this share of others is above."""
     ordered = others.flatten().sort(descending=True).values
     return float((members > ordered[min(int(alarms * len(ordered)), len(ordered) - 1)]).double().mean())
 

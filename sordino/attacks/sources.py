@@ -9,20 +9,20 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from sordino.types import Source
+from sordino.types import NoiseSource
 
 
 @dataclass(frozen=True)
 class Silent:
-    """Adds `level` noise scales to every number: 0 is a release without noise, 1 shows the scale that is really used.
-    Its coins choose all, or one.
+    """A source that adds `level` noise scales to every number: 0 is a release without noise, 1 shows the scale that
+    is really used. Its coins choose all, or one.
     """
 
     level: float = 0.0
     only: int | None = None
     name: str = "silent"
 
-    def child(self, *parts: int | str) -> Source:
+    def child(self, *parts: int | str) -> NoiseSource:
         return self
 
     def gaussian(self, values: Tensor, std: float) -> Tensor:
@@ -42,11 +42,11 @@ class Silent:
 class Twin:
     """A source that is broken somewhere, by `factor`; everything else is the inner one's."""
 
-    inner: Source
+    inner: NoiseSource
     factor: float
     name: str = "twin"
 
-    def child(self, *parts: int | str) -> Source:
+    def child(self, *parts: int | str) -> NoiseSource:
         return type(self)(self.inner.child(*parts), self.factor)
 
     def gaussian(self, values: Tensor, std: float) -> Tensor:
@@ -64,7 +64,7 @@ class Twin:
 
 @dataclass(frozen=True)
 class Weak(Twin):
-    """Its noise is `factor` times too small."""
+    """A source whose noise is `factor` times too small."""
 
     name: str = "weak"
 
@@ -77,8 +77,8 @@ class Weak(Twin):
 
 @dataclass(frozen=True)
 class Rare(Twin):
-    """For answers at random: one word in `factor` is random, the others are the largest there is, at which an answer is
-    the truth.
+    """A source for answers at random that is too quiet: one word in `factor` is random, the others are the largest
+    there is, at which an answer is the truth.
     """
 
     name: str = "rare"

@@ -23,7 +23,7 @@ from sordino.ledger.events import Gaussian
 from sordino.ledger.gaussian_dp import epsilon_of
 from sordino.privacy.readers.beside_public import taken
 from sordino.privacy.readers.class_sums import ClassSums
-from sordino.types import Examples, Grant, Source, Task, Work
+from sordino.types import Examples, Grant, NoiseSource, Task, Work
 
 ALPHA = 1e-4  # how likely a game is to refute a true promise
 
@@ -36,9 +36,10 @@ def pair(
     task: Task,
     multiplier: float | None,
 ) -> Pair:
-    """`targets`: rows of the examples in question, of one class each. A class's noise is its own, so that one release
-    attacks all of them, each as if it were alone. `examples.x` may be features already, with `of` leaving them as they
-    are."""
+    """The neighbours of examples in sums per class. `targets`: their rows, of one class each. A class's noise is its
+    own, so that one release attacks all of them, each as if it were alone. `examples.x` may be features already,
+    with `of` leaving them as they are.
+    """
     labels, size, classes = examples.y[targets], len(examples.y), int(examples.y.max()) + 1
     apart = len(set(labels.tolist()))
     if apart < len(labels):
@@ -51,7 +52,7 @@ def pair(
     kept = torch.ones(size, dtype=torch.bool).index_fill(0, targets, False)
 
     def release(mine: Examples) -> Release:
-        def seen(source: Source) -> Tensor:
+        def seen(source: NoiseSource) -> Tensor:
             shard = reader.open(mine, Grant(0, size, size, source, multiplier), task)
             sums, counts = shard.by_class(of, classes)
             told = torch.cat([sums, counts[:, None]], 1) if reader.count else sums
@@ -75,7 +76,7 @@ class Played(NamedTuple):
         return self.found.low > self.ceiling or self.at_least > self.epsilon
 
 
-def played(reader: ClassSums, game: Pair, multiplier: float, delta: float, trials: int, source: Source) -> Played:
+def played(reader: ClassSums, game: Pair, multiplier: float, delta: float, trials: int, source: NoiseSource) -> Played:
     """The game against what the reader claims."""
     event = reader.claims(Work(None, 1, None), 1, multiplier)[0].event
     assert isinstance(event, Gaussian)

@@ -7,12 +7,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
-from sordino.errors import ConfigError, UnsoundGuarantee, UnsupportedEvent
+from sordino.errors import COUNT, POSITIVE, ConfigError, UnsoundGuarantee, UnsupportedEvent, check_range
 from sordino.ledger.accountants import epsilon_by
 from sordino.ledger.calibrate import exact_multiplier, sampled_multiplier
-from sordino.ledger.events import Gaussian, Poisson, Repeat
+from sordino.ledger.events import Gaussian, Json, Poisson, Repeat, check_multiplier
 from sordino.ledger.gaussian_dp import epsilon_of
 
 LOUD, QUIET = (
@@ -36,13 +36,9 @@ class Question:
     clip: float = 1.0  # of an update, or of a record's gradient
 
     def __post_init__(self) -> None:
-        if not 0 < self.clip < math.inf:
-            raise ConfigError(
-                f"clip is {self.clip}", why="a clip needs a finite norm above 0", code="clip-not-positive"
-            )
+        check_range("clip", self.clip, POSITIVE, "clip-not-positive")
         for name in ("clients", "cohort", "rounds", "parameters", "records"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name} is {getattr(self, name)}", why="it must be at least 1", code="out-of-range")
+            check_range(name, getattr(self, name), COUNT, "out-of-range")
         if self.cohort > self.clients:
             raise ConfigError(
                 f"a cohort of {self.cohort} out of {self.clients} clients",
@@ -67,11 +63,11 @@ class Question:
 
     @property
     def turns(self) -> int:
-        """Of the busiest client where they take part in turn, and nothing amplifies."""
+        """How often the busiest client takes part where clients take turns and nothing amplifies."""
         return -(-self.rounds * self.cohort // self.clients)
 
 
-DEFAULTS: dict[str, Any] = {"delta": 1e-5, "unit": "client", "clients": 1000, "cohort": 100, "rounds": 100}
+DEFAULTS: Json = {"delta": 1e-5, "unit": "client", "clients": 1000, "cohort": 100, "rounds": 100}
 
 
 @dataclass(frozen=True)
@@ -90,17 +86,17 @@ class Answer:
 
     @property
     def noise_std(self) -> float:
-        """Of one coordinate of the noised sum: multiplier times sensitivity."""
+        """The deviation of the noise in one coordinate of the sum: multiplier times sensitivity."""
         return self.noise_multiplier * self.question.clip * (2 if self.neighbours == "replace" else 1)
 
     @property
     def bytes(self) -> int:
-        """Down and up, of the parameters alone."""
+        """The bytes of the parameters alone, down and up."""
         return 2 * BYTES * self.question.parameters * self.question.cohort * self.question.rounds
 
     @property
     def run(self) -> list[str]:
-        """What to give to `sordino run` for exactly this."""
+        """The arguments of `sordino run` for exactly this answer."""
         q = self.question
         return [
             f"rounds={q.rounds}",
@@ -110,7 +106,7 @@ class Answer:
             f"privacy.delta={q.delta}",
         ]
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> Json:
         q = self.question
         return {
             **asdict(self),
@@ -123,7 +119,7 @@ class Answer:
         }
 
 
-def ask(epsilon: float | None = None, noise_multiplier: float | None = None, **facts: Any) -> Question:
+def ask(epsilon: float | None = None, noise_multiplier: float | None = None, **facts: object) -> Question:
     """A question in numbers, in one direction: from a budget, or from the budget that a noise multiplier buys."""
     if (epsilon is None) == (noise_multiplier is None):
         raise ConfigError(
@@ -146,17 +142,11 @@ def asked(q: Question) -> Answer:
 
 
 def bought(multiplier: float, question: Question) -> float:
-    """The other way: the epsilon that this noise buys in the set-up asked for, by the accountant that calibrates it
+    """The epsilon that this noise buys in the set-up asked for, by the accountant that calibrates it
     (`question.epsilon` is not read).
     """
     q = question
-    if not (math.isfinite(multiplier) and multiplier > 0):
-        raise UnsoundGuarantee(
-            f"noise multiplier {multiplier}",
-            why="noise without a size protects nobody",
-            fix="give a multiplier above 0: noise / sensitivity",
-            code="noise-not-positive",
-        )
+    check_multiplier(multiplier, "give a multiplier above 0: noise / sensitivity")
     try:
         if q.unit == "client" and q.rate < 1:
             epsilon = epsilon_by("pld", Repeat(Poisson(q.rate, Gaussian(multiplier)), q.rounds), q.delta, "add_remove")
@@ -166,7 +156,8 @@ def bought(multiplier: float, question: Question) -> float:
         epsilon = math.inf
     if not 0 < epsilon < 1e6:
         raise UnsoundGuarantee(
-            f"a noise multiplier of {multiplier:g} buys {'no finite epsilon' if epsilon else 'epsilon 0'} at delta {q.delta:g}",
+            f"a noise multiplier of {multiplier:g} buys {'no finite epsilon' if epsilon else 'epsilon 0'} at delta "
+            f"{q.delta:g}",
             why="delta alone already covers so much noise" if epsilon == 0 else "so little noise hides nobody",
             fix="give a smaller multiplier, or a smaller delta" if epsilon == 0 else "give a larger multiplier",
             code="noise-buys-nothing",
@@ -255,7 +246,8 @@ class Enough(NamedTuple):
 def enough(
     below: float, clients: int, cohort: float, delta: float, units: int, power: int, ratio: Callable[[float], float]
 ) -> Enough | None:
-    """None: more clients than there are people.
+    """The smallest federation in which the noise is quiet enough; None where it has more clients than there are
+    people.
 
     At a fixed sampling rate and number of rounds the multiplier does not depend on the number of clients, so
     `ratio(delta)`, at the size of now, falls as 1/cohort (central noise, power 1) or 1/sqrt(cohort) (every client's
@@ -274,7 +266,7 @@ def enough(
 
 
 def enough_for(q: Question) -> list[Enough]:
-    """For both marks that the set-up asked for does not reach yet."""
+    """The smallest federations for both marks that the set-up asked for does not reach yet."""
     power = 1 if q.unit == "client" else 2
     units = q.records if q.unit == "example" else 1
 
@@ -289,10 +281,13 @@ def marks(search: Callable[[float], Enough | None], ratio: float) -> list[Enough
 
 
 def warning(ratio: float, ways: list[str]) -> str | None:
-    """What to say where privacy would drown the signal, and ways out of it; None where it would not."""
+    """A warning where privacy would drown the signal, with ways out of it; None where it would not."""
     if ratio <= LOUD:
         return None
-    loud = f"The noise in one round's mean is {ratio:.3g} times the largest possible signal: it drowns what is to be learned."
+    loud = (
+        f"The noise in one round's mean is {ratio:.3g} times the largest possible signal: it drowns what is to "
+        f"be learned."
+    )
     return " ".join([loud, *ways])
 
 

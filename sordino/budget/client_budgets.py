@@ -22,13 +22,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sordino import keys
-from sordino.errors import InvalidBudget
-from sordino.ledger.events import is_number
+from sordino.errors import InvalidBudget, is_number
 
 Floats = NDArray[np.float64]
 
 
-def personal(given: Mapping[str, Any], clients: int, key: keys.Key) -> Floats:
+def personal(given: Mapping[str, object], clients: int, key: keys.Key) -> Floats:
     """The budget of every client."""
     named = [name for name in RULES if name in given]
     extra = sorted(given.keys() - {*named, *(["levels"] if named == ["linspace"] else [])})
@@ -51,7 +50,7 @@ def personal(given: Mapping[str, Any], clients: int, key: keys.Key) -> Floats:
     return budgets
 
 
-def _groups(table: Any, clients: int, key: keys.Key, given: Mapping[str, Any]) -> Floats:
+def _groups(table: object, clients: int, key: keys.Key, given: Mapping[str, object]) -> Floats:
     if not isinstance(table, Mapping) or not all(is_number(share) and 0 <= share <= 1 for share in table.values()):
         raise _malformed(f"groups = {table!r}", 'a table {"epsilon" = share of the clients, ...}')
     levels = np.array([_number(level) for level in table])
@@ -73,7 +72,7 @@ def _linspace(ends: Any, clients: int, key: keys.Key, given: Mapping[str, Any]) 
     return _dealt(steps[np.arange(clients) * levels // clients], key)
 
 
-def _clients(table: Any, clients: int, key: keys.Key, given: Mapping[str, Any]) -> Floats:
+def _clients(table: object, clients: int, key: keys.Key, given: Mapping[str, object]) -> Floats:
     if not isinstance(table, Mapping):
         raise _malformed(f"clients = {table!r}", 'a table {"client" = epsilon, ...}')
     return _listed([(str(client), epsilon) for client, epsilon in table.items()], clients, "privacy.epsilon.clients")
@@ -92,7 +91,7 @@ def _file(path: Any, clients: int, key: keys.Key, given: Mapping[str, Any]) -> F
     return _listed([(str(row["client"]), row["epsilon"]) for row in rows], clients, str(path))
 
 
-def _listed(pairs: list[tuple[str, Any]], clients: int, where: str) -> Floats:
+def _listed(pairs: list[tuple[str, object]], clients: int, where: str) -> Floats:
     budgets: dict[int, float] = {}
     for name, epsilon in pairs:
         name = name.strip()

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from functools import singledispatch
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from sordino.privacy.readers.convex_stable import ConvexStable
 from sordino.privacy.readers.episodes import CellGradient
@@ -25,8 +25,10 @@ class Loudness(NamedTuple):
 
 
 @singledispatch
-def of_reader(reader: Any, work: Work, multiplier: float, size: int) -> Loudness | None:
-    """Of the sum of a round's gradients at one client, before the step size; None for a reader that does not say."""
+def of_reader(reader: object, work: Work, multiplier: float, size: int) -> Loudness | None:
+    """The loudness of the sum of a round's gradients at one client, before the step size; None for a reader that
+    does not say.
+    """
     return None
 
 
@@ -51,7 +53,7 @@ def _(reader: ConvexStable, work: Work, multiplier: float, size: int) -> Loudnes
 
 
 def of_uplink(uplink: Uplink, multiplier: float, coordinates: int) -> Loudness:
-    """Of one upload where the clients add the noise, of the sum where the server does."""
+    """The loudness of one upload where the clients add the noise, of the sum where the server does."""
     stage, bound = uplink.noise(), uplink.bound(coordinates)
     assert stage is not None
     std = stage.std(bound, multiplier, coordinates)
@@ -59,6 +61,6 @@ def of_uplink(uplink: Uplink, multiplier: float, coordinates: int) -> Loudness:
 
 
 def in_mean(stds: Sequence[float], weights: Sequence[float]) -> float:
-    """Deviation of one coordinate of the weighted mean of independent noises."""
+    """The deviation of one coordinate of the weighted mean of independent noises."""
     total = math.fsum(weights)
     return math.hypot(*(w * std for w, std in zip(weights, stds, strict=True))) / total if total else 0.0

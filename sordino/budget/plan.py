@@ -7,7 +7,6 @@ no longer fits. Everything in it is public. Clients are many and their kinds are
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -17,14 +16,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sordino.budget.schedules import Adaptive, Schedule, Uniform, integer_shares
-from sordino.errors import InvalidBudget, UnsoundGuarantee
+from sordino.errors import POSITIVE, InvalidBudget, UnsoundGuarantee, check_range
 from sordino.ledger.currency import UNIT, ZCDP, Amount, Currency, cap, cost
+from sordino.ledger.events import valid_delta
 from sordino.ledger.pricing import (
-    AsPublished,
     Classic,
     CountedPhase,
     Discrete,
     Exact,
+    NominalPrice,
     Pricing,
     Pure,
     Renyi,
@@ -37,7 +37,9 @@ from sordino.types import Offer
 
 @dataclass(frozen=True)
 class Budget:
-    """What one client grants over the whole training; where budgets are personal, `epsilon` is the largest."""
+    """What one client grants over the whole training. Where each client has its own budget, `epsilon` is the
+    largest.
+    """
 
     epsilon: float
     delta: float
@@ -45,25 +47,15 @@ class Budget:
     personal: Sequence[float] | None = None  # the epsilon of each client
 
     def __post_init__(self) -> None:
-        if isinstance(self.epsilon, bool) or not (math.isfinite(self.epsilon) and self.epsilon > 0):
-            raise InvalidBudget(
-                f"epsilon is {self.epsilon}",
-                why="a budget is a finite number above 0",
-                fix="for no privacy leave [privacy] epsilon out",
-                code="epsilon-not-positive",
-            )
-        if not 0 < self.delta < 1:
-            raise InvalidBudget(
-                f"delta is {self.delta}",
-                why="delta is a probability between 0 and 1",
-                code="delta-out-of-range",
-            )
+        fix = "for no privacy leave [privacy] epsilon out"
+        check_range("epsilon", self.epsilon, POSITIVE, "epsilon-not-positive", error=InvalidBudget, fix=fix)
+        valid_delta(self.delta)
 
     def of(self, client: int) -> float:
         return self.epsilon if self.personal is None else float(self.personal[client])
 
     def levels(self) -> dict[float, list[int]]:
-        """Who grants the same, from the smallest budget to the largest; nobody is listed where all grant the same."""
+        """The clients that grant the same, from the smallest budget to the largest; empty where all grant the same."""
         if self.personal is None:
             return {}
         each = np.asarray(self.personal)
@@ -98,14 +90,14 @@ class Plan:
         return self.pricing.currency if self.pricing else ZCDP
 
     def rates(self, t: int, spent: Mapping[int, Amount]) -> NDArray[np.float64] | None:
-        """How likely each client takes part in a round; None where the cohort knows by itself. `spent` is what clients
-        have spent so far.
+        """The probability that each client takes part in a round; None where the cohort needs no plan for it.
+        `spent` is what clients have spent so far.
         """
         return None
 
     @property
     def cap(self) -> Amount | None:
-        """Of one client, in the ledger's integers; where budgets are personal, of the most generous one."""
+        """The cap of one client in the ledger's integers; where budgets differ, that of the most generous client."""
         return None if self.budget is None or self.pricing is None else self._cap(self.budget.epsilon)
 
     def cap_of(self, client: int) -> Amount | None:
@@ -128,7 +120,8 @@ class Plan:
     def price(
         self, client: int, exposure: int, spent: Amount, stalled: bool = False, last: Amount | None = None
     ) -> Price | None:
-        """Of exposure 0, 1, ... of a client; None when the plan has nothing left for it and it must abstain.
+        """The price of exposure 0, 1, ... of a client; None when the plan has nothing left for it and it must
+        abstain.
 
         `spent` is the client's sum so far and `last` its latest charge: all that a price may depend on, so that a
         resumed run asks the same.
@@ -151,7 +144,7 @@ class Plan:
         return Price(self._multiplier(charge, self.reads[client]), charge)
 
     def rehearse(self) -> None:
-        """Price every planned exposure once, so that what cannot be priced is refused before the first round."""
+        """Prices every planned exposure once, so that what cannot be priced is refused before the first round."""
         if self.budget is not None and isinstance(self.budget.schedule, Adaptive):
             return  # known only on the way
         for times, client in self._kinds():
@@ -177,8 +170,8 @@ class Plan:
         return min(price.multiplier for price in priced if price is not None)
 
     def precision(self, client: int) -> float:
-        """What one exposure of this client may say, as a share of what the most generous client's may: the inverse of
-        its noise variance.
+        """The precision of this client's upload, as a share of the most generous client's: the inverse of its noise
+        variance.
         """
         if self.budget is None or self.pricing is None:
             return 1.0
@@ -225,7 +218,9 @@ class Plan:
 def kinds(
     exposures: Sequence[int], reads: Sequence[int], levels: Sequence[float] | None = None
 ) -> list[tuple[int, int, int]]:
-    """Every (exposures, reads per exposure) that occurs, at every level of budgets, and the first client it occurs at."""
+    """Every (exposures, reads per exposure) that occurs, at every level of budgets, with the first client that has
+    it.
+    """
     times, each = np.asarray(exposures, np.int64), np.asarray(reads, np.int64)
     width, pairs = int(each.max(initial=0)) + 1, int(times.max(initial=0) + 1) * (int(each.max(initial=0)) + 1)
     level = 0 if levels is None else np.unique(np.asarray(levels), return_inverse=True)[1]
@@ -248,6 +243,20 @@ def draft(
     `portion` of the budget is for this phase of a run, and `currency` the one that all its phases are priced in, where
     they share a budget.
     """
+    _check_one_promise(offers, budget)
+    if not offers:
+        return Plan(None, None, None, None, exposures, once(exposures))
+    offer, typed = next((pair for pair in offers if pair[1] is None), offers[0])
+    per_round = reads["example"] if offer.unit != "client" else once(exposures)
+    longest = max((times * each for times, each, _ in kinds(exposures, per_round)), default=1)
+    pricing = currency or _pricing(offer, budget, max(longest, 1), published)
+    plan = Plan(offer, pricing, budget, typed, exposures, per_round, portion)
+    plan.rehearse()
+    return plan
+
+
+def _check_one_promise(offers: Sequence[tuple[Offer, float | None]], budget: Budget | None) -> None:
+    """Refuses a budget that nothing would spend, or that two promises would, and noise that nothing sizes."""
     open_ended = [offer for offer, typed in offers if typed is None]
     if len(open_ended) > 1:
         raise UnsoundGuarantee(
@@ -260,7 +269,8 @@ def draft(
         raise UnsoundGuarantee(
             "a privacy budget is given, but nothing in this algorithm adds noise that it could size",
             why="epsilon is a property of a mechanism; without one the promise would be empty",
-            fix="choose a private algorithm (sordino algorithms), give it a reader or uplink with noise, or drop [privacy] epsilon",
+            fix="choose a private algorithm (sordino algorithms), give it a reader or uplink with noise, or drop "
+            "[privacy] epsilon",
             code="budget-without-mechanism",
         )
     if budget is None and open_ended:
@@ -270,30 +280,22 @@ def draft(
             fix="set privacy.epsilon and privacy.delta, or type a noise multiplier",
             code="mechanism-without-budget",
         )
-    if not offers:
-        return Plan(None, None, None, None, exposures, once(exposures))
-    offer, typed = next((pair for pair in offers if pair[1] is None), offers[0])
-    per_round = reads["example"] if offer.unit != "client" else once(exposures)
-    if budget is not None and budget.personal is not None and offer.everyone_pays:
+    if budget is not None and budget.personal is not None and any(offer.everyone_pays for offer in open_ended):
         raise UnsoundGuarantee(
             "personal budgets under one hidden sampling rate",
             why="everybody is drawn and charged alike, so all would spend what the smallest budget allows",
             fix='cohort = {name = "by_budget", size = ...}, or give one epsilon',
             code="personal-budgets-one-rate",
         )
-    longest = max((times * each for times, each, _ in kinds(exposures, per_round)), default=1)
-    pricing = currency or _pricing(offer, budget, max(longest, 1), published)
-    plan = Plan(offer, pricing, budget, typed, exposures, per_round, portion)
-    plan.rehearse()
-    return plan
 
 
 def shared_currency(
     offers: Sequence[tuple[Offer, int]], portions: Sequence[float], budget: Budget, alone: bool
 ) -> Sequence[Pricing]:
-    """Prices for phases that share a budget, each given with its reads and its part: exact where none of them is
-    sampled, else counted as one plan where that is fixed for everybody and `alone` on its ledger, and in Renyi
-    divergence at one order where it is not."""
+    """Prices for phases that share a budget, each given with its reads and its part. They are exact where no phase
+    is sampled. Otherwise they are counted as one plan where that is fixed for everybody and `alone` on its ledger,
+    and in Renyi divergence at one order where it is not.
+    """
     epsilon, delta = budget.epsilon, budget.delta
     sampled = [(offer.rate, longest) for offer, longest in offers if offer.rate < 1]
     if not sampled:
@@ -313,7 +315,7 @@ def once(exposures: Sequence[int]) -> Sequence[int]:
 
 def _pricing(offer: Offer, budget: Budget | None, longest: int, published: float | None) -> Pricing:
     if published is not None:
-        return AsPublished(published)
+        return NominalPrice(published)
     if offer.rate < 1 and offer.mechanism.calibration != "pure":  # sampled Laplace is charged as if it were not sampled
         epsilon, delta = (budget.epsilon, budget.delta) if budget else (1.0, 1e-5)
         fixed = budget is not None and isinstance(budget.schedule, Uniform) and offer.mechanism.calibration == "exact"

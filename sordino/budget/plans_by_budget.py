@@ -33,7 +33,7 @@ Spent = Mapping[int, tuple[int, ...]]
 
 @dataclass
 class RatesPlan(Plan):
-    """One noise, one rate per client; everybody pays one release of the plan in every round."""
+    """A plan with one noise and one rate per client: everybody pays one release in every round."""
 
     each: Floats = field(default_factory=lambda: np.empty(0))
 
@@ -43,7 +43,7 @@ class RatesPlan(Plan):
 
 @dataclass
 class ThresholdPlan(Plan):
-    """A table of rounds. Everybody pays its own (epsilon, delta) in every round, drawn or not."""
+    """A plan as a table of rounds. Every client pays its own (epsilon, delta) in every round, drawn or not."""
 
     rows: list[tuple[float, Floats, Floats]] = field(default_factory=list)  # tau, rates, payments
     individual: ClassVar[bool] = True
@@ -85,7 +85,9 @@ class ThresholdPlan(Plan):
 
 @dataclass
 class PublishedPlan(Plan):
-    """Thresholds and noise from what is left; only those drawn pay, by one of the three readings of the cost."""
+    """A plan whose thresholds and noise follow what is left. Only clients that are drawn pay, by one of three
+    readings of the cost.
+    """
 
     cohort: ThresholdPublished = field(default_factory=ThresholdPublished)
     rounds: int = 1
@@ -164,6 +166,24 @@ def draft_personal(
     clients: int,
 ) -> Plan:
     """The plan of a personal cohort for the central noise of an algorithm (or, as published, the clients' own)."""
+    offer, budget = _fitting(cohort, offers, budget)
+    budgets, exposures = [budget.of(client) for client in range(clients)], cohort.exposures(rounds, clients)
+    common = (offer, Exact(), budget, None, exposures, once(exposures))
+    if isinstance(cohort, ByBudget):
+        multiplier, each = balanced(budgets, budget.delta, rounds, cohort.size)
+        pricing = Counted(f"rates by budget z={multiplier:.9g}", multiplier, rounds)
+        return RatesPlan(offer, pricing, budget, None, exposures, once(exposures), each=each)
+    if isinstance(cohort, Threshold):
+        assert not isinstance(budget.schedule, Adaptive), "refused above"
+        return ThresholdPlan(*common, rows=planned(budgets, budget.schedule.shares(rounds, budget.epsilon), cohort.by))
+    assert isinstance(cohort, ThresholdPublished)
+    return PublishedPlan(*common, cohort=cohort, rounds=rounds)
+
+
+def _fitting(
+    cohort: Personal, offers: Sequence[tuple[Offer, float | None]], budget: Budget | None
+) -> tuple[Offer, Budget]:
+    """The one noise and the budget, where they are what the cohort was made for."""
     if len(offers) != 1 or offers[0][1] is not None:
         raise UnsoundGuarantee(
             f"a cohort of the kind {type(cohort).__name__} with {len(offers)} noises"
@@ -186,7 +206,8 @@ def draft_personal(
             f"a cohort of the kind {type(cohort).__name__} with this noise",
             why="as published, clients noise their own uploads and everybody sees who takes part"
             if published
-            else "personal rates amplify a central Gaussian noise on sums of clipped updates that hides who takes part, no other",
+            else "personal rates amplify a central Gaussian noise on sums of clipped updates that hides who takes "
+            "part, no other",
             fix='algorithm = {name = "pdp_prox", mechanism = ...} fits its gates to each cohort',
             code="personal-cohort-needs-its-noise",
         )
@@ -197,20 +218,11 @@ def draft_personal(
             fix='schedule = {name = "uniform"}, or a cohort that everybody sees',
             code="personal-schedule",
         )
-    budgets, exposures = [budget.of(client) for client in range(clients)], cohort.exposures(rounds, clients)
-    common = (offer, Exact(), budget, None, exposures, once(exposures))
-    if isinstance(cohort, ByBudget):
-        if not isinstance(budget.schedule, Uniform):
-            raise UnsoundGuarantee(
-                "rates by budget with a schedule that is not uniform",
-                why="the rates were computed for equal noise in every round",
-                fix='schedule = {name = "uniform"}, or cohort = {name = "threshold"}',
-                code="personal-schedule",
-            )
-        multiplier, each = balanced(budgets, budget.delta, rounds, cohort.size)
-        pricing = Counted(f"rates by budget z={multiplier:.9g}", multiplier, rounds)
-        return RatesPlan(offer, pricing, budget, None, exposures, once(exposures), each=each)
-    if isinstance(cohort, Threshold):
-        return ThresholdPlan(*common, rows=planned(budgets, budget.schedule.shares(rounds, budget.epsilon), cohort.by))
-    assert isinstance(cohort, ThresholdPublished)
-    return PublishedPlan(*common, cohort=cohort, rounds=rounds)
+    if isinstance(cohort, ByBudget) and not isinstance(budget.schedule, Uniform):
+        raise UnsoundGuarantee(
+            "rates by budget with a schedule that is not uniform",
+            why="the rates were computed for equal noise in every round",
+            fix='schedule = {name = "uniform"}, or cohort = {name = "threshold"}',
+            code="personal-schedule",
+        )
+    return offer, budget

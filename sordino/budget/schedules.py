@@ -17,8 +17,7 @@ from typing import Protocol, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from sordino.errors import BudgetExhausted, InvalidBudget
-from sordino.ledger.events import is_number
+from sordino.errors import COUNT, POSITIVE, BudgetExhausted, InvalidBudget, check_range, is_number
 
 Shares: TypeAlias = NDArray[np.float64]
 
@@ -27,7 +26,9 @@ _ROUNDING = 1e-12  # by which a sum of shares may miss 1 because they are floats
 
 class Schedule(Protocol):
     def shares(self, exposures: int, total: float = 1.0) -> Shares:
-        """Non-negative parts of 1 for exposures 1..T; `total` gives absolute values their meaning."""
+        """The shares of exposures 1..T, none negative, which add up to 1; `total` gives absolute values their
+        meaning.
+        """
         ...
 
 
@@ -39,7 +40,7 @@ class Uniform:
 
 @dataclass(frozen=True)
 class LinearFront:
-    """2(T-j+1) / (T(T+1)): most at the start."""
+    """Shares 2(T-j+1) / (T(T+1)), the largest at the start."""
 
     def shares(self, exposures: int, total: float = 1.0) -> Shares:
         return _normalised(np.arange(_count(exposures), 0.0, -1.0))
@@ -47,7 +48,7 @@ class LinearFront:
 
 @dataclass(frozen=True)
 class LinearBack:
-    """2j / (T(T+1)): most at the end."""
+    """Shares 2j / (T(T+1)), the largest at the end."""
 
     def shares(self, exposures: int, total: float = 1.0) -> Shares:
         return _normalised(np.arange(1.0, _count(exposures) + 1))
@@ -55,15 +56,12 @@ class LinearBack:
 
 @dataclass(frozen=True)
 class Geometric:
-    """Each share is `ratio` times the one before: below 1 front-loaded, above 1 back-loaded."""
+    """Shares that are each `ratio` times the one before: below 1 they fall, above 1 they rise."""
 
     ratio: float
 
     def __post_init__(self) -> None:
-        if not is_number(self.ratio) or not 0 < self.ratio < math.inf:
-            raise InvalidBudget(
-                f"ratio {self.ratio!r} of a geometric schedule", why="it is a number above 0", code="ratio-not-positive"
-            )
+        check_range("ratio", self.ratio, POSITIVE, "ratio-not-positive", error=InvalidBudget)
 
     def shares(self, exposures: int, total: float = 1.0) -> Shares:
         steps = np.arange(_count(exposures)) * math.log(self.ratio)
@@ -72,7 +70,7 @@ class Geometric:
 
 @dataclass(frozen=True)
 class Explicit:
-    """A list of the user's: relative weights, or absolute spends whose sum may not exceed the total.
+    """Shares from a list of the user's: relative weights, or absolute spends whose sum may not exceed the total.
 
     A client with fewer exposures than the list has entries uses the first ones.
     """
@@ -106,7 +104,7 @@ class Explicit:
 
 @dataclass(frozen=True)
 class Adaptive:
-    """Start low, spend more after a stall; `floor` of the uniform share is kept for every exposure to come.
+    """Shares that start low and grow after a stall; `floor` of the uniform share is kept for every exposure to come.
 
     The trigger behind `stalled` may read released values only: the loss of the released model on a public set,
     or the norm of the averaged noisy update against its expected noise norm. A trigger that reads raw client
@@ -161,13 +159,6 @@ def integer_shares(shares: Sequence[float] | Shares, cap: int) -> list[int]:
     return parts
 
 
-def clip_to_remaining(cost: int, remaining: int) -> int:
-    """The last spend shrinks to what is left; a further one is refused."""
-    if remaining <= 0:
-        raise _exhausted()
-    return min(cost, remaining)
-
-
 def _normalised(weights: Shares) -> Shares:
     total = math.fsum(weights)
     if total == 0:
@@ -176,8 +167,7 @@ def _normalised(weights: Shares) -> Shares:
 
 
 def _count(exposures: int) -> int:
-    if isinstance(exposures, bool) or exposures < 1:
-        raise InvalidBudget(f"{exposures!r} exposures", why="a schedule has at least 1", code="exposures-not-positive")
+    check_range("exposures", exposures, COUNT, "exposures-not-positive", error=InvalidBudget)
     return int(exposures)
 
 

@@ -35,7 +35,7 @@ class Law(NamedTuple):
     ground: tuple[str, ...] = ()  # laws without which this one cannot be tried
 
 
-class Verdict(NamedTuple):
+class LawVerdict(NamedTuple):
     law: str
     says: str
     verdict: Literal["holds", "broken", "not tried"]
@@ -45,7 +45,7 @@ class Verdict(NamedTuple):
 
 class Report(NamedTuple):
     algorithm: str  # as an experiment names it
-    verdicts: list[Verdict]
+    verdicts: list[LawVerdict]
 
     @property
     def broken(self) -> list[str]:
@@ -115,22 +115,22 @@ def _beside(path: Path) -> Iterator[None]:
                 del sys.modules[path.stem]
 
 
-def _origin(module: Any) -> Path:
+def _origin(module: object) -> Path:
     return Path(getattr(module, "__file__", None) or "")
 
 
-def _judged(trial: Trial, watch: Callable[[str], None]) -> Iterator[Verdict]:
+def _judged(trial: Trial, watch: Callable[[str], None]) -> Iterator[LawVerdict]:
     sound: set[str] = set()
     for name, law in LAWS.items():
         lacking = [ground for ground in law.ground if ground not in sound]
         if lacking:
-            yield Verdict(name, law.says, "not tried", f"it stands on the law {lacking[0]!r}", "")
+            yield LawVerdict(name, law.says, "not tried", f"it stands on the law {lacking[0]!r}", "")
             continue
         watch(name)
         why, fix = _tried(law, trial)
         if not why:
             sound.add(name)
-        yield Verdict(name, law.says, "broken" if why else "holds", why, fix)
+        yield LawVerdict(name, law.says, "broken" if why else "holds", why, fix)
 
 
 def _tried(law: Law, trial: Trial) -> tuple[str, str]:

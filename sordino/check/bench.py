@@ -17,7 +17,7 @@ from sordino.engine.stack import Member, stacks, together
 from sordino.keys import Key
 from sordino.privacy.noise.sources import Counter
 from sordino.privacy.readers.open import Open
-from sordino.privacy.readers.shared_pass import Pool
+from sordino.privacy.readers.shared_pass import SharedPass
 from sordino.tasks.classification import Classification
 from sordino.tasks.nets import cnn_wide, mlp
 from sordino.types import Examples, Grant, Params, Shard, Task, Work
@@ -37,7 +37,9 @@ class Measured(NamedTuple):
 
 
 def measure() -> list[Measured]:
-    """About ten seconds. The two sides of every row take turns, so that other programs disturb both alike."""
+    """Measures for about ten seconds. The two sides of every row take turns, so that other programs disturb both
+    alike.
+    """
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -89,7 +91,7 @@ def _pools() -> Measured:
             task.clipped_sum(task.losses, params, shards[k], torch.zeros(0), 1.0, 2)
 
     def pooled() -> None:
-        pool = Pool(task, who, shards.__getitem__)
+        pool = SharedPass(task, who, shards.__getitem__)
         for k in who:
             pool.sum(k, params, 1.0, 2)
 

@@ -6,18 +6,18 @@ import contextlib
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import numpy as np
-import safetensors.torch
 import torch
 
 from sordino import config, tree
-from sordino.check.trial import QUADRATIC, ROUNDS, STOP, Broken, Sealed, Trial, require
+from sordino.check.trial import QUADRATIC, ROUNDS, STOP, Broken, SealedShard, Trial, require
 from sordino.engine import checkpoint
 from sordino.engine.executor import Executor
 from sordino.engine.site import Site
 from sordino.errors import SordinoError
+from sordino.ledger.events import Json
 from sordino.ledger.ledger import State
 from sordino.privacy.readers.noisy_gradient import NoisyGradient
 from sordino.round import one_round
@@ -27,6 +27,7 @@ from sordino.runs.run import Progress, resume
 from sordino.runs.simulation import simulated
 from sordino.runs.trace import differences, trace
 from sordino.runs.verify import verify
+from sordino.tree import Tree
 from sordino.types import Shard, Terms, Work
 
 SHARING = {"pooled": "clients that share their passes", "stack": "clients that are trained in one call"}
@@ -60,7 +61,7 @@ class InTurn(Executor):
     def __init__(self, site: Site, mix: int) -> None:
         self._site, self._mix = site, mix
 
-    def __call__(self, t: int, down: Any, terms: Mapping[int, Terms]) -> Iterator[tuple[int, Any]]:
+    def __call__(self, t: int, down: Tree, terms: Mapping[int, Terms]) -> Iterator[tuple[int, Tree]]:
         served = sorted(terms, key=lambda k: (k * 7 + t) % 5, reverse=True) if self._mix else sorted(terms)
         answers = {k: answer for one in served for k, answer in self._site(t, down, {one: terms[one]})}
         yield from sorted(answers.items())
@@ -81,7 +82,7 @@ def processes(trial: Trial) -> None:
 
 def _apart(a: Path, b: Path) -> float:
     """Distance of two runs' models, against the size of the first."""
-    one, other = (safetensors.torch.load_file(folder / "model.safetensors") for folder in (a, b))
+    one, other = (checkpoint.tensors(folder / "model.safetensors") for folder in (a, b))
     away, size = (torch.linalg.vector_norm(tree.flat(x).double()) for x in (tree.sub(one, other), one))
     return float(away / size) if size else float(away)
 
@@ -95,7 +96,10 @@ def resumes(trial: Trial) -> None:
         if step.round == STOP:
             raise Stopped
 
-    fix = "keep nothing on the instance, the class or the module: what lasts belongs in the server's or the client's state"
+    fix = (
+        "keep nothing on the instance, the class or the module: what lasts belongs in the server's or the "
+        "client's state"
+    )
     with contextlib.suppress(Stopped):
         trial.run("resumed", watch=stop)
     trial.fresh()
@@ -156,7 +160,7 @@ def learns(trial: Trial) -> None:
 
 
 def noisy(trial: Trial) -> None:
-    """Under a private reader: its reads are those that were paid for, and the receipt says so."""
+    """The law of a private reader: its reads are those that were paid for, and the receipt says so."""
     fix = "go over shard.batches(self.work, key) once and to its end, and call grad once per batch"
     algorithm = trial.scenes[0].algorithm
     read = algorithm.read if algorithm.read.offer() is not None else NoisyGradient(1.0, **_sampling(algorithm.work))
@@ -164,7 +168,7 @@ def noisy(trial: Trial) -> None:
         a, size = scene.algorithm.behind(read=read), len(scene.examples[0].y)
         down, grads = a.broadcast(a.init(scene.task, scene.key)), list[int]()
         shard = read.open(scene.examples[0], scene.grant(reads=read.reads(a.work, size)), scene.task)
-        a.local(scene.task, down, a.init_client(scene.task), cast(Shard, Sealed(shard, grads)), scene.key)
+        a.local(scene.task, down, a.init_client(scene.task), cast(Shard, SealedShard(shard, grads)), scene.key)
         want = a.work.count(size)
         require(len(grads) == want, f"{want} gradients were paid for, {len(grads)} were taken", fix)
     more: list[str] = []
@@ -177,7 +181,7 @@ def noisy(trial: Trial) -> None:
     require(not wrong, f"the receipt does not verify: {'; '.join(wrong)}", "leave the gates to the library")
 
 
-def _sampling(work: Work) -> dict[str, Any]:
+def _sampling(work: Work) -> Json:
     """The sampling of a private reader that suits this work."""
     if work.batch_size is None:
         return {"sampling": "full"}

@@ -8,7 +8,7 @@ from typing import cast
 import torch
 
 from sordino import keys, tree
-from sordino.check.trial import Broken, Canned, Moment, Scene, Sealed, Trial, require
+from sordino.check.trial import Broken, Canned, Moment, Scene, SealedShard, Trial, require
 from sordino.engine import checkpoint, wire
 from sordino.privacy.readers.beside_public import taken
 from sordino.tree import Tree
@@ -22,7 +22,7 @@ def shape(a: Tree) -> Shape:
 
 
 def unlike(a: Shape, b: Shape) -> str:
-    """The first difference, in words; "" where there is none."""
+    """The first difference between two trees, in words; "" where there is none."""
     if [name for name, *_ in a] != [name for name, *_ in b]:
         return f"the tensors {', '.join(n for n, *_ in a)} instead of {', '.join(n for n, *_ in b)}"
     return next(
@@ -124,7 +124,7 @@ def sealed(trial: Trial) -> None:
         a, task = scene.algorithm, scene.task
         down = a.broadcast(a.init(task, scene.key))
         try:
-            a.local(task, down, a.init_client(task), cast(Shard, Sealed(scene.shard())), scene.key)
+            a.local(task, down, a.init_client(task), cast(Shard, SealedShard(scene.shard())), scene.key)
         except AttributeError as error:
             fix = "ask a batch for its gradient: batch.grad(task.losses, parameters); rows belong to the reader"
             raise Broken(f"local looks behind the gate: it asks a shard or a batch for {error.name}", fix) from None

@@ -19,7 +19,9 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
+
+from sordino.ledger.events import Json
 
 GB = 1e9
 SLOW_WRITE = 20.0  # ms: a local disk takes 0.1 to 10
@@ -120,7 +122,7 @@ def judge(facts: Facts) -> Iterator[Finding]:
         yield Finding(f"extra {name}", "ok", says, hint if missing else "")
 
 
-def engine(facts: Facts, clients: int) -> dict[str, Any]:
+def engine(facts: Facts, clients: int) -> Json:
     """The [engine] table for this machine. `auto` lets clients of one process share their passes wherever their reads
     allow it.
     """
@@ -133,7 +135,7 @@ def engine(facts: Facts, clients: int) -> dict[str, Any]:
 
 
 def benched(facts: Facts) -> Iterator[Finding]:
-    """What `auto` chooses here, held against measurements."""
+    """The choice of `auto` on this machine, held against measurements."""
     from sordino.check.bench import measure as race
 
     chosen = engine(facts, 20)

@@ -10,15 +10,16 @@ from sordino.algorithms.algorithm import Algorithm, unwritten
 from sordino.check.trial import Trial, require
 
 DRAWS = {
-    "rand", "randn", "randint", "randperm", "normal", "normal_", "uniform", "uniform_", "laplace", "bernoulli", "bernoulli_", "multinomial",
-    "exponential_", "Laplace", "Normal", "default_rng", "gaussian", "coins", "bits", "permutation", "integers", "coin", "manual_seed", "urandom",
-    "rand_like", "randn_like", "randint_like", "random_", "cauchy_", "geometric_", "log_normal_", "random", "randrange", "gauss", "shuffle",
-    "choice", "choices", "token_bytes", "getrandbits",
+    "rand", "randn", "randint", "randperm", "normal", "normal_", "uniform", "uniform_", "laplace", "bernoulli",
+    "bernoulli_", "multinomial", "exponential_", "Laplace", "Normal", "default_rng", "gaussian", "coins", "bits",
+    "permutation", "integers", "coin", "manual_seed", "urandom", "rand_like", "randn_like", "randint_like",
+    "random_", "cauchy_", "geometric_", "log_normal_", "random", "randrange", "gauss", "shuffle", "choice",
+    "choices", "token_bytes", "getrandbits",
 }  # fmt: skip
 
 
 def calls(source: str) -> set[str]:
-    """Names of everything a module calls: f(...) and x.f(...)."""
+    """The names of everything that a module calls: f(...) and x.f(...)."""
     found = set()
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Call):

@@ -16,6 +16,7 @@ import torch
 from sordino import config, keys
 from sordino.algorithms.algorithm import Algorithm, Home
 from sordino.config import Experiment
+from sordino.keys import Key
 from sordino.privacy.noise.sources import Counter
 from sordino.privacy.readers.beside_public import taken
 from sordino.privacy.uplink.stages import Noise
@@ -24,7 +25,7 @@ from sordino.runs.run import Progress, start
 from sordino.runs.simulation import settle, simulated
 from sordino.runs.trace import Trace, trace
 from sordino.tree import Tree
-from sordino.types import Batch, Examples, Grant, Params, Received, Shard, Task, Work
+from sordino.types import Batch, Examples, Grant, Losses, Params, Received, Shard, Task, Work
 
 
 class Broken(Exception):
@@ -42,11 +43,13 @@ def require(met: bool, why: str, fix: str) -> None:
 
 ROUNDS, STOP = 5, 3  # a checkpoint every second round: stopped after 3, a run plays round 3 again
 SMALL = (
-    "name=check", f"rounds={ROUNDS}", "data.test_fraction=0.9", 'partition={scheme="iid", clients=5}', 'cohort={name="round_robin", size=3}',
-    "evaluation={every=5, final=1}", 'engine={executor="loop", checkpoint_every=2}',
+    "name=check", f"rounds={ROUNDS}", "data.test_fraction=0.9", 'partition={scheme="iid", clients=5}',
+    'cohort={name="round_robin", size=3}', "evaluation={every=5, final=1}",
+    'engine={executor="loop", checkpoint_every=2}',
 )  # fmt: skip
 QUADRATIC = (
-    "rounds=20", 'data={source="quadratic", clients=4, dim=3}', 'partition={scheme="natural"}', 'cohort={name="everyone"}', "evaluation={every=20}",
+    "rounds=20", 'data={source="quadratic", clients=4, dim=3}', 'partition={scheme="natural"}',
+    'cohort={name="everyone"}', "evaluation={every=20}",
 )  # fmt: skip
 
 
@@ -56,14 +59,14 @@ class Moment(NamedTuple):
     server: Tree
     down: Tree
     client: Tree
-    received: Received[Any]
+    received: Received[Tree]
 
 
 @dataclass(frozen=True)
 class Scene:
     """One client's round without an engine: every half can be called by hand."""
 
-    algorithm: Algorithm[Any, Any, Any, Any]
+    algorithm: Algorithm[Tree, Tree, Tree, Tree]
     task: Task
     home: Home
     examples: list[Examples]  # of two clients
@@ -80,18 +83,18 @@ class Scene:
         start = self.algorithm.init_client(self.task)
         return self.algorithm.local(self.task, down, start, self.shard(client), self.key)[0]
 
-    def received(self, uploads: Iterable[Tree], down: Tree) -> Received[Any]:
+    def received(self, uploads: Iterable[Tree], down: Tree) -> Received[Tree]:
         """What the server would see of two clients' uploads, the first with twice the examples; noise left out."""
         a, sizes = self.algorithm, (2, 1)
         quiet = replace(a.uplink, client=tuple(s for s in a.uplink.client if not isinstance(s, Noise)), server=())
         grants = [replace(self.grant(k), size=size, largest=2) for k, size in enumerate(sizes)]
         sent = {k: quiet.encode(upload, grants[k]) for k, upload in enumerate(uploads)}
         weights = [quiet.weight(size, 2) for size in sizes]
-        found: Received[Any] = quiet.receive(sent, a.zero(self.task, down), weights, 2.0, None, Counter(1))
+        found: Received[Tree] = quiet.receive(sent, a.zero(self.task, down), weights, 2.0, None, Counter(1))
         return found
 
     def moments(self) -> Iterator[Moment]:
-        """Two rounds: in the first one, states are as they began."""
+        """The halves' arguments in two rounds: in the first one, states are as they began."""
         a = self.algorithm
         server, client = a.init(self.task, self.key), a.init_client(self.task)
         for _ in range(2):
@@ -104,7 +107,7 @@ class Scene:
 
 @dataclass(frozen=True)
 class Trial:
-    """One algorithm before the laws."""
+    """One algorithm on trial, before the laws."""
 
     name: str  # as in [algorithm] name
     made: Any
@@ -137,7 +140,7 @@ class Trial:
         return made
 
     def fresh(self) -> None:
-        """As in a process of its own: what the module keeps in its globals is gone."""
+        """Removes what the module keeps in its globals, as if it ran in a process of its own."""
         sys.modules.pop(self.name.partition(":")[0], None)
 
     def run(self, folder: str, *more: str, watch: Callable[[Progress], None] | None = None) -> Path:
@@ -156,11 +159,11 @@ class Trial:
         return trace(self.base)
 
 
-class Sealed:
-    """A shard with nothing but what the protocol says."""
+class SealedShard:
+    """A shard that answers nothing but what the protocol says."""
 
     def __init__(self, shard: Shard, grads: list[int] | None = None) -> None:
-        def batches(work: Work, key: Any) -> Iterator[Batch]:
+        def batches(work: Work, key: Key) -> Iterator[Batch]:
             for batch in shard.batches(work, key):
                 yield SealedBatch(batch, grads if grads is not None else [])
 
@@ -173,7 +176,7 @@ class Canned:
     def __init__(self, rows: Examples, key: int) -> None:
         self._rows, self._key, self.size = rows, key, len(rows.y)
 
-    def batches(self, work: Work, key: Any) -> Iterator[Batch]:
+    def batches(self, work: Work, key: object) -> Iterator[Batch]:
         size = work.batch(self.size)
         for step in range(work.count(self.size)):
             some = (torch.arange(size) + step * size) % self.size
@@ -181,10 +184,10 @@ class Canned:
 
 
 class CannedBatch:
-    def __init__(self, rows: Examples, key: Any) -> None:
+    def __init__(self, rows: Examples, key: Key) -> None:
         self._rows, self._key = rows, key
 
-    def grad(self, losses: Any, params: Params) -> Params:
+    def grad(self, losses: Losses, params: Params) -> Params:
         leaves = {name: p.detach().clone().requires_grad_() for name, p in params.items()}
         losses(leaves, *self._rows, keys.bits(keys.fold(self._key, "draw"), len(self._rows.y)))
         return {
@@ -195,7 +198,7 @@ class CannedBatch:
 
 class SealedBatch:
     def __init__(self, batch: Batch, grads: list[int]) -> None:
-        def grad(losses: Any, params: Params) -> Params:
+        def grad(losses: Losses, params: Params) -> Params:
             grads.append(1)
             return batch.grad(losses, params)
 

@@ -15,7 +15,7 @@ from sordino.cli.words import experiment_and_changes
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from sordino.attacks.audit import Audit, Subject
+    from sordino.attacks.audit import AttackedPromise, Audit
 
 STYLES = {"holds": "green", "caught": "green", "VIOLATED": "bold red", "escaped": "bold red"}
 ENDS = {"VIOLATED": 4, "escaped": 2}  # other verdicts are no failure
@@ -94,7 +94,7 @@ def _show(found: Audit) -> None:
     console.print(f"[dim]Not looked at: {'; '.join(UNSEEN)}.[/dim]", highlight=False)
 
 
-def _table(subjects: list[Subject]) -> Table:
+def _table(subjects: list[AttackedPromise]) -> Table:
     from rich.table import Table
 
     table = Table()
@@ -113,7 +113,7 @@ def _table(subjects: list[Subject]) -> Table:
     return table
 
 
-def _numbers(one: Subject) -> tuple[str, str]:
+def _numbers(one: AttackedPromise) -> tuple[str, str]:
     """The claim of one exposure and the bound; at another delta too, where they are compared there."""
     claimed = f"{one.claimed:.3g} ({one.status}) at {one.delta:g}"
     if one.at_delta != one.delta:

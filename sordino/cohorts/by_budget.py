@@ -23,14 +23,13 @@ import numpy as np
 from sordino.cohorts import kinds
 from sordino.cohorts.draws import Coins
 from sordino.cohorts.kinds import Cohort, Rates, Tossed, alike
-from sordino.errors import ConfigError
-from sordino.ledger.events import is_number
+from sordino.errors import BELOW_ONE, ConfigError, check_range, is_number
 from sordino.ledger.thresholds import Waste
 
 
 @dataclass(frozen=True)
 class Personal(Tossed):
-    """A rate for every client."""
+    """A cohort with a rate for every client, by its own budget."""
 
     personal: ClassVar[bool] = True
 
@@ -86,12 +85,8 @@ class ThresholdPublished(_ByThreshold):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 0 <= self.retire_below < 1:
-            raise ConfigError(
-                f"retire_below = {self.retire_below}",
-                why="it is a share of the smallest budget, at least 0 and below 1",
-                code="share-out-of-range",
-            )
+        why = "it is a share of the smallest budget"
+        check_range("retire_below", self.retire_below, BELOW_ONE, "share-out-of-range", why=why)
 
 
 COHORTS: dict[str, type[Cohort]] = {

@@ -18,14 +18,14 @@ Words = NDArray[np.uint64]
 
 
 class Coins(Protocol):
-    """Where the coins of a round come from."""
+    """The source of a round's coins."""
 
     def words(self, count: int, *part: int | str) -> Words: ...
 
 
 @dataclass(frozen=True)
 class Seeded:
-    """From a key: the same coins for whoever knows the seed."""
+    """Coins from a key, the same for whoever knows the seed."""
 
     key: keys.Key
 
@@ -34,7 +34,7 @@ class Seeded:
 
 
 class Unseen:
-    """From the operating system: nobody can toss them again."""
+    """Coins from the operating system, which nobody can toss again."""
 
     def __init__(self) -> None:
         self._source = System()
@@ -47,7 +47,7 @@ LONGEST = 1 << 16  # coins that one word may settle
 
 
 def subset(key: int, size: int, population: int) -> NDArray[np.int64]:
-    """`size` different numbers below `population`, rising; all such sets are equally likely.
+    """`size` different numbers below `population`, in rising order; all such sets are equally likely.
 
     The first different ones of a sequence of fair numbers: no set is preferred, since any two clients could change
     names. Fair are words cut to whole bits; what is too large is passed over, never folded back.
@@ -65,8 +65,8 @@ def subset(key: int, size: int, population: int) -> NDArray[np.int64]:
 
 
 def heads(tossed: Coins, rate: float, coins: int) -> NDArray[np.int64]:
-    """Which of so many independent coins show heads, at a cost in proportion to the heads (and to 1/65536 of the
-    coins).
+    """The places of the heads among many independent coins, at a cost in proportion to the heads (and to 1/65536 of
+    the coins).
 
     One word says where the first head among the next few coins is, or that there is none. The coins behind a head
     are as fresh as those behind a block without one, so the next word starts there.
@@ -90,8 +90,8 @@ def heads(tossed: Coins, rate: float, coins: int) -> NDArray[np.int64]:
 
 @lru_cache(maxsize=8)
 def first_head(rate: float) -> NDArray[np.uint64]:
-    """Pr[the first head is one of the first j + 1 coins] = 1 - (1 - rate)^(j + 1), in units of 2^-64, for about 1 /
-    rate coins.
+    """The probability that the first head is one of the first j + 1 coins, 1 - (1 - rate)^(j + 1), in units of
+    2^-64, for about 1 / rate coins.
 
     In whole numbers with 128 bits to spare, so each is off by less than one unit: a round over N clients is then
     within 2 N 2^-64 of independent coins in total variation.

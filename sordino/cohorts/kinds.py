@@ -11,7 +11,6 @@ a memoryview of it, whose items are plain integers.
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,14 +21,14 @@ from numpy.typing import NDArray
 
 from sordino import keys
 from sordino.cohorts.draws import Coins, Seeded, heads, subset
-from sordino.errors import ConfigError
+from sordino.errors import COUNT, FRACTION, ConfigError, check_range
 from sordino.ledger.events import Event, Poisson
 
 Rates = NDArray[np.float64]
 
 
 class Cohort(ABC):
-    """What every cohort answers; the defaults are those of a cohort everybody can see."""
+    """The rule that says who takes part in a round. The defaults are those of a cohort that everybody can see."""
 
     hidden: ClassVar[bool] = False
     personal: ClassVar[bool] = False  # drawn by personal budgets: at rates that the plan says
@@ -40,11 +39,11 @@ class Cohort(ABC):
 
     @abstractmethod
     def exposures(self, rounds: int, population: int) -> Sequence[int]:
-        """T_k of every client, as planned: what its budget is divided by."""
+        """The planned number of rounds T_k of every client, by which its budget is divided."""
 
     @abstractmethod
     def expected(self, population: int) -> float:
-        """The public expected size: the denominator of every mean, whoever turns up."""
+        """The public expected size, which divides every mean, whoever turns up."""
 
     def amplify(self, event: Event, adversary: str) -> Event:
         """The event of one round, as this adversary sees it."""
@@ -68,7 +67,9 @@ class Everyone(Cohort):
 
 @dataclass(frozen=True)
 class RoundRobin(Cohort):
-    """A cyclic pointer: every T_k is known exactly, and differs by at most 1 between clients."""
+    """A cohort of the next `size` clients in a circle. Every T_k is known exactly, and differs by at most 1 between
+    clients.
+    """
 
     size: int
 
@@ -91,7 +92,8 @@ class RoundRobin(Cohort):
 
 @dataclass(frozen=True)
 class RoundRobinPeer(Cohort):
-    """As published by the yardstick: int(1/f) blocks of int(f K) clients, and T = R f for everybody.
+    """Round robin as the compared library publishes it: int(1/f) blocks of int(f K) clients, and T = R f for
+    everybody.
 
     Right only where 1/f is a whole number that divides everything evenly; `warnings` says what goes wrong otherwise.
     """
@@ -99,12 +101,7 @@ class RoundRobinPeer(Cohort):
     fraction: float
 
     def __post_init__(self) -> None:
-        if isinstance(self.fraction, bool) or not 0 < self.fraction <= 1:
-            raise ConfigError(
-                f"fraction {self.fraction!r} of the clients",
-                why="it is above 0 and at most 1",
-                code="fraction-out-of-range",
-            )
+        check_range("fraction", self.fraction, FRACTION, "fraction-out-of-range")
 
     def draw(self, round_index: int, population: int, key: keys.Key) -> list[int]:
         size = self._size(population)
@@ -115,7 +112,7 @@ class RoundRobinPeer(Cohort):
         return alike(max(1, round(rounds * self.fraction)), population)
 
     def actual(self, rounds: int, population: int) -> Sequence[int]:
-        """How often the blocks really come round."""
+        """How often each client's block really comes round."""
         blocks, size = self._blocks(population), self._size(population)
         turns = np.array([len(range(block, rounds, blocks)) for block in range(blocks)])
         return np.pad(np.repeat(turns, size), (0, population - blocks * size)).data
@@ -148,7 +145,8 @@ class RoundRobinPeer(Cohort):
 
 @dataclass(frozen=True)
 class Random(Cohort):
-    """`size` clients without replacement. T_k is random: plan for `t_plan`, who needs more abstains.
+    """A cohort of `size` clients without replacement. T_k is random: who needs more than the planned `t_plan`
+    abstains.
 
     The default plan is the 99.9% quantile of the binomial T_k, at least 1. Abstaining depends on counts alone and leaks
     nothing.
@@ -159,10 +157,8 @@ class Random(Cohort):
 
     def __post_init__(self) -> None:
         _check_size(self.size)
-        if self.t_plan is not None and (isinstance(self.t_plan, bool) or self.t_plan < 1):
-            raise ConfigError(
-                f"t_plan = {self.t_plan!r}", why="it plans at least 1 exposure", code="t-plan-not-positive"
-            )
+        if self.t_plan is not None:
+            check_range("t_plan", self.t_plan, COUNT, "t-plan-not-positive", why="a client takes part that often")
 
     def draw(self, round_index: int, population: int, key: keys.Key) -> list[int]:
         _fits(self.size, population)
@@ -180,8 +176,9 @@ class Random(Cohort):
 
 
 class Tossed(Cohort):
-    """One coin per client and round. Who knows the coins sees who takes part: a hidden cohort of a real run has them
-    from the operating system, not from a seed."""
+    """A cohort by one coin per client and round. Who knows the coins sees who takes part: a hidden cohort of a real
+    run has them from the operating system, not from a seed.
+    """
 
     @abstractmethod
     def toss(self, population: int, coins: Coins, rates: Rates | None = None) -> list[int]:
@@ -202,12 +199,7 @@ class PoissonSample(Tossed):
     rate: float
 
     def __post_init__(self) -> None:
-        if isinstance(self.rate, bool) or not 0 < self.rate <= 1:
-            raise ConfigError(
-                f"sampling rate {self.rate!r}",
-                why="it is a probability above 0 and at most 1",
-                code="rate-out-of-range",
-            )
+        check_range("rate", self.rate, FRACTION, "rate-out-of-range")
 
     def toss(self, population: int, coins: Coins, rates: Rates | None = None) -> list[int]:
         drawn: list[int] = heads(coins, self.rate, _people(population)).tolist()
@@ -250,7 +242,7 @@ def _coins(key: keys.Key, round_index: int) -> keys.Key:
 
 
 def alike(value: int, population: int) -> memoryview[Any]:
-    """The same number for everybody, kept once."""
+    """The same number for every client, kept once."""
     return np.broadcast_to(np.int64(value), _people(population)).data
 
 
@@ -261,8 +253,7 @@ def _people(population: int) -> int:
 
 
 def _check_size(size: int) -> None:
-    if isinstance(size, bool) or size < 1 or math.floor(size) != size:
-        raise ConfigError(f"a cohort of {size!r} clients", why="it is a whole number, at least 1", code="cohort-empty")
+    check_range("the size of a cohort", size, COUNT, "cohort-empty")
 
 
 def _fits(size: int, population: int) -> None:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from sordino.errors import ConfigError
 
 
-class Source(NamedTuple):
+class DataSource(NamedTuple):
     what: str
     needs: tuple[str, ...]  # keys of [data] without which it cannot be loaded
     loads: tuple[str, ...]  # keys that its loader takes, by the same names
@@ -27,49 +27,49 @@ class Source(NamedTuple):
 SLICES = ("train", "test", "probe")
 IMAGES = ("standardise", "augment", "side", *SLICES)
 SOURCES = {
-    "digits": Source(
+    "digits": DataSource(
         "1,797 real 8x8 images of handwritten digits, shipped with sordino", (), ("test_fraction",), IMAGES
     ),
-    "folder": Source(
+    "folder": DataSource(
         "images in one folder per class, as photographs are kept",
         ("path",),
         ("test_fraction", "fraction", "at_least", "side"),
         IMAGES,
         seeded=True,
     ),
-    "images": Source(
+    "images": DataSource(
         "images in the parquet format of the Hugging Face hub: a folder, or a hub id",
         ("path",),
         ("label", "download", "merge", "standardise"),
         ("test_fraction", *IMAGES),
     ),
-    "tabular": Source(
+    "tabular": DataSource(
         "one CSV or parquet table",
         ("path", "label"),
         ("group", "key", "schema", "standardise", "test_fraction"),
         SLICES,
     ),
-    "synthetic": Source(
+    "synthetic": DataSource(
         "synthetic(alpha, beta): devices with linear truths of their own",
         (),
         ("alpha", "beta", "clients", "iid", "largest", "test_fraction"),
         SLICES,
         seeded=True,
     ),
-    "quadratic": Source(
+    "quadratic": DataSource(
         "clients whose best model is known in closed form: a test bed", (), ("clients", "dim", "heterogeneity"), ()
     ),
 }
 
 
 def keys(source: object) -> set[str]:
-    """Of [data], for one source; of all of them where it is none."""
+    """The keys of [data] that one source takes; those of all sources where none is named."""
     known = [SOURCES[source]] if isinstance(source, str) and source in SOURCES else SOURCES.values()
     return {key for one in known for key in (*one.needs, *one.takes)}
 
 
 def check(source: str, given: Iterable[str]) -> None:
-    """`given`: the keys of [data] that are not as they are by default."""
+    """Refuses keys that the source does not take. `given`: the keys of [data] that are not as they are by default."""
     strange = [key for key in given if key not in ("source", *keys(source))]
     if not strange:
         return

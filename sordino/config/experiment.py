@@ -23,7 +23,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 from sordino import user_code
 from sordino.config import data_sources
 from sordino.config.wording import check_keys, nearest, sweep, wrong
-from sordino.errors import ConfigError, UnsoundGuarantee
+from sordino.errors import ConfigError, Range, UnsoundGuarantee, check_range
 
 T = TypeVar("T")
 Table = dict[str, Any]
@@ -92,7 +92,7 @@ class Chaos(Section):
     slow: float = 0.0
 
 
-class Evaluation(Section):
+class EvaluationSettings(Section):
     every: int = 1
     models: list[str] = []  # of those the server holds, the headline first; none: the one it hands out
     # how clients make it their own, the headline first: own, plain, finetune, proto; none: as the algorithm says
@@ -101,8 +101,8 @@ class Evaluation(Section):
 
 
 class Network(Section):
-    """Of `processes`: what lies between the server and its clients. Only time is added; with a timeout, who is silent
-    misses the round.
+    """The network between the server and its client processes. Only time is added; with a timeout, a client that is
+    silent misses the round.
     """
 
     latency_ms: float = Field(default=0.0, ge=0)  # each way
@@ -141,7 +141,7 @@ class Experiment(Section):
     privacy: Privacy = Privacy(epsilon=8.0)
     stragglers: Slow = Slow()
     chaos: Chaos = Chaos()
-    evaluation: Evaluation = Evaluation()
+    evaluation: EvaluationSettings = EvaluationSettings()
     engine: Engine = Engine()
 
     def digest(self) -> str:
@@ -172,7 +172,9 @@ CHOOSERS = {
 
 
 def load(
-    source: Path | Mapping[str, Any] | None, overrides: Iterable[str] = (), settings: Mapping[str, Any] | None = None
+    source: Path | Mapping[str, object] | None,
+    overrides: Iterable[str] = (),
+    settings: Mapping[str, object] | None = None,
 ) -> Experiment:
     """The experiment of a TOML file, of a table like one, or the default one; with `key=value` overrides and `{key:
     value}` settings.
@@ -197,8 +199,10 @@ def validate(table: Table) -> Experiment:
     if isinstance(table.get("privacy"), dict) and (total := {"total_eps", "total_epsilon"} & table["privacy"].keys()):
         raise UnsoundGuarantee(
             f"privacy.{total.pop()}",
-            why="epsilons about different units, under different neighbours or against different adversaries do not add up to anything",
-            fix="privacy.epsilon is the budget of the one gate that it sizes; the receipt has a row for every other promise",
+            why="epsilons about different units, under different neighbours or against different adversaries do "
+            "not add up to anything",
+            fix="privacy.epsilon is the budget of the one gate that it sizes; the receipt has a row for every "
+            "other promise",
             code="total-epsilon",
         )
     check_keys(table, Experiment.model_fields, "the experiment")
@@ -210,8 +214,7 @@ def validate(table: Table) -> Experiment:
         value: Any = experiment
         for part in place.split("."):
             value = getattr(value, part)
-        if value < low:
-            raise ConfigError(f"{place} is {value}", why=f"it must be at least {low}", code="out-of-range")
+        check_range(place, value, Range(least=low), "out-of-range")
     data_sources.check(experiment.data.source, experiment.data.model_dump(exclude_defaults=True))
     if experiment.engine.deadline_s is not None and experiment.engine.executor != "processes":
         raise ConfigError(
@@ -223,7 +226,7 @@ def validate(table: Table) -> Experiment:
     return experiment
 
 
-def build(table: Mapping[str, Any], choices: Mapping[str, Callable[..., T]], where: str, key: str = "name") -> T:
+def build(table: Mapping[str, object], choices: Mapping[str, Callable[..., T]], where: str, key: str = "name") -> T:
     """What a choosing table chooses, made with the rest of the table as arguments."""
     rest = {field: tuple(value) if isinstance(value, list) else value for field, value in table.items()}
     name = rest.pop(key, None)
@@ -242,8 +245,8 @@ def build(table: Mapping[str, Any], choices: Mapping[str, Callable[..., T]], whe
     return filled(choices[name], rest, f"[{where}] {name}")
 
 
-def filled(made: Callable[..., T], table: Mapping[str, Any], where: str) -> T:
-    """Made with a table as its arguments."""
+def filled(made: Callable[..., T], table: Mapping[str, object], where: str) -> T:
+    """The value that a class or function makes with a table as its arguments."""
     fields = parameters(made)
     if table.keys() - fields.keys():
         from sordino.algorithms.preset import Preset
@@ -259,15 +262,15 @@ def filled(made: Callable[..., T], table: Mapping[str, Any], where: str) -> T:
 
 
 @lru_cache(maxsize=256)
-def _model(made: Callable[..., Any]) -> type[BaseModel]:
+def _model(made: Callable[..., object]) -> type[BaseModel]:
     strict = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
     model: type[BaseModel] = create_model("Table", __config__=strict, **parameters(made))  # type: ignore[call-overload]
     return model
 
 
-def parameters(made: Callable[..., Any]) -> dict[str, tuple[Any, Any]]:
-    """Name -> (type, default) of what a table may set. Gates have tables of their own; what begins with `_` is the
-    engine's to set.
+def parameters(made: Callable[..., object]) -> dict[str, tuple[Any, Any]]:
+    """The parameters that a table may set: name -> (type, default). Gates have tables of their own; what begins with
+    `_` is the engine's to set.
     """
     hints = get_type_hints(made)
     found = {}
@@ -318,7 +321,7 @@ def _parsed(override: str) -> tuple[str, Any]:
         return path, _word(override, text)
 
 
-def _set(table: Table, path: str, value: Any) -> None:
+def _set(table: Table, path: str, value: object) -> None:
     *parents, last = path.strip().split(".")
     if not parents and last in CHOOSERS and isinstance(value, str):
         table[last] = {CHOOSERS[last]: value}  # algorithm=fedprox chooses afresh, with its own defaults
@@ -390,7 +393,7 @@ def _fields(place: str) -> Iterable[str]:
     return list(getattr(Experiment.model_fields[place].annotation, "model_fields", {}))
 
 
-def _without_none(value: Any) -> Any:
+def _without_none(value: object) -> Any:
     if isinstance(value, dict):
         return {k: _without_none(v) for k, v in value.items() if v is not None}
     return [_without_none(v) for v in value] if isinstance(value, list) else value

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
-from sordino.config import build
+from sordino.config import Table, build
 from sordino.config.wording import check_keys
 from sordino.errors import ConfigError
 from sordino.privacy.noise.laws import GaussianNoise, LaplaceNoise
@@ -126,11 +126,11 @@ STAGES: dict[str, Callable[..., Stage]] = {
 }
 
 
-def reader(table: Mapping[str, Any]) -> Reader:
+def reader(table: Mapping[str, object]) -> Reader:
     return build(table, READERS, "read")
 
 
-def uplink(table: Mapping[str, Any] | list[Any]) -> Uplink:
+def uplink(table: Table | list[Any]) -> Uplink:
     table = {"client": table} if isinstance(table, list) else table
     check_keys(table, ("client", "server", "denominator"), "[uplink]")
     return Uplink(
@@ -140,7 +140,7 @@ def uplink(table: Mapping[str, Any] | list[Any]) -> Uplink:
     )
 
 
-def _stages(given: Any, where: str) -> tuple[Stage, ...]:
+def _stages(given: object, where: str) -> tuple[Stage, ...]:
     if not isinstance(given, list) or not all(isinstance(stage, str | Mapping) for stage in given):
         raise ConfigError(
             f"{where} = {given!r}",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Mapping
-from typing import Any
 
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
@@ -24,7 +23,7 @@ SAID = {  # what pydantic says of types, in TOML's words
 }
 
 
-def check_keys(table: Mapping[str, Any], known: Iterable[str], where: str) -> None:
+def check_keys(table: Mapping[str, object], known: Iterable[str], where: str) -> None:
     names = list(known)
     for key in table:
         if key not in names:
@@ -40,7 +39,9 @@ def nearest(word: str, names: Iterable[str]) -> str:
 
 
 def wrong(error: ValidationError, where: str, keys_of: Mapping[str, Iterable[str]]) -> ConfigError:
-    """`keys_of`: of each section that has keys of its own."""
+    """The refusal of a table that pydantic cannot read. `keys_of`: the keys of each section that has keys of its
+    own.
+    """
     first, *others = error.errors()
     loc, why = first["loc"], [_said(first)]
     if first["type"] == f"{str(loc[-1]).partition('[')[0]}_type":  # one of several types that it may have

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from importlib import import_module
-from typing import Any
 
 from sordino.data import digits, quadratic, synthetic
 from sordino.data.dataset import Dataset, Split
@@ -27,7 +26,7 @@ def missing_extra(source: str, error: ModuleNotFoundError) -> DataError:
 
 
 def _with_extra(source: str, module: str | None = None) -> Callable[..., Dataset]:
-    def load(**settings: Any) -> Dataset:
+    def load(**settings: object) -> Dataset:
         try:
             loader = import_module(f"sordino.data.{module or source}")
         except ModuleNotFoundError as error:

@@ -14,8 +14,8 @@ BLOCK = 2**23  # numbers at a time
 
 
 def area(images: Array, side: int) -> Array:
-    """uint8 [n, height, width, channels] to [n, side, side, channels], to the nearest level. Whole numbers until one
-    division, so it is exact.
+    """Images uint8 [n, height, width, channels] averaged to [n, side, side, channels], to the nearest level. It is
+    exact, since it stays in whole numbers until one division.
     """
     _, height, width, channels = images.shape
     down, across = _overlap(height, side), _overlap(width, side)

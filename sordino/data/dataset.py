@@ -15,7 +15,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from sordino.errors import DataError
+from sordino.errors import INSIDE, DataError, check_range
 
 Array = NDArray[Any]
 Stats = tuple[tuple[float, ...], tuple[float, ...]]
@@ -48,11 +48,12 @@ class Dataset:
 
     @property
     def class_names(self) -> tuple[str, ...]:
-        """One for each class: its number where `names` does not say."""
+        """One name for each class: its number where `names` does not say."""
         return self.names if len(self.names) == self.classes else tuple(map(str, range(self.classes)))
 
     def fingerprint(self, key: bytes = b"") -> str:
-        """HMAC-SHA256 over shapes, dtypes and bytes of both splits, and what was declared; names and path do not enter.
+        """An HMAC-SHA256 over shapes, dtypes and bytes of both splits, and over what was declared. Names and path do
+        not enter.
 
         Without a secret key it tells, by trying, which row is in it.
         """
@@ -83,8 +84,8 @@ def pixel_stats(pixels: Array) -> Stats:
 
 
 def each_pixel_stats(pixels: Array) -> Stats:
-    """The same for every pixel; a thousandth of a grey level more, so that pixels that never change do not divide by 0
-    (Li et al., MLSys 2020).
+    """Mean and standard deviation of every pixel. A thousandth of a grey level is added, so that pixels that never
+    change do not divide by 0 (Li et al., MLSys 2020).
     """
     mean, square = np.zeros(pixels.shape[1:]), np.zeros(pixels.shape[1:])
     for start in range(0, len(pixels), 1024):
@@ -114,7 +115,7 @@ def stratified(labels: Array, test_fraction: float, seed: int) -> tuple[Array, A
 
 
 def apart(rows: int, keys: Sequence[str] | None, test_fraction: float, seed: int) -> tuple[Array, Array]:
-    """Row numbers of train and test, both in file order: every row by a coin that its place decides, or its key.
+    """Row numbers of train and test, both in file order. Every row has a coin that its place decides, or its key.
 
     What a row holds plays no part, and no row moves another: with keys, none that comes or goes; without, none that is
     exchanged or added at the end.
@@ -134,12 +135,14 @@ def _coin(key: str, seed: int) -> float:
 
 
 def _check_fraction(test_fraction: float) -> None:
-    if not 0 < test_fraction < 1:
-        raise DataError(
-            f"test_fraction = {test_fraction} is not between 0 and 1",
-            fix="use for instance 0.2",
-            code="bad-test-fraction",
-        )
+    check_range(
+        "test_fraction",
+        test_fraction,
+        INSIDE,
+        "bad-test-fraction",
+        error=DataError,
+        fix="use for instance 0.2",
+    )
 
 
 def _parted(in_test: Array, test_fraction: float, how: str) -> tuple[Array, Array]:

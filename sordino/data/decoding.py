@@ -31,8 +31,8 @@ JPEG = b"\xff\xd8\xff"  # how such a file begins
 
 @contextmanager
 def opened(data: bytes, where: str) -> Iterator[tuple[Image.Image, str]]:
-    """The image, whose pixels are not decoded yet, and its mode without alpha: L or RGB. What goes wrong inside is told
-    as a corrupt image.
+    """An image whose pixels are not decoded yet, and its mode without alpha: L or RGB. What goes wrong inside is
+    told as a corrupt image.
     """
     try:
         claims = Image.open(io.BytesIO(data), formats=FORMATS)
@@ -67,6 +67,6 @@ def opened(data: bytes, where: str) -> Iterator[tuple[Image.Image, str]]:
 
 
 def channels_last(image: Image.Image, mode: str) -> Array:
-    """uint8 [height, width, channels]."""
+    """The pixels of an image as uint8 [height, width, channels]."""
     array = np.asarray(image if image.mode == mode else image.convert(mode))
     return array.reshape(*array.shape[:2], -1)

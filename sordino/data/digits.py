@@ -1,4 +1,4 @@
-"""Handwritten digits (Alpaydin and Kaynak, UCI 1998, CC BY 4.0): 1,797 real grey 8x8 images, shipped with the package."""
+"""Handwritten digits (Alpaydin and Kaynak, UCI 1998, CC BY 4.0): 1,797 real grey 8x8 images in the package."""
 
 from __future__ import annotations
 

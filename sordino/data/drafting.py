@@ -27,7 +27,7 @@ draft = true
 
 
 def draft(path: str | Path, label: str, group: str | None = None, key: str | None = None) -> str:
-    """A TOML file, line by line as the columns come."""
+    """The text of a TOML schema, line by line as the columns come."""
     file = Path(path).expanduser()
     roles = {"label": label, "group": group, "key": key}
     check_roles(file, roles)
@@ -103,7 +103,7 @@ def _key(name: str) -> str:
     return name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else _toml(name)
 
 
-def _toml(value: Any) -> str:
+def _toml(value: object) -> str:
     if isinstance(value, list):
         return f"[{', '.join(map(_toml, value))}]"
     return tomli_w.dumps({"v": value}).removeprefix("v = ").strip()

@@ -34,14 +34,14 @@ SHAPE = "the classes, and whether images have colours, were read off all images:
 DRAWN = "which images of a class are used was drawn from how many every class has: the choice is taken as public"
 
 
-class Listed(NamedTuple):
+class LabelledFiles(NamedTuple):
     """Image files and their labels."""
 
     files: tuple[Path, ...]
     labels: Array
 
-    def at(self, rows: Array) -> Listed:
-        return Listed(tuple(self.files[row] for row in rows), self.labels[rows])
+    def at(self, rows: Array) -> LabelledFiles:
+        return LabelledFiles(tuple(self.files[row] for row in rows), self.labels[rows])
 
 
 def load(
@@ -54,8 +54,8 @@ def load(
     cache: Path | None = None,
     verify: bool = False,
 ) -> Dataset:
-    """`fraction` of each class (and of each split) is drawn by `seed`, rounded up, but `at_least` so many images where
-    the class has them.
+    """Images in one folder per class. `fraction` of each class (and of each split) is drawn by `seed`, rounded up,
+    but `at_least` as many images as asked for where the class has them.
 
     `test_fraction` is held back where the folder has no test images of its own; `verify` hashes the cached pixels
     before use.
@@ -132,7 +132,7 @@ def _check_test(root: Path, train: Mapping[str, Path], test: Mapping[str, Path])
         )
 
 
-def _listed(classes: Mapping[str, Path], fraction: float, at_least: int, rng: np.random.Generator) -> Listed:
+def _listed(classes: Mapping[str, Path], fraction: float, at_least: int, rng: np.random.Generator) -> LabelledFiles:
     files: list[Path] = []
     labels: list[int] = []
     for label, folder in enumerate(classes.values()):
@@ -148,7 +148,7 @@ def _listed(classes: Mapping[str, Path], fraction: float, at_least: int, rng: np
         drawn = np.sort(rng.permutation(len(found))[:wanted])
         files += [found[row] for row in drawn]
         labels += [label] * len(drawn)
-    return Listed(tuple(files), np.array(labels, np.int64))
+    return LabelledFiles(tuple(files), np.array(labels, np.int64))
 
 
 def _is_image(file: Path) -> bool:
@@ -177,12 +177,12 @@ def _mode(files: Iterable[Path]) -> str:
     return "RGB" if any(coloured(file) for file in files) else "L"
 
 
-def _open(name: str, splits: Mapping[str, Listed], side: int, place: Path, verify: bool) -> Iterator[Split]:
+def _open(name: str, splits: Mapping[str, LabelledFiles], side: int, place: Path, verify: bool) -> Iterator[Split]:
     files = [file for listed in splits.values() for file in listed.files]
     source = [(str(file), (stat := file.stat()).st_size, stat.st_mtime_ns) for file in files]
     mode = lru_cache(lambda: _mode(files))  # of all images together; asked for only where they are decoded
 
-    def one(split: str, listed: Listed) -> Split:
+    def one(split: str, listed: LabelledFiles) -> Split:
         key = hashlib.sha256(repr((source, split, listed.labels.tolist(), side)).encode()).hexdigest()[:16]
         stored = place / f"{name}-{split}-{key}.u8"
         found = pixels.kept(stored, verify, lambda: listed.labels, lambda: _decoded(listed.files, side, mode()))
@@ -191,11 +191,11 @@ def _open(name: str, splits: Mapping[str, Listed], side: int, place: Path, verif
     return itertools.starmap(one, splits.items())
 
 
-def _decoded(files: Sequence[Path], side: int, mode: str) -> Iterator[pixels.Batch]:
+def _decoded(files: Sequence[Path], side: int, mode: str) -> Iterator[pixels.PixelBatch]:
     for start in range(0, len(files), _BATCH):
         encoded = [(file, _read(file)) for file in files[start : start + _BATCH]]
         images = [_image(data, file, side, mode) for file, data in encoded]
-        yield pixels.Batch(np.stack(images), sum(data.startswith(JPEG) for _, data in encoded))
+        yield pixels.PixelBatch(np.stack(images), sum(data.startswith(JPEG) for _, data in encoded))
 
 
 def _image(data: bytes, file: Path, side: int, mode: str) -> Array:

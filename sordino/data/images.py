@@ -46,7 +46,7 @@ def load(
     merge: bool = False,
     standardise: str = "channel",
 ) -> Dataset:
-    """`path` is a directory or, with download, a hub id.
+    """Images in parquet files. `path` is a directory or, with download, a hub id.
 
     `label` names the label column where it is not obvious; `verify` hashes the cached pixels before use; `merge` puts
     training and test images into one set, for clients that hold back test examples of their own; `standardise`
@@ -120,7 +120,7 @@ def _labels(files: list[Path], label: str | None) -> Array:
     return labels
 
 
-def _decoded(files: list[Path]) -> Iterator[pixels.Batch]:
+def _decoded(files: list[Path]) -> Iterator[pixels.PixelBatch]:
     first: tuple[tuple[int, int], str] | None = None  # the size and mode that every image must have
     for file in files:
         row = 0
@@ -132,7 +132,7 @@ def _decoded(files: list[Path]) -> Iterator[pixels.Batch]:
                 first = first or size_and_mode
                 images.append(image)
                 row += 1
-            yield pixels.Batch(np.stack(images), sum(data.startswith(JPEG) for data in encoded))
+            yield pixels.PixelBatch(np.stack(images), sum(data.startswith(JPEG) for data in encoded))
 
 
 def _decode(

@@ -34,7 +34,7 @@ def folder(path: str | Path, allow_download: bool = False) -> Path:
 
 
 def shards(place: Path, split: str) -> list[Path]:
-    """The files of one split in order, none missing."""
+    """The files of one split in order, of which none is missing."""
     files = sorted(place.glob(f"{split}*.parquet"))
     if not files:
         raise DataError(

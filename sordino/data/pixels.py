@@ -16,7 +16,7 @@ import struct
 import tempfile
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -28,7 +28,7 @@ _PREFIX = struct.Struct("<8sII32s")
 _START = 1024  # where the payload begins: aligned, and the same for any header, so the header can be written last
 
 
-class Batch(NamedTuple):
+class PixelBatch(NamedTuple):
     pixels: Array  # uint8 [b, h, w, c]
     jpegs: int  # how many of them came from JPEG bytes
 
@@ -44,8 +44,8 @@ def place(given: Path | None) -> Path:
     return given or Path(os.environ.get("SORDINO_CACHE") or Path.home() / ".cache" / "sordino")
 
 
-def kept(path: Path, verify: bool, labels: Callable[[], Array], batches: Callable[[], Iterable[Batch]]) -> Decoded:
-    """What is at `path`; built there first where it is absent or damaged."""
+def kept(path: Path, verify: bool, labels: Callable[[], Array], batches: Callable[[], Iterable[PixelBatch]]) -> Decoded:
+    """The pixels in the cache at `path`, which is built first where it is absent or damaged."""
     found = read(path, verify)
     if found is None:
         write(path, labels(), batches())
@@ -60,12 +60,12 @@ def kept(path: Path, verify: bool, labels: Callable[[], Array], batches: Callabl
     return found
 
 
-def _pack(header: dict[str, Any]) -> bytes:
+def _pack(header: dict[str, object]) -> bytes:
     text = json.dumps(header).encode().ljust(_START - _PREFIX.size)
     return _PREFIX.pack(_MAGIC, _VERSION, len(text), hashlib.sha256(text).digest()) + text
 
 
-def write(path: Path, labels: Array, batches: Iterable[Batch]) -> None:
+def write(path: Path, labels: Array, batches: Iterable[PixelBatch]) -> None:
     """Streams the batches to a temporary file and moves it to `path`: a reader sees all of it or nothing."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -102,7 +102,7 @@ def write(path: Path, labels: Array, batches: Iterable[Batch]) -> None:
 
 
 def read(path: Path, verify: bool = False) -> Decoded | None:
-    """The map, or None if the file is absent or not whole; `verify` also hashes the payload.
+    """The mapped file, or None if it is absent or not whole; `verify` also hashes the payload.
 
     Writing to the map changes memory only, never the file.
     """

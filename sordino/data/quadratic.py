@@ -19,7 +19,9 @@ from sordino.errors import DataError
 
 
 def make(clients: int, dim: int, seed: int = 0, heterogeneity: float = 1.0, examples: int = 1) -> tuple[Dataset, Array]:
-    """The data set and its optimum; heterogeneity = 0 gives all one minimiser. Test repeats train."""
+    """The data set and its optimum; heterogeneity = 0 gives all one minimiser. The test examples repeat the training
+    examples.
+    """
     if min(clients, dim, examples) < 1 or not 0 <= heterogeneity < np.inf:
         raise DataError(
             f"no quadratic problem with {clients=}, {dim=}, {examples=}, {heterogeneity=}",
@@ -41,5 +43,5 @@ def make(clients: int, dim: int, seed: int = 0, heterogeneity: float = 1.0, exam
 
 
 def load(clients: int = 10, dim: int = 10, seed: int = 0, heterogeneity: float = 1.0, examples: int = 1) -> Dataset:
-    """`make` without the optimum, so that it loads like every other source."""
+    """The data set alone, so that it loads like every other source."""
     return make(clients, dim, seed, heterogeneity, examples)[0]

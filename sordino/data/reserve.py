@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from sordino.data.area import area
 from sordino.data.dataset import Array, Dataset, Split, each_pixel_stats, pixel_stats
-from sordino.errors import DataError
+from sordino.errors import COUNT, INSIDE, DataError, check_range
 
 
 class Reserved(NamedTuple):
@@ -38,8 +38,7 @@ def resized(dataset: Dataset, side: int) -> Dataset:
             fix="leave the side out, or use images",
             code="not-an-image-set",
         )
-    if side < 1:
-        raise DataError(f"side = {side}", why="an image has at least one pixel", code="bad-side")
+    check_range("side", side, COUNT, "bad-side", error=DataError)
     if dataset.shape[:2] == (side, side):
         return dataset
     train = dataset.train._replace(x=area(dataset.train.x, side))
@@ -50,8 +49,8 @@ def resized(dataset: Dataset, side: int) -> Dataset:
 
 
 def smaller(dataset: Dataset, train: int | None, test: int | None, seed: int) -> Dataset:
-    """So many examples, in the proportions of the classes; None leaves a split as it is. Means and deviations stay
-    those of the whole.
+    """A smaller data set with the same proportions of classes; None leaves a split as it is. Means and deviations
+    stay those of the whole.
     """
     if dataset.test is not dataset.train:
         return replace(dataset, train=_part(dataset, "train", train, seed), test=_part(dataset, "test", test, seed))
@@ -99,23 +98,20 @@ def _shares(held: NDArray[np.int64], count: int) -> NDArray[np.int64]:
 
 
 def reserve(dataset: Dataset, probe: int | float | None, pool: float | None, seed: int) -> Reserved:
-    """`probe` examples of each class, or that share of it rounded up, then a share `pool` of each class (at least one
-    example), are taken out of the training examples.
+    """Takes examples out of the training examples: `probe` of each class, or that share of it rounded up, then a
+    share `pool` of each class (at least one example).
     """
     if probe is not None and not (0 < probe < 1 if isinstance(probe, float) else probe >= 1):
         raise DataError(
             f"data.probe = {probe}",
-            why="it is a whole number of examples of each class, at least 1, or a share of each class, above 0 and below 1",
+            why="it is a whole number of examples of each class, at least 1, or a share of each class, above 0 and "
+            "below 1",
             fix="data.probe = 50, or data.probe = 0.02; leave it out where no algorithm asks for it",
             code="bad-reserve",
         )
-    if pool is not None and not 0 < pool < 1:
-        raise DataError(
-            f"a pool of {pool} of the examples",
-            why="it is a share of each class, above 0 and below 1",
-            fix="for example 0.1",
-            code="bad-reserve",
-        )
+    if pool is not None:
+        why = "it is a share of each class"
+        check_range("pool", pool, INSIDE, "bad-reserve", error=DataError, why=why, fix="for example 0.1")
     if dataset.classes == 0:
         raise DataError(
             f"nothing can be taken out of {dataset.name} class by class",

@@ -50,13 +50,13 @@ class Column:
 
 
 @dataclass(frozen=True)
-class Schema:
+class TableSchema:
     columns: Mapping[str, Column]  # features come in this order, whatever the order of the file
     draft: bool = False
 
     @property
     def digest(self) -> str:
-        """Of what is declared, not of how it is written down."""
+        """The digest of what is declared, not of how it is written down."""
         return hashlib.sha256(repr(list(self.columns.items())).encode()).hexdigest()
 
     def named(self, kind: str) -> str | None:
@@ -64,7 +64,7 @@ class Schema:
         return next((name for name, column in self.columns.items() if column.kind == kind), None)
 
 
-def read(path: str | Path) -> Schema:
+def read(path: str | Path) -> TableSchema:
     file = Path(path).expanduser()
     try:
         text = file.read_text(encoding="utf-8")
@@ -86,8 +86,8 @@ def read(path: str | Path) -> Schema:
         ) from None
 
 
-def parsed(text: str) -> Schema:
-    """ValueError says what is wrong with it."""
+def parsed(text: str) -> TableSchema:
+    """The schema of a TOML table. A ValueError says what is wrong with it."""
     table = tomllib.loads(text)
     if unknown := sorted(table.keys() - {"columns", "draft"}):
         raise ValueError(f"it has no key {unknown[0]!r}: only the table [columns], and draft")
@@ -102,7 +102,7 @@ def parsed(text: str) -> Schema:
             raise ValueError(f"{' and '.join(several)}: only one column can be the {kind}")
     if not any(column.kind in ("number", "levels", "boolean") for column in columns.values()):
         raise ValueError("no column is a feature: number, levels or boolean")
-    return Schema(columns, draft)
+    return TableSchema(columns, draft)
 
 
 def _column(name: str, said: Any) -> Column:
@@ -133,7 +133,7 @@ def _range(name: str, ends: Any) -> tuple[float, float]:
     return float(ends[0]), float(ends[1])
 
 
-def _words(name: str, listed: str, given: Any, least: int) -> tuple[str, ...]:
+def _words(name: str, listed: str, given: object, least: int) -> tuple[str, ...]:
     words = tuple(map(_text, given)) if isinstance(given, list) else ()
     if len(words) < least or None in words or len(set(words)) < len(words):
         raise ValueError(
@@ -142,7 +142,7 @@ def _words(name: str, listed: str, given: Any, least: int) -> tuple[str, ...]:
     return tuple(word for word in words if word is not None)
 
 
-def _text(word: Any) -> str | None:
+def _text(word: object) -> str | None:
     """A word as the table spells it; None for what no cell can be compared with."""
     if isinstance(word, bool):
         return "true" if word else "false"

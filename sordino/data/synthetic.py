@@ -22,7 +22,7 @@ SPREAD = np.arange(1, FEATURES + 1) ** -0.6  # standard deviations
 
 
 class Truth(NamedTuple):
-    """Of one device."""
+    """The model that labels the examples of one device."""
 
     w: Array  # [features, classes]
     b: Array
@@ -34,8 +34,8 @@ def truth(alpha: float, beta: float, rng: np.random.Generator) -> Truth:
     return Truth(rng.normal(u, 1, (FEATURES, CLASSES)), rng.normal(u, 1, CLASSES), rng.normal(middle, 1, FEATURES))
 
 
-def drawn(device: Truth, size: int, rng: np.random.Generator) -> tuple[Array, Array]:
-    """Its examples: inputs with variances j^-1.2, and what its truth says of them."""
+def device_examples(device: Truth, size: int, rng: np.random.Generator) -> tuple[Array, Array]:
+    """The examples of one device: inputs with variances j^-1.2, and the labels that its model gives them."""
     x = rng.normal(device.v, SPREAD, (size, FEATURES)).astype(np.float32)
     return x, (x @ device.w + device.b).argmax(1)
 
@@ -49,12 +49,15 @@ def load(
     test_fraction: float = 0.1,
     seed: int = 0,
 ) -> Dataset:
-    """`largest` cuts the sizes of the devices, which are heavy-tailed; each device holds back its own test examples."""
+    """Synthetic devices with models of their own. `largest` cuts their sizes, which are heavy-tailed; each device
+    holds back its own test examples.
+    """
     sound = all(math.isfinite(v) and v >= 0 for v in (alpha, beta)) and 0 < test_fraction < 1
     if not sound or clients < 1 or (largest is not None and largest < 2):
         raise DataError(
             f"no synthetic({alpha}, {beta}) with {clients=}, {largest=}, {test_fraction=}",
-            why="alpha and beta are standard deviations, clients at least 1, largest at least 2, test_fraction inside (0, 1)",
+            why="alpha and beta are standard deviations, clients at least 1, largest at least 2, test_fraction "
+            "inside (0, 1)",
             code="bad-synthetic",
         )
     rng = np.random.default_rng(seed)
@@ -63,7 +66,7 @@ def load(
     shared = Truth(rng.normal(size=(FEATURES, CLASSES)), rng.normal(size=CLASSES), np.zeros(FEATURES))
     parts: dict[str, list[Split]] = {"train": [], "test": []}
     for k, size in enumerate(sizes.tolist()):
-        x, y = drawn(shared if iid else truth(alpha, beta, rng), size, rng)
+        x, y = device_examples(shared if iid else truth(alpha, beta, rng), size, rng)
         cut = max(1, int((1 - test_fraction) * size))
         for name, rows in (("train", slice(cut)), ("test", slice(cut, None))):
             parts[name].append(Split(x[rows], y[rows], np.full(len(y[rows]), k)))

@@ -23,7 +23,7 @@ import pyarrow.csv as csv
 import pyarrow.parquet as pq
 
 from sordino.data.dataset import Array, Dataset, Split, apart
-from sordino.data.schema import Column, Schema
+from sordino.data.schema import Column, TableSchema
 from sordino.errors import DataError
 
 MAX_LEVELS = 64
@@ -65,12 +65,13 @@ def load(
     label: str,
     group: str | None = None,
     key: str | None = None,
-    schema: Schema | None = None,
+    schema: TableSchema | None = None,
     standardise: Literal["fixed", "channel"] | None = None,
     test_fraction: float = 0.2,
     seed: int = 0,
 ) -> Dataset:
-    """label, group and key are no features. Rows with the same key stay together: all train, or all test.
+    """A table of numbers and categories. label, group and key are no features. Rows with the same key stay together:
+    all train, or all test.
 
     `standardise`: "fixed" by the declared ranges, "channel" by mean and deviation of the training rows; None: fixed
     where there is a schema.
@@ -129,7 +130,9 @@ def _learned(file: Path, label: str, group: str | None, key: str | None) -> Colu
 
 
 def read(file: Path, as_text: Sequence[str] = ()) -> pa.Table:
-    """The table; of a CSV file, which does not say what its columns are, these columns as they are written."""
+    """The table in a file. A CSV file does not say what its columns are, so these columns are read as they are
+    written.
+    """
     if file.suffix not in READERS:
         raise DataError(
             f"{file}: cannot tell how to read a {file.suffix or 'nameless'} file",
@@ -228,7 +231,7 @@ def _texts(column: pa.Array) -> list[str]:
 # what was declared ----------------------------------------------------------------------------------------------------
 
 
-def _declared(file: Path, schema: Schema, label: str, group: str | None, key: str | None) -> Columns:
+def _declared(file: Path, schema: TableSchema, label: str, group: str | None, key: str | None) -> Columns:
     _check_agreement(file, schema, {"label": label, "group": group, "key": key})
     table = read(file, tuple(schema.columns))
     _check_columns(file, schema, table.column_names)
@@ -251,7 +254,7 @@ def _declared(file: Path, schema: Schema, label: str, group: str | None, key: st
     )
 
 
-def _check_agreement(file: Path, schema: Schema, roles: Mapping[str, str | None]) -> None:
+def _check_agreement(file: Path, schema: TableSchema, roles: Mapping[str, str | None]) -> None:
     """The experiment names the columns, the schema says what they are; a group that only the schema names is unused."""
     for role, name in roles.items():
         if name is None:
@@ -267,7 +270,7 @@ def _check_agreement(file: Path, schema: Schema, roles: Mapping[str, str | None]
             )
 
 
-def _check_columns(file: Path, schema: Schema, present: Sequence[str]) -> None:
+def _check_columns(file: Path, schema: TableSchema, present: Sequence[str]) -> None:
     if missing := [name for name in schema.columns if name not in present]:
         raise DataError(
             f"{file} lacks {', '.join(missing)}, which the schema declares",

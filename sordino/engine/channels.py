@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from sordino.errors import ConfigError, EmptyRound, SecAggAborted, ServerHoldsKey, UnsoundGuarantee
-from sordino.privacy.uplink.secure_stages import Aggregated, Encrypted, Secure
+from sordino.privacy.uplink.secure_stages import Aggregated, Encrypted, SecureStage
 from sordino.secure.layout import Ints, Layout
 from sordino.secure.sealed import Public, Sealed, Secret, unpack
 
@@ -88,7 +88,7 @@ class Ciphertexts:
         return Opened(total, who, up, sizes[-1], seconds, beyond)
 
 
-def check_cohort(stage: Secure, layout: Layout, clients: int) -> None:
+def check_cohort(stage: SecureStage, layout: Layout, clients: int) -> None:
     """So many clients, the most that a round can have, can be added and are enough to open a sum."""
     if isinstance(stage, Encrypted) and stage.scheme != "paillier":
         from sordino.secure import lattice
@@ -187,7 +187,7 @@ GENERATE: dict[str, Callable[[Encrypted], Secret]] = {
 }
 
 
-def channel(stage: Secure, layout: Layout, run: str) -> Channel:
+def channel(stage: SecureStage, layout: Layout, run: str) -> Channel:
     if isinstance(stage, Encrypted):
         return Ciphertexts(stage, layout)
     assert isinstance(stage, Aggregated)

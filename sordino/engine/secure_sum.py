@@ -17,7 +17,7 @@ from sordino.privacy.uplink import Summed, Uplink, single_uploads
 from sordino.privacy.uplink.secure_stages import Encrypted, NoiseShare, check_room
 from sordino.privacy.uplink.stages import private
 from sordino.tree import Tree
-from sordino.types import Source
+from sordino.types import NoiseSource
 
 OFTEN = 1e-3  # of the values beyond the range: from there on a strict run stops
 
@@ -39,7 +39,7 @@ class SecureSum:
         uplink: Uplink,
         zero: Tree,
         multiplier: float | None,
-        source: Source,
+        source: NoiseSource,
         mail: Mail,
     ) -> Summed:
         """The sum, or nothing of anybody where the protocol was broken off; `weights` are those of all clients, `mail`
@@ -52,7 +52,7 @@ class SecureSum:
                 check_room(self._grid.layout, len(cohort), noise.room(bound, used))
             elif private(uplink.server) and isinstance(self._channel, Ciphertexts):
                 own = _flat(noise.release(like, bound, used, source))
-        published = uplink.coordinates
+        published = uplink.per_coordinate
         if published is not None and not published.flagged and cohort and isinstance(self._channel, Ciphertexts):
             drawn = published.release(like, [weights[k] for k in cohort], [], self._grid.scale, source)
             own = _flat(tree.map(lambda leaf: leaf.round().long(), drawn))  # rounding a sum of integers and noise

@@ -25,7 +25,7 @@ from sordino.ledger.notes import SYSTEM
 from sordino.privacy.noise.sources import for_round
 from sordino.privacy.uplink import Summed
 from sordino.privacy.uplink.stages import Weigh
-from sordino.types import Received, Source, Terms
+from sordino.types import NoiseSource, Received, Terms
 
 STALL = 1.1  # a mean update within a tenth of its expected noise norm carries no visible signal
 
@@ -66,7 +66,7 @@ class Federation(Accounts, Messages):
 
     # the sum ----------------------------------------------------------------------------------------------------------
 
-    def source(self, t: int) -> Source:
+    def source(self, t: int) -> NoiseSource:
         return for_round(self.noise, self.key, t)
 
     def terms(self, client: int, price: Price | None, epochs: int | None = None, part: float | None = None) -> Terms:

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from sordino.data import Split
-from sordino.types import Examples, Reader, Source
+from sordino.types import Examples, NoiseSource, Reader
 
 
 class Shards(Mapping[int, Examples]):
@@ -34,7 +34,7 @@ class Prepared(Mapping[int, Examples]):
     """Examples as their client's reader has prepared them: once, and kept, or again in every round."""
 
     def __init__(
-        self, shards: Mapping[int, Examples], reader: Reader, source: Callable[[int], Source], t: int = 0
+        self, shards: Mapping[int, Examples], reader: Reader, source: Callable[[int], NoiseSource], t: int = 0
     ) -> None:
         self._shards, self._reader, self._source, self._t = shards, reader, source, t
         self._kept: dict[int, Examples] = {}

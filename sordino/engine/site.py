@@ -22,10 +22,10 @@ from sordino.engine.shards import Prepared
 from sordino.engine.stack import Member, stacks, together
 from sordino.privacy.noise.sources import Counter, for_client
 from sordino.privacy.readers.open import Open
-from sordino.privacy.readers.shared_pass import Pool
+from sordino.privacy.readers.shared_pass import SharedPass
 from sordino.tasks.personalise import WAYS
 from sordino.tree import Tree
-from sordino.types import Examples, Grant, Model, Params, Shard, Task, Terms
+from sordino.types import Examples, Grant, Params, Scorer, Shard, Task, Terms
 
 
 @dataclass
@@ -51,7 +51,7 @@ class Site(Executor):
         `apart`: `down` is what one client is told."""
         order, uplink, key = sorted(terms), self.algorithm.uplink.at(t, down), keys.fold(self.key, "round", t)
         shards = self.shards.at(t) if isinstance(self.shards, Prepared) else self.shards
-        pool = Pool(self.task, order, shards.__getitem__) if self.executor == "pooled" else None
+        pool = SharedPass(self.task, order, shards.__getitem__) if self.executor == "pooled" else None
 
         def member(k: int) -> Member:
             own = shards[k]
@@ -127,7 +127,7 @@ class Site(Executor):
                 found += [float(scores[name].mean()) for name in self.task.metrics]
         return found
 
-    def _own_model(self, k: int, way: str, params: Params, shard: Shard) -> Model:
+    def _own_model(self, k: int, way: str, params: Params, shard: Shard) -> Scorer:
         """Who has no examples of its own to learn from is left with the shared model."""
         if not shard.size:
             return WAYS["plain"](self.task, params, shard)

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from sordino import tree
 from sordino.keys import Key, signed
-from sordino.lazy import EVERY, Lazy, Rows, Span
+from sordino.lazy import EVERY, ClientRows, Lazy, Span
 from sordino.tree import Tree
 from sordino.types import Examples, Grant, Task
 
@@ -97,7 +97,7 @@ def _taken_apart(value: Tree, into: list[Tensor]) -> Callable[[Sequence[Tensor]]
         return lambda found: made(*(build(found) for build in builds))
     if isinstance(value, Span) and value.index is EVERY:
         c, x = _place(value.c, into), _place(value.rows.x, into)
-        return lambda found: Span(Rows(found[x]), found[c])
+        return lambda found: Span(ClientRows(found[x]), found[c])
     at = _place(value.dense() if isinstance(value, Lazy) else value, into)
     return lambda found: found[at]
 

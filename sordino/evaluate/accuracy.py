@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from sordino.errors import ConfigError
-from sordino.partition.rows import Array, Rows
+from sordino.partition.rows import Array, RowNumbers
 from sordino.types import Examples, Params, Task
 
 LISTED = 10_000  # clients
@@ -75,7 +75,7 @@ class Evaluator:
 
     @cached_property
     def _tested(self) -> _Tested:
-        rows = Rows.of(self.rows)
+        rows = RowNumbers.of(self.rows)
         sizes, device = np.asarray(rows.sizes), self.test.y.device
         clients = np.flatnonzero(sizes)
         held = torch.as_tensor(sizes[clients], device=device)

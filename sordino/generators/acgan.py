@@ -19,7 +19,7 @@ from sordino import keys
 from sordino.errors import DataError
 from sordino.generators import nets
 from sordino.generators.discriminator import discriminator
-from sordino.generators.nets import Shape, State, Trained
+from sordino.generators.nets import GeneratorShape, GeneratorState, Trained
 from sordino.generators.streams import stream
 
 Score: TypeAlias = Callable[[Tensor, Tensor], float]
@@ -28,7 +28,7 @@ LOGGED = ("generator", "epoch", "generator_loss", "discriminator_loss", "accurac
 
 
 @dataclass(frozen=True)
-class Settings:
+class AcganSettings:
     epochs: int = 500
     batch: int = 64
     lr: float = 2e-4
@@ -51,15 +51,20 @@ def discriminator_loss(
 
 
 def train(
-    shape: Shape, images: Tensor, labels: Tensor, settings: Settings, key: keys.Key, score: Score | None = None
+    shape: GeneratorShape,
+    images: Tensor,
+    labels: Tensor,
+    settings: AcganSettings,
+    key: keys.Key,
+    score: Score | None = None,
 ) -> Trained:
-    """From uint8 images, on the device where they lie. `score(images, labels)` says how good drawn images are: the best
-    of the states it saw is kept.
+    """Trains a generator on uint8 images, on the device where they lie. `score(images, labels)` says how good drawn
+    images are: the best of the states it saw is kept.
     """
     _refuse_missing(shape, labels)
     if shape.split == 1:
         return _train(shape, images, labels, settings, key, score)
-    state: State = {}
+    state: GeneratorState = {}
     log: list[Mapping[str, float]] = []
     for part in range(shape.split):
         first = part * shape.per
@@ -75,19 +80,21 @@ def _shifted(score: Score, first: int) -> Score:
     return lambda images, labels: score(images, labels + first)
 
 
-def _refuse_missing(shape: Shape, labels: Tensor) -> None:
+def _refuse_missing(shape: GeneratorShape, labels: Tensor) -> None:
     missing = set(range(shape.classes)) - set(labels.tolist())
     if missing:
         raise DataError(
-            f"no images of {len(missing)} of {shape.classes} classes to train a generator on: {', '.join(map(str, sorted(missing)[:5]))}",
+            f"no images of {len(missing)} of {shape.classes} classes to train a generator on: "
+            f"{', '.join(map(str, sorted(missing)[:5]))}",
             why="it would draw anything under their names",
-            fix="give candidates for every class, raise algorithm.threshold if it left none, or leave these classes out",
+            fix="give candidates for every class, raise algorithm.threshold if it left none, or leave these "
+            "classes out",
             code="generator-class-missing",
         )
 
 
 def _train(
-    shape: Shape, images: Tensor, labels: Tensor, settings: Settings, key: keys.Key, score: Score | None
+    shape: GeneratorShape, images: Tensor, labels: Tensor, settings: AcganSettings, key: keys.Key, score: Score | None
 ) -> Trained:
     device = images.device
     x = (images.float() / 127.5 - 1).movedim(-1, 1).contiguous(memory_format=torch.channels_last)
@@ -95,12 +102,12 @@ def _train(
     source = stream(keys.fold(key, "draws"), device)
     judge = discriminator(shape)
     maker = nets.filled(nets.generator(shape), nets.init(shape, keys.fold(key, "generator")), device)
-    judge = nets.filled(judge, nets.drawn(judge, keys.fold(key, "discriminator")), device)
+    judge = nets.filled(judge, nets.fresh_state(judge, keys.fold(key, "discriminator")), device)
     judge.drop_by(source)
     makes, judges = _adam(maker, settings), _adam(judge, settings)
     classes = torch.arange(shape.classes).repeat_interleave(SCORED)
     due = {settings.epochs * (i + 1) // settings.checks for i in range(settings.checks)} if score is not None else set()
-    best: tuple[float, State] = (float("-inf"), {})
+    best: tuple[float, GeneratorState] = (float("-inf"), {})
     log, batch = [], min(settings.batch, shape.classes * int(y.bincount().max()))
     for epoch in range(1, settings.epochs + 1):
         order = balanced(labels, shape.classes, epoch, keys.fold(key, "order")).to(device)
@@ -130,8 +137,8 @@ def _train(
 
 
 def balanced(labels: Tensor, classes: int, epoch: int, key: keys.Key) -> Tensor:
-    """Places of an epoch's images in random order: as many of each class as the largest has. A small class goes round
-    and round.
+    """The places of an epoch's images in random order, as many of each class as the largest has. Images of a small
+    class come several times.
     """
     members = [torch.nonzero(labels.cpu() == c).flatten() for c in range(classes)]
     most = max(map(len, members))
@@ -140,7 +147,7 @@ def balanced(labels: Tensor, classes: int, epoch: int, key: keys.Key) -> Tensor:
     return every[keys.permutation(keys.fold(key, epoch), len(every))]
 
 
-def _adam(net: nn.Module, settings: Settings) -> torch.optim.Optimizer:
+def _adam(net: nn.Module, settings: AcganSettings) -> torch.optim.Optimizer:
     betas = (settings.beta1, settings.beta2)
     return torch.optim.Adam(net.parameters(), settings.lr, betas, weight_decay=settings.weight_decay, fused=True)
 

@@ -7,11 +7,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from sordino.generators.nets import Shape, norm
+from sordino.generators.nets import GeneratorShape, norm
 
 
 class Halved(nn.Module):
-    """Dropout of one half, by random bits of the stream of the training that it is part of."""
+    """Dropout of one half, by random bits from the stream of its training."""
 
     source: torch.Generator
 
@@ -23,9 +23,9 @@ class Halved(nn.Module):
 
 
 class Discriminator(nn.Module):
-    """Real or made (a logit), and which class (logits)."""
+    """A network that tells real from made images (a logit), and classes (logits)."""
 
-    def __init__(self, shape: Shape) -> None:
+    def __init__(self, shape: GeneratorShape) -> None:
         super().__init__()
         widths = (16, 32, 64, 128, 256, 512) if shape.side > 16 else (16, 32, 64)
         layers: list[nn.Module] = []
@@ -48,6 +48,6 @@ class Discriminator(nn.Module):
                 module.source = source
 
 
-def discriminator(shape: Shape) -> Discriminator:
+def discriminator(shape: GeneratorShape) -> Discriminator:
     with torch.device("meta"):
         return Discriminator(shape)

@@ -14,16 +14,16 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from sordino import keys
-from sordino.generators.nets import State
+from sordino.generators.nets import GeneratorState
 from sordino.generators.streams import stream
 
 STATISTICS = ("norm.mean", "norm.variance")
 MOMENTUM, EPS = 0.1, 1e-5
 
 
-def init(classes: int, noise: int, out: int, key: keys.Key, hidden: int = 512) -> State:
-    """Linear(noise + classes, hidden), batch norm, ReLU, Linear(hidden, out); weights and biases uniform within
-    1/sqrt(inputs).
+def init(classes: int, noise: int, out: int, key: keys.Key, hidden: int = 512) -> GeneratorState:
+    """A feature generator: Linear(noise + classes, hidden), batch norm, ReLU, Linear(hidden, out); weights and
+    biases uniform within 1/sqrt(inputs).
     """
     state = {}
     for name, outputs, inputs in (("first", hidden, noise + classes), ("last", out, hidden)):
@@ -34,20 +34,20 @@ def init(classes: int, noise: int, out: int, key: keys.Key, hidden: int = 512) -
     return state | {"norm.mean": torch.zeros(hidden), "norm.variance": torch.ones(hidden)}
 
 
-def trainable(state: State) -> State:
+def trainable(state: GeneratorState) -> GeneratorState:
     return {name: value for name, value in state.items() if name not in STATISTICS}
 
 
-def parameters(state: State) -> int:
+def parameters(state: GeneratorState) -> int:
     return sum(value.numel() for value in trainable(state).values())
 
 
-def forward(state: State, epsilon: Tensor, y: Tensor) -> Tensor:
+def forward(state: GeneratorState, epsilon: Tensor, y: Tensor) -> Tensor:
     """Features [n, d] by the running statistics."""
     return _last(state, _normed(state, _first(state, epsilon, y), state["norm.mean"], state["norm.variance"]))
 
 
-def training_forward(state: State, epsilon: Tensor, y: Tensor) -> tuple[Tensor, State]:
+def training_forward(state: GeneratorState, epsilon: Tensor, y: Tensor) -> tuple[Tensor, GeneratorState]:
     """Features by the statistics of the batch, and the running statistics after it."""
     x = _first(state, epsilon, y)
     mean, variance = x.mean(0), x.var(0, correction=0)
@@ -56,17 +56,17 @@ def training_forward(state: State, epsilon: Tensor, y: Tensor) -> tuple[Tensor, 
     return _last(state, _normed(state, x, mean, variance)), moved
 
 
-def _first(state: State, epsilon: Tensor, y: Tensor) -> Tensor:
+def _first(state: GeneratorState, epsilon: Tensor, y: Tensor) -> Tensor:
     classes = state["first.weight"].shape[1] - epsilon.shape[1]
     read = torch.cat([epsilon, F.one_hot(y, classes).to(epsilon.dtype)], 1)
     return F.linear(read, state["first.weight"], state["first.bias"])
 
 
-def _normed(state: State, x: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
+def _normed(state: GeneratorState, x: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
     return (x - mean) * torch.rsqrt(variance + EPS) * state["norm.weight"] + state["norm.bias"]
 
 
-def _last(state: State, x: Tensor) -> Tensor:
+def _last(state: GeneratorState, x: Tensor) -> Tensor:
     return F.linear(torch.relu(x), state["last.weight"], state["last.bias"])
 
 
@@ -74,7 +74,7 @@ def _last(state: State, x: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Settings:
+class FeatureSettings:
     updates: int = 50
     batch: int = 32
     lr: float = 3e-4
@@ -82,21 +82,21 @@ class Settings:
 
 
 def wanted(draws: Tensor, noise: int, classes: int) -> tuple[Tensor, Tensor]:
-    """Noise, uniform, and any label, for every key."""
+    """Uniform noise and a random label for every key."""
     epsilon = keys.uniform(keys.fold(draws, "epsilon"), noise).float()
     return epsilon, keys.integers(keys.fold(draws, "label"), 1, classes)[:, 0]
 
 
 def distil(
-    state: State,
+    state: GeneratorState,
     heads: Sequence[Callable[[Tensor], Tensor]],
     counts: Tensor,
     noise: int,
-    settings: Settings,
+    settings: FeatureSettings,
     key: keys.Key,
-) -> State:
-    """The generator after some steps towards features that the heads call by their label, each head weighed by its
-    share of the class, and that differ.
+) -> GeneratorState:
+    """The generator after some steps towards features that differ and that the heads call by their label, each head
+    weighed by its share of the class.
     """
     offered = torch.nonzero((counts > 1).any(0)).flatten()
     share = counts / counts.sum(0).clamp_min(1)

@@ -19,7 +19,7 @@ from torch import Tensor
 from sordino import keys
 from sordino.errors import ConfigError, DataError
 from sordino.generators import nets
-from sordino.generators.nets import Shape, Trained
+from sordino.generators.nets import GeneratorShape, Trained
 from sordino.generators.streams import stream
 
 Extract: TypeAlias = Callable[[Tensor], Tensor]
@@ -27,7 +27,7 @@ AUTO = 0.03  # of the discrepancy before any step
 LOGGED = ("step", "loss", "discrepancy", "diversity")
 
 
-class Prototype(NamedTuple):
+class ClassTarget(NamedTuple):
     """The mean feature of a class; `extract` takes images [n, c, h, w] in 0..1 to features [n, d]. A class may have
     several.
     """
@@ -38,9 +38,9 @@ class Prototype(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Settings:
-    """`diversity` None: 0.03 of the discrepancy at the first step. Training stops once `plateau` steps lower the mean
-    loss by less than `gain`.
+class MatchingSettings:
+    """The settings of a generator's training. `diversity` None: 0.03 of the discrepancy at the first step. Training
+    stops once `plateau` steps lower the mean loss by less than `gain`.
     """
 
     steps: int = 10_000
@@ -58,15 +58,15 @@ SIGNS: dict[str, Callable[[Tensor], Tensor]] = {"reciprocal": lambda ratio: 1 / 
 
 
 def diversity(x1: Tensor, x2: Tensor, r1: Tensor, r2: Tensor, sign: str = "reciprocal") -> Tensor:
-    """Of images of the same labels from two noises."""
+    """How different the images of the same labels are that come from two noises."""
     return SIGNS[sign]((x1 - x2).abs().mean() / (r1 - r2).abs().mean())
 
 
-def discrepancy(x: Tensor, labels: Tensor, prototypes: Sequence[Prototype]) -> Tensor:
-    """Squared distances between prototypes and the mean features of their classes in the batch, summed. Images in 0..1;
-    one pass per extractor.
+def discrepancy(x: Tensor, labels: Tensor, prototypes: Sequence[ClassTarget]) -> Tensor:
+    """The sum of squared distances between prototypes and the mean features of their classes in the batch. Images in
+    0..1; one pass per extractor.
     """
-    owners: dict[Extract, list[Prototype]] = {}
+    owners: dict[Extract, list[ClassTarget]] = {}
     for one in prototypes:
         owners.setdefault(one.extract, []).append(one)
     present = set(labels.tolist())
@@ -91,9 +91,13 @@ def discrepancy(x: Tensor, labels: Tensor, prototypes: Sequence[Prototype]) -> T
 
 
 def train(
-    shape: Shape, prototypes: Sequence[Prototype], settings: Settings, key: keys.Key, device: torch.device | str = "cpu"
+    shape: GeneratorShape,
+    prototypes: Sequence[ClassTarget],
+    settings: MatchingSettings,
+    key: keys.Key,
+    device: torch.device | str = "cpu",
 ) -> Trained:
-    """The generator learns the classes that have a prototype; of the others it draws anything."""
+    """Trains the generator on the classes that have a prototype; of the others it draws anything."""
     if not prototypes:
         raise DataError(
             "no prototypes to train a generator on",
@@ -133,8 +137,8 @@ def train(
 
 
 def visited(classes: Tensor, count: int, key: keys.Key) -> Tensor:
-    """Labels of one step: random classes, each as often as the next or once more, and twice where the step has room for
-    no more.
+    """The labels of one step: random classes, each as often as the next or once more, and twice where the step has
+    room for no more.
     """
     many = min(len(classes), max(1, count // 2))
     chosen = classes[keys.permutation(key, len(classes))[:many]]

@@ -19,19 +19,19 @@ from sordino import keys
 from sordino.errors import ConfigError, NonFiniteModel
 from sordino.generators.streams import stream
 
-State: TypeAlias = dict[str, Tensor]
+GeneratorState: TypeAlias = dict[str, Tensor]
 DRAWN_AT_ONCE = 256
 
 
 class Trained(NamedTuple):
     """A generator's state, and what was seen on the way: one mapping per epoch or window of steps."""
 
-    state: State
+    state: GeneratorState
     log: tuple[Mapping[str, float], ...]
 
 
 @dataclass(frozen=True)
-class Shape:
+class GeneratorShape:
     """What a generator makes, and how. `split` generators share the classes, consecutive ids each, in one state."""
 
     kind: Literal["strong", "weak", "small"]
@@ -68,17 +68,19 @@ class Shape:
 
     @property
     def per(self) -> int:
-        """Classes of one generator."""
+        """The number of classes that one generator draws."""
         return self.classes // self.split
 
-    def one(self) -> Shape:
+    def one(self) -> GeneratorShape:
         return replace(self, classes=self.per, split=1)
 
 
-class Mixed(nn.Module):
-    """Noise times an embedding of the label; or noise whose first numbers are the label, one-hot."""
+class MixedInput(nn.Module):
+    """A layer that mixes noise and label: noise times an embedding of the label, or noise whose first numbers are
+    the label, one-hot.
+    """
 
-    def __init__(self, shape: Shape) -> None:
+    def __init__(self, shape: GeneratorShape) -> None:
         super().__init__()
         self.classes = shape.classes
         self.embed = nn.Embedding(shape.classes, shape.noise) if shape.cond == "mul" else None
@@ -90,10 +92,10 @@ class Mixed(nn.Module):
         return torch.cat([F.one_hot(labels, self.classes).to(noise.dtype), noise[:, self.classes :]], 1)
 
 
-class Joined(nn.Module):
-    """Half of what comes out is a linear function of the noise, half of the label."""
+class JoinedInput(nn.Module):
+    """A layer of which half of the output is a linear function of the noise, half of the label."""
 
-    def __init__(self, shape: Shape) -> None:
+    def __init__(self, shape: GeneratorShape) -> None:
         super().__init__()
         self.classes, half = shape.classes, 64 * (shape.side // 4) ** 2
         self.noise, self.label = nn.Linear(shape.noise, half), nn.Linear(shape.classes, half)
@@ -138,22 +140,22 @@ def _doubled(inputs: int, outputs: int) -> nn.Module:
     return nn.ConvTranspose2d(inputs, outputs, 4, 2, 1, bias=False)
 
 
-def _strong(shape: Shape) -> Generator:
+def _strong(shape: GeneratorShape) -> Generator:
     layers: list[nn.Module] = [nn.Linear(shape.noise, 384), nn.Unflatten(1, (384, 1, 1))]
     layers += [nn.ConvTranspose2d(384, 192, 4, bias=False), norm(192), nn.ReLU()]
     for inputs, outputs in ((192, 96), (96, 48)):
         layers += [_doubled(inputs, outputs), norm(outputs), nn.ReLU()]
-    return Generator(Mixed(shape), *layers, _doubled(48, shape.channels))
+    return Generator(MixedInput(shape), *layers, _doubled(48, shape.channels))
 
 
-def _small(shape: Shape) -> Generator:
+def _small(shape: GeneratorShape) -> Generator:
     side = shape.side // 4
     layers = [nn.Linear(shape.noise, 128 * side**2), nn.Unflatten(1, (128, side, side)), norm(128), nn.ReLU()]
     layers += [_doubled(128, 64), norm(64), nn.ReLU()]
-    return Generator(Mixed(shape), *layers, _doubled(64, shape.channels))
+    return Generator(MixedInput(shape), *layers, _doubled(64, shape.channels))
 
 
-def _weak(shape: Shape) -> Generator:
+def _weak(shape: GeneratorShape) -> Generator:
     side = shape.side // 4
     layers: list[nn.Module] = [nn.Unflatten(1, (128, side, side)), norm(128)]
     for width in (128, 64):
@@ -163,14 +165,14 @@ def _weak(shape: Shape) -> Generator:
             nn.LeakyReLU(0.2),
             nn.Upsample(None, 2),
         ]
-    return Generator(Joined(shape), *layers, nn.Conv2d(64, shape.channels, 3, padding=1))
+    return Generator(JoinedInput(shape), *layers, nn.Conv2d(64, shape.channels, 3, padding=1))
 
 
-KINDS: dict[str, Callable[[Shape], Generator]] = {"strong": _strong, "small": _small, "weak": _weak}
+KINDS: dict[str, Callable[[GeneratorShape], Generator]] = {"strong": _strong, "small": _small, "weak": _weak}
 
 
-def generator(shape: Shape) -> nn.Module:
-    """On the meta device: a plan without numbers."""
+def generator(shape: GeneratorShape) -> nn.Module:
+    """The generator on the meta device: its layers without numbers."""
     with torch.device("meta"):
         return (
             KINDS[shape.kind](shape)
@@ -179,18 +181,18 @@ def generator(shape: Shape) -> nn.Module:
         )
 
 
-def parameters(shape: Shape) -> int:
-    """Trainable numbers; running statistics are none."""
+def parameters(shape: GeneratorShape) -> int:
+    """How many trainable numbers the generator has; running statistics do not count."""
     return sum(p.numel() for p in generator(shape).parameters())
 
 
-def init(shape: Shape, key: keys.Key) -> State:
-    return drawn(generator(shape), key)
+def init(shape: GeneratorShape, key: keys.Key) -> GeneratorState:
+    return fresh_state(generator(shape), key)
 
 
-def drawn(net: nn.Module, key: keys.Key) -> State:
-    """Weights N(0, 0.02), scales of norms N(1, 0.02), embeddings N(0, 1) as they multiply noise, biases and means 0,
-    variances 1.
+def fresh_state(net: nn.Module, key: keys.Key) -> GeneratorState:
+    """A fresh state: weights N(0, 0.02), scales of norms N(1, 0.02), embeddings N(0, 1) as they multiply noise,
+    biases and means 0, variances 1.
     """
     state = {}
     for path, module in net.named_modules():
@@ -205,7 +207,7 @@ def drawn(net: nn.Module, key: keys.Key) -> State:
     return state
 
 
-def filled(net: Any, state: State, device: torch.device | str = "cpu") -> Any:
+def filled(net: Any, state: GeneratorState, device: torch.device | str = "cpu") -> Any:
     """The network with a copy of the state, laid out as convolutions like it."""
     plan = net.state_dict()  # it knows that no batches are counted, which a plain dict does not say
     plan.update({name: value.to(device, copy=True) for name, value in state.items()})
@@ -213,7 +215,7 @@ def filled(net: Any, state: State, device: torch.device | str = "cpu") -> Any:
     return net.to(memory_format=torch.channels_last)
 
 
-def read(net: nn.Module) -> State:
+def read(net: nn.Module) -> GeneratorState:
     state = {k: v.detach().to("cpu", copy=True).contiguous() for k, v in net.state_dict().items()}
     if not all(bool(v.isfinite().all()) for v in state.values()):
         raise NonFiniteModel(
@@ -227,7 +229,11 @@ def read(net: nn.Module) -> State:
 
 @torch.no_grad()
 def draw(
-    shape: Shape, state: State, labels: Tensor, key: keys.Key, rescale: Literal["fixed", "minmax"] = "fixed"
+    shape: GeneratorShape,
+    state: GeneratorState,
+    labels: Tensor,
+    key: keys.Key,
+    rescale: Literal["fixed", "minmax"] = "fixed",
 ) -> Tensor:
     """One image per label, uint8 [n, h, w, c]. Image i is a function of (key, i) and its label, whatever else is drawn.
 
@@ -244,7 +250,7 @@ def draw(
 
 
 def pixels(x: Tensor) -> Tensor:
-    """-1..1 [n, c, h, w] to 0..255 [n, h, w, c]."""
+    """Images [n, c, h, w] from -1 to 1 as bytes [n, h, w, c]."""
     return ((x + 1) * 127.5).round().clamp(0, 255).to(torch.uint8).movedim(1, -1).contiguous()
 
 

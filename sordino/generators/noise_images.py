@@ -28,7 +28,7 @@ LEAK = 2**0.5  # keeps the variance through a leaky ReLU
 
 @dataclass(frozen=True)
 class Latents:
-    """Size of a latent, and how far class means and the images of a class scatter."""
+    """The size of a latent, and how far class means and the images of a class scatter."""
 
     size: int
     between: float
@@ -49,8 +49,8 @@ def noise_set(
     width: int = 512,
     device: torch.device | str = "cpu",
 ) -> tuple[Tensor, Tensor]:
-    """Images uint8 [n, h, w, c] and labels, class by class. `width` is the number of feature maps (`random_conv` has
-    64); time grows with its square.
+    """Images of noise, uint8 [n, h, w, c], and labels, class by class. `width` is the number of feature maps
+    (`random_conv` has 64); time grows with its square.
 
     An accelerator draws other images than a processor; each draws its own ones again.
     """

@@ -8,8 +8,8 @@ from sordino import keys
 
 
 def stream(key: keys.Key, device: torch.device | str = "cpu") -> torch.Generator:
-    """On an accelerator its own generator, seeded by the key: other numbers than a processor draws, the same ones every
-    time.
+    """A generator of random numbers that the key seeds. An accelerator has its own: other numbers than a processor
+    draws, the same ones every time.
     """
     if torch.device(device).type == "cpu":
         return keys.generator(key)

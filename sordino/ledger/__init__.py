@@ -1,4 +1,20 @@
 """What was spent, and at what price.
 
 Events, their accountants, calibration, and the ledger that adds up.
+
+>>> from sordino.ledger.books import Charter
+>>> from sordino.ledger.currency import ZCDP, cap, cost
+>>> from sordino.ledger.ledger import Ledger
+>>> charter = Charter("digits", "client", "replace", "server", 1e-5, ZCDP)
+>>> ledger = Ledger.open(":memory:", charter, caps={"ada": cap((1.0,)), "bob": cap((0.2,))})
+>>> charges = {name: cost((0.15,)) for name in ("ada", "bob")}
+>>> sorted(ledger.reserve("run/0", charges, plan=b""))
+['ada', 'bob']
+
+Bob has too little left for the next round and must abstain. A round that is asked for twice is charged once:
+
+>>> sorted(ledger.reserve("run/1", charges, plan=b"")), sorted(ledger.reserve("run/1", charges, plan=b""))
+(['ada'], ['ada'])
+>>> ledger.remaining("ada") == cap((0.7,)), ledger.spent("bob") == cost((0.15,))
+(True, True)
 """

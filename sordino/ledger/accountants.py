@@ -61,7 +61,7 @@ _FEW_ORDERS = (1.5, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64, 128)
 
 
 @dataclass(frozen=True)
-class Bound:
+class EpsilonBound:
     """An (epsilon, delta) guarantee at the delta asked for, and who computed it."""
 
     accountant: str
@@ -80,31 +80,31 @@ class _Reduced(NamedTuple):
     private: bool
 
 
-def bounds(event: Event, delta: float, neighbours: str, *, orders: Sequence[float] = ORDERS) -> list[Bound]:
+def bounds(event: Event, delta: float, neighbours: str, *, orders: Sequence[float] = ORDERS) -> list[EpsilonBound]:
     """One bound from every accountant that supports the event; infinite if anything in it is unprotected.
 
     `delta = 0` is allowed and asks for a pure guarantee.
     """
     delta, reduced = valid_delta(delta, zero=True), _reduce(event, neighbours)
     if not reduced.private:
-        return [Bound("none", math.inf)]
+        return [EpsilonBound("none", math.inf)]
     pure = _pure(reduced, delta, tuple(orders))
     if pure is not None and pure > _WIDEST_LOSS:
-        return [Bound("pure", pure)]
+        return [EpsilonBound("pure", pure)]
     asked = {name: accountant(reduced, delta, tuple(orders)) for name, accountant in _ACCOUNTANTS.items()}
-    found = [Bound(name, epsilon) for name, epsilon in asked.items() if epsilon is not None]
-    return found or [Bound("none", math.inf)]
+    found = [EpsilonBound(name, epsilon) for name, epsilon in asked.items() if epsilon is not None]
+    return found or [EpsilonBound("none", math.inf)]
 
 
-def best(event: Event, delta: float, neighbours: str) -> Bound:
-    """The smallest valid bound."""
+def best(event: Event, delta: float, neighbours: str) -> EpsilonBound:
+    """The smallest valid bound of all accountants."""
     return min(bounds(event, delta, neighbours), key=lambda bound: bound.epsilon)
 
 
 def epsilon_by(
     accountant: str, event: Event, delta: float, neighbours: str, *, orders: Sequence[float] = ORDERS
 ) -> float:
-    """One accountant alone, by name: what calibration asks many times."""
+    """The epsilon by one accountant alone, chosen by name. Calibration asks for it many times."""
     delta, reduced = valid_delta(delta, zero=True), _reduce(event, neighbours)
     if not reduced.private:
         return math.inf
@@ -120,7 +120,7 @@ def epsilon_by(
 
 
 def amplified(epsilon: float, rate: float) -> float:
-    """ln(1 + q (e^eps - 1)): what a secret sample of rate q leaves of epsilon; e^eps cannot overflow."""
+    """What a secret sample of rate q leaves of an epsilon: ln(1 + q (e^eps - 1)), where e^eps cannot overflow."""
     if epsilon < 30:
         return math.log1p(rate * math.expm1(epsilon))
     return epsilon + math.log(rate + (1 - rate) * math.exp(-epsilon))

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 from sordino.errors import LedgerError
 from sordino.ledger.currency import Amount, Currency
+from sordino.ledger.events import Json
 from sordino.ledger.storage import damaged
 
 EVERYONE = "*"
@@ -38,14 +39,14 @@ class Charter:
 
 
 class Each(NamedTuple):
-    """One cap for each of the clients "0", ..., that has none of its own: a million clients are one line."""
+    """One cap for each of the clients "0", "1", ... that has no cap of its own: a million clients are one line."""
 
     clients: int
     cap: Amount
 
 
 class Caps(Mapping[str, Amount]):
-    """Who may spend how much: single names, and clients that are alike. Whoever is not in it is unlimited."""
+    """Who may spend how much, by single names and by groups of equal clients. A name without a cap is unlimited."""
 
     def __init__(self, single: Mapping[str, Amount], each: Each | None = None) -> None:
         self.single, self.each = single, each
@@ -65,7 +66,7 @@ class Caps(Mapping[str, Amount]):
         return len(self.single) + self._alike
 
     def told_apart(self, names: Iterable[str]) -> Iterator[str]:
-        """Of all names with a cap the single ones, those among `names`, and one that stands for the others."""
+        """The single names with a cap that are among `names`, and one name that stands for all others."""
         yield from self.single
         alike = {name for name in names if name not in self.single and self._numbered(name)}
         yield from alike
@@ -73,7 +74,7 @@ class Caps(Mapping[str, Amount]):
             known = alike | self.single.keys()
             yield next(name for name in map(str, range(self._clients)) if name not in known)
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> Json:
         each = {} if self.each is None else {"each": list(self.each)}
         return {"caps": self.single, **each}
 
@@ -106,7 +107,7 @@ BEFORE = {  # drawn may be implied by stored, nothing else is skipped
 }
 
 
-class Standing(NamedTuple):
+class OperationStanding(NamedTuple):
     state: State
     reserved: int
     stored: int | None
@@ -114,16 +115,16 @@ class Standing(NamedTuple):
 
 
 class Books:
-    """What the records add up to. Only `fold` changes it, and it only ever adds."""
+    """The totals that the records add up to. Only `fold` changes them, and it only adds."""
 
     def __init__(self, charter: Charter, caps: Caps) -> None:
         self.charter, self.caps = charter, caps
         self.sequence, self.head = -1, ORIGIN
         self.own: dict[str, Amount] = {}
-        self.ops: dict[str, Standing] = {}
+        self.ops: dict[str, OperationStanding] = {}
         self.seals: set[str] = set()
 
-    def genesis(self) -> dict[str, Any]:
+    def genesis(self) -> Json:
         # delta as text: the file holds no floating-point number
         charter = asdict(self.charter) | {"delta": repr(self.charter.delta)}
         return {"kind": "charter", "charter": charter, **self.caps.to_json()}
@@ -139,13 +140,13 @@ class Books:
         return cap is None or self.charter.currency.fits(tuple(map(add, self.spent(principal), extra)), cap)
 
     def all_fit(self, extra: Amount) -> bool:
-        """Has everyone with a cap room for this? Clients that never paid for themselves have spent the same, so one of
-        them answers for all.
+        """Whether everyone with a cap has room for this charge. Clients that never paid for themselves have spent
+        the same, so one of them answers for all.
         """
         return all(self.fits(name, extra) for name in self.caps.told_apart(self.own))
 
     def granted(self, charges: Mapping[str, Amount]) -> frozenset[str]:
-        """Who can pay. A charge to everyone comes first and needs room under every cap."""
+        """The clients that can pay. A charge to everyone comes first and needs room under every cap."""
         names, below = set(), self.charter.currency.zero()
         if EVERYONE in charges and self.all_fit(charges[EVERYONE]):
             names, below = {EVERYONE}, charges[EVERYONE]
@@ -165,7 +166,7 @@ class Books:
             raise damaged(f"record {following} is malformed") from error
         self.sequence, self.head = following, head
 
-    def _open(self, sequence: int, record: dict[str, Any]) -> None:
+    def _open(self, sequence: int, record: Json) -> None:
         ours = json.loads(canonical(self.genesis()))
         if sequence:
             raise damaged(f"record {sequence} is a second charter")
@@ -173,7 +174,8 @@ class Books:
             parts = (part for part, value in ours["charter"].items() if record["charter"].get(part) != value)
             raise LedgerError(
                 f"the ledger has another charter: it differs in {', '.join(parts)}",
-                why="budgets of other data, of clients who hold other rows, of other units, relations or currencies do not add up",
+                why="budgets of other data, of clients who hold other rows, of other units, relations or "
+                "currencies do not add up",
                 fix="keep data, partition and seed of the runs before, or found a new ledger",
                 code="ledger-foreign",
             )
@@ -185,25 +187,25 @@ class Books:
                 code="ledger-caps-changed",
             )
 
-    def _listed(self, record: dict[str, Any]) -> bool:
+    def _listed(self, record: dict[str, object]) -> bool:
         """A file of format 1 says the same cap client by client."""
         return "each" not in record and record["caps"] == {name: list(cap) for name, cap in self.caps.items()}
 
-    def _reserve(self, sequence: int, record: dict[str, Any]) -> None:
+    def _reserve(self, sequence: int, record: Json) -> None:
         if record["op"] in self.ops:
             raise damaged(f"record {sequence} reserves {record['op']!r} again")
         for name, charge in charged(record):
             self.own[name] = tuple(map(add, self.own[name], charge)) if name in self.own else charge
-        self.ops[record["op"]] = Standing(State.RESERVED, sequence, None, sequence)
+        self.ops[record["op"]] = OperationStanding(State.RESERVED, sequence, None, sequence)
 
-    def _advance(self, sequence: int, record: dict[str, Any]) -> None:
+    def _advance(self, sequence: int, record: Json) -> None:
         to, before = State(record["kind"]), self.ops[record["op"]]
         if before.state not in BEFORE[to]:
             raise damaged(f"record {sequence} takes {record['op']!r} to {to.value} out of turn")
         stored = sequence if to is State.STORED else before.stored
-        self.ops[record["op"]] = Standing(to, before.reserved, stored, sequence)
+        self.ops[record["op"]] = OperationStanding(to, before.reserved, stored, sequence)
 
-    def _seal(self, sequence: int, record: dict[str, Any]) -> None:
+    def _seal(self, sequence: int, record: Json) -> None:
         self.seals.add(bytes.fromhex(record["digest"]).hex())
 
 
@@ -240,7 +242,7 @@ def grouped(charges: Mapping[str, Amount]) -> list[list[Any]]:
     return [[list(charge), groups[charge]] for charge in sorted(groups)]
 
 
-def charged(record: Mapping[str, Any]) -> Iterator[tuple[str, Amount]]:
+def charged(record: Json) -> Iterator[tuple[str, Amount]]:
     refused = frozenset(record["refused"])
     for charge, names in record["charges"]:
         amount = tuple(charge)

@@ -10,18 +10,19 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from functools import lru_cache
-from numbers import Integral
 
-from sordino.errors import InvalidBudget, UnsoundGuarantee
+from sordino.errors import COUNT, InvalidBudget, UnsoundGuarantee, check_range
 from sordino.ledger.accountants import ORDERS, epsilon_by
 from sordino.ledger.events import Gaussian, Poisson, Repeat, valid_delta, valid_epsilon
-from sordino.ledger.gaussian_dp import bisect, delta_of, mu_of
+from sordino.ledger.gaussian_dp import delta_of, mu_of
 
 _TIGHT = 1e-5  # relative width at which a bisection stops: less than any accountant's own looseness
 
 
 def classic_multiplier(epsilon: float, delta: float, *, checked: bool = False) -> float:
-    """sqrt(2 ln(1.25/delta)) / epsilon. The theorem needs epsilon < 1; `checked` accepts more if the exact curve does."""
+    """The classic noise multiplier sqrt(2 ln(1.25/delta)) / epsilon. Its theorem needs epsilon < 1; `checked`
+    accepts a larger one if the exact curve does.
+    """
     epsilon, delta = valid_epsilon(epsilon), valid_delta(delta)
     multiplier = math.sqrt(2 * math.log(1.25 / delta)) / epsilon
     if epsilon < 1 or (checked and delta_of(epsilon, 1 / multiplier) <= delta):
@@ -39,11 +40,6 @@ def classic_multiplier(epsilon: float, delta: float, *, checked: bool = False) -
 def exact_multiplier(epsilon: float, delta: float, exposures: int = 1) -> float:
     """The smallest noise for `exposures` equal Gaussian releases: sqrt(T) / mu(epsilon, delta)."""
     return math.sqrt(_times(exposures)) / mu_of(epsilon, delta)
-
-
-def laplace_scale(epsilon: float) -> float:
-    """The scale, relative to the L1 sensitivity, of one epsilon-DP Laplace release."""
-    return 1 / valid_epsilon(epsilon)
 
 
 @lru_cache(maxsize=1024)
@@ -78,33 +74,6 @@ def sampled_multiplier(
     return _crossing(over, low, excess, high, deficit)
 
 
-@lru_cache(maxsize=4096)
-def rate_for(
-    epsilon: float,
-    delta: float,
-    multiplier: float,
-    exposures: int,
-    accountant: str = "rdp",
-    orders: Sequence[float] = ORDERS,
-) -> float:
-    """The largest Poisson rate at which `exposures` releases with this noise stay within a (personal) budget.
-
-    The idea of sampling a person as rarely as the person's budget asks is Jorgensen, Yu & Cormode 2015.
-    """
-    cost = _cost(epsilon, delta, exposures, accountant, tuple(orders))
-
-    def spent(multiplier: float, rate: float) -> bool:
-        return cost(multiplier, rate) <= epsilon
-
-    if spent(multiplier, 1.0):
-        return 1.0
-    low = 1e-9
-    if not spent(multiplier, low):
-        raise _out_of_reach(accountant, epsilon, delta, f"sampling rate above {low:g} at noise {multiplier:g}")
-    log_rate = bisect(lambda x: spent(multiplier, math.exp(x)), good=math.log(low), bad=0.0, tight=_TIGHT)
-    return math.exp(log_rate)
-
-
 def _crossing(over: Callable[[float], float], low: float, excess: float, high: float, deficit: float) -> float:
     """Where `over` falls to 0, from above: false position (Illinois) on logarithms, always ending on the side that was
     seen to keep.
@@ -136,12 +105,7 @@ def _cost(
 
 
 def _times(exposures: int) -> int:
-    if isinstance(exposures, bool) or not isinstance(exposures, Integral) or exposures < 1:
-        raise InvalidBudget(
-            f"{exposures!r} exposures",
-            why="a budget is divided over a whole number of exposures, at least 1",
-            code="exposures-not-positive",
-        )
+    check_range("exposures", exposures, COUNT, "exposures-not-positive", error=InvalidBudget)
     return int(exposures)
 
 

@@ -1,12 +1,11 @@
-"""A claim: what one release costs one unit against one adversary, in words that cannot be misread. Public facts only."""
+"""A claim: what one release costs one unit against one adversary. It holds public facts only."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
-from sordino.ledger.events import Event, from_json, to_json
+from sordino.ledger.events import Event, Json, from_json, to_json
 
 # an image is an example whose label is given, a cell a fixed part of a client's examples
 Unit = Literal["pixel", "image", "example", "cell", "client"]
@@ -35,7 +34,7 @@ class Claim:
     because: tuple[str, ...] = ()  # assumptions, or the reason why nothing is promised
     drift: float = 0.0  # total variation between the noise that was drawn and the ideal law that the event names
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> Json:
         return {
             **({"drift": self.drift} if self.drift else {}),
             "unit": self.unit,
@@ -47,7 +46,7 @@ class Claim:
         }
 
     @classmethod
-    def from_json(cls, record: Mapping[str, Any]) -> Claim:
+    def from_json(cls, record: Json) -> Claim:
         return cls(
             record["unit"],
             record["neighbours"],

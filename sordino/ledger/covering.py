@@ -40,19 +40,20 @@ from sordino.ledger.notes import Release
 Subject: TypeAlias = tuple[Unit, Neighbours]
 
 
-class Part(NamedTuple):
-    """Releases that are counted in the words of one claim: `steps` of its subject make one of the subject asked
-    about."""
+class CountedPart(NamedTuple):
+    """Releases that are counted in the words of one claim; `steps` changes of its subject make one change of the
+    subject asked about.
+    """
 
     subject: Subject
     steps: int
     event: Event
 
 
-class Cost(NamedTuple):
+class TotalCost(NamedTuple):
     """What all releases about one client cost one subject. `parts` is empty where one of them costs everything."""
 
-    parts: tuple[Part, ...]
+    parts: tuple[CountedPart, ...]
     status: Status
     because: tuple[str, ...]
     drift: float = 0.0
@@ -69,7 +70,7 @@ class Bounded(NamedTuple):
 
 
 def steps(claimed: Subject, asked: Subject) -> int | None:
-    """How many changes of the one make one of the other; None where none do."""
+    """How many changes of one subject make one change of the other; None where none do."""
     if claimed == asked:
         return 1
     (unit, how), (part, change) = claimed, asked
@@ -85,13 +86,13 @@ def steps(claimed: Subject, asked: Subject) -> int | None:
 
 
 def subjects(releases: Iterable[Release], adversary: Adversary) -> list[Subject]:
-    """All that is spoken of, in the order in which it was first."""
+    """All subjects that the releases speak of, in the order in which they first appear."""
     spoken = ((c.unit, c.neighbours) for release in releases for c in release if c.adversary == adversary)
     return list(dict.fromkeys(spoken))
 
 
-def cost(releases: Sequence[Release], asked: Subject, adversary: Adversary) -> Cost:
-    """Of all releases about one client."""
+def cost(releases: Sequence[Release], asked: Subject, adversary: Adversary) -> TotalCost:
+    """What all releases about one client cost one subject."""
     parts: dict[tuple[Subject, int], list[Event]] = {}
     open_: list[Claim] = []
     status: Status = STATUSES[0]
@@ -121,9 +122,9 @@ def cost(releases: Sequence[Release], asked: Subject, adversary: Adversary) -> C
             unit, neighbours = asked
             reasons[f"a release promises nothing about the {unit} under {neighbours}"] = None
         weakest = [claim.status for claim in open_ if (claim.unit, claim.neighbours) == asked] or ["none"]
-        return Cost((), max(weakest, key=STATUSES.index), tuple(reasons))
-    made = tuple(Part(*key, compact(events)) for key, events in parts.items())
-    return Cost(made, status, tuple(because), drift)
+        return TotalCost((), max(weakest, key=STATUSES.index), tuple(reasons))
+    made = tuple(CountedPart(*key, compact(events)) for key, events in parts.items())
+    return TotalCost(made, status, tuple(because), drift)
 
 
 def covered(release: Release, asked: Subject, adversary: Adversary) -> bool:
@@ -159,7 +160,7 @@ def _cheapest(release: Release, asked: Subject, adversary: Adversary) -> tuple[S
 
 
 @lru_cache(maxsize=4096)
-def bounded(parts: tuple[Part, ...], delta: float, neighbours: Neighbours) -> Bounded:
+def bounded(parts: tuple[CountedPart, ...], delta: float, neighbours: Neighbours) -> Bounded:
     """The epsilon of all parts together, and what each accountant says of it."""
     if len(parts) == 1:
         return _alone(parts[0], delta)
@@ -173,7 +174,7 @@ def bounded(parts: tuple[Part, ...], delta: float, neighbours: Neighbours) -> Bo
     return Bounded(listed[accountant], accountant, listed)
 
 
-def _alone(part: Part, delta: float) -> Bounded:
+def _alone(part: CountedPart, delta: float) -> Bounded:
     (unit, neighbours), number, event = part
     listed = {bound.accountant: bound.epsilon for bound in bounds(event, delta, neighbours)}
     accountant = min(listed, key=lambda name: listed[name])
@@ -186,8 +187,9 @@ def _alone(part: Part, delta: float) -> Bounded:
 
 @lru_cache(maxsize=64)
 def two_steps(event: Event, delta: float, neighbours: Neighbours) -> float:
-    """Take a client away, bring it back with one example changed: (2 epsilon, (1 + e^epsilon) delta) (Dwork and Roth
-    2014, 2.3)."""
+    """The guarantee against two changes, a client taken away and brought back with one example changed: (2 epsilon,
+    (1 + e^epsilon) delta) (Dwork and Roth 2014, 2.3).
+    """
     smaller = delta
     for _ in range(40):
         epsilon = best(event, smaller, neighbours).epsilon
@@ -200,8 +202,9 @@ def two_steps(event: Event, delta: float, neighbours: Neighbours) -> float:
 
 
 def stretch(event: Event, number: int) -> Event | None:
-    """The event for `number` steps at once, where that is an event: noise stays, and what it hides is so many times as
-    far. A sample and a response have none."""
+    """The event that covers `number` changes at once, where there is one. The noise stays, and what it hides is that
+    many times larger. A sample and a response have no such event.
+    """
     if number == 1:
         return event
     if isinstance(event, Gaussian | DiscreteGaussian):

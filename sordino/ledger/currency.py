@@ -37,7 +37,7 @@ class Currency:
         return _RULES[self.rule](map(le, total, cap))
 
     def amount(self, value: object, *, what: str) -> Amount:
-        """`value` if it is a vector of non-negative integers of this currency."""
+        """The given value, where it is a vector of non-negative integers of this currency."""
         if not isinstance(value, tuple) or len(value) != len(self.parts):
             raise InvalidBudget(
                 f"{what} {value!r} is not a vector of {len(self.parts)} integers",
@@ -56,7 +56,7 @@ class Currency:
         return value
 
     def charge(self, value: object, *, what: str) -> Amount:
-        """An amount that costs something."""
+        """The given amount, where it costs something."""
         amount = self.amount(value, what=what)
         if not any(amount):
             raise InvalidBudget(f"{what} is zero", why="every release costs something", code="amount-zero")
@@ -69,7 +69,7 @@ ZCDP = Currency("zcdp", ("rho",), "all")
 
 
 def rdp(orders: Sequence[float]) -> Currency:
-    """Rényi divergence at orders fixed in advance; a total fits if one order fits."""
+    """The currency of Rényi divergence at orders fixed in advance; a total fits if one order fits."""
     alphas = [float(order) for order in orders]
     rising = all(low < high for low, high in pairwise(alphas))
     if not alphas or not rising or not all(1 < alpha < math.inf for alpha in alphas):
@@ -83,12 +83,12 @@ def rdp(orders: Sequence[float]) -> Currency:
 
 
 def cost(values: Sequence[float]) -> Amount:
-    """Pico-units, rounded up: what is charged is never less than what is spent."""
+    """A cost in pico-units, rounded up: what is charged is never less than what is spent."""
     return tuple(math.ceil(value * UNIT) for value in _exact(values, "cost"))
 
 
 def cap(values: Sequence[float]) -> Amount:
-    """Pico-units, rounded down. A Rényi order at which nothing is left to promise has the cap 0."""
+    """A cap in pico-units, rounded down. A Rényi order at which nothing is left to promise has the cap 0."""
     return tuple(math.floor(value * UNIT) for value in _exact(values, "cap"))
 
 

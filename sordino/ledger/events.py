@@ -12,10 +12,22 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields
-from numbers import Integral, Real
 from typing import Any, TypeAlias
 
-from sordino.errors import InvalidBudget, UnsupportedEvent
+from sordino.errors import (
+    BELOW_ONE,
+    COUNT,
+    FRACTION,
+    INSIDE,
+    NOT_NEGATIVE,
+    POSITIVE,
+    SEVERAL,
+    InvalidBudget,
+    UnsoundGuarantee,
+    UnsupportedEvent,
+    check_range,
+    is_number,
+)
 
 
 @dataclass(frozen=True)
@@ -51,7 +63,7 @@ class Laplace:
 
 @dataclass(frozen=True)
 class Response:
-    """One of `levels` values, kept or replaced by another at random so that any two inputs differ by at most e^epsilon
+    """One of `levels` values, kept or replaced at random so that any two inputs differ by at most e^epsilon
     (Kairouz, Bonawitz and Ramage 2016).
     """
 
@@ -60,23 +72,26 @@ class Response:
 
     def __post_init__(self) -> None:
         _settle(self, "epsilon", valid_epsilon(self.epsilon))
-        if isinstance(self.levels, bool) or not isinstance(self.levels, Integral) or self.levels < 2:
-            raise InvalidBudget(
-                f"a response among {self.levels!r} values",
-                why="it has at least 2 to choose from",
-                code="too-few-levels",
-            )
+        check_range(
+            "the levels of a response",
+            self.levels,
+            SEVERAL,
+            "too-few-levels",
+            error=InvalidBudget,
+        )
         _settle(self, "levels", int(self.levels))
 
     @property
     def replaced(self) -> float:
-        """How likely the value is drawn afresh from all of them: levels / (levels - 1 + e^epsilon)."""
+        """The probability that the value is drawn anew from all of them: levels / (levels - 1 + e^epsilon)."""
         return self.levels / (self.levels - 1 + math.exp(min(self.epsilon, 700.0)))
 
 
 @dataclass(frozen=True)
 class Once:
-    """`event`, drawn once and looked at again and again: every further release under the same name costs nothing more."""
+    """An event that is drawn once and then looked at again: every further release under the same name costs nothing
+    more.
+    """
 
     name: str
     event: Event
@@ -89,44 +104,34 @@ class Once:
 
 @dataclass(frozen=True)
 class Poisson:
-    """`event` on a secret sample: every unit takes part independently with probability `rate`."""
+    """An event on a secret sample, in which every unit takes part independently with probability `rate`."""
 
     rate: float
     event: Event
 
     def __post_init__(self) -> None:
         rate = _noise(self.rate)
-        if not 0.0 < rate <= 1.0:
-            raise InvalidBudget(
-                f"a sampling rate of {rate} is no probability of taking part",
-                why="the rate is a probability above 0 and at most 1",
-                code="rate-out-of-range",
-            )
+        check_range("a sampling rate", rate, FRACTION, "rate-out-of-range", error=InvalidBudget)
         _settle(self, "rate", rate)
         _require_event(self.event)
 
 
 @dataclass(frozen=True)
 class Repeat:
-    """`event`, `count` times, each with fresh randomness."""
+    """An event that happens `count` times, each with fresh randomness."""
 
     event: Event
     count: int
 
     def __post_init__(self) -> None:
         _require_event(self.event)
-        if isinstance(self.count, bool) or not isinstance(self.count, Integral) or self.count < 1:
-            raise InvalidBudget(
-                f"{self.count!r} is no number of repetitions",
-                why="a count is a whole number of at least 1",
-                code="count-not-positive",
-            )
+        check_range("the number of repetitions", self.count, COUNT, "count-not-positive", error=InvalidBudget)
         _settle(self, "count", int(self.count))
 
 
 @dataclass(frozen=True)
 class Together:
-    """Several events on the same data: their composition."""
+    """The composition of several events on the same data."""
 
     events: tuple[Event, ...]
 
@@ -138,7 +143,7 @@ class Together:
 
 @dataclass(frozen=True)
 class NonPrivate:
-    """Something left without protection: infinity, and the reason a reader is shown."""
+    """Access without any protection: it costs infinity, and the reader is shown the reason."""
 
     reason: str
 
@@ -154,6 +159,7 @@ class Nothing:
     """No access to the data: costs nothing."""
 
 
+Json: TypeAlias = dict[str, Any]  # what JSON and TOML hold
 Event: TypeAlias = (
     Gaussian | DiscreteGaussian | Laplace | Response | Poisson | Repeat | Once | Together | NonPrivate | Nothing
 )
@@ -174,9 +180,7 @@ _NAMES = {cls: kind for kind, cls in KINDS.items()}
 
 
 def leaves(event: Event) -> Counter[Event]:
-    """How often each elementary event happens: the one place where counts are multiplied, and repeats of one draw are
-    told apart.
-    """
+    """How often each elementary event happens. Only here are counts multiplied and repeats of one draw told apart."""
     found: Counter[Event] = Counter()
     seen: set[Event] = set()
 
@@ -223,8 +227,8 @@ def compact(events: Iterable[Event]) -> Event:
     return grouped[0] if len(grouped) == 1 else Together(grouped)
 
 
-def to_json(event: Event) -> dict[str, Any]:
-    """Plain data with the kind first; `from_json` returns an equal event."""
+def to_json(event: Event) -> Json:
+    """The event as plain data with the kind first; `from_json` returns an equal event."""
 
     def plain(value: Any) -> Any:
         if isinstance(value, tuple):
@@ -235,7 +239,7 @@ def to_json(event: Event) -> dict[str, Any]:
 
 
 def from_json(data: Any) -> Event:
-    """Reads only kinds listed in `KINDS`, with exactly their fields."""
+    """The event behind plain data. Only kinds listed in `KINDS` are read, with exactly their fields."""
     if not isinstance(data, Mapping):
         raise UnsupportedEvent(f"{data!r} is no event", why="an event is an object with a kind", code="malformed-event")
     kind = data.get("kind")
@@ -293,28 +297,23 @@ def valid_epsilon(epsilon: float) -> float:
 
 
 def valid_delta(delta: float, *, zero: bool = False) -> float:
-    """0 < delta < 1 (0 itself only where a pure guarantee is asked for), or a refusal."""
-    if not is_number(delta) or not (0.0 <= delta < 1.0 if zero else 0.0 < delta < 1.0):
-        raise InvalidBudget(
-            f"delta = {delta!r} is no failure probability",
-            why="delta lies strictly between 0 and 1, and well below 1 / (number of units)",
-            code="delta-out-of-range",
-        )
+    """A delta with 0 < delta < 1, or a refusal. 0 is allowed only where a pure guarantee is asked for."""
+    allowed = BELOW_ONE if zero else INSIDE
+    check_range(
+        "delta", delta, allowed, "delta-out-of-range", error=InvalidBudget, why="well below 1 / (number of units)"
+    )
     return float(delta)
 
 
-def is_number(value: object) -> bool:
-    """A real number that is not a truth value (True would pass for 1)."""
-    return isinstance(value, Real) and not isinstance(value, bool)
+def check_multiplier(multiplier: float | None, fix: str, name: str = "noise multiplier") -> None:
+    """Refuses a typed noise multiplier that gives the noise no size."""
+    if multiplier is not None:
+        why = "noise without a size protects nobody"
+        check_range(name, multiplier, POSITIVE, "noise-not-positive", error=UnsoundGuarantee, why=why, fix=fix)
 
 
 def _noise(value: float) -> float:
-    if not is_number(value) or not math.isfinite(value) or value < 0:
-        raise InvalidBudget(
-            f"{value!r} is no noise level or rate",
-            why="it must be a finite number, not negative",
-            code="noise-not-a-number",
-        )
+    check_range("a noise level or rate", value, NOT_NEGATIVE, "noise-not-a-number", error=InvalidBudget)
     return float(value) + 0.0  # -0.0 becomes 0.0: equal events must have equal JSON
 
 
@@ -329,7 +328,7 @@ def _require_event(value: object) -> None:
         )
 
 
-def _each(parts: Any) -> tuple[Event, ...]:
+def _each(parts: object) -> tuple[Event, ...]:
     if not isinstance(parts, list | tuple):
         raise UnsupportedEvent(
             "the parts of a composition are not a list", fix="give a list of events", code="malformed-event"

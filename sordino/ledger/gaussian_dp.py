@@ -18,8 +18,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from sordino.errors import InvalidBudget
-from sordino.ledger.events import is_number, valid_delta, valid_epsilon
+from sordino.errors import InvalidBudget, is_number
+from sordino.ledger.events import valid_delta, valid_epsilon
 
 
 def delta_of(epsilon: float, mu: float) -> float:
@@ -92,7 +92,7 @@ def _log_phi(x: float) -> float:
 
 
 def bisect(keeps: Callable[[float], bool], *, good: float, bad: float, tight: float = 0.0) -> float:
-    """The boundary between a point that keeps a promise and one that does not, from the good side.
+    """The boundary between points that keep a promise and points that do not, seen from the side that keeps it.
 
     Stops at a relative width of `tight`, or when no number lies between; `keeps` was true of what is returned.
     """

@@ -20,7 +20,7 @@ INSIDE, OUTSIDE = 0, 1  # cells of those whom "everyone" means, and of whoever e
 
 
 class Histories(Generic[R]):
-    """Of everything that was released, over all clients."""
+    """All releases over all clients, with equal histories kept once."""
 
     def __init__(self, population: int) -> None:
         self._tree: list[tuple[int, R | None]] = [(0, None)]  # of each node: its parent, and the release since
@@ -33,7 +33,7 @@ class Histories(Generic[R]):
         self._spoken, self._all_spoken = 0, False
 
     def add(self, clients: Sequence[int], release: R, words: Hashable) -> None:
-        """A release about these clients; a range is everyone. Equal words say equal releases."""
+        """Adds a release about these clients; a range means everyone. Equal words mean equal releases."""
         (self._everyone if isinstance(clients, range) else self._some)(clients, release, words)
 
     def _everyone(self, clients: Sequence[int], release: R, words: Hashable) -> None:
@@ -60,8 +60,8 @@ class Histories(Generic[R]):
             who, times = who[times > 1], times[times > 1] - 1
 
     def distinct(self, among: Sequence[int] | None = None) -> dict[int, list[R]]:
-        """Every history (of these clients), under the first client that has it, in the order in which these were first
-        spoken of.
+        """Every history (of these clients) under the first client that has it, in the order in which it first
+        appears.
         """
         node, since = np.asarray(self._node)[self._cell], self._since
         if among is not None:

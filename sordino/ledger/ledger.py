@@ -26,7 +26,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from operator import sub
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from sordino.errors import LedgerError
 from sordino.ledger.books import (
@@ -45,6 +45,7 @@ from sordino.ledger.books import (
     read_genesis,
 )
 from sordino.ledger.currency import Amount
+from sordino.ledger.events import Json
 from sordino.ledger.storage import damaged, identity, open_database, refusals, turnstile
 
 __all__ = ["EVERYONE", "MEMORY", "Charter", "Each", "Entry", "Ledger", "State"]
@@ -91,7 +92,7 @@ class Ledger:
         total: Amount | None = None,
         each: Each | None = None,
     ) -> Ledger:
-        """Create the ledger, or reopen it with the charter and caps it was founded with.
+        """Creates the ledger, or opens it again with the charter and caps that it was founded with.
 
         `caps` bind single principals, `each` the clients "0", "1", ... that have no cap of their own, others are
         unlimited; `total` caps what is charged to everyone.
@@ -121,9 +122,8 @@ class Ledger:
         return ledger
 
     @classmethod
-    def found(cls, path: Path | str) -> Ledger:
-        """Open a ledger under the charter and caps that it was founded with: for whoever checks it without the
-        experiment."""
+    def as_founded(cls, path: Path | str) -> Ledger:
+        """Opens a ledger under the charter and caps that it was founded with, for a check without the experiment."""
         place = Path(os.path.realpath(path))  # unlike resolve(), a loop of links is left to what opens it
         with refusals():
             connection = open_database(place, None)
@@ -142,7 +142,7 @@ class Ledger:
         return cls.open(path, charter, single, total=total, each=caps.each)
 
     def reserve(self, op: str, charges: Mapping[str, Amount], plan: bytes, note: str = "") -> frozenset[str]:
-        """Charge those who can pay, durably, and say who they are: the others must abstain.
+        """Charges those who can pay, durably, and names them: the others must abstain.
 
         The same operation again returns the same answer and charges nothing; its first note stands. `charges`
         may be empty (a cohort nobody was drawn into). `note` is public text, kept in the chain.
@@ -170,12 +170,13 @@ class Ledger:
         return granted
 
     def drawn(self, op: str) -> bool:
-        """The noise is drawn: from here on the operation may have touched data. True for the one call that says so
-        first."""
+        """Records that the noise is drawn: from here on the operation may have touched data. True for the one call
+        that says so first.
+        """
         return self._advance(op, State.DRAWN, {})
 
     def stored(self, op: str, digest: bytes, payload: bytes | None = None) -> None:
-        """Fix the one content this operation may ever publish; a big one stays in a file of its own."""
+        """Fixes the one content that this operation may ever publish. A large one stays in a file of its own."""
         if payload is not None and len(payload) > _LARGEST_PAYLOAD:
             raise LedgerError(
                 f"a payload of {len(payload)} bytes",
@@ -192,7 +193,7 @@ class Ledger:
         self._advance(op, State.PUBLISHED, {})
 
     def seal(self, digest: bytes) -> None:
-        """Fix, once, what was made of the releases: files that are shown with them."""
+        """Fixes, once, the files that were made of the releases and are shown with them."""
         with self._turn() as books:
             if digest.hex() not in books.seals:
                 self._append({"kind": "sealed", "digest": digest.hex()})
@@ -202,7 +203,7 @@ class Ledger:
             return digest.hex() in books.seals
 
     def release(self, op: str) -> tuple[bytes, bytes | None] | None:
-        """Digest and payload, once stored: what a retry publishes instead of drawing again."""
+        """The digest and payload of a stored operation: what a retry publishes instead of drawing again."""
         with self._reading() as books:
             sequence = books.ops[op].stored if op in books.ops else None
             if sequence is None:
@@ -224,7 +225,9 @@ class Ledger:
             return books.spent(principal)
 
     def remaining(self, principal: str) -> Amount | None:
-        """Cap minus spent, None without a cap. Under the rule "any" an order used up goes negative."""
+        """The cap minus what is spent, None without a cap. Under the rule "any" an order that is used up goes
+        negative.
+        """
         with self._reading() as books:
             cap = books.caps.get(principal)
             return None if cap is None else tuple(map(sub, cap, books.spent(principal)))
@@ -264,7 +267,7 @@ class Ledger:
             return self._db.execute("SELECT 1 FROM record WHERE hash = ?", (digest,)).fetchone() is not None
 
     def check(self) -> None:
-        """Walk the whole chain anew: every hash, every transition, every total against its cap."""
+        """Reads the whole chain anew: every hash, every transition, every total against its cap."""
         books = Books(self._books.charter, self._books.caps)
         with self._mutex, refusals():
             if self._db.execute("PRAGMA quick_check").fetchall() != [("ok",)]:
@@ -336,14 +339,14 @@ class Ledger:
                     db.execute("ROLLBACK")
                 raise
 
-    def _append(self, record: dict[str, Any], payload: bytes | None = None) -> None:
+    def _append(self, record: dict[str, object], payload: bytes | None = None) -> None:
         body, sequence = canonical(record).encode(), self._books.sequence + 1
         # the books stay as they are: they will learn of this record by reading it back
         self._db.execute("INSERT INTO record VALUES (?, ?, ?)", (sequence, link(self._books.head, body), body))
         if payload is not None:
             self._db.execute("INSERT INTO payload VALUES (?, ?)", (sequence, payload))
 
-    def _advance(self, op: str, to: State, content: dict[str, Any], payload: bytes | None = None) -> bool:
+    def _advance(self, op: str, to: State, content: Mapping[str, object], payload: bytes | None = None) -> bool:
         with self._turn() as books:
             if op not in books.ops:
                 raise LedgerError(
@@ -379,12 +382,12 @@ class Ledger:
             raise damaged(f"record {sequence} is gone")
         return row
 
-    def _record(self, sequence: int) -> dict[str, Any]:
+    def _record(self, sequence: int) -> Json:
         """A record behind the head, proved again: the disk may have changed since it was folded."""
         (before, _), (digest, body) = self._row(sequence - 1), self._row(sequence)
         if link(before, body) != digest:
             raise damaged(f"record {sequence} has changed")
-        record: dict[str, Any] = json.loads(body)
+        record: Json = json.loads(body)
         return record
 
 

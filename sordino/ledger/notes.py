@@ -9,10 +9,11 @@ finished round was.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 from sordino.ledger.claims import Claim
+from sordino.ledger.events import Json
 from sordino.ledger.histories import Histories
 
 Release: TypeAlias = tuple[Claim, ...]  # what one operation promises about one client
@@ -22,10 +23,11 @@ SYSTEM = "system"  # noise of the operating system: the only one that protects a
 
 
 class Note(NamedTuple):
-    """`config` is the digest of the experiment, `noise` where the noise came from; both are empty in files of version
-    0.1 before they were written down."""
+    """One release as a ledger tells it. `config` is the digest of the experiment, `noise` where the noise came from;
+    both are empty in files of version 0.1 before they were written down.
+    """
 
-    releases: list[Mapping[str, Any]]
+    releases: list[Json]
     noise: str = ""
     config: str = ""
 
@@ -44,15 +46,15 @@ def parsed(text: str) -> Note:
 
 
 def under(text: str, config: str) -> str:
-    """The same release, taken over by another experiment."""
+    """The same release, as another experiment takes it over."""
     told = json.loads(text)
     return json.dumps({**told, "config": config}, sort_keys=True, separators=(",", ":")) if "config" in told else text
 
 
 def of_a_run(text: str, run: str) -> str:
-    """The same release among those of other runs: what was drawn once in a run bears its name."""
+    """The same release among those of other runs: what was drawn once in a run carries the run's name."""
 
-    def told(part: Any) -> Any:
+    def told(part: object) -> Any:
         if isinstance(part, dict):
             made = {name: told(value) for name, value in part.items()}
             return {**made, "name": f"{made['name']} of {run}"} if part.get("kind") == "once" else made
@@ -62,17 +64,17 @@ def of_a_run(text: str, run: str) -> str:
 
 
 def named(text: str) -> list[int]:
-    """The clients that an entry names; nobody where it is about everyone."""
+    """The clients that an entry names; none where it is about everyone."""
     return [k for group in parsed(text).releases if group["clients"] != "*" for k in group["clients"]]
 
 
 def simulated(texts: Iterable[str]) -> bool:
-    """Is there a release whose noise a seed can repeat? Where nothing says so, it counts as one."""
+    """Whether there is a release whose noise a seed can repeat. Where nothing says so, a release counts as one."""
     return any(parsed(text).noise != SYSTEM for text in texts)
 
 
 def histories(texts: Iterable[str], population: int) -> Histories[Release]:
-    """Who lost what, release by release."""
+    """The losses of every client, release by release."""
     found: Histories[Release] = Histories(population)
     known: dict[str, Release] = {}
     for text in texts:
@@ -87,5 +89,5 @@ def histories(texts: Iterable[str], population: int) -> Histories[Release]:
 
 
 def read_notes(texts: Iterable[str], population: int) -> dict[int, list[Release]]:
-    """The releases about each client. Of all clients with one history only the first is in the result."""
+    """The releases about each client. Where several clients have one history, only the first is in the result."""
     return histories(texts, population).distinct()

@@ -89,8 +89,9 @@ class Exact:
 
 @dataclass(frozen=True)
 class Discrete(Exact):
-    """The same currency with a smaller total: what Renyi divergence, all that is known of a discrete Gaussian, makes of
-    the budget."""
+    """The currency of exact Gaussian noise with a smaller total, because only Renyi divergence is known of a
+    discrete Gaussian.
+    """
 
     def total(self, epsilon: float, delta: float) -> tuple[float, ...]:
         return (_rho(epsilon, delta),)
@@ -117,7 +118,7 @@ def _rho(epsilon: float, delta: float) -> float:
 
 @dataclass(frozen=True)
 class Renyi:
-    """Poisson-sampled Gaussian at `rate`, priced at one `order`."""
+    """The price of a Poisson-sampled Gaussian at `rate`, counted at one `order`."""
 
     rate: float
     order: int
@@ -144,8 +145,8 @@ class Renyi:
 
 @dataclass(frozen=True)
 class Counted:
-    """A fixed plan of equal sampled releases: the plan as a whole was accounted for by its privacy loss distribution,
-    the ledger counts releases.
+    """The price of a fixed plan of equal sampled releases. The plan as a whole was accounted for by its privacy loss
+    distribution, and the ledger counts releases.
 
     Valid because nothing in the plan adapts to outputs; it takes several percent less noise than the Renyi filter.
     """
@@ -171,8 +172,8 @@ class Counted:
 
 @dataclass(frozen=True)
 class CountedPhase:
-    """One phase of a fixed plan over several. Releases of each phase are a component of their own: what one leaves over
-    buys nothing in another.
+    """The price of one phase in a fixed plan over several phases. Each phase has a component of its own: what one
+    leaves over buys nothing in another.
     """
 
     name: str
@@ -196,7 +197,7 @@ class CountedPhase:
 
 
 @dataclass(frozen=True)
-class AsPublished:
+class NominalPrice:
     """A fixed multiplier whose epsilon is only a label."""
 
     published: float
@@ -220,7 +221,9 @@ def budget_at(order: int, epsilon: float, delta: float) -> float:
 
 
 def sampled_gaussian(rate: float, multiplier: float, order: int) -> float:
-    """ln(sum_j binom(a,j) (1-q)^(a-j) q^j e^(j(j-1)/(2z^2))) / (a-1), in log space (Mironov, Talwar and Zhang 2019)."""
+    """The Renyi divergence of a Poisson-sampled Gaussian, ln(sum_j binom(a,j) (1-q)^(a-j) q^j e^(j(j-1)/(2z^2))) /
+    (a-1), in log space (Mironov, Talwar and Zhang 2019).
+    """
     if rate == 1:
         return order / (2 * multiplier**2)
     constant, square = _binomial(rate, order)
@@ -254,8 +257,8 @@ def counted(rate: float, epsilon: float, delta: float, releases: int) -> Counted
 def counted_phases(
     phases: tuple[tuple[float, int, float], ...], epsilon: float, delta: float
 ) -> tuple[CountedPhase, ...]:
-    """Phases of a plan, each with its sampling rate, its releases and its part of the budget: parts of a Renyi loss,
-    all grown until the whole fills the budget.
+    """The prices of a plan's phases, each given with its sampling rate, its releases and its part of the budget. The
+    parts are parts of a Renyi loss, and all grow until the whole fills the budget.
     """
 
     def noise(granted: float) -> list[float]:

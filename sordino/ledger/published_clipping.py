@@ -16,13 +16,12 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from sordino.errors import InvalidBudget
-from sordino.ledger.events import is_number
+from sordino.errors import POSITIVE, InvalidBudget, check_range
 
 
 @dataclass(frozen=True)
-class Setting:
-    """Of the CUAG-PFL experiments: share of clients per round, batch, records per client, local steps."""
+class PublishedSetting:
+    """The numbers of the CUAG-PFL experiments: share of clients per round, batch, records per client, local steps."""
 
     rate: float = 0.1
     batch: int = 50
@@ -31,19 +30,20 @@ class Setting:
 
     @property
     def product(self) -> float:
-        """2 lambda B / |D|: client sampling times record sampling, as if both were redrawn at every step."""
+        """The published sampling rate 2 lambda B / |D|: client sampling times record sampling, as if both were
+        redrawn at every step.
+        """
         return 2 * self.rate * self.batch / self.records
 
 
-def adaptive_scale(mu: float, round_number: int, setting: Setting = Setting()) -> float:
-    """sigma of a round: the constant scale that would have cost mu after so many rounds."""
-    if not is_number(mu) or not 0 < mu < math.inf:
-        raise InvalidBudget(f"mu = {mu!r}", why="it is a finite number above 0", code="mu-not-positive")
+def adaptive_scale(mu: float, round_number: int, setting: PublishedSetting = PublishedSetting()) -> float:
+    """The sigma of a round: the constant scale that would have cost mu after that many rounds."""
+    check_range("mu", mu, POSITIVE, "mu-not-positive", error=InvalidBudget)
     return 1 / math.sqrt(math.log1p(mu**2 / (setting.product**2 * round_number * setting.steps)))
 
 
-def relative_noise(scale: float, setting: Setting = Setting()) -> float:
-    """Deviation per coordinate over the norm of a layer: 2 sigma / B."""
+def relative_noise(scale: float, setting: PublishedSetting = PublishedSetting()) -> float:
+    """The deviation per coordinate over the norm of a layer: 2 sigma / B."""
     return 2 * scale / setting.batch
 
 
@@ -54,11 +54,11 @@ def limit_mu(rate: float, steps: float, scale: float) -> float:
 
 
 def composed(mu: float, rounds: int) -> float:
-    """What the published schedule costs by its own formula once its rounds are added up: mu sqrt(1 + 1/2 + ... + 1/T)."""
+    """The cost of the published schedule by its own formula, all rounds added up: mu sqrt(1 + 1/2 + ... + 1/T)."""
     return mu * math.sqrt(math.fsum(1 / t for t in range(1, rounds + 1)))
 
 
-def prifedsync_mu(round_number: int, scale: float = 0.45, setting: Setting = Setting()) -> float:
+def prifedsync_mu(round_number: int, scale: float = 0.45, setting: PublishedSetting = PublishedSetting()) -> float:
     return limit_mu(setting.product / 2, round_number, scale)
 
 
@@ -68,5 +68,5 @@ def scaffold_epsilon(round_number: int, delta: float, scale: float = 1.0, rate: 
 
 
 def udp_multiplier(round_number: int, epsilon: float, delta: float, rate: float = 0.1) -> float:
-    """Deviation over sensitivity in this round."""
+    """The deviation of the noise over the sensitivity in this round."""
     return math.sqrt(2 * rate * round_number * math.log(1 / delta)) / epsilon

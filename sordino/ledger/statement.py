@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from sordino.ledger.claims import ADVERSARIES, STATUSES, UNITS, Adversary, Claim, Neighbours, Status, Unit
-from sordino.ledger.covering import Cost, bounded, cost, covered, subjects
+from sordino.ledger.covering import TotalCost, bounded, cost, covered, subjects
 from sordino.ledger.events import Event, NonPrivate, leaves, to_json
 from sordino.ledger.notes import Release, histories, read_notes
 
@@ -102,7 +102,7 @@ def _row(key: Key, clients: Sequence[Sequence[Release]], delta: float) -> Row:
     )
 
 
-def _epsilon(spent: Cost, delta: float, neighbours: Neighbours) -> float:
+def _epsilon(spent: TotalCost, delta: float, neighbours: Neighbours) -> float:
     return bounded(spent.parts, delta, neighbours).epsilon if spent.parts else math.inf
 
 

@@ -41,8 +41,9 @@ _REMOTE_FAMILIES = "nfs", "fuse."
 
 
 def open_database(place: Path | None, first: tuple[bytes, bytes] | None) -> sqlite3.Connection:
-    """Open the file; where there is none, found it with its first record (hash, body). No place: in memory. No record:
-    it must be there."""
+    """Opens the file, or founds it with its first record (hash, body). Without a place it is in memory; without a
+    record the file must exist.
+    """
     with ExitStack() as undo:
         if place is None:
             connection = undo.enter_context(closing(_connect(":memory:")))
@@ -161,7 +162,7 @@ def file_system(directory: Path, mounts: str) -> str:
 
 
 def identity(place: Path | None) -> tuple[int, int] | None:
-    """Which file is behind a path, None where there is none."""
+    """The identity of the file behind a path, None where there is none."""
     try:
         found = place.stat() if place else None
     except FileNotFoundError:
@@ -171,7 +172,7 @@ def identity(place: Path | None) -> tuple[int, int] | None:
 
 @contextmanager
 def turnstile(place: Path | None) -> Iterator[None]:
-    """Writers pass one at a time, checkpoint included.
+    """Lets writers pass one at a time, checkpoint included.
 
     SQLite's own lock already makes transactions exclusive. This one also keeps a checkpoint from racing a
     commit, which could corrupt the file in SQLite 3.7.0 to 3.51.2 (sqlite.org/wal.html#walresetbug).
@@ -243,7 +244,8 @@ def _unwritable() -> LedgerError:
 def _disk() -> LedgerError:
     return LedgerError(
         "the disk under the ledger reported an error",
-        why="an operation of the disk failed; that says nothing against the ledger, and what was recorded before stands",
+        why="an operation of the disk failed; that says nothing against the ledger, and what was recorded before "
+        "stands",
         fix="try again: nothing is lost; if it comes back, look at the disk and at the system's log",
         code="ledger-disk-error",
     )
@@ -270,7 +272,7 @@ _BY_SYSTEM = {errno.ENOSPC: _full, errno.EDQUOT: _full, errno.EFBIG: _full, errn
 
 @contextmanager
 def refusals() -> Iterator[None]:
-    """Errors of SQLite and of the file system, as the ledger's own."""
+    """Turns errors of SQLite and of the file system into the ledger's own."""
     try:
         yield
     except sqlite3.Error as error:

@@ -45,13 +45,6 @@ def amplified(rate: float, tau: float) -> float:
     return math.log1p(rate * math.expm1(tau))
 
 
-def recycled(rate: float, tau: float, rounds: int) -> float:
-    """The pure loss after `rounds` such releases if only those who were drawn are charged, and stop after their first:
-    more than once is promised.
-    """
-    return math.log1p(-math.expm1(rounds * math.log1p(-rate)) * math.expm1(tau))
-
-
 def wasted(budgets: Floats, tau: float, count: Floats | float = 1.0) -> tuple[float, float]:
     """Budget lost to sampling (of those below the threshold) and to noise (of those above it); `count` clients have
     each budget.
@@ -62,8 +55,8 @@ def wasted(budgets: Floats, tau: float, count: Floats | float = 1.0) -> tuple[fl
 
 
 def waste(budgets: Floats, tau: float, by: Waste = WEIGHTED, count: Floats | float = 1.0) -> float:
-    """What a threshold costs in usefulness. `weighted` by each part's own share; `count` counts clients that stay away,
-    as a public re-implementation does.
+    """What a threshold costs in usefulness. `weighted` weighs each part by its own share; `count` counts clients
+    that stay away, as a public re-implementation does.
     """
     sampling, noise = wasted(budgets, tau, count)
     if by.rule == "sum":
@@ -76,8 +69,8 @@ def waste(budgets: Floats, tau: float, by: Waste = WEIGHTED, count: Floats | flo
 
 
 def threshold(budgets: Floats, by: Waste = WEIGHTED) -> float:
-    """The tau of least waste between the smallest and the largest budget; of equals the smallest. Continuous, not
-    convex: every gap is searched.
+    """The tau of least waste between the smallest and the largest budget; of equal ones the smallest. The waste is
+    continuous but not convex, so every gap is searched.
     """
     from scipy.optimize import minimize_scalar
 
@@ -114,8 +107,8 @@ def rates(budgets: Sequence[float], delta: float, multiplier: float, rounds: int
 
 
 def spent(each: Floats, delta: float, multiplier: float, rounds: int) -> Floats:
-    """Epsilon of so many Poisson-sampled Gaussian releases at each of several rates (Mironov, Talwar and Zhang 2019),
-    at integer Renyi orders.
+    """The epsilon of a number of Poisson-sampled Gaussian releases at each of several rates (Mironov, Talwar and
+    Zhang 2019), at integer Renyi orders.
     """
     order, j = np.array(ORDERS)[:, None], np.arange(max(ORDERS) + 1)
     q = np.clip(each, 0, 1 - 1e-15)[:, None, None]
@@ -139,7 +132,7 @@ def _log_binomials() -> Floats:
 
 
 def balanced(budgets: Sequence[float], delta: float, rounds: int, expected: float) -> tuple[float, Floats]:
-    """One noise for all, and rates that add up to the expected cohort: (multiplier, rates)."""
+    """One multiplier for all, and rates that add up to the expected cohort: (multiplier, rates)."""
     clients = len(budgets)
     if not 0 < expected <= clients:
         raise InvalidBudget(
@@ -180,8 +173,8 @@ def balanced(budgets: Sequence[float], delta: float, rounds: int, expected: floa
 def planned(
     budgets: Sequence[float], shares: Sequence[float] | Floats, by: Waste = WEIGHTED
 ) -> list[tuple[float, Floats, Floats]]:
-    """Of each round (tau, rates, payments): allowances by the shares of each budget, and what a threshold below an
-    allowance left of it.
+    """The (tau, rates, payments) of each round: every budget is divided into allowances, and a threshold below an
+    allowance leaves part of it.
 
     Payments add up to the budgets at most, because everybody pays in every round, drawn or not, and only what was not
     paid is carried on.

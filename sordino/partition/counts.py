@@ -26,7 +26,7 @@ def largest_remainder(total: int, weights: Array, debt: Array | float = 0.0) -> 
 
 
 def divide(totals: Array, weights: Array) -> Array:
-    """Largest remainders class by class; what rounding owes a client is carried on, to even out sizes."""
+    """Divides each class by largest remainders. What rounding owes a client is carried on, to even out sizes."""
     counts = np.zeros(weights.shape, np.int64)
     debt = np.zeros(len(weights))
     for c in np.flatnonzero((totals > 0) & weights.any(0)):
@@ -44,7 +44,9 @@ def dirichlet(
     rng: Generator,
     balanced: bool = False,
 ) -> Array:
-    """Draws until every client has min_size, at most MAX_DRAWS times (MAX_CELLS cells); then the last draw is repaired."""
+    """Draws until every client has min_size, at most MAX_DRAWS times (MAX_CELLS cells); then the last draw is
+    repaired.
+    """
     n = int(totals.sum())
     check_clients(clients, n)
     require(0 < alpha < np.inf, f"{name} = {alpha} is not a finite number above 0", "concentration")

@@ -6,14 +6,14 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from sordino.partition.rows import Array, Rows
+from sordino.partition.rows import Array, RowNumbers
 
 __all__ = ["Array", "summary", "table"]
 
 
 def table(labels: Array, parts: Sequence[Array], classes: int) -> Array:
-    """Counts [clients, classes]."""
-    rows = Rows.of(parts)
+    """The counts [clients, classes] of a partition."""
+    rows = RowNumbers.of(parts)
     cells = rows.owners * classes + np.asarray(labels)[rows.numbers]
     return np.bincount(cells, minlength=len(rows) * classes).reshape(len(rows), classes)
 

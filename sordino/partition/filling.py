@@ -25,8 +25,8 @@ def fill(totals: Array, holds: Array, rng: Generator) -> Array:
 
 
 def can_be_even(totals: Array, holds: Array) -> bool:
-    """Can all be shared out such that sizes differ by at most one and everybody gets one of each of its classes at
-    least?
+    """Whether the examples can be shared out such that sizes differ by at most one and everybody gets one of each of
+    its classes at least.
 
     A flow from clients to classes above these lower bounds: each takes its even share, and of the examples over one
     more at most.

@@ -25,15 +25,19 @@ LETTER, LONGEST = 7, 28  # width of one, and how many of a class name are shown
 TOP, BARS, GAP = 78, 64, 26  # title, sizes of clients, space
 STYLE = """
 svg { color-scheme: light dark; --ink: #1c2127; --soft: #5b6570; --paper: #fbfaf7; --line: #dedad1; --main: #0b66a3; }
-@media (prefers-color-scheme: dark) { svg { --ink: #e9e6df; --soft: #a7adb5; --paper: #14171b; --line: #343a42; --main: #6cb2ea; } }
-text { font: 13px system-ui, sans-serif; fill: var(--soft); } .title { font-size: 18px; font-weight: 600; fill: var(--ink); }
-.paper { fill: var(--paper); } .mark { fill: var(--main); } .grid { stroke: var(--line); fill: none; } .end { text-anchor: end; } .mid { text-anchor: middle; }
+@media (prefers-color-scheme: dark) {
+  svg { --ink: #e9e6df; --soft: #a7adb5; --paper: #14171b; --line: #343a42; --main: #6cb2ea; }
+}
+text { font: 13px system-ui, sans-serif; fill: var(--soft); }
+.title { font-size: 18px; font-weight: 600; fill: var(--ink); }
+.paper { fill: var(--paper); } .mark { fill: var(--main); } .grid { stroke: var(--line); fill: none; }
+.end { text-anchor: end; } .mid { text-anchor: middle; }
 """
 
 
 @dataclass(frozen=True)
 class Frame:
-    """Where things lie."""
+    """The places of everything in the picture."""
 
     clients: int
     classes: int
@@ -49,12 +53,12 @@ class Frame:
 
     @property
     def radius(self) -> float:
-        """Of the largest bubble; small ones may touch, they are clear."""
+        """The radius of the largest bubble. Small bubbles may touch, they are clear."""
         return min(self.row / 2 - 1, self.column * 0.8)
 
     @property
     def top(self) -> float:
-        """Of the labels' rows."""
+        """The height at which the rows of labels begin."""
         return TOP + BARS + GAP
 
     @property
@@ -73,19 +77,24 @@ class Frame:
 
 
 def svg(counts: Array, title: str, names: Sequence[str] | None = None) -> str:
-    """Counts [clients, classes] as an SVG text; `names` are those of the classes."""
+    """The counts [clients, classes] as an SVG text; `names` are those of the classes."""
     clients, classes = counts.shape
     sizes, names = counts.sum(1), names or [str(c) for c in range(classes)]
     frame = Frame(clients, classes, max(LEFT, 40 + LETTER * max(len(_short(name)) for name in names)))
     shaded, named = frame.radius < LARGEST, clients <= NAMED or classes == 1
     order = np.arange(clients) if named else np.lexsort((-counts.max(1), counts.argmax(1)))
-    said = f"{sizes.sum():,} examples, {clients:,} clients; {sizes.min():,} to {sizes.max():,} per client, median {np.median(sizes):,.0f}"
+    said = (
+        f"{sizes.sum():,} examples, {clients:,} clients; {sizes.min():,} to {sizes.max():,} per client, median "
+        f"{np.median(sizes):,.0f}"
+    )
     axis = "client" if named else "clients, in the order of their most frequent label"
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {frame.height:.0f}" width="{WIDTH}" height="{frame.height:.0f}" role="img" aria-labelledby="title said">',
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {frame.height:.0f}" width="{WIDTH}" '
+        f'height="{frame.height:.0f}" role="img" aria-labelledby="title said">',
         f'<title id="title">{escape(title)}</title><desc id="said">{escape(said)}</desc><style>{STYLE}</style>',
         '<rect class="paper" width="100%" height="100%"/>',
-        f'<text class="title" x="{frame.left}" y="30">{escape(title)}</text><text x="{frame.left}" y="52">{said}</text>',
+        f'<text class="title" x="{frame.left}" y="30">{escape(title)}</text><text x="{frame.left}" '
+        f'y="52">{said}</text>',
         *_sizes(frame, sizes[order]),
         *_axes(frame, names, axis, ticks=named, lines=not shaded),
         *(_cells if shaded else _bubbles)(frame, counts[order], names),
@@ -102,8 +111,14 @@ def _sizes(frame: Frame, sizes: Array) -> Iterator[str]:
         for k, size in enumerate(sizes)
     )
     yield f'<path class="mark" d="{bars}"/><path class="grid" d="M{frame.left} {base}H{WIDTH - RIGHT}"/>'
-    yield f'<text class="end" x="{frame.left - 10}" y="{TOP + 10}">{most:,}</text><text class="end" x="{frame.left - 10}" y="{base + 4}">0</text>'
-    yield f'<text x="{WIDTH - RIGHT + 14}" y="{TOP + BARS / 2}">examples</text><text x="{WIDTH - RIGHT + 14}" y="{TOP + BARS / 2 + 16}">of each client</text>'
+    yield (
+        f'<text class="end" x="{frame.left - 10}" y="{TOP + 10}">{most:,}</text><text class="end" '
+        f'x="{frame.left - 10}" y="{base + 4}">0</text>'
+    )
+    yield (
+        f'<text x="{WIDTH - RIGHT + 14}" y="{TOP + BARS / 2}">examples</text><text x="{WIDTH - RIGHT + 14}" '
+        f'y="{TOP + BARS / 2 + 16}">of each client</text>'
+    )
 
 
 def _axes(frame: Frame, names: Sequence[str], axis: str, ticks: bool, lines: bool) -> Iterator[str]:
@@ -137,11 +152,17 @@ def _bubbles(frame: Frame, counts: Array, names: Sequence[str]) -> Iterator[str]
     for k, c in np.argwhere(counts):
         text = f"client {k}, label {names[c]}: {counts[k, c]:,}"
         radius = frame.radius * math.sqrt(counts[k, c] / most)
-        yield f'<circle cx="{frame.x(k):.1f}" cy="{frame.y(c):.1f}" r="{radius:.2f}"><title>{escape(text)}</title></circle>'
+        yield (
+            f'<circle cx="{frame.x(k):.1f}" cy="{frame.y(c):.1f}" '
+            f'r="{radius:.2f}"><title>{escape(text)}</title></circle>'
+        )
     yield "</g>"
 
     def bubble(count: int, x: float, y: float) -> str:
-        return f'<circle class="mark" fill-opacity="0.7" cx="{x}" cy="{y}" r="{frame.radius * math.sqrt(count / most):.2f}"/>'
+        return (
+            f'<circle class="mark" fill-opacity="0.7" cx="{x}" cy="{y}" '
+            f'r="{frame.radius * math.sqrt(count / most):.2f}"/>'
+        )
 
     yield from _legend(frame, sorted({1, _near(most / 4), most}), bubble)
 

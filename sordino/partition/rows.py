@@ -10,12 +10,12 @@ from typing import Any, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from sordino.errors import PartitionError
+from sordino.errors import INSIDE, PartitionError, check_range
 
 Array = NDArray[Any]
 
 
-class Rows(Sequence[Array]):
+class RowNumbers(Sequence[Array]):
     """Row numbers in the order of the clients, and where each client's begin; `rows[k]` is a view."""
 
     def __init__(self, numbers: Array, starts: Array) -> None:
@@ -24,31 +24,35 @@ class Rows(Sequence[Array]):
         self.numbers, self.starts = numbers, starts  # starts: one more than there are clients
 
     @classmethod
-    def of(cls, parts: Iterable[Array]) -> Rows:
-        """The same of one array per client."""
-        if isinstance(parts, Rows):
+    def of(cls, parts: Iterable[Array]) -> RowNumbers:
+        """The row numbers from one array per client."""
+        if isinstance(parts, RowNumbers):
             return parts
         listed = [np.asarray(part, np.int64) for part in parts]
         starts = np.cumsum([0, *map(len, listed)])
         return cls(np.concatenate([np.empty(0, np.int64), *listed]), starts)
 
     @classmethod
-    def by_owner(cls, owner: Array, clients: int) -> Rows:
-        """From the owner of every row; rows with the owner -1 belong to nobody. A client's rows are in rising order."""
+    def by_owner(cls, owner: Array, clients: int) -> RowNumbers:
+        """The row numbers from the owner of every row; rows with the owner -1 belong to nobody. A client's rows are
+        in rising order.
+        """
         order = np.argsort(owner, kind="stable")
         ends = np.searchsorted(owner[order], np.arange(clients + 1))
         return cls(order[ends[0] :], ends - ends[0])
 
-    def held_back(self, fraction: float, rng: np.random.Generator) -> tuple[Rows, Rows]:
-        """Every client's rows in two: what it trains on, and a random `fraction` that it is tested on. It always keeps
-        one to train on.
+    def held_back(self, fraction: float, rng: np.random.Generator) -> tuple[RowNumbers, RowNumbers]:
+        """Two parts of every client's rows: what it trains on, and a random `fraction` that it is tested on. A
+        client always keeps one row to train on.
         """
-        if not 0 < fraction < 1:
-            raise PartitionError(
-                f"test_fraction = {fraction} is not between 0 and 1",
-                fix="use for instance 0.1",
-                code="bad-test-fraction",
-            )
+        check_range(
+            "test_fraction",
+            fraction,
+            INSIDE,
+            "bad-test-fraction",
+            error=PartitionError,
+            fix="use for instance 0.1",
+        )
         order = np.lexsort((rng.random(len(self.numbers)), self.owners))
         sizes = np.diff(self.starts)
         kept = np.maximum(np.minimum(1, sizes), ((1 - fraction) * sizes).astype(np.int64))
@@ -58,12 +62,12 @@ class Rows(Sequence[Array]):
         for chosen, each in ((training, kept), (~training, sizes - kept)):
             starts = np.concatenate([[0], np.cumsum(each)])
             numbers = self.numbers[order][chosen]
-            parts.append(Rows(numbers[np.lexsort((numbers, np.repeat(np.arange(len(self)), each)))], starts))
+            parts.append(RowNumbers(numbers[np.lexsort((numbers, np.repeat(np.arange(len(self)), each)))], starts))
         return parts[0], parts[1]
 
     @property
-    def sizes(self) -> Sizes:
-        return Sizes(self.starts)
+    def sizes(self) -> RowCounts:
+        return RowCounts(self.starts)
 
     @property
     def owners(self) -> Array:
@@ -84,7 +88,7 @@ class Rows(Sequence[Array]):
         return self.numbers[self.starts[k] : self.starts[k + 1]]
 
 
-class Sizes(Sequence[int]):
+class RowCounts(Sequence[int]):
     """How many rows each client has: plain numbers, told from where the rows begin and kept nowhere."""
 
     def __init__(self, starts: Array) -> None:

@@ -32,7 +32,7 @@ from sordino.partition import counts
 from sordino.partition.bounds import check_clients, choice, require
 from sordino.partition.describe import table
 from sordino.partition.filling import can_be_even, fill
-from sordino.partition.rows import Array, Rows
+from sordino.partition.rows import Array, RowNumbers
 
 HOLDERS: Mapping[str, Callable[[Array, int, int, Generator], Array]] = {
     "circulant": counts.circulant,
@@ -58,31 +58,33 @@ class Scheme(ABC):
     reads_labels: ClassVar[bool] = True  # does one example's label decide who holds the others?
 
     @abstractmethod
-    def assign(self, labels: Array, group: Array | None, rng: Generator) -> Rows:
-        """Who trains on which rows."""
+    def assign(self, labels: Array, group: Array | None, rng: Generator) -> RowNumbers:
+        """The training rows of every client."""
 
-    def match(self, train: Labelled, rows: Rows, test: Labelled, rng: Generator) -> Rows:
-        """Who is tested on which of the test examples."""
+    def match(self, train: Labelled, rows: RowNumbers, test: Labelled, rng: Generator) -> RowNumbers:
+        """The test rows of every client."""
         seen = (train.y, test.y) if self.reads_labels else (np.zeros_like(train.y), np.zeros_like(test.y))
         return match_test(seen[0], rows, seen[1], rng)
 
     def relabel(
-        self, train_labels: Array, rows: Rows, test_labels: Array, test_rows: Rows, rng: Generator
+        self, train_labels: Array, rows: RowNumbers, test_labels: Array, test_rows: RowNumbers, rng: Generator
     ) -> tuple[Array, Array, int]:
-        """Labels of training and test rows as their clients call them, and how many there are."""
+        """The labels of training and test rows as their clients call them, and how many labels there are."""
         return train_labels, test_labels, _classes(train_labels, test_labels)
 
 
 @dataclass(frozen=True)
 class IID(Scheme):
-    """Sizes differ by at most one. Who holds an example follows from its place and from how many there are."""
+    """Equal shares of the data, whose sizes differ by at most one. Who holds an example follows from its place and
+    from how many there are.
+    """
 
     reads_labels = False
     clients: int
 
-    def assign(self, labels: Array, group: Array | None, rng: Generator) -> Rows:
+    def assign(self, labels: Array, group: Array | None, rng: Generator) -> RowNumbers:
         check_clients(self.clients, len(labels))
-        return Rows.by_owner(rng.permutation(np.arange(len(labels)) % self.clients), self.clients)
+        return RowNumbers.by_owner(rng.permutation(np.arange(len(labels)) % self.clients), self.clients)
 
 
 @dataclass(frozen=True)
@@ -94,19 +96,19 @@ class Dirichlet(Scheme):
     min_size: int = 10
     balanced: bool = False
 
-    def assign(self, labels: Array, group: Array | None, rng: Generator) -> Rows:
+    def assign(self, labels: Array, group: Array | None, rng: Generator) -> RowNumbers:
         limits = self.clients, "alpha", self.alpha, self.min_size
         return _deal(labels, counts.dirichlet(np.bincount(labels), *limits, rng, self.balanced), rng)
 
 
 @dataclass(frozen=True)
-class Shards(Scheme):
+class SortedShards(Scheme):
     """The examples, sorted by label, are cut into equal shards; each client is dealt shards_per_client."""
 
     clients: int
     shards_per_client: int = 2
 
-    def assign(self, labels: Array, group: Array | None, rng: Generator) -> Rows:
+    def assign(self, labels: Array, group: Array | None, rng: Generator) -> RowNumbers:
         n, each = len(labels), self.shards_per_client
         shards = self.clients * each
         check_clients(self.clients, n)
@@ -115,7 +117,7 @@ class Shards(Scheme):
         shard = np.arange(n) * shards // n  # sizes differ by at most one
         owner = np.empty(n, np.int64)
         owner[np.argsort(labels, kind="stable")] = rng.permutation(np.arange(shards) // each)[shard]
-        return Rows.by_owner(owner, self.clients)
+        return RowNumbers.by_owner(owner, self.clients)
 
 
 @dataclass(frozen=True)
@@ -129,7 +131,7 @@ class Classes(Scheme):
     k: int
     holders: Literal["circulant", "random"] = "circulant"
 
-    def assign(self, labels: Array, group: Array | None, rng: Generator) -> Rows:
+    def assign(self, labels: Array, group: Array | None, rng: Generator) -> RowNumbers:
         totals = np.bincount(labels)
         holds = _lists(totals, self.clients, self.k, self.holders, rng)
         return _deal(labels, counts.divide(totals, holds.astype(float)), rng)
@@ -149,7 +151,7 @@ class Active(Scheme):
     holders: Literal["circulant", "random"] = "circulant"
     anonymous: bool = False
 
-    def assign(self, labels: Array, group: Array | None, rng: Generator) -> Rows:
+    def assign(self, labels: Array, group: Array | None, rng: Generator) -> RowNumbers:
         totals = np.bincount(labels)
         tries = counts.MAX_DRAWS if self.holders == "random" else 1
         lists = (_lists(totals, self.clients, self.k, self.holders, rng) for _ in range(tries))
@@ -159,14 +161,14 @@ class Active(Scheme):
         assert holds is not None
         return _deal(labels, fill(totals, holds, rng), rng)
 
-    def match(self, train: Labelled, rows: Rows, test: Labelled, rng: Generator) -> Rows:
-        """The same classes, filled as evenly as they can be."""
+    def match(self, train: Labelled, rows: RowNumbers, test: Labelled, rng: Generator) -> RowNumbers:
+        """Test rows of the same classes, filled as evenly as they can be."""
         classes = _classes(train.y, test.y)
         holds = table(train.y, rows, classes) > 0
         return _deal(test.y, fill(np.bincount(test.y, minlength=classes), holds, rng), rng)
 
     def relabel(
-        self, train_labels: Array, rows: Rows, test_labels: Array, test_rows: Rows, rng: Generator
+        self, train_labels: Array, rows: RowNumbers, test_labels: Array, test_rows: RowNumbers, rng: Generator
     ) -> tuple[Array, Array, int]:
         if not self.anonymous:
             return super().relabel(train_labels, rows, test_labels, test_rows, rng)
@@ -182,14 +184,14 @@ class Active(Scheme):
 
 @dataclass(frozen=True)
 class Quantity(Scheme):
-    """Sizes ~ Dir(beta, ..., beta), labels alike."""
+    """Shares of different sizes ~ Dir(beta, ..., beta) with the same mix of labels."""
 
     reads_labels = False
     clients: int
     beta: float
     min_size: int = 1
 
-    def assign(self, labels: Array, group: Array | None, rng: Generator) -> Rows:
+    def assign(self, labels: Array, group: Array | None, rng: Generator) -> RowNumbers:
         totals = np.array([len(labels)])  # a Dirichlet division of one single class: the labels play no part
         sizes = counts.dirichlet(totals, self.clients, "beta", self.beta, self.min_size, rng)
         return _deal(np.zeros_like(labels), sizes, rng)
@@ -209,7 +211,7 @@ class LongTail(Scheme):
     min_size: int = 10
     reading: Literal["classes", "clients"] = "classes"
 
-    def assign(self, labels: Array, group: Array | None, rng: Generator) -> Rows:
+    def assign(self, labels: Array, group: Array | None, rng: Generator) -> RowNumbers:
         share = choice("reading", self.reading, {"classes": self._by_dirichlet, "clients": self._alike})
         return _deal(labels, share(self.class_counts(labels), rng), rng)
 
@@ -236,8 +238,8 @@ class LongTail(Scheme):
 
 @dataclass(frozen=True)
 class PowerLaw(Scheme):
-    """Li et al., MLSys 2020: client u holds the classes u and u + 1 (modulo their number), `least` examples of each
-    first, more by LogNormal(0, sigma).
+    """Two classes per client (Li et al., MLSys 2020): client u holds the classes u and u + 1 (modulo their number),
+    `least` examples of each first, more by LogNormal(0, sigma).
 
     Of each class the rest is shared out in proportion to the draws, cut to whole numbers; a client whose share would
     pass the end of the class is skipped.
@@ -247,7 +249,7 @@ class PowerLaw(Scheme):
     least: int = 5
     sigma: float = 2.0
 
-    def assign(self, labels: Array, group: Array | None, rng: Generator) -> Rows:
+    def assign(self, labels: Array, group: Array | None, rng: Generator) -> RowNumbers:
         totals = np.bincount(labels)
         classes = len(totals)
         check_clients(self.clients, len(labels))
@@ -276,7 +278,7 @@ class Natural(Scheme):
 
     reads_labels = False
 
-    def assign(self, labels: Array, group: Array | None, rng: Generator) -> Rows:
+    def assign(self, labels: Array, group: Array | None, rng: Generator) -> RowNumbers:
         if group is None:
             raise PartitionError(
                 "this data has no natural clients",
@@ -285,22 +287,22 @@ class Natural(Scheme):
                 code="no-group",
             )
         keys, owner = np.unique(group, return_inverse=True)
-        return Rows.by_owner(owner, len(keys))
+        return RowNumbers.by_owner(owner, len(keys))
 
-    def match(self, train: Labelled, rows: Rows, test: Labelled, rng: Generator) -> Rows:
+    def match(self, train: Labelled, rows: RowNumbers, test: Labelled, rng: Generator) -> RowNumbers:
         """Every client's own test examples; those of groups without training examples belong to nobody."""
         if train.group is None or test.group is None:
             return super().match(train, rows, test, rng)
         keys = np.unique(train.group)
         place = np.searchsorted(keys, test.group)
         known = keys[np.minimum(place, len(keys) - 1)] == test.group
-        return Rows.by_owner(np.where(known, place, -1), len(keys))
+        return RowNumbers.by_owner(np.where(known, place, -1), len(keys))
 
 
 SCHEMES: Mapping[str, type[Scheme]] = {
     "iid": IID,
     "dirichlet": Dirichlet,
-    "shards": Shards,
+    "shards": SortedShards,
     "classes": Classes,
     "active": Active,
     "quantity": Quantity,
@@ -310,7 +312,7 @@ SCHEMES: Mapping[str, type[Scheme]] = {
 }
 
 
-def match_test(train_labels: Array, train_parts: Sequence[Array], test_labels: Array, rng: Generator) -> Rows:
+def match_test(train_labels: Array, train_parts: Sequence[Array], test_labels: Array, rng: Generator) -> RowNumbers:
     """Divides every class of the test examples in proportion to the clients' training examples of that class.
 
     A test example is used once if anybody trains on its class, else not at all.
@@ -333,10 +335,10 @@ def _lists(totals: Array, clients: int, k: int, holders: str, rng: Generator) ->
     return choice("holders", holders, HOLDERS)(totals, clients, k, rng)
 
 
-def _deal(labels: Array, held: Array, rng: Generator) -> Rows:
+def _deal(labels: Array, held: Array, rng: Generator) -> RowNumbers:
     """Random examples of each class by the table; those left over belong to nobody."""
     owner = np.full(len(labels), -1)
     for c, column in enumerate(held.T):
         rows = rng.permutation(np.flatnonzero(labels == c))
         owner[rows[: column.sum()]] = np.repeat(np.arange(len(column)), column)
-    return Rows.by_owner(owner, len(held))
+    return RowNumbers.by_owner(owner, len(held))

@@ -14,11 +14,11 @@ from sordino.public_images.embedded import PublicSplit, SklearnDigits
 from sordino.public_images.folder import Folder
 from sordino.public_images.procedural import Procedural
 from sordino.public_images.prompts import PROMPTS, Prompts, PromptSource
-from sordino.public_images.wanted import Candidates, Source, Wanted
+from sordino.public_images.wanted import Candidates, CandidateSource, Wanted
 
-__all__ = ["PROMPTS", "SOURCES", "Candidates", "PromptSource", "Prompts", "Source", "Wanted"]
+__all__ = ["PROMPTS", "SOURCES", "CandidateSource", "Candidates", "PromptSource", "Prompts", "Wanted"]
 
-SOURCES: dict[str, Callable[..., Source]] = {
+SOURCES: dict[str, Callable[..., CandidateSource]] = {
     "public_split": PublicSplit,
     "sklearn_digits": SklearnDigits,
     "procedural": Procedural,

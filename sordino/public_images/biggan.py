@@ -9,19 +9,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import torch
 
 from sordino import keys
 from sordino.data.dataset import Array
-from sordino.errors import ConfigError, DataError
+from sordino.errors import COUNT, FRACTION, ConfigError, DataError, check_range
 from sordino.public_images import biggan_network
 from sordino.public_images.drawing import Draw, draw_all
 from sordino.public_images.extras import Device, device, identity, model_folder
 from sordino.public_images.pixels import to_bytes
-from sordino.public_images.wanted import Candidates, Wanted, gathered, need, spoken
+from sordino.public_images.wanted import Candidates, Wanted, gathered, spoken
 
 BOUND = 2.0  # noise beyond it is drawn again, which is to draw from the normal distribution between its bounds
 
@@ -37,8 +37,8 @@ class BigGan:
     pool: ClassVar[float] = 0.0
 
     def __post_init__(self) -> None:
-        need(0 < self.truncation <= 1, "truncation", "be above 0 and at most 1")
-        need(self.batch >= 1, "batch", "be at least 1")
+        check_range("candidates.truncation", self.truncation, FRACTION, "out-of-range")
+        check_range("candidates.batch", self.batch, COUNT, "out-of-range")
 
     def build(self, wanted: Wanted) -> Candidates:
         known = _ids(self.ids)
@@ -74,7 +74,7 @@ NAME = "imagenet "
 
 
 def noise(key: int, count: int, truncation: float) -> torch.Tensor:
-    """A normal distribution cut at two deviations, times the truncation."""
+    """Normal noise cut at two deviations, times the truncation."""
     tail = torch.special.ndtr(torch.tensor(-BOUND, dtype=torch.float64))
     drawn: torch.Tensor = torch.special.ndtri(tail + keys.uniform(key, count) * (1 - 2 * tail)) * truncation
     return drawn
@@ -98,7 +98,7 @@ def _ids(path: str | None) -> dict[str, list[int]]:
         ) from None
 
 
-def _range(part: Any) -> range:
+def _range(part: object) -> range:
     first, _, last = str(part).partition("-")
     return range(int(first), int(last or first) + 1)
 

@@ -18,11 +18,14 @@ from torch.nn import functional
 
 from sordino.errors import ConfigError
 
-DEEP_128 = ((False, 16, 16), (True, 16, 16), (False, 16, 16), (True, 16, 8), (False, 8, 8), (True, 8, 4), (False, 4, 4), (True, 4, 2), (False, 2, 2), (True, 2, 1))  # fmt: skip
+DEEP_128 = (
+    (False, 16, 16), (True, 16, 16), (False, 16, 16), (True, 16, 8), (False, 8, 8), (True, 8, 4), (False, 4, 4),
+    (True, 4, 2), (False, 2, 2), (True, 2, 1),
+)  # fmt: skip
 
 
-class Plan(NamedTuple):
-    """config.json; the defaults are the network for 128x128."""
+class NetworkConfig(NamedTuple):
+    """The content of config.json; the defaults are the network for 128x128."""
 
     z_dim: int = 128
     channel_width: int = 128
@@ -33,10 +36,12 @@ class Plan(NamedTuple):
     n_stats: int = 51  # moments of activations, for that many truncations from 0 to 1
 
 
-class Norm(nn.Module):
-    """Batch norm with the moments of the truncation in use; scale and offset follow the condition where there is one."""
+class TruncatedNorm(nn.Module):
+    """Batch norm with the moments of the truncation in use. Scale and offset follow the condition where there is
+    one.
+    """
 
-    def __init__(self, width: int, plan: Plan, conditional: bool = True) -> None:
+    def __init__(self, width: int, plan: NetworkConfig, conditional: bool = True) -> None:
         super().__init__()
         self.eps = plan.eps
         self.register_buffer("running_means", torch.zeros(plan.n_stats, width))
@@ -50,7 +55,9 @@ class Norm(nn.Module):
 
     def forward(self, x: Tensor, truncation: float, condition: Tensor) -> Tensor:
         mean, var = (_between(table, truncation) for table in (self.running_means, self.running_vars))
-        weight, bias = (1 + self.scale(condition), self.offset(condition)) if self.conditional else (self.weight, self.bias)  # fmt: skip
+        weight, bias = (
+            (1 + self.scale(condition), self.offset(condition)) if self.conditional else (self.weight, self.bias)
+        )
         normed = (x - mean[:, None, None]) / torch.sqrt(var[:, None, None] + self.eps)
         return normed * weight[..., None, None] + bias[..., None, None]
 
@@ -61,15 +68,15 @@ def _between(table: Tensor | nn.Module, truncation: float) -> Tensor:
     return torch.lerp(table[int(low)], table[min(int(low) + 1, len(table) - 1)], part)
 
 
-class Block(nn.Module):
-    def __init__(self, wide: int, out: int, doubles: bool, plan: Plan) -> None:
+class ResidualBlock(nn.Module):
+    def __init__(self, wide: int, out: int, doubles: bool, plan: NetworkConfig) -> None:
         super().__init__()
         thin = wide // 4
         self.doubles, self.out = doubles, out
-        self.bn_0, self.conv_0 = Norm(wide, plan), nn.Conv2d(wide, thin, 1)
-        self.bn_1, self.conv_1 = Norm(thin, plan), nn.Conv2d(thin, thin, 3, padding=1)
-        self.bn_2, self.conv_2 = Norm(thin, plan), nn.Conv2d(thin, thin, 3, padding=1)
-        self.bn_3, self.conv_3 = Norm(thin, plan), nn.Conv2d(thin, out, 1)
+        self.bn_0, self.conv_0 = TruncatedNorm(wide, plan), nn.Conv2d(wide, thin, 1)
+        self.bn_1, self.conv_1 = TruncatedNorm(thin, plan), nn.Conv2d(thin, thin, 3, padding=1)
+        self.bn_2, self.conv_2 = TruncatedNorm(thin, plan), nn.Conv2d(thin, thin, 3, padding=1)
+        self.bn_3, self.conv_3 = TruncatedNorm(thin, plan), nn.Conv2d(thin, out, 1)
 
     def forward(self, x: Tensor, truncation: float, condition: Tensor) -> Tensor:
         inner: Tensor = self.conv_0(functional.relu(self.bn_0(x, truncation, condition)))
@@ -104,8 +111,8 @@ class Attention(nn.Module):
         return out
 
 
-class Generator(nn.Module):
-    def __init__(self, plan: Plan) -> None:
+class BigGanGenerator(nn.Module):
+    def __init__(self, plan: NetworkConfig) -> None:
         super().__init__()
         width = plan.channel_width
         self.start = plan.layers[0][1] * width
@@ -114,10 +121,10 @@ class Generator(nn.Module):
         for at, (doubles, wide, out) in enumerate(plan.layers):
             if at == plan.attention_layer_position:
                 made.append(Attention(wide * width))
-            made.append(Block(wide * width, out * width, doubles, plan))
+            made.append(ResidualBlock(wide * width, out * width, doubles, plan))
         self.layers = nn.ModuleList(made)
         last = plan.layers[-1][2] * width
-        self.bn = Norm(last, plan, conditional=False)
+        self.bn = TruncatedNorm(last, plan, conditional=False)
         self.conv_to_rgb = nn.Conv2d(last, last, 3, padding=1)
 
     def forward(self, condition: Tensor, truncation: float) -> Tensor:
@@ -128,29 +135,29 @@ class Generator(nn.Module):
         return torch.tanh(self.conv_to_rgb(x)[:, :3])
 
 
-class BigGan(nn.Module):
-    def __init__(self, plan: Plan) -> None:
+class BigGanNetwork(nn.Module):
+    def __init__(self, plan: NetworkConfig) -> None:
         super().__init__()
         self.plan = plan
         self.embeddings = nn.Linear(plan.num_classes, plan.z_dim, bias=False)
-        self.generator = Generator(plan)
+        self.generator = BigGanGenerator(plan)
 
     def forward(self, z: Tensor, of: Tensor, truncation: float) -> Tensor:
-        """Noise and ImageNet ids -> images from -1 to 1."""
+        """Images from -1 to 1 for noise and ImageNet ids."""
         made: Tensor = self.generator(torch.cat([z, self.embeddings.weight.T[of]], 1), truncation)
         return made
 
 
-def load(folder: Path) -> BigGan:
-    """From config.json and model.safetensors."""
+def load(folder: Path) -> BigGanNetwork:
+    """The network in a folder with config.json and model.safetensors."""
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
     try:
         told = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-        plan = Plan(**{name: told[name] for name in Plan._fields if name in told})
+        plan = NetworkConfig(**{name: told[name] for name in NetworkConfig._fields if name in told})
         with torch.device("meta"):  # no weights are drawn that the file replaces
-            network = BigGan(plan)
+            network = BigGanNetwork(plan)
         weights = {name: value.float() for name, value in _folded(load_file(folder / "model.safetensors")).items()}
         network.load_state_dict(weights, assign=True)
     except (OSError, ValueError, TypeError, LookupError, RuntimeError, SafetensorError) as error:

@@ -13,11 +13,11 @@ import numpy as np
 
 from sordino import keys
 from sordino.data.dataset import Array
-from sordino.errors import ConfigError
+from sordino.errors import COUNT, ConfigError, Range, check_range
 from sordino.public_images.drawing import Draw, draw_all
 from sordino.public_images.extras import Device, device, extra, identity, model_folder
 from sordino.public_images.prompts import chosen, writers
-from sordino.public_images.wanted import Candidates, Wanted, gathered, need
+from sordino.public_images.wanted import Candidates, Wanted, gathered
 
 STEPS = {False: 50, True: 25}
 
@@ -37,9 +37,10 @@ class Diffusers:
     pool: ClassVar[float] = 0.0
 
     def __post_init__(self) -> None:
-        need(self.steps is None or self.steps >= 1, "steps", "be at least 1")
-        need(self.size >= 8, "size", "be at least 8")
-        need(self.batch >= 1, "batch", "be at least 1")
+        if self.steps is not None:
+            check_range("candidates.steps", self.steps, COUNT, "out-of-range")
+        check_range("candidates.size", self.size, Range(least=8, whole=True), "out-of-range")
+        check_range("candidates.batch", self.batch, COUNT, "out-of-range")
         chosen(self.prompts)  # what is wrong with them is said before anything is drawn
 
     def build(self, wanted: Wanted) -> Candidates:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -30,10 +30,10 @@ class _Order(NamedTuple):
 
 
 def draw_all(
-    wanted: Wanted, texts: Sequence[Sequence[str]], depends: dict[str, Any], batch: int, start: Callable[[], Draw]
+    wanted: Wanted, texts: Sequence[Sequence[str]], depends: Mapping[str, object], batch: int, start: Callable[[], Draw]
 ) -> Drawn:
-    """An image for every text. `depends` names all that an image hangs on beside its text and seed; `start` loads the
-    model, if anything is missing.
+    """An image for every text. `depends` names all that an image hangs on beside its text and seed; `start` loads
+    the model, if anything is missing.
     """
     orders = [_order(wanted, of, at, text, depends) for of, own in enumerate(texts) for at, text in enumerate(own)]
     found = {order.name: image for order in orders if (image := _from_cache(wanted, order)) is not None}
@@ -63,7 +63,7 @@ def draw_all(
     return Drawn([np.stack(of_class) for of_class in images], facts)
 
 
-def _order(wanted: Wanted, of: int, at: int, text: str, depends: dict[str, Any]) -> _Order:
+def _order(wanted: Wanted, of: int, at: int, text: str, depends: Mapping[str, object]) -> _Order:
     # by the name of the class: without another class its images stay the same
     key = keys.fold(wanted.key, "image", wanted.classes[of], at)
     seeds = tuple(keys.word(keys.fold(key, attempt)) for attempt in range(1 + REDRAWN))

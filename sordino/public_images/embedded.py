@@ -9,16 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
 from sordino import keys
 from sordino.data import digits
 from sordino.data.dataset import Array
-from sordino.errors import ConfigError, DataError
+from sordino.errors import BELOW_ONE, NOT_NEGATIVE, ConfigError, DataError, check_range
 from sordino.public_images import pixels
-from sordino.public_images.wanted import PROXY, PUBLIC, Candidates, Wanted, gathered, need, share, spoken
+from sordino.public_images.wanted import PROXY, PUBLIC, Candidates, Wanted, gathered, spoken
 
 POOL = 0.1
 NAMES = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
@@ -34,8 +34,8 @@ class PublicSplit:
     pool: ClassVar[float] = POOL
 
     def __post_init__(self) -> None:
-        need(self.shift >= 0, "shift", "be at least 0")
-        share(self.bad_fraction, "bad_fraction")
+        check_range("candidates.shift", self.shift, NOT_NEGATIVE, "out-of-range")
+        check_range("candidates.bad_fraction", self.bad_fraction, BELOW_ONE, "out-of-range")
 
     def build(self, wanted: Wanted) -> Candidates:
         if wanted.pool is None:
@@ -76,7 +76,7 @@ class SklearnDigits:
     pool: ClassVar[float] = 0.0
 
     def __post_init__(self) -> None:
-        share(self.bad_fraction, "bad_fraction")
+        check_range("candidates.bad_fraction", self.bad_fraction, BELOW_ONE, "out-of-range")
 
     def build(self, wanted: Wanted) -> Candidates:
         meant = [digit(name) for name in wanted.classes]
@@ -101,7 +101,7 @@ class SklearnDigits:
 
 
 def digit(name: str) -> int | None:
-    """0 to 9, where a class is called `7`, `seven`, `digit 7` or `digit_seven`."""
+    """The digit, 0 to 9, that a class stands for: `7`, `seven`, `digit 7` or `digit_seven`."""
     word = (spoken(name).casefold().split() or [""])[-1]
     return int(word) if word in "0123456789" and len(word) == 1 else NAMES.index(word) if word in NAMES else None
 
@@ -129,6 +129,6 @@ def _anyone(rows: Sequence[Array], shown: Array, key: keys.Key) -> Array:
 
 
 def proxies(
-    source: str, wanted: Wanted, images: Sequence[Array], wrong: Sequence[Array], label: str = PROXY, **more: Any
+    source: str, wanted: Wanted, images: Sequence[Array], wrong: Sequence[Array], label: str = PROXY, **more: object
 ) -> Candidates:
     return gathered(source, label, wanted, images, wrong=np.flatnonzero(np.concatenate(wrong)).tolist(), **more)

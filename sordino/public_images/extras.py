@@ -18,7 +18,7 @@ PICKLED = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
 
 @contextmanager
 def extra(called: str) -> Iterator[None]:
-    """Around the imports of optional packages."""
+    """Turns a failed import of an optional package into an error that names the extra."""
     try:
         yield
     except ImportError as error:
@@ -31,7 +31,9 @@ def extra(called: str) -> Iterator[None]:
 
 
 def model_folder(model: str, network: bool, fetch: Callable[[bool], str]) -> Path:
-    """A model on this disk: a folder, or what the hub's cache holds of an id; `fetch(local_only)` says where that is."""
+    """The folder of a model on this disk: its own, or what the hub's cache holds of an id. `fetch(local_only)` says
+    where that is.
+    """
     folder = Path(model).expanduser()
     if not folder.is_dir():
         if not re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", model):
@@ -75,7 +77,9 @@ def _no_code(folder: Path) -> None:
 
 
 def identity(model: str, folder: Path) -> str:
-    """Of a model on disk: its name, and a digest of small files' contents and of large files' sizes and times."""
+    """The identity of a model on disk: its name, and a digest of small files' contents and of large files' sizes and
+    times.
+    """
     digest = hashlib.sha256()
     for file in sorted(path for path in folder.rglob("*") if path.is_file() and path.suffix not in PICKLED):
         inside = file.relative_to(folder)

@@ -17,14 +17,14 @@ Shape = tuple[int, int, int]
 
 
 def fit(images: Array, shape: Shape) -> Array:
-    """[n, h, w, c] in the wanted size and number of channels."""
+    """Images [n, h, w, c] in the wanted size and number of channels."""
     if images.shape[1:] == shape:
         return np.ascontiguousarray(images)
     return to_bytes(resized(recoloured(to_float(images), shape[2]), shape))
 
 
 def to_float(images: Array) -> Tensor:
-    """float32 [n, c, h, w] from 0 to 1."""
+    """Images as float32 [n, c, h, w] from 0 to 1."""
     return torch.from_numpy(np.array(images, np.uint8)).permute(0, 3, 1, 2).float() / 255
 
 
@@ -48,13 +48,13 @@ def resized(images: Tensor, shape: Shape) -> Tensor:
 
 
 def is_blank(image: Array) -> bool:
-    """Of one colour throughout, as a safety filter leaves it."""
+    """Whether an image has one colour throughout, as a safety filter leaves it."""
     return bool((image == image[0, 0]).all())
 
 
 def moved(images: Tensor, key: int) -> Tensor:
-    """Each turned by up to 15 degrees, sheared, scaled by up to a sixth, and shifted by up to a tenth; in a frame as
-    wide as MNIST's (28 for 20 pixels).
+    """Images that are each turned by up to 15 degrees, sheared, scaled by up to a sixth, and shifted by up to a
+    tenth, in a frame as wide as MNIST's (28 for 20 pixels).
     """
     u = keys.uniform(key, 5 * len(images)).float().reshape(5, -1) * 2 - 1
     angle, shear, grow = u[0] * (math.pi / 12), u[1] * 0.15, 1.4 * torch.exp(u[2] * math.log(7 / 6))
@@ -65,8 +65,8 @@ def moved(images: Tensor, key: int) -> Tensor:
 
 
 def shifted(images: Tensor, strength: float, key: int) -> Tensor:
-    """Another camera, the same for every image: less contrast, turned hue, a blur, and noise. Strength 0 changes
-    nothing.
+    """The images as another camera sees them, the same for all: less contrast, turned hue, a blur, and noise.
+    Strength 0 changes nothing.
     """
     grey = images.mean((1, 2, 3), keepdim=True)
     images = grey + (images - grey) * 0.75**strength + 0.04 * strength

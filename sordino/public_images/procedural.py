@@ -17,10 +17,11 @@ import torch
 
 from sordino import keys
 from sordino.data.dataset import Array
+from sordino.errors import BELOW_ONE, check_range
 from sordino.public_images import strokes
 from sordino.public_images.embedded import digit, proxies, shows
 from sordino.public_images.prompts import chosen, writers
-from sordino.public_images.wanted import PROXY, Candidates, Wanted, need, share
+from sordino.public_images.wanted import PROXY, Candidates, Wanted, need
 
 AT_ONCE = 4 << 20  # numbers in the largest array
 
@@ -40,16 +41,20 @@ class Look(NamedTuple):
 
 TIMES = {
     "small": ("size", 0.8), "large": ("size", 1.15), "close-up": ("size", 1.2), "far away": ("size", 0.7),
-    "from above": ("tall", 0.8), "from below": ("tall", 1.12), "from the side": ("wide", 0.75), "from behind": ("wide", 0.9),
-    "bold": ("thick", 1.5), "sketch": ("thick", 0.6), "drawing": ("thick", 0.75), "painting": ("thick", 1.25), "old": ("thick", 0.85),
-    "blurry": ("soft", 3.0), "low resolution": ("soft", 2.0), "in motion": ("soft", 2.0), "in fog": ("contrast", 0.55),
-    "at night": ("contrast", 0.7), "dark": ("contrast", 0.7), "sunset": ("contrast", 0.85),
+    "from above": ("tall", 0.8), "from below": ("tall", 1.12), "from the side": ("wide", 0.75),
+    "from behind": ("wide", 0.9), "bold": ("thick", 1.5), "sketch": ("thick", 0.6), "drawing": ("thick", 0.75),
+    "painting": ("thick", 1.25), "old": ("thick", 0.85), "blurry": ("soft", 3.0), "low resolution": ("soft", 2.0),
+    "in motion": ("soft", 2.0), "in fog": ("contrast", 0.55), "at night": ("contrast", 0.7),
+    "dark": ("contrast", 0.7), "sunset": ("contrast", 0.85),
 }  # fmt: skip
 PLUS = {
     "tilted to the left": ("angle", -0.25), "tilted to the right": ("angle", 0.25), "leaning forward": ("slant", 0.3),
     "cluttered": ("noise", 0.08), "rain": ("noise", 0.05), "city": ("noise", 0.03), "partly hidden": ("hidden", 0.15),
 }  # fmt: skip
-COLOURS = {"red": (0.9, 0.2, 0.15), "green": (0.2, 0.75, 0.25), "blue": (0.2, 0.35, 0.9), "yellow": (0.95, 0.85, 0.2), "white": (0.97, 0.97, 0.97)}  # fmt: skip
+COLOURS = {
+    "red": (0.9, 0.2, 0.15), "green": (0.2, 0.75, 0.25), "blue": (0.2, 0.35, 0.9), "yellow": (0.95, 0.85, 0.2),
+    "white": (0.97, 0.97, 0.97),
+}  # fmt: skip
 GROUNDS = {"at night": 0.08, "sunset": 0.45, "in fog": 0.7, "artificial light": 0.35, "daylight": 0.8, "sunshine": 0.9}
 GROUND, INK = 0.6, 0.05  # where no word says otherwise
 
@@ -62,7 +67,7 @@ class Procedural:
     pool: ClassVar[float] = 0.0
 
     def __post_init__(self) -> None:
-        share(self.bad_fraction, "bad_fraction")
+        check_range("candidates.bad_fraction", self.bad_fraction, BELOW_ONE, "out-of-range")
         chosen(self.prompts)  # what is wrong with them is said before anything is drawn
 
     def build(self, wanted: Wanted) -> Candidates:
@@ -91,7 +96,7 @@ def _drawn(texts: tuple[str, ...], shown: Array, wanted: Wanted, key: keys.Key) 
 
 
 def look(text: str) -> Look:
-    """What the words of a prompt say about the picture."""
+    """The settings of the picture that the words of a prompt ask for."""
     found = Look()._asdict()
     for phrase, (name, factor) in TIMES.items():
         if _says(text, phrase):
@@ -122,7 +127,9 @@ def _paint(text: str, of: int) -> tuple[Array, Array]:
     return np.full(3, ground), ink
 
 
-def render(texts: list[str], figure: Array, paint: Callable[[str], tuple[Array, Array]], shape: tuple[int, int, int], key: int) -> Array:  # fmt: skip
+def render(
+    texts: list[str], figure: Array, paint: Callable[[str], tuple[Array, Array]], shape: tuple[int, int, int], key: int
+) -> Array:
     """The figure once for every prompt, each time by another hand: uint8 [n, h, w, c]."""
     height, width, channels = shape
     looks = np.array([look(text) for text in texts])

@@ -11,7 +11,6 @@ import json
 import os
 import tempfile
 from pathlib import Path
-from typing import Any
 
 from sordino.errors import DataError
 
@@ -19,8 +18,8 @@ DIGEST = hashlib.sha256().digest_size
 
 
 def folder(given: str | None) -> Path:
-    """Where it is kept: as told, beside decoded images where SORDINO_CACHE is set, or among what the user's programs
-    keep.
+    """The folder of the cache: as told, beside decoded images where SORDINO_CACHE is set, or among what the user's
+    programs keep.
     """
     if given is not None:
         return Path(given).expanduser()
@@ -28,7 +27,7 @@ def folder(given: str | None) -> Path:
     return Path(own or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "sordino") / "candidates"
 
 
-def name(**depends: Any) -> str:
+def name(**depends: object) -> str:
     return hashlib.sha256(json.dumps(depends, sort_keys=True).encode()).hexdigest()
 
 

@@ -75,7 +75,7 @@ def _segments(lines: tuple[Line, ...]) -> Array:
 
 
 def distance(pixels: Array, segments: Array) -> Array:
-    """From each of [p, 2] points to the nearest of [n, s, 2, 2] segments: [n, p]."""
+    """The distance from each of [p, 2] points to the nearest of [n, s, 2, 2] segments: [n, p]."""
     start, along = segments[:, None, :, 0], segments[:, None, :, 1] - segments[:, None, :, 0]
     from_start = pixels[None, :, None] - start
     length = (along**2).sum(-1)

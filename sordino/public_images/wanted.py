@@ -1,4 +1,4 @@
-"""What is asked of a source of candidates, and what it gives back: labelled images that contain nothing of any client."""
+"""What a source of candidates is asked for, and what it gives: labelled images without anything of any client."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from sordino.data.dataset import Array, Split
-from sordino.errors import ConfigError
+from sordino.errors import COUNT, ConfigError, check_range
 
 PROXY = "proxy candidates - not text-to-image output"
 DISCLOSED = "class_names_disclosed_to"  # in a manifest: hosts of chat servers, told what the task is about
@@ -36,32 +36,28 @@ class Wanted:
 
     def __post_init__(self) -> None:
         need(len(set(self.classes)) == len(self.classes) > 0, "classes", "have names, each of its own")
-        need(self.per_class >= 1, "per_class", "be at least 1")
+        check_range("candidates.per_class", self.per_class, COUNT, "out-of-range")
         need(self.shape[2] in (1, 3) and min(self.shape) >= 1, "shape", "be height, width and 1 or 3 channels")
 
 
-class Source(Protocol):
+class CandidateSource(Protocol):
     @property
     def label(self) -> str:
-        """Said beside every result; "" for a real text-to-image model."""
+        """The words that stand beside every result; "" for a real text-to-image model."""
         ...
 
     @property
     def pool(self) -> float:
-        """The share of the training set that it needs as `Wanted.pool`."""
+        """The share of the training set that the source needs as `Wanted.pool`."""
         ...
 
     def build(self, wanted: Wanted) -> Candidates: ...
 
 
 def need(kept: bool, field: str, must: str) -> None:
-    """The range of a setting."""
+    """Refuses a setting that is not what it must be."""
     if not kept:
         raise ConfigError(f"[candidates] {field} must {must}", code="out-of-range")
-
-
-def share(value: float, field: str) -> None:
-    need(0 <= value < 1, field, "be at least 0 and below 1")
 
 
 def spoken(name: str) -> str:
@@ -69,8 +65,8 @@ def spoken(name: str) -> str:
     return " ".join(name.replace("_", " ").split())
 
 
-def gathered(source: str, label: str, wanted: Wanted, images: Sequence[Array], **more: Any) -> Candidates:
-    """One array of images per class, with the manifest that every source writes."""
+def gathered(source: str, label: str, wanted: Wanted, images: Sequence[Array], **more: object) -> Candidates:
+    """The candidates from one array of images per class, with the manifest that every source writes."""
     counts = [len(of_class) for of_class in images]
     x = np.concatenate([np.asarray(of_class, np.uint8).reshape(-1, *wanted.shape) for of_class in images])
     y = np.repeat(np.arange(len(images), dtype=np.int64), counts)

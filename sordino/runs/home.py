@@ -19,7 +19,7 @@ from sordino.config.wording import check_keys
 from sordino.data import Split
 from sordino.errors import ConfigError
 from sordino.keys import Key
-from sordino.public_images import SOURCES, Candidates, Source, Wanted, store
+from sordino.public_images import SOURCES, Candidates, CandidateSource, Wanted, store
 from sordino.public_images.wanted import DISCLOSED
 from sordino.runs.setup import Whole
 from sordino.types import Examples, Task
@@ -112,7 +112,7 @@ class ServersHome:
         return made._replace(manifest={**made.manifest, "seconds": round(time.monotonic() - began, 3)})
 
 
-def source_of(experiment: Experiment) -> Source | None:
+def source_of(experiment: Experiment) -> CandidateSource | None:
     """Where candidates come from."""
     if asked_for(experiment) is None:
         return None

@@ -26,7 +26,7 @@ def lifetime(place: Path) -> dict[str, Any]:
                 fix="`sordino list` shows the runs in runs/; a ledger is what privacy.ledger names",
                 code="not-a-run",
             )
-    with Ledger.found(place) as ledger:
+    with Ledger.as_founded(place) as ledger:
         entries, delta, currency = list(ledger.entries()), ledger.charter.delta, ledger.charter.currency
         principals = [name for name in ledger.principals() if name.isdecimal()]
         everybody = ledger.spent(EVERYONE)

@@ -21,9 +21,9 @@ from sordino.cohorts.kinds import alike
 from sordino.config import Experiment, build, data_sources
 from sordino.data import SOURCES, Dataset
 from sordino.data.reserve import Reserved, reserve, resized, smaller
-from sordino.data.schema import Schema
+from sordino.data.schema import TableSchema
 from sordino.errors import ConfigError, UnsoundGuarantee
-from sordino.partition.rows import Rows
+from sordino.partition.rows import RowNumbers
 from sordino.partition.schemes import SCHEMES, Natural, Scheme
 from sordino.runs import public_inputs
 from sordino.runs.agreement import Public
@@ -141,7 +141,7 @@ class Population:
         return SOURCES[data.source](**given)
 
     @cached_property
-    def declared(self) -> Schema | None:
+    def declared(self) -> TableSchema | None:
         """What was declared of a table's columns; None where they are learned from the rows, and of other data."""
         return public_inputs.declared(self.experiment.data, self._real)
 
@@ -186,7 +186,7 @@ class Population:
         return tuple(asked)
 
     @cached_property
-    def shares(self) -> tuple[Rows, Rows]:
+    def shares(self) -> tuple[RowNumbers, RowNumbers]:
         """Row numbers of each client, of the training and the test examples."""
         train, test = self.dataset.train, self.dataset.test
         rng = np.random.default_rng(keys.word(keys.fold(self.key, "partition")))
@@ -215,7 +215,7 @@ class Population:
             return data
         rows, tests = self.shares
         if self.experiment.data.merge:  # both are of one set
-            rows = tests = Rows.of(np.concatenate(both) for both in zip(rows, tests, strict=True))
+            rows = tests = RowNumbers.of(np.concatenate(both) for both in zip(rows, tests, strict=True))
         rng = np.random.default_rng(keys.word(keys.fold(self.key, "names")))
         train, test, classes = self.scheme.relabel(data.train.y, rows, data.test.y, tests, rng)
         data = replace(data, names=())

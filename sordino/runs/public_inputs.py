@@ -8,7 +8,7 @@ from typing import Literal
 
 from sordino.config import Data
 from sordino.data import schema
-from sordino.data.schema import Schema
+from sordino.data.schema import TableSchema
 from sordino.errors import ConfigError, UnsoundGuarantee
 
 LEARNED = "learned"  # data.schema: from the rows
@@ -27,7 +27,7 @@ RESERVED = (
 Scaling = Literal["fixed", "channel", "pixel", "none"]
 
 
-def declared(data: Data, private: bool) -> Schema | None:
+def declared(data: Data, private: bool) -> TableSchema | None:
     """The schema of a table; None where its rows are learned from, and for other data.
 
     `private`: real people are to be protected, so nothing may be learned in silence.
@@ -56,7 +56,7 @@ def declared(data: Data, private: bool) -> Schema | None:
     return found
 
 
-def scaling(data: Data, found: Schema | None) -> Scaling:
+def scaling(data: Data, found: TableSchema | None) -> Scaling:
     """By public numbers, unless the experiment asks for statistics, or a table declares no ranges."""
     if data.source in INVENTED:
         return "none"
@@ -81,7 +81,7 @@ def scaling(data: Data, found: Schema | None) -> Scaling:
     return "channel"
 
 
-def learned(data: Data, found: Schema | None) -> tuple[str, ...]:
+def learned(data: Data, found: TableSchema | None) -> tuple[str, ...]:
     """What was read off a table's rows before any noise."""
     if data.source != "tabular":
         return ()

@@ -193,7 +193,7 @@ def _check_unedited(experiment: Experiment, folder: Path) -> None:
     now: tuple[str, str] = (experiment.digest(), experiment.privacy.noise)
     said: list[tuple[str, str]] = [(environment["config"], now[1])]
     if (place := ledger_of(folder)).exists():
-        with Ledger.found(place) as ledger:
+        with Ledger.as_founded(place) as ledger:
             notes = [parsed(entry.note) for entry in of_run(ledger, environment["run"])]
         said += [(note.config, note.noise) for note in notes]
     if any(each != now for each in said):

@@ -190,7 +190,7 @@ class Setup:
         algorithm, public = self.chosen, self.public
         read = algorithm.read.fitted(public.shape, public.named)
         algorithm = algorithm.behind(read=read) if read is not algorithm.read else algorithm
-        if algorithm.uplink.coordinates is not None:
+        if algorithm.uplink.per_coordinate is not None:
             fewest = 1 if self.cohort.hidden else int(self.cohort.expected(len(public.sizes)))
             least = fewest * min(public.sizes) / public.largest
             algorithm = algorithm.behind(uplink=algorithm.uplink.fitted(self._coordinates(algorithm), least))

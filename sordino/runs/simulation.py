@@ -26,7 +26,7 @@ from sordino.runs.home import ServersHome
 from sordino.runs.phases import Methods
 from sordino.runs.population import Population
 from sordino.runs.setup import Setup, Whole
-from sordino.types import Examples, Params, Source
+from sordino.types import Examples, NoiseSource, Params
 
 
 def simulated(experiment: Experiment, data_key: bytes = b"") -> Simulation:
@@ -102,7 +102,7 @@ class Simulation:
         def header(t: int, sender: int) -> Header:
             return Header(phase, config, t, sender, 0, "down" if sender < 0 else "up")
 
-        def once(client: int) -> Source:
+        def once(client: int) -> NoiseSource:
             return for_run(noise, key, secret, client)
 
         rows, tested = population.shares

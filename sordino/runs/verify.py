@@ -49,7 +49,7 @@ def examine(folder: Path, key: Path | None = None, code: bool = False) -> Verdic
     wrong = (
         [] if claimed.get("config") == experiment.digest() else ["experiment.toml is not the experiment of the receipt"]
     )
-    with Ledger.found(ledger_of(folder)) as ledger:
+    with Ledger.as_founded(ledger_of(folder)) as ledger:
         if not ledger.descends_from(str(claimed.get("ledger_head"))):
             wrong.append("the ledger went back behind the receipt: an older copy, or another ledger")
         if not ledger.sealed(seal.digest(claimed)):

@@ -4,12 +4,14 @@ sum in the clear.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeAlias
 
 from sordino.errors import BackendUnavailable
 
+Foreign: TypeAlias = Any  # an object of a package that has no types
 
-def gmpy2() -> Any:
+
+def gmpy2() -> Foreign:
     try:
         import gmpy2
 
@@ -18,7 +20,7 @@ def gmpy2() -> Any:
         raise _unavailable("gmpy2", error) from None
 
 
-def tenseal() -> Any:
+def tenseal() -> Foreign:
     try:
         import tenseal
 

@@ -21,23 +21,22 @@ import math
 import struct
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import Any, ClassVar, Final
+from typing import ClassVar, Final
 
 import numpy as np
 
 from sordino.errors import (
     ConfigError,
-    DomainError,
     EmptyRound,
     HeadroomExceeded,
-    IntegrityError,
     NoSecretKey,
     ServerHoldsKey,
 )
 from sordino.secure import rings
-from sordino.secure.layout import Ints, Layout
+from sordino.secure.extras import Foreign
+from sordino.secure.layout import Ints, Layout, no_sum
 from sordino.secure.rings import SLOTS, Ring
-from sordino.secure.sealed import Header, Sealed, joined
+from sordino.secure.sealed import Sealed, SealedHeader, joined
 
 # The error of a slot is Gaussian, with a variance that is exponential over the slots of a key; 1.3e-9 sqrt(k) over all.
 # So it is beyond 30 times that with a chance of exp(-30 sqrt 2) = 4e-19.
@@ -46,19 +45,19 @@ _KEY: Final = b"SRDK"
 
 
 class LatticePublic:
-    """Encrypts and adds."""
+    """A public lattice key, which encrypts and adds."""
 
     ring: ClassVar[Ring]
 
-    def __init__(self, packed: bytes, context: Any) -> None:
+    def __init__(self, packed: bytes, context: object) -> None:
         self.id = hashlib.sha256(packed).digest()[:16]
         self._packed, self._context = packed, context
 
-    def header(self, round: int, size: int, layout: Layout) -> Header:
-        return Header(self.ring.name, self.id, round, size, layout, SLOTS)
+    def header(self, round: int, size: int, layout: Layout) -> SealedHeader:
+        return SealedHeader(self.ring.name, self.id, round, size, layout, SLOTS)
 
     def most(self, layout: Layout) -> int:
-        """Contributions that can be added."""
+        """How many contributions can be added."""
         if not self.ring.exact:
             return layout.most
         return min(layout.most, (self.ring.plain - 1) // 2 // (layout.offset - 1))
@@ -73,14 +72,7 @@ class LatticePublic:
             )
 
     def encrypt(self, values: Ints, round: int, layout: Layout) -> Sealed:
-        beyond = np.flatnonzero(np.abs(values) >= layout.offset)
-        if len(beyond):
-            raise DomainError(
-                f"the value {values[beyond[0]]} at index {beyond[0]} is beyond {layout.bits} bits",
-                why="the sum of many such would wrap around the plaintext",
-                fix="encode real numbers with the layout",
-                code="beyond-plaintext",
-            )
+        layout.check_values(values, "beyond-plaintext", "the sum of many such would wrap around the plaintext")
         header = self.header(round, len(values), layout)
         slots = np.zeros((_ciphertexts(header), SLOTS), np.int64 if self.ring.exact else np.float64)
         filled = np.zeros(slots[:, 1:].size, slots.dtype)
@@ -104,19 +96,19 @@ class LatticePublic:
     def pack(self) -> bytes:
         return self._packed
 
-    def agreed(self, headers: Iterable[Header]) -> Header:
-        """Of the sum, if all are of this key and fit together."""
+    def agreed(self, headers: Iterable[SealedHeader]) -> SealedHeader:
+        """The header of the sum, if all headers are of this key and fit together."""
         first, *rest = headers
         mine = replace(self.header(first.round, first.size, first.layout), count=0)
         header = joined([mine, first, *rest])
         self.check(header.layout, header.count)
         return header
 
-    def vectors(self, message: Sealed) -> list[Any]:
+    def vectors(self, message: Sealed) -> list[Foreign]:
         """The ciphertexts of a message."""
         return [rings.load(self.ring, self._context, part) for part in _parts(message)]
 
-    def _sealed(self, header: Header, vectors: Iterable[Any]) -> Sealed:
+    def _sealed(self, header: SealedHeader, vectors: Iterable[object]) -> Sealed:
         parts = [rings.bare(self.ring, vector) for vector in vectors]
         return Sealed(header, b"".join(struct.pack("<I", len(part)) + part for part in parts))
 
@@ -130,9 +122,9 @@ class CkksPublic(LatticePublic):
 
 
 class LatticeSecret:
-    """Opens sums."""
+    """A secret lattice key, which opens sums."""
 
-    def __init__(self, public: LatticePublic, context: Any) -> None:
+    def __init__(self, public: LatticePublic, context: object) -> None:
         self.public = public
         self._context = context
 
@@ -146,16 +138,16 @@ class LatticeSecret:
         slack = 0.0 if exact else CKKS_ERROR * math.sqrt(header.count)
         guards, sums = slots[:, 0], slots[:, 1:].reshape(-1)
         if (np.abs(guards - header.count) > slack).any():
-            raise _broken("a guard is not the number of contributions", "lattice-guard")
+            raise no_sum("a guard is not the number of contributions", "lattice-guard")
         if (np.abs(sums[header.size :]) > slack).any():
-            raise _broken("the padding is not empty", "lattice-padding")
+            raise no_sum("the padding is not empty", "lattice-padding")
         if (np.abs(sums) > header.count * (steps if exact else 1) + slack).any():
-            raise _broken(f"a slot holds what {header.count} contributions cannot add up to", "lattice-range")
+            raise no_sum(f"a slot holds what {header.count} contributions cannot add up to", "lattice-range")
         kept = sums[: header.size]
         return kept if exact else np.rint(kept * steps).astype(np.int64)
 
     def pack(self) -> bytes:
-        """With the public part as it was given out: its bytes are its identity."""
+        """The bytes of the key, with the public part as it was given out, because its bytes are its identity."""
         public = self.public.pack()
         return _KEY + struct.pack("<I", len(public)) + public + rings.write(self._context, secret=True)
 
@@ -219,7 +211,7 @@ def read_secret(data: bytes) -> LatticeSecret:
     return secret
 
 
-def _ciphertexts(header: Header) -> int:
+def _ciphertexts(header: SealedHeader) -> int:
     return max(1, -(-header.size // (SLOTS - 1)))
 
 
@@ -232,12 +224,3 @@ def _parts(message: Sealed) -> list[bytes]:
     if at != len(message.body):
         raise rings.malformed("its ciphertexts are not as long as they say")
     return parts
-
-
-def _broken(what: str, code: str) -> IntegrityError:
-    return IntegrityError(
-        f"what was decrypted is no sum of these contributions: {what}",
-        why="the key is another one, or the message was changed or counted wrongly",
-        fix="drop this round; the model is unchanged",
-        code=code,
-    )

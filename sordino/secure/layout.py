@@ -10,40 +10,32 @@ nothing was beyond the range.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from sordino.errors import ConfigError, HeadroomExceeded, NonFiniteUpdate
+from sordino.errors import POSITIVE, DomainError, HeadroomExceeded, IntegrityError, NonFiniteUpdate, Range, check_range
 
 Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Public, the same for everybody in a run."""
+    """The fixed-point layout of a run, which is public and the same for everybody."""
 
     bits: int = 24
     headroom: int = 8
     reach: float = 1.0  # larger values are cut to it, and counted
 
     def __post_init__(self) -> None:
-        if not (2 <= self.bits <= 32 and 1 <= self.headroom <= 32):
-            raise ConfigError(
-                f"a layout of {self.bits} bits and {self.headroom} bits of headroom",
-                why="values have 2 to 32 bits, and sums need 1 to 32 more",
-                code="layout-out-of-range",
-            )
-        if not (math.isfinite(self.reach) and self.reach > 0):
-            raise ConfigError(
-                f"the range of the fixed point is {self.reach}", why="it is finite and above 0", code="not-positive"
-            )
+        check_range("bits", self.bits, Range(least=2, most=32, whole=True), "layout-out-of-range")
+        check_range("headroom", self.headroom, Range(least=1, most=32, whole=True), "layout-out-of-range")
+        check_range("the range of the fixed point", self.reach, POSITIVE, "not-positive")
 
     @property
     def width(self) -> int:
-        """Bits of a slot."""
+        """The bits of a slot."""
         return self.bits + self.headroom
 
     @property
@@ -52,12 +44,12 @@ class Layout:
 
     @property
     def scale(self) -> float:
-        """Integer steps per unit."""
+        """The number of integer steps per unit."""
         return (self.offset - 1) / self.reach
 
     @property
     def most(self) -> int:
-        """Contributions that a slot can add."""
+        """How many contributions a slot can add."""
         return ((1 << self.width) - 1) // ((1 << self.bits) - 1)
 
     def check(self, count: int) -> None:
@@ -69,6 +61,17 @@ class Layout:
                 code="headroom-exceeded",
             )
 
+    def check_values(self, values: Ints, code: str, why: str) -> None:
+        """Refuses integers that have more bits than the layout."""
+        beyond = np.flatnonzero((values >= self.offset) | (values <= -self.offset))
+        if len(beyond):
+            raise DomainError(
+                f"the value {values[beyond[0]]} at index {beyond[0]} is beyond {self.bits} bits",
+                why=why,
+                fix="encode real numbers with the layout",
+                code=code,
+            )
+
     def encode(self, values: NDArray[np.floating], who: int = -1) -> tuple[Ints, int]:
         """Signed integers, and how many values were beyond the range."""
         wide = np.asarray(values, np.float64)
@@ -76,7 +79,8 @@ class Layout:
             raise NonFiniteUpdate(
                 f"client {who} uploads {wide[~np.isfinite(wide)][0]} at index {int(np.argmin(np.isfinite(wide)))}",
                 why="NaN and infinity have no fixed-point number",
-                fix="lower the learning rate, or clip the update first; the round is broken off and the model is unchanged",
+                fix="lower the learning rate, or clip the update first; the round is broken off and the model is "
+                "unchanged",
                 code="non-finite-update",
             )
         beyond = int(np.count_nonzero(np.abs(wide) > self.reach))
@@ -85,3 +89,13 @@ class Layout:
     def decode(self, sums: Ints) -> NDArray[np.float64]:
         """The real sum of signed integers."""
         return sums / self.scale
+
+
+def no_sum(what: str, code: str) -> IntegrityError:
+    """The refusal of decrypted numbers that are no sum of contributions."""
+    return IntegrityError(
+        f"what was decrypted is no sum of these contributions: {what}",
+        why="the key is another one, or the message was changed or counted wrongly",
+        fix="drop this round; the model is unchanged",
+        code=code,
+    )

@@ -31,18 +31,18 @@ _ZEROS: Final = memoryview(bytes(_CHUNK))
 
 
 def zeros(count: int, width: int) -> Words:
-    """Words of `width` bits are held in 32 or 64: arithmetic wraps there, and `cut` brings it down to `width`."""
+    """Words of `width` bits, held in 32 or 64 bits. Arithmetic wraps there, and `cut` brings it down to `width`."""
     return np.zeros(count, np.dtype("<u4") if width <= 32 else np.dtype("<u8"))
 
 
 def cut(words: Words, width: int) -> None:
-    """Modulo 2^width, in place."""
+    """Takes words modulo 2^width, in place."""
     if width < 8 * words.itemsize:
         words &= words.dtype.type((1 << width) - 1)
 
 
 def written(words: Words, width: int) -> bytes:
-    """As few whole bytes of each word as hold its width."""
+    """The words as bytes, each in as few whole bytes as hold its width."""
     return words.view(np.uint8).reshape(len(words), -1)[:, : -(-width // 8)].tobytes()
 
 
@@ -84,7 +84,7 @@ def agree(own: X25519PrivateKey, peer: bytes) -> bytes:
 
 
 def pair_key(own: X25519PrivateKey, peer: bytes, context: bytes, one: int, other: int) -> bytes:
-    """Of the stream that one of two clients adds and the other takes away."""
+    """The key of the stream that one of two clients adds and the other takes away."""
     return derive(agree(own, peer), context, b"mask", min(one, other), max(one, other))
 
 

@@ -16,32 +16,24 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from sordino.errors import DomainError, IntegrityError
-from sordino.secure.layout import Ints, Layout
+from sordino.secure.layout import Ints, Layout, no_sum
 
 Words = NDArray[np.uint64]  # one integer a row, one slot a column
 
 
 def slots(bits: int, width: int) -> int:
-    """Slots of an integer that stays below any modulus of `bits` bits."""
+    """How many slots an integer has that stays below any modulus of `bits` bits."""
     return (bits - 1) // width
 
 
 def integers(size: int, slots: int) -> int:
-    """Large integers for `size` values."""
+    """How many large integers hold `size` values."""
     return -(-size // (slots - 1))
 
 
 def pack(values: Ints, slots: int, layout: Layout) -> list[int]:
     """Signed integers of a layout as one contribution."""
-    beyond = np.flatnonzero((values >= layout.offset) | (values <= -layout.offset))
-    if len(beyond):
-        raise DomainError(
-            f"the value {values[beyond[0]]} at index {beyond[0]} is beyond {layout.bits} bits",
-            why="it would run into the neighbouring slot",
-            fix="encode real numbers with the layout",
-            code="beyond-slot",
-        )
+    layout.check_values(values, "beyond-slot", "it would run into the neighbouring slot")
     filled = np.zeros(integers(len(values), slots) * (slots - 1), np.int64)
     filled[: len(values)] = values
     words = np.ones((integers(len(values), slots), slots), np.uint64)
@@ -53,22 +45,22 @@ def unpack(sums: Sequence[int], count: int, size: int, slots: int, layout: Layou
     """The `size` signed sums of `count` contributions, if that is what `sums` are."""
     layout.check(count)
     if count < 1:
-        raise _broken("it says that nothing was added", "nothing-added")
+        raise no_sum("it says that nothing was added", "nothing-added")
     if len(sums) != integers(size, slots):
-        raise _broken(f"{len(sums)} integers for {size} values", "plaintext-count")
+        raise no_sum(f"{len(sums)} integers for {size} values", "plaintext-count")
     for index, number in enumerate(sums):
         if number.bit_length() > slots * layout.width:
-            raise _broken(f"integer {index} has more than {slots} slots", "plaintext-too-large")
+            raise no_sum(f"integer {index} has more than {slots} slots", "plaintext-too-large")
     words = _spread(sums, slots, layout.width)
     guards, body = words[:, 0], words[:, 1:].reshape(-1)
     if (guards != count).any():
-        raise _broken(f"a guard holds {guards[guards != count][0]} where {count} were added", "guard-mismatch")
+        raise no_sum(f"a guard holds {guards[guards != count][0]} where {count} were added", "guard-mismatch")
     offset = np.uint64(count * layout.offset)
     if (body[size:] != offset).any():
-        raise _broken("the padding is not that of so many contributions", "padding-mismatch")
+        raise no_sum("the padding is not that of so many contributions", "padding-mismatch")
     most = np.uint64(count * ((1 << layout.bits) - 1))
     if ((body < count) | (body > most)).any():
-        raise _broken(f"a slot holds what {count} contributions cannot add up to", "slot-out-of-range")
+        raise no_sum(f"a slot holds what {count} contributions cannot add up to", "slot-out-of-range")
     return (body[:size] - offset).view(np.int64)
 
 
@@ -88,12 +80,3 @@ def _spread(numbers: Sequence[int], slots: int, width: int) -> Words:
     bits = np.zeros((len(numbers), slots, 64), np.uint8)
     bits[..., :width] = kept
     return np.packbits(bits, axis=2, bitorder="little").view("<u8").reshape(len(numbers), slots).astype(np.uint64)
-
-
-def _broken(what: str, code: str) -> IntegrityError:
-    return IntegrityError(
-        f"what was decrypted is no sum of these contributions: {what}",
-        why="the key is another one, or the message was changed or counted wrongly",
-        fix="drop this round; the model is unchanged",
-        code=code,
-    )

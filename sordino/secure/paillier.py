@@ -23,12 +23,12 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Final
 
-from sordino.errors import MalformedCiphertext, NoSecretKey, SecureError, WeakKey
+from sordino.errors import MalformedCiphertext, SecureError, WeakKey
 from sordino.secure.extras import gmpy2 as gmp
 from sordino.secure.layout import Ints, Layout
 from sordino.secure.packing import integers, pack, slots, unpack
 from sordino.secure.residues import FixedBase, chinese, is_prime, powers, random_prime, short_exponents
-from sordino.secure.sealed import Header, Sealed, joined
+from sordino.secure.sealed import Sealed, SealedHeader, joined
 
 SCHEME: Final = "paillier"
 STRONG: Final = (3072, 4096)  # 128 bits of security and more
@@ -40,7 +40,7 @@ Blinding = Callable[[int], list[int]]  # that many fresh blindings
 
 @dataclass(frozen=True, repr=False)
 class PaillierPublic:
-    """n. Encrypts and adds."""
+    """A public Paillier key n, which encrypts and adds."""
 
     n: int
 
@@ -64,19 +64,21 @@ class PaillierPublic:
 
     @cached_property
     def hs(self) -> int:
-        """h^n for h = -x^2, x a hash of n: whoever hands the key on cannot choose it."""
+        """The number h^n for h = -x^2, x a hash of n: whoever hands the key on cannot choose it."""
         seed = b"sordino paillier " + self.n.to_bytes(self.bits // 8, "big")
         x = int.from_bytes(hashlib.shake_256(seed).digest(self.bits // 8 + 16), "big")
         return pow(-x * x % self.n, self.n, self.square)
 
-    def header(self, round: int, size: int, layout: Layout) -> Header:
-        return Header(SCHEME, self.id, round, size, layout, slots(self.bits, layout.width))
+    def header(self, round: int, size: int, layout: Layout) -> SealedHeader:
+        return SealedHeader(SCHEME, self.id, round, size, layout, slots(self.bits, layout.width))
 
     def check(self, layout: Layout, count: int) -> None:
         layout.check(count)
 
     def encrypt(self, values: Ints, round: int, layout: Layout, blinding: Blinding | None = None) -> Sealed:
-        """One contribution. A blinding of the secret key (`secret.djn`, `secret.crt`) is for clients that share it."""
+        """The ciphertexts of one contribution. A blinding of the secret key (`secret.djn`, `secret.crt`) is for
+        clients that share it.
+        """
         header = self.header(round, len(values), layout)
         return self._sealed(header, self.seal(pack(values, header.slots, layout), blinding or self.djn))
 
@@ -125,7 +127,7 @@ class PaillierPublic:
     def _powers_of_hs(self) -> FixedBase:
         return FixedBase(self.hs, self.square, self.bits // 16)
 
-    def _joined(self, headers: Sequence[Header]) -> Header:
+    def _joined(self, headers: Sequence[SealedHeader]) -> SealedHeader:
         """Refuses, before any arithmetic, what is not of this key or does not fit together."""
         mine = self.header(headers[0].round, headers[0].size, headers[0].layout)
         return joined([replace(mine, count=0), *headers])
@@ -158,13 +160,13 @@ class PaillierPublic:
             product = product * number % self.n
         return bool(gmp().gcd(product, self.n) == 1)
 
-    def _sealed(self, header: Header, numbers: Iterable[int]) -> Sealed:
+    def _sealed(self, header: SealedHeader, numbers: Iterable[int]) -> Sealed:
         return Sealed(header, b"".join(number.to_bytes(self.bits // 4, "big") for number in numbers))
 
 
 @dataclass(frozen=True, repr=False)
 class PaillierSecret:
-    """p and q. Opens sums, on so many threads."""
+    """A secret Paillier key, p and q, which opens sums on several threads."""
 
     p: int
     q: int
@@ -197,13 +199,13 @@ class PaillierSecret:
         return self.public.encrypt(values, round, layout, self.djn)
 
     def djn(self, count: int) -> list[int]:
-        """What `public.djn` gives, faster."""
+        """The same number as `public.djn`, computed faster."""
         exponents = short_exponents(self.public.bits, count)
         left, right = self._halves_of_hs
         return chinese(left.powers(exponents), right.powers(exponents), left.modulus, right.modulus)
 
     def crt(self, count: int) -> list[int]:
-        """What `public.full` gives, faster: n-th powers modulo p^2 are p-th powers there."""
+        """The same number as `public.full`, computed faster: n-th powers modulo p^2 are p-th powers there."""
         left, right = (
             powers([1 + secrets.randbelow(int(prime) - 1) for _ in range(count)], prime, prime * prime)
             for prime in (self.p, self.q)
@@ -250,18 +252,6 @@ def read_secret(data: bytes, testing: bool = False) -> PaillierSecret:
     primes = is_prime(key.p) and is_prime(key.q)
     if len(data) != 4 + key.public.bits // 8 or not primes or not _fit(key.p, key.q):
         raise _no_key("its numbers are not two primes that make a key")
-    return key
-
-
-def require_secret(key: object) -> PaillierSecret:
-    """Of whoever wants to decrypt."""
-    if not isinstance(key, PaillierSecret):
-        raise NoSecretKey(
-            f"a {type(key).__name__} cannot decrypt",
-            why="only the secret key opens a sum",
-            fix="let the key holder open it",
-            code="no-secret-key",
-        )
     return key
 
 

@@ -33,7 +33,7 @@ class FixedBase:
             self.rows.append(row)
 
     def powers(self, exponents: NDArray[np.uint8]) -> list[int]:
-        """One exponent a column, its least significant byte first."""
+        """Powers of the base, one exponent a column, its least significant byte first."""
         results = [gmp().mpz(1)] * exponents.shape[1]
         for row, digits in zip(self.rows, exponents.tolist(), strict=True):
             results = [result * row[digit] % self.modulus for result, digit in zip(results, digits, strict=True)]
@@ -47,7 +47,7 @@ def short_exponents(bits: int, count: int) -> NDArray[np.uint8]:
 
 
 def powers(bases: Sequence[int], exponent: int, modulus: int, threads: int = 1) -> list[int]:
-    """Powers of many bases, on so many threads: gmpy2 lets go of the interpreter while it works on one list."""
+    """Powers of many bases, on several threads: gmpy2 lets go of the interpreter while it works on one list."""
     step = max(1, -(-len(bases) // threads))
     parts = [list(bases[start : start + step]) for start in range(0, len(bases), step)]
     with ThreadPoolExecutor(threads) as pool:
@@ -66,7 +66,7 @@ def is_prime(number: int) -> bool:
 
 
 def random_prime(bits: int) -> int:
-    """3 modulo 4, with its two highest bits set: a product of two has exactly twice the bits."""
+    """A random prime, 3 modulo 4, with its two highest bits set: a product of two has exactly twice the bits."""
     while True:
         candidate = secrets.randbits(bits) | 3 << (bits - 2) | 3
         if is_prime(candidate):

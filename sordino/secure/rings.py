@@ -13,10 +13,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Final
+from typing import Final
 
 from sordino.errors import BackendUnavailable, MalformedCiphertext, WeakKey
 from sordino.secure import extras
+from sordino.secure.extras import Foreign
 
 SLOTS: Final = 4096  # of both: all N of BFV's, N / 2 of CKKS's
 _LONGEST_KEY: Final = 1 << 22
@@ -37,7 +38,9 @@ class Ring:
 
     @property
     def longest(self) -> int:
-        """Bytes of a ciphertext: two polynomials modulo all primes but the last, uncompressed, and a little."""
+        """The largest size of a ciphertext in bytes: two polynomials modulo all primes but the last, uncompressed,
+        and a little.
+        """
         return 2 * self.degree * (len(self.moduli) - 1) * 8 + 1024
 
 
@@ -45,7 +48,7 @@ BFV: Final = Ring("bfv", 4096, (36, 36, 37), plain=8_590_090_241)
 CKKS: Final = Ring("ckks", 8192, (60, 40, 40), scale=2.0**40)
 
 
-def fresh(ring: Ring) -> Any:
+def fresh(ring: Ring) -> Foreign:
     """A context with new keys."""
     seal = extras.tenseal()
     kind = seal.SCHEME_TYPE[ring.name.upper()]
@@ -55,7 +58,7 @@ def fresh(ring: Ring) -> Any:
     return made
 
 
-def read(data: bytes) -> tuple[Ring, Any]:
+def read(data: bytes) -> tuple[Ring, Foreign]:
     """A context, public or not, of one of our rings."""
     if len(data) > _LONGEST_KEY:
         raise malformed(f"a key of {len(data)} bytes")
@@ -75,30 +78,30 @@ def read(data: bytes) -> tuple[Ring, Any]:
     return found[0], context
 
 
-def write(context: Any, secret: bool) -> bytes:
-    """Without the keys of products and rotations: sums need none."""
+def write(context: Foreign, secret: bool) -> bytes:
+    """The bytes of a context, without the keys of products and rotations: sums need none."""
     made: bytes = context.serialize(
         save_public_key=True, save_secret_key=secret, save_galois_keys=False, save_relin_keys=False
     )
     return made
 
 
-def encrypt(ring: Ring, context: Any, slots: list[Any]) -> Any:
+def encrypt(ring: Ring, context: object, slots: list[object]) -> Foreign:
     return getattr(extras.tenseal(), f"{ring.name}_vector")(context, slots)
 
 
-def add(total: Any, vector: Any) -> None:
+def add(total: Foreign, vector: Foreign) -> None:
     with _foreign("a sum"):
         total.add_(vector)
 
 
-def decrypt(vector: Any, context: Any) -> list[Any]:
-    slots: list[Any] = vector.decrypt(context.secret_key())
+def decrypt(vector: Foreign, context: Foreign) -> list[Foreign]:
+    slots: list[Foreign] = vector.decrypt(context.secret_key())
     return slots
 
 
-def bare(ring: Ring, vector: Any) -> bytes:
-    """A ciphertext in SEAL's bytes."""
+def bare(ring: Ring, vector: Foreign) -> bytes:
+    """The bytes of a ciphertext as SEAL writes them."""
     data = vector.serialize()
     before, after = _ends(ring)
     part: bytes = data[len(before) + 3 : len(data) - len(after)]
@@ -112,7 +115,7 @@ def bare(ring: Ring, vector: Any) -> bytes:
     return part
 
 
-def load(ring: Ring, context: Any, part: bytes) -> Any:
+def load(ring: Ring, context: Foreign, part: bytes) -> Foreign:
     # SEAL ignores what follows an object in its stream; its header says how long the object is
     if not _SHORTEST <= len(part) <= ring.longest or int.from_bytes(part[8:16], "little") != len(part):
         raise malformed(f"a ciphertext of {len(part)} bytes")
@@ -135,7 +138,7 @@ def malformed(why: str) -> MalformedCiphertext:
 
 
 @lru_cache(maxsize=2)
-def _digest(ring: Ring) -> Any:
+def _digest(ring: Ring) -> Foreign:
     """SEAL's, of all parameters."""
     return fresh(ring).seal_context().data.key_parms_id()
 

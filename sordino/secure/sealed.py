@@ -22,7 +22,7 @@ _HEAD = struct.Struct("<4sH8s16sIQBBdIIQ")  # all little-endian
 
 
 @dataclass(frozen=True)
-class Header:
+class SealedHeader:
     scheme: str  # "paillier", "bfv", "ckks"
     key: bytes  # id of the public key, 16 bytes
     round: int
@@ -39,17 +39,17 @@ class Header:
 
 @dataclass(frozen=True)
 class Sealed:
-    """One message."""
+    """One message of ciphertexts with its header."""
 
-    header: Header
+    header: SealedHeader
     body: bytes
 
     def pack(self) -> bytes:
         return self.header.pack(len(self.body)) + self.body
 
 
-def unpack(data: bytes, expected: Header) -> Sealed:
-    """A message of one contribution, or of several, like `expected`: its length is known before anything of it is
+def unpack(data: bytes, expected: SealedHeader) -> Sealed:
+    """A message of one contribution, or of several, like `expected`. Its length is known before anything of it is
     believed.
     """
     if len(data) < _HEAD.size:
@@ -61,7 +61,7 @@ def unpack(data: bytes, expected: Header) -> Sealed:
         raise _malformed(f"{len(data)} bytes came, its header says {_HEAD.size + body}")
     name = scheme.rstrip(b"\0").decode("ascii", "replace")
     try:
-        found = Header(name, key, round, size, Layout(bits, headroom, reach), slots, count)
+        found = SealedHeader(name, key, round, size, Layout(bits, headroom, reach), slots, count)
     except ConfigError as error:
         raise _malformed(error.what) from None
     _agree(found, expected)
@@ -69,8 +69,10 @@ def unpack(data: bytes, expected: Header) -> Sealed:
     return Sealed(found, data[_HEAD.size :])
 
 
-def joined(headers: Iterable[Header]) -> Header:
-    """Of the sum of messages; refused before any arithmetic where they do not fit together or are too many."""
+def joined(headers: Iterable[SealedHeader]) -> SealedHeader:
+    """The header of the sum of messages. Messages that do not fit together or are too many are refused before any
+    arithmetic.
+    """
     first, *rest = headers
     count = first.count
     for other in rest:
@@ -80,7 +82,7 @@ def joined(headers: Iterable[Header]) -> Header:
     return replace(first, count=count)
 
 
-def _agree(found: Header, expected: Header) -> None:
+def _agree(found: SealedHeader, expected: SealedHeader) -> None:
     if found.scheme != expected.scheme:
         raise _malformed(f"it is of the scheme {found.scheme!r}, expected {expected.scheme!r}")
     if found.key != expected.key:
@@ -107,11 +109,11 @@ def _agree(found: Header, expected: Header) -> None:
 
 
 class Public(Protocol):
-    """What everybody may hold."""
+    """The half of a key that everybody may hold."""
 
     @property
     def id(self) -> bytes: ...
-    def header(self, round: int, size: int, layout: Layout) -> Header: ...
+    def header(self, round: int, size: int, layout: Layout) -> SealedHeader: ...
     def encrypt(self, values: Ints, round: int, layout: Layout) -> Sealed: ...  # signed integers of a Layout
     def check(self, layout: Layout, count: int) -> None: ...  # so many messages can be added
     def add(self, messages: Iterable[Sealed]) -> Sealed: ...
@@ -120,7 +122,7 @@ class Public(Protocol):
 
 @runtime_checkable
 class Secret(Protocol):
-    """What only the key holder has."""
+    """The half of a key that only the key holder has."""
 
     @property
     def public(self) -> Public: ...

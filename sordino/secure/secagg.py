@@ -36,14 +36,14 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from sordino.secure.secagg_client import Client, Integers
-from sordino.secure.secagg_server import Server
+from sordino.secure.secagg_client import Integers, Participant
+from sordino.secure.secagg_server import Aggregator
 from sordino.secure.session import Session, two_thirds
 
-__all__ = ["Client", "Integers", "Result", "Server", "Session", "run_round", "two_thirds"]
+__all__ = ["Aggregator", "Integers", "OpenedSum", "Participant", "Session", "run_round", "two_thirds"]
 
 
-class Result(NamedTuple):
+class OpenedSum(NamedTuple):
     sum: NDArray[np.uint64]
     survivors: tuple[int, ...]
     bytes_up: dict[int, int]  # of each client
@@ -57,11 +57,11 @@ def run_round(
     clients: Iterable[int],
     vectors: Mapping[int, Integers] | Iterable[tuple[int, Integers]],
     dropped_after_sharing: Collection[int] = (),
-) -> Result:
-    """All halves in one process, through the same bytes. Clients of whom no vector comes have dropped out after
-    sharing; each vector is used as it comes.
+) -> OpenedSum:
+    """A whole round with all halves in one process, through the same bytes. Clients without a vector have dropped
+    out after sharing; each vector is used as it comes.
     """
-    server, halves = Server(session), dict[int, Client]()
+    server, halves = Aggregator(session), dict[int, Participant]()
     seconds: dict[str, float] = defaultdict(float)
     up: dict[int, int] = defaultdict(int)
 
@@ -77,7 +77,7 @@ def run_round(
 
     with timed("advertise"):
         for who in sorted(clients):
-            halves[who] = Client(session, who)
+            halves[who] = Participant(session, who)
             send(who, halves[who].advertise())
         roster = server.roster()
     with timed("share"):
@@ -94,4 +94,4 @@ def run_round(
             send(who, halves[who].unmask(request))
     with timed("open"):
         total = server.open()
-    return Result(total, server.survivors, dict(up), dict(seconds))
+    return OpenedSum(total, server.survivors, dict(up), dict(seconds))

@@ -12,14 +12,14 @@ from numpy.typing import NDArray
 
 from sordino.errors import LayoutMismatch
 from sordino.secure import masks, shamir
-from sordino.secure.session import SERVER, Advert, Kind, Record, Session, abort, point
+from sordino.secure.session import SERVER, Advert, MessageKind, Record, Session, abort, point
 
 Integers: TypeAlias = NDArray[np.integer[Any]]
 
 
-class Client:
-    """One client in one round. It draws its own keys and takes each step once, so nothing of it serves a second round;
-    a step that fails ends its part.
+class Participant:
+    """One client in one round. It draws its own keys and takes each step once, so nothing of it serves a second
+    round; a step that fails ends its part.
     """
 
     def __init__(self, session: Session, who: int) -> None:
@@ -27,19 +27,19 @@ class Client:
         self._session, self._who = session, who
         self._channel, self._mask = X25519PrivateKey.generate(), X25519PrivateKey.generate()
         self._seed = os.urandom(shamir.SECRET_BYTES)
-        self._due: Kind | None = Kind.ADVERT
+        self._due: MessageKind | None = MessageKind.ADVERT
         self._roster: dict[int, Advert] = {}
         self._context = b""
         self._held: dict[int, shamir.Row] = {}  # shares of (seed, mask key) of each peer that shared
 
     def advertise(self) -> bytes:
-        self._take(Kind.ADVERT)
-        self._due = Kind.ROSTER
-        return self._session.pack(Kind.ADVERT, self._who, [self._advert()])
+        self._take(MessageKind.ADVERT)
+        self._due = MessageKind.ROSTER
+        return self._session.pack(MessageKind.ADVERT, self._who, [self._advert()])
 
     def share(self, roster: bytes) -> bytes:
-        self._take(Kind.ROSTER)
-        _, records = self._session.unpack(roster, Kind.ROSTER)
+        self._take(MessageKind.ROSTER)
+        _, records = self._session.unpack(roster, MessageKind.ROSTER)
         self._roster = {who: Advert(*fields) for who, *fields in records}
         if len(self._roster) != len(records) or self._roster.get(self._who) != self._advert():
             raise abort(
@@ -60,13 +60,13 @@ class Client:
         sealed: list[Record] = [
             (peer, masks.seal(self._lock(self._who, peer), b"".join(row))) for peer, row in given.items()
         ]
-        self._due = Kind.INBOX
-        return self._session.pack(Kind.SHARES, self._who, sealed)
+        self._due = MessageKind.INBOX
+        return self._session.pack(MessageKind.SHARES, self._who, sealed)
 
     def masked(self, inbox: bytes, words: Integers) -> bytes:
         """The words from 0 to `top`, under the masks shared with everybody in the inbox."""
-        self._take(Kind.INBOX)
-        _, records = self._session.unpack(inbox, Kind.INBOX)
+        self._take(MessageKind.INBOX)
+        _, records = self._session.unpack(inbox, MessageKind.INBOX)
         peers = {sender for sender, _ in records}
         if len(peers) != len(records) or not peers <= self._roster.keys() - {self._who}:
             raise abort("the inbox is wrong", "somebody is in it twice, or is not in the roster", code="secagg-inbox")
@@ -80,15 +80,15 @@ class Client:
             key = masks.pair_key(self._mask, self._roster[peer].mask, self._context, self._who, peer)
             masks.blend(total, key, np.add if peer > self._who else np.subtract)
         masks.cut(total, self._session.width)
-        self._due = Kind.REQUEST
-        return self._session.pack(Kind.MASKED, self._who, [(masks.written(total, self._session.width),)])
+        self._due = MessageKind.REQUEST
+        return self._session.pack(MessageKind.MASKED, self._who, [(masks.written(total, self._session.width),)])
 
     def unmask(self, request: bytes) -> bytes:
-        """The shares asked for: of the seed of a survivor, of the mask key of one that vanished, never both of one
-        peer.
+        """The shares that are asked for: of the seed of a survivor, or of the mask key of one that vanished, never
+        both of one peer.
         """
-        self._take(Kind.REQUEST)
-        _, records = self._session.unpack(request, Kind.REQUEST)
+        self._take(MessageKind.REQUEST)
+        _, records = self._session.unpack(request, MessageKind.REQUEST)
         survivors = {who for who, survived in records if survived}
         dropped = {who for who, survived in records if not survived}
         if both := survivors & dropped:
@@ -111,9 +111,9 @@ class Client:
             )
         self._session.check_enough(len(survivors))
         answers: list[Record] = [(who, survived, self._held[who][0 if survived else 1]) for who, survived in records]
-        return self._session.pack(Kind.ANSWER, self._who, answers)
+        return self._session.pack(MessageKind.ANSWER, self._who, answers)
 
-    def _take(self, step: Kind) -> None:
+    def _take(self, step: MessageKind) -> None:
         if self._due is not step:
             raise abort(
                 f"client {self._who} is sent a message of kind {step.name.lower()}",

@@ -12,12 +12,12 @@ from numpy.typing import NDArray
 
 from sordino.errors import IntegrityError
 from sordino.secure import masks, shamir
-from sordino.secure.session import SERVER, Advert, Kind, Record, Session, abort, point
+from sordino.secure.session import SERVER, Advert, MessageKind, Record, Session, abort, point
 
 IGNORE: Final = "ignore it; without a message that counts, the client has dropped out"
 
 
-class Server:
+class Aggregator:
     """The server in one round: a running sum under masks, public keys, sealed shares that it cannot open and passes on,
     and at the end the shares that open the sum.
 
@@ -27,7 +27,7 @@ class Server:
 
     def __init__(self, session: Session) -> None:
         self._session = session
-        self._due: Kind | None = Kind.ADVERT
+        self._due: MessageKind | None = MessageKind.ADVERT
         self._heard: set[int] = set()  # in this step
         self._awaited: set[int] | None = None
         self._adverts: dict[int, Advert] = {}
@@ -56,43 +56,43 @@ class Server:
                 code="secagg-stranger",
             )
         take = {
-            Kind.ADVERT: self._advert,
-            Kind.SHARES: self._shares,
-            Kind.MASKED: self._masked,
-            Kind.ANSWER: self._answer,
+            MessageKind.ADVERT: self._advert,
+            MessageKind.SHARES: self._shares,
+            MessageKind.MASKED: self._masked,
+            MessageKind.ANSWER: self._answer,
         }
         take[self._due](sender, records)
         self._heard.add(sender)
 
     def roster(self) -> bytes:
-        """Ends the adverts. To all who sent one."""
+        """Ends the adverts, and gives the message to all who sent one."""
         self._session.check(len(self._heard))
-        heard = self._close(Kind.ADVERT, Kind.SHARES)
-        message = self._session.pack(Kind.ROSTER, SERVER, [(who, *self._adverts[who]) for who in heard])
+        heard = self._close(MessageKind.ADVERT, MessageKind.SHARES)
+        message = self._session.pack(MessageKind.ROSTER, SERVER, [(who, *self._adverts[who]) for who in heard])
         self._context = hashlib.sha256(message).digest()
         return message
 
     def inboxes(self) -> dict[int, bytes]:
-        """Ends the sharing. What each who shared is sent."""
-        heard = self._close(Kind.SHARES, Kind.MASKED)
-        boxes = {who: self._session.pack(Kind.INBOX, SERVER, self._inboxes[who]) for who in heard}
+        """Ends the sharing, and gives the message to each who shared."""
+        heard = self._close(MessageKind.SHARES, MessageKind.MASKED)
+        boxes = {who: self._session.pack(MessageKind.INBOX, SERVER, self._inboxes[who]) for who in heard}
         self._inboxes.clear()
         return boxes
 
     def request(self) -> bytes:
-        """Ends the uploads. To all who uploaded."""
+        """Ends the uploads, and gives the message to all who uploaded."""
         shared = self._awaited or set()
-        survivors = self._close(Kind.MASKED, Kind.ANSWER)
+        survivors = self._close(MessageKind.MASKED, MessageKind.ANSWER)
         self._request = [(who, who in survivors) for who in sorted(shared)]
-        return self._session.pack(Kind.REQUEST, SERVER, list(self._request))
+        return self._session.pack(MessageKind.REQUEST, SERVER, list(self._request))
 
     @property
     def survivors(self) -> tuple[int, ...]:
         return tuple(who for who, survived in self._request if survived)
 
     def open(self) -> NDArray[np.uint64]:
-        """Ends the round: the sums over the survivors."""
-        helpers = self._close(Kind.ANSWER, None)
+        """Ends the round, and gives the sums over the survivors."""
+        helpers = self._close(MessageKind.ANSWER, None)
         rows = [(point(who), self._answers[who]) for who in helpers]
         for (who, survived), secret in zip(
             self._request, shamir.reconstruct(rows, self._session.threshold), strict=True
@@ -116,7 +116,7 @@ class Server:
             pair = masks.pair_key(key, self._adverts[survivor].mask, self._context, survivor, dropped)
             masks.blend(self._total, pair, np.subtract if dropped > survivor else np.add)
 
-    def _close(self, step: Kind, then: Kind | None) -> list[int]:
+    def _close(self, step: MessageKind, then: MessageKind | None) -> list[int]:
         if self._due is not step:
             raise abort(
                 f"the server cannot end the step of {step.name.lower()}",

@@ -15,8 +15,10 @@ from sordino.errors import (
     HeadroomExceeded,
     LayoutMismatch,
     MalformedCiphertext,
+    Range,
     RoundMismatch,
     SecAggAborted,
+    check_range,
 )
 from sordino.secure.masks import KEY_BYTES, SEAL_BYTES
 from sordino.secure.shamir import SHARE_BYTES
@@ -27,7 +29,7 @@ SERVER: Final = (1 << 32) - 1  # as a sender; clients have smaller numbers
 _HEAD = struct.Struct("<4sBBI16sQQBQI")  # all little-endian
 
 
-class Kind(IntEnum):
+class MessageKind(IntEnum):
     ADVERT = 1  # model, channel key, mask key
     ROSTER = 2  # of everybody: number, advert
     SHARES = 3  # to whom, sealed shares
@@ -39,14 +41,14 @@ class Kind(IntEnum):
 
 _SEALED = struct.Struct(f"<I{2 * SHARE_BYTES + SEAL_BYTES}s")
 _RECORD: Final = {
-    Kind.ADVERT: struct.Struct(f"<32s{KEY_BYTES}s{KEY_BYTES}s"),
-    Kind.ROSTER: struct.Struct(f"<I32s{KEY_BYTES}s{KEY_BYTES}s"),
-    Kind.SHARES: _SEALED,
-    Kind.INBOX: _SEALED,
-    Kind.REQUEST: struct.Struct("<I?"),
-    Kind.ANSWER: struct.Struct(f"<I?{SHARE_BYTES}s"),
+    MessageKind.ADVERT: struct.Struct(f"<32s{KEY_BYTES}s{KEY_BYTES}s"),
+    MessageKind.ROSTER: struct.Struct(f"<I32s{KEY_BYTES}s{KEY_BYTES}s"),
+    MessageKind.SHARES: _SEALED,
+    MessageKind.INBOX: _SEALED,
+    MessageKind.REQUEST: struct.Struct("<I?"),
+    MessageKind.ANSWER: struct.Struct(f"<I?{SHARE_BYTES}s"),
 }
-_SINGLE: Final = {Kind.ADVERT, Kind.MASKED}
+_SINGLE: Final = {MessageKind.ADVERT, MessageKind.MASKED}
 Record = tuple[Any, ...]
 
 
@@ -57,7 +59,7 @@ class Advert(NamedTuple):
 
 
 def point(who: int) -> int:
-    """Where a client's shares are taken: never at 0, where the secret is."""
+    """The place at which a client's shares are taken: never 0, where the secret is."""
     return who + 1
 
 
@@ -68,7 +70,9 @@ def two_thirds(count: int) -> int:
 
 @dataclass(frozen=True)
 class Session:
-    """One round. Public; everybody has the same, but for `model`, which is the digest of what each received."""
+    """The public facts of one round, the same for everybody but for `model`, which is the digest of what each
+    received.
+    """
 
     run: str
     round: int
@@ -88,8 +92,8 @@ class Session:
         }
         for name, (least, most) in ranges.items():
             value = getattr(self, name)
-            if not least <= value <= most:
-                raise ConfigError(f"{name} is {value}", why=f"it is from {least} to {most}", code="secagg-out-of-range")
+            allowed = Range(least=least, most=most, whole=True)
+            check_range(name, value, allowed, "secagg-out-of-range")
         if len(self.model) != 32:
             raise ConfigError(
                 f"the digest of the model has {len(self.model)} bytes", why="SHA-256 has 32", code="secagg-digest"
@@ -97,11 +101,11 @@ class Session:
 
     @property
     def word(self) -> int:
-        """Bytes of a word on the wire."""
+        """The bytes of a word on the wire."""
         return -(-self.width // 8)
 
     def check(self, count: int) -> None:
-        """Whether so many clients may run this round."""
+        """Refuses a round that so many clients may not run."""
         if count * self.top >= 1 << self.width:
             raise HeadroomExceeded(
                 f"k={count} > {((1 << self.width) - 1) // self.top} for words up to {self.top} of {self.width} bits",
@@ -121,7 +125,8 @@ class Session:
         if advert.model != self.model:
             raise abort(
                 f"client {who} has another model: {advert.model.hex()[:16]}, not {self.model.hex()[:16]}",
-                "uploads for different models must not be added; a server can send one client another model to single it out",
+                "uploads for different models must not be added; a server can send one client another model to "
+                "single it out",
                 code="secagg-model",
             )
 
@@ -133,11 +138,11 @@ class Session:
                 code="secagg-too-few",
             )
 
-    def pack(self, kind: Kind, sender: int, records: list[Record]) -> bytes:
+    def pack(self, kind: MessageKind, sender: int, records: list[Record]) -> bytes:
         record = self._record(kind)
         return self._head(kind, sender) + b"".join(record.pack(*fields) for fields in records)
 
-    def unpack(self, data: bytes, kind: Kind) -> tuple[int, list[Record]]:
+    def unpack(self, data: bytes, kind: MessageKind) -> tuple[int, list[Record]]:
         """The sender and the records of a message of this round, of the right kind and length."""
         if len(data) < _HEAD.size:
             raise _malformed(f"{len(data)} bytes came, a header alone has {_HEAD.size}")
@@ -178,12 +183,12 @@ class Session:
     def _shape(self) -> tuple[int, int, int, int]:
         return self.size, self.width, self.top, self.threshold
 
-    def _head(self, kind: Kind, sender: int) -> bytes:
+    def _head(self, kind: MessageKind, sender: int) -> bytes:
         return _HEAD.pack(MAGIC, VERSION, kind, sender, self._run, self.round, *self._shape)
 
-    def _record(self, kind: Kind) -> struct.Struct:
+    def _record(self, kind: MessageKind) -> struct.Struct:
         # the upload ends with a guard word
-        return struct.Struct(f"<{(self.size + 1) * self.word}s") if kind is Kind.MASKED else _RECORD[kind]
+        return struct.Struct(f"<{(self.size + 1) * self.word}s") if kind is MessageKind.MASKED else _RECORD[kind]
 
 
 def _malformed(why: str) -> MalformedCiphertext:

@@ -27,7 +27,7 @@ Row = tuple[bytes, ...]  # what one point holds: a share of each secret
 
 
 def share(hidden: Sequence[bytes], points: Sequence[int], threshold: int) -> list[Row]:
-    """One row for each point."""
+    """The shares of secrets, one row for each point."""
     assert 1 <= threshold <= len(points) == len(set(points))
     assert all(0 < point < PRIME for point in points)  # the value at 0 is the secret
     assert all(len(secret) == SECRET_BYTES for secret in hidden)

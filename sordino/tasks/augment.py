@@ -17,8 +17,7 @@ PAD = 4
 
 
 def crop_flip(x: Tensor, draws: Tensor) -> Tensor:
-    """Of each image [n, c, h, w] a window of its size after zeros were put around it, 4 on each side; every other one
-    mirrored.
+    """A random window of each image [n, c, h, w] after 4 zeros were put on each side, mirrored in half of the cases.
 
     Zero is the mean of the data: images come here standardised.
     """

@@ -48,7 +48,7 @@ def _built(name: str, make: Callable[[], nn.Module]) -> nn.Module:
 
 
 def fits(net: nn.Module, name: str, shape: tuple[int, ...], classes: int) -> None:
-    """Run one blank example through, so that a mismatch is an error before training and not inside it."""
+    """Runs one blank example through, so that a mismatch is an error before training and not inside it."""
     blank = torch.zeros(2, *shape)
     try:
         net.eval()

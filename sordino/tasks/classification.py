@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -13,7 +12,7 @@ from torch import Tensor, nn
 
 from sordino import keys
 from sordino.errors import ConfigError, UnsoundGuarantee
-from sordino.lazy import Part, Rows
+from sordino.lazy import ClientRows, Part, Ready
 from sordino.privacy.readers.per_example_gradients import Recorder, Sides, fast_sum, one_by_one, slow_medians, slow_sum
 from sordino.tasks.augment import AUGMENT
 from sordino.tasks.features import Head, of_chain, transformed
@@ -28,7 +27,9 @@ POOL_FLOATS = 6_000_000  # of one pass over many clients' rows: about what the c
 
 
 class Classification:
-    """Softmax cross-entropy. Rows stay as they were decoded (uint8, channels last) until a batch is read."""
+    """Classification by softmax cross-entropy. Rows stay as they were decoded (uint8, channels last) until a batch
+    is read.
+    """
 
     def __init__(
         self,
@@ -55,7 +56,8 @@ class Classification:
         self._drops = bool(self._dropouts)
         for module in net.modules():
             if getattr(module, "inplace", False):
-                module.inplace = False  # type: ignore[assignment]  # same values, and the layer rules can read what came out
+                # same values, and the layer rules can read what came out
+                module.inplace = False  # type: ignore[assignment]
         self.mixes_examples = coupling(net)
         if self.mixes_examples:
             raise UnsoundGuarantee(
@@ -97,21 +99,21 @@ class Classification:
         logits = torch.func.functional_call(self._net, params, (self._inputs(x, params, keys),))
         return F.cross_entropy(logits, y, reduction="none")
 
-    def ready(self, x: Tensor, y: Tensor, whole: bool = False) -> tuple[Any, Tensor]:
-        """Rows and labels as `gradient` takes them: prepared once, cut into batches later. `whole`: all rows of a
-        client, and all will be used.
+    def ready(self, x: Tensor, y: Tensor, whole: bool = False) -> tuple[Ready, Tensor]:
+        """Rows and labels as `gradient` takes them: prepared once, cut into batches later. `whole` means all rows of
+        a client, of which all will be used.
         """
         scaled = self._scaled(x, torch.float32)
         if self._chain is None:
             return scaled.contiguous(), y
         labels = self._one_hot(y, torch.float32)
         if whole and self._spans(len(y)):
-            return Rows(scaled.flatten(1)), labels
+            return ClientRows(scaled.flatten(1)), labels
         return scaled.to(self.precision), labels
 
-    def gradient(self, params: Params, x: Any, y: Tensor, draws: Callable[[], Tensor]) -> Params:
-        """Of the mean loss over what is `ready`: what autograd finds for `losses`, without a graph where the network is
-        a chain.
+    def gradient(self, params: Params, x: Ready, y: Tensor, draws: Callable[[], Tensor]) -> Params:
+        """The gradient of the mean loss over rows that are `ready`. It is what autograd gives for `losses`, without
+        a graph where the network is a chain.
         """
         kind = next(iter(params.values())).dtype
         drawn = draws() if self._drops or self._augment is not None else None
@@ -128,7 +130,8 @@ class Classification:
         if not isinstance(x, Part) and x.dtype != kind:
             x, y = x.to(kind), y if self._chain is None else y.to(kind)
         if self._chain is not None:
-            return self._chain.gradient(params, x, y, drawn)
+            made: Params = self._chain.gradient(params, x, y, drawn)
+            return made
         self._net.train()
         for dropout in self._dropouts:
             dropout.keys = drawn
@@ -151,8 +154,8 @@ class Classification:
         return max(1, POOL_FLOATS // self._floats)
 
     def stacks(self, n: int) -> int:
-        """How many clients of n rows are trained in one call. Where the arithmetic of one client fills the processor,
-        one.
+        """How many clients of n rows are trained in one call; one where the arithmetic of a single client fills the
+        processor.
         """
         if self._chain is None or self._chain.images:
             return 1
@@ -182,7 +185,7 @@ class Classification:
 
     @cached_property
     def flops(self) -> int:
-        """Of one example through the network, there and back; a way back is two ways there."""
+        """The operations of one example through the network, there and back; a way back counts as two ways there."""
         return 3 * operations(lambda: self._net(self._inputs(self._sample[:1], dict(self._trained))))
 
     @cached_property
@@ -191,12 +194,13 @@ class Classification:
 
     @cached_property
     def metrics(self) -> tuple[str, ...]:
-        """Of `score`, the headline first."""
+        """The names of the values that `score` gives, the headline first."""
         return ("accuracy", "loss", *(("accuracy_of_all_outputs",) if self.classes > self.labels else ()))
 
     def features(self, params: Params, x: Tensor, keys: Tensor | None = None, plain: int = 0) -> Tensor:
-        """What the last linear layer sees [n, d], differentiable in `params`. With keys, one per example, as in
-        training; without, as in `predict`. The last `plain` images are never cut and mirrored."""
+        """The input of the last linear layer [n, d], differentiable in `params`. With keys, one per example, as in
+        training; without, as in `predict`. The last `plain` images are never cut or mirrored.
+        """
         if self._chain is not None and not transformed(
             next(iter(params.values())), x
         ):  # torch.func does not go the chain's own way back
@@ -223,7 +227,7 @@ class Classification:
 
     @cached_property
     def width(self) -> int:
-        """How many features there are."""
+        """The number of features."""
         return self.features({name: p.detach() for name, p in self._trained}, self._sample).shape[1]
 
     def head(self, params: Params, z: Tensor) -> Tensor:
@@ -288,7 +292,7 @@ class Classification:
         return Sides(chain.tape(params, x, y, keys if self._drops else None), clip, order, kind)
 
     def still(self) -> AbstractContextManager[None]:
-        """For answers about single examples: refuses a network that is not the same afterwards."""
+        """Refuses a network that answers about single examples and is not the same afterwards."""
         return nullcontext() if self._chain is not None else still(self._net)
 
     @cached_property
@@ -299,8 +303,8 @@ class Classification:
     def median_sum(
         self, losses: Losses, params: Params, batch: Examples, keys: Tensor
     ) -> tuple[Params, dict[str, float]]:
-        """The same with each parameter clipped to the median of its norms, and these medians: nothing that a promise
-        could rest on.
+        """The sum of the examples' gradients, each parameter's cut to the median of its norms, and these medians. No
+        promise can rest on it.
         """
         if self._chain is None or losses != self.losses:
             return slow_medians(losses, params, batch, keys)

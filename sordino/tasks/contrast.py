@@ -10,8 +10,8 @@ from torch import Tensor
 
 
 def class_means(z: Tensor, labels: Tensor, classes: int) -> tuple[Tensor, Tensor]:
-    """Means of the features of each class, and how many of them there are; gradients flow, a class that is not there
-    has mean 0.
+    """The mean of the features of each class, and how many of them there are. Gradients flow; a class without
+    features has mean 0.
     """
     counts = torch.bincount(labels, minlength=classes).to(z.dtype)
     sums = z.new_zeros(classes, z.shape[1]).index_add(0, labels, z)
@@ -19,8 +19,8 @@ def class_means(z: Tensor, labels: Tensor, classes: int) -> tuple[Tensor, Tensor
 
 
 def separation(z: Tensor, labels: Tensor, prototypes: Tensor, known: Tensor, temperature: float) -> Tensor:
-    """Mean of -log softmax of the cosines of each row of z with all known prototypes, at its own (SlaugFL, the
-    separation loss); no gradient reaches the prototypes.
+    """The mean of -log softmax of the cosines of each row of z with all known prototypes, at its own prototype
+    (SlaugFL, the separation loss). No gradient reaches the prototypes.
 
     A row whose own prototype is unknown has no say; 0 where none has.
     """
@@ -35,8 +35,8 @@ def separation(z: Tensor, labels: Tensor, prototypes: Tensor, known: Tensor, tem
 
 
 def model_contrast(z: Tensor, shared: Tensor, before: Tensor, temperature: float) -> Tensor:
-    """One loss per example: near the features of the shared model, far from those of the client's last one (Li, He and
-    Song, CVPR 2021).
+    """One loss per example, which is small near the features of the shared model and far from those of the client's
+    last one (Li, He and Song, CVPR 2021).
     """
     near = F.cosine_similarity(z, shared.detach(), dim=1) / temperature
     far = F.cosine_similarity(z, before.detach(), dim=1) / temperature
@@ -45,8 +45,8 @@ def model_contrast(z: Tensor, shared: Tensor, before: Tensor, temperature: float
 
 
 def supervised_contrast(z: Tensor, labels: Tensor, temperature: float) -> Tensor:
-    """Mean over anchors of the mean over others of their class of -log softmax of cosines (Khosla et al., NeurIPS
-    2020). Who is alone in its class counts 0.
+    """The mean over anchors of the mean over others of their class of -log softmax of cosines (Khosla et al.,
+    NeurIPS 2020). An example that is alone in its class counts 0.
     """
     z = F.normalize(z, dim=1)
     n = len(z)

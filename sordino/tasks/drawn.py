@@ -13,20 +13,24 @@ from torch import Tensor
 
 from sordino import keys
 from sordino.generators import nets
-from sordino.generators.nets import Shape
+from sordino.generators.nets import GeneratorShape
 from sordino.generators.noise_images import Source, noise_set
 from sordino.keys import Key
 from sordino.types import Examples
 
 
-def drawn(
-    shape: Shape, state: Mapping[str, Tensor], labels: Tensor, key: Key, rescale: Literal["fixed", "minmax"] = "fixed"
+def generated(
+    shape: GeneratorShape,
+    state: Mapping[str, Tensor],
+    labels: Tensor,
+    key: Key,
+    rescale: Literal["fixed", "minmax"] = "fixed",
 ) -> Examples:
     return Examples(nets.draw(shape, dict(state), labels, key, rescale), labels)
 
 
 def all_alike(number: int, classes: int, key: Key) -> Tensor:
-    """Labels of so many images: of each class equally many, at least one, the rest of random classes."""
+    """Labels for a number of images: equally many of each class, at least one, and random classes for the rest."""
     labels = torch.arange(classes).repeat_interleave(max(1, number // classes))
     rest = number % classes if number >= classes else 0
     return torch.cat([labels, keys.permutation(key, classes)[:rest]])
@@ -36,10 +40,10 @@ def all_alike(number: int, classes: int, key: Key) -> Tensor:
 def noise_examples(
     classes: int, per_class: int, side: int, channels: int, key: int, source: Source, width: int
 ) -> Examples:
-    """The same for everybody, so made once in a process."""
+    """Images of pure noise with labels, the same for everybody and so made once in a process."""
     return Examples(*noise_set(classes, per_class, side, channels, key, source, width=width))
 
 
 def pictures(x: Tensor, y: Tensor) -> Examples:
-    """Images that everybody was handed."""
+    """The images that everybody was handed, as examples."""
     return Examples(x, y)

@@ -19,14 +19,16 @@ from sordino.types import Params
 
 
 def of_chain(chain: Chain, params: Params, x: Tensor, draws: Tensor | None, precision: torch.dtype) -> Tensor:
-    """In the dtype of the parameters, computed in `precision`."""
+    """The features that a chain computes in `precision`, in the dtype of the parameters."""
     body = {name: value for name, value in params.items() if name not in chain.head}
-    found: Tensor = _Features.apply(chain, tuple(body), precision, x.to(precision), draws, *body.values())  # type: ignore[no-untyped-call]
-    return found.to(next(iter(params.values())).dtype)
+    wide = x.to(precision)
+    arguments = (chain, tuple(body), precision, wide, draws, *body.values())
+    z: Tensor = _Features.apply(*arguments)  # type: ignore[no-untyped-call]
+    return z.to(next(iter(params.values())).dtype)
 
 
 def transformed(*values: Tensor) -> bool:
-    """Is torch.func at work, which cannot look into `of_chain`?"""
+    """Whether torch.func is at work, which cannot look into `of_chain`."""
     return any(torch._C._functorch.is_functorch_wrapped_tensor(value) for value in values)
 
 
@@ -91,7 +93,9 @@ class Head:
     def logits(self, params: Params, z: Tensor) -> Tensor:
         prefix = f"{self._path}." if self._path else ""
         own = dict(self._layer.named_parameters())  # where they are not trained
-        return torch.func.functional_call(self._layer, {k: params.get(prefix + k, v) for k, v in own.items()}, (z,))  # type: ignore[no-any-return]
+        held = {k: params.get(prefix + k, v) for k, v in own.items()}
+        made: Tensor = torch.func.functional_call(self._layer, held, (z,))
+        return made
 
     def input(self, net: nn.Module, params: Params, x: Tensor) -> Tensor:
         seen: list[Tensor] = []

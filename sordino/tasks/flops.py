@@ -29,7 +29,7 @@ class _Counting(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def count(forward: Callable[[], object]) -> int:
-    """Of what runs inside."""
+    """The operations of what runs inside, counted by torch."""
     with _Counting() as counting, torch.no_grad():  # type: ignore[no-untyped-call]
         forward()
     return int(counting.total)

@@ -20,7 +20,7 @@ OURS = {"training", "_parameters", "_modules"}  # a task sets the mode and the p
 
 
 def coupling(net: nn.Module) -> str:
-    """The layer that normalises by statistics of other examples; "" where there is none."""
+    """The layer that normalises by statistics of other examples, by name; "" where there is none."""
     for module in net.modules():
         running = isinstance(module, nn.modules.instancenorm._InstanceNorm) and module.track_running_stats
         if running or isinstance(module, nn.modules.batchnorm._BatchNorm):
@@ -38,14 +38,14 @@ def held(net: nn.Module) -> dict[str, tuple[Any, int]]:
     return found
 
 
-def _size(value: Any) -> int:
+def _size(value: object) -> int:
     if isinstance(value, Tensor):
         return value._version
     return len(value) if isinstance(value, Sized) else 0
 
 
-def changed(before: dict[str, tuple[Any, int]], after: dict[str, tuple[Any, int]]) -> str:
-    """The first name that is not what it was; "" where there is none."""
+def changed(before: dict[str, tuple[object, int]], after: dict[str, tuple[object, int]]) -> str:
+    """The first name whose state is not what it was; "" where there is none."""
     nothing = (None, -1)
     for name in before | after:
         (old, size), (new, now) = before.get(name, nothing), after.get(name, nothing)
@@ -54,9 +54,10 @@ def changed(before: dict[str, tuple[Any, int]], after: dict[str, tuple[Any, int]
     return ""
 
 
-def remembered(net: nn.Module, passing: Callable[[], Any]) -> str:
-    """What a second pass changes. What the first one makes for good, such as a table of positions, tells nothing of the
-    rows that come later."""
+def remembered(net: nn.Module, passing: Callable[[], object]) -> str:
+    """What a second pass changes in the network. What the first one makes for good, such as a table of positions,
+    tells nothing of the rows that come later.
+    """
     passing()
     before = held(net)
     passing()
@@ -65,7 +66,7 @@ def remembered(net: nn.Module, passing: Callable[[], Any]) -> str:
 
 @contextmanager
 def still(net: nn.Module) -> Iterator[None]:
-    """Refuse what is asked in here if the network is not the same afterwards."""
+    """Refuses what is asked inside if the network is not the same afterwards."""
     before = held(net)
     try:
         yield

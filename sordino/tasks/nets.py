@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from sordino import keys
-from sordino.errors import ConfigError, DataError
+from sordino.errors import BELOW_ONE, ConfigError, DataError, Range, check_range
 from sordino.tasks.resnet import resnet18
 
 
@@ -20,10 +20,7 @@ class Dropout(nn.Module):
 
     def __init__(self, p: float = 0.5, whole_channels: bool = False) -> None:
         super().__init__()
-        if not 0 <= p < 1:
-            raise ConfigError(
-                f"dropout is {p}", why="it is a probability, and at 1 nothing is left", code="dropout-out-of-range"
-            )
+        check_range("dropout", p, BELOW_ONE, "dropout-out-of-range", why="it is a probability")
         self.p, self.whole_channels = p, whole_channels
         self.keys: Tensor | None = None
         self.place = ""
@@ -33,7 +30,7 @@ class Dropout(nn.Module):
         return x if mask is None else x * mask
 
     def mask(self, x: Tensor, draws: Tensor | None) -> Tensor | None:
-        """What `x` is multiplied by; None where nothing is dropped."""
+        """The mask that `x` is multiplied by; None where nothing is dropped."""
         if draws is None or self.p == 0:
             return None
         shape = x.shape[:2] + (1,) * (x.dim() - 2) if self.whole_channels else x.shape
@@ -45,7 +42,7 @@ WHOLE = nn.Dropout1d | nn.Dropout2d | nn.Dropout3d
 
 
 def keyed_dropout(module: nn.Module) -> list[Dropout]:
-    """Replace torch's dropouts (global generator) by keyed ones; return all of them."""
+    """Replaces torch's dropouts (global generator) by keyed ones, and returns all of them."""
     for name, child in list(module.named_children()):
         if isinstance(child, nn.Dropout | WHOLE):
             setattr(module, name, Dropout(child.p, isinstance(child, WHOLE)))
@@ -65,16 +62,13 @@ def _features(shape: tuple[int, ...]) -> int:
 
 
 class Ball(nn.Module):
-    """Scale each row so that ||(x, 1)|| <= radius: a public bound on features, no statistics of the data."""
+    """A layer that scales each row so that ||(x, 1)|| <= radius: a public bound on features, without statistics of
+    the data.
+    """
 
     def __init__(self, radius: float) -> None:
         super().__init__()
-        if not 1 < radius < float("inf"):
-            raise ConfigError(
-                f"model.radius is {radius}",
-                why="it bounds (features, 1), so it is above 1",
-                code="radius-out-of-range",
-            )
+        check_range("model.radius", radius, Range(above=1), "radius-out-of-range", why="it bounds (features, 1)")
         self.radius = radius
 
     def forward(self, x: Tensor) -> Tensor:
@@ -85,13 +79,13 @@ class Ball(nn.Module):
 
 
 def logistic(shape: tuple[int, ...], classes: int, radius: float | None = None) -> nn.Module:
-    """`radius` bounds the features, as convex_stable needs it."""
+    """Logistic regression; `radius` bounds the features, as convex_stable needs it."""
     ball = [] if radius is None else [Ball(radius)]
     return nn.Sequential(nn.Flatten(), *ball, nn.Linear(_features(shape), classes))
 
 
 def bounded(net: nn.Module) -> float | None:
-    """The bound on (features, 1), of a network that is a linear layer behind a `Ball` and nothing else."""
+    """The bound on (features, 1) of a network that is a linear layer behind a `Ball` and nothing else."""
     layers = list(net) if type(net) is nn.Sequential else []
     if [type(m) for m in layers] != [nn.Flatten, Ball, nn.Linear]:
         return None
@@ -134,7 +128,9 @@ def cnn(shape: tuple[int, ...], classes: int, dropout: float = 0.5) -> nn.Module
 
 
 def cnn_wide(shape: tuple[int, ...], classes: int) -> nn.Module:
-    """Two 5x5 convolutions of 64 channels and 384-192 hidden units: 797,962 parameters on 3x32x32 images, 10 classes."""
+    """Two 5x5 convolutions of 64 channels and 384-192 hidden units: 797,962 parameters on 3x32x32 images of 10
+    classes.
+    """
     channels, side = _image(shape, "cnn_wide", 16)
     last = ((side - 4) // 2 - 4) // 2
     return nn.Sequential(
@@ -172,7 +168,9 @@ def cnn_stride(shape: tuple[int, ...], classes: int) -> nn.Module:
 
 
 def cnn_pool(shape: tuple[int, ...], classes: int) -> nn.Module:
-    """The same with 2x2 max-pooling instead of the stride, and as many parameters."""
+    """Two 5x5 convolutions with 2x2 max-pooling, 16 and 32 channels, and a linear head: as many parameters as
+    `cnn_stride`.
+    """
     return _two_convolutions(shape, classes, "cnn_pool", pool=True)
 
 
@@ -180,8 +178,8 @@ VGG16 = ((64, 64), (128, 128), (256, 256, 256), (512, 512, 512), (512, 512, 512)
 
 
 def vgg16(shape: tuple[int, ...], classes: int, dropout: float = 0.5) -> nn.Module:
-    """Simonyan and Zisserman, ICLR 2015, configuration D, on images of 32x32 or more: 134,301,514 parameters for 10
-    classes.
+    """VGG-16 (Simonyan and Zisserman, ICLR 2015, configuration D) on images of 32x32 or more: 134,301,514 parameters
+    for 10 classes.
     """
     channels, _ = _image(shape, "vgg16", 32)
     layers: list[nn.Module] = []
@@ -214,8 +212,8 @@ def cnn_norm(shape: tuple[int, ...], classes: int, groups: int = 4, width: int =
 
 
 def projected(net: nn.Module, width: int = 256) -> nn.Sequential:
-    """MOON's head (Li, He and Song, CVPR 2021): Linear(d, d), ReLU, Linear(d, width) before the classifier, in a new
-    network with the same body.
+    """A new network with MOON's head (Li, He and Song, CVPR 2021) before the classifier, Linear(d, d), ReLU,
+    Linear(d, width), and with the same body.
     """
     layers = list(net) if isinstance(net, nn.Sequential) else []
     last = layers[-1] if layers else None

@@ -16,12 +16,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from sordino import keys, tree
-from sordino.types import Examples, Model, Params, Shard, Task, Work
+from sordino.types import Examples, Params, Scorer, Shard, Task, Work
 
 
 @dataclass(frozen=True)
 class Shared:
-    """The shared model as it is."""
+    """No personal training: the shared model as it is."""
 
     task: Task
     params: Params
@@ -48,18 +48,18 @@ class NearestMean:
         return {"accuracy": ((found.argmax(1) == place) & known).double(), "loss": loss}
 
 
-def plain(task: Task, params: Params, shard: Shard) -> Model:
+def plain(task: Task, params: Params, shard: Shard) -> Scorer:
     return Shared(task, params)
 
 
-def finetune(task: Task, params: Params, shard: Shard) -> Model:
-    """One step of 0.1 along the gradient of all of the client's data."""
+def finetune(task: Task, params: Params, shard: Shard) -> Scorer:
+    """The model after one step of 0.1 along the gradient of all of the client's data."""
     for batch in shard.batches(Work(None, 1, None), keys.root(0)):
         params = tree.formed(tree.axpy(-0.1, batch.grad(task.losses, params), params))
     return Shared(task, params)
 
 
-def proto(task: Task, params: Params, shard: Shard) -> Model:
+def proto(task: Task, params: Params, shard: Shard) -> Scorer:
     def by_class(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         mine = F.one_hot(y, task.classes).double()
         return mine.T @ _features(task, params, x).double(), mine.sum(0)
@@ -71,21 +71,22 @@ def proto(task: Task, params: Params, shard: Shard) -> Model:
 
 
 def training_loss(task: Task, params: Params, shard: Shard) -> Tensor:
-    """Mean loss of a model over a client's own examples."""
+    """The mean loss of a model over a client's own examples."""
     total: Tensor = shard.sum(lambda x, y: task.score(params, Examples(x, y))["loss"].sum())
     return total / shard.size
 
 
-WAYS: dict[str, Callable[[Task, Params, Shard], Model]] = {"plain": plain, "finetune": finetune, "proto": proto}
+WAYS: dict[str, Callable[[Task, Params, Shard], Scorer]] = {"plain": plain, "finetune": finetune, "proto": proto}
 
 
 def distances(z: Tensor, means: Tensor) -> Tensor:
-    """Logits: minus the squared distance to each mean."""
+    """Logits that are minus the squared distance to the mean of each class."""
     return 2 * z @ means.T - (z**2).sum(1, keepdim=True) - (means**2).sum(1)
 
 
 def episode_loss(task: Task, params: Params, support: Examples, query: Examples, draws: Tensor) -> Tensor:
-    """Mean cross-entropy of the queries against the prototypes of the support, with the gradient flowing through both.
+    """The mean cross-entropy of the queries against the prototypes of the support, with the gradient flowing through
+    both.
 
     A query whose class the support lacks has no say.
     """

@@ -17,7 +17,7 @@ from sordino.types import Examples, Params, Task
 
 
 def fitted(task: Task, examples: Examples, epochs: int, batch: int, lr: float, momentum: float, key: Key) -> Params:
-    """Momentum SGD on all of them."""
+    """Weights after some epochs of momentum SGD on these examples."""
     params, velocity = task.init(keys.fold(key, "init")), None
     for epoch in range(epochs):
         order = keys.permutation(keys.fold(key, "epoch", epoch), len(examples.y))
@@ -31,7 +31,7 @@ def fitted(task: Task, examples: Examples, epochs: int, batch: int, lr: float, m
 
 
 def stored(task: Task, path: str) -> Params:
-    """Weights of this network from a safetensors file."""
+    """The weights of this network from a safetensors file."""
     wanted = task.init(0)
     try:
         found = safetensors.torch.load_file(Path(path))
@@ -50,7 +50,7 @@ def stored(task: Task, path: str) -> Params:
 
 
 def projection(width: int, to: int, key: Key) -> Tensor:
-    """Orthonormal columns [width, to]."""
+    """A matrix with orthonormal columns [width, to]."""
     found, _ = torch.linalg.qr(keys.normal(key, width * width).view(width, width))
     columns: Tensor = found[:, : min(to, width)]
     return columns.float()

@@ -15,7 +15,9 @@ from sordino.types import Examples, Losses, Params
 
 
 class Quadratic:
-    """f(w; [a, b]) = 1/2 sum a (w - b)^2: the optimum of any mixture of clients is known in closed form."""
+    """Quadratics f(w; [a, b]) = 1/2 sum a (w - b)^2, for which the optimum of any mixture of clients has a closed
+    form.
+    """
 
     name = "quadratic"
     mixes_examples = remembers = ""
@@ -87,7 +89,8 @@ class Quadratic:
 def _no_features() -> ConfigError:
     return ConfigError(
         "quadratics have no classes and no features",
-        why="there is nothing to tell apart and no network whose last layer sees anything, and the algorithm or evaluation chosen needs both",
+        why="there is nothing to tell apart and no network whose last layer sees anything, and the algorithm or "
+        "evaluation chosen needs both",
         fix="learn to classify something (another data.source), or choose another algorithm",
         code="model-without-head",
     )

@@ -42,8 +42,8 @@ class Block(nn.Module):
 def resnet18(
     shape: tuple[int, ...], classes: int, norm: Norm = "group", groups: int = 32, width: int = 64
 ) -> nn.Sequential:
-    """He et al., CVPR 2016, for images of 32x32: 3x3 stem, no max-pooling, GroupNorm: 11,173,962 parameters for 10
-    classes.
+    """ResNet-18 (He et al., CVPR 2016) for images of 32x32: 3x3 stem, no max-pooling, GroupNorm, 11,173,962
+    parameters for 10 classes.
     """
     if norm not in get_args(Norm):
         raise ConfigError(

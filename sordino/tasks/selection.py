@@ -21,7 +21,7 @@ ROWS = 256
 
 
 class Skill(NamedTuple):
-    """Of one model on labelled examples, class by class."""
+    """What one model can do on labelled examples, class by class."""
 
     recall: Tensor
     f1: Tensor
@@ -41,8 +41,8 @@ def skill(task: Task, params: Params, probe: Examples) -> Skill:
 
 
 def ranked(score: Tensor, confidence: Tensor) -> Tensor:
-    """Devices [devices, classes] from the best of each class to the worst: by score, then by confidence, then by the
-    lower number.
+    """The devices [devices, classes] from the best of each class to the worst: by score, then by confidence, then by
+    the lower number.
     """
     order = torch.arange(len(score)).expand(score.shape[1], -1)
     for column in (confidence, score):  # stable sorts, the least important first
@@ -51,23 +51,24 @@ def ranked(score: Tensor, confidence: Tensor) -> Tensor:
 
 
 def distances(z: Tensor, prototype: Tensor) -> Tensor:
-    """1 - cosine, of features to a prototype."""
+    """The cosine distance, 1 - cosine, of features to a prototype."""
     return 1 - torch.nn.functional.cosine_similarity(z.double(), prototype.double()[None], dim=1)
 
 
 def nearest(distance: Tensor, keep: int) -> Tensor:
-    """Numbers of the `keep` smallest, in rising order of their number; all where there are fewer."""
+    """The numbers of the `keep` smallest values, in rising order; all where there are fewer."""
     return distance.argsort(stable=True)[:keep].sort().values
 
 
 def some(count: int, most: int, key: Key) -> Tensor:
-    """So many random numbers below `count`."""
+    """A few different random numbers below `count`."""
     return keys.permutation(key, count)[:most]
 
 
 def requests(classes: int, count: int, key: Key) -> tuple[Tensor, Tensor]:
-    """The class of each of `count` prototypes, and at which rank one begins to ask: every class once; with fewer
-    prototypes random classes, with more of them the runners-up of random classes."""
+    """The class of each of `count` prototypes, and the rank at which one begins to ask: every class once. With fewer
+    prototypes than classes random classes, with more also the runners-up of random classes.
+    """
     mixed = keys.permutation(keys.fold(key, "slots"), classes)
     if count <= classes:
         chosen = torch.arange(classes) if count == classes else mixed[:count].sort().values

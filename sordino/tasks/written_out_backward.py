@@ -16,17 +16,20 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sordino.lazy import Part, Product, Span
+from sordino.lazy import Part, Product, Ready, Span
 from sordino.tasks.nets import Dropout, MeanPool
 from sordino.types import Params
 
 aten = torch.ops.aten
+
+Kept: TypeAlias = Any  # what the forward of a link leaves for its own backward, and nobody else looks into
+Gradients: TypeAlias = dict[str, Any]  # tensors, or products of two that are not formed yet
 
 
 class Passed(NamedTuple):
@@ -40,24 +43,24 @@ class Passed(NamedTuple):
 
 @dataclass(frozen=True)
 class Link(ABC):
-    """One layer. `forward` gives the output and whatever `backward` wants to see again."""
+    """One layer, written out. `forward` gives the output and whatever `backward` wants to see again."""
 
     name: str
     module: Any
 
     @abstractmethod
-    def forward(self, p: Params, x: Tensor, draws: Tensor | None) -> tuple[Tensor, Any]: ...
+    def forward(self, p: Params, x: Tensor, draws: Tensor | None) -> tuple[Tensor, Kept]: ...
 
     @abstractmethod
-    def backward(self, p: Params, kept: Any, g: Tensor, deeper: bool) -> Tensor:
-        """The gradient at the input; anything where `deeper` is False and nobody asks."""
+    def backward(self, p: Params, kept: object, g: Tensor, deeper: bool) -> Tensor:
+        """The gradient at the input; anything where `deeper` is False and nobody asks for it."""
 
-    def seen(self, kept: Any) -> Tensor | None:
-        """The input, of a layer with parameters."""
+    def seen(self, kept: object) -> Tensor | None:
+        """The input of a layer with parameters."""
         return None
 
-    def weights(self, p: Params, kept: Any, g: Tensor, deeper: bool) -> tuple[Tensor, dict[str, Any]]:
-        """`backward` together with the gradients of the layer's own parameters."""
+    def weights(self, p: Params, kept: object, g: Tensor, deeper: bool) -> tuple[Tensor, Gradients]:
+        """The gradient at the input, together with those of the layer's own parameters."""
         return self.backward(p, kept, g, deeper), {}
 
     @cached_property
@@ -66,24 +69,24 @@ class Link(ABC):
 
     @cached_property
     def bias(self) -> str:
-        """Its place among the parameters, "" where the layer has none."""
+        """The place of the bias among the parameters, "" where the layer has none."""
         return "" if self.module.bias is None else f"{self.name}.bias"
 
 
 class Linear(Link):
-    def forward(self, p: Params, x: Any, draws: Tensor | None) -> tuple[Tensor, Any]:
+    def forward(self, p: Params, x: Ready, draws: Tensor | None) -> tuple[Tensor, Kept]:
         if isinstance(x, Part):
             return x.rows.times(p[self.weight], p.get(self.bias), x.index), x
         return F.linear(x, p[self.weight], p.get(self.bias)), x
 
-    def backward(self, p: Params, kept: Any, g: Tensor, deeper: bool) -> Tensor:
+    def backward(self, p: Params, kept: object, g: Tensor, deeper: bool) -> Tensor:
         return g @ p[self.weight] if deeper else g
 
-    def seen(self, kept: Any) -> Tensor | None:
+    def seen(self, kept: Kept) -> Tensor | None:
         return kept  # type: ignore[no-any-return]
 
-    def weights(self, p: Params, kept: Any, g: Tensor, deeper: bool) -> tuple[Tensor, dict[str, Any]]:
-        found: dict[str, Any]
+    def weights(self, p: Params, kept: Kept, g: Tensor, deeper: bool) -> tuple[Tensor, Gradients]:
+        found: Gradients
         if isinstance(kept, Part):
             left, found = g, {self.weight: Span(kept.rows, g, kept.index)}
         else:
@@ -95,7 +98,7 @@ class Linear(Link):
 
 
 class Conv(Link):
-    def forward(self, p: Params, x: Tensor, draws: Tensor | None) -> tuple[Tensor, Any]:
+    def forward(self, p: Params, x: Tensor, draws: Tensor | None) -> tuple[Tensor, Kept]:
         m = self.module
         bias = p[self.bias] if self.bias else None
         return F.conv2d(x, p[self.weight], bias, m.stride, m.padding, m.dilation), x
@@ -108,26 +111,26 @@ class Conv(Link):
         )
         return found
 
-    def backward(self, p: Params, kept: Any, g: Tensor, deeper: bool) -> Tensor:
+    def backward(self, p: Params, kept: Kept, g: Tensor, deeper: bool) -> Tensor:
         return self._back(p, kept, g, [True, False, False])[0] if deeper else g
 
-    def seen(self, kept: Any) -> Tensor | None:
+    def seen(self, kept: Kept) -> Tensor | None:
         return kept  # type: ignore[no-any-return]
 
-    def weights(self, p: Params, kept: Any, g: Tensor, deeper: bool) -> tuple[Tensor, dict[str, Any]]:
+    def weights(self, p: Params, kept: Kept, g: Tensor, deeper: bool) -> tuple[Tensor, Gradients]:
         gx, gw, gb = self._back(p, kept, g, [deeper, True, bool(self.bias)])
         return gx, {self.weight: gw} | ({self.bias: gb} if self.bias else {})
 
 
 class Norm(Link):
-    def forward(self, p: Params, x: Tensor, draws: Tensor | None) -> tuple[Tensor, Any]:
+    def forward(self, p: Params, x: Tensor, draws: Tensor | None) -> tuple[Tensor, Kept]:
         n, c, m = x.shape[0], x.shape[1], self.module
         flat = x.reshape(n, c, -1).contiguous()
         rest = flat.shape[2]
         out, mean, rstd = aten.native_group_norm(flat, p[self.weight], p[self.bias], n, c, rest, m.num_groups, m.eps)
         return out.view(x.shape), (flat, mean, rstd, x)
 
-    def _back(self, p: Params, kept: Any, g: Tensor, mask: list[bool]) -> tuple[Tensor, Tensor, Tensor]:
+    def _back(self, p: Params, kept: Kept, g: Tensor, mask: list[bool]) -> tuple[Tensor, Tensor, Tensor]:
         x, mean, rstd, _ = kept
         n, c, rest = x.shape
         found: tuple[Tensor, Tensor, Tensor] = aten.native_group_norm_backward(
@@ -135,23 +138,23 @@ class Norm(Link):
         )
         return found
 
-    def backward(self, p: Params, kept: Any, g: Tensor, deeper: bool) -> Tensor:
+    def backward(self, p: Params, kept: object, g: Tensor, deeper: bool) -> Tensor:
         return self._back(p, kept, g, [True, False, False])[0].view(g.shape) if deeper else g
 
-    def seen(self, kept: Any) -> Tensor | None:
+    def seen(self, kept: Kept) -> Tensor | None:
         return kept[3]  # type: ignore[no-any-return]
 
-    def weights(self, p: Params, kept: Any, g: Tensor, deeper: bool) -> tuple[Tensor, dict[str, Any]]:
+    def weights(self, p: Params, kept: object, g: Tensor, deeper: bool) -> tuple[Tensor, Gradients]:
         gx, gw, gb = self._back(p, kept, g, [deeper, True, True])
         return gx.view(g.shape) if deeper else g, {self.weight: gw, self.bias: gb}
 
 
 class Relu(Link):
-    def forward(self, p: Params, x: Tensor, draws: Tensor | None) -> tuple[Tensor, Any]:
+    def forward(self, p: Params, x: Tensor, draws: Tensor | None) -> tuple[Tensor, Kept]:
         out = torch.relu(x)
         return out, out
 
-    def backward(self, p: Params, kept: Any, g: Tensor, deeper: bool) -> Tensor:
+    def backward(self, p: Params, kept: object, g: Tensor, deeper: bool) -> Tensor:
         found: Tensor = aten.threshold_backward(g, kept, 0)
         return found
 
@@ -165,48 +168,48 @@ class MaxPool(Link):
         ]
         return (*pair, m.ceil_mode)
 
-    def forward(self, p: Params, x: Tensor, draws: Tensor | None) -> tuple[Tensor, Any]:
+    def forward(self, p: Params, x: Tensor, draws: Tensor | None) -> tuple[Tensor, Kept]:
         out, where = aten.max_pool2d_with_indices(x, *self._sizes())
         return out, (x, where)
 
-    def backward(self, p: Params, kept: Any, g: Tensor, deeper: bool) -> Tensor:
+    def backward(self, p: Params, kept: Kept, g: Tensor, deeper: bool) -> Tensor:
         x, where = kept
         found: Tensor = aten.max_pool2d_with_indices_backward(g, x, *self._sizes(), where)
         return found
 
 
 class AdaptivePool(Link):
-    def forward(self, p: Params, x: Tensor, draws: Tensor | None) -> tuple[Tensor, Any]:
+    def forward(self, p: Params, x: Tensor, draws: Tensor | None) -> tuple[Tensor, Kept]:
         return self.module(x), x
 
-    def backward(self, p: Params, kept: Any, g: Tensor, deeper: bool) -> Tensor:
+    def backward(self, p: Params, kept: object, g: Tensor, deeper: bool) -> Tensor:
         found: Tensor = aten._adaptive_avg_pool2d_backward(g, kept)
         return found
 
 
 class Flatten(Link):
-    def forward(self, p: Params, x: Tensor, draws: Tensor | None) -> tuple[Tensor, Any]:
+    def forward(self, p: Params, x: Tensor, draws: Tensor | None) -> tuple[Tensor, Kept]:
         return x.flatten(1), x.shape
 
-    def backward(self, p: Params, kept: Any, g: Tensor, deeper: bool) -> Tensor:
+    def backward(self, p: Params, kept: Kept, g: Tensor, deeper: bool) -> Tensor:
         return g.reshape(kept)
 
 
 class Mean(Link):
-    def forward(self, p: Params, x: Tensor, draws: Tensor | None) -> tuple[Tensor, Any]:
+    def forward(self, p: Params, x: Tensor, draws: Tensor | None) -> tuple[Tensor, Kept]:
         return x.mean((2, 3)), x.shape
 
-    def backward(self, p: Params, kept: Any, g: Tensor, deeper: bool) -> Tensor:
+    def backward(self, p: Params, kept: Kept, g: Tensor, deeper: bool) -> Tensor:
         found: Tensor = (g / (kept[2] * kept[3]))[:, :, None, None].expand(kept)
         return found
 
 
 class Drop(Link):
-    def forward(self, p: Params, x: Tensor, draws: Tensor | None) -> tuple[Tensor, Any]:
+    def forward(self, p: Params, x: Tensor, draws: Tensor | None) -> tuple[Tensor, Kept]:
         mask = self.module.mask(x, draws)
         return (x, None) if mask is None else (x * mask, mask)
 
-    def backward(self, p: Params, kept: Any, g: Tensor, deeper: bool) -> Tensor:
+    def backward(self, p: Params, kept: Kept, g: Tensor, deeper: bool) -> Tensor:
         return g if kept is None else g * kept
 
 
@@ -252,8 +255,8 @@ class Chain:
 
     @staticmethod
     def of(net: nn.Module, shape: tuple[int, ...]) -> Chain | None:
-        """None where the network is not a chain of known layers that ends in a linear one, each used once with
-        parameters of its own.
+        """The chain of a network. None where the network is not a chain of known layers that ends in a linear one,
+        each used once with parameters of its own.
 
         No link looks at two examples, which private readers rely on. `shape` of an example: a convolution takes a batch
         of planes for channels of one image.
@@ -275,24 +278,24 @@ class Chain:
                 links[i], links[i + 1] = links[i + 1], links[i]
         return Chain(links)
 
-    def forward(self, p: Params, x: Any, draws: Tensor | None) -> tuple[Tensor, list[Any]]:
-        """`x` are images, or some of the `Rows` that they are once they are flat."""
+    def forward(self, p: Params, x: object, draws: Tensor | None) -> tuple[Tensor, list[Kept]]:
+        """The output for `x`, which are images or some of the `ClientRows` that images are once they are flat."""
         z, kept = self.body(p, x, draws)
         logits, saved = self.links[-1].forward(p, z, draws)
         return logits, [*kept, saved]
 
-    def body(self, p: Params, x: Any, draws: Tensor | None) -> tuple[Any, list[Any]]:
-        """As far as the last layer, which makes logits of it."""
+    def body(self, p: Params, x: Ready, draws: Tensor | None) -> tuple[Ready, list[Kept]]:
+        """The input of the last layer, which makes logits of it."""
         start = self.first if isinstance(x, Part) else 0
-        kept: list[Any] = [None] * start
+        kept: list[Kept] = [None] * start
         for link in self.links[start:-1]:
             x, saved = link.forward(p, x, draws)
             kept.append(saved)
         return x, kept
 
-    def back(self, p: Params, kept: list[Any], g: Tensor) -> dict[str, Any]:
-        """From the gradient at the output of the last of the links that left something."""
-        found: dict[str, Any] = {}
+    def back(self, p: Params, kept: list[object], g: Tensor) -> Gradients:
+        """The gradients of a backward pass, from the output of the last link that left something."""
+        found: Gradients = {}
         for i in range(len(kept) - 1, self.first - 1, -1):
             g, own = self.links[i].weights(p, kept[i], g, i > self.first)
             found.update(own)
@@ -304,8 +307,8 @@ class Chain:
         return x
 
     def spans(self, n: int) -> bool:
-        """Do n rows cost less as `Rows` than as images? Where a first linear layer has more weights than the rows have
-        coefficients.
+        """Whether n rows cost less as `ClientRows` than as images: where a first linear layer has more weights than the
+        rows have coefficients.
         """
         if not self._linear:
             return False
@@ -313,7 +316,7 @@ class Chain:
         return bool(n * (first.in_features + first.out_features) <= first.in_features * first.out_features)
 
     def floats(self, p: Params, one: Tensor) -> int:
-        """Numbers that a forward and backward pass over one row goes through, windows of convolutions included."""
+        """How many numbers a forward and backward pass over one row goes through, windows of convolutions included."""
         total, x = one.numel(), one
         for link in self.links:
             x, _ = link.forward(p, x, None)
@@ -321,9 +324,9 @@ class Chain:
             total += 2 * x.numel() + windows
         return total
 
-    def gradient(self, p: Params, x: Any, target: Tensor, draws: Tensor | None) -> dict[str, Any]:
-        """Of the mean cross-entropy, in the precision of `p`; leaves are tensors or products of two. `target` is
-        one-hot.
+    def gradient(self, p: Params, x: object, target: Tensor, draws: Tensor | None) -> Gradients:
+        """The gradient of the mean cross-entropy, in the precision of `p`; leaves are tensors or products of two.
+        `target` is one-hot.
         """
         logits, kept = self.forward(p, x, draws)
         # the gradient at the logits: what was expected minus what is, in float32 at least
@@ -334,7 +337,9 @@ class Chain:
         return {name: found[name] for name in p}
 
     def tape(self, p: Params, x: Tensor, target: Tensor, draws: Tensor | None) -> list[Passed]:
-        """Inputs and output gradients of the layers with parameters, for the sum of the examples' cross-entropies."""
+        """The inputs and output gradients of the layers with parameters, for the sum of the examples'
+        cross-entropies.
+        """
         logits, kept = self.forward(p, x, draws)
         g, passed = torch.softmax(logits, 1, dtype=target.dtype).sub_(target), []
         for i in range(len(self.links) - 1, self.first - 1, -1):

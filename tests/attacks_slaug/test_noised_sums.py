@@ -18,7 +18,7 @@ from sordino.errors import DataError
 from sordino.ledger.gaussian_dp import mu_of
 from sordino.privacy.noise.sources import Counter
 from sordino.privacy.readers.class_sums import ClassSums
-from sordino.types import Examples, Source
+from sordino.types import Examples, NoiseSource
 
 from .devices import CLASSES, extractor, parts
 
@@ -43,7 +43,7 @@ def held() -> Examples:
     return Examples(z, torch.arange(CLASSES).repeat_interleave(6))
 
 
-def game(reader: ClassSums, epsilon: float, source: Source | None = None, draws: int = DRAWS) -> Played:
+def game(reader: ClassSums, epsilon: float, source: NoiseSource | None = None, draws: int = DRAWS) -> Played:
     multiplier = 1 / mu_of(epsilon, DELTA)
     found = pair(reader, held(), torch.arange(0, 6 * CLASSES, 6), unchanged, extractor("cnn_norm").task, multiplier)
     return played(reader, found, multiplier, DELTA, draws, source or Counter(keys.word(keys.root(5))))
@@ -91,7 +91,7 @@ class ForgetsTheClip(ClassSums):
         return 1.0
 
 
-def halved() -> Source:
+def halved() -> NoiseSource:
     return Weak(Counter(keys.word(keys.root(5))), 2.0)
 
 

@@ -24,11 +24,11 @@ SMALL = {
 }  # fmt: skip
 
 
-def network(seed: int = 0) -> biggan_network.BigGan:
+def network(seed: int = 0) -> biggan_network.BigGanNetwork:
     """With random weights, moments and all."""
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        made = biggan_network.BigGan(biggan_network.Plan(**{k: v for k, v in SMALL.items() if k in biggan_network.Plan._fields}))  # type: ignore[arg-type]  # fmt: skip
+        made = biggan_network.BigGanNetwork(biggan_network.NetworkConfig(**{k: v for k, v in SMALL.items() if k in biggan_network.NetworkConfig._fields}))  # type: ignore[arg-type]  # fmt: skip
         with torch.no_grad():
             for name, value in [*made.named_buffers(), *made.named_parameters()]:
                 if name.endswith(("running_means", "gamma")):
@@ -38,7 +38,7 @@ def network(seed: int = 0) -> biggan_network.BigGan:
     return made.eval()
 
 
-def normed(made: biggan_network.BigGan) -> biggan_network.BigGan:
+def normed(made: biggan_network.BigGanNetwork) -> biggan_network.BigGanNetwork:
     """Spectral norms as torch has them: weights, and the vectors of their largest singular value, beside each other."""
     for module in list(made.generator.modules()):
         if isinstance(module, nn.Linear | nn.Conv2d):
@@ -49,12 +49,12 @@ def normed(made: biggan_network.BigGan) -> biggan_network.BigGan:
 
 
 @pytest.fixture
-def published() -> biggan_network.BigGan:
+def published() -> biggan_network.BigGanNetwork:
     return normed(network())
 
 
 @pytest.fixture
-def folder(published: biggan_network.BigGan, tmp_path: Path) -> Path:
+def folder(published: biggan_network.BigGanNetwork, tmp_path: Path) -> Path:
     return saved(published, tmp_path / "biggan-small")
 
 
@@ -65,7 +65,9 @@ def saved(made: nn.Module, place: Path) -> Path:
     return place
 
 
-def test_reading_works_the_spectral_norms_into_the_weights(published: biggan_network.BigGan, folder: Path) -> None:
+def test_reading_works_the_spectral_norms_into_the_weights(
+    published: biggan_network.BigGanNetwork, folder: Path
+) -> None:
     z, of = torch.randn(3, 8, generator=torch.Generator().manual_seed(2)), torch.tensor([3, 281, 999])
     with torch.no_grad():
         expected, found = published(z, of, 0.4), biggan_network.load(folder)(z, of, 0.4)
@@ -76,7 +78,7 @@ def test_reading_works_the_spectral_norms_into_the_weights(published: biggan_net
 
 
 def test_moments_lie_between_those_of_the_nearest_truncations() -> None:
-    norm = biggan_network.Norm(2, biggan_network.Plan(), conditional=False)
+    norm = biggan_network.TruncatedNorm(2, biggan_network.NetworkConfig(), conditional=False)
     norm.running_means = torch.arange(51.0)[:, None].repeat(1, 2)
     x = torch.zeros(1, 2, 1, 1)
     for truncation in (0.02, 0.25, 0.401, 1.0):

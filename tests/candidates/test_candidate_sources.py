@@ -18,7 +18,7 @@ from sordino import config
 from sordino.data import digits
 from sordino.data.dataset import Array, Split
 from sordino.errors import BackendUnavailable, ConfigError, DataError
-from sordino.public_images import SOURCES, Candidates, Source, Wanted
+from sordino.public_images import SOURCES, Candidates, CandidateSource, Wanted
 from sordino.public_images.embedded import digit
 from sordino.public_images.pixels import fit, shifted, to_bytes, to_float
 from sordino.public_images.procedural import GROUND, look
@@ -29,7 +29,7 @@ NUMBERS = tuple("0123456789")
 FIRST = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 
 
-def source(name: str, **settings: Any) -> Source:
+def source(name: str, **settings: Any) -> CandidateSource:
     return config.build({"source": name, **settings}, SOURCES, "candidates", "source")
 
 

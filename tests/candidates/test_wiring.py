@@ -125,7 +125,7 @@ def test_the_users_own_cache_is_found(here: Path, monkeypatch: pytest.MonkeyPatc
         ({"source": "folder", "path": "x", "bad_fraction": 0.1}, "unknown-key", "one of: source, per_class"),
         ({"source": "procedural", "network": "yes"}, "wrong-type", "network = 'yes'"),
         ({"source": "procedural", "per_class": "many"}, "wrong-type", "per_class = 'many'"),
-        ({"source": "procedural", "per_class": 0}, "out-of-range", "per_class must be at least 1"),
+        ({"source": "procedural", "per_class": 0}, "out-of-range", "per_class is 0"),
         ({"source": "folder"}, "wrong-type", "folder needs path"),
         ({"source": "folder", "path": "nowhere"}, "missing-candidate-folder", "nowhere"),
     ],

@@ -12,18 +12,18 @@ from torch import Tensor
 from sordino import keys
 from sordino.errors import DataError, NonFiniteModel
 from sordino.generators.acgan import (
-    Settings,
+    AcganSettings,
     balanced,
     discriminator_loss,
     generator_loss,
     train,
 )
 from sordino.generators.discriminator import Halved
-from sordino.generators.nets import Shape, draw, init
+from sordino.generators.nets import GeneratorShape, draw, init
 
 KEY = keys.root(8)
-SHAPE = Shape("small", 3, 16, 16, 1)
-FEW = Settings(epochs=2, batch=8)
+SHAPE = GeneratorShape("small", 3, 16, 16, 1)
+FEW = AcganSettings(epochs=2, batch=8)
 
 
 def corners(per: int, classes: int = 3) -> tuple[Tensor, Tensor]:
@@ -107,17 +107,17 @@ def test_the_best_state_is_kept() -> None:
         shown.append(images)
         return next(scores)
 
-    kept = train(SHAPE, x, y, Settings(epochs=8, batch=8, lr=2e-3, checks=4), KEY, score)
+    kept = train(SHAPE, x, y, AcganSettings(epochs=8, batch=8, lr=2e-3, checks=4), KEY, score)
     assert [row.get("score") for row in kept.log] == [None, 0.1, None, 0.9, None, 0.3, None, 0.2]
     # stopping at the best check gives the same: choosing changes nothing in the training
-    stopped = train(SHAPE, x, y, Settings(epochs=4, batch=8, lr=2e-3), KEY)
+    stopped = train(SHAPE, x, y, AcganSettings(epochs=4, batch=8, lr=2e-3), KEY)
     assert all(torch.equal(kept.state[k], stopped.state[k]) for k in kept.state)
     assert not torch.equal(shown[0], shown[1])
 
 
 def test_several_generators_learn_their_own_classes() -> None:
     x, y = corners(6, 4)
-    shape, seen = Shape("small", 4, 8, 16, 1, split=2), []
+    shape, seen = GeneratorShape("small", 4, 8, 16, 1, split=2), []
 
     def score(images: Tensor, labels: Tensor) -> float:
         seen.append(sorted(set(labels.tolist())))
@@ -139,7 +139,7 @@ def nearest_mean(x: Tensor, real: Tensor, y: Tensor) -> Tensor:
 @pytest.mark.slow
 def test_it_learns_which_class_is_which() -> None:
     x, y = corners(60)
-    made = train(SHAPE, x, y, Settings(epochs=10, batch=32, lr=2e-3), KEY)
+    made = train(SHAPE, x, y, AcganSettings(epochs=10, batch=32, lr=2e-3), KEY)
     labels = torch.arange(3).repeat(60)
     right = [
         float((nearest_mean(draw(SHAPE, state, labels, KEY), x, y) == labels).double().mean())
@@ -149,7 +149,7 @@ def test_it_learns_which_class_is_which() -> None:
     assert right[1] < 0.55  # before training: chance is 1/3, and 6 standard errors of 180 coins are 0.21
     assert made.log[-1]["accuracy_on_fakes"] > made.log[0]["accuracy_on_fakes"] + 0.2
     # negative control: with shuffled labels there is nothing to learn
-    mixed = train(SHAPE, x, y[keys.permutation(KEY, len(y))], Settings(epochs=10, batch=32, lr=2e-3), KEY)
+    mixed = train(SHAPE, x, y[keys.permutation(KEY, len(y))], AcganSettings(epochs=10, batch=32, lr=2e-3), KEY)
     guessed = nearest_mean(draw(SHAPE, mixed.state, labels, KEY), x, y)
     assert float((guessed == labels).double().mean()) < 0.6
 

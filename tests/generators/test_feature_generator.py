@@ -9,7 +9,7 @@ from torch import nn
 
 from sordino import keys
 from sordino.generators import features
-from sordino.generators.nets import State
+from sordino.generators.nets import GeneratorState
 
 KEY = keys.root(15)
 
@@ -21,7 +21,7 @@ def test_published_sizes(classes: int, noise: int, size: int) -> None:
     assert {v.dtype for v in state.values()} == {torch.float32}
 
 
-def torch_twin(state: State) -> nn.Sequential:
+def torch_twin(state: GeneratorState) -> nn.Sequential:
     hidden, inputs = state["first.weight"].shape
     net = nn.Sequential(
         nn.Linear(inputs, hidden), nn.BatchNorm1d(hidden), nn.ReLU(), nn.Linear(hidden, len(state["last.bias"]))

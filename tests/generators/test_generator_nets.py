@@ -9,18 +9,18 @@ from sordino import keys
 from sordino.errors import ConfigError
 from sordino.generators import nets
 from sordino.generators.discriminator import discriminator
-from sordino.generators.nets import Shape, draw, generator, init, parameters
+from sordino.generators.nets import GeneratorShape, draw, generator, init, parameters
 
 KEY = keys.root(4)
 SHAPES = [
-    Shape("small", 10, 64, 16, 1),
-    Shape("weak", 4, 20, 16, 3),
-    Shape("strong", 3, 110),
-    Shape("small", 6, 20, 16, 1, cond="overwrite", split=2),
+    GeneratorShape("small", 10, 64, 16, 1),
+    GeneratorShape("weak", 4, 20, 16, 3),
+    GeneratorShape("strong", 3, 110),
+    GeneratorShape("small", 6, 20, 16, 1, cond="overwrite", split=2),
 ]
 
 
-def steep(shape: Shape) -> dict[str, torch.Tensor]:
+def steep(shape: GeneratorShape) -> dict[str, torch.Tensor]:
     """A generator as contrasty as a trained one: at the start all its images are grey."""
     last = max((name for name in init(shape, KEY) if "body" in name and name.endswith("weight")), key=len)
     return {name: v * (300 if name == last or v.dim() == 4 else 1) for name, v in init(shape, KEY).items()}
@@ -29,14 +29,14 @@ def steep(shape: Shape) -> dict[str, torch.Tensor]:
 @pytest.mark.parametrize(
     ("shape", "size"),
     [
-        (Shape("strong", 10, 110), 1_594_988),
-        (Shape("strong", 11, 110), 1_595_098),
-        (Shape("strong", 100, 110, split=10), 15_949_880),
-        (Shape("weak", 10, 100), 682_499),
-        (Shape("weak", 100, 256), 1_690_115),
+        (GeneratorShape("strong", 10, 110), 1_594_988),
+        (GeneratorShape("strong", 11, 110), 1_595_098),
+        (GeneratorShape("strong", 100, 110, split=10), 15_949_880),
+        (GeneratorShape("weak", 10, 100), 682_499),
+        (GeneratorShape("weak", 100, 256), 1_690_115),
     ],
 )
-def test_published_sizes(shape: Shape, size: int) -> None:
+def test_published_sizes(shape: GeneratorShape, size: int) -> None:
     assert parameters(shape) == size
     state = init(shape, KEY)
     running = [name for name in state if "running" in name]
@@ -45,16 +45,16 @@ def test_published_sizes(shape: Shape, size: int) -> None:
 
 
 def test_discriminators() -> None:
-    full = discriminator(Shape("strong", 10, 110))
+    full = discriminator(GeneratorShape("strong", 10, 110))
     assert sum(p.numel() for p in full.parameters()) == 1_663_867
     for side in (8, 16, 28, 32):
-        net = discriminator(Shape("small", 10, 64, side, 1)).eval()
+        net = discriminator(GeneratorShape("small", 10, 64, side, 1)).eval()
         net.drop_by(torch.Generator())
         assert net.label.in_features == net.body(torch.zeros(2, 1, side, side, device="meta")).shape[1]
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda s: s.kind)
-def test_a_state_is_a_function_of_its_key(shape: Shape) -> None:
+def test_a_state_is_a_function_of_its_key(shape: GeneratorShape) -> None:
     before = torch.get_rng_state()
     state, again, other = init(shape, KEY), init(shape, KEY), init(shape, keys.root(5))
     draw(shape, state, torch.zeros(2, dtype=torch.int64), KEY)
@@ -74,7 +74,7 @@ def test_a_state_is_a_function_of_its_key(shape: Shape) -> None:
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda s: s.kind)
 @pytest.mark.parametrize("rescale", ["fixed", "minmax"])
 @pytest.mark.slow
-def test_an_image_knows_its_key_place_and_label_only(shape: Shape, rescale: str) -> None:
+def test_an_image_knows_its_key_place_and_label_only(shape: GeneratorShape, rescale: str) -> None:
     state, labels = steep(shape), keys.integers(KEY, 270, shape.classes)
     images = draw(shape, state, labels, keys.root(6), rescale)  # type: ignore[arg-type]
     assert images.shape == (270, shape.side, shape.side, shape.channels)
@@ -103,7 +103,7 @@ def test_batches_are_not_seen(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_several_generators_own_consecutive_classes() -> None:
-    shape = Shape("small", 6, 20, 16, 1, split=3)
+    shape = GeneratorShape("small", 6, 20, 16, 1, split=3)
     state, labels = steep(shape), torch.tensor([5, 0, 3, 1, 2, 4, 0])
     together = draw(shape, state, labels, KEY)
     for part in range(3):
@@ -115,7 +115,7 @@ def test_several_generators_own_consecutive_classes() -> None:
 
 
 def test_fixed_scale() -> None:
-    shape = Shape("weak", 2, 8, 16, 1)
+    shape = GeneratorShape("weak", 2, 8, 16, 1)
     state = {k: torch.zeros_like(v) if "body" in k else v for k, v in init(shape, KEY).items()}
     for value, wanted in (
         (0.0, 128),
@@ -139,5 +139,5 @@ def test_fixed_scale() -> None:
 )
 def test_shapes_that_cannot_be(settings: dict[str, object], code: str) -> None:
     with pytest.raises(ConfigError) as refused:
-        Shape(**({"kind": "weak", "classes": 10, "noise": 64} | settings))  # type: ignore[arg-type]
+        GeneratorShape(**({"kind": "weak", "classes": 10, "noise": 64} | settings))  # type: ignore[arg-type]
     assert refused.value.code == code

@@ -8,11 +8,11 @@ from torch import Tensor, nn
 
 from sordino import keys
 from sordino.errors import ConfigError, DataError
-from sordino.generators.matching import Prototype, Settings, discrepancy, diversity, train, visited
-from sordino.generators.nets import Shape, draw, init
+from sordino.generators.matching import ClassTarget, MatchingSettings, discrepancy, diversity, train, visited
+from sordino.generators.nets import GeneratorShape, draw, init
 
 KEY = keys.root(12)
-SHAPE = Shape("weak", 4, 16, 16, 1)
+SHAPE = GeneratorShape("weak", 4, 16, 16, 1)
 
 
 class Extractor(nn.Module):
@@ -37,25 +37,25 @@ class Extractor(nn.Module):
 ONE, TWO = Extractor(1), Extractor(2)
 
 
-def targets(*extractors: Extractor) -> list[Prototype]:
+def targets(*extractors: Extractor) -> list[ClassTarget]:
     """Of every class, the features of one picture."""
     found = []
     for c in range(4):
         picture = keys.uniform(keys.fold(KEY, "picture", c), 256).float().reshape(1, 1, 16, 16) * (c + 1) / 4
         extract = extractors[c % len(extractors)]
-        found.append(Prototype(c, extract(picture)[0].detach(), extract))
+        found.append(ClassTarget(c, extract(picture)[0].detach(), extract))
     return found
 
 
 def test_zero_where_the_means_are_equal() -> None:
     x = keys.uniform(KEY, 12 * 256).reshape(12, 1, 16, 16).float()
     y = torch.tensor([0, 1, 2] * 4)
-    own = [Prototype(c, ONE(x[y == c]).mean(0).detach(), ONE) for c in range(3)]
+    own = [ClassTarget(c, ONE(x[y == c]).mean(0).detach(), ONE) for c in range(3)]
     assert float(discrepancy(x, y, own).detach()) < 1e-9
     moved = [own[0], own[1], own[2]._replace(mean=own[2].mean + 0.5)]
     assert abs(float(discrepancy(x, y, moved).detach()) - 12 * 0.25) < 1e-4  # squares, summed over dimensions
     # several prototypes of a class are several terms; classes that the batch does not show are none
-    assert abs(float(discrepancy(x, y, [*moved, moved[2], Prototype(7, own[0].mean, ONE)]).detach()) - 6) < 1e-4
+    assert abs(float(discrepancy(x, y, [*moved, moved[2], ClassTarget(7, own[0].mean, ONE)]).detach()) - 6) < 1e-4
 
 
 def test_each_class_is_seen_through_its_own_extractor_once() -> None:
@@ -75,7 +75,7 @@ def test_each_class_is_seen_through_its_own_extractor_once() -> None:
 def test_only_the_generator_learns() -> None:
     before = [{k: v.clone() for k, v in e.state_dict().items()} for e in (ONE, TWO)]
     global_state = torch.get_rng_state()
-    settings = Settings(steps=5, batch=16)
+    settings = MatchingSettings(steps=5, batch=16)
     one, again = train(SHAPE, targets(ONE, TWO), settings, KEY), train(SHAPE, targets(ONE, TWO), settings, KEY)
     assert torch.equal(global_state, torch.get_rng_state())
     assert all(torch.equal(one.state[k], again.state[k]) for k in one.state)
@@ -112,7 +112,7 @@ def test_labels_of_a_step() -> None:
 
 def test_diversity_weighs_what_it_should() -> None:
     def first(weight: float | None) -> dict[str, float]:
-        return dict(train(SHAPE, targets(ONE), Settings(steps=1, batch=16, diversity=weight), KEY).log[0])
+        return dict(train(SHAPE, targets(ONE), MatchingSettings(steps=1, batch=16, diversity=weight), KEY).log[0])
 
     auto, none, two = first(None), first(0.0), first(2.0)
     assert none["loss"] == pytest.approx(none["discrepancy"])
@@ -121,10 +121,10 @@ def test_diversity_weighs_what_it_should() -> None:
 
 
 def test_it_stops_where_nothing_is_gained() -> None:
-    stopped = train(SHAPE, targets(ONE), Settings(steps=60, batch=8, lr=0.0, plateau=5), KEY)
+    stopped = train(SHAPE, targets(ONE), MatchingSettings(steps=60, batch=8, lr=0.0, plateau=5), KEY)
     assert [row["step"] for row in stopped.log][:1] == [5]
     assert stopped.log[-1]["step"] < 60
-    learning = train(SHAPE, targets(ONE), Settings(steps=20, batch=8, lr=1e-3, plateau=5), KEY)
+    learning = train(SHAPE, targets(ONE), MatchingSettings(steps=20, batch=8, lr=1e-3, plateau=5), KEY)
     assert [row["step"] for row in learning.log] == [5, 10, 15, 20]
 
 
@@ -139,7 +139,7 @@ def spread(state: dict[str, Tensor]) -> float:
 def test_the_sign_decides_between_collapse_and_variety() -> None:
     matched = []
     for sign, weight in (("reciprocal", None), ("literal", 5_000.0)):
-        settings = Settings(steps=60, batch=32, lr=2e-3, diversity=weight, sign=sign)  # type: ignore[arg-type]
+        settings = MatchingSettings(steps=60, batch=32, lr=2e-3, diversity=weight, sign=sign)  # type: ignore[arg-type]
         made = train(SHAPE, targets(ONE, TWO), settings, KEY)
         matched.append(spread(made.state))
     assert matched[0] > 0.2
@@ -147,8 +147,8 @@ def test_the_sign_decides_between_collapse_and_variety() -> None:
 
 
 def test_several_generators() -> None:
-    shape = Shape("small", 4, 8, 16, 1, split=2)
-    made = train(shape, targets(ONE)[:2], Settings(steps=2, batch=8), KEY)
+    shape = GeneratorShape("small", 4, 8, 16, 1, split=2)
+    made = train(shape, targets(ONE)[:2], MatchingSettings(steps=2, batch=8), KEY)
     start = init(shape, keys.fold(KEY, "generator"))
     same = {k: torch.equal(made.state[k], v) for k, v in start.items() if k.endswith("weight")}
     assert all(equal == k.startswith("1.") for k, equal in same.items())  # the second one's classes have no prototype
@@ -156,12 +156,12 @@ def test_several_generators() -> None:
 
 def test_no_prototypes() -> None:
     with pytest.raises(DataError) as refused:
-        train(SHAPE, [], Settings(), KEY)
+        train(SHAPE, [], MatchingSettings(), KEY)
     assert refused.value.code == "no-prototypes"
 
 
 def test_an_extractor_that_lets_no_gradient_through() -> None:
     blind = [p._replace(extract=lambda x: ONE(x).detach()) for p in targets(ONE)]
     with pytest.raises(ConfigError) as refused:
-        train(SHAPE, blind, Settings(steps=1), KEY)
+        train(SHAPE, blind, MatchingSettings(steps=1), KEY)
     assert refused.value.code == "extractor-without-gradient"

@@ -118,8 +118,8 @@ MUTANTS = [
     one(
         "noise before the clip allowed",
         "privacy/uplink/rules.py",
-        "if seen_noise and isinstance(stage, Clip | ClipLayers):",
-        "if False:",
+        "any(isinstance(stage, Clip | ClipLayers) for stage in _after(links, Noise))",
+        "False",
         f"{REFUSALS}::test_an_unsafe_experiment_does_not_start",
     ),
     one(
@@ -152,7 +152,7 @@ MUTANTS = [
     ),
     one(
         "gradients divided by the secret size",
-        "privacy/readers/noisy_gradient.py",
+        "privacy/readers/covered.py",
         "return self._grant.size",
         "return len(self._examples.y)",
         f"{SENSITIVITY}::test_a_reader_moves_by_its_sensitivity_and_never_further",
@@ -252,9 +252,9 @@ MUTANTS = [
     ),
     one(
         "a sampling rate off by 10",
-        "privacy/readers/noisy_gradient.py",
-        "event = Poisson(self.rate, event)",
-        "event = Poisson(self.rate / 10, event)",
+        "privacy/readers/noised.py",
+        "Poisson(self.sampled, event)",
+        "Poisson(self.sampled / 10, event)",
         f"{AUDIT}::test_a_poisson_reader_loses_no_more_than_it_claims",
     ),
     one(
@@ -266,7 +266,7 @@ MUTANTS = [
     ),
     one(
         "an event composed once",
-        "privacy/readers/noisy_gradient.py",
+        "privacy/readers/noised.py",
         "event = Repeat(event, reads) if reads > 1 else event",
         "event = Repeat(event, 1)",
         f"{AUDIT}::test_two_reads_cost_what_two_reads_lose",
@@ -373,9 +373,9 @@ MUTANTS = [
     ),
     one(
         "a batch read twice",
-        "privacy/readers/noisy_gradient.py",
-        "if step in self._read:",
-        "if False:",
+        "privacy/readers/noised.py",
+        "    if read:",
+        "    if False:",
         f"{REFUSALS}::test_an_unsafe_call_is_refused",
     ),
     # the method

@@ -16,7 +16,7 @@ from sordino.engine import wire
 from sordino.engine.commands import Round
 from sordino.engine.server import Federation
 from sordino.engine.site import Site
-from sordino.types import Params, Source, Terms
+from sordino.types import NoiseSource, Params, Terms
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Still:
     key: int = 7
     name: str = "still"
 
-    def child(self, *parts: int | str) -> Source:
+    def child(self, *parts: int | str) -> NoiseSource:
         return Still(self.level, keys.word(keys.fold(self.key, *parts)))
 
     def gaussian(self, values: Tensor, std: float) -> Tensor:

@@ -32,7 +32,7 @@ from sordino.privacy.readers.noisy_gradient import NoisyGradient
 from sordino.privacy.uplink import Uplink
 from sordino.privacy.uplink.stages import Clip, Noise, Stage
 from sordino.tasks.quadratic import Quadratic
-from sordino.types import Claim, Examples, Grant, Source, Work
+from sordino.types import Claim, Examples, Grant, NoiseSource, Work
 
 from .doubles import linear
 
@@ -56,7 +56,9 @@ def claimed_mu(claims: list[Claim]) -> float:
 # ---------------------------------------------------------------- examples, through a reader
 
 
-def gradients(reader: NoisyGradient, rows: Tensor, size: int, multiplier: float, source: Source, work: Work) -> Tensor:
+def gradients(
+    reader: NoisyGradient, rows: Tensor, size: int, multiplier: float, source: NoiseSource, work: Work
+) -> Tensor:
     shard = reader.open(
         Examples(rows, torch.zeros(len(rows))), Grant(0, size, size, source, multiplier), Quadratic(size)
     )
@@ -68,7 +70,7 @@ def gradients(reader: NoisyGradient, rows: Tensor, size: int, multiplier: float,
 
 
 def from_reader(
-    reader: NoisyGradient, multiplier: float, draws: int, source: Callable[[], Source] = System, work: Work = ONCE
+    reader: NoisyGradient, multiplier: float, draws: int, source: Callable[[], NoiseSource] = System, work: Work = ONCE
 ) -> Outputs:
     """Every coordinate is a worst-case pair of its own: example j alone has a gradient along coordinate j, far beyond
     the clip.
@@ -175,7 +177,7 @@ def test_a_poisson_reader_loses_no_more_than_it_claims(draws: int, factor: float
 # ---------------------------------------------------------------- clients, through an uplink
 
 
-def from_client(uplink: Uplink, multiplier: float, draws: int, source: Source) -> Outputs:
+def from_client(uplink: Uplink, multiplier: float, draws: int, source: NoiseSource) -> Outputs:
     """One client's upload, far beyond the clip on either side; its children draw anew."""
     noise, radius = uplink.noise(), 0.3
     assert noise is not None
@@ -187,7 +189,7 @@ def from_client(uplink: Uplink, multiplier: float, draws: int, source: Source) -
     return Outputs(*((side - origin) / noise.sensitivity(uplink.bound(1)) for side in sides))
 
 
-def from_server(uplink: Uplink, multiplier: float, draws: int, source: Source) -> Outputs:
+def from_server(uplink: Uplink, multiplier: float, draws: int, source: NoiseSource) -> Outputs:
     """The mean over two clients, one of which is there, zero, replaced or gone."""
     noise, expected, zero = uplink.noise(), 2.0, {"w": torch.zeros(1, dtype=torch.float64)}
     assert noise is not None

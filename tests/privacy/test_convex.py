@@ -17,7 +17,7 @@ from sordino.errors import PrivacyError
 from sordino.privacy.readers.convex_stable import ConvexStable
 from sordino.tasks.classification import Classification
 from sordino.tasks.nets import Ball, bounded, logistic
-from sordino.types import Examples, Grant, Params, Source, Work
+from sordino.types import Examples, Grant, NoiseSource, Params, Work
 
 from .doubles import Still
 
@@ -42,7 +42,7 @@ def start() -> Params:
     return {name: value.double() for name, value in TASK.init(3).items()}
 
 
-def answer(examples: Examples, source: Source, steps: int = E, params: Params | None = None) -> Params:
+def answer(examples: Examples, source: NoiseSource, steps: int = E, params: Params | None = None) -> Params:
     shard = ConvexStable(B, ETA, Z).open(examples, Grant(0, N, N, source), TASK)
     (batch,) = shard.batches(Work(None, steps, None), 1)
     return batch.grad(TASK.losses, start() if params is None else params)
@@ -98,7 +98,7 @@ def test_the_upload_is_what_the_steps_and_one_noise_at_their_end_would_give() ->
 def moves(local: FedAvg, reader: ConvexStable) -> float:
     """How far one example moves the upload of five steps without noise, in units of its noise."""
 
-    def delta(examples: Examples, source: Source) -> Tensor:
+    def delta(examples: Examples, source: NoiseSource) -> Tensor:
         shard = reader.open(examples, Grant(0, N, N, source, Z), TASK)
         state = Server(sure(), torch.tensor(0)), Client(torch.tensor(0))
         return tree.flat(local.local(TASK, *state, shard, keys.root(1))[0].delta)

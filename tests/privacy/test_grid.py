@@ -24,7 +24,7 @@ from sordino.privacy.noise.laws import GaussianNoise, LaplaceNoise
 from sordino.privacy.noise.sources import GRID, TABLE_ERROR, Counter, System, grid_step
 from sordino.privacy.uplink import Uplink
 from sordino.privacy.uplink.stages import Clip, Noise
-from sordino.types import Grant, Source
+from sordino.types import Grant, NoiseSource
 
 DRAWS = 10**6
 SCALE = 1.7  # of the noise; any
@@ -33,7 +33,7 @@ Floats = NDArray[np.float64]
 LAWS: dict[str, GaussianNoise | LaplaceNoise] = {"gaussian": GaussianNoise(), "laplace": LaplaceNoise()}
 
 
-def release(law: str, x: float, source: Source, scale: float = SCALE, count: int = DRAWS) -> Floats:
+def release(law: str, x: float, source: NoiseSource, scale: float = SCALE, count: int = DRAWS) -> Floats:
     """`count` releases of x: as many coordinates of one client's upload, all equal to x, through the public call."""
     noise = Noise(LAWS[law], "zero_out")
     values = {"w": torch.full((count,), x, dtype=torch.float64)}
@@ -138,7 +138,7 @@ class Fixed(System):
         super().__init__()
         self._rng = np.random.default_rng(3)
 
-    def child(self, *parts: int | str) -> Source:
+    def child(self, *parts: int | str) -> NoiseSource:
         return Fixed()
 
     def _words(self, count: int) -> NDArray[np.uint64]:

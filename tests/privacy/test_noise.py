@@ -28,7 +28,7 @@ from sordino.privacy.readers.noisy_gradient import NoisyGradient
 from sordino.privacy.uplink import Uplink
 from sordino.privacy.uplink.stages import Clip, Noise
 from sordino.tasks.quadratic import Quadratic
-from sordino.types import Examples, Grant, Params, Source, Work
+from sordino.types import Examples, Grant, NoiseSource, Params, Work
 
 from .doubles import linear
 
@@ -41,7 +41,7 @@ ORDER: dict[Law, Literal[1, 2]] = {"gaussian": 2, "laplace": 1}
 Floats = NDArray[np.float64]
 
 
-def from_reader(law: Law, source: Source, count: int) -> Floats:
+def from_reader(law: Law, source: NoiseSource, count: int) -> Floats:
     """Noise of one gradient over one example whose own gradient is 0, in units of the scale promised."""
     reader, size = NoisyGradient(0.4, LAWS[law]), 1
     rows = Examples(torch.zeros(size, count, dtype=torch.float64), torch.zeros(size))
@@ -51,20 +51,20 @@ def from_reader(law: Law, source: Source, count: int) -> Floats:
     return (noise / reader.noise_std(Z, size)).numpy()
 
 
-def from_client(law: Law, source: Source, count: int) -> Floats:
+def from_client(law: Law, source: NoiseSource, count: int) -> Floats:
     uplink = Uplink(client=(Clip(0.4, ORDER[law]), Noise(LAWS[law])))
     sent = uplink.encode({"w": torch.zeros(count, dtype=torch.float64)}, Grant(0, 1, 1, source, Z))
     return (tree.flat(sent) / (Z * 2 * 0.4)).numpy()
 
 
-def from_server(law: Law, source: Source, count: int) -> Floats:
+def from_server(law: Law, source: NoiseSource, count: int) -> Floats:
     uplink = Uplink(client=(Clip(0.4, ORDER[law]),), server=(Noise(LAWS[law], "zero_out"),))
     zero = {"w": torch.zeros(count, dtype=torch.float64)}
     mean = uplink.receive({}, zero, [1.0] * 3, 3.0, Z, source).mean
     return (tree.flat(mean) * 3.0 / (Z * 0.4)).numpy()
 
 
-Release = Callable[[Law, Source, int], Floats]
+Release = Callable[[Law, NoiseSource, int], Floats]
 RELEASES: dict[str, Release] = {"reader": from_reader, "client": from_client, "server": from_server}
 
 
@@ -72,7 +72,7 @@ def p_value(law: Law, noise: Floats) -> float:
     return float(stats.kstest(noise, {"gaussian": "norm", "laplace": "laplace"}[law], method="asymp").pvalue)
 
 
-SOURCES: dict[str, Source] = {"counter": Counter(keys.word(keys.root(9))), "system": System()}
+SOURCES: dict[str, NoiseSource] = {"counter": Counter(keys.word(keys.root(9))), "system": System()}
 # every place, law and source, and both laws from either source; the other combinations in the slow tier
 FIRST = {
     ("reader", "gaussian", "system"), ("reader", "laplace", "counter"), ("client", "laplace", "system"),
@@ -89,7 +89,7 @@ FIRST = {
         for n, s in SOURCES.items()
     ],
 )
-def test_the_law_and_the_scale(where: str, law: Law, source: Source) -> None:
+def test_the_law_and_the_scale(where: str, law: Law, source: NoiseSource) -> None:
     noise = RELEASES[where](law, source, DRAWS)
     assert p_value(law, noise) > 1e-6
     if law == "gaussian":
@@ -114,7 +114,7 @@ def test_a_scale_wrong_by_two_percent_is_rejected(law: Law, factor: float) -> No
 
 
 @pytest.mark.parametrize("source", [Counter(4), System()], ids=lambda s: s.name)
-def test_a_tiny_scale_is_not_lost_in_single_precision(source: Source) -> None:
+def test_a_tiny_scale_is_not_lost_in_single_precision(source: NoiseSource) -> None:
     sent = Uplink(client=(Clip(1e-30), Noise())).encode({"w": torch.zeros(10**5)}, Grant(0, 1, 1, source, 1e-3))
     assert float(sent["w"].double().std()) == pytest.approx(2e-33, rel=0.02, abs=0)
 
@@ -224,7 +224,7 @@ class Frozen(System):
         self._at += count
         return self._stream_at_birth[self._at - count : self._at]
 
-    def child(self, *parts: int | str) -> Source:
+    def child(self, *parts: int | str) -> NoiseSource:
         return self
 
 

@@ -207,6 +207,6 @@ def test_budgets_that_are_none(epsilon: float) -> None:
 
 @pytest.mark.parametrize("dimension", [1, 0])
 def test_a_sphere_needs_two_dimensions(dimension: int) -> None:
-    with pytest.raises(ConfigError, match=f"dimension {dimension}") as refusal:
+    with pytest.raises(ConfigError, match=f"dimension of PrivUnit is {dimension}") as refusal:
         parameters(dimension, 1.0)
     assert refusal.value.code == "privunit-dimension"

@@ -19,13 +19,13 @@ from torch import Tensor
 from sordino.errors import ConfigError, DomainError, SordinoError
 from sordino.privacy.noise import randomised_response as rr
 from sordino.privacy.noise.sources import Counter, System
-from sordino.types import Source
+from sordino.types import NoiseSource
 
 K, DRAWS = 21, 10**6
 BYTES = torch.arange(256, dtype=torch.uint8)
 NEAREST = [7, 13, 12, 13, 13, 13, 12, 13, 13, 13, 12, 13, 13, 13, 12, 13, 13, 13, 12, 13, 7]
 CEIL = [1, 12, 13, 13, 13, 12, 13, 13, 13, 12, 13, 13, 13, 12, 13, 13, 13, 12, 13, 13, 13]
-Respond = Callable[[Tensor, float, int, Source], Tensor]
+Respond = Callable[[Tensor, float, int, NoiseSource], Tensor]
 
 
 # levels ---------------------------------------------------------------------------------------------------------------
@@ -100,19 +100,19 @@ def test_the_published_probabilities(epsilon: float, p: float, q: float) -> None
     assert rr.threshold(epsilon) / 2**32 == pytest.approx(21 * q, abs=2e-8)
 
 
-def drawn_from_all(index: Tensor, epsilon: float, k: int, source: Source) -> Tensor:
+def drawn_from_all(index: Tensor, epsilon: float, k: int, source: NoiseSource) -> Tensor:
     """Broken twin: the replacement is drawn from all k with probability 1 - p, so p + (1-p)/k are kept: epsilon 5.0552."""
     kept = source.child("coin").coins(len(index), rr.keep_probability(epsilon, k))
     return torch.where(kept, index, _any(index, k, source).to(index.dtype))
 
 
-def kept_by_the_proof(index: Tensor, epsilon: float, k: int, source: Source) -> Tensor:
+def kept_by_the_proof(index: Tensor, epsilon: float, k: int, source: NoiseSource) -> Tensor:
     """Broken twin: 1/(e^epsilon + 20) taken as the probability of a change: epsilon 8.1162."""
     changed = source.child("coin").coins(len(index), 1 / (math.exp(epsilon) + k - 1))
     return torch.where(changed, (index + 1 + _any(index, k - 1, source).to(index.dtype)) % k, index)
 
 
-def _any(index: Tensor, k: int, source: Source) -> Tensor:
+def _any(index: Tensor, k: int, source: NoiseSource) -> Tensor:
     return (source.child("other").words(len(index)) >> 1 & (1 << 62) - 1) % k
 
 
@@ -314,7 +314,7 @@ BAD: dict[str, tuple[type[SordinoError], str, str, Callable[[], Any]]] = {
     "no budget to split": (ConfigError, "response-epsilon", "0.0", lambda: rr.split_evenly(0.0, 5)),
     "one level": (ConfigError, "response-levels", "levels is 1", lambda: rr.respond(INDEX, 1.0, 1, Counter(1))),
     "more levels than bytes": (ConfigError, "response-levels", "257", lambda: rr.levels(BYTES, 257)),
-    "no values": (ConfigError, "response-count", "0 values", lambda: rr.split_evenly(1.0, 0)),
+    "no values": (ConfigError, "response-count", "share a budget is 0", lambda: rr.split_evenly(1.0, 0)),
     "delta of one": (ConfigError, "response-delta", "1.0", lambda: rr.split_evenly(1.0, 5, 1.0)),
     "delta nan": (ConfigError, "response-delta", "nan", lambda: rr.split_evenly(1.0, 5, math.nan)),
     "rounding": (ConfigError, "response-rounding", "'down'", lambda: rr.levels(BYTES, rounding="down")),  # type: ignore[arg-type]

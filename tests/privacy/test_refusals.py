@@ -622,7 +622,9 @@ CALLS: dict[str, Call] = {
     "an amount in floats": Call("amount-not-integer", lambda: currency.ZCDP.amount((0.5,), what="charge")),
     "an amount of another shape": Call("amount-shape", lambda: currency.APPROX.amount((1,), what="charge")),
     "a charge of nothing": Call("amount-zero", lambda: currency.ZCDP.charge((0,), what="charge")),
-    "a share after the last": Call("budget-exhausted", lambda: schedules.clip_to_remaining(1, 0)),
+    "a share after the last": Call(
+        "budget-exhausted", lambda: schedules.Adaptive().next_share([1.0], 0.0, 1, False, 1)
+    ),
     "a price for the textbook formula": Call("classic-needs-budget", lambda: pricing.Classic().cost(1.0)),
     "planning with delta 1/N": Call("delta-too-large", lambda: calculator.Question(1.0, 0.1, "client", 10, 2, 5)),
     "planning from no noise": Call("noise-not-positive", lambda: calculator.ask(noise_multiplier=0.0)),
@@ -808,9 +810,14 @@ def raised_codes() -> Iterator[tuple[str, str]]:
     root = Path(sordino.__file__).parent
     for path in sorted(root.rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in REFUSALS:
-                given = {keyword.arg: keyword.value for keyword in node.keywords}
-                yield _constant(given.get("code"), node.func.id), f"{path.relative_to(root)}:{node.lineno}"
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+                given, kind, place = {k.arg: k.value for k in node.keywords}, node.func.id, path.relative_to(root)
+                if kind in REFUSALS:
+                    yield _constant(given.get("code"), kind), f"{place}:{node.lineno}"
+                elif kind == "Rule" and ast.unparse(node.args[1]) in REFUSALS:
+                    yield _constant(node.args[-1], kind), f"{place}:{node.lineno}"
+                elif kind == "check_range" and "error" in given and ast.unparse(given["error"]) in REFUSALS:
+                    yield _constant(node.args[3], kind), f"{place}:{node.lineno}"
 
 
 def _constant(value: ast.expr | None, default: str) -> str:

@@ -16,7 +16,7 @@ from sordino import keys
 from sordino.privacy.noise.sources import Counter, System
 from sordino.privacy.readers.noisy_gradient import NoisyGradient
 from sordino.tasks.quadratic import Quadratic
-from sordino.types import Examples, Grant, Source, Work
+from sordino.types import Examples, Grant, NoiseSource, Work
 
 from .doubles import linear
 
@@ -24,7 +24,7 @@ READS, EXAMPLES, RATE = 1_000, 30, 0.3
 Draws = NDArray[np.float64]  # [reads, examples], 1 where an example was read
 
 
-def drawn(source: Source) -> Draws:
+def drawn(source: NoiseSource) -> Draws:
     """Example j has a gradient along coordinate j, so a gradient shows who was read; the noise is a millionth of it."""
     reader = NoisyGradient(1.0, sampling="poisson", rate=RATE, neighbours="add_remove")
     rows = Examples(9 * torch.eye(EXAMPLES, dtype=torch.float64), torch.zeros(EXAMPLES))
@@ -55,7 +55,7 @@ def worst_z(draws: Draws) -> dict[str, float]:
 @pytest.mark.parametrize(
     "source", [pytest.param(Counter(5), id="counter", marks=pytest.mark.slow), pytest.param(System(), id="system")]
 )
-def test_every_example_tosses_its_own_coin_at_every_read(source: Source) -> None:
+def test_every_example_tosses_its_own_coin_at_every_read(source: NoiseSource) -> None:
     draws = drawn(source)
     assert set(np.unique(draws)) == {0.0, 1.0}
     assert max(worst_z(draws).values()) < 6

@@ -30,7 +30,7 @@ from sordino.privacy.uplink.stages import Clip, Noise, Stage, Weigh
 from sordino.tasks.classification import Classification
 from sordino.tasks.nets import logistic
 from sordino.tasks.quadratic import Quadratic
-from sordino.types import Bound, Examples, Grant, Losses, Params, Source, Task, Work
+from sordino.types import Bound, Examples, Grant, Losses, NoiseSource, Params, Task, Work
 
 from .doubles import Still, linear
 
@@ -79,7 +79,7 @@ class Gate(NamedTuple):
     losses: Losses = linear
     work: Work = WHOLE
 
-    def __call__(self, rows: Examples, source: Source = Still(), *, size: int) -> Tensor:  # noqa: B008
+    def __call__(self, rows: Examples, source: NoiseSource = Still(), *, size: int) -> Tensor:  # noqa: B008
         """All reads of one round, as one vector. `size` is the number of examples the engine knows of."""
         shard = self.reader.open(rows, Grant(0, size, size, source, Z), self.task)
         grads = [batch.grad(self.losses, self.params) for batch in shard.batches(self.work, keys.root(5))]
@@ -387,7 +387,7 @@ def crowds(relation: str, count: int, seed: int) -> Iterator[Pair]:
         yield Pair(Crowd(a, sizes), Crowd(b[relation], sizes))
 
 
-def central(uplink: Uplink, crowd: Crowd, source: Source = Still(), expected: float = 2.5) -> Tensor:  # noqa: B008
+def central(uplink: Uplink, crowd: Crowd, source: NoiseSource = Still(), expected: float = 2.5) -> Tensor:  # noqa: B008
     """The mean that the server sees. `expected` is a public constant, whoever turns up."""
     largest = max(crowd.sizes)
     sent = {k: uplink.encode(x, Grant(k, crowd.sizes[k], largest, source)) for k, x in crowd.uploads.items()}
@@ -443,7 +443,7 @@ def local_ratio(uplink: Uplink, count: int, dtype: torch.dtype = DOUBLE, relatio
     noise = uplink.noise()
     assert noise is not None
 
-    def encode(x: Params, source: Source = Still()) -> Tensor:  # noqa: B008
+    def encode(x: Params, source: NoiseSource = Still()) -> Tensor:  # noqa: B008
         return tree.flat(uplink.encode(tree.map(lambda leaf: leaf.to(dtype), x), Grant(0, 5, 10, source, Z)))
 
     scale = float((encode(ZERO, Still(1.0)) - encode(ZERO)).min())  # of the field with the least noise
@@ -602,7 +602,7 @@ def convex_ratio(read: ConvexStable, steps: int) -> float:
     start = {k: v.double() * 0 for k, v in task.init(3).items()}
     start["2.bias"][0] = 50  # sure of class 0: the other labels have the longest gradients there are
 
-    def delta(rows: Examples, source: Source = Still()) -> Tensor:  # noqa: B008
+    def delta(rows: Examples, source: NoiseSource = Still()) -> Tensor:  # noqa: B008
         n = len(rows.y)
         shard = algorithm.read.open(rows, Grant(0, n, n, source, Z), task)
         down, state = Server(start, torch.tensor(0)), Client(torch.tensor(0))

@@ -24,7 +24,7 @@ from sordino.errors import (
 )
 from sordino.secure.layout import Layout
 from sordino.secure.packing import integers, pack, slots, unpack
-from sordino.secure.sealed import Header, Sealed, joined
+from sordino.secure.sealed import Sealed, SealedHeader, joined
 from sordino.secure.sealed import unpack as read
 
 LAYOUT = Layout()
@@ -194,7 +194,7 @@ def test_values_beyond_a_slot_are_refused(value: int) -> None:
 
 # messages
 
-HEADER = Header("paillier", bytes(range(16)), 3, 10, LAYOUT, 95)
+HEADER = SealedHeader("paillier", bytes(range(16)), 3, 10, LAYOUT, 95)
 
 
 @given(st.binary(max_size=40), st.integers(1, 256))

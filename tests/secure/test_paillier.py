@@ -25,14 +25,13 @@ from sordino.errors import (
     KeyMismatch,
     LayoutMismatch,
     MalformedCiphertext,
-    NoSecretKey,
     RoundMismatch,
     SecureError,
     WeakKey,
 )
 from sordino.secure import paillier, residues
 from sordino.secure.layout import Layout
-from sordino.secure.paillier import PaillierPublic, PaillierSecret, generate, read_public, read_secret, require_secret
+from sordino.secure.paillier import PaillierPublic, PaillierSecret, generate, read_public, read_secret
 from sordino.secure.residues import FixedBase, chinese, is_prime, powers
 from sordino.secure.sealed import Sealed, unpack
 
@@ -183,11 +182,6 @@ def test_nothing_printed_shows_a_secret() -> None:
 
 
 def test_only_the_secret_key_decrypts() -> None:
-    assert require_secret(tiny()) is tiny()
-    for key in (tiny().public, None):
-        with pytest.raises(NoSecretKey, match=type(key).__name__) as refused:
-            require_secret(key)
-        assert refused.value.code == "no-secret-key"
     assert not hasattr(tiny().public, "open")
     assert not hasattr(tiny().public, "unseal")
 

@@ -37,8 +37,8 @@ from sordino.errors import (
 )
 from sordino.secure import masks, shamir
 from sordino.secure.layout import Layout
-from sordino.secure.secagg import Client, Server, Session, run_round, two_thirds
-from sordino.secure.session import SERVER, Kind, point
+from sordino.secure.secagg import Aggregator, Participant, Session, run_round, two_thirds
+from sordino.secure.session import SERVER, MessageKind, point
 
 MODEL, OTHER_MODEL = (hashlib.sha256(name).digest() for name in (b"model", b"another model"))
 SIX = Session(run="a run", round=3, size=40, width=32, top=(1 << 24) - 1, threshold=4, model=MODEL)
@@ -67,8 +67,8 @@ def refused(code: str, kind: type[SordinoError], step: Callable[[], object]) -> 
 class Play:
     """A round step by step; the server that plays it remembers whatever reached it."""
 
-    def __init__(self, session: Session, clients: list[int], kind: type[Client] = Client) -> None:
-        self.session, self.server = session, Server(session)
+    def __init__(self, session: Session, clients: list[int], kind: type[Participant] = Participant) -> None:
+        self.session, self.server = session, Aggregator(session)
         self.clients = {who: kind(session, who) for who in clients}
         for client in self.clients.values():
             self.server.receive(client.advertise())
@@ -116,7 +116,9 @@ def sums_are_exact(trials: range) -> None:
         vectors = words(session, clients, trial)
         vectors[clients[0]][:] = top  # the largest there is
         play = Play(session, clients).share(absent=before).upload(vectors, absent=after).ask().answer(absent=late)
-        uploads = [masks.read(session.unpack(sent, Kind.MASKED)[1][0][0], width) for sent in play.uploads.values()]
+        uploads = [
+            masks.read(session.unpack(sent, MessageKind.MASKED)[1][0][0], width) for sent in play.uploads.values()
+        ]
         assert max(int(upload.max()) for upload in uploads) < 1 << width
         total = play.server.open()
         assert play.server.survivors == tuple(sorted(set(clients) - before - after))
@@ -193,24 +195,24 @@ def test_two_thirds() -> None:
 def test_too_few_end_the_round_at_every_step_and_nothing_is_opened() -> None:
     vectors = words(SIX, list(range(6)))
 
-    def adverts() -> Server:
-        server = Server(SIX)
+    def adverts() -> Aggregator:
+        server = Aggregator(SIX)
         for who in range(3):
-            server.receive(Client(SIX, who).advertise())
+            server.receive(Participant(SIX, who).advertise())
         refused("secagg-too-few", SecAggAborted, server.roster)
         return server
 
-    def shares() -> Server:
+    def shares() -> Aggregator:
         play = Play(SIX, list(range(6)))
         refused("secagg-too-few", SecAggAborted, lambda: play.share(absent={0, 1, 2}))
         return play.server
 
-    def uploads() -> Server:
+    def uploads() -> Aggregator:
         play = Play(SIX, list(range(6))).share().upload(vectors, absent={0, 1, 2})
         refused("secagg-too-few", SecAggAborted, play.server.request)
         return play.server
 
-    def answers() -> Server:
+    def answers() -> Aggregator:
         play = Play(SIX, list(range(6))).share().upload(vectors).ask().answer(absent={0, 1, 2})
         masked = play.server._total.copy()
         refused("secagg-too-few", SecAggAborted, play.server.open)
@@ -227,11 +229,11 @@ def test_too_few_end_the_round_at_every_step_and_nothing_is_opened() -> None:
 def test_clients_check_the_threshold_themselves() -> None:
     play = Play(SIX, list(range(6)))
     first = play.clients[0]
-    _, records = SIX.unpack(play.roster, Kind.ROSTER)
-    refused("secagg-too-few", SecAggAborted, lambda: first.share(SIX.pack(Kind.ROSTER, SERVER, records[:3])))
+    _, records = SIX.unpack(play.roster, MessageKind.ROSTER)
+    refused("secagg-too-few", SecAggAborted, lambda: first.share(SIX.pack(MessageKind.ROSTER, SERVER, records[:3])))
     play = Play(SIX, list(range(6))).share()
-    _, records = SIX.unpack(play.inboxes[0], Kind.INBOX)
-    short = SIX.pack(Kind.INBOX, SERVER, records[:2])
+    _, records = SIX.unpack(play.inboxes[0], MessageKind.INBOX)
+    short = SIX.pack(MessageKind.INBOX, SERVER, records[:2])
     refused("secagg-too-few", SecAggAborted, lambda: play.clients[0].masked(short, words(SIX, [0])[0]))
 
 
@@ -251,12 +253,12 @@ def test_a_masked_upload_is_uniform() -> None:
     vectors, sent, stripped = words(LONG, list(range(6))), [], []
     for _ in range(2):
         play = Play(LONG, list(range(6))).share().upload(vectors, absent={5}).ask().answer()
-        upload = masks.read(LONG.unpack(play.uploads[2], Kind.MASKED)[1][0][0], 32)
+        upload = masks.read(LONG.unpack(play.uploads[2], MessageKind.MASKED)[1][0][0], 32)
         sent.append(top_byte(upload[:-1]))
         # all that the server learns of this client from everything it is sent in the round is the seed: the pairs still
         # hide the words
         rows = [
-            (point(who), tuple(part for *_, part in LONG.unpack(data, Kind.ANSWER)[1]))
+            (point(who), tuple(part for *_, part in LONG.unpack(data, MessageKind.ANSWER)[1]))
             for who, data in play.answers.items()
         ]
         seed = shamir.reconstruct(rows, LONG.threshold)[2]
@@ -272,7 +274,9 @@ def test_a_masked_upload_is_uniform() -> None:
 def test_two_uploads_of_one_vector_have_nothing_in_common() -> None:
     vectors = words(SIX, list(range(6)))
     one, other = (
-        masks.read(SIX.unpack(Play(SIX, list(range(6))).share().upload(vectors).uploads[0], Kind.MASKED)[1][0][0], 32)
+        masks.read(
+            SIX.unpack(Play(SIX, list(range(6))).share().upload(vectors).uploads[0], MessageKind.MASKED)[1][0][0], 32
+        )
         for _ in range(2)
     )
     assert (one != other).sum() >= 35  # of 41; false alarm below 1e-50
@@ -283,7 +287,7 @@ def test_two_uploads_of_one_vector_have_nothing_in_common() -> None:
 
 def forged(play: Play, survivors: set[int], dropped: set[int]) -> bytes:
     return play.session.pack(
-        Kind.REQUEST, SERVER, [(who, True) for who in survivors] + [(who, False) for who in dropped]
+        MessageKind.REQUEST, SERVER, [(who, True) for who in survivors] + [(who, False) for who in dropped]
     )
 
 
@@ -310,15 +314,15 @@ def test_a_client_answers_once() -> None:
     play = Play(SIX, list(range(6))).share().upload(words(SIX, list(range(6))), absent={5}).ask()
     play.clients[0].unmask(play.request)
     refused("secagg-step", SecAggAborted, lambda: play.clients[0].unmask(forged(play, set(range(6)), set())))
-    twice = SIX.pack(Kind.REQUEST, SERVER, [*SIX.unpack(play.request, Kind.REQUEST)[1], (5, False)])
+    twice = SIX.pack(MessageKind.REQUEST, SERVER, [*SIX.unpack(play.request, MessageKind.REQUEST)[1], (5, False)])
     refused("secagg-request", SecAggAborted, lambda: play.clients[1].unmask(twice))
 
 
-class AnswersEverything(Client):
+class AnswersEverything(Participant):
     """The broken twin: it forgets that it has answered."""
 
     def unmask(self, request: bytes) -> bytes:
-        self._due = Kind.REQUEST
+        self._due = MessageKind.REQUEST
         return super().unmask(request)
 
 
@@ -326,7 +330,7 @@ def opened(play: Play, victim: int) -> np.ndarray:
     """What a server can do that gets both shares of the victim: first it is a survivor, then it has dropped out."""
     others, secrets = sorted(play.clients.keys() - {victim}), []
     for request in (forged(play, set(play.clients), set()), forged(play, set(others), {victim})):
-        answers = {who: play.session.unpack(play.clients[who].unmask(request), Kind.ANSWER)[1] for who in others}
+        answers = {who: play.session.unpack(play.clients[who].unmask(request), MessageKind.ANSWER)[1] for who in others}
         rows = [
             (point(who), tuple(part for peer, _, part in answer if peer == victim)) for who, answer in answers.items()
         ]
@@ -336,9 +340,9 @@ def opened(play: Play, victim: int) -> np.ndarray:
 
 
 def lifted(play: Play, victim: int, seed: bytes, key: X25519PrivateKey) -> np.ndarray:
-    upload = masks.read(play.session.unpack(play.uploads[victim], Kind.MASKED)[1][0][0], 32)
+    upload = masks.read(play.session.unpack(play.uploads[victim], MessageKind.MASKED)[1][0][0], 32)
     masks.blend(upload, seed, np.subtract)
-    context, adverts = hashlib.sha256(play.roster).digest(), play.session.unpack(play.roster, Kind.ROSTER)[1]
+    context, adverts = hashlib.sha256(play.roster).digest(), play.session.unpack(play.roster, MessageKind.ROSTER)[1]
     for who, _, _, mask in adverts:
         if who != victim:
             pair = masks.pair_key(key, mask, context, who, victim)
@@ -358,21 +362,21 @@ def test_no_threshold_lets_two_halves_open_an_upload() -> None:
     # told different stories, two halves of the clients would give away both shares: a threshold of more than half
     # leaves no two such halves
     low = replace(SIX, threshold=3)
-    server = Server(low)
-    adverts = [Client(low, who).advertise() for who in range(6)]
+    server = Aggregator(low)
+    adverts = [Participant(low, who).advertise() for who in range(6)]
     for advert in adverts:
         server.receive(advert)
     refused("secagg-low-threshold", ConfigError, server.roster)
-    client = Client(low, 9)
-    records = [(who, *low.unpack(data, Kind.ADVERT)[1][0]) for who, data in enumerate(adverts)]
-    records.append((9, *low.unpack(client.advertise(), Kind.ADVERT)[1][0]))
-    refused("secagg-low-threshold", ConfigError, lambda: client.share(low.pack(Kind.ROSTER, SERVER, records)))
+    client = Participant(low, 9)
+    records = [(who, *low.unpack(data, MessageKind.ADVERT)[1][0]) for who, data in enumerate(adverts)]
+    records.append((9, *low.unpack(client.advertise(), MessageKind.ADVERT)[1][0]))
+    refused("secagg-low-threshold", ConfigError, lambda: client.share(low.pack(MessageKind.ROSTER, SERVER, records)))
 
 
 # ---------------------------------------------------------------- keys serve one round
 
 
-class KeepsItsKeys(Client):
+class KeepsItsKeys(Participant):
     """The broken twin: the mask key of a client is the same in each round."""
 
     kept: ClassVar[dict[int, X25519PrivateKey]] = {}
@@ -382,15 +386,15 @@ class KeepsItsKeys(Client):
         self._mask = self.kept.setdefault(who, self._mask)
 
 
-@pytest.mark.parametrize(("kind", "opens"), [(KeepsItsKeys, True), (Client, False)])
-def test_a_key_that_served_two_rounds_would_open_an_upload(kind: type[Client], opens: bool) -> None:
+@pytest.mark.parametrize(("kind", "opens"), [(KeepsItsKeys, True), (Participant, False)])
+def test_a_key_that_served_two_rounds_would_open_an_upload(kind: type[Participant], opens: bool) -> None:
     # in the first round client 3 drops out and the server restores its mask key; in the second it survives and the
     # server restores its seed
     vectors, known = words(SIX, list(range(6))), []
     for round, absent in ((1, {3}), (2, frozenset())):
         play = Play(replace(SIX, round=round), list(range(6)), kind).share().upload(vectors, absent).ask().answer()
         rows = [
-            (point(who), tuple(part for *_, part in play.session.unpack(data, Kind.ANSWER)[1]))
+            (point(who), tuple(part for *_, part in play.session.unpack(data, MessageKind.ANSWER)[1]))
             for who, data in play.answers.items()
         ]
         known.append(shamir.reconstruct(rows, 4)[3])
@@ -407,7 +411,7 @@ def test_a_client_takes_each_step_once_and_in_order() -> None:
     refused("secagg-step", SecAggAborted, lambda: client.share(play.roster))
     play.upload(words(SIX, list(range(6))))
     refused("secagg-step", SecAggAborted, lambda: client.masked(play.inboxes[0], words(SIX, [0])[0]))
-    adverts = {Client(SIX, 0).advertise()[-96:][start : start + 32] for start in (32, 64) for _ in range(20)}
+    adverts = {Participant(SIX, 0).advertise()[-96:][start : start + 32] for start in (32, 64) for _ in range(20)}
     assert len(adverts) == 40  # two fresh keys each time
 
 
@@ -415,13 +419,15 @@ def test_a_client_takes_each_step_once_and_in_order() -> None:
 
 
 def with_model(play: Play, who: int, model: bytes) -> bytes:
-    _, records = SIX.unpack(play.roster, Kind.ROSTER)
-    return SIX.pack(Kind.ROSTER, SERVER, [(i, model if i == who else digest, *keys) for i, digest, *keys in records])
+    _, records = SIX.unpack(play.roster, MessageKind.ROSTER)
+    return SIX.pack(
+        MessageKind.ROSTER, SERVER, [(i, model if i == who else digest, *keys) for i, digest, *keys in records]
+    )
 
 
 def test_different_models_in_a_round_are_refused() -> None:
-    stranger = Client(replace(SIX, model=OTHER_MODEL), 5)
-    server = Server(SIX)
+    stranger = Participant(replace(SIX, model=OTHER_MODEL), 5)
+    server = Aggregator(SIX)
     message = refused("secagg-model", SecAggAborted, lambda: server.receive(stranger.advertise()))
     assert OTHER_MODEL.hex()[:16] in str(message)
     assert MODEL.hex()[:16] in str(message)
@@ -432,15 +438,15 @@ def test_different_models_in_a_round_are_refused() -> None:
 
 def test_a_server_that_hides_the_other_model_makes_clients_unable_to_read_each_other() -> None:
     # client 5 received another model, and each side is shown a roster in which everybody agrees with it
-    clients = {who: Client(SIX, who) for who in range(5)} | {5: Client(replace(SIX, model=OTHER_MODEL), 5)}
-    keys = {who: SIX.unpack(client.advertise(), Kind.ADVERT)[1][0][1:] for who, client in clients.items()}
+    clients = {who: Participant(SIX, who) for who in range(5)} | {5: Participant(replace(SIX, model=OTHER_MODEL), 5)}
+    keys = {who: SIX.unpack(client.advertise(), MessageKind.ADVERT)[1][0][1:] for who, client in clients.items()}
     shared: dict[int, dict[int, bytes]] = {}
     for who, client in clients.items():
         digest = OTHER_MODEL if who == 5 else MODEL
-        roster = SIX.pack(Kind.ROSTER, SERVER, [(peer, digest, *pair) for peer, pair in keys.items()])
-        shared[who] = dict(SIX.unpack(client.share(roster), Kind.SHARES)[1])
+        roster = SIX.pack(MessageKind.ROSTER, SERVER, [(peer, digest, *pair) for peer, pair in keys.items()])
+        shared[who] = dict(SIX.unpack(client.share(roster), MessageKind.SHARES)[1])
     for who in (0, 5):
-        inbox = SIX.pack(Kind.INBOX, SERVER, [(peer, box[who]) for peer, box in shared.items() if peer != who])
+        inbox = SIX.pack(MessageKind.INBOX, SERVER, [(peer, box[who]) for peer, box in shared.items() if peer != who])
         refused("secagg-unsealed", SecAggAborted, partial(clients[who].masked, inbox, words(SIX, [who])[who]))
 
 
@@ -456,8 +462,8 @@ def test_no_sum_wraps_around() -> None:
     edge.check(255)
     refused("secagg-headroom", HeadroomExceeded, lambda: edge.check(256))  # 2^32 itself is one too many
     full = replace(SIX, top=(1 << 32) - 1)
-    server = Server(full)
-    clients = [Client(full, who) for who in range(4)]
+    server = Aggregator(full)
+    clients = [Participant(full, who) for who in range(4)]
     for client in clients:
         server.receive(client.advertise())
     refused("secagg-headroom", HeadroomExceeded, server.roster)
@@ -483,7 +489,7 @@ def test_words_out_of_range_are_not_uploaded(bad: np.ndarray, code: str) -> None
 # ---------------------------------------------------------------- what is not honest
 
 
-class CountsTwice(Client):
+class CountsTwice(Participant):
     """The broken twin: its guard says 2."""
 
     def _guarded(self, values: np.ndarray) -> masks.Words:
@@ -506,35 +512,39 @@ def test_altered_shares_are_noticed(absent: set[int], code: str) -> None:
     play = Play(SIX, list(range(6))).share().upload(words(SIX, list(range(6))), absent).ask()
     for who in play.server.survivors:
         answer = play.clients[who].unmask(play.request)
-        _, records = SIX.unpack(answer, Kind.ANSWER)
+        _, records = SIX.unpack(answer, MessageKind.ANSWER)
         if who == 0:
             # at the points 1 to 4 the first share counts fourfold: the secret is 32 too large, which is another seed,
             # and another key once its three low bits are cleared as X25519 has it
             *rest, (peer, survived, part) = records
             shifted = (int.from_bytes(part, "little") + 8) % shamir.PRIME
-            answer = SIX.pack(Kind.ANSWER, 0, [*rest, (peer, survived, shifted.to_bytes(66, "little"))])
+            answer = SIX.pack(MessageKind.ANSWER, 0, [*rest, (peer, survived, shifted.to_bytes(66, "little"))])
         play.server.receive(answer)
     refused(code, IntegrityError, play.server.open)
 
 
 def test_the_server_refuses_messages_that_do_not_count_and_goes_on() -> None:
     vectors, everybody = words(SIX, list(range(6))), list(range(6))
-    server = Server(SIX)
-    clients = {who: Client(SIX, who) for who in everybody}
+    server = Aggregator(SIX)
+    clients = {who: Participant(SIX, who) for who in everybody}
     for client in clients.values():
         advert = client.advertise()
         server.receive(advert)
     refused("secagg-twice", SecAggAborted, lambda: server.receive(advert))
-    fields = SIX.unpack(advert, Kind.ADVERT)[1]
-    refused("secagg-number", SecAggAborted, lambda: server.receive(SIX.pack(Kind.ADVERT, SERVER, fields)))
+    fields = SIX.unpack(advert, MessageKind.ADVERT)[1]
+    refused("secagg-number", SecAggAborted, lambda: server.receive(SIX.pack(MessageKind.ADVERT, SERVER, fields)))
     roster = server.roster()
-    refused("secagg-order", SecAggAborted, lambda: server.receive(Client(SIX, 9).advertise()))
+    refused("secagg-order", SecAggAborted, lambda: server.receive(Participant(SIX, 9).advertise()))
     for client in clients.values():
         shares = client.share(roster)
-        _, records = SIX.unpack(shares, Kind.SHARES)
+        _, records = SIX.unpack(shares, MessageKind.SHARES)
         for wrong in (records[1:], [records[0], *records], records[::-1]):
-            refused("secagg-shares", SecAggAborted, partial(server.receive, SIX.pack(Kind.SHARES, client._who, wrong)))
-        refused("secagg-stranger", SecAggAborted, partial(server.receive, SIX.pack(Kind.SHARES, 9, records)))
+            refused(
+                "secagg-shares",
+                SecAggAborted,
+                partial(server.receive, SIX.pack(MessageKind.SHARES, client._who, wrong)),
+            )
+        refused("secagg-stranger", SecAggAborted, partial(server.receive, SIX.pack(MessageKind.SHARES, 9, records)))
         server.receive(shares)
     inboxes = server.inboxes()
     for who in (0, 1, 2, 3, 4):
@@ -547,9 +557,9 @@ def test_the_server_refuses_messages_that_do_not_count_and_goes_on() -> None:
     refused("secagg-called-dropped", SecAggAborted, lambda: clients[5].unmask(request))
     for who in (0, 1, 2, 3, 4):
         answer = clients[who].unmask(request)
-        _, records = SIX.unpack(answer, Kind.ANSWER)
+        _, records = SIX.unpack(answer, MessageKind.ANSWER)
         for wrong in (records[1:], [records[0], *records], records[::-1]):  # missing, repeated, misplaced
-            refused("secagg-answer", SecAggAborted, partial(server.receive, SIX.pack(Kind.ANSWER, who, wrong)))
+            refused("secagg-answer", SecAggAborted, partial(server.receive, SIX.pack(MessageKind.ANSWER, who, wrong)))
         server.receive(answer)
     assert server.open().tolist() == clear(vectors, [0, 1, 2, 3, 4])
 
@@ -557,8 +567,8 @@ def test_the_server_refuses_messages_that_do_not_count_and_goes_on() -> None:
 def test_a_client_refuses_a_roster_or_an_inbox_that_is_wrong() -> None:
     def roster(change: Callable[[list[tuple[object, ...]]], list[tuple[object, ...]]]) -> None:
         play = Play(SIX, list(range(6)))
-        records = change(SIX.unpack(play.roster, Kind.ROSTER)[1])
-        play.clients[0].share(SIX.pack(Kind.ROSTER, SERVER, records))
+        records = change(SIX.unpack(play.roster, MessageKind.ROSTER)[1])
+        play.clients[0].share(SIX.pack(MessageKind.ROSTER, SERVER, records))
 
     refused("secagg-roster", SecAggAborted, lambda: roster(lambda records: records[1:]))
     refused("secagg-roster", SecAggAborted, lambda: roster(lambda records: [*records, records[5]]))
@@ -569,8 +579,8 @@ def test_a_client_refuses_a_roster_or_an_inbox_that_is_wrong() -> None:
 
     def inbox(change: Callable[[list[tuple[int, bytes]]], list[tuple[int, bytes]]]) -> None:
         play = Play(SIX, list(range(6))).share()
-        records = change(SIX.unpack(play.inboxes[0], Kind.INBOX)[1])
-        play.clients[0].masked(SIX.pack(Kind.INBOX, SERVER, records), words(SIX, [0])[0])
+        records = change(SIX.unpack(play.inboxes[0], MessageKind.INBOX)[1])
+        play.clients[0].masked(SIX.pack(MessageKind.INBOX, SERVER, records), words(SIX, [0])[0])
 
     refused("secagg-inbox", SecAggAborted, lambda: inbox(lambda records: [*records, records[0]]))
     refused("secagg-inbox", SecAggAborted, lambda: inbox(lambda records: [*records[1:], (9, records[0][1])]))
@@ -579,10 +589,10 @@ def test_a_client_refuses_a_roster_or_an_inbox_that_is_wrong() -> None:
 
 
 def test_messages_of_another_round_layout_or_length_are_refused() -> None:
-    advert, server = Client(SIX, 0).advertise(), Server(SIX)
+    advert, server = Participant(SIX, 0).advertise(), Aggregator(SIX)
 
     def other(**changes: object) -> bytes:
-        return Client(replace(SIX, **changes), 0).advertise()
+        return Participant(replace(SIX, **changes), 0).advertise()
 
     refused("secagg-round", RoundMismatch, lambda: server.receive(other(round=4)))
     refused("secagg-round", RoundMismatch, lambda: server.receive(other(run="another run")))
@@ -604,7 +614,7 @@ def test_bytes_that_were_played_with_raise_nothing_but_refusals() -> None:
             altered = bytearray(data)
             for _ in range(draw.randint(1, 4)):
                 altered[draw.randrange(len(altered))] = draw.randrange(256)
-            for kind in Kind:
+            for kind in MessageKind:
                 with suppress(SecureError):
                     SIX.unpack(bytes(altered), kind)
             fresh = Play(SIX, list(range(6)))

@@ -169,7 +169,7 @@ def _left(folder: Path, follower: Follower, released: tuple[str, ...]) -> dict[s
         found[str(name)] = None if name.parts[0] == "preparation" else _content(path, released)
     for path in (folder / "model.safetensors", folder / "handed.safetensors"):
         found[f"size of {path.name}"] = path.stat().st_size if path.exists() else None
-    with Ledger.found(ledger_of(folder)) as ledger:
+    with Ledger.as_founded(ledger_of(folder)) as ledger:
         entries = list(ledger.entries())
     found["ledger"] = [
         (e.op.rpartition(".")[2].rpartition("/")[2], e.state, e.charges, _config_of(e.note)) for e in entries

@@ -16,7 +16,7 @@ from sordino import keys
 from sordino.algorithms.algorithm import Home, Known
 from sordino.errors import ConfigError
 from sordino.generators import acgan, matching, nets
-from sordino.generators.nets import Shape
+from sordino.generators.nets import GeneratorShape
 from sordino.keys import Key
 from sordino.privacy.uplink import Uplink
 from sordino.tasks.pretrained import projection
@@ -55,7 +55,7 @@ class Anchor(NamedTuple):
 Kind = Literal["auto", "strong", "weak", "small"]
 
 
-def generator_shape(kind: Kind, scenario: int, shape: tuple[int, ...], classes: int) -> Shape:
+def generator_shape(kind: Kind, scenario: int, shape: tuple[int, ...], classes: int) -> GeneratorShape:
     """The generator's shape: as published for colour images of 32 x 32, a small one for others.
 
     Many classes share several strong generators of ten each.
@@ -71,10 +71,10 @@ def generator_shape(kind: Kind, scenario: int, shape: tuple[int, ...], classes: 
     if kind == "auto":
         kind = "small" if (side, channels) != (32, 3) else "strong" if scenario == 1 else "weak"
     if kind == "strong":
-        return Shape(
+        return GeneratorShape(
             "strong", classes, 110, side, channels, split=classes // 10 if classes % 10 == 0 and classes > 10 else 1
         )
-    return Shape(kind, classes, 64 if kind == "small" else 100 if classes < 100 else 256, side, channels)
+    return GeneratorShape(kind, classes, 64 if kind == "small" else 100 if classes < 100 else 256, side, channels)
 
 
 class Made(NamedTuple):
@@ -91,11 +91,11 @@ class Recipe:
     scenario: Literal[1, 2] = 1
     keep: int = 1000  # candidates of a class
     merge: Literal["mean_distance", "mean"] = "mean_distance"  # of several prototypes of a class
-    gan: acgan.Settings = acgan.Settings()
-    match: matching.Settings = matching.Settings()
+    gan: acgan.AcganSettings = acgan.AcganSettings()
+    match: matching.MatchingSettings = matching.MatchingSettings()
     threshold: float | None = None  # cosine distance beyond which a candidate is left out, however few there are
     published_diversity: bool = False  # 5,000, and 10,000 from a hundred classes on
-    shape: Shape = Shape("small", 10, 64, 16)
+    shape: GeneratorShape = GeneratorShape("small", 10, 64, 16)
 
     def __post_init__(self) -> None:
         counts = {
@@ -181,7 +181,7 @@ class Recipe:
         empty = self.template()
         if self.scenario == 2:
             merged = self._merged(anchors) if self.merge == "mean" else anchors
-            prototypes = [matching.Prototype(a.label, a.mean, partial(Anchor.looks, a)) for a in merged]
+            prototypes = [matching.ClassTarget(a.label, a.mean, partial(Anchor.looks, a)) for a in merged]
             learned = torch.zeros(self.shape.classes, dtype=torch.uint8)
             learned[[a.label for a in merged]] = 1
             matched = matching.train(self.shape, prototypes, self.match, key)

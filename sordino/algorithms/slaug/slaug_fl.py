@@ -65,8 +65,8 @@ class Settings(SlaugFL):
     def recipe(self) -> Recipe:
         """How the server makes a generator."""
         diversity = self.diversity if isinstance(self.diversity, float) else None
-        gan = acgan.Settings(self.gan_epochs, self.gan_batch, self.gan_lr, weight_decay=self.gan_decay)
-        match = matching.Settings(
+        gan = acgan.AcganSettings(self.gan_epochs, self.gan_batch, self.gan_lr, weight_decay=self.gan_decay)
+        match = matching.MatchingSettings(
             self.match_updates, self.gan_batch, self.match_lr, diversity=diversity, sign=self.diversity_sign
         )
         published = self.diversity == "published"

@@ -29,12 +29,12 @@ from sordino.algorithms.fedavg import Client
 from sordino.algorithms.local_sgd import LocalSgd, Walk
 from sordino.algorithms.slaug.generator import Kind, generator_shape
 from sordino.errors import ConfigError
-from sordino.generators.nets import Shape
+from sordino.generators.nets import GeneratorShape
 from sordino.keys import Key
 from sordino.privacy.readers.beside_public import How
 from sordino.privacy.readers.class_sums import class_sums
 from sordino.tasks.contrast import class_means, separation
-from sordino.tasks.drawn import all_alike, drawn
+from sordino.tasks.drawn import all_alike, generated
 from sordino.types import D, Examples, Params, Received, S, Shard, Task, U
 
 CLASSES = "classes"  # that the generator has learnt, beside its weights
@@ -95,7 +95,7 @@ class Calibrated(LocalSgd[S, State, D, U], ABC):
     keeps_momentum: bool = False  # from one round of a client to its next
     match_steps: bool = False  # as many steps as without drawn images: half of each batch is drawn
     count: int | None = None  # of drawn images, for everybody; None: as many as a client has examples
-    _shape: Shape = Shape("small", 10, 64, 16)
+    _shape: GeneratorShape = GeneratorShape("small", 10, 64, 16)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -113,7 +113,7 @@ class Calibrated(LocalSgd[S, State, D, U], ABC):
         return replace(self, _shape=generator_shape(self.generator, self.scenario, known.shape, known.classes))
 
     @property
-    def drawn_by(self) -> Shape:
+    def drawn_by(self) -> GeneratorShape:
         """The generator that images are drawn from."""
         return self._shape
 
@@ -138,7 +138,7 @@ class Calibrated(LocalSgd[S, State, D, U], ABC):
         """Drawn once: as many images as the client has examples, all classes alike."""
         classes, state = handed[CLASSES], {name: value for name, value in handed.items() if name != CLASSES}
         labels = classes[all_alike(self.count or size, len(classes), keys.fold(key, "labels"))]
-        return drawn(self._shape, state, labels, keys.fold(key, "noise"), self.rescale)
+        return generated(self._shape, state, labels, keys.fold(key, "noise"), self.rescale)
 
     def init_client(self, task: Task) -> State:
         return (

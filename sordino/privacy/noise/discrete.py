@@ -23,8 +23,8 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from sordino.errors import UnsoundGuarantee
-from sordino.types import Source
+from sordino.errors import Range, UnsoundGuarantee, check_range
+from sordino.types import NoiseSource
 
 TOTAL_VARIATION: Final = 1e-14  # of one coordinate against the ideal law
 _MOST: Final = 2.0**40  # steps: 45 times that is an exact double
@@ -32,8 +32,10 @@ _TAIL: Final = 45  # scales
 Ints = NDArray[np.int64]
 
 
-def discrete_laplace(source: Source, count: int, scale: float) -> Ints:
-    """Variance 2 q / (1 - q)^2 for q = exp(-1 / scale): a little below 2 scale^2."""
+def discrete_laplace(source: NoiseSource, count: int, scale: float) -> Ints:
+    """Draws two-sided geometric noise on the integers. Its variance is 2 q / (1 - q)^2 for q = exp(-1 / scale), a
+    little below 2 scale^2.
+    """
     _check(scale)
     digits = max(1, math.ceil(math.log2(_TAIL * scale)))
     drawn = np.zeros(count, np.int64)
@@ -45,8 +47,10 @@ def discrete_laplace(source: Source, count: int, scale: float) -> Ints:
     return np.where(negative, ~drawn, drawn)
 
 
-def discrete_gaussian(source: Source, count: int, sigma: float) -> Ints:
-    """Variance below sigma^2, by less than a millionth of it for sigma >= 1."""
+def discrete_gaussian(source: NoiseSource, count: int, sigma: float) -> Ints:
+    """Draws discrete Gaussian noise on the integers. Its variance is below sigma^2, by less than a millionth of it
+    for sigma >= 1.
+    """
     _check(sigma)
     kept: list[Ints] = []
     missing, attempt = count, 0
@@ -58,7 +62,7 @@ def discrete_gaussian(source: Source, count: int, sigma: float) -> Ints:
     return np.concatenate([np.zeros(0, np.int64), *kept])
 
 
-def _attempt(source: Source, tries: int, sigma: float) -> Ints:
+def _attempt(source: NoiseSource, tries: int, sigma: float) -> Ints:
     drawn = discrete_laplace(source, tries, sigma)
     chance = np.exp(-0.5 * (np.abs(drawn) / sigma - 1) ** 2)
     return drawn[(_words(source.child("accept"), tries) >> np.uint64(11)) * 2.0**-53 < chance]
@@ -72,15 +76,16 @@ def _threshold(digit: int, scale: float) -> np.uint64:
         return np.uint64(int(q / (1 + q) * 2**64))
 
 
-def _words(source: Source, count: int) -> NDArray[np.uint64]:
+def _words(source: NoiseSource, count: int) -> NDArray[np.uint64]:
     return source.words(count).numpy().view(np.uint64)
 
 
 def _check(scale: float) -> None:
-    if not 0 < scale <= _MOST:
-        raise UnsoundGuarantee(
-            f"the scale of integer noise is {scale} steps",
-            why=f"it is above 0 and at most 2^40 = {_MOST:.0f}",
-            fix="choose another grid",
-            code="integer-noise-scale",
-        )
+    check_range(
+        "the scale of integer noise, in steps,",
+        scale,
+        Range(above=0, most=_MOST),
+        "integer-noise-scale",
+        error=UnsoundGuarantee,
+        fix="choose another grid",
+    )

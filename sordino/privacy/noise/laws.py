@@ -17,12 +17,12 @@ from torch import Tensor
 
 from sordino.ledger import events
 from sordino.privacy.noise.discrete import discrete_gaussian, discrete_laplace
-from sordino.types import Source
+from sordino.types import NoiseSource
 
 
 @dataclass(frozen=True)
 class GaussianNoise:
-    """N(0, (multiplier * sensitivity)^2) on every coordinate; sensitivity in the 2-norm.
+    """Gaussian noise N(0, (multiplier * sensitivity)^2) on every coordinate; the sensitivity is in the 2-norm.
 
     `exact` prices by Gaussian DP (Dong, Roth and Su 2022; Balle and Wang 2018); `classic` by sqrt(2
     ln(1.25/delta))/epsilon, proved for epsilon < 1 only (Dwork and Roth 2014), refused above; `classic_checked` accepts
@@ -37,7 +37,7 @@ class GaussianNoise:
     def event(self, multiplier: float) -> events.Event:
         return events.DiscreteGaussian(multiplier) if self.calibration == "discrete" else events.Gaussian(multiplier)
 
-    def add(self, values: Tensor, scale: float, source: Source) -> Tensor:
+    def add(self, values: Tensor, scale: float, source: NoiseSource) -> Tensor:
         if values.is_floating_point():
             return source.gaussian(values, scale)
         return values + torch.from_numpy(discrete_gaussian(source, values.numel(), scale)).view(values.shape)
@@ -45,7 +45,9 @@ class GaussianNoise:
 
 @dataclass(frozen=True)
 class LaplaceNoise:
-    """Laplace(multiplier * sensitivity) on every coordinate; sensitivity in the 1-norm. Pure epsilon = 1/multiplier."""
+    """Laplace noise of scale multiplier * sensitivity on every coordinate; the sensitivity is in the 1-norm. It
+    gives pure epsilon = 1/multiplier.
+    """
 
     calibration: Literal["pure"] = "pure"
     order: int = 1
@@ -54,7 +56,7 @@ class LaplaceNoise:
     def event(self, multiplier: float) -> events.Event:
         return events.Laplace(multiplier)
 
-    def add(self, values: Tensor, scale: float, source: Source) -> Tensor:
+    def add(self, values: Tensor, scale: float, source: NoiseSource) -> Tensor:
         if values.is_floating_point():
             return source.laplace(values, scale)
         return values + torch.from_numpy(discrete_laplace(source, values.numel(), scale)).view(values.shape)

@@ -20,8 +20,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from sordino.errors import ConfigError
-from sordino.types import Source
+from sordino.errors import SEVERAL, Range, check_range
+from sordino.types import NoiseSource
 
 STEP = 2.0**-12
 FLOAT_ERROR = 1e-10  # errors of some 1e-15 against STEP, with room
@@ -40,16 +40,14 @@ class Cap(NamedTuple):
 @cache
 def parameters(dimension: int, epsilon: float) -> Cap:
     """The cap whose answers are shortest, that is least noisy."""
-    if dimension < 2:
-        raise ConfigError(
-            f"PrivUnit in dimension {dimension}",
-            why="a cap needs a sphere: dimension 2 or more",
-            code="privunit-dimension",
-        )
-    if not 0 < epsilon <= MOST:
-        raise ConfigError(
-            f"epsilon of PrivUnit is {epsilon}", why=f"it lies above 0 and is at most {MOST:g}", code="privunit-epsilon"
-        )
+    check_range(
+        "the dimension of PrivUnit",
+        dimension,
+        SEVERAL,
+        "privunit-dimension",
+        why="a cap needs a sphere",
+    )
+    check_range("epsilon of PrivUnit", epsilon, Range(above=0, most=MOST), "privunit-epsilon")
     from scipy.optimize import minimize_scalar
 
     def log_length(odds: float) -> float:
@@ -74,8 +72,10 @@ def cap_at(dimension: int, epsilon: float, odds: float) -> Cap:
     return Cap(dimension, epsilon, math.exp(log_expit(odds)), math.sqrt(square), part, math.exp(-log_m))
 
 
-def privunit(vector: Tensor, cap: Cap, source: Source) -> Tensor:
-    """An answer for the direction of `vector` [..., d], float64. One that is zero or no number has a random direction."""
+def privunit(vector: Tensor, cap: Cap, source: NoiseSource) -> Tensor:
+    """A random answer that leans towards the direction of `vector` [..., d], in float64. A vector that is zero or
+    not finite gets a random direction.
+    """
     from scipy.special import betainccinv
 
     given = vector.double().reshape(-1, cap.dimension)
@@ -101,11 +101,11 @@ def _unit(rows: Tensor) -> Tensor:
     return scaled
 
 
-def _uniform(count: int, source: Source) -> Tensor:
+def _uniform(count: int, source: NoiseSource) -> Tensor:
     """In (0, 1), 52 bits."""
     return ((source.words(count) >> 12 & (1 << 52) - 1).double() + 0.5) * 2.0**-52
 
 
-def _normal(shape: torch.Size, source: Source) -> Tensor:
+def _normal(shape: torch.Size, source: NoiseSource) -> Tensor:
     drawn: Tensor = torch.special.ndtri(_uniform(shape.numel(), source))
     return drawn.view(shape)

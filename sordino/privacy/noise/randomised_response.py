@@ -24,8 +24,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sordino.errors import ConfigError, DomainError
-from sordino.types import Source
+from sordino.errors import BELOW_ONE, COUNT, POSITIVE, ConfigError, DomainError, Range, check_range
+from sordino.types import NoiseSource
 
 Rounding = Literal["nearest", "ceil"]
 GREYS = 21
@@ -45,8 +45,8 @@ ROUNDINGS: Mapping[str, Callable[[Any, int], Any]] = {
 
 
 def levels(pixels: Tensor, k: int = GREYS, rounding: Rounding = "nearest") -> Tensor:
-    """Of bytes 0 to 255, seen as -1 to 1 in k equal steps: the number of the level as uint8. For 21 levels (40 v + 255)
-    // 510.
+    """The level of each byte as uint8, where bytes 0 to 255 stand for -1 to 1 in k equal steps. For 21 levels it is
+    (40 v + 255) // 510.
     """
     _check_bytes(pixels)
     table = _rule(rounding)(np.arange(256) * (_check_levels(k, 256) - 1), 255).astype(np.uint8)
@@ -54,7 +54,7 @@ def levels(pixels: Tensor, k: int = GREYS, rounding: Rounding = "nearest") -> Te
 
 
 def from_float(x: Tensor, k: int = GREYS, rounding: Rounding = "nearest") -> Tensor:
-    """The same of numbers in [-1, 1], of which four decimals count."""
+    """The level of each number in [-1, 1] as uint8; four decimals count."""
     rule = _rule(rounding)
     if not x.is_floating_point():
         raise _wrong_type(x, "floating-point numbers in [-1, 1]")
@@ -71,15 +71,17 @@ def from_float(x: Tensor, k: int = GREYS, rounding: Rounding = "nearest") -> Ten
 
 
 def values(index: Tensor, k: int = GREYS, low: float = -1.0, high: float = 1.0) -> Tensor:
-    """What the levels stand for, float32; from 0 to 255 on the scale of bytes, where 21 levels have no rounding either."""
+    """The number that each level stands for, as float32. On the scale of bytes, 0 to 255, the values of 21 levels
+    are exact.
+    """
     steps = np.arange(_check_levels(k))
     table = (low * (k - 1 - steps) + high * steps) / (k - 1)
     return torch.from_numpy(table.astype(np.float32)[index.numpy()])
 
 
 def pooled(images: Tensor, side: int = 7) -> Tensor:
-    """Bytes [n, h, w, c] averaged to [n, side, side, c], as numbers in [-1, 1]: fewer values, so more of the budget for
-    each.
+    """Bytes [n, h, w, c] averaged to [n, side, side, c], as numbers in [-1, 1]. Fewer values leave more of the
+    budget for each.
     """
     _check_bytes(images)
     small = F.adaptive_avg_pool2d(images.movedim(-1, 1).float(), side)
@@ -87,7 +89,7 @@ def pooled(images: Tensor, side: int = 7) -> Tensor:
 
 
 def enlarged(features: Tensor, height: int, width: int) -> Tensor:
-    """Back to the size of the images, every value repeated."""
+    """Averaged images at their first size again, every value repeated."""
     return F.interpolate(features.movedim(-1, 1), (height, width)).movedim(1, -1)
 
 
@@ -99,17 +101,18 @@ def keep_probability(epsilon: float, k: int = GREYS) -> float:
 
 
 def flip_probability(epsilon: float, k: int = GREYS) -> float:
-    """Of one given other value."""
+    """The probability that the answer is one particular other value."""
     return keep_probability(epsilon, k) * math.exp(-epsilon)
 
 
-def respond(index: Tensor, epsilon: float, k: int, source: Source) -> Tensor:
-    """Values 0 to k - 1, each answered for with `epsilon`."""
+def respond(index: Tensor, epsilon: float, k: int, source: NoiseSource) -> Tensor:
+    """Answers at random for values from 0 to k - 1, at a cost of `epsilon` for each."""
     last = threshold(epsilon, k) - 1
     fits = not index.is_floating_point() and np.can_cast(np.min_scalar_type(k - 1), index.numpy().dtype)
     if not fits or (index.numel() and not 0 <= int(index.min()) <= int(index.max()) < k):
         raise DomainError(
-            f"values of type {str(index.dtype).removeprefix('torch.')} that are not, or cannot be, all whole numbers from 0 to {k - 1}",
+            f"values of type {str(index.dtype).removeprefix('torch.')} that are not, or cannot be, all whole "
+            f"numbers from 0 to {k - 1}",
             why=f"the response is drawn among {k} values",
             fix="number the values from 0, and count them right",
             code="level-out-of-range",
@@ -125,8 +128,8 @@ def respond(index: Tensor, epsilon: float, k: int, source: Source) -> Tensor:
 
 
 def threshold(epsilon: float, k: int = GREYS) -> int:
-    """Of 2^32 high halves, how many replace: the least, but 1, that keeps the promise for the value that fewest low
-    halves lead to.
+    """How many of the 2^32 high halves of a random word replace the value. It is the smallest number, but 1, that
+    keeps the promise for the value that fewest low halves lead to.
     """
     rarest = HALF // _check_levels(k) / HALF
     odds = math.exp(-_check_epsilon(epsilon))
@@ -138,8 +141,8 @@ def threshold(epsilon: float, k: int = GREYS) -> int:
 
 
 def composed_delta(epsilon: float, count: int, total: float, k: int = GREYS) -> float:
-    """The delta that `count` independent responses of `epsilon` each have at `total`, where all values may differ:
-    exact but for rounding, which is added.
+    """The delta at epsilon `total` of `count` independent responses of `epsilon` each, where all values may differ.
+    It is exact but for rounding, which is added.
 
     The loss of one response is epsilon, -epsilon or 0, so that of many is a multiple of epsilon, and its law a power of
     a polynomial.
@@ -154,14 +157,11 @@ def composed_delta(epsilon: float, count: int, total: float, k: int = GREYS) -> 
 
 @cache
 def split_evenly(epsilon: float, count: int, delta: float = 0.0, k: int = GREYS) -> float:
-    """What each of `count` responses may cost where together they cost `epsilon`: an equal share, or more where a delta
-    allows it.
+    """The epsilon that each of `count` responses may have where together they cost `epsilon`. It is an equal share,
+    or more where a delta allows it.
     """
     least = _check_epsilon(epsilon) / _check_count(count)
-    if not 0 <= delta < 1:
-        raise ConfigError(
-            f"delta is {delta}", why="it is a probability below 1", fix="use for instance 1e-5", code="response-delta"
-        )
+    check_range("delta", delta, BELOW_ONE, "response-delta", fix="use for instance 1e-5")
     if delta == 0:
         return least
     most = 2 * least
@@ -178,27 +178,19 @@ def split_evenly(epsilon: float, count: int, delta: float = 0.0, k: int = GREYS)
 
 
 def _check_epsilon(epsilon: float) -> float:
-    if not 0 < epsilon < math.inf:
-        raise ConfigError(
-            f"epsilon of the randomised response is {epsilon}",
-            why="a response costs a finite number above 0",
-            fix="5 keeps nine grey values of ten, 1 keeps one of eight",
-            code="response-epsilon",
-        )
+    fix = "5 keeps nine grey values of ten, 1 keeps one of eight"
+    check_range("epsilon of the randomised response", epsilon, POSITIVE, "response-epsilon", fix=fix)
     return epsilon
 
 
 def _check_levels(k: int, most: int = MOST) -> int:
-    if not 2 <= k <= most:
-        raise ConfigError(
-            f"levels is {k}", why=f"a response is one of 2 to {most} values", fix="use 21", code="response-levels"
-        )
+    allowed = Range(least=2, most=most, whole=True)
+    check_range("levels", k, allowed, "response-levels", why="a response is one of so many values", fix="use 21")
     return k
 
 
 def _check_count(count: int) -> int:
-    if count < 1:
-        raise ConfigError(f"{count} values share a budget", why="there is at least one", code="response-count")
+    check_range("the number of values that share a budget", count, COUNT, "response-count")
     return count
 
 

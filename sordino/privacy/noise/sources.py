@@ -30,9 +30,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from sordino import keys
-from sordino.errors import RunError, UnsoundGuarantee
+from sordino.errors import Range, RunError, UnsoundGuarantee, check_range
 from sordino.lazy import Product
-from sordino.types import Source
+from sordino.types import NoiseSource
 
 GRID = 4096  # noise scale in grid steps: at least this, less than twice
 
@@ -43,12 +43,12 @@ Floats: TypeAlias = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Counter:
-    """Seeded noise. Simulation only."""
+    """Noise from a seed, which can be drawn again. For simulation only."""
 
     key: int
     name: str = "counter"
 
-    def child(self, *parts: int | str) -> Source:
+    def child(self, *parts: int | str) -> NoiseSource:
         return Counter(keys.word(keys.fold(self.key, *parts)))
 
     def gaussian(self, values: Tensor, std: float) -> Tensor:
@@ -70,14 +70,16 @@ class Counter:
 
 
 class System:
-    """Noise that protects people: fresh entropy for every child, nothing to seed, nothing to repeat."""
+    """Noise that protects people: fresh entropy of the operating system for every child, which nobody can draw
+    again.
+    """
 
     name = "system"
 
     def __init__(self) -> None:
         self._process = -1
 
-    def child(self, *parts: int | str) -> Source:
+    def child(self, *parts: int | str) -> NoiseSource:
         return System()
 
     def gaussian(self, values: Tensor, std: float) -> Tensor:
@@ -98,13 +100,15 @@ class System:
         return torch.from_numpy(self._words(count).view(np.int64).copy())
 
     def _on_grid(self, values: Tensor, scale: float, table: Callable[[float], Cells]) -> Tensor:
-        if not 1e-290 < scale < math.inf:  # below, a step of the grid is no float any more
-            raise UnsoundGuarantee(
-                f"the noise scale is {scale}",
-                why="a grid needs a finite positive scale",
-                fix="bound the input with a clip",
-                code="noise-scale-not-positive",
-            )
+        check_range(
+            "the noise scale",
+            scale,
+            Range(above=1e-290),
+            "noise-scale-not-positive",
+            error=UnsoundGuarantee,
+            why="below it a step of the grid is no float",
+            fix="bound the input with a clip",
+        )
         step = grid_step(scale)
         cells = table(round(scale / step, 9))
         x = values.double().numpy().reshape(-1) / step
@@ -121,15 +125,15 @@ class System:
 
 
 class Kept(System):
-    """The same draws whenever they are asked for again: from a client's own secret, for what is drawn once in a run and
-    must outlive a crash.
+    """Noise from a client's own secret, the same whenever it is asked for again. It is for what is drawn once in a
+    run and must outlive a crash.
     """
 
     def __init__(self, secret: bytes) -> None:
         self._secret = secret
         self._stream = Cipher(algorithms.ChaCha20(secret, bytes(16)), mode=None).encryptor()
 
-    def child(self, *parts: int | str) -> Source:
+    def child(self, *parts: int | str) -> NoiseSource:
         return Kept(hmac.digest(self._secret, json.dumps(parts).encode(), "sha256"))
 
     def _words(self, count: int) -> NDArray[np.uint64]:
@@ -143,8 +147,8 @@ def grid_step(scale: float) -> float:
 
 @dataclass(frozen=True)
 class Cells:
-    """The law of continuous noise, cut into steps: P[floor(noise) = k] as 64-bit thresholds, and how the density runs
-    inside a step.
+    """The law of continuous noise, cut into steps: P[floor(noise) = k] as 64-bit thresholds, and how the density
+    runs inside a step.
     """
 
     thresholds: NDArray[np.uint64]
@@ -153,7 +157,7 @@ class Cells:
     bend: float  # half the second derivative of -log density
 
     def carry(self, k: NDArray[np.int64], fraction: Floats) -> Floats:
-        """P[the noise's own fraction + `fraction` >= 1], given its whole steps k."""
+        """The probability that the noise's own fraction + `fraction` is at least 1, given its whole steps k."""
         a, q = self.slope(k), self.bend
         # the integral of e^(-at - qt^2) about the centre, as a polynomial: a < 0.0023 and q < 3e-8, so what is left out
         # is below 1e-16
@@ -194,17 +198,19 @@ def _laplace_cells(scale: float) -> Cells:
     return Cells(*_cumulative(np.exp(-np.abs(steps) / np.longdouble(scale))), lambda k: np.sign(k + 0.5) / scale, 0.0)
 
 
-def for_round(name: str, key: int, t: int) -> Source:
-    """The noise of one round: `counter` or `system`."""
+def for_round(name: str, key: int, t: int) -> NoiseSource:
+    """The source of one round's noise: `counter` or `system`."""
     return System() if name == "system" else Counter(keys.word(keys.fold(key, "noise", t)))
 
 
-def for_client(name: str, key: int, t: int, client: int) -> Source:
+def for_client(name: str, key: int, t: int, client: int) -> NoiseSource:
     return for_round(name, key, t).child("client", client)
 
 
-def for_run(name: str, key: int, secret: bytes | None, client: int) -> Source:
-    """What a client draws once in a run, and again from the start after a crash: `system` needs the clients' secret."""
+def for_run(name: str, key: int, secret: bytes | None, client: int) -> NoiseSource:
+    """The source of what a client draws once in a run, the same again after a crash. With `system` it needs the
+    clients' secret.
+    """
     if name != "system":
         return Counter(keys.word(keys.fold(key, "once"))).child("one of", client)
     if secret is None or len(secret) < SECRET:

@@ -24,7 +24,7 @@ How = Literal["union", "half"] | int
 
 
 @dataclass(frozen=True)
-class Mixed:
+class BesidePublic:
     """One step: a sealed batch, which may be empty, and public rows."""
 
     batch: Batch
@@ -33,7 +33,7 @@ class Mixed:
     _draws: Tensor = field(repr=False)  # one key for each row of both
 
     def joint(self, loss: EpisodeLoss, params: Params) -> Params:
-        """Gradient of one loss of (params, sealed rows, public rows, keys)."""
+        """The gradient of one loss of (params, sealed rows, public rows, keys)."""
         if self._raw is None:
             raise PrivacyError(
                 "a loss over sealed and public examples together",
@@ -41,12 +41,18 @@ class Mixed:
                 fix="ask for the gradient of losses of single examples, and for that of the public ones apart from it",
                 code="joint-loss",
             )
-        leaves = {name: value.detach().requires_grad_() for name, value in params.items()}
-        value = loss(leaves, self._raw(), self.public, self._draws)
-        if not value.requires_grad:
-            return tree.zeros_like(params)
-        found = torch.autograd.grad(value, list(leaves.values()), allow_unused=True, materialize_grads=True)
-        return dict(zip(leaves, found, strict=True))
+        raw = self._raw()
+        return gradient(lambda leaves: loss(leaves, raw, self.public, self._draws), params)
+
+
+def gradient(loss: Callable[[Params], Tensor], params: Params) -> Params:
+    """The gradient of one number; zero for what it does not depend on, such as features that are the pixels."""
+    leaves = {name: value.detach().requires_grad_() for name, value in params.items()}
+    value = loss(leaves)
+    if not value.requires_grad:
+        return tree.zeros_like(params)
+    slopes = torch.autograd.grad(value, list(leaves.values()), allow_unused=True, materialize_grads=True)
+    return dict(zip(leaves, slopes, strict=True))
 
 
 def taken(examples: Examples, rows: Tensor) -> Examples:
@@ -54,7 +60,7 @@ def taken(examples: Examples, rows: Tensor) -> Examples:
 
 
 def piles(own: int, public: int, work: Work, key: Key) -> Iterator[tuple[Tensor, Tensor]]:
-    """Rows of both for every batch of a shuffled pile of both, epoch after epoch."""
+    """The own rows and the public rows of every batch, drawn from one shuffled pile of both, epoch after epoch."""
     size = work.batch(own + public)
     for order, count in epochs(own + public, work, key):
         for i in range(count):
@@ -63,8 +69,8 @@ def piles(own: int, public: int, work: Work, key: Key) -> Iterator[tuple[Tensor,
 
 
 def epochs(size: int, work: Work, key: Key) -> Iterator[tuple[Tensor, int]]:
-    """Reshuffled rows of one epoch after the other, with the number of batches of `batch_size` (the last may be
-    shorter) to take of it.
+    """Shuffled rows, one epoch after the other, each with the number of batches to take of it. The last batch of an
+    epoch may be shorter.
     """
     each, left = -(-size // work.batch(size)), work.count(size)
     for epoch in range(-(-left // each)):
@@ -72,7 +78,7 @@ def epochs(size: int, work: Work, key: Key) -> Iterator[tuple[Tensor, int]]:
 
 
 def stream(size: int, each: int, key: Key) -> Iterator[Tensor]:
-    """So many rows at a time, without end: a reshuffled epoch after the other."""
+    """Batches of `each` rows without end, from one shuffled epoch after the other."""
     epoch, left = 0, torch.empty(0, dtype=torch.int64)
     while True:
         while len(left) < each:

@@ -14,19 +14,20 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from sordino.errors import PrivacyError, UnsoundGuarantee
+from sordino.errors import NOT_NEGATIVE, PrivacyError, UnsoundGuarantee, check_range
 from sordino.keys import Key
 from sordino.privacy.noise.laws import GaussianNoise
 from sordino.privacy.readers.beside_public import taken
-from sordino.privacy.readers.covered import Covered, alone, check_apart
-from sordino.privacy.uplink.stages import SLACK, Clip
-from sordino.types import ADVERSARIES, Claim, Examples, Grant, Offer, Reader, Shard, Task, Work
+from sordino.privacy.readers.covered import Covered, alone
+from sordino.privacy.readers.noised import Clipped, check_unread
+from sordino.privacy.uplink.stages import SLACK
+from sordino.types import Examples, Grant, Shard, Task, Work
 
 ROWS = 256  # of a statistic at a time
 
 
 def class_sums(of: Callable[[Tensor], Tensor], examples: Examples, classes: int) -> tuple[Tensor, Tensor]:
-    """In float64: per class the sum of `of(x)` [n, d], and the number of examples."""
+    """The sum of `of(x)` [n, d] over the examples of each class, and their number, in float64."""
     found = [of(rows).double() for rows in torch.split(examples.x, ROWS) if len(rows)]
     counts = torch.bincount(examples.y, minlength=classes).double()
     if not found:  # a row that does not count says how wide it is
@@ -36,9 +37,9 @@ def class_sums(of: Callable[[Tensor], Tensor], examples: Examples, classes: int)
 
 
 @dataclass(frozen=True)
-class ClassSums(Reader):
-    """clip: radius of one example's statistic. count: how much louder than the statistic's radius a client counts; 0:
-    not at all, and counts are told as nan.
+class ClassSums(Clipped):
+    """A reader that gives noised sums per class of a clipped statistic. clip: radius of one example's statistic.
+    count: how much louder than that radius an example is counted; at 0 it is not counted, and counts are nan.
 
     Guarantees: the Gaussian event at the multiplier, for adding or removing one example, against everybody who sees
     what the client sends. Proof: one row of the sums moves by a vector of norm clip, and one count by `count` * clip:
@@ -50,62 +51,29 @@ class ClassSums(Reader):
     mechanism: GaussianNoise = GaussianNoise()
     multiplier: float | None = None  # None: the plan decides from the budget
     gives = "sums"
+    neighbours = "add_remove"
 
     def __post_init__(self) -> None:
-        Clip(self.clip)
-        if not (math.isfinite(self.count) and self.count >= 0):
-            raise UnsoundGuarantee(
-                f"count is {self.count}",
-                why="it is how loudly examples are counted: a finite number, 0 for not at all",
-                code="count-out-of-range",
-            )
-        if self.multiplier is not None and not (math.isfinite(self.multiplier) and self.multiplier > 0):
-            raise UnsoundGuarantee(
-                f"noise multiplier {self.multiplier}",
-                why="noise without a size protects nobody",
-                fix="give a multiplier above 0, or a budget in [privacy]",
-                code="noise-not-positive",
-            )
+        super().__post_init__()
+        why = "it is how loudly examples are counted, 0 for not at all"
+        check_range("count", self.count, NOT_NEGATIVE, "count-out-of-range", error=UnsoundGuarantee, why=why)
 
     @property
     def sensitivity(self) -> float:
         return self.clip * math.hypot(1, self.count)
 
-    @property
-    def cut(self) -> float:
-        return self.clip
-
-    def offer(self) -> Offer:
-        return Offer("example", "add_remove", "server", self.mechanism, everyone_pays=False)
-
-    def claims(self, work: Work, size: int, multiplier: float | None) -> list[Claim]:
-        used = self.multiplier if self.multiplier is not None else multiplier
-        assert used is not None
-        because = ("the number of examples of each client is public",)
-        event = self.mechanism.event(used)
-        return [Claim("example", "add_remove", adversary, event, "proved", because) for adversary in ADVERSARIES]
-
     def reads(self, work: Work, size: int) -> int:
         return 1
-
-    def check(self, work: Work, task: Task) -> None:
-        check_apart(task)
 
     def open(self, examples: Examples, grant: Grant, task: Task) -> Shard:
         return SumShard(self, examples, grant, task)
 
 
-class SumShard(Covered):
+@dataclass
+class SumShard(Covered[ClassSums]):
     """One client's examples during one round: one question about them is paid for."""
 
-    def __init__(self, reader: ClassSums, examples: Examples, grant: Grant, task: Task) -> None:
-        self._reader, self._examples, self._grant, self._task = reader, examples, grant, task
-        self._asked = False
-
-    @property
-    def size(self) -> int:
-        """The public number; the data may hold one more or one less."""
-        return self._grant.size
+    _asked: bool = False
 
     @property
     def public(self) -> Examples | None:
@@ -120,8 +88,8 @@ class SumShard(Covered):
         )
 
     def split(self, share: float, key: Key) -> tuple[Shard, Shard]:
-        """A coin of each example: which part it is in depends on no other one. Each part may be asked once, instead of
-        the whole.
+        """Two parts of the examples, by a secret coin of each example, so that its part depends on no other one.
+        Each part may be asked once, instead of the whole.
         """
         self._spend()
         # secret ones: a public coin by place would let a missing example move the others
@@ -135,20 +103,13 @@ class SumShard(Covered):
         return first, second
 
     def _spend(self) -> None:
-        if self._asked:
-            raise PrivacyError(
-                "sums per class were asked for a second time",
-                why="every noisy read is paid for before the round starts",
-                fix="ask once, for everything",
-                code="read-beyond-reservation",
-            )
+        check_unread(self._asked, "a shard of sums per class", "ask once, for everything")
         self._asked = True
 
     def by_class(self, of: Callable[[Tensor], Tensor], classes: int) -> tuple[Tensor, Tensor]:
         self._spend()
         reader = self._reader
-        multiplier = reader.multiplier if reader.multiplier is not None else self._grant.multiplier
-        assert multiplier is not None, "the plan prices every private reader before a round"
+        multiplier = reader.used(self._grant.multiplier)
 
         def clipped(x: Tensor) -> Tensor:
             z = alone(of, x).double()

@@ -19,18 +19,18 @@ from dataclasses import dataclass, field
 import torch
 
 from sordino import keys, tree
-from sordino.errors import ConfigError, PrivacyError, UnsoundGuarantee
+from sordino.errors import PrivacyError, Range, UnsoundGuarantee, check_range
 from sordino.keys import Key
 from sordino.privacy.noise.laws import GaussianNoise
-from sordino.privacy.readers.episodes import check_reservation
+from sordino.privacy.readers.noised import Noised, check_reservation, check_unread
 from sordino.privacy.readers.noisy_gradient import GradientsOnly
-from sordino.types import ADVERSARIES, Batch, Claim, Examples, Grant, Losses, Offer, Params, Reader, Shard, Task, Work
+from sordino.types import Batch, Examples, Grant, Losses, Params, Shard, Task, Work
 
 
 @dataclass(frozen=True)
-class ConvexStable(Reader):
-    """One batch per round, whose gradient is the noised sum of the gradients along all the steps of the round: a step
-    of `lr` along it is all of them.
+class ConvexStable(Noised):
+    """A reader that gives one batch per round, whose gradient is the noised sum of the gradients along all steps of
+    the round. One step of `lr` along it makes all of them.
 
     Requires: the `logistic` model with the same `radius`, the task's own losses, full batches, lr <= 4/radius^2.
     Guarantees: one Gaussian event per round, for one example, replace; client code sees nothing else.
@@ -40,13 +40,12 @@ class ConvexStable(Reader):
     lr: float  # eta
     multiplier: float | None = None
     gives = "batches"
+    neighbours = "replace"
     mechanism: GaussianNoise = GaussianNoise()
 
     def __post_init__(self) -> None:
-        if not 1 < self.radius < math.inf:
-            raise ConfigError(
-                f"radius is {self.radius}", why="it bounds (x, 1), so it must exceed 1", code="radius-too-small"
-            )
+        super().__post_init__()
+        check_range("radius", self.radius, Range(above=1), "radius-too-small", why="it bounds (x, 1)")
         most = 4 / self.radius**2
         if not 0 < self.lr <= most:
             raise UnsoundGuarantee(
@@ -55,22 +54,6 @@ class ConvexStable(Reader):
                 fix=f"set lr to at most {most:.3g}, or scale the features into a smaller radius",
                 code="step-too-large-for-convexity",
             )
-        if self.multiplier is not None and not (math.isfinite(self.multiplier) and self.multiplier > 0):
-            raise UnsoundGuarantee(
-                f"noise multiplier {self.multiplier}",
-                why="noise without a size protects nobody",
-                fix="give a multiplier above 0, or a budget in [privacy]",
-                code="noise-not-positive",
-            )
-
-    def offer(self) -> Offer | None:
-        return Offer("example", "replace", "server", self.mechanism, everyone_pays=False)
-
-    def claims(self, work: Work, size: int, multiplier: float | None) -> list[Claim]:
-        used = self.multiplier if self.multiplier is not None else multiplier
-        assert used is not None
-        because = ("the number of examples of each client is public",)
-        return [Claim("example", "replace", a, self.mechanism.event(used), "proved", because) for a in ADVERSARIES]
 
     def reads(self, work: Work, size: int) -> int:
         return 1
@@ -95,18 +78,16 @@ class ConvexStable(Reader):
         return StableShard(self, examples, grant, task)
 
     def noise_std(self, multiplier: float, size: int, steps: int) -> float:
-        """Of one coordinate of the sum of gradients: the parameter sensitivity divided by eta."""
+        """The standard deviation of the noise in one coordinate of the sum of gradients: the sensitivity of the
+        parameters divided by eta.
+        """
         return multiplier * 2 * math.sqrt(2) * self.radius * steps / size
 
 
 @dataclass
-class StableShard(GradientsOnly):
+class StableShard(GradientsOnly[ConvexStable]):
     """One client's examples during one round: all steps are one question."""
 
-    _reader: ConvexStable
-    _examples: Examples = field(repr=False)
-    _grant: Grant
-    _task: Task = field(repr=False)
     _opened: bool = False
     _read: bool = False
 
@@ -119,20 +100,14 @@ class StableShard(GradientsOnly):
         return len(self._examples.y)
 
     def batches(self, work: Work, key: Key) -> Iterator[Batch]:
-        """One, whatever the grant says of a smaller effort: the noise is sized for exactly these steps."""
+        """One batch, whatever the grant says of a smaller effort: the noise is sized for exactly these steps."""
         check_reservation(self._opened, 1, self._grant.reads, "examples")
         self._opened = True
         yield Steps(self, work.count(self.size), key)
 
     def walked(self, losses: Losses, params: Params, steps: int, key: Key) -> Params:
         """The noised sum of the gradients along the steps."""
-        if self._read:
-            raise PrivacyError(
-                "the batch was read a second time",
-                why="the ledger reserved one release, and two of them cost two",
-                fix="call grad once",
-                code="read-beyond-reservation",
-            )
+        check_unread(self._read, "the batch", "call grad once")
         if losses != self._task.losses:
             raise PrivacyError(
                 "losses of an algorithm's own under the bound of convex steps",
@@ -142,8 +117,7 @@ class StableShard(GradientsOnly):
             )
         self._read = True
         total = self._sum(params, steps, key)
-        multiplier = self._reader.multiplier if self._reader.multiplier is not None else self._grant.multiplier
-        assert multiplier is not None, "the plan prices every private reader before a round"
+        multiplier = self._reader.used(self._grant.multiplier)
         std, source = self._reader.noise_std(multiplier, self.size, steps), self._grant.source.child("read", 1)
         add = self._reader.mechanism.add
         return {name: add(total[name], std, source.child(name)).to(p.dtype) for name, p in params.items()}

@@ -9,19 +9,23 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
 
 import torch
 from torch import Tensor
 
 from sordino.errors import PrivacyError, UnsoundGuarantee
 from sordino.keys import Key
-from sordino.privacy.readers.beside_public import How, Mixed
+from sordino.privacy.readers.beside_public import BesidePublic, How
 from sordino.tree import Tree
-from sordino.types import Batch, Episode, Examples, Shard, Task, Work
+from sordino.types import Batch, Episode, Examples, Grant, Reader, Shard, Task, Work
+
+R = TypeVar("R", bound=Reader)
 
 
 def check_apart(task: Task) -> None:
-    """Before anything starts: nothing of one example may reach what is computed of another."""
+    """Refuses, before anything starts, a network in which one example reaches what is computed of another."""
     if task.mixes_examples:
         raise UnsoundGuarantee(f"{task.mixes_examples} mixes examples", fix="use nn.GroupNorm", code="batch-norm")
     if task.remembers:
@@ -38,16 +42,30 @@ def remembering(name: str) -> UnsoundGuarantee:
 
 
 def alone(of: Callable[[Tensor], Tensor], rows: Tensor) -> Tensor:
-    """of(x) [n, d] of rows that are shown to it one by one."""
+    """The statistic of(x) [n, d] of rows that are shown to it one by one."""
     try:
         return torch.func.vmap(lambda row: of(row[None])[0])(rows)
     except RuntimeError:  # a branch on a value; any other error comes up again
         return torch.cat([of(row) for row in torch.split(rows, 1)])
 
 
-class Covered(ABC):
+@dataclass
+class Covered(ABC, Generic[R]):
+    """One client's examples during one round, which refuse every question until a reader's own shard answers it."""
+
+    _reader: R
+    _examples: Examples = field(repr=False)
+    _grant: Grant
+    _task: Task = field(repr=False)
+
     @abstractmethod
-    def refused(self, what: str) -> PrivacyError: ...
+    def refused(self, what: str) -> PrivacyError:
+        """The refusal of a question that the reader's promise does not cover."""
+
+    @property
+    def size(self) -> int:
+        """The public number of examples; the data may hold one more or one less."""
+        return self._grant.size
 
     def batches(self, work: Work, key: Key) -> Iterator[Batch]:
         raise self.refused("a batch")
@@ -55,7 +73,7 @@ class Covered(ABC):
     def episodes(self, work: Work, key: Key) -> Iterator[Episode]:
         raise self.refused("an episode")
 
-    def mixed(self, work: Work, key: Key, how: How) -> Iterator[Mixed]:
+    def mixed(self, work: Work, key: Key, how: How) -> Iterator[BesidePublic]:
         raise self.refused("a batch beside public examples")
 
     def sum(self, of: Callable[[Tensor, Tensor], Tree]) -> Tree:

@@ -8,7 +8,6 @@ clipped gradient is to the cell what an example's is to the example.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Literal
@@ -17,12 +16,13 @@ import torch
 from torch import Tensor
 
 from sordino import keys, tree
-from sordino.errors import ConfigError, DataError, PrivacyError, UnsoundGuarantee
+from sordino.errors import COUNT, FRACTION, ConfigError, DataError, PrivacyError, check_range
 from sordino.keys import Key
-from sordino.ledger.events import Event, NonPrivate, Poisson, Repeat
+from sordino.ledger.events import NonPrivate
 from sordino.privacy.noise.laws import GaussianNoise
-from sordino.privacy.readers.beside_public import taken
-from sordino.privacy.readers.covered import Covered, check_apart
+from sordino.privacy.readers.beside_public import gradient, taken
+from sordino.privacy.readers.covered import Covered
+from sordino.privacy.readers.noised import Clipped, check_reservation, check_unread
 from sordino.privacy.uplink.stages import Clip
 from sordino.types import (
     ADVERSARIES,
@@ -32,22 +32,27 @@ from sordino.types import (
     EpisodeLoss,
     Examples,
     Grant,
-    Offer,
+    Neighbours,
     Params,
-    Reader,
     Shard,
     Task,
+    Unit,
     Work,
 )
 
 TRIES = 100
 ONE_EPISODE = "an example is in at most one episode of a step"
-FIXED = "each client's examples are divided once into {} cells; one that is taken away contributes nothing, and the others stay as they were dealt"
+FIXED = (
+    "each client's examples are divided once into {} cells; one that is taken away contributes nothing, and "
+    "the others stay as they were dealt"
+)
 IN_CELL = "the noise covers cells"
 
 
 def draw(labels: Tensor, each: int, key: Key) -> tuple[Tensor, Tensor]:
-    """Rows of a support and of a query batch of `each`, half of the rows where there are fewer than two batches."""
+    """Rows of a support batch and of a query batch, of `each` rows. Both get half of the rows where there are too
+    few.
+    """
     n = len(labels)
     each = min(each, n // 2)
     for attempt in range(TRIES):
@@ -81,17 +86,12 @@ class OpenEpisode:
     _draws: Tensor = field(repr=False)
 
     def grad(self, loss: EpisodeLoss, params: Params) -> Params:
-        leaves = {name: value.detach().requires_grad_() for name, value in params.items()}
-        value = loss(leaves, self._support, self._query, self._draws)
-        if not value.requires_grad:  # features that no parameter changes: the pixels themselves
-            return tree.zeros_like(params)
-        found = torch.autograd.grad(value, list(leaves.values()), allow_unused=True, materialize_grads=True)
-        return dict(zip(leaves, found, strict=True))
+        return gradient(lambda leaves: loss(leaves, self._support, self._query, self._draws), params)
 
 
 def opened(examples: Examples, effort: Work, grant: Grant, key: Key) -> Iterator[Episode]:
-    """One episode a step; `batch_size` is that of the support and of the query. Under noise nothing may tell that a
-    client has none: it sends what it was sent.
+    """One open episode a step; `batch_size` is that of the support and of the query. Under noise nothing may tell
+    that a client has no episode: it sends what it was sent.
     """
     if grant.multiplier is None:
         check_rows(examples.y, grant.client)
@@ -105,8 +105,9 @@ def opened(examples: Examples, effort: Work, grant: Grant, key: Key) -> Iterator
 
 
 @dataclass(frozen=True)
-class CellGradient(Reader):
-    """(sum of the cells' clipped episode gradients + noise) / public number, at every step.
+class CellGradient(Clipped):
+    """A reader of episodes that gives (sum of the cells' clipped episode gradients + noise) / public number, at
+    every step.
 
     sampling
         poisson   `cells` fixed cells; each comes into a step with probability `rate`, redrawn and kept secret; divided
@@ -129,47 +130,35 @@ class CellGradient(Reader):
     gives = "episodes"
 
     def __post_init__(self) -> None:
-        Clip(self.clip)
-        if self.cells < 1 or not 0 < self.rate <= 1:
-            raise ConfigError(
-                f"{self.cells} cells at a rate of {self.rate}",
-                why="there is at least one cell, and a rate lies in (0, 1]",
-                code="rate-out-of-range",
-            )
-        if self.multiplier is not None and not (math.isfinite(self.multiplier) and self.multiplier > 0):
-            raise UnsoundGuarantee(
-                f"noise multiplier {self.multiplier}",
-                why="noise without a size protects nobody",
-                fix="give a multiplier above 0, or a budget in [privacy]",
-                code="noise-not-positive",
-            )
+        super().__post_init__()
+        check_range("cells", self.cells, COUNT, "rate-out-of-range")
+        check_range("rate", self.rate, FRACTION, "rate-out-of-range")
 
     @property
-    def cut(self) -> float:
-        return self.clip
+    def unit(self) -> Unit:
+        return "example" if self.sampling == "fresh" else "cell"
 
-    def offer(self) -> Offer | None:
-        if self.sampling == "fresh":
-            return Offer("example", "replace", "server", self.mechanism, False)
-        return Offer("cell", "add_remove", "server", self.mechanism, False, self.rate)
+    @property
+    def neighbours(self) -> Neighbours:
+        return "replace" if self.sampling == "fresh" else "add_remove"
+
+    @property
+    def sampled(self) -> float | None:
+        return None if self.sampling == "fresh" else self.rate
+
+    @property
+    def because(self) -> tuple[str, ...]:
+        return (ONE_EPISODE,) if self.sampling == "fresh" else (FIXED.format(self.cells),)
 
     def claims(self, work: Work, size: int, multiplier: float | None) -> list[Claim]:
-        used = self.multiplier if self.multiplier is not None else multiplier
-        assert used is not None
-        event: Event = self.mechanism.event(used)
-        if self.sampling == "poisson":
-            event = Poisson(self.rate, event)
-        event = Repeat(event, reads) if (reads := self.reads(work, size)) > 1 else event
+        cells = super().claims(work, size, multiplier)
         if self.sampling == "fresh":
-            return [Claim("example", "replace", a, event, "proved", (ONE_EPISODE,)) for a in ADVERSARIES]
-        return [
-            *(Claim("cell", "add_remove", a, event, "proved", (FIXED.format(self.cells),)) for a in ADVERSARIES),
-            *(Claim("example", "replace", a, NonPrivate(IN_CELL), "none", (IN_CELL,)) for a in ADVERSARIES),
-        ]
+            return cells
+        return cells + [Claim("example", "replace", a, NonPrivate(IN_CELL), "none", (IN_CELL,)) for a in ADVERSARIES]
 
     @property
     def sensitivity(self) -> float:
-        """Of the sum: a cell comes or goes, an example that changes turns its episode around."""
+        """How far the sum moves when a cell comes or goes, or when an example that changes turns its episode around."""
         return self.clip if self.sampling == "poisson" else 2 * self.clip
 
     @property
@@ -181,7 +170,7 @@ class CellGradient(Reader):
         return work.count(size)
 
     def check(self, work: Work, task: Task) -> None:
-        check_apart(task)
+        super().check(work, task)
         if work.steps is None:
             raise ConfigError(
                 "episodes without a number of steps",
@@ -194,30 +183,11 @@ class CellGradient(Reader):
         return CellShard(self, examples, grant, task)
 
 
-def check_reservation(opened: bool, reads: int, reserved: int | None, what: str) -> None:
-    """Of a shard that is asked for its noisy reads of a round."""
-    if opened or (reserved is not None and reads > reserved):
-        raise PrivacyError(
-            f"a second pass over the {what}" if opened else f"{reads} reads where {reserved} were reserved",
-            why="every noisy read is paid for before the round starts",
-            fix="let the algorithm's `work` say how often it reads, and read once",
-            code="read-beyond-reservation",
-        )
-
-
 @dataclass
-class CellShard(Covered):
+class CellShard(Covered[CellGradient]):
     """One client's cells during one round."""
 
-    _reader: CellGradient
-    _examples: Examples = field(repr=False)
-    _grant: Grant
-    _task: Task = field(repr=False)
     _opened: bool = False
-
-    @property
-    def size(self) -> int:
-        return self._grant.size
 
     def refused(self, what: str) -> PrivacyError:
         return PrivacyError(
@@ -261,22 +231,15 @@ class NoisyEpisode:
     _read: bool = False
 
     def grad(self, loss: EpisodeLoss, params: Params) -> Params:
-        """Noisy mean gradient of the cells' episodes."""
-        if self._read:
-            raise PrivacyError(
-                "an episode was read a second time",
-                why="every noisy read is paid for before the round starts",
-                fix="call grad once per episode",
-                code="read-beyond-reservation",
-            )
+        """The noisy mean gradient of the cells' episodes."""
+        check_unread(self._read, "an episode", "call grad once per episode")
         self._read = True
         reader, clip = self._reader, Clip(self._reader.clip)
         total = tree.map(torch.Tensor.double, tree.zeros_like(params))
         with self._task.still():
             for number, cell in self._cells:
                 total = tree.add(total, clip.encode(self._of(cell, number, loss, params), Bound(), self._grant))
-        multiplier = reader.multiplier if reader.multiplier is not None else self._grant.multiplier
-        assert multiplier is not None, "the plan prices every private reader before a round"
+        multiplier = reader.used(self._grant.multiplier)
         source = self._grant.source.child("read", self._step)
         noisy = {n: reader.mechanism.add(v, multiplier * reader.sensitivity, source.child(n)) for n, v in total.items()}
         return {name: (value / reader.denominator).to(params[name].dtype) for name, value in noisy.items()}

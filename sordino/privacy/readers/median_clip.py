@@ -16,9 +16,8 @@ import torch
 from torch import Tensor
 
 from sordino import keys
-from sordino.errors import UnsoundGuarantee
 from sordino.keys import Key
-from sordino.ledger.events import NonPrivate
+from sordino.ledger.events import NonPrivate, check_multiplier
 from sordino.ledger.gaussian_dp import epsilon_of
 from sordino.ledger.published_clipping import scaffold_epsilon
 from sordino.privacy.readers.beside_public import epochs
@@ -51,13 +50,7 @@ class MedianClip(Reader):
     gives = "batches"
 
     def __post_init__(self) -> None:
-        if not (math.isfinite(self.sigma) and self.sigma > 0):
-            raise UnsoundGuarantee(
-                f"noise of {self.sigma}",
-                why="noise without a size protects nobody",
-                fix="give a sigma above 0",
-                code="noise-not-positive",
-            )
+        check_multiplier(self.sigma, "give a sigma above 0", "sigma")
 
     def offer(self) -> Offer | None:
         return None
@@ -67,26 +60,20 @@ class MedianClip(Reader):
         return [Claim("example", "replace", a, NonPrivate(UNBOUNDED), "nominal", why) for a in ADVERSARIES]
 
     def stated(self, rounds: int, delta: float, records: int) -> Stated:
-        """The leading term of composition, and the exact one of the same releases."""
+        """The leading term of the published composition, and the exact value for the same releases."""
         releases = math.sqrt(self.rate * rounds) / self.sigma
         return Stated(scaffold_epsilon(rounds, delta, self.sigma, self.rate), epsilon_of(releases, delta))
 
     def reads(self, work: Work, size: int) -> int:
         return work.count(size)
 
-    def check(self, work: Work, task: Task) -> None:
-        pass
-
     def open(self, examples: Examples, grant: Grant, task: Task) -> Shard:
         return MedianShard(self, examples, grant, task)
 
 
-@dataclass(frozen=True)
-class MedianShard(GradientsOnly):
-    _reader: MedianClip
-    _examples: Examples = field(repr=False)
-    _grant: Grant
-    _task: Task = field(repr=False)
+@dataclass
+class MedianShard(GradientsOnly[MedianClip]):
+    """One client's examples during one round."""
 
     @property
     def size(self) -> int:

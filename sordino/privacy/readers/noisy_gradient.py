@@ -6,7 +6,6 @@ sampler, clip, sensitivity, noise and event come out of this one object, so they
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Literal
@@ -15,38 +14,26 @@ import torch
 from torch import Tensor
 
 from sordino import keys, tree
-from sordino.errors import ConfigError, PrivacyError, UnsoundGuarantee
+from sordino.errors import FRACTION, PrivacyError, UnsoundGuarantee, check_range
 from sordino.keys import Key
 from sordino.lazy import Scaled
-from sordino.ledger.events import Event, Poisson, Repeat
+from sordino.ledger.claims import Status
+from sordino.ledger.events import Event
 from sordino.privacy.noise.laws import GaussianNoise, LaplaceNoise
-from sordino.privacy.readers.beside_public import How, Mixed, halved, stream, taken
-from sordino.privacy.readers.covered import Covered, check_apart
-from sordino.privacy.readers.episodes import check_reservation
+from sordino.privacy.readers.beside_public import BesidePublic, How, halved, stream, taken
+from sordino.privacy.readers.covered import Covered, R
+from sordino.privacy.readers.noised import SIZES, Clipped, check_reservation, check_unread
 from sordino.privacy.readers.open import effort
-from sordino.types import (
-    ADVERSARIES,
-    Batch,
-    Claim,
-    Examples,
-    Grant,
-    Losses,
-    Neighbours,
-    Offer,
-    Params,
-    Reader,
-    Shard,
-    Task,
-    Work,
-)
+from sordino.types import Batch, Examples, Grant, Losses, Neighbours, Params, Shard, Task, Work
 
 Sampling = Literal["full", "poisson", "fixed_batches", "fixed_subset"]
+ONE_SUBSET = "a subset drawn once gives no amplification per round; epsilon holds for a record known to be in it"
 
 
 @dataclass(frozen=True)
-class NoisyGradient(Reader):
-    """(sum of clipped gradients + noise) / public number (Abadi et al., CCS 2016; section numbers of the variants in
-    algorithms/client_noise).
+class NoisyGradient(Clipped):
+    """A reader that gives (sum of clipped gradients + noise) / public number (Abadi et al., CCS 2016; section
+    numbers of the variants in algorithms/client_noise).
 
     sampling
         full            all n rows, n public. Sensitivity of the sum: 2*clip (replace), clip (add_remove with n a
@@ -72,28 +59,19 @@ class NoisyGradient(Reader):
     gives = "batches"
 
     def __post_init__(self) -> None:
-        if not (math.isfinite(self.clip) and self.clip > 0):
-            raise ConfigError(
-                f"clip is {self.clip}", why="a clip needs a finite norm above 0", code="clip-not-positive"
-            )
+        super().__post_init__()
         if self.clip_order is None:
             object.__setattr__(self, "clip_order", self.mechanism.order)
-        if self.multiplier is not None and not (math.isfinite(self.multiplier) and self.multiplier > 0):
-            raise UnsoundGuarantee(
-                f"noise multiplier {self.multiplier}",
-                why="noise without a size protects nobody",
-                fix="give a multiplier above 0, or a budget in [privacy]",
-                code="noise-not-positive",
-            )
         if self.mechanism.order == 1 and self.clip_order == 2:
             raise UnsoundGuarantee(
                 "Laplace noise after a clip in the 2-norm",
-                why="a vector of 2-norm C can have 1-norm C*sqrt(d): the Laplace scale would be too small by that factor",
+                why="a vector of 2-norm C can have 1-norm C*sqrt(d): the Laplace scale would be too small by that "
+                "factor",
                 fix="clip in the 1-norm, or use Gaussian noise",
                 code="laplace-needs-l1-clip",
             )
-        if self.sampling in ("poisson", "fixed_subset") and not 0 < self.rate <= 1:
-            raise ConfigError(f"sampling rate is {self.rate}", why="a rate lies in (0, 1]", code="rate-out-of-range")
+        if self.sampling in ("poisson", "fixed_subset"):
+            check_range("rate", self.rate, FRACTION, "rate-out-of-range")
         if self.sampling == "poisson" and self.neighbours != "add_remove":
             raise UnsoundGuarantee(
                 "Poisson sampling with replace neighbours",
@@ -110,47 +88,33 @@ class NoisyGradient(Reader):
             )
 
     @property
-    def cut(self) -> float:
-        return self.clip
+    def sampled(self) -> float | None:
+        return self.rate if self.sampling == "poisson" else None
 
-    def offer(self) -> Offer | None:
-        return Offer(
-            unit="example",
-            neighbours=self.neighbours,
-            adversary="server",
-            mechanism=self.mechanism,
-            everyone_pays=False,
-            rate=self.rate if self.sampling == "poisson" else 1.0,
-        )
+    @property
+    def status(self) -> Status:
+        return "nominal" if self.sampling == "fixed_subset" else "proved"
 
-    def claims(self, work: Work, size: int, multiplier: float | None) -> list[Claim]:
-        used = self.multiplier if self.multiplier is not None else multiplier
-        assert used is not None
-        event: Event = self.mechanism.event(used)
-        because: tuple[str, ...] = ("the number of examples of each client is public",)
-        if self.sampling == "poisson":
-            event = Poisson(self.rate, event)
-        if self.sampling == "fixed_subset":
-            # the noise was sized for clip/|subset|; replacing a record moves the mean by twice that
-            event = self.mechanism.event(used / 2)
-            because += (
-                "a subset drawn once gives no amplification per round; epsilon holds for a record known to be in it",
-            )
-        reads = self.reads(work, size)
-        event = Repeat(event, reads) if reads > 1 else event
-        status = "nominal" if self.sampling == "fixed_subset" else "proved"
-        return [Claim("example", self.neighbours, adversary, event, status, because) for adversary in ADVERSARIES]  # type: ignore[arg-type]
+    @property
+    def because(self) -> tuple[str, ...]:
+        return (SIZES, ONE_SUBSET) if self.sampling == "fixed_subset" else (SIZES,)
+
+    def event(self, multiplier: float) -> Event:
+        # a subset's noise was sized for clip/|subset|; replacing a record moves the mean by twice that
+        return super().event(multiplier / 2 if self.sampling == "fixed_subset" else multiplier)
 
     def reads(self, work: Work, size: int) -> int:
         return (work.epochs or 1) if self.sampling == "fixed_batches" else work.count(size)
 
     def check(self, work: Work, task: Task) -> None:
-        check_apart(task)
+        super().check(work, task)
         if self.sampling == "full" and work.batch_size is not None:
             raise UnsoundGuarantee(
                 f"batches of {work.batch_size} with full-batch noise",
-                why="after the first batch the runs with and without a record stand at different weights, so nothing cancels any more",
-                fix='batch_size = "full", or sampling = "fixed_batches" or "poisson", or bound the whole update (whole_update)',
+                why="after the first batch the runs with and without a record stand at different weights, so "
+                "nothing cancels any more",
+                fix='batch_size = "full", or sampling = "fixed_batches" or "poisson", or bound the whole update '
+                "(whole_update)",
                 code="minibatch-under-full-batch-bound",
             )
         if self.sampling == "fixed_batches" and (work.epochs is None or work.batch_size is None):
@@ -166,7 +130,7 @@ class NoisyGradient(Reader):
 
     @property
     def sensitivity(self) -> float:
-        """Of the sum, to one example."""
+        """How far one example moves the sum of clipped gradients."""
         twice = self.neighbours == "replace" and self.sampling != "fixed_subset"
         return 2 * self.clip if twice else self.clip
 
@@ -179,12 +143,12 @@ class NoisyGradient(Reader):
         return batch
 
     def noise_std(self, multiplier: float, size: int) -> float:
-        """Of one coordinate of the noisy mean gradient of a full batch."""
+        """The standard deviation of the noise in one coordinate of the mean gradient of a full batch."""
         return multiplier * self.sensitivity / self.denominator(size, size)
 
 
-class GradientsOnly(Covered):
-    """Of a shard whose promise covers gradients of batches."""
+class GradientsOnly(Covered[R]):
+    """A shard whose promise covers gradients of batches, and nothing else."""
 
     def refused(self, what: str) -> PrivacyError:
         return PrivacyError(
@@ -195,18 +159,12 @@ class GradientsOnly(Covered):
         )
 
 
-class NoisyShard(GradientsOnly):
-    """One client's examples during one round: counts its reads against what was reserved."""
+@dataclass
+class NoisyShard(GradientsOnly[NoisyGradient]):
+    """One client's examples during one round, whose noisy reads are counted against what was reserved."""
 
-    def __init__(self, reader: NoisyGradient, examples: Examples, grant: Grant, task: Task) -> None:
-        self._reader, self._examples, self._grant, self._task = reader, examples, grant, task
-        self._opened = False
-        self._read: set[int] = set()
-
-    @property
-    def size(self) -> int:
-        """The public number; under add_remove the data may hold one more or one less."""
-        return self._grant.size
+    _opened: bool = False
+    _read: set[int] = field(default_factory=set)
 
     def batches(self, work: Work, key: Key) -> Iterator[Batch]:
         mine = effort(work, self._grant)
@@ -219,15 +177,15 @@ class NoisyShard(GradientsOnly):
     def public(self) -> Examples | None:
         return self._grant.public
 
-    def mixed(self, work: Work, key: Key, how: How) -> Iterator[Mixed]:
-        """Batches as ever, and beside each of them public rows, which need no noise."""
+    def mixed(self, work: Work, key: Key, how: How) -> Iterator[BesidePublic]:
+        """Noisy batches, and beside each of them public rows, which need no noise."""
         public = self._grant.public
         assert public is not None, "only who was given public examples mixes them with its own"
         _, each = halved(work, self.size, how)
         rows = stream(len(public.y), each, key)
         for step, (batch, others) in enumerate(zip(self.batches(work, key), rows, strict=False)):
             draws = keys.bits(keys.fold(key, "beside", step), each)
-            yield Mixed(batch, taken(public, others), None, draws)
+            yield BesidePublic(batch, taken(public, others), None, draws)
 
     def _rows(self, work: Work) -> Iterator[Tensor]:
         n, reader = len(self._examples.y), self._reader
@@ -246,23 +204,17 @@ class NoisyShard(GradientsOnly):
                 yield torch.arange(n)
 
     def read(self, step: int, rows: Tensor, losses: Losses, params: Params, key: Key, work_batch: int) -> Params:
-        if step in self._read:
-            raise PrivacyError(
-                f"batch {step} was read a second time",
-                why="every noisy read is paid for before the round starts, and disjoint batches cost one read only once each",
-                fix="call grad once per batch",
-                code="read-beyond-reservation",
-            )
+        check_unread(step in self._read, f"batch {step}", "call grad once per batch")
         self._read.add(step)
         reader = self._reader
-        multiplier = reader.multiplier if reader.multiplier is not None else self._grant.multiplier
-        assert multiplier is not None, "the plan prices every private reader before a round"
+        multiplier = reader.used(self._grant.multiplier)
         total = self._sum(rows, losses, params, self._draws(step, len(rows), key))
         scale = multiplier * reader.sensitivity
         source = self._grant.source.child("read", step)
         denominator = reader.denominator(self.size, work_batch)
         noisy = {name: reader.mechanism.add(total[name], scale, source.child(name)) for name in params}
-        return {name: Scaled(noisy[name].to(params[name].dtype), 1 / denominator) for name in params}  # type: ignore[misc]
+        mean = {name: Scaled(noisy[name].to(params[name].dtype), 1 / denominator) for name in params}
+        return mean  # type: ignore[return-value]  # as good as tensors
 
     def _draws(self, step: int, count: int, key: Key) -> Tensor:
         """One key per example, for crops and dropout. Where an example may be missing, its neighbours' must not tell:
@@ -296,5 +248,5 @@ class NoisyBatch:
     _size: int
 
     def grad(self, losses: Losses, params: Params) -> Params:
-        """Noisy mean gradient."""
+        """The noisy mean gradient of the batch."""
         return self._shard.read(self._step, self._rows, losses, params, self._key, self._size)

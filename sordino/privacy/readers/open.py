@@ -7,16 +7,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from sordino import keys, tree
 from sordino.keys import Key
-from sordino.lazy import take
+from sordino.lazy import Ready, take
 from sordino.ledger.events import NonPrivate
-from sordino.privacy.readers.beside_public import How, Mixed, epochs, halved, piles, stream, taken
+from sordino.privacy.readers.beside_public import BesidePublic, How, epochs, halved, piles, stream, taken
 from sordino.privacy.readers.class_sums import class_sums
 from sordino.privacy.readers.episodes import opened
 from sordino.tree import Tree
@@ -37,7 +36,7 @@ def effort(work: Work, grant: Grant) -> Work:
 
 @dataclass(frozen=True)
 class Open(Reader):
-    """No protection of examples at this gate."""
+    """A reader that does not protect examples: it gives what is asked for as it is."""
 
     def offer(self) -> Offer | None:
         return None
@@ -47,9 +46,6 @@ class Open(Reader):
 
     def reads(self, work: Work, size: int) -> int:
         return 0
-
-    def check(self, work: Work, task: Task) -> None:
-        pass
 
     def open(self, examples: Examples, grant: Grant, task: Task) -> Shard:
         return OpenShard(examples, grant, task)
@@ -84,7 +80,7 @@ class OpenShard:
         first, second = (replace(self, _examples=taken(self._examples, rows)) for rows in parts)
         return first, second
 
-    def mixed(self, work: Work, key: Key, how: How) -> Iterator[Mixed]:
+    def mixed(self, work: Work, key: Key, how: How) -> Iterator[BesidePublic]:
         public = self._grant.public
         assert public is not None, "only who was given public examples mixes them with its own"
         mine, many = effort(work, self._grant), len(public.y)
@@ -92,12 +88,12 @@ class OpenShard:
             for step, (own, others) in enumerate(piles(self.size, many, mine, key)):
                 batch = OpenBatch(self, own, None, step, key)
                 draws = keys.bits(keys.fold(key, "draw", step), len(own) + len(others))
-                yield Mixed(batch, taken(public, others), batch._raw, draws)
+                yield BesidePublic(batch, taken(public, others), batch._raw, draws)
             return
         steps, each = halved(mine, self.size, how)
         for step, (batch, others) in enumerate(zip(self._batches(steps, key), stream(many, each, key), strict=False)):
             draws = keys.bits(keys.fold(key, "draw", step), len(batch._rows) + each)
-            yield Mixed(batch, taken(public, others), batch._raw, draws)
+            yield BesidePublic(batch, taken(public, others), batch._raw, draws)
 
     def batches(self, work: Work, key: Key) -> Iterator[OpenBatch]:
         return self._batches(effort(work, self._grant), key)
@@ -105,7 +101,7 @@ class OpenShard:
     def _batches(self, mine: Work, key: Key) -> Iterator[OpenBatch]:
         step, (x, y) = 0, self._examples
         n, size, few = self.size, mine.batch(self.size), x.numel() <= FEW
-        ready: tuple[Any, Tensor] | None = None
+        ready: tuple[Ready, Tensor] | None = None
         for order, count in epochs(n, mine, key):
             if few:  # all together, in the order in which the first epoch reads them
                 if step == 0:
@@ -125,12 +121,12 @@ class OpenShard:
 class OpenBatch:
     _shard: OpenShard
     _rows: Tensor  # of the shard
-    _ready: tuple[Any, Tensor] | None  # what they are once prepared, where that is known
+    _ready: tuple[Ready, Tensor] | None  # what they are once prepared, where that is known
     _step: int
     _key: Key
 
     def grad(self, losses: Losses, params: Params) -> Params:
-        """Mean gradient of the batch; none of no examples."""
+        """The mean gradient of the batch; zero for a batch without examples."""
         task = self._shard._task
         if not len(self._rows):
             return tree.zeros_like(params)

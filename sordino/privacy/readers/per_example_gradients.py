@@ -25,6 +25,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sordino.lazy import Product
+from sordino.privacy.readers.beside_public import gradient
 from sordino.privacy.uplink.stages import clip_factor
 from sordino.types import Examples, Losses, Params
 
@@ -88,7 +89,9 @@ def covered(leaf: nn.Module) -> bool:
 def fast_sum(
     recorder: Recorder, losses: Losses, params: Params, batch: Examples, keys: Tensor, clip: float, order: int
 ) -> Params | None:
-    """By the rules of the layers, one example at a time; None where a layer is not used exactly once by an example."""
+    """The sum of clipped gradients by the rules of the layers, one example at a time. None where an example does not
+    use each layer exactly once.
+    """
     held = {name: value.detach() for name, value in params.items()}
     with recorder.recording({}) as first, torch.no_grad():
         losses(held, batch.x[:1], batch.y[:1], keys[:1])
@@ -139,8 +142,8 @@ class Sides:
         total: Params = {}
         for name, side in self._sides.items():
             weights = {leaf: w[rows] for (layer, leaf), w in self._weights.items() if layer == name}
-            for leaf, gradient in side.weighted(weights, finite, rows).items():
-                total[_path(name, leaf)] = gradient
+            for leaf, added in side.weighted(weights, finite, rows).items():
+                total[_path(name, leaf)] = added
         return {name: total[name] for name in params}
 
 
@@ -153,7 +156,9 @@ def _median(norms: Tensor) -> float:
 
 
 def slow_sum(losses: Losses, params: Params, batch: Examples, keys: Tensor, clip: float, order: int) -> Params:
-    """One gradient per example, in chunks of bounded memory. The definition; the rules above must equal it."""
+    """The sum of clipped gradients from one gradient per example, in chunks of bounded memory. This is the
+    definition; the fast rules must equal it.
+    """
     size = sum(value.numel() for value in params.values())
     step = max(1, CHUNK_FLOATS // max(size, 1))
     total = {name: torch.zeros_like(value) for name, value in params.items()}
@@ -170,8 +175,8 @@ def slow_sum(losses: Losses, params: Params, batch: Examples, keys: Tensor, clip
 
 
 def slow_medians(losses: Losses, params: Params, batch: Examples, keys: Tensor) -> tuple[Params, dict[str, float]]:
-    """The definition of `Sides` without a clip: every parameter's gradients to the median of their norms, added up; and
-    the medians.
+    """The sum of gradients, each parameter's cut to the median of its norms, and the medians. This is the definition
+    of `Sides` without a clip.
     """
     grads = gradients(losses, params, batch, keys)
     norms = {name: _norm(g.reshape(len(g), -1), 2, 1) for name, g in grads.items()}
@@ -185,14 +190,16 @@ def slow_medians(losses: Losses, params: Params, batch: Examples, keys: Tensor) 
 
 
 def gradients(losses: Losses, params: Params, batch: Examples, keys: Tensor) -> Params:
-    """[n, ...] of every parameter: each example's own, from losses that are shown no other."""
+    """Every example's own gradient, [n, ...] for each parameter, from losses that are shown no other example."""
     held = {name: value.detach() for name, value in params.items()}
 
     def one(p: Params, x: Tensor, y: Tensor, key: Tensor) -> Tensor:
         return losses(p, x[None], y[None], key[None])[0]
 
     try:
-        return torch.func.vmap(torch.func.grad(one), in_dims=(None, 0, 0, 0))(held, batch.x, batch.y, keys)  # type: ignore[no-any-return]
+        each = torch.func.vmap(torch.func.grad(one), in_dims=(None, 0, 0, 0))
+        made: Params = each(held, batch.x, batch.y, keys)
+        return made
     except RuntimeError:  # a branch on a value, a draw from torch's own generator; any other error comes up again
         rows = [
             _gradient(losses, params, batch.x[i : i + 1], batch.y[i : i + 1], keys[i : i + 1])
@@ -202,7 +209,9 @@ def gradients(losses: Losses, params: Params, batch: Examples, keys: Tensor) -> 
 
 
 def one_by_one(losses: Losses, params: Params, batch: Examples, keys: Tensor, clip: float, order: int) -> Params:
-    """The same by ordinary backward passes, one example after another: for a handful, without loading torch.func."""
+    """The sum of clipped gradients by ordinary backward passes, one example after another. It is for a handful of
+    examples, and does not load torch.func.
+    """
     total = {name: torch.zeros_like(value) for name, value in params.items()}
     for i in range(len(batch.y)):
         one = slice(i, i + 1)
@@ -215,12 +224,9 @@ def one_by_one(losses: Losses, params: Params, batch: Examples, keys: Tensor, cl
 
 def _gradient(losses: Losses, params: Params, x: Tensor, y: Tensor, key: Tensor) -> Params:
     """Of one example. What the losses draw from torch's own generator follows from the example's key."""
-    leaves = {name: value.detach().requires_grad_() for name, value in params.items()}
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(int(key))
-        value = losses(leaves, x, y, key).sum()
-    found = torch.autograd.grad(value, list(leaves.values()), allow_unused=True, materialize_grads=True)
-    return dict(zip(leaves, found, strict=True))
+        return gradient(lambda leaves: losses(leaves, x, y, key).sum(), params)
 
 
 def _norm(x: Tensor, order: int, dim: int) -> Tensor:
@@ -266,8 +272,8 @@ class Outer:
 
 
 class Positions:
-    """A layer applied at t positions: the gradient of example n is sum_t g[n, :, t] a[n, :, t]^T, formed only where it
-    is the cheaper way.
+    """A layer applied at t positions: the gradient of example n is sum_t g[n, :, t] a[n, :, t]^T, formed only where
+    that is cheaper.
     """
 
     def __init__(self, a: Tensor, g: Tensor, shape: torch.Size, bias: bool) -> None:
@@ -312,7 +318,9 @@ class Elementwise:
 
 
 class Lookup:
-    """An embedding: the gradient of example n has g[n, t] in the row index[n, t], added up where an index comes again."""
+    """An embedding: the gradient of example n has g[n, t] in the row index[n, t], added up where an index comes
+    again.
+    """
 
     def __init__(self, index: Tensor, g: Tensor, module: nn.Embedding) -> None:
         self.index, self.g = index, g  # [n, t], [n, t, width]

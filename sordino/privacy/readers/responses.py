@@ -24,7 +24,7 @@ from sordino.errors import ConfigError, DomainError, UnsoundGuarantee
 from sordino.ledger.events import Event, NonPrivate, Once, Repeat, Response, Together
 from sordino.privacy.noise import randomised_response as rr
 from sordino.privacy.readers.open import Open
-from sordino.types import ADVERSARIES, Claim, Examples, Source, Task, Work
+from sordino.types import ADVERSARIES, Claim, Examples, NoiseSource, Task, Work
 
 LABELS = "labels are used as they are"
 GIVEN = "the label is given, and how many images a client holds is public"
@@ -56,7 +56,7 @@ class Responses(Open):
             )
 
     def fitted(self, shape: tuple[int, ...], classes: int) -> Responses:
-        """For images [h, w, c] of these classes."""
+        """The same reader for images [h, w, c] of these classes; it refuses what it cannot answer for."""
         if len(shape) != 3:
             raise DomainError(
                 f"randomised response on examples of shape {'x'.join(map(str, shape))}",
@@ -108,8 +108,8 @@ class Responses(Open):
     def _drawn(self, what: str, event: Event) -> Event:
         return Once(f"responses of {what}", event) if self.redraw == "run" else event
 
-    def prepare(self, examples: Examples, source: Source) -> Examples:
-        """The answers in place of the images, and of the labels where these have a price."""
+    def prepare(self, examples: Examples, source: NoiseSource) -> Examples:
+        """Random answers in place of the images, and of the labels where these have a price."""
         x, (h, w) = examples.x, examples.x.shape[1:3]
         index = rr.levels(x, self.levels, self.rounding) if self.side is None else self._small(x)
         answers = rr.values(rr.respond(index, self.each, self.levels, source.child("values")), self.levels, 0.0, 255.0)

@@ -15,7 +15,7 @@ from sordino.privacy.readers.per_example_gradients import Sides
 from sordino.types import Examples, Params, Task
 
 
-class Pool:
+class SharedPass:
     """The clients that this process will train in one round, in order."""
 
     def __init__(self, task: Task, clients: Sequence[int], examples: Callable[[int], Examples]) -> None:

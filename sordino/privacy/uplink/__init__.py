@@ -1,4 +1,28 @@
-"""Gate 2: what the server may see of uploads."""
+"""Gate 2: what the server may see of uploads.
+
+The bound follows from the stages, and the noise from the bound. Nobody types a sensitivity:
+
+>>> from sordino.privacy.uplink.stages import Clip, Noise
+>>> central = Uplink(client=(Clip(0.5),), server=(Noise(neighbours="add_remove"),))
+>>> central.bound(100)
+Bound(l1=5.0, l2=0.5)
+>>> central.noise().std(central.bound(100), multiplier=2.0, coordinates=100)
+1.0
+
+The same noise before the upload is local privacy. Two different uploads lie up to two radii apart:
+
+>>> local = Uplink(client=(Clip(0.5), Noise()))
+>>> local.noise().std(central.bound(100), multiplier=2.0, coordinates=100)
+2.0
+
+Stages that promise nothing together are refused:
+
+>>> Uplink(client=(Noise(), Clip(0.5)))
+Traceback (most recent call last):
+sordino.errors.UnsoundGuarantee: a clip after the noise
+why: the bound must hold before noise is added; the noise would be sized for the wrong input
+fix: put Clip before Noise
+"""
 
 from sordino.privacy.uplink.uplink import Summed, Uplink, single_uploads
 

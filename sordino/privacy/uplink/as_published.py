@@ -18,17 +18,17 @@ import statistics
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from sordino import keys, tree
-from sordino.errors import ConfigError, InvalidBudget
+from sordino.errors import COUNT, POSITIVE, SEVERAL, ConfigError, InvalidBudget, check_range
 from sordino.ledger.events import valid_delta
 from sordino.ledger.gaussian_dp import epsilon_of
 from sordino.ledger.published_clipping import (
-    Setting,
+    PublishedSetting,
     adaptive_scale,
     composed,
     limit_mu,
@@ -41,7 +41,10 @@ from sordino.privacy.uplink.stages import Clip, Stage, clip_factor
 from sordino.tree import Tree
 from sordino.types import Bound, Grant, Params, Stated
 
-OWN_NORM = "the noise follows the data: the clip is the identity, so the sensitivity is unbounded and an update of zero has no noise at all"
+OWN_NORM = (
+    "the noise follows the data: the clip is the identity, so the sensitivity is unbounded and an update of "
+    "zero has no noise at all"
+)
 ONE_OF_B = "the whole update is treated as a mean of B clipped vectors, so the noise is B times too small"
 NOT_STEPS = "local steps without noise are composed as if each had some, and amplified by sampling that the server sees"
 PER_LAYER = "every layer is charged as if it were the only one"
@@ -59,30 +62,25 @@ class AsPublished(Stage, ABC):
     @property
     @abstractmethod
     def reasons(self) -> tuple[str, ...]:
-        """Why it proves nothing."""
+        """Why the published noise proves nothing."""
 
     def bound(self, bound: Bound, coordinates: int) -> Bound:
         return Bound()
 
     @abstractmethod
     def stated(self, rounds: int, delta: float, records: int) -> Stated:
-        """Of the client with the fewest records."""
+        """What the paper states for the client with the fewest records."""
 
 
 def _check_counts(**counts: int) -> None:
     for name, count in counts.items():
-        if count < 1:
-            raise ConfigError(
-                f"{name} is too small",
-                why="it is counted from 1, levels between two budgets from 2",
-                code="not-positive",
-            )
+        check_range(name, count, COUNT, "not-positive")
 
 
 @dataclass(frozen=True)
 class OwnNorm(AsPublished):
-    """mu: the published budget, or (lo, hi): `levels` budgets at even distances, dealt to the clients. sigma: fixed, in
-    its place. clip: fixed, in place of the norm.
+    """Noise in proportion to each layer's own norm. mu: the published budget, or (lo, hi): `levels` budgets at even
+    distances, dealt to the clients. sigma: fixed, in its place. clip: fixed, in place of the norm.
     """
 
     mu: float | tuple[float, float] = 0.25
@@ -99,7 +97,9 @@ class OwnNorm(AsPublished):
     def __post_init__(self) -> None:
         for mu in self.mu if isinstance(self.mu, tuple) else (self.mu,):
             adaptive_scale(mu, 1)  # refuses what is no budget
-        _check_counts(batch=self.batch, steps=self.steps, levels=self.levels - isinstance(self.mu, tuple))
+        _check_counts(batch=self.batch, steps=self.steps, levels=self.levels)
+        if isinstance(self.mu, tuple):
+            check_range("levels between two budgets", self.levels, SEVERAL, "not-positive")
         for number in (self.clip, self.sigma):
             if number is not None:
                 Clip(number)
@@ -144,8 +144,8 @@ class OwnNorm(AsPublished):
         own = (OWN_NORM,) if self.clip is None else ()
         return (*own, ONE_OF_B, NOT_STEPS, PER_LAYER, *((EACH_ROUND,) if self.sigma is None else ()))
 
-    def _setting(self, records: int) -> Setting:
-        return Setting(self.rate, self.batch, records, self.steps)
+    def _setting(self, records: int) -> PublishedSetting:
+        return PublishedSetting(self.rate, self.batch, records, self.steps)
 
 
 @dataclass(frozen=True)
@@ -161,8 +161,8 @@ class UpdateLevel(OwnNorm):
 
 @dataclass(frozen=True)
 class UserLevel(AsPublished):
-    """epsilon is kept "constant" by noise that grows (`horizon` None), or has the size that the horizon wants from the
-    start.
+    """A clip to the median norm, and noise that keeps epsilon "constant": it grows with the rounds (`horizon` None),
+    or has from the start the size that the horizon needs.
 
     clip: fixed, or None: the median norm of the round before, `first` in the first one.
     """
@@ -179,8 +179,7 @@ class UserLevel(AsPublished):
     _radius: float = 0.0
 
     def __post_init__(self) -> None:
-        if not 0 < self.epsilon < math.inf:
-            raise InvalidBudget(f"epsilon = {self.epsilon}", why="it is a number above 0", code="epsilon-not-positive")
+        check_range("epsilon", self.epsilon, POSITIVE, "epsilon-not-positive", error=InvalidBudget)
         valid_delta(self.delta)
         _check_counts(batch=self.batch, horizon=1 if self.horizon is None else self.horizon)
         Clip(self.first if self.clip is None else self.clip)
@@ -222,7 +221,7 @@ class UserLevel(AsPublished):
     def begin(self, x: Tree, model: Params) -> Tree:
         return torch.tensor(self.first, dtype=torch.float64) if self.learns else ()
 
-    def at(self, t: int, public: Any) -> Stage:
+    def at(self, t: int, public: Tree) -> Stage:
         return replace(self, _round=t, _radius=float(public) if self.learns else 0.0)
 
     def learn(self, mean: Tree, like: Tree, std: float, each: Sequence[Tree]) -> Tree:
@@ -250,8 +249,8 @@ class UserLevel(AsPublished):
 
 @dataclass(frozen=True)
 class Discounted(UserLevel):
-    """With rounds discounting: after a round whose training loss did not fall, the horizon shrinks to four fifths, and
-    each round takes its share of what is left.
+    """User-level noise whose horizon shrinks to four fifths after a round in which the training loss did not fall.
+    Each round takes its share of what is left.
 
     Uploads carry the loss, raw, as `loss` beside `delta`. Past the horizon nothing is sent but zeros.
     """
@@ -270,7 +269,7 @@ class Discounted(UserLevel):
                 code="discount-without-horizon",
             )
 
-    def encode(self, x: Any, bound: Bound, grant: Grant) -> Tree:
+    def encode(self, x: Tree, bound: Bound, grant: Grant) -> Tree:
         noisy, norm = self._noised(x.delta, grant)
         return x._replace(delta=noisy), norm.float()
 
@@ -282,11 +281,11 @@ class Discounted(UserLevel):
     def begin(self, x: Tree, model: Params) -> Tree:
         return torch.tensor([self.first, float(self.horizon or 0), 0.0, UNHEARD], dtype=torch.float64)
 
-    def at(self, t: int, public: Any) -> Stage:
+    def at(self, t: int, public: Tree) -> Stage:
         radius, horizon, spent, loss = public.tolist()
         return replace(self, _round=t, _radius=radius, _horizon=horizon, _spent=spent, _loss=loss)
 
-    def learn(self, mean: Any, like: Tree, std: float, each: Sequence[Any]) -> Tree:
+    def learn(self, mean: Tree, like: Tree, std: float, each: Sequence[Tree]) -> Tree:
         losses = [loss for upload in each if math.isfinite(loss := float(upload[0].loss))]
         loss = statistics.fmean(losses) if losses else self._loss
         horizon = self._horizon if loss < self._loss else math.ceil(0.8 * self._horizon)

@@ -25,7 +25,7 @@ from sordino.types import Bound
 
 
 class Runs(NamedTuple):
-    """`longer` runs of `each + 1` numbers, then the others of `each`."""
+    """The lengths of a layer's runs: `longer` of them have `each + 1` numbers, the others have `each`."""
 
     many: int
     each: int
@@ -41,7 +41,7 @@ class Runs(NamedTuple):
 
 @cache
 def runs(size: int, rate: float) -> Runs:
-    """Of a layer with `size` numbers, of which a share of `rate` is kept, at least one."""
+    """The runs of a layer with `size` numbers, of which a share of `rate` is kept, at least one."""
     tenths = round(10 * rate)
     kept = (tenths * size) // 10 if math.isclose(10 * rate, tenths) else math.floor(rate * size + 1e-9)
     count = max(1, kept)
@@ -68,7 +68,9 @@ def spread(y: Tensor, like: Tensor, rate: float) -> Tensor:
 
 @dataclass(frozen=True)
 class BlockSum(LayerByLayer):
-    """Put the clip behind it: bounding what is sent costs less noise than bounding what it was made of."""
+    """Compression to the sums of consecutive numbers. Put the clip behind it: bounding what is sent costs less noise
+    than bounding what it was made of.
+    """
 
     def bound(self, bound: Bound, coordinates: int) -> Bound:
         # the longest run of any layer: m = floor(rate I) >= 1 leaves runs below 2/rate, and a layer that is smaller

@@ -28,7 +28,7 @@ from sordino.types import Bound, Grant, Params
 
 @dataclass(frozen=True)
 class ClipLayers(Stage):
-    """Put it right before the noise.
+    """A clip of every layer to a radius of its own. Put it right before the noise.
 
     adapt: the next round's radius over the norm that the last mean had beneath its noise, between `least` and `most`;
     None: the radius stays.

@@ -18,18 +18,18 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
 from sordino import tree
-from sordino.errors import ConfigError
+from sordino.errors import POSITIVE, PROBABILITY, check_range
 from sordino.ledger.claims import Status
 from sordino.ledger.events import Event, Laplace, NonPrivate
 from sordino.privacy.uplink.stages import SLACK, Clip, Stage
 from sordino.tree import Tree
-from sordino.types import Bound, Grant, Source
+from sordino.types import Bound, Grant, NoiseSource
 
 UNBOUNDED = "coordinates are not clipped: one client can move the sum without limit"
 FLAGGED = (
@@ -49,7 +49,7 @@ class Flagged(NamedTuple):
 
 @dataclass(frozen=True)
 class ClipCoordinates(Stage):
-    """Guarantees: a max norm of at most `radius`; what is not finite becomes 0."""
+    """A clip of every coordinate to `radius`; what is not finite becomes 0."""
 
     radius: float = 0.1
 
@@ -68,12 +68,12 @@ class ClipCoordinates(Stage):
 
 @dataclass(frozen=True)
 class Flag(Stage):
-    """One more number in an upload: 1 with probability `wants`."""
+    """One more number in an upload, which is 1 with probability `wants`."""
 
     wants: float = 0.5
 
     def __post_init__(self) -> None:
-        _check_probability("wants", self.wants)
+        check_range("wants", self.wants, PROBABILITY, "probability-out-of-range")
 
     def bound(self, bound: Bound, coordinates: int) -> Bound:
         return Bound(l1=bound.l1 + 1, l2=math.hypot(bound.l2, 1))  # the flag is part of what the server admits
@@ -84,7 +84,7 @@ class Flag(Stage):
     def shape(self, x: Tree) -> Tree:
         return Flagged(x, torch.zeros(1))
 
-    def decode(self, y: Any, like: Tree) -> Tree:
+    def decode(self, y: Tree, like: Tree) -> Tree:
         return y.x
 
 
@@ -101,10 +101,10 @@ class CoordinateLaplace(Stage):
 
     def __post_init__(self) -> None:
         for name, value in (("epsilon", self.epsilon), ("beta", self.beta)):
-            if value is not None and not (math.isfinite(value) and value > 0):
-                raise ConfigError(f"{name} is {value}", why="it is finite and above 0", code="not-positive")
+            if value is not None:
+                check_range(name, value, POSITIVE, "not-positive")
         Clip(self.radius)  # refuses what is no radius
-        _check_probability("flip", self.flip)
+        check_range("flip", self.flip, PROBABILITY, "probability-out-of-range")
 
     @property
     def reads_each(self) -> bool:
@@ -114,7 +114,7 @@ class CoordinateLaplace(Stage):
         return replace(self, _bound=bound, _least=least)
 
     def promise(self) -> tuple[Event, Status, tuple[str, ...]]:
-        """Of one round, to whoever sees the model."""
+        """The event, the status and the reasons of one round, for whoever sees the model."""
         if not math.isfinite(self._bound):
             return NonPrivate(UNBOUNDED), "none", (UNBOUNDED,)
         if self.flagged:
@@ -129,9 +129,9 @@ class CoordinateLaplace(Stage):
         return 2 * self.radius * max(weights) / self.epsilon if self.beta is None else self.beta * math.fsum(weights)
 
     def release(
-        self, total: Any, weights: Sequence[float], uploads: Sequence[Any], steps: float, source: Source
+        self, total: object, weights: Sequence[float], uploads: Sequence[object], steps: float, source: NoiseSource
     ) -> Tree:
-        """The sum with its noise; `steps` of the fixed point are one unit."""
+        """The noisy sum of uploads; `steps` of the fixed point are one unit."""
         scale = self._scale(weights) * steps
         if self.target == "per_client":
             for i, (weight, upload) in enumerate(zip(weights, uploads, strict=True)):
@@ -141,18 +141,13 @@ class CoordinateLaplace(Stage):
             return total
         return _noised(total, scale, source) if self._wanted(total, len(weights), source.child("flags")) else total
 
-    def _wanted(self, x: Any, clients: int, source: Source) -> bool:
+    def _wanted(self, x: Tree, clients: int, source: NoiseSource) -> bool:
         """Is any of so many flags 1, once the server has turned some?"""
         return not self.flagged or bool(x.flag > 0) or bool(source.coins(clients, self.flip).any())
 
 
-def _noised(x: Any, scale: float, source: Source) -> Tree:
+def _noised(x: object, scale: float, source: NoiseSource) -> Tree:
     if isinstance(x, Flagged):
         return x._replace(x=_noised(x.x, scale, source))
     names = iter([name for name, _ in tree.named(x)])
     return tree.map(lambda leaf: source.child(next(names)).laplace(leaf.double(), scale), x)
-
-
-def _check_probability(name: str, value: float) -> None:
-    if not 0 <= value <= 1:
-        raise ConfigError(f"{name} is {value}", why="it is a probability", code="probability-out-of-range")

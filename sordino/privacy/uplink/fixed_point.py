@@ -21,8 +21,8 @@ from sordino.types import Bound, Grant
 
 @dataclass(frozen=True)
 class Quantise(Stage):
-    """`strict`: a run stops where more than one value in a thousand is beyond the range; otherwise they are cut to it
-    and counted.
+    """Real numbers as whole steps of a public grid. `strict`: a run stops where more than one value in a thousand is
+    beyond the range; otherwise such values are cut to it and counted.
     """
 
     layout: Layout = Layout()

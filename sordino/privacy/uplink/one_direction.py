@@ -12,21 +12,19 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from torch import Tensor
-
 from sordino import tree
 from sordino.errors import UnsoundGuarantee
 from sordino.ledger import events
 from sordino.privacy.noise.privunit import FLOAT_ERROR, parameters, privunit
 from sordino.privacy.uplink.stages import Noise
 from sordino.tree import Tree
-from sordino.types import Bound, Source
+from sordino.types import Bound, NoiseSource
 
 
 @dataclass(frozen=True)
 class PureDirection:
-    """The price: any pure mechanism composes like a response of two values, the worst of its epsilon (Kairouz, Oh and
-    Viswanath, ICML 2015).
+    """The price of one random direction: any pure mechanism composes like a response of two values, the worst of its
+    epsilon (Kairouz, Oh and Viswanath, ICML 2015).
     """
 
     calibration: Literal["pure"] = "pure"
@@ -36,13 +34,10 @@ class PureDirection:
     def event(self, multiplier: float) -> events.Event:
         return events.Response(1 / multiplier, 2)
 
-    def add(self, values: Tensor, scale: float, source: Source) -> Tensor:
-        raise NotImplementedError("a direction is not added to")
-
 
 @dataclass(frozen=True)
 class OneDirection(Noise):
-    """Behind a clip. Directions of updates become random ones that lean towards them, all of one length."""
+    """Random directions that lean towards those of the updates, all of one length. It stands behind a clip."""
 
     mechanism: PureDirection = PureDirection()  # type: ignore[assignment]
 
@@ -60,7 +55,7 @@ class OneDirection(Noise):
         self.sensitivity(bound)
         return bound.l2 * parameters(coordinates, 1 / multiplier).length / math.sqrt(coordinates)
 
-    def release(self, x: Tree, bound: Bound, multiplier: float, source: Source) -> Tree:
+    def release(self, x: Tree, bound: Bound, multiplier: float, source: NoiseSource) -> Tree:
         self.sensitivity(bound)
         flat = tree.flat(x).double()
         cap = parameters(len(flat), 1 / multiplier)

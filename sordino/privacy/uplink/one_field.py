@@ -14,7 +14,9 @@ from sordino.types import Bound, Grant, Params
 
 @dataclass(frozen=True)
 class OneField(Stage):
-    """Guarantees: nothing about the upload as a whole, which the other fields leave unbounded."""
+    """A stage for one field of an upload. It bounds nothing about the upload as a whole, because the other fields
+    stay as they are.
+    """
 
     stage: Stage
     field: str
@@ -22,26 +24,26 @@ class OneField(Stage):
     def bound(self, bound: Bound, coordinates: int) -> Bound:
         return Bound()
 
-    def encode(self, x: Any, bound: Bound, grant: Grant) -> Tree:
+    def encode(self, x: object, bound: Bound, grant: Grant) -> Tree:
         return self._with(x, self.stage.encode(getattr(x, self.field), bound, grant))
 
-    def shape(self, x: Any) -> Tree:
+    def shape(self, x: object) -> Tree:
         return self._with(x, self.stage.shape(getattr(x, self.field)))
 
-    def decode(self, y: Any, like: Any) -> Tree:
+    def decode(self, y: object, like: object) -> Tree:
         return self._with(y, self.stage.decode(getattr(y, self.field), getattr(like, self.field)))
 
     @property
     def learns(self) -> bool:
         return self.stage.learns
 
-    def begin(self, x: Any, model: Params) -> Tree:
+    def begin(self, x: object, model: Params) -> Tree:
         return self.stage.begin(getattr(x, self.field), model)
 
     def at(self, t: int, public: Tree) -> Self:
         return replace(self, stage=self.stage.at(t, public))
 
-    def learn(self, mean: Any, like: Any, std: float, each: Sequence[Any]) -> Tree:
+    def learn(self, mean: object, like: object, std: float, each: Sequence[object]) -> Tree:
         mine = [getattr(upload, self.field) for upload in each]
         return self.stage.learn(getattr(mean, self.field), getattr(like, self.field), std, mine)
 
@@ -55,5 +57,5 @@ class OneField(Stage):
             )
         return weight
 
-    def _with(self, x: Any, value: Tree) -> Any:
+    def _with(self, x: Tree, value: Tree) -> Any:
         return x._replace(**{self.field: value})

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from sordino import tree
-from sordino.errors import ConfigError
+from sordino.errors import FRACTION, ConfigError, check_range
 from sordino.privacy.uplink.stages import Stage
 from sordino.tree import Tree
 from sordino.types import Bound, Grant, Params
@@ -25,17 +25,7 @@ Rule = Literal["published", "monotone"]
 Share = Literal["norm_of_whole", "sum_of_norms"]
 
 
-def check(what: float) -> None:
-    if isinstance(what, bool) or not 0 < what <= 1:
-        raise ConfigError(
-            f"a compression rate of {what!r}",
-            why="it is the share of the numbers that is kept, above 0 and at most 1",
-            fix="for instance 0.3",
-            code="rate-out-of-range",
-        )
-
-
-def check_range(least: float, most: float) -> None:
+def check_ends(least: float, most: float) -> None:
     tenths = all(math.isclose(10 * end, round(10 * end)) for end in (least, most))
     if not (0 < least <= most <= 1 and tenths):
         raise ConfigError(
@@ -47,8 +37,10 @@ def check_range(least: float, most: float) -> None:
 
 
 def rate(share: float, most: float = 0.5, least: float = 0.2, rule: Rule = "published") -> float:
-    """Of a layer with this share; in tenths. Rounding is Python's, half to even on the binary number, as published."""
-    check_range(least, most)
+    """The share of numbers that is kept of a layer with this share of the norm, in tenths. Rounding is Python's,
+    half to even on the binary number, as published.
+    """
+    check_ends(least, most)
     if rule == "monotone":
         found = round(share, 1)
     elif share < least:
@@ -65,14 +57,14 @@ def rates(
     rule: Rule = "published",
     share: Share = "norm_of_whole",
 ) -> list[float]:
-    """Of every layer; all at the most where there is nothing to compare."""
+    """The compression rate of every layer; the largest one for all where there is nothing to compare."""
     whole = math.fsum(norms) if share == "sum_of_norms" else math.hypot(*norms)
     return [rate(norm / whole, most, least, rule) if whole else most for norm in norms]
 
 
 @dataclass(frozen=True)
 class LayerByLayer(Stage, ABC):
-    """What all compressions of layers share: their rates.
+    """The part that all compressions of layers share: their rates.
 
     rate: one for every layer and round, or "dynamic": from the layers of the model at first, then of the last update
     the server rebuilt. These go down with the model, in tenths.
@@ -87,16 +79,17 @@ class LayerByLayer(Stage, ABC):
 
     def __post_init__(self) -> None:
         if self.rate == "dynamic":
-            check_range(self.least, self.most)
+            check_ends(self.least, self.most)
         else:
-            check(self.rate)
+            why = "it is the share of the numbers that is kept"
+            check_range("a compression rate", self.rate, FRACTION, "rate-out-of-range", why=why, fix="for instance 0.3")
 
     @abstractmethod
     def measured(self, layer: Tensor, rate: float) -> Tensor: ...
 
     @abstractmethod
     def kept(self, layer: Tensor, rate: float) -> int:
-        """How many numbers are left of it."""
+        """How many numbers are left of a layer."""
 
     @abstractmethod
     def rebuilt(self, y: Tensor, like: Tensor, rate: float) -> Tensor: ...

@@ -6,14 +6,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from sordino.errors import ConfigError, UnsoundGuarantee
+from sordino.errors import ConfigError, Rule, UnsoundGuarantee, check_rules
 from sordino.ledger.claims import ADVERSARIES, STATUSES, Adversary, Claim, Neighbours, Status
 from sordino.ledger.events import Event, NonPrivate
 from sordino.privacy.uplink.as_published import AsPublished
 from sordino.privacy.uplink.clip_layers import ClipLayers
 from sordino.privacy.uplink.coordinate_laplace import CoordinateLaplace, Flag
 from sordino.privacy.uplink.fixed_point import Quantise
-from sordino.privacy.uplink.secure_stages import Aggregated, NoiseShare, Secure
+from sordino.privacy.uplink.secure_stages import Aggregated, NoiseShare, SecureStage
 from sordino.privacy.uplink.stages import Clip, Noise, Stage, Weigh, private
 from sordino.types import Offer
 
@@ -27,8 +27,8 @@ NOMINAL = "noise as published, whose size follows from no bound"
 
 @dataclass(frozen=True)
 class Links:
-    """denominator: `received` divides by the weights that arrived (only without central noise), `expected` by a public
-    constant.
+    """The stages of an uplink in their order, and the rules that they must keep. denominator: `received` divides by
+    the weights that arrived (only without central noise), `expected` by a public constant.
     """
 
     client: tuple[Stage, ...] = (Weigh(),)
@@ -42,94 +42,9 @@ class Links:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "client", arranged(self.client))
-        each = next((s for s in (*self.client, *self.server) if s.reads_each and (s.learns or s in self.server)), None)
-        if self.secure is not None and each is not None:
-            raise UnsoundGuarantee(
-                f"{type(each).__name__} with a secure sum",
-                why="it reads each upload, and nobody can read one",
-                fix="use another stage, or no secure sum",
-                code="stage-reads-each",
-            )
-        published = self.coordinates
-        if published is not None and published.flagged != any(isinstance(stage, Flag) for stage in self.client):
-            raise ConfigError(
-                "flags that nobody sends" if published.flagged else "flags that nobody reads",
-                why="the clients' half of a flag is a stage of their own, the server's half is in its noise",
-                fix='put "flag" into client = [...] and flagged = true into the noise, or neither',
-                code="flags-need-both-halves",
-            )
         if self.denominator is None:
             object.__setattr__(self, "denominator", "expected" if self.central else "received")
-        if self.denominator not in ("received", "expected"):
-            raise ConfigError(
-                f"denominator = {self.denominator!r}",
-                fix='"expected", or "received" where the server adds no noise',
-                code="unknown-denominator",
-            )
-        if any(
-            not isinstance(stage, Noise | CoordinateLaplace) or isinstance(stage, NoiseShare) for stage in self.server
-        ):
-            raise ConfigError(
-                "a server stage that is no noise",
-                why="only noise is added to the sum; a clip there would come too late to bound a client",
-                fix="put the other stages into client = [...]",
-                code="server-stage-not-noise",
-            )
-        if self.central and self.denominator == "received" and not self.published:
-            raise UnsoundGuarantee(
-                "central noise with a realised denominator",
-                why="the number of clients that answered depends on who is in the data, so dividing by it changes the sensitivity",
-                fix='use denominator = "expected"',
-                code="realised-denominator",
-            )
-        for local in private(self.client):
-            if local.neighbours == "add_remove" and not isinstance(local, NoiseShare):
-                raise UnsoundGuarantee(
-                    "client-side noise with add_remove neighbours",
-                    why="the server sees who uploads, so presence is not hidden; two different uploads lie up to 2 * radius apart",
-                    fix='use neighbours = "replace" (or "zero_out")',
-                    code="local-noise-add-remove",
-                )
-        seen_noise = False
-        for stage in self.client:
-            if seen_noise and isinstance(stage, Clip | ClipLayers):
-                raise UnsoundGuarantee(
-                    "a clip after the noise",
-                    why="the bound must hold before noise is added; the noise would be sized for the wrong input",
-                    fix="put Clip before Noise",
-                    code="noise-before-clip",
-                )
-            seen_noise = seen_noise or isinstance(stage, Noise)
-        if len(private(self.client)) + len(private(self.server)) > 1:
-            raise UnsoundGuarantee(
-                "two noise stages in one uplink",
-                why="one promise, one noise",
-                fix="keep one",
-                code="two-noises",
-            )
-
-        personal = next((i for i, s in enumerate(self.client) if isinstance(s, Clip) and s.personal), len(self.client))
-        if any(isinstance(stage, Clip | ClipLayers) for stage in self.client[personal + 1 :]):
-            raise UnsoundGuarantee(
-                "a clip behind a personal clip",
-                why="it would give everybody the same radius again, and the server would take those with small budgets for cheats",
-                fix="put the personal clip last",
-                code="clip-behind-personal-clip",
-            )
-        if (self.as_published is not None or self.coordinates is not None) and self.noise() is not None:
-            raise UnsoundGuarantee(
-                "noise as published together with noise that is priced",
-                why="the published stage bounds nothing and makes every claim nominal: a budget would be spent for nothing",
-                fix="keep one of them",
-                code="published-beside-noise",
-            )
-        if self.personal and not any(stage.neighbours != "add_remove" for stage in private(self.server)):
-            raise UnsoundGuarantee(
-                "a personal clip without central noise for visible clients",
-                why="it spends each client's own budget under one noise: at the client, each adds its own noise instead; in a hidden cohort, each has its own rate",
-                fix='server = [{name = "noise", neighbours = "zero_out"}], or take personal = true away',
-                code="personal-clip-needs-central-noise",
-            )
+        check_rules(self, RULES)
 
     # what it promises -------------------------------------------------------------------------------------------------
 
@@ -139,19 +54,19 @@ class Links:
 
     @property
     def as_published(self) -> AsPublished | None:
-        """Noise that proves nothing."""
+        """The stage with published noise that proves nothing, where there is one."""
         return next((stage for stage in self.client if isinstance(stage, AsPublished)), None)
 
     @property
-    def coordinates(self) -> CoordinateLaplace | None:
-        """Noise of the server for single coordinates, as published."""
+    def per_coordinate(self) -> CoordinateLaplace | None:
+        """The server's published noise for single coordinates, where there is one."""
         return next((stage for stage in self.server if isinstance(stage, CoordinateLaplace)), None)
 
     @property
-    def secure(self) -> Secure | None:
-        """How uploads are added without being read."""
+    def secure(self) -> SecureStage | None:
+        """The last stage, where it adds uploads that nobody can read."""
         last = self.client[-1] if self.client else None
-        return last if isinstance(last, Secure) else None
+        return last if isinstance(last, SecureStage) else None
 
     @property
     def central(self) -> bool:
@@ -173,8 +88,8 @@ class Links:
         return any(isinstance(stage, Clip) and stage.personal for stage in self.client)
 
     def offer(self, rate: float, hidden: bool) -> Offer | None:
-        """`rate` and `hidden` describe the cohort: only a hidden Poisson cohort may amplify, and never against the
-        server.
+        """What a budget must know to price the uplink's noise. `rate` and `hidden` describe the cohort: only a
+        hidden Poisson cohort may amplify, and never against the server.
         """
         noise = self.noise()
         if noise is None:
@@ -205,11 +120,13 @@ class Links:
         )
 
     def claims(self, multiplier: float | None, amplify: Callable[[Event, Adversary], Event]) -> list[Claim]:
-        """`amplify` is the cohort's: what its sampler makes of an event against an adversary."""
+        """What one round promises to a client. `amplify` says what the cohort's sampling makes of an event against
+        an adversary.
+        """
         noise = self.noise()
         if (shown := self.as_published) is not None:
             return [Claim("client", "replace", a, NonPrivate(NOMINAL), "nominal", shown.reasons) for a in ADVERSARIES]
-        if (published := self.coordinates) is not None:
+        if (published := self.per_coordinate) is not None:
             made = [
                 Claim("client", "replace", a, *published.promise()) if a != "server" else _nothing("replace", a, RAW)
                 for a in ADVERSARIES
@@ -266,59 +183,194 @@ class Links:
 
     @property
     def scale(self) -> float:
-        """Steps of the fixed point per unit; 1 where uploads stay real numbers."""
+        """The number of fixed-point steps per unit; 1 where uploads stay real numbers."""
         return self.grid.scale if self.grid is not None else 1.0
 
 
 def arranged(stages: tuple[Stage, ...]) -> tuple[Stage, ...]:
-    """Fixed point before a secure sum, where it is not spelt out; and nothing behind it that is not for integers."""
-    secure = next((stage for stage in stages if isinstance(stage, Secure)), None)
-    if secure is not None and stages[-1] is not secure:
-        raise ConfigError(
-            f"{type(stages[-1]).__name__} behind a secure sum",
-            why="what is encrypted or masked cannot be changed any more",
-            fix="put the secure sum last",
-            code="secure-sum-not-last",
-        )
+    """The stages with what goes without saying: fixed point before a secure sum, and the least sum that it opens."""
+    secure = next((stage for stage in stages if isinstance(stage, SecureStage)), None)
     shares = [i for i, stage in enumerate(stages) if isinstance(stage, NoiseShare)]
     if secure is not None and not any(isinstance(stage, Quantise) for stage in stages):
         at = shares[0] if shares else len(stages) - 1
         stages = (*stages[:at], Quantise(), *stages[at:])
-    if shares:
-        share = next(stage for stage in stages if isinstance(stage, NoiseShare))
-        if not isinstance(secure, Aggregated):
-            raise UnsoundGuarantee(
-                "noise in shares without secure aggregation",
-                why="each share alone is too quiet to protect its upload, and only secure aggregation makes sure that enough of them are in a sum",
-                fix='put {name = "secagg"} last, or use noise at the server',
-                code="shares-need-secagg",
-            )
-        if secure.threshold is None:
-            stages = (*stages[:-1], replace(secure, threshold=share.survivors))
-        elif secure.threshold < share.survivors:
-            raise UnsoundGuarantee(
-                f"a sum of {secure.threshold} clients is opened, and their noise is enough from {share.survivors} on",
-                why="with fewer shares the noise is smaller than the promise",
-                fix=f"threshold = {share.survivors}, or a smaller number of survivors",
-                code="too-few-shares",
-            )
-    grid = next((i for i, stage in enumerate(stages) if isinstance(stage, Quantise)), len(stages))
-    if any(isinstance(stage, NoiseShare) for stage in stages[:grid]):
-        raise UnsoundGuarantee(
-            "noise in shares before fixed point",
-            why="each upload is then cut to the range with its share in it, and the parts of the noise no longer add up",
-            fix="put quantise before the noise",
-            code="share-off-the-grid",
-        )
-    for stage in stages[grid + 1 :]:
-        if not isinstance(stage, Noise | Secure):
-            raise ConfigError(
-                f"{type(stage).__name__} behind fixed point",
-                why="integers are only noised and added",
-                fix="put it before",
-                code="stage-behind-fixed-point",
-            )
+    if shares and isinstance(stages[-1], Aggregated) and stages[-1].threshold is None:
+        survivors = next(stage.survivors for stage in stages if isinstance(stage, NoiseShare))
+        stages = (*stages[:-1], replace(stages[-1], threshold=survivors))
     return stages
+
+
+def _after(links: Links, first: type[Stage]) -> tuple[Stage, ...]:
+    """The clients' stages behind the first one of a kind."""
+    at = next((i for i, stage in enumerate(links.client) if isinstance(stage, first)), len(links.client))
+    return links.client[at + 1 :]
+
+
+def _reading(links: Links) -> Stage | None:
+    """The first stage that looks at single uploads."""
+    stages = (*links.client, *links.server)
+    return next((s for s in stages if s.reads_each and (s.learns or s in links.server)), None)
+
+
+def _beyond_integers(links: Links) -> Stage | None:
+    return next((stage for stage in _after(links, Quantise) if not isinstance(stage, Noise | SecureStage)), None)
+
+
+def _quiet(links: Links) -> bool:
+    """Does a secure sum open so few uploads that the shares of noise in it are not enough?"""
+    survivors = next((stage.survivors for stage in links.client if isinstance(stage, NoiseShare)), 0)
+    return isinstance(links.secure, Aggregated) and (links.secure.threshold or survivors) < survivors
+
+
+def _after_personal_clip(links: Links) -> tuple[Stage, ...]:
+    at = (i for i, stage in enumerate(links.client) if isinstance(stage, Clip) and stage.personal)
+    return links.client[next(at, len(links.client)) + 1 :]
+
+
+def _name(stage: Stage | None) -> str:
+    return type(stage).__name__
+
+
+RULES: tuple[Rule[Links], ...] = (
+    Rule(
+        lambda links: bool(_after(links, SecureStage)),
+        ConfigError,
+        lambda links: f"{_name(links.client[-1])} behind a secure sum",
+        "what is encrypted or masked cannot be changed any more",
+        "put the secure sum last",
+        "secure-sum-not-last",
+    ),
+    Rule(
+        lambda links: links.shared and not isinstance(links.secure, Aggregated),
+        UnsoundGuarantee,
+        "noise in shares without secure aggregation",
+        "each share alone is too quiet to protect its upload, and only secure aggregation opens no sum of too few",
+        'put {name = "secagg"} last, or use noise at the server',
+        "shares-need-secagg",
+    ),
+    Rule(
+        _quiet,
+        UnsoundGuarantee,
+        "a sum of fewer clients is opened than it takes for their noise to be enough",
+        "with fewer shares the noise is smaller than the promise",
+        "a threshold as large as survivors, or a smaller number of survivors",
+        "too-few-shares",
+    ),
+    Rule(
+        lambda links: any(isinstance(stage, Quantise) for stage in _after(links, NoiseShare)),
+        UnsoundGuarantee,
+        "noise in shares before fixed point",
+        "each upload is then cut to the range with its share in it, and the parts of the noise no longer add up",
+        "put quantise before the noise",
+        "share-off-the-grid",
+    ),
+    Rule(
+        lambda links: _beyond_integers(links) is not None,
+        ConfigError,
+        lambda links: f"{_name(_beyond_integers(links))} behind fixed point",
+        "integers are only noised and added",
+        "put it before",
+        "stage-behind-fixed-point",
+    ),
+    Rule(
+        lambda links: links.secure is not None and _reading(links) is not None,
+        UnsoundGuarantee,
+        lambda links: f"{_name(_reading(links))} with a secure sum",
+        "it reads each upload, and nobody can read one",
+        "use another stage, or no secure sum",
+        "stage-reads-each",
+    ),
+    Rule(
+        lambda links: (
+            links.per_coordinate is not None
+            and links.per_coordinate.flagged != any(isinstance(stage, Flag) for stage in links.client)
+        ),
+        ConfigError,
+        "flags of which one half is missing",
+        "the clients' half of a flag is a stage of their own, the server's half is in its noise",
+        'put "flag" into client = [...] and flagged = true into the noise, or neither',
+        "flags-need-both-halves",
+    ),
+    Rule(
+        lambda links: links.denominator not in ("received", "expected"),
+        ConfigError,
+        lambda links: f"denominator = {links.denominator!r}",
+        "a sum is divided by what arrived, or by what was expected",
+        '"expected", or "received" where the server adds no noise',
+        "unknown-denominator",
+    ),
+    Rule(
+        lambda links: any(
+            not isinstance(stage, Noise | CoordinateLaplace) or isinstance(stage, NoiseShare) for stage in links.server
+        ),
+        ConfigError,
+        "a server stage that is no noise",
+        "only noise is added to the sum; a clip there would come too late to bound a client",
+        "put the other stages into client = [...]",
+        "server-stage-not-noise",
+    ),
+    Rule(
+        lambda links: links.central and links.denominator == "received" and not links.published,
+        UnsoundGuarantee,
+        "central noise with a realised denominator",
+        "how many clients answered depends on who is in the data, so dividing by it changes the sensitivity",
+        'use denominator = "expected"',
+        "realised-denominator",
+    ),
+    Rule(
+        lambda links: any(
+            local.neighbours == "add_remove" and not isinstance(local, NoiseShare) for local in private(links.client)
+        ),
+        UnsoundGuarantee,
+        "client-side noise with add_remove neighbours",
+        "the server sees who uploads, so presence is not hidden; two different uploads lie up to 2 * radius apart",
+        'use neighbours = "replace" (or "zero_out")',
+        "local-noise-add-remove",
+    ),
+    Rule(
+        lambda links: any(isinstance(stage, Clip | ClipLayers) for stage in _after(links, Noise)),
+        UnsoundGuarantee,
+        "a clip after the noise",
+        "the bound must hold before noise is added; the noise would be sized for the wrong input",
+        "put Clip before Noise",
+        "noise-before-clip",
+    ),
+    Rule(
+        lambda links: len(private(links.client)) + len(private(links.server)) > 1,
+        UnsoundGuarantee,
+        "two noise stages in one uplink",
+        "one promise, one noise",
+        "keep one",
+        "two-noises",
+    ),
+    Rule(
+        lambda links: any(isinstance(stage, Clip | ClipLayers) for stage in _after_personal_clip(links)),
+        UnsoundGuarantee,
+        "a clip behind a personal clip",
+        "everybody would have the same radius again, and the server would take those with small budgets for cheats",
+        "put the personal clip last",
+        "clip-behind-personal-clip",
+    ),
+    Rule(
+        lambda links: (
+            (links.as_published is not None or links.per_coordinate is not None) and links.noise() is not None
+        ),
+        UnsoundGuarantee,
+        "noise as published together with noise that is priced",
+        "the published stage bounds nothing and makes every claim nominal: a budget would be spent for nothing",
+        "keep one of them",
+        "published-beside-noise",
+    ),
+    Rule(
+        lambda links: links.personal and all(stage.neighbours == "add_remove" for stage in private(links.server)),
+        UnsoundGuarantee,
+        "a personal clip without central noise for visible clients",
+        "it spends each client's own budget under one noise: noise at the client is its own already, and in a hidden "
+        "cohort each client has its own rate",
+        'server = [{name = "noise", neighbours = "zero_out"}], or take personal = true away',
+        "personal-clip-needs-central-noise",
+    ),
+)
 
 
 def _nothing(neighbours: Neighbours, adversary: Adversary, text: str) -> Claim:

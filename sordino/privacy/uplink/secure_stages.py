@@ -17,7 +17,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from sordino.errors import BackendUnavailable, ConfigError, ServerHoldsKey, UnsoundGuarantee, WeakKey
+from sordino.errors import SEVERAL, BackendUnavailable, ServerHoldsKey, UnsoundGuarantee, WeakKey, check_range
 from sordino.ledger.events import Event, NonPrivate, Nothing
 from sordino.privacy.noise.laws import GaussianNoise
 from sordino.privacy.uplink.stages import Noise, Stage
@@ -27,16 +27,25 @@ from sordino.tree import Tree
 from sordino.types import Bound, Grant
 
 PROBED = "a probe: one client a round is encrypted, the integers of all others are added in clear"
-HIDDEN = "the server adds ciphertexts and has no key: uploads and model are hidden from it computationally, as long as {scheme} is not broken"
+HIDDEN = (
+    "the server adds ciphertexts and has no key: uploads and model are hidden from it computationally, as "
+    "long as {scheme} is not broken"
+)
 SHARED = "all clients hold one key: the server and any one client together read every upload"
 AUTHORITY = (
     "the key service opens nothing of fewer than {least} clients; together with the server it reads every upload"
 )
-MASKED = "single uploads are masked: the server, which follows the protocol, opens the sum of at least {least} clients and nothing else"
+MASKED = (
+    "single uploads are masked: the server, which follows the protocol, opens the sum of at least {least} "
+    "clients and nothing else"
+)
 SUM_OF_ALL = "sees the exact sum of the uploads, no noise in it"
 OWN_NOISE = "knows its own noise: sees the exact sum of the uploads"
 HONEST = "clients keep their own bounds: nobody can check an upload that nobody can read"
-COUNTED = "whether enough clients came for a sum is seen by everybody: that one client decides it is rarer than a hundredth of delta, which is not added"
+COUNTED = (
+    "whether enough clients came for a sum is seen by everybody: that one client decides it is rarer than a "
+    "hundredth of delta, which is not added"
+)
 SCHEMES = {
     "paillier": "decisional composite residuosity and short exponents",
     "bfv": "ring learning with errors",
@@ -47,8 +56,8 @@ SPREAD = 4.0
 
 
 @dataclass(frozen=True)
-class Secure(Stage, ABC):
-    """What both have in common."""
+class SecureStage(Stage, ABC):
+    """A way to add uploads that the server cannot read."""
 
     @property
     def mode(self) -> str:
@@ -61,27 +70,30 @@ class Secure(Stage, ABC):
 
     @abstractmethod
     def least(self, cohort: int) -> int:
-        """Clients without which a sum is not opened."""
+        """The number of clients without which a sum is not opened."""
 
     def needs(self) -> None:
-        """Refuses where a package is missing."""
+        """Refuses where a package that it uses is missing."""
 
     @abstractmethod
     def seen(self, shared: Event | None, central: bool) -> tuple[Event, tuple[str, ...]]:
-        """By the server: the event, and why; `shared` is what noise shares promise, `central` whether the server itself
-        adds noise.
+        """The event that the server sees, and why. `shared` is what noise in shares promises, `central` says whether
+        the server itself adds noise.
         """
 
     @abstractmethod
     def assumed(self, shares: bool, hidden: bool) -> tuple[str, ...]:
-        """Of everybody else's promise: `shares` where noise comes in shares, `hidden` where it covers who took part."""
+        """What the promises to everybody else assume: `shares` where noise comes in shares, `hidden` where it covers
+        who took part.
+        """
 
 
 @dataclass(frozen=True)
-class Encrypted(Secure):
-    """keys: `shared` by all clients, or with an `authority` that opens sums for the server. mode: `probe` encrypts one
-    client a round and adds the others' integers in clear, to tell what encryption
-    costs: it hides nothing."""
+class Encrypted(SecureStage):
+    """Sums of encrypted uploads. keys: `shared` by all clients, or with an `authority` that opens sums for the
+    server. mode: `probe` encrypts one client a round and adds the others' integers in clear, to show what encryption
+    costs; it hides nothing.
+    """
 
     scheme: Literal["paillier", "bfv", "ckks"] = "paillier"
     key_bits: int = 3072  # of Paillier
@@ -102,7 +114,8 @@ class Encrypted(Secure):
         if self.keys == "threshold":
             raise BackendUnavailable(
                 'keys = "threshold" needs openfhe',
-                why="its wheels hold binaries for other Pythons than this one, and nothing else here shares a lattice key",
+                why="its wheels hold binaries for other Pythons than this one, and nothing else here shares a "
+                "lattice key",
                 fix='use keys = "shared" or "authority", or secure aggregation, which has no key holder',
                 code="backend-unavailable",
             )
@@ -118,14 +131,12 @@ class Encrypted(Secure):
         if self.scheme == "ckks" and self.keys == "authority":
             raise UnsoundGuarantee(
                 'ckks with keys = "authority"',
-                why="an opened sum carries the noise of its encryption: a server that has both can compute the key (Li and Micciancio, EUROCRYPT 2021)",
+                why="an opened sum carries the noise of its encryption: a server that has both can compute the key "
+                "(Li and Micciancio, EUROCRYPT 2021)",
                 fix='use bfv or paillier, or keys = "shared", where the server sees nothing opened',
                 code="ckks-opened-for-server",
             )
-        if self.at_least < 2:
-            raise ConfigError(
-                f"at_least is {self.at_least}", why="a sum of one is an upload", code="authority-opens-one"
-            )
+        check_range("at_least", self.at_least, SEVERAL, "authority-opens-one", why="a sum of one is an upload")
 
     def needs(self) -> None:
         (extras.gmpy2 if self.scheme == "paillier" else extras.tenseal)()
@@ -146,16 +157,16 @@ class Encrypted(Secure):
 
 
 @dataclass(frozen=True)
-class Aggregated(Secure):
-    """`threshold`: clients that must stay to the end of a round; None: more than two thirds of those who began it."""
+class Aggregated(SecureStage):
+    """Sums of uploads under masks that cancel. `threshold`: clients that must stay to the end of a round; None: more
+    than two thirds of those who began it.
+    """
 
     threshold: int | None = None
 
     def __post_init__(self) -> None:
-        if self.threshold is not None and self.threshold < 2:
-            raise ConfigError(
-                f"threshold is {self.threshold}", why="a sum of one is an upload", code="threshold-too-small"
-            )
+        if self.threshold is not None:
+            check_range("threshold", self.threshold, SEVERAL, "threshold-too-small", why="a sum of one is an upload")
 
     def least(self, cohort: int) -> int:
         return max(2, 2 * cohort // 3 + 1 if self.threshold is None else self.threshold, cohort // 2 + 1)
@@ -190,17 +201,14 @@ class NoiseShare(Noise):
     @property
     def assumptions(self) -> tuple[str, ...]:
         return (
-            f"of the clients that stay, {self.survivors} add their share of the noise and tell nobody: who knows a share sees less noise",
+            f"of the clients that stay, {self.survivors} add their share of the noise and tell nobody: who knows a "
+            f"share sees less noise",
         )
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.survivors < 2:
-            raise ConfigError(
-                f"survivors is {self.survivors}",
-                why="noise that one client adds alone is its own: that is a noise stage",
-                code="threshold-too-small",
-            )
+        why = "noise that one client adds alone is its own: that is a noise stage"
+        check_range("survivors", self.survivors, SEVERAL, "threshold-too-small", why=why)
         if not isinstance(self.mechanism, GaussianNoise):
             raise UnsoundGuarantee(
                 "Laplace noise in shares",
@@ -227,16 +235,17 @@ class NoiseShare(Noise):
             )
 
     def room(self, bound: Bound, multiplier: float) -> float:
-        """Twelve deviations of one share, in steps."""
+        """The steps that one share of the noise may take: twelve of its standard deviations."""
         return 12 * multiplier / math.sqrt(self.survivors) * self.sensitivity(bound)
 
 
 def check_room(layout: Layout, count: int, noise: float) -> None:
-    """A sum of so many uploads, each with so much noise of its own, fits into a slot."""
+    """Refuses a sum that does not fit into a slot together with the noise of all its uploads."""
     layout.check(count)
     if count * ((1 << layout.bits) - 1 + 2 * noise) > (1 << layout.width) - 1:
         raise UnsoundGuarantee(
-            f"shares of noise of up to {noise:.3g} steps in {count} uploads of {layout.bits} bits and slots of {layout.width}",
+            f"shares of noise of up to {noise:.3g} steps in {count} uploads of {layout.bits} bits and slots of "
+            f"{layout.width}",
             why="twelve deviations of the noise must fit, or a sum wraps around",
             fix="give the layout more headroom bits",
             code="no-room-for-noise",

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from sordino import keys
-from sordino.errors import ConfigError
+from sordino.errors import COUNT, check_range
 from sordino.privacy.uplink.rates import LayerByLayer
 from sordino.types import Bound
 
@@ -32,7 +32,7 @@ STEPS = 80  # of the iterative shrinkage
 
 @dataclass(frozen=True, eq=False)
 class Matrix:
-    """One shared matrix, and what reconstructions make of it once."""
+    """One shared measurement matrix, and what reconstructions compute of it once."""
 
     phi: Tensor  # [m, b]
 
@@ -43,12 +43,12 @@ class Matrix:
 
     @cached_property
     def seen(self) -> Tensor:
-        """The waves as they are measured."""
+        """The cosine waves as the matrix measures them."""
         return self.phi @ cosines(self.phi.shape[1])
 
     @cached_property
     def stretch(self) -> float:
-        """The largest singular value, rounded up."""
+        """The largest singular value of the matrix, rounded up."""
         return float(torch.linalg.matrix_norm(self.phi, 2)) * (1 + 1e-9)
 
 
@@ -69,7 +69,7 @@ def cosines(size: int) -> Tensor:
 
 
 def coherence(measuring: Tensor, basis: Tensor) -> float:
-    """sqrt(a) times the largest cosine between a row of the one and a column of the other: 1 to sqrt(a)."""
+    """The largest cosine between a row of the one and a column of the other, times sqrt(a): from 1 to sqrt(a)."""
     rows = measuring.to(basis.dtype)
     rows = rows / torch.linalg.vector_norm(rows, dim=1, keepdim=True)
     columns = basis / torch.linalg.vector_norm(basis, dim=0, keepdim=True)
@@ -88,7 +88,9 @@ def adjoint(y: Tensor, by: Matrix) -> Tensor:
 
 
 def dct_ista(y: Tensor, by: Matrix) -> Tensor:
-    """The sparsest waves that explain y, nearly: FISTA (Beck and Teboulle 2009) on 1/2 |y - phi psi s|^2 + tau |s|_1."""
+    """The sparsest waves that nearly explain y, by FISTA (Beck and Teboulle 2009) on 1/2 |y - phi psi s|^2 + tau
+    |s|_1.
+    """
     seen, step = by.seen, by.stretch**-2
     tau = 0.05 * (y @ seen).abs().amax(1, keepdim=True)
     s = ahead = y.new_zeros(len(y), seen.shape[1])
@@ -102,8 +104,8 @@ def dct_ista(y: Tensor, by: Matrix) -> Tensor:
 
 
 def dct_omp(y: Tensor, by: Matrix) -> Tensor:
-    """Wave after wave, each time the one most like what is still unexplained (Tropp and Gilbert 2007): a quarter of m
-    of them, block by block.
+    """Waves chosen one after another, each the one most like what is still unexplained (Tropp and Gilbert 2007): a
+    quarter of m of them, block by block.
     """
     return torch.stack([_pursuit(block, by.seen) for block in y]) @ cosines(by.seen.shape[1]).T
 
@@ -131,7 +133,7 @@ RECONSTRUCTIONS: dict[str, Callable[[Tensor, Matrix], Tensor]] = {
 
 @dataclass(frozen=True)
 class Sensing(LayerByLayer):
-    """Put the clip behind it: the matrix makes vectors longer."""
+    """Compression by a random matrix. Put the clip behind it: the matrix makes vectors longer."""
 
     kind: Kind = "gaussian"
     reconstruct: Reconstruction = "minnorm"
@@ -140,8 +142,7 @@ class Sensing(LayerByLayer):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if isinstance(self.block, bool) or self.block < 1:
-            raise ConfigError(f"blocks of {self.block!r} numbers", fix="512 is usual", code="block-empty")
+        check_range("block", self.block, COUNT, "block-empty", fix="512 is usual")
 
     def bound(self, bound: Bound, coordinates: int) -> Bound:
         if bound.l2 == math.inf:

@@ -15,17 +15,18 @@ import torch
 from torch import Tensor
 
 from sordino import tree
-from sordino.errors import ConfigError, UnsoundGuarantee
+from sordino.errors import POSITIVE, ConfigError, UnsoundGuarantee, check_range
+from sordino.ledger.events import check_multiplier
 from sordino.privacy.noise.laws import GaussianNoise, LaplaceNoise
 from sordino.tree import Tree
-from sordino.types import Bound, Grant, Neighbours, Params, Source
+from sordino.types import Bound, Grant, Neighbours, NoiseSource, Params
 
 SLACK = 1 + 1e-6  # a clip to C lands at C/SLACK, so that float32 rounding cannot carry it above C
 
 
 @dataclass(frozen=True)
 class Stage:
-    """One link: by default it passes everything through, adds plainly and decodes to itself."""
+    """One step of the uplink; by default it passes everything through, adds plainly and decodes to itself."""
 
     def bound(self, bound: Bound, coordinates: int) -> Bound:
         return bound
@@ -40,7 +41,7 @@ class Stage:
         return x
 
     def decode(self, y: Tree, like: Tree) -> Tree:
-        """From the sum of what it encoded to the sum of what it was given, which looks `like` that."""
+        """Turns the sum of what was encoded into the sum of what was given, which looks `like` that."""
         return y
 
     @property
@@ -59,23 +60,25 @@ class Stage:
         return False
 
     def begin(self, x: Tree, model: Params) -> Tree:
-        """What it starts from: the shape of what it encodes, and the model of the first round."""
+        """The public numbers that a stage starts from, given the shape of what it encodes and the model of the first
+        round.
+        """
         return ()
 
     def at(self, t: int, public: Tree) -> Stage:
-        """The stage of round t."""
+        """The stage as it is in round t."""
         return self
 
     def learn(self, mean: Tree, like: Tree, std: float, each: Sequence[Tree]) -> Tree:
-        """For the next round, from this round's release: its mean as it is before `decode`, and the deviation of the
-        noise in a coordinate of it.
+        """The public numbers of the next round, from this round's release: its mean before `decode`, and the
+        deviation of the noise in a coordinate of it.
         """
         return ()
 
 
 @dataclass(frozen=True)
 class Clip(Stage):
-    """Scale the whole upload, all fields as one vector, into the ball of radius `radius`.
+    """A clip that scales the whole upload, all fields as one vector, into the ball of radius `radius`.
 
     Guarantees: norm <= radius for every input and every radius above 1e-30; a non-finite upload becomes exactly zero
     (data-independently for the rest of the round). Proof: the factor is min(1, radius/(norm*SLACK)), or 0 where the
@@ -89,12 +92,7 @@ class Clip(Stage):
     )
 
     def __post_init__(self) -> None:
-        if not (math.isfinite(self.radius) and self.radius > 0):
-            raise ConfigError(
-                f"clip radius is {self.radius}",
-                why="a clip needs a finite radius above 0",
-                code="clip-not-positive",
-            )
+        check_range("the radius of a clip", self.radius, POSITIVE, "clip-not-positive")
         if self.order not in (1, 2):
             raise ConfigError(
                 f"clip order is {self.order}", why="bounds are known in the 1-norm and the 2-norm", code="clip-order"
@@ -114,7 +112,7 @@ class Clip(Stage):
 
 
 def clip_factor(norm: Tensor, radius: float, dtype: torch.dtype) -> Tensor:
-    """min(1, radius/norm) in `dtype`, 0 where the norm is not finite; legal at norm 0."""
+    """The factor min(1, radius/norm) in `dtype`, 0 where the norm is not finite; a norm of 0 is allowed."""
     factor = torch.clamp(radius / (norm * SLACK).clamp_min(torch.finfo(norm.dtype).tiny), max=1.0)
     factor = torch.where(torch.isfinite(norm), factor, 0.0).to(dtype)
     # a subnormal factor has lost the digits that keep the bound
@@ -123,8 +121,8 @@ def clip_factor(norm: Tensor, radius: float, dtype: torch.dtype) -> Tensor:
 
 @dataclass(frozen=True)
 class Weigh(Stage):
-    """Multiply by a public number that is at most 1, so the bound stays: n_k / max n, or where clients add noise of
-    their own its inverse variance.
+    """A weight that is public and at most 1, so that the bound stays: n_k / max n, or the inverse variance of a
+    client's own noise.
     """
 
     by: Literal["examples", "precision"] = "examples"
@@ -153,17 +151,11 @@ class Noise(Stage):
     louder: float = 1.0  # than the multiplier says, and accounted for as it is: a published unit mismatch
 
     def __post_init__(self) -> None:
-        if self.multiplier is not None and not (math.isfinite(self.multiplier) and self.multiplier > 0):
-            raise UnsoundGuarantee(
-                f"noise multiplier {self.multiplier}",
-                why="a DP stage with no noise, or noise without a number, protects nobody",
-                fix="leave the stage out, or give a multiplier above 0",
-                code="noise-not-positive",
-            )
+        check_multiplier(self.multiplier, "leave the stage out, or give a multiplier above 0")
 
     @property
     def assumptions(self) -> tuple[str, ...]:
-        """Said with its claims."""
+        """What the promise assumes, said with every claim."""
         return ()
 
     def sensitivity(self, bound: Bound) -> float:
@@ -178,10 +170,10 @@ class Noise(Stage):
         return 2 * limit if self.neighbours == "replace" else limit
 
     def std(self, bound: Bound, multiplier: float, coordinates: int) -> float:
-        """Deviation of the noise in one coordinate."""
+        """The standard deviation of the noise in one coordinate."""
         return multiplier * self.mechanism.spread * self.sensitivity(bound)
 
-    def release(self, x: Tree, bound: Bound, multiplier: float, source: Source) -> Tree:
+    def release(self, x: Tree, bound: Bound, multiplier: float, source: NoiseSource) -> Tree:
         scale = multiplier * self.louder * self.sensitivity(bound)
         names = iter([name for name, _ in tree.named(x)])
         return tree.map(lambda leaf: self.mechanism.add(leaf, scale, source.child(next(names))), x)

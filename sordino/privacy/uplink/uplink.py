@@ -11,7 +11,7 @@ import math
 import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -22,7 +22,7 @@ from sordino.lazy import Total
 from sordino.privacy.uplink.rules import Links
 from sordino.privacy.uplink.stages import Noise, private
 from sordino.tree import Tree
-from sordino.types import Bound, Grant, Params, Received, Source
+from sordino.types import Bound, Grant, NoiseSource, Params, Received
 
 U = TypeVar("U")
 
@@ -36,13 +36,13 @@ class Summed:
     noised: bool = (
         False  # needs no noise of the server any more: it was added before the sum was opened, or there is no sum
     )
-    kept: list[Any] = field(default_factory=list)  # single uploads, where a stage reads them
+    kept: list[Tree] = field(default_factory=list)  # single uploads, where a stage reads them
 
 
 @dataclass(frozen=True)
 class Uplink(Links):
-    """`client=(Clip(1), Noise())` is local privacy, `client=(Clip(1),), server=(Noise(neighbours="add_remove"),)` is
-    central: one word apart.
+    """Gate 2, which decides what the server sees of uploads. `client=(Clip(1), Noise())` is local privacy,
+    `client=(Clip(1),), server=(Noise(neighbours="add_remove"),)` is central: one word apart.
     """
 
     # what changes from round to round ---------------------------------------------------------------------------------
@@ -52,11 +52,11 @@ class Uplink(Links):
         return any(stage.learns for stage in self.client)
 
     def begin(self, zero: Tree, model: Params) -> tuple[Tree, ...]:
-        """What its stages start from, in their order."""
+        """The public numbers that the stages start from, in their order."""
         return tuple(stage.begin(x, model) for stage, x in zip(self.client, self._looks(zero), strict=False))
 
-    def at(self, t: int, down: Any) -> Uplink:
-        """The uplink of round t, where its stages learn from what was released before."""
+    def at(self, t: int, down: Tree) -> Uplink:
+        """The uplink of round t, where stages have learned from what was released before."""
         public = down.public if self.learns else [()] * len(self.client)
         stages = tuple(stage.at(t, known) for stage, known in zip(self.client, public, strict=True))
         return self if all(map(operator.is_, stages, self.client)) else replace(self, client=stages)
@@ -74,12 +74,12 @@ class Uplink(Links):
         return bound
 
     def fitted(self, coordinates: int, least: float) -> Uplink:
-        """With what its stages must know of the model, and of the smallest weight that a cohort can have."""
-        if self.coordinates is None:
+        """The same uplink, whose stages know the model and the smallest weight that a cohort can have."""
+        if self.per_coordinate is None:
             return self
         clipped = self.bound(coordinates).l1 / self.scale
         return replace(
-            self, server=tuple(s.fitted(clipped, least) if s is self.coordinates else s for s in self.server)
+            self, server=tuple(s.fitted(clipped, least) if s is self.per_coordinate else s for s in self.server)
         )
 
     def encode(self, upload: Tree, grant: Grant) -> Tree:
@@ -105,13 +105,13 @@ class Uplink(Links):
         weights: Sequence[float],
         expected: float,
         multiplier: float | None,
-        source: Source,
+        source: NoiseSource,
         each: bool = True,
         weight: float | None = None,
         reach: Callable[[int], float] = lambda client: 1.0,
         std: Callable[[list[int]], float] = lambda who: 0.0,
     ) -> Received[U]:
-        """Sum, noise, decode, divide.
+        """What the server sees of a round: the uploads' sum, noised, decoded and divided.
 
         Uploads may come one by one, in the order of their clients, and are let go once added, unless the algorithm
         reads `each`. `zero` is the contribution of nobody: it gives the shape, so that an empty round is legal.
@@ -132,8 +132,8 @@ class Uplink(Links):
                 continue
             total = stage.release(total, bound, used, source)
         realised = math.fsum(weights[client] for client in who)
-        if self.coordinates is not None and who and not uploads.noised:
-            total = self.coordinates.release(total, [weights[k] for k in who], uploads.kept, self.scale, source)
+        if self.per_coordinate is not None and who and not uploads.noised:
+            total = self.per_coordinate.release(total, [weights[k] for k in who], uploads.kept, self.scale, source)
         denominator = expected if self.denominator == "expected" else realised
         divided = tree.map(lambda y: y.double() / denominator if denominator > 0 else y.double(), total)
         mean = tree.map(lambda y, leaf: y.to(leaf.dtype), self._decode(divided, zero), zero)
@@ -152,7 +152,7 @@ class Uplink(Links):
         kept: list[U] | None = None,
         reach: Callable[[int], float] = lambda client: 1.0,
     ) -> Summed:
-        """What each client may add, added up; single uploads go into `kept`."""
+        """The sum of what each client may add; single uploads go into `kept`."""
         bound, who = self.bound(tree.size(zero)), []
         total = tree.map(_wide_zero, self.shape(zero))
         sums = [Total(leaf) for leaf in tree.leaves(total)]
@@ -189,7 +189,7 @@ class Uplink(Links):
             y = stage.decode(y, like)
         return y
 
-    def _learn(self, y: Tree, zero: Tree, std: float, each: list[Any]) -> tuple[Tree, ...]:
+    def _learn(self, y: Tree, zero: Tree, std: float, each: list[Tree]) -> tuple[Tree, ...]:
         found: list[Tree] = []
         for stage, like in zip(reversed(self.client), reversed(self._looks(zero)[:-1]), strict=True):
             found.append(stage.learn(y, like, std, each))

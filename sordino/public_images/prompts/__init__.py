@@ -25,13 +25,13 @@ PROMPTS: dict[str, Callable[..., PromptSource]] = {
 }
 
 
-def chosen(table: Mapping[str, Any]) -> PromptSource:
+def chosen(table: Mapping[str, object]) -> PromptSource:
     return config.build(table, PROMPTS, "candidates.prompts")
 
 
 def writers(asked: Iterable[Prompts]) -> dict[str, Any]:
-    """For the manifest: how many prompts each backend wrote, how often a language model was asked, and who has learnt
-    the names of the classes.
+    """What the manifest says of prompts: how many each backend wrote, how often a language model was asked, and who
+    has learnt the names of the classes.
     """
     by: Counter[str] = Counter()
     calls, told = 0, set[str]()

@@ -24,8 +24,8 @@ class PromptSource(Protocol):
 
 
 def kept(wanted: Wanted, depends: dict[str, object], make: Callable[[], Prompts]) -> Prompts:
-    """From the cache, where there is one: a language model would not say the same again, and the images hang on its
-    words.
+    """Prompts from the cache, where there is one: a language model would not say the same again, and the images hang
+    on its words.
     """
     if wanted.cache is None:
         return make()

@@ -18,12 +18,20 @@ import urllib.parse
 import urllib.request
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
 
-from sordino.errors import BackendUnavailable, ConfigError, SordinoError, WireError
+from sordino.errors import (
+    COUNT,
+    NOT_NEGATIVE,
+    POSITIVE,
+    BackendUnavailable,
+    ConfigError,
+    SordinoError,
+    WireError,
+    check_range,
+)
 from sordino.public_images.prompts.asked import Prompts, kept
 from sordino.public_images.prompts.dialogue import Message, Reply, converse
-from sordino.public_images.wanted import Wanted, need
+from sordino.public_images.wanted import Wanted
 
 LARGEST = 4 << 20  # bytes of an answer that is still read
 BUSY = {429, 500, 502, 503, 504}
@@ -43,9 +51,9 @@ class OpenAIChat:
     _sleep: Callable[[float], None] = field(default=time.sleep, repr=False)
 
     def __post_init__(self) -> None:
-        need(self.per_call >= 1, "prompts.per_call", "be at least 1")
-        need(self.timeout > 0, "prompts.timeout", "be above 0")
-        need(self.retries >= 0, "prompts.retries", "be at least 0")
+        check_range("candidates.prompts.per_call", self.per_call, COUNT, "out-of-range")
+        check_range("candidates.prompts.timeout", self.timeout, POSITIVE, "out-of-range")
+        check_range("candidates.prompts.retries", self.retries, NOT_NEGATIVE, "out-of-range")
         try:
             url = urllib.parse.urlsplit(self.base_url)
         except ValueError:
@@ -152,7 +160,7 @@ class OpenAIChat:
 
 
 class _Stay(urllib.request.HTTPRedirectHandler):
-    def redirect_request(self, *_: Any, **__: Any) -> None:
+    def redirect_request(self, *_: object, **__: object) -> None:
         return None  # the redirect is then an answer like any other that is not 200
 
 

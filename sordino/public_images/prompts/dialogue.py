@@ -22,9 +22,11 @@ class Reply(NamedTuple):
     refused: bool = False  # where the model says so beside its words
 
 
-def converse(backend: str, name: str, count: int, per_call: int, say: Callable[[list[Message]], Reply], wanted: Wanted) -> Prompts:  # fmt: skip
-    """`say` answers a whole dialogue. What is missing at the end comes from the grammar; a model that never helped is
-    an error.
+def converse(
+    backend: str, name: str, count: int, per_call: int, say: Callable[[list[Message]], Reply], wanted: Wanted
+) -> Prompts:
+    """Prompts from a dialogue, which `say` answers. What is missing at the end comes from the grammar; a model that
+    never helped is an error.
     """
     dialogue: list[Message] = [{"role": "user", "content": _request(name, min(per_call, count))}]
     found: dict[str, str] = {}
@@ -55,8 +57,10 @@ def converse(backend: str, name: str, count: int, per_call: int, say: Callable[[
 
 def _request(name: str, count: int) -> str:
     return (
-        f"Generate {count} different prompts for a text-to-image model, each describing a picture of this: {spoken(name)}. "
-        "Vary kind, pose, place, light and viewpoint; a sentence each. Answer with a JSON list of strings and nothing else."
+        f"Generate {count} different prompts for a text-to-image model, each describing a picture of this: "
+        f"{spoken(name)}. "
+        "Vary kind, pose, place, light and viewpoint; a sentence each. Answer with a JSON list of strings and "
+        "nothing else."
     )
 
 

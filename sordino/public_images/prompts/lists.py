@@ -14,8 +14,8 @@ from sordino.public_images.wanted import Wanted, spoken
 
 @dataclass(frozen=True)
 class File:
-    """`<path>/<class name or number>.txt`, a prompt on each line, or `.jsonl`, each line a string or an object with
-    `prompt`.
+    """Prompts from files: `<path>/<class name or number>.txt`, a prompt on each line, or `.jsonl`, each line a
+    string or an object with `prompt`.
     """
 
     path: str

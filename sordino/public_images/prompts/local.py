@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sordino import keys
-from sordino.errors import ConfigError
+from sordino.errors import COUNT, POSITIVE, ConfigError, check_range
 from sordino.public_images.extras import Device, device, extra, identity, model_folder
 from sordino.public_images.prompts.asked import Prompts, kept
 from sordino.public_images.prompts.dialogue import Message, Reply, converse
-from sordino.public_images.wanted import Wanted, need
+from sordino.public_images.wanted import Wanted
 
 FILES = ["*.json", "*.safetensors", "*.txt", "*.model", "*.jinja"]
 
@@ -27,9 +27,9 @@ class Transformers:
     _loaded: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)  # folder -> (tokenizer, model)
 
     def __post_init__(self) -> None:
-        need(self.per_call >= 1, "prompts.per_call", "be at least 1")
-        need(self.temperature > 0, "prompts.temperature", "be above 0")
-        need(self.max_new_tokens >= 1, "prompts.max_new_tokens", "be at least 1")
+        check_range("candidates.prompts.per_call", self.per_call, COUNT, "out-of-range")
+        check_range("candidates.prompts.temperature", self.temperature, POSITIVE, "out-of-range")
+        check_range("candidates.prompts.max_new_tokens", self.max_new_tokens, COUNT, "out-of-range")
 
     def prompts(self, name: str, count: int, wanted: Wanted) -> Prompts:
         with extra("diffusion"):

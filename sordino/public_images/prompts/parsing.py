@@ -14,13 +14,14 @@ STRING = re.compile(r'"(?:[^"\\\n]|\\.)*"')
 LINE = re.compile(r"^\s*(?:[(\[]?\d{1,4}\s*[.):\]-]|[-*+\u2022\u2013\u2014])\s*(?P<text>\S.*)$")
 # answers without a list, and the whole of them begins like this
 REFUSAL = re.compile(
-    r"^\W*(?:(?:i['\u2019]?m|i am|we['\u2019]?re) (?:very )?(?:sorry|unable|not able)|sorry\b|i (?:can(?:not|['\u2019]?t)|won['\u2019]?t|must decline)|as an ai\b)",
+    r"^\W*(?:(?:i['\u2019]?m|i am|we['\u2019]?re) (?:very )?(?:sorry|unable|not able)|sorry\b|i "
+    r"(?:can(?:not|['\u2019]?t)|won['\u2019]?t|must decline)|as an ai\b)",
     re.IGNORECASE,
 )
 
 
 def parse(reply: str) -> list[str]:
-    """In the order of the reply, none twice (upper and lower case are the same)."""
+    """The prompts of a reply in its order, none twice (upper and lower case are the same)."""
     reply = THOUGHT.sub("", reply)
     found = _listed(reply)
     if found is None:
@@ -29,7 +30,7 @@ def parse(reply: str) -> list[str]:
 
 
 def unique(texts: Any) -> list[str]:
-    """The first of those that differ only in case."""
+    """The first of all texts that differ only in case."""
     first: dict[str, str] = {}
     for text in texts:
         first.setdefault(text.casefold(), text)
@@ -53,7 +54,7 @@ def _listed(reply: str) -> list[str] | None:
     return None
 
 
-def _texts(item: Any) -> list[str]:
+def _texts(item: object) -> list[str]:
     if isinstance(item, dict):
         item = next((item[key] for key in KEYS if key in item), None)
     return [item] if isinstance(item, str) else []

@@ -30,12 +30,30 @@ SYNONYMS = {
     "pedestrian": ("pedestrian", "person walking", "person on foot", "passer-by"),
     "background": ("empty street", "road without vehicles", "empty crossing", "street scene"),
 }
-STYLES = ("a photo of", "a blurry photo of", "a close-up photo of", "a drawing of", "a sketch of", "a bold picture of", "a low resolution photo of", "a painting of")  # fmt: skip
-LOOKS = ("", "a small", "a large", "a bright", "a dark", "a red", "a green", "a blue", "a yellow", "a white", "an old", "a new")  # fmt: skip
-POSES = ("", "tilted to the left", "tilted to the right", "in motion", "at rest", "partly hidden", "upright", "leaning forward")  # fmt: skip
-PLACES = ("on a plain background", "in a city", "in the countryside", "near the water", "in a park", "on a cluttered background", "in front of a wall", "in an open field")  # fmt: skip
-LIGHTS = ("in daylight", "at night", "at sunset", "in fog", "in bright sunshine", "under artificial light", "in the rain", "with strong shadows")  # fmt: skip
-VIEWS = ("seen from the front", "seen from the side", "seen from above", "seen from below", "seen from far away", "seen from behind")  # fmt: skip
+STYLES = (
+    "a photo of", "a blurry photo of", "a close-up photo of", "a drawing of", "a sketch of", "a bold picture of",
+    "a low resolution photo of", "a painting of",
+)  # fmt: skip
+LOOKS = (
+    "", "a small", "a large", "a bright", "a dark", "a red", "a green", "a blue", "a yellow", "a white", "an old",
+    "a new",
+)  # fmt: skip
+POSES = (
+    "", "tilted to the left", "tilted to the right", "in motion", "at rest", "partly hidden", "upright",
+    "leaning forward",
+)  # fmt: skip
+PLACES = (
+    "on a plain background", "in a city", "in the countryside", "near the water", "in a park",
+    "on a cluttered background", "in front of a wall", "in an open field",
+)  # fmt: skip
+LIGHTS = (
+    "in daylight", "at night", "at sunset", "in fog", "in bright sunshine", "under artificial light", "in the rain",
+    "with strong shadows",
+)  # fmt: skip
+VIEWS = (
+    "seen from the front", "seen from the side", "seen from above", "seen from below", "seen from far away",
+    "seen from behind",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
