@@ -7,9 +7,25 @@ from functools import partial
 
 import pytest
 from command_line import Said, spoken
+from laws import warm
+
+from sordino.engine import processes
 
 
 @pytest.fixture
 def cli(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Callable[..., Said]:
     """`sordino ...` in this process."""
     return partial(spoken, capsys, monkeypatch)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtestloop(session: pytest.Session) -> None:
+    """Before any test has run: what all warm processes are forked from."""
+    if session.items and not session.config.option.collectonly:
+        warm.start()
+
+
+@pytest.fixture
+def quick_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Client processes that are forked, not started."""
+    monkeypatch.setattr(processes, "subprocess", warm.stand_in())

@@ -369,12 +369,6 @@ class Mine(FedAvg):
 }
 
 
-@pytest.fixture(scope="module", autouse=True)
-def quick_processes() -> None:
-    """Client processes are forked from one that has imported everything."""
-    warm.start()
-
-
 @pytest.fixture
 def judged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Report]:
     monkeypatch.setattr(processes, "subprocess", warm.stand_in())

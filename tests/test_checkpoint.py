@@ -32,7 +32,6 @@ Ask = Callable[..., str]
 @pytest.fixture(scope="module")
 def ask() -> Iterator[Ask]:
     """Talks to the process that saves and dies, forked from one that has imported everything."""
-    warm.start()
     arguments = [sys.executable, "-m", "checkpoint_workers"]
     worker = warm.Process(arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert worker.stdin is not None

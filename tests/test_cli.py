@@ -231,11 +231,6 @@ def test_every_verb_has_words_of_its_own() -> None:
 # the disk -------------------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="session")
-def warm_server() -> None:
-    warm.start()
-
-
 ROUNDS = 12
 LIMITS = [300, 2_000, 10_000, 30_000]
 
@@ -251,7 +246,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("limit", LIMITS)
-def test_a_full_disk_stops_a_run_that_can_go_on(limit: int, whole: Path, tmp_path: Path, warm_server: None) -> None:
+def test_a_full_disk_stops_a_run_that_can_go_on(limit: int, whole: Path, tmp_path: Path) -> None:
     """No file may grow beyond `limit` bytes. Either nothing is left, or, with room again, the run ends as if nothing
     had been.
     """

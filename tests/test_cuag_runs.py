@@ -14,13 +14,12 @@ import pytest
 import torch
 from command_line import Said
 from executors import Doing
-from laws import warm
 from laws.traces import differences, finished, interrupted, killed_at, trace
 
 from sordino import config, tree
 from sordino.algorithms import ALGORITHMS
 from sordino.config import Experiment
-from sordino.engine import processes, wire
+from sordino.engine import wire
 from sordino.engine.server import Federation
 from sordino.ledger.gaussian_dp import epsilon_of
 from sordino.ledger.published_clipping import composed
@@ -57,16 +56,6 @@ def made(algorithm: Mapping[str, Any], **tables: Any) -> Experiment:
         "algorithm": {"lr": 0.05, "local_steps": 2, "batch_size": 15} | dict(algorithm),
     }
     return config.validate(table | tables)
-
-
-@pytest.fixture(scope="session")
-def warm_server() -> None:
-    warm.start()
-
-
-@pytest.fixture
-def quick_workers(warm_server: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(processes, "subprocess", warm.stand_in())
 
 
 class Watched:

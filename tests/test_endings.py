@@ -33,11 +33,6 @@ Cli = Callable[..., Said]
 SMALL = ("rounds=3", "partition=iid", "partition.clients=3", "evaluation.final=1", "data.train=60", "data.test=30")
 
 
-@pytest.fixture(scope="session")
-def warm_server() -> None:
-    warm.start()
-
-
 # signals --------------------------------------------------------------------------------------------------------------
 
 
@@ -54,9 +49,7 @@ def begun(folder: Path, *more: str, rounds: int = 100_000, **options: Any) -> wa
 @pytest.mark.parametrize(
     "number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=slow), pytest.param(signal.SIGHUP, marks=slow)]
 )
-def test_a_signal_ends_the_round_keeps_it_and_says_how_to_go_on(
-    number: signal.Signals, tmp_path: Path, warm_server: None
-) -> None:
+def test_a_signal_ends_the_round_keeps_it_and_says_how_to_go_on(number: signal.Signals, tmp_path: Path) -> None:
     out, said = tmp_path / "run", tmp_path / "stderr"
     with open(said, "wb") as stderr:
         process = begun(out, "-q", stderr=stderr)
@@ -72,7 +65,7 @@ def test_a_signal_ends_the_round_keeps_it_and_says_how_to_go_on(
     assert (out / "privacy.json").exists()  # the receipt of what was done so far
 
 
-def test_a_run_that_was_told_to_end_goes_on_to_the_same_bytes(tmp_path: Path, warm_server: None) -> None:
+def test_a_run_that_was_told_to_end_goes_on_to_the_same_bytes(tmp_path: Path) -> None:
     made = BY_NAME["scaffold"].experiment(rounds=30)
     start(made, tmp_path / "whole")
 
@@ -121,7 +114,7 @@ def test_what_was_ignored_before(tmp_path: Path) -> None:
 
 @slow
 @pytest.mark.parametrize("engine", ["loop", "processes"])
-def test_quit_ends_at_once_and_leaves_no_process(engine: str, tmp_path: Path, warm_server: None) -> None:
+def test_quit_ends_at_once_and_leaves_no_process(engine: str, tmp_path: Path) -> None:
     with open(tmp_path / "stderr", "wb") as stderr:
         process = begun(tmp_path / "run", f"engine.executor={engine}", "-q", stderr=stderr)
         process.send_signal(signal.SIGQUIT)
@@ -144,7 +137,7 @@ def _complaining(file: Path) -> list[int]:
 
 
 @slow
-def test_a_terminal_that_is_gone_does_not_end_a_round(tmp_path: Path, warm_server: None) -> None:
+def test_a_terminal_that_is_gone_does_not_end_a_round(tmp_path: Path) -> None:
     """What hangs up takes the standard error with it: the word cannot be written, the round is finished all the
     same."""
     master, slave = pty.openpty()
@@ -175,9 +168,7 @@ PRINTING = [
 
 
 @pytest.mark.parametrize("words", PRINTING, ids=" ".join)
-def test_what_cannot_be_printed_is_said_and_is_no_success(
-    words: tuple[str, ...], runs: Path, tmp_path: Path, warm_server: None
-) -> None:
+def test_what_cannot_be_printed_is_said_and_is_no_success(words: tuple[str, ...], runs: Path, tmp_path: Path) -> None:
     with open("/dev/full", "wb") as full, open(tmp_path / "stderr", "wb") as stderr:
         process = warm.Process([sys.executable, "-m", "sordino", *words], cwd=runs, stdout=full, stderr=stderr)
         assert process.wait(60) == 6
@@ -188,9 +179,7 @@ def test_what_cannot_be_printed_is_said_and_is_no_success(
 
 
 @pytest.mark.parametrize("words", [("show", "run"), ("list", ".", "--json"), ("run", "--help")], ids=" ".join)
-def test_a_closed_pipe_ends_a_verb_without_a_word(
-    words: tuple[str, ...], runs: Path, tmp_path: Path, warm_server: None
-) -> None:
+def test_a_closed_pipe_ends_a_verb_without_a_word(words: tuple[str, ...], runs: Path, tmp_path: Path) -> None:
     """As SIGPIPE ends other tools: 141 in a shell."""
     read_end, write_end = os.pipe()
     os.close(read_end)

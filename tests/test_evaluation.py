@@ -123,14 +123,7 @@ def test_what_is_not_asked_for_is_the_algorithms_own(tmp_path: Path) -> None:
     assert both[-1]["accuracy"] == own[-1]["accuracy"]
 
 
-@pytest.fixture(scope="session")
-def warm_server() -> None:
-    warm.start()
-
-
-def test_client_processes_score_what_the_loop_scores(
-    tmp_path: Path, warm_server: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_client_processes_score_what_the_loop_scores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(processes, "subprocess", warm.stand_in())
     asked = {"models": BOTH, "personal": THREE}
     loop = run(tmp_path / "loop", evaluation=asked)

@@ -570,7 +570,6 @@ def test_nobody_keeps_a_secret_for_nothing(tmp_path: Path) -> None:
 def test_clients_of_their_own_processes_answer_the_same(
     noise: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    warm.start()
     monkeypatch.setattr(processes, "subprocess", warm.stand_in())
     table: dict[str, Any] = {"privacy": {"noise": noise}, "engine": {"executor": "processes", "workers": 2}}
     apart = finished(made(LDP, **table), tmp_path / "apart")

@@ -92,11 +92,6 @@ class Net(torch.nn.Module):
 """
 
 
-@pytest.fixture(scope="session")
-def warm_server() -> None:
-    warm.start()
-
-
 @pytest.fixture
 def name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> str:
     """The name of a module of the user's own, another one for every test."""
@@ -155,7 +150,7 @@ def test_an_algorithm_that_fails_in_a_later_round_is_told_with_its_place(
 
 @pytest.mark.parametrize("kind", TOLD)
 def test_so_it_is_in_a_client_process_and_nobody_is_left_behind(
-    kind: str, name: str, tmp_path: Path, warm_server: None, monkeypatch: pytest.MonkeyPatch
+    kind: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(processes, "subprocess", warm.stand_in())
     with pytest.raises(OwnCodeError) as refusal, _all_gone():
@@ -175,7 +170,7 @@ def test_a_model_that_asks_to_end_the_program_does_not_end_it_well(name: str, tm
 @pytest.mark.parametrize(("kind", "code"), [("is gone", "client-process-ended"), ("never ends", "deadline-passed")])
 @pytest.mark.parametrize("timeout", [None, 0.2])
 def test_a_process_that_is_gone_or_never_answers_ends_the_run_in_words(
-    kind: str, code: str, timeout: float | None, name: str, tmp_path: Path, warm_server: None,
+    kind: str, code: str, timeout: float | None, name: str, tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     """With a timeout too: a round goes on without who is silent, a run does not go on for ever without them."""
@@ -197,7 +192,7 @@ def test_a_process_that_is_gone_or_never_answers_ends_the_run_in_words(
 
 @pytest.mark.parametrize("executor", ["loop", "stack", "processes"])
 def test_a_client_that_is_not_finite_stops_the_run_with_its_name_everywhere(
-    executor: str, name: str, tmp_path: Path, warm_server: None, monkeypatch: pytest.MonkeyPatch
+    executor: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(processes, "subprocess", warm.stand_in())
     partition = {"scheme": "iid", "clients": 4}

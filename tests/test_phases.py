@@ -131,11 +131,6 @@ def unstopped(once: Path) -> Whole:
     return whole(once)
 
 
-@pytest.fixture(scope="session")
-def warm_server() -> None:
-    warm.start()
-
-
 # resume ---------------------------------------------------------------------------------------------------------------
 
 
@@ -284,7 +279,7 @@ def _fresh(parts: Simulation) -> Any:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("executor", ["loop", "processes"])
-def test_kill_9(executor: str, unstopped: Whole, tmp_path: Path, warm_server: None) -> None:
+def test_kill_9(executor: str, unstopped: Whole, tmp_path: Path) -> None:
     """Real processes and a real signal, at moments of every phase that nobody chose."""
     file, out = tmp_path / "e.toml", tmp_path / "run"
     file.write_text(tiny(engine={"executor": executor, "workers": 2}).toml())
@@ -346,7 +341,7 @@ def test_after_ctrl_c_the_preparation_goes_on_where_it_stopped(
 
 @pytest.mark.slow
 def test_clients_in_other_processes_say_the_same_bytes(
-    unstopped: Whole, tmp_path: Path, warm_server: None, monkeypatch: pytest.MonkeyPatch
+    unstopped: Whole, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(processes, "subprocess", warm.stand_in())
     out, apart_ = tmp_path / "run", {"executor": "processes", "workers": 2}

@@ -22,7 +22,7 @@ from laws import warm
 from laws.cases import BY_NAME, Case
 from laws.traces import Killed, differences, finished, killed_at, trace
 
-from sordino.engine import checkpoint, processes, wire
+from sordino.engine import checkpoint, wire
 from sordino.engine.lines import LARGEST, read, write
 from sordino.engine.processes import Processes
 from sordino.engine.site import Site
@@ -36,16 +36,6 @@ from sordino.types import Terms
 
 CASE = BY_NAME["scaffold"]  # the one with the richest client state
 TWO = {"executor": "processes", "workers": 2}
-
-
-@pytest.fixture(scope="session")
-def warm_server() -> None:
-    warm.start()
-
-
-@pytest.fixture
-def quick_workers(warm_server: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(processes, "subprocess", warm.stand_in())
 
 
 # frames ---------------------------------------------------------------------------------------------------------------
@@ -139,7 +129,7 @@ def test_what_a_worker_refuses_is_told_in_its_words(tmp_path: Path, quick_worker
         assert [k for k, _ in workers(0, down, only)] == [0]
 
 
-def test_workers_end_with_their_server(tmp_path: Path, warm_server: None) -> None:
+def test_workers_end_with_their_server(tmp_path: Path) -> None:
     """SIGKILL leaves no time to say goodbye: the closed pipe is enough, and nobody complains."""
     file = tmp_path / "e.toml"
     file.write_text(CASE.experiment(rounds=3000, engine=TWO).toml())

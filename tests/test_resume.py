@@ -37,11 +37,6 @@ from sordino.runs.verify import verify
 ROUNDS = 12
 
 
-@pytest.fixture(scope="session")
-def warm_server() -> None:
-    warm.start()
-
-
 def experiment_file(case: Case, folder: Path, **changes: Any) -> Path:
     file = folder / f"{case.name}.toml"
     file.write_text(case.experiment(**{"rounds": ROUNDS} | changes).toml())
@@ -112,7 +107,7 @@ def _alive() -> set[int]:
 
 
 @pytest.mark.parametrize("name", ["scaffold", "gaussian_gdp_adaptive"])
-def test_killed_twice_it_is_the_run_that_never_stopped(name: str, tmp_path: Path, warm_server: None) -> None:
+def test_killed_twice_it_is_the_run_that_never_stopped(name: str, tmp_path: Path) -> None:
     case = BY_NAME[name]
     whole = finished(case.experiment(rounds=ROUNDS), tmp_path / "whole")
     assert differences(whole, die_and_resume(case, tmp_path, 2, seed=1)) == []
@@ -120,7 +115,7 @@ def test_killed_twice_it_is_the_run_that_never_stopped(name: str, tmp_path: Path
 
 
 @pytest.mark.slow
-def test_killed_with_its_client_processes(tmp_path: Path, warm_server: None) -> None:
+def test_killed_with_its_client_processes(tmp_path: Path) -> None:
     case = BY_NAME["scaffold"]
     whole = finished(case.experiment(rounds=ROUNDS), tmp_path / "whole")
     again = die_and_resume(case, tmp_path, 2, seed=3, engine={"executor": "processes", "workers": 2})
@@ -130,9 +125,7 @@ def test_killed_with_its_client_processes(tmp_path: Path, warm_server: None) -> 
 @pytest.mark.slow
 @pytest.mark.parametrize("executor", ["loop", "processes"])
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_killed_five_times_it_is_the_run_that_never_stopped(
-    case: Case, executor: str, tmp_path: Path, warm_server: None
-) -> None:
+def test_killed_five_times_it_is_the_run_that_never_stopped(case: Case, executor: str, tmp_path: Path) -> None:
     whole = finished(case.experiment(rounds=ROUNDS), tmp_path / "whole")
     again = die_and_resume(case, tmp_path, 5, seed=len(case.name), engine={"executor": executor, "workers": 2})
     assert differences(whole, again) == []
@@ -301,7 +294,7 @@ def test_another_draw_of_the_same_release_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("executor", ["loop", "processes"])
-def test_control_c_stops_at_a_point_from_which_it_continues(executor: str, tmp_path: Path, warm_server: None) -> None:
+def test_control_c_stops_at_a_point_from_which_it_continues(executor: str, tmp_path: Path) -> None:
     case = BY_NAME["whole_update"]
     engine = {"executor": executor, "workers": 2, "checkpoint_every": 4}
     file = experiment_file(case, tmp_path, rounds=3000, engine=engine)
@@ -362,7 +355,7 @@ def test_a_run_folder_belongs_to_one_run(tmp_path: Path) -> None:
     assert before == {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
 
 
-def test_a_run_in_use_is_left_alone(tmp_path: Path, warm_server: None) -> None:
+def test_a_run_in_use_is_left_alone(tmp_path: Path) -> None:
     file = experiment_file(BY_NAME["fedavg"], tmp_path, rounds=3000)
     out = tmp_path / "run"
     process = sordino("run", file, "--out", out, "-q")

@@ -22,13 +22,12 @@ import torch
 from executors import Doing
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from laws import warm
 from laws.traces import differences, finished, interrupted
 
 from sordino import config, tree
 from sordino.algorithms.fedavg import FedAvg
 from sordino.config import Experiment, gates
-from sordino.engine import channels, checkpoint, processes, wire
+from sordino.engine import channels, checkpoint, wire
 from sordino.engine.channels import Adder, Ciphertexts, Masks
 from sordino.engine.mail import Mail
 from sordino.engine.secure_sum import SecureSum
@@ -421,16 +420,6 @@ def test_a_cohort_of_one_or_nobody_is_broken_off() -> None:
 
 
 # ---------------------------------------------------------------- elsewhere, and again
-
-
-@pytest.fixture(scope="session")
-def warm_server() -> None:
-    warm.start()
-
-
-@pytest.fixture
-def quick_workers(warm_server: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(processes, "subprocess", warm.stand_in())
 
 
 SHARES: Table = {

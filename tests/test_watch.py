@@ -38,13 +38,8 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return run
 
 
-@pytest.fixture(scope="module")
-def warm_server() -> None:
-    warm.start()
-
-
 @pytest.fixture
-def live(tmp_path: Path, warm_server: None) -> Iterator[tuple[warm.Process, Path]]:
+def live(tmp_path: Path) -> Iterator[tuple[warm.Process, Path]]:
     """A run in a process of its own that would go on for long."""
     run = tmp_path / "live"
     process = warm.Process([sys.executable, "-m", "sordino", "run", *LONG, "--out", str(run), "-q"])

@@ -110,11 +110,6 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Base:
     return Base(tmp_path_factory.mktemp("base"))
 
 
-@pytest.fixture(scope="session")
-def warm_server() -> None:
-    warm.start()
-
-
 # order ----------------------------------------------------------------------------------------------------------------
 
 
@@ -159,7 +154,7 @@ def test_the_order_law_catches_shared_randomness(tmp_path: Path, monkeypatch: py
 
 @by_way
 def test_other_processes_say_the_same_bytes(
-    case: Case, base: Base, tmp_path: Path, warm_server: None, monkeypatch: pytest.MonkeyPatch
+    case: Case, base: Base, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(processes, "subprocess", warm.stand_in())
     apart = finished(case.experiment(engine={"executor": "processes", "workers": 2}), tmp_path / "run")

@@ -1,4 +1,4 @@
-"""Real processes at the price of a fork: a server imports everything once and forks a child for every command.
+"""Real processes at the price of a fork: a server that has imported everything forks a child for every command.
 
 `Process` looks like `subprocess.Popen` and runs `[python, "-m", "sordino", ...]`, `[python, "-m",
 "sordino.runs.site_process", ...]` or `[python, "-m", "checkpoint_workers"]` in a process of its own, with its own
@@ -18,7 +18,6 @@ import socket
 import subprocess
 import sys
 import tempfile
-import time
 import types
 from collections.abc import Callable
 from pathlib import Path
@@ -101,45 +100,70 @@ def stand_in() -> Any:
 
 
 def start() -> None:
-    """Run the warm server, once in the life of this process; `Process` finds it through the environment."""
+    """Fork the warm server, once in the life of this process; `Process` finds it through the environment.
+
+    It is what this process is now: call it before the first test runs, so that no test has changed anything.
+    """
     if PLACE in os.environ:
         return
     folder = tempfile.mkdtemp()
-    place = f"{folder}/socket"
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    script = subprocess.Popen([sys.executable, __file__, place], stdin=subprocess.PIPE, env=environment)
-    deadline = time.monotonic() + 120
-    while not Path(place).exists() and script.poll() is None and time.monotonic() < deadline:
-        time.sleep(0.02)
-    os.environ[PLACE] = place
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(f"{folder}/socket")
+    listener.listen(64)
+    os.environ[PLACE] = f"{folder}/socket"
+    ours, alive = os.pipe()  # closed when this process ends, however it ends
+    if os.fork() == 0:
+        try:
+            _leave(keep={0, 1, 2, ours, listener.fileno()})
+            serve(listener, ours)
+        finally:
+            os._exit(0)
+    listener.close()
+    os.close(ours)
 
     @atexit.register
     def stop() -> None:
-        script.communicate()  # it stops when its standard input closes
+        os.close(alive)
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _leave(keep: set[int]) -> None:
+    """Hold nothing open that the parent has open. The numbers stay taken: objects that are copies may close them."""
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for descriptor in map(int, os.listdir("/dev/fd")):
+        if descriptor not in keep | {nothing}:
+            with contextlib.suppress(OSError):  # the listing's own is closed
+                os.fstat(descriptor)
+                os.dup2(nothing, descriptor, inheritable=False)
 
 
 # the server -----------------------------------------------------------------------------------------------------------
 
 
-def serve(place: str) -> None:
+def serve(listener: socket.socket, alive: int) -> None:
     import select
 
-    entries = _entries()
-    listener = socket.socket(socket.AF_UNIX)
-    listener.bind(f"{place}.new")
-    listener.listen(64)
-    os.environ[PLACE] = place
-    os.rename(f"{place}.new", place)
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the attendants
+    import torch
+
+    # what the parent reads and writes is captured by pytest
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        mode, lines = "w" if number else "r", 1 if name == "stderr" else -1
+        setattr(sys, name, open(number, mode, lines, closefd=False, errors="backslashreplace"))  # noqa: SIM115
+    torch.set_num_threads(1)
+    os.environ["OMP_NUM_THREADS"] = "1"
+    entries: dict[str, Callable[[list[str]], None]] = {}
     while True:
-        ready, _, _ = select.select([listener, sys.stdin], [], [])
-        if sys.stdin in ready:
+        ready, _, _ = select.select([listener, alive], [], [])
+        if alive in ready:
             return
         line, _ = listener.accept()
+        if not entries:
+            entries = _entries()
+            signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the attendants
         if os.fork() == 0:
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             listener.close()
+            os.close(alive)
             _attend(line, entries)
             os._exit(0)
         line.close()
@@ -158,7 +182,6 @@ def _entries() -> dict[str, Callable[[list[str]], None]]:
     with tempfile.TemporaryDirectory() as folder:
         start(config.load(None, few), Path(folder) / "run")
     processes.subprocess = stand_in()  # type: ignore[attr-defined]
-    sys.path.insert(0, str(Path(__file__).parents[1]))
     import checkpoint_workers
 
     def command_line(arguments: list[str]) -> None:
@@ -207,7 +230,3 @@ def _attend(line: socket.socket, entries: dict[str, Callable[[list[str]], None]]
     _, status = os.waitpid(child, 0)
     with contextlib.suppress(BrokenPipeError):
         line.sendall(f"{os.waitstatus_to_exitcode(status)}\n".encode())
-
-
-if __name__ == "__main__":
-    serve(sys.argv[1])
