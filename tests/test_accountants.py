@@ -333,6 +333,7 @@ def test_refusals() -> None:
 # ----------------------------------------------------------------------------- other accountants, broken twins
 
 
+@slow  # importing the other implementation takes longer than all the rest of this file
 def test_renyi_equals_opacus_at_the_same_orders() -> None:
     analysis = pytest.importorskip("opacus.accountants.analysis.rdp")
     for row in PRV[::12]:

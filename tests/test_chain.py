@@ -109,7 +109,7 @@ def test_a_linear_layer_at_many_positions() -> None:
     )
 
 
-@settings(deadline=None, derandomize=True, max_examples=25)
+@settings(deadline=None, derandomize=True, max_examples=15)
 @given(nets, st.integers(1, 5))
 def test_it_finds_what_autograd_finds(drawn: tuple[nn.Sequential, int], n: int) -> None:
     net, channels = drawn

@@ -55,7 +55,7 @@ def examples(rows: list[list[float]], labels: list[int]) -> Examples:
 numbers = st.sampled_from([0.0, -0.0, 1e-300, 0.3, -1.0, 7.0, 1e30, -1e300, math.inf, -math.inf, math.nan])
 row = st.lists(numbers | st.floats(-3, 3), min_size=DIM, max_size=DIM)
 sets = st.lists(st.tuples(row, st.integers(0, CLASSES - 1)), min_size=1, max_size=6)
-tried = settings(deadline=None, derandomize=True, max_examples=150)
+tried = settings(deadline=None, derandomize=True, max_examples=80)
 
 
 def moved(reader: Any, pairs: list[tuple[list[float], int]]) -> float:

@@ -120,20 +120,9 @@ def test_quit_ends_at_once_and_leaves_no_process(engine: str, tmp_path: Path) ->
         process.send_signal(signal.SIGQUIT)
         assert process.wait(30) == -signal.SIGQUIT
     deadline = time.monotonic() + 20
-    while _complaining(tmp_path / "stderr") and time.monotonic() < deadline:
+    while warm.complaining(tmp_path / "stderr") and time.monotonic() < deadline:
         time.sleep(0.02)
-    assert _complaining(tmp_path / "stderr") == []
-
-
-def _complaining(file: Path) -> list[int]:
-    found = []
-    for pid in filter(str.isdigit, os.listdir("/proc")):
-        try:
-            if int(pid) != os.getpid() and os.readlink(f"/proc/{pid}/fd/2") == str(file):
-                found.append(int(pid))
-        except OSError:
-            continue
-    return found
+    assert warm.complaining(tmp_path / "stderr") == []
 
 
 @slow

@@ -126,7 +126,7 @@ def stated(notes: list[str], population: int, patch: pytest.MonkeyPatch, **chang
 CHEAP = {"bounds": counted, "bounded": covering.bounded.__wrapped__}
 
 
-@quick
+@settings(quick, max_examples=30)
 @given(NOTES)
 def test_the_statement_is_that_of_every_client_one_by_one(notes: list[str]) -> None:
     """Every number and reason, and their order."""

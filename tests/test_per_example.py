@@ -110,7 +110,7 @@ def nets(draw: Callable[..., Any]) -> nn.Module:
     return nn.Sequential(*layers, nn.Linear(width, CLASSES))
 
 
-@settings(quick, max_examples=30)
+@settings(quick, max_examples=20)
 @given(
     nets(),
     st.sampled_from([torch.float32, torch.float64]),

@@ -5,7 +5,6 @@ parts.
 from __future__ import annotations
 
 import io
-import os
 import signal
 import sys
 import time
@@ -139,27 +138,15 @@ def test_workers_end_with_their_server(tmp_path: Path) -> None:
         metrics = tmp_path / "run" / "metrics.jsonl"
         while not (metrics.exists() and metrics.read_text().count("\n") > 2):
             time.sleep(0.002)
-        held = _holding(tmp_path / "stderr")
+        held = warm.complaining(tmp_path / "stderr")
         assert len(held) == 3  # the server and two workers
         server.kill()
         assert server.wait() == -signal.SIGKILL
         deadline = time.monotonic() + 30
-        while _holding(tmp_path / "stderr") and time.monotonic() < deadline:
+        while warm.complaining(tmp_path / "stderr") and time.monotonic() < deadline:
             time.sleep(0.02)
-        assert _holding(tmp_path / "stderr") == []
+        assert warm.complaining(tmp_path / "stderr") == []
     assert "Traceback" not in (tmp_path / "stderr").read_text()
-
-
-def _holding(file: Path) -> list[int]:
-    """Processes that complain into this file, this one left out."""
-    found = []
-    for pid in filter(str.isdigit, os.listdir("/proc")):
-        try:
-            if int(pid) != os.getpid() and os.readlink(f"/proc/{pid}/fd/2") == str(file):
-                found.append(int(pid))
-        except OSError:
-            continue
-    return found
 
 
 TALKATIVE = """

@@ -74,14 +74,14 @@ def watch(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -
 def test_a_live_run_is_followed_until_it_is_stopped(live: tuple[warm.Process, Path]) -> None:
     process, run = live
     command = [sys.executable, "-m", "sordino", "watch", str(run)]
-    watcher = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ, "COLUMNS": "40"})
+    watcher = warm.Process(command, stdout=subprocess.PIPE, env={"COLUMNS": "40"})
     assert watcher.stdout is not None
-    first = watcher.stdout.readline()
+    first = watcher.stdout.readline().decode()
     assert " running " in first
     assert "/100000 " in first
     process.send_signal(signal.SIGINT)
     assert process.wait() == 130
-    rest = watcher.stdout.read().splitlines()
+    rest = watcher.stdout.read().decode().splitlines()
     assert watcher.wait() == 130
     rounds = len((run / "metrics.jsonl").read_text().splitlines())
     assert rest[-2].startswith(f"round {rounds}/100000  stopped")

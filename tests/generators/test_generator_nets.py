@@ -38,6 +38,8 @@ def steep(shape: GeneratorShape) -> dict[str, torch.Tensor]:
 )
 def test_published_sizes(shape: GeneratorShape, size: int) -> None:
     assert parameters(shape) == size
+    if size > 10**7:
+        return  # seconds of drawing weights that say nothing new
     state = init(shape, KEY)
     running = [name for name in state if "running" in name]
     assert sum(v.numel() for v in state.values()) - sum(state[name].numel() for name in running) == size

@@ -38,6 +38,7 @@ class Process:
         stderr: int | IO[bytes] | None = None,
         cwd: Path | None = None,
         limit: int | None = None,  # bytes that a file may grow to
+        env: dict[str, str] | None = None,  # what the environment says otherwise
         **_: object,
     ) -> None:
         assert arguments[1] == "-m"
@@ -60,7 +61,8 @@ class Process:
                 given[place] = stream.fileno()
         self._line = socket.socket(socket.AF_UNIX)
         self._line.connect(os.environ[PLACE])
-        command = {"module": arguments[2], "arguments": arguments[3:], "cwd": str(cwd or Path.cwd()), "limit": limit}
+        where = {"cwd": str(cwd or Path.cwd()), "limit": limit, "env": env or {}}
+        command = {"module": arguments[2], "arguments": arguments[3:], **where}
         socket.send_fds(self._line, [json.dumps(command).encode()], given)
         for descriptor in ours:
             os.close(descriptor)
@@ -92,6 +94,18 @@ class Process:
         self._answers.close()
         self._line.close()
         return rest, None
+
+
+def complaining(file: Path) -> list[int]:
+    """Processes that complain into this file, this one left out."""
+    found = []
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            if int(pid) != os.getpid() and os.readlink(f"/proc/{pid}/fd/2") == str(file):
+                found.append(int(pid))
+        except OSError:
+            continue
+    return found
 
 
 def stand_in() -> Any:
@@ -208,6 +222,7 @@ def _attend(line: socket.socket, entries: dict[str, Callable[[list[str]], None]]
             os.dup2(descriptor, target)
             os.close(descriptor)
         os.chdir(command["cwd"])
+        os.environ.update(command["env"])
         if command["limit"] is not None:
             resource.setrlimit(resource.RLIMIT_FSIZE, (command["limit"], command["limit"]))
         code = 1

@@ -98,7 +98,6 @@ def drawn(neighbours: str, mu: float, draws: int) -> tuple[list[Claim], Outputs]
     ("neighbours", "mu", "draws"),
     [
         pytest.param("replace", 2.0, SOME, id="replace-2.0"),
-        pytest.param("zero_out", 2.0, SOME, id="zero_out-2.0"),
         *(
             pytest.param(neighbours, mu, MANY, id=f"{neighbours}-{mu}-many", marks=slow)
             for neighbours, mu in (
