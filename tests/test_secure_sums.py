@@ -524,7 +524,7 @@ REFUSED: dict[str, tuple[str, Any, Table]] = {
     "an algorithm that reads each upload": (
         "aggregate-only",
         ["secagg"],
-        {"algorithm": {"name": "test_secure_sums:Greedy"}},
+        {"algorithm": {"name": f"{__name__}:Greedy"}},
     ),
 }
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import math
+import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -520,6 +521,13 @@ def shared(bits: int) -> Uplink:
     return Uplink((Clip(1.0), Quantise(Layout(bits)), share, Aggregated()))
 
 
+def unimportable() -> check.Report:
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "imports_nothing.py"
+        file.write_text("import nothing_of_this_name\n")
+        return check.check(file)
+
+
 CALLS: dict[str, Call] = {
     "one pixel in several answers": Call(
         "response-windows-overlap", lambda: Responses(1.0, "image", side=3).fitted((8, 8, 1), 10)
@@ -751,7 +759,7 @@ CALLS: dict[str, Call] = {
     "a check of a file that is called like a module": Call(
         "module-name", lambda: check.check(Path(sordino.__file__).with_name("types.py"))
     ),
-    "a check of a file that cannot be imported": Call("algorithm-import", lambda: check.check(Path(__file__))),
+    "a check of a file that cannot be imported": Call("algorithm-import", unimportable),
     "a check of a file without an algorithm": Call("which-class", lambda: check.check(Path(keys.__file__))),
     "a check with rounds of one's own": Call(
         "not-for-a-check", lambda: check.check(Path(keys.__file__), words=["rounds=3"])

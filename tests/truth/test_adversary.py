@@ -30,6 +30,7 @@ from sordino.runs import metrics
 from sordino.runs.population import Population
 from sordino.runs.simulation import simulated
 
+from . import adversary
 from .adversary import Seen, guessed, other_example, play, raw, tells_apart
 
 FAST = ("gaussian_gdp", "central", "ldp_fl")
@@ -216,7 +217,7 @@ def test_labels_of_clients_in_a_page_are_found_out(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(Population, "shares", held)
     one, other = play(made, tmp_path / "one"), play(made, tmp_path / "other", relabelled)
     assert tells_apart(one, other) == []
-    monkeypatch.setattr("truth.adversary.gather", lambda folder: whole(folder, evaluator=True))
+    monkeypatch.setattr(adversary, "gather", lambda folder: whole(folder, evaluator=True))
     one, other = play(made, tmp_path / "first"), play(made, tmp_path / "second", relabelled)
     assert "facts of the report" in tells_apart(one, other)
 
