@@ -128,10 +128,10 @@ def rows_alone(texts: Any, population: int, delta: float) -> list[Any]:
     (releases, *_) = read_notes(texts, population).values()
     spoken = dict.fromkeys((c.unit, c.neighbours, c.adversary) for release in releases for c in release)
     found = []
-    for unit, how, adversary in spoken:
-        seen = [r for r in releases if covered(r, (unit, how), adversary)]
+    for unit, how, who in spoken:
+        seen = [r for r in releases if covered(r, (unit, how), who)]
         if seen:
-            found.append(statements._row((unit, how, adversary), [seen], delta))
+            found.append(statements._row((unit, how, who), [seen], delta))
     return found
 
 
