@@ -7,13 +7,49 @@ behind; the training begins with fresh clients. A phase has rounds of its own, m
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar, NamedTuple
 
 from sordino.algorithms.algorithm import Algorithm
 from sordino.errors import ConfigError
 from sordino.privacy.uplink import Uplink
-from sordino.types import C, D, Reader, S, U
+from sordino.types import C, D, Formula, Reader, S, U
+
+
+class Skill(NamedTuple):
+    """What the server found a device's model to know of one class."""
+
+    f1: float
+    recall: float
+
+
+class Asked(NamedTuple):
+    """A device that was asked for a class."""
+
+    device: int
+    answered: bool
+    f1: float
+    recall: float
+
+
+class Facts(NamedTuple):
+    """What phases tell of what they found, once they are over."""
+
+    skills: Sequence[Sequence[Skill]] = ()  # of each device, class by class
+    asked: Sequence[Sequence[Asked]] = ()  # for each class, in the order of asking
+    kept: Sequence[Sequence[int]] = ()  # for each class, numbers of the candidates that were chosen
+
+
+class Public(NamedTuple):
+    """What everybody knows of a run and a formula may count."""
+
+    devices: int
+    chosen: int  # per round
+    rounds: int
+    classes: int
+    model: int  # parameters
+    width: int  # of features
 
 
 class Phase(Algorithm[S, C, D, U], ABC):
@@ -36,6 +72,25 @@ class Phase(Algorithm[S, C, D, U], ABC):
     def result(self, s: S) -> Any:
         """What the next phase, or the training, begins from."""
         return s
+
+    # what a report says of it -----------------------------------------------------------------------------------------
+
+    down: ClassVar[str] = ""  # what its messages are, in a few words
+    up: ClassVar[str] = ""
+    hands: ClassVar[str] = "what everybody starts from"  # to everybody, where it is the last of its run
+
+    @property
+    def ranks_by(self) -> str:
+        """By which score it ranks devices; nothing where it ranks none."""
+        return ""
+
+    def facts(self, s: S, before: Facts) -> Facts:
+        """What it tells of its end, beside what the phases before it have told."""
+        return before
+
+    def counted(self, training: Algorithm[Any, Any, Any, Any], public: Public) -> Formula | None:
+        """What its publication counts of this preparation; nothing where none does."""
+        return None
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,9 @@ from typing import Any, Literal, NamedTuple
 from sordino.errors import ConfigError, UnsoundGuarantee, UnsupportedEvent
 from sordino.ledger.accountants import epsilon_by
 from sordino.ledger.calibrate import exact_multiplier, sampled_multiplier
+from sordino.ledger.claims import Adversary, Neighbours, Status, Unit
 from sordino.ledger.events import Gaussian, Poisson, Repeat
+from sordino.ledger.facts import Epsilon, Fact, Number
 from sordino.ledger.gaussian_dp import epsilon_of
 
 LOUD, QUIET = (
@@ -74,13 +76,35 @@ class Question:
 DEFAULTS: dict[str, Any] = {"delta": 1e-5, "unit": "client", "clients": 1000, "cohort": 100, "rounds": 100}
 
 
+class PlanRow(Fact):
+    """A set-up and its price, as a table of plans shows it; None: nothing is promised, or nothing is known."""
+
+    what: str
+    clients: int
+    cohort: Number
+    rounds: int
+    unit: Unit | None
+    neighbours: Neighbours | None
+    adversary: Adversary | None
+    epsilon: Epsilon | None
+    delta: Number
+    status: Status | None
+    accountant: str | None
+    noise_multiplier: Number | None
+    exposures: int
+    noise_to_signal: float | None  # norm of the noise in the mean over the largest possible signal
+    bytes: int
+    minutes: float | None
+    run: tuple[str, ...]  # what to give to `sordino run`
+
+
 @dataclass(frozen=True)
 class Answer:
     """One way to keep the promise."""
 
     what: str
-    adversary: str
-    neighbours: str
+    adversary: Adversary
+    neighbours: Neighbours
     noise_multiplier: float  # noise / sensitivity
     exposures: int
     noise_to_signal: float  # norm of the noise in the mean, in units of the largest possible mean update or gradient
@@ -110,17 +134,31 @@ class Answer:
             f"privacy.delta={q.delta}",
         ]
 
-    def to_json(self) -> dict[str, Any]:
+    @property
+    def row(self) -> PlanRow:
         q = self.question
-        return {
-            **asdict(self),
-            "status": "proved",
-            **{name: getattr(q, name) for name in ("epsilon", "delta", "unit", "clients", "cohort", "rounds", "clip")},
-            "noise_std": self.noise_std,
-            "bytes": self.bytes,
-            "minutes": None,  # nothing was measured
-            "run": self.run,
-        }
+        return PlanRow(
+            what=self.what,
+            clients=q.clients,
+            cohort=q.cohort,
+            rounds=q.rounds,
+            unit=q.unit,
+            neighbours=self.neighbours,
+            adversary=self.adversary,
+            epsilon=q.epsilon,
+            delta=q.delta,
+            status="proved",
+            accountant=self.accountant,
+            noise_multiplier=self.noise_multiplier,
+            exposures=self.exposures,
+            noise_to_signal=self.noise_to_signal,
+            bytes=self.bytes,
+            minutes=None,  # nothing was measured
+            run=tuple(self.run),
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        return {**asdict(self), **self.row.to_json(), "clip": self.question.clip, "noise_std": self.noise_std}
 
 
 def ask(epsilon: float | None = None, noise_multiplier: float | None = None, **facts: Any) -> Question:

@@ -19,6 +19,7 @@ from sordino.errors import SordinoError
 from sordino.ledger.ledger import State
 from sordino.privacy.readers.noisy_gradient import NoisyGradient
 from sordino.round import one_round
+from sordino.runs.folder import RunFolder
 from sordino.runs.receipt import opened
 from sordino.runs.run import Progress, resume
 from sordino.runs.setup import Parts
@@ -122,11 +123,10 @@ def receipt(trial: Trial) -> None:
 
 
 def _finite(folder: Path) -> list[str]:
-    rows = json.loads((folder / "privacy.json").read_text())["guarantees"]
     return [
-        f"epsilon {row['epsilon']:.3g} for one {row['unit']}, against {row['adversary']}"
-        for row in rows
-        if row["epsilon"] != "inf"
+        f"epsilon {row.epsilon:.3g} for one {row.unit}, against {row.adversary}"
+        for row in RunFolder(folder).receipt().guarantees
+        if row.finite
     ]
 
 

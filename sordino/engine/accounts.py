@@ -19,6 +19,7 @@ from sordino.errors import BudgetExhausted, LedgerError
 from sordino.ledger.events import Event, NonPrivate, Nothing, Once, Poisson, Repeat, Together, leaves
 from sordino.ledger.ledger import EVERYONE, Entry, Ledger, State
 from sordino.ledger.notes import SYSTEM, named, note, parsed
+from sordino.ledger.op import Op
 from sordino.privacy.noise.sources import TABLE_ERROR
 from sordino.types import Adversary, Claim
 
@@ -156,7 +157,7 @@ class Accounts:
     def entries(self) -> list[Entry]:
         """What the ledger holds of this run, one entry a round: what statements are made from."""
         mine = {self.run, *self.before}
-        return [entry for entry in self.ledger.entries() if entry.op.rpartition("/")[0] in mine]
+        return [entry for entry in self.ledger.entries() if Op.of(entry.op).name in mine]
 
     def replay(self, rounds: float = math.inf) -> None:
         """Rebuild exposures and spending of the rounds before `rounds` from the ledger, after a restart."""
@@ -164,8 +165,8 @@ class Accounts:
         self.spent.clear()
         self.latest.clear()
         for entry in self.ledger.entries():
-            run, _, t = entry.op.rpartition("/")
-            if run not in (self.run, *self.before) or (run == self.run and int(t) >= rounds):
+            op = Op.of(entry.op)
+            if op.name not in (self.run, *self.before) or (op.name == self.run and op.round >= rounds):
                 continue
             if EVERYONE in entry.charges:
                 who: list[int] = [self.payer(0)]
@@ -173,7 +174,7 @@ class Accounts:
                 who = named(entry.note)
             for k in who:
                 charge = entry.charges.get(EVERYONE) or entry.charges.get(str(k))
-                if run == self.run and (charge is not None or self.plan.pricing is None):
+                if op.name == self.run and (charge is not None or self.plan.pricing is None):
                     self.exposures[k] = self.exposures.get(k, 0) + 1
                 if charge is not None:
                     self._charge(k, charge)

@@ -9,10 +9,9 @@ the data: it tells two data sets apart, and nobody without the key can try out w
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -57,16 +56,12 @@ class Agreement:
     def read(cls, folder: Path) -> Agreement:
         path = folder / FILE
         try:
-            told = parsed(path, path.read_text(encoding="utf-8"), Agreed, PUT_BACK)
+            text = path.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
             raise damaged(path, str(error), PUT_BACK) from None
-        try:
-            sizes = _unpacked(told["sizes"])
-        except ValueError as error:
-            raise damaged(path, str(error), PUT_BACK) from None
-        lists: dict[str, Any] = {name: tuple(told[name]) for name in ("shape", "assumed", "void", "names")}
-        fields = {name: told[name] for name in ("dataset", "kind", "classes", "named", "coordinates", "note")}
-        return cls(**fields, **lists, sizes=sizes)
+        told = dict(parsed(path, text, Agreed, PUT_BACK))
+        del told["format"]
+        return cls(**told | {"sizes": _unpacked(told["sizes"])})
 
     def blank(self) -> Dataset:
         """A data set of this kind without any row."""
@@ -90,5 +85,5 @@ def _packed(sizes: tuple[int, ...]) -> list[list[int]]:
     return packed
 
 
-def _unpacked(packed: list[list[int]]) -> tuple[int, ...]:
+def _unpacked(packed: Iterable[tuple[int, int]]) -> tuple[int, ...]:
     return tuple(size for size, count in packed for _ in range(count))

@@ -18,14 +18,13 @@ from sordino.engine.client import Clients
 from sordino.engine.processes import Processes
 from sordino.engine.server import Federation
 from sordino.errors import LedgerError, NonFiniteModel, RunError
+from sordino.evaluate.rows import RoundRow, Secure
 from sordino.round import Outcome, one_round
 from sordino.runs.metrics import Rows
 from sordino.runs.private import secret_of
 from sordino.runs.ranks import Ranks
 from sordino.runs.setup import Parts
 from sordino.types import Params
-
-Metrics = dict[str, Any]
 
 
 class Standing(NamedTuple):
@@ -45,8 +44,8 @@ class Phase:
     execute: Any
     place: Path  # of the run, or of this phase in it
     metrics: Rows
-    tell: Callable[[int, Outcome], Metrics]  # writes the row of a round
-    row: Metrics = field(default_factory=dict)  # of the last one
+    tell: Callable[[int, Outcome], RoundRow]  # writes the row of a round
+    row: RoundRow = field(init=False)  # of the last one
     seconds: float = 0.0  # of the last one, by the clock
     _stalled: bool = False
 
@@ -107,17 +106,19 @@ class Phase:
         checkpoint.save(self.place / "checkpoints", t, trees, {**now, **rows})
 
 
-def row_of(t: int, outcome: Outcome) -> Metrics:
-    return {
-        "round": t,
-        "active": len(outcome.active),
-        "answered": len(outcome.answered),
-        "bytes_down": outcome.bytes_down,
-        "bytes_up": outcome.bytes_up,
-        "payload": outcome.payload,
-        **({"lost": True} if outcome.lost else {}),
-        **({"secure": {k: v for k, v in outcome.secure.items() if k != "cpu_seconds"}} if outcome.secure else {}),
-    }
+def row_of(parts: Parts, t: int, outcome: Outcome) -> RoundRow:
+    return RoundRow(
+        phase=parts.phase,
+        round=t,
+        active=len(outcome.active),
+        answered=len(outcome.answered),
+        bytes_down=outcome.bytes_down,
+        bytes_up=outcome.bytes_up,
+        payload=outcome.payload,
+        lost=outcome.lost,
+        secure=Secure(**outcome.secure).beside(cpu_seconds=None) if outcome.secure else None,
+        device_flops=computed(parts, outcome),
+    )
 
 
 def stands(federation: Federation, loaded: checkpoint.Loaded, folder: Path) -> Standing:
@@ -186,11 +187,11 @@ def _killed(*_: Any) -> Any:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def computed(parts: Parts, outcome: Outcome) -> Metrics:
+def computed(parts: Parts, outcome: Outcome) -> float | None:
     """What the devices of a round computed together, from public numbers; nothing of what an algorithm of somebody's
     own does not tell.
     """
     passes = [parts.algorithm.passes(parts.sizes[k]) for k in outcome.answered]
     if not parts.task.flops or parts.algorithm.passes(1) is None:
-        return {}
-    return {"device_flops": parts.task.flops * sum(told for told in passes if told is not None)}
+        return None
+    return parts.task.flops * sum(told for told in passes if told is not None)

@@ -26,7 +26,7 @@ from sordino.engine.memory import keep_freed_memory
 from sordino.engine.slow_network import Emulated
 from sordino.errors import SordinoError
 from sordino.privacy.noise.sources import for_client
-from sordino.runs.folder import HANDED
+from sordino.runs.folder import RunFolder
 from sordino.runs.private import secret_of
 from sordino.runs.setup import Parts
 from sordino.types import Grant
@@ -112,7 +112,7 @@ def _begin(arguments: list[str], commands: IO[bytes], answers: IO[bytes]) -> Non
     parts = Parts(config.load(Path(folder) / "experiment.toml"), stage=int(stage))
     torch.set_num_threads(parts.experiment.engine.threads)
     keep_freed_memory()
-    which, handed = range(int(first), len(parts.sizes), int(step)), Path(folder) / HANDED
+    which, handed = range(int(first), len(parts.sizes), int(step)), RunFolder(Path(folder)).handed_file
     given = checkpoint.tensors(handed) if not parts.prepares and handed.exists() else None
     clients = parts.clients(run, which, parts.states(Path(place)), secret_of(Path(folder)), given)
     serve(parts, clients, Path(place), f"clients-{first}", commands, answers)

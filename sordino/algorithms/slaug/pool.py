@@ -21,8 +21,19 @@ from torch import Tensor
 from sordino import keys
 from sordino.algorithms.algorithm import Home, Known
 from sordino.algorithms.local_sgd import LocalSgd
-from sordino.algorithms.phases import Phase
-from sordino.algorithms.slaug.generator import PLAIN, Anchor, Made, Recipe, Told, dimensions, projected_by, seen
+from sordino.algorithms.phases import Facts, Phase
+from sordino.algorithms.slaug.generator import (
+    HANDS,
+    PLAIN,
+    Anchor,
+    Made,
+    Recipe,
+    Told,
+    chosen,
+    dimensions,
+    projected_by,
+    seen,
+)
 from sordino.errors import ConfigError
 from sordino.keys import Key
 from sordino.privacy.uplink import Uplink
@@ -56,6 +67,9 @@ class Pool(LocalSgd, Phase[Pooled, Any, Told, Sums]):
     extractor: str | None = None  # safetensors of a public model
     known: Known | None = field(default=None, repr=False, compare=False)
     name: ClassVar[str] = "pool"
+    down: ClassVar[str] = "a public network, to everybody"
+    up: ClassVar[str] = "sums of features"
+    hands: ClassVar[str] = HANDS
     wants = "sums"
     rounds: ClassVar[int] = 1
 
@@ -119,6 +133,9 @@ class Pool(LocalSgd, Phase[Pooled, Any, Told, Sums]):
 
     def tables(self, s: Pooled) -> dict[str, list[dict[str, Any]]]:
         return self.recipe.tables(Made(s.generator, s.kept, s.learned, s.log))
+
+    def facts(self, s: Pooled, before: Facts) -> Facts:
+        return before._replace(kept=chosen(s.kept))
 
     def models(self, s: Pooled) -> Mapping[str, Params]:
         return {"global": s.x}
