@@ -48,7 +48,7 @@ def test_own_model_and_data(tmp_path: Path) -> None:
     said = run("own_model_and_data/run.py", tmp_path)
     found = runs(tmp_path / "own_model_and_data")
     clinics, open_ = found["clinics"], found["open"]
-    assert clinics.receipt["simulated"] is False  # the example asks for real noise
+    assert clinics.receipt.simulated is False  # the example asks for real noise
     assert "simulated" not in clinics.promise
     assert clinics.accuracy is not None
     assert clinics.accuracy > 0.8  # the majority class alone is 0.63
@@ -68,7 +68,7 @@ def test_own_algorithm(tmp_path: Path) -> None:
     found = runs(tmp_path / "own_algorithm")
     for method in ("fedavg", "fedprox, mu = 0.1", "fedprox, mu = 1"):
         seeds = [found[f"{method}-{seed}"] for seed in (0, 1)]
-        late = [row["accuracy"] for result in seeds for row in result.metrics[-5:]]
+        late = [row.accuracy for result in seeds for row in result.metrics[-5:]]
         assert re.search(rf"^{method} +{sum(late) / len(late):.1%} ", said, re.MULTILINE)
     assert found["fedavg-0"].metrics != found["fedprox, mu = 1-0"].metrics
     assert "per example" in found["private"].promise

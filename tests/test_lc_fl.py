@@ -225,7 +225,7 @@ def test_the_misprinted_weights_never_pass_silently(tmp_path: Path) -> None:
     assert caught.value.code == "model-not-finite"
     assert re.search(r"round \d+", caught.value.what)
     right = start(made({"name": "fedavg", **table}, **many), tmp_path / "right")
-    assert right.metrics[-1]["accuracy"] > 0.7
+    assert right.metrics[-1].accuracy > 0.7
 
 
 # noise ----------------------------------------------------------------------------------------------------------------
@@ -382,7 +382,7 @@ def test_cdp_fl_costs_its_epsilon_for_every_coordinate_and_every_round(
             made({"name": "cdp_fl", **QUICK}, cohort=EVERYONE, **{**STRIDE, "rounds": rounds}), tmp_path / f"{rounds}"
         )
         rows = rows_of(ended.receipt)
-        assert ended.receipt["guarantees"][0]["unit"] == "example"  # no pixel, no image: nothing protects these
+        assert ended.receipt.guarantees[0].unit == "example"  # no pixel, no image: nothing protects these
         assert rows["client", "server"]["epsilon"] == "inf"
         for adversary in ("participants", "public"):
             assert rows["client", adversary]["epsilon"] == pytest.approx(rounds * 289_380.0, rel=1e-9)
@@ -468,7 +468,7 @@ def test_accuracy_is_that_of_clean_images(tmp_path: Path) -> None:
     clean = Examples(torch.from_numpy(parts.dataset.test.x), torch.from_numpy(parts.dataset.test.y))
     model = safetensors.torch.load_file(tmp_path / "run" / "model.safetensors")
     found = float(parts.task.score(model, clean)["accuracy"].mean())
-    assert ended.metrics[-1]["accuracy"] == pytest.approx(found, abs=1e-6)
+    assert ended.metrics[-1].accuracy == pytest.approx(found, abs=1e-6)
     reader: Responses = parts.algorithm.read
     noisy = float(parts.task.score(model, reader.prepare(clean, Counter(1)))["accuracy"].mean())
     assert noisy != pytest.approx(found, abs=1e-3)
@@ -497,7 +497,7 @@ def test_answers_of_every_round_cost_in_every_round(seen: dict[int, set[bytes]],
         # one more set where clients are tested with what they hold
         assert max(map(len, seen.values())) in ((most, most + 1) if again else (1,))
         assert row["accountants"]["pure"] == (5.0 * most if again else 5.0)
-        image = from_json(rows_of(ended.receipt)["image", "public"]["event"])
+        image = rows_of(ended.receipt)["image", "public"].event
         value = Response(5.0, 21)
         assert image == (Repeat(value, 64 * most) if again else Once("responses of image", Repeat(value, 64)))
         assert not verify(tmp_path / redraw)
@@ -689,7 +689,7 @@ def test_directions_share_the_budget_and_add_up(cohort: dict[str, Any], tmp_path
         assert row["accountants"]["pure"] <= 8.0
         assert row["neighbours"] == "replace"
         assert row["status"] == "proved"
-    assert "pure" in ended.receipt["budget"]["currency"]
+    assert "pure" in ended.receipt.budget.currency
 
 
 def test_a_direction_is_right_in_the_mean() -> None:

@@ -578,11 +578,11 @@ def test_a_run_of_a_million_clients_ends_with_a_receipt(kind: str, tmp_path: Pat
         ended = start(crowd.parts.experiment, tmp_path / "run")
         assert verify(tmp_path / "run") == []
     assert len(ended.metrics) == 3
-    assert all("each" not in row["clients"] for row in ended.metrics if "clients" in row)
-    assert ended.receipt["clients"] == MILLION
-    finite = [row for row in ended.receipt["guarantees"] if row["epsilon"] != "inf"]
+    assert all(row.clients.each is None for row in ended.metrics if row.clients is not None)
+    assert ended.receipt.clients == MILLION
+    finite = [row for row in ended.receipt.guarantees if row.finite]
     assert bool(finite) == (kind != "plain")
     assert (tmp_path / "run" / "ledger.sqlite").stat().st_size < 200_000
     if kind != "plain":
-        used = ended.receipt["budget"]["exposures_used"]
+        used = ended.receipt.budget.exposures_used
         assert used == ({"min": 3, "median": 3, "max": 3} if kind == "hidden" else {"min": 0, "median": 0, "max": 1})

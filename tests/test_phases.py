@@ -25,6 +25,7 @@ from sordino import config, keys, tree
 from sordino.algorithms import ALGORITHMS
 from sordino.algorithms.slaug import prepare
 from sordino.algorithms.slaug.prepare import Ask, Train
+from sordino.algorithms.slaug.traffic import Sizes
 from sordino.algorithms.slaug.training import SlaugFL
 from sordino.algorithms.slaug.training import Up as TrainingUp
 from sordino.config import Experiment
@@ -32,7 +33,6 @@ from sordino.engine import checkpoint, processes, wire
 from sordino.engine.client import Clients
 from sordino.engine.server import Federation
 from sordino.errors import SordinoError
-from sordino.evaluate.traffic import Sizes, extra_parameters
 from sordino.generators import nets
 from sordino.ledger.accountants import epsilon_by
 from sordino.ledger.currency import UNIT
@@ -519,7 +519,7 @@ def test_the_totals_are_formula_18_and_what_it_leaves_out(once: Path) -> None:
     d_m, d_p = tree.size(parts.task.init(0)), parts.task.width
     d_g = nets.parameters(parts.algorithm._shape)
     sizes = Sizes(CLIENTS, COHORT, ROUNDS, CLASSES, d_m, d_g, d_p)
-    formula = 4 * (extra_parameters(sizes) + sizes.rounds * sizes.round)
+    formula = 4 * (sizes.parameters + sizes.rounds * sizes.round)
     measured = sum(row["bytes_down"] + row["bytes_up"] for row in (*rows, *training))
 
     asked = [row for row in rows if row["phase"] == "ask"]
@@ -593,7 +593,7 @@ def test_a_plan_of_phases_is_what_the_receipt_says(variant: str, tmp_path: Path)
         algorithm={**TINY["algorithm"], "variant": variant}, cohort={"name": "round_robin", "size": CLIENTS}, **PRIVATE
     )
     ended = start(experiment, tmp_path / "run")
-    said = {(g["unit"], g["adversary"]): g["epsilon"] for g in ended.receipt["guarantees"]}
+    said = {(g.unit, g.adversary): g.epsilon for g in ended.receipt.guarantees}
     planned = {(g["unit"], g["adversary"]): g["epsilon"] for g in Forecast(Parts(experiment)).guarantees}
     assert said.keys() == planned.keys()
     for subject, epsilon in said.items():

@@ -15,6 +15,7 @@ from rich.console import Console
 from sordino import config
 from sordino.cli import progress as module
 from sordino.cli.progress import Reached, Spending, left, progress
+from sordino.evaluate.rows import RoundRow, Scores
 from sordino.ledger.statement import statement
 from sordino.runs.receipt import opened
 from sordino.runs.run import Progress, start
@@ -115,7 +116,7 @@ def spending_plan(unit: str, epsilon: float) -> Any:
     ],
 )
 def test_the_status_is_said(status: str, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    row = SimpleNamespace(unit="example", neighbours="replace", adversary="server", epsilon=41.0, status=status)
+    row = SimpleNamespace(subject=("example", "replace", "server"), epsilon=41.0, status=status)
     monkeypatch.setattr("sordino.ledger.statement.statement", lambda *_: [row])
     assert Eager().text(made_up(1)) == text
 
@@ -134,7 +135,7 @@ class Greedy(Spending):
 
 def share_of_time(kind: type[Spending], cost: float, round_time: float, monkeypatch: pytest.MonkeyPatch) -> float:
     clock, composed = Clock(), 0.0
-    row = SimpleNamespace(unit="example", neighbours="replace", adversary="server", epsilon=1.0, status="proved")
+    row = SimpleNamespace(subject=("example", "replace", "server"), epsilon=1.0, status="proved")
 
     def slow(*_: Any) -> list[Any]:
         nonlocal composed
@@ -175,7 +176,7 @@ def time(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 def step(round: int, row: dict[str, float] | None = None) -> Any:
-    return SimpleNamespace(**{**vars(made_up(round)), "metrics": {"round": round, **(row or {})}})
+    return SimpleNamespace(**{**vars(made_up(round)), "metrics": RoundRow(round=round, **(row or {}))})
 
 
 def test_a_pipe_gets_plain_lines_with_the_time_left(time: Clock) -> None:
@@ -183,7 +184,7 @@ def test_a_pipe_gets_plain_lines_with_the_time_left(time: Clock) -> None:
     with progress(Console(file=out, width=40)) as watch:
         for t in range(1, 11):
             time.now += 1.5
-            watch(step(t, {"accuracy": t / 10} if t % 2 else {}))
+            watch(step(t, {"accuracy": t / 10, "loss": 1.0} if t % 2 else {}))
     lines = out.getvalue().splitlines()  # none is folded, none holds an escape sequence
     assert lines[0] == "round 2/10  accuracy 10.00%  20% spent of ε 8 per example, by the server  12 s left"
     assert lines[-1] == "round 10/10  accuracy 90.00%  100% spent of ε 8 per example, by the server"
@@ -220,7 +221,7 @@ def test_quiet_is_quiet_and_composes_nothing() -> None:
 
 def test_the_newest_score_stays() -> None:
     reached = Reached()
-    assert [reached.text(row) for row in ({}, {"loss": 2.0}, {"accuracy": 0.5, "loss": 1.0}, {})] == [
+    assert [reached.text(row) for row in (Scores(), Scores(loss=2.0), Scores(accuracy=0.5, loss=1.0), Scores())] == [
         "",
         "loss 2.0000",
         "accuracy 50.00%",

@@ -110,9 +110,9 @@ def look(run: RunFolder) -> Seen:
 
 def beginning(run: RunFolder) -> Start | None:
     """Of a run that was never resumed: the lock is touched at every start, so it is as old as the run."""
+    started = run.environment.started
     try:
-        begun = datetime.datetime.fromisoformat(run.environment.started)
-        touched = run.lock_file.stat().st_mtime
+        begun, touched = datetime.datetime.fromisoformat(started), run.lock_file.stat().st_mtime
     except (OSError, ValueError):
         return None
     return Start(begun.timestamp(), 0) if abs(touched - begun.timestamp()) < 10 else None

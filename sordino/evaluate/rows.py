@@ -28,6 +28,7 @@ class Scores(Fact):
 
     accuracy: float | None = None
     loss: float | None = None
+    accuracy_of_all_outputs: float | None = None  # of a network with several outputs for each class
     clients: Spread | None = None
     also: Mapping[str, Scores] = {}  # of further models, or of further ways to make one a client's own
 

@@ -167,6 +167,8 @@ def _sent(row: RoundRow) -> float | None:
 
 def _traffic(facts: RunFacts, axes: Axes) -> bool:
     rows = _whole(facts)
+    if any(_sent(row) is None for row in rows):  # of a hidden cohort nobody is told
+        return False
     both = ("down", [row.bytes_down or 0 for row in rows]), ("up", [row.bytes_up or 0 for row in rows])
     for i, (name, sizes) in enumerate(both):
         axes.plot([row.round for row in rows], [total / 1e6 for total in accumulate(sizes)], label=name, **line(i))

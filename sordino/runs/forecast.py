@@ -41,17 +41,23 @@ class PerMessage(Fact):
     up: int
 
 
-class Planned(PlanRow):
+class Traffic(Fact):
+    """Bytes: in total, of one message, and of the client that takes part most often."""
+
+    bytes_down: int
+    bytes_up: int
+    bytes: int
+    bytes_per_message: PerMessage
+    bytes_busiest_client: int
+
+
+class Planned(Traffic, PlanRow):
     """What an experiment will promise, send and take."""
 
     examples: int
     parameters: int
     noise_norm: float | None
     largest_signal: float | None
-    bytes_down: int
-    bytes_up: int
-    bytes_per_message: PerMessage
-    bytes_busiest_client: int
 
 
 @dataclass(frozen=True)
@@ -245,8 +251,7 @@ class Forecast:
         plan = self.parts.plan
         return max(range(len(plan.exposures)), key=lambda k: (plan.exposures[k] * plan.reads[k], plan.exposures[k], -k))
 
-    def traffic(self) -> dict[str, Any]:
-        """Bytes: in total, of one message, and of the client that takes part most often."""
+    def traffic(self) -> Traffic:
         run, algorithm = self.federation, self.parts.algorithm
         down = algorithm.broadcast(self.parts.state("server"))
         fields = wire.schema(algorithm.uplink.at(0, down).shape(algorithm.zero(self.parts.task, down)))
@@ -255,13 +260,13 @@ class Forecast:
             one, up = run.bytes_down(t, down, [0]), wire.sizes(run.header(t, 0), fields)
             both.update({k: one + up(k) for k in granted})
             total_down += one * len(granted)
-        return {
-            "bytes_down": total_down,
-            "bytes_up": both.total() - total_down,
-            "bytes": both.total(),
-            "bytes_per_message": PerMessage(down=run.bytes_down(0, down, [0]), up=wire.size(run.header(0, 0), fields)),
-            "bytes_busiest_client": max(both.values(), default=0),
-        }
+        return Traffic(
+            bytes_down=total_down,
+            bytes_up=both.total() - total_down,
+            bytes=both.total(),
+            bytes_per_message=PerMessage(down=run.bytes_down(0, down, [0]), up=wire.size(run.header(0, 0), fields)),
+            bytes_busiest_client=max(both.values(), default=0),
+        )
 
     # minutes ----------------------------------------------------------------------------------------------------------
 
@@ -311,7 +316,7 @@ class Forecast:
             noise_norm=self.noise and self.noise.norm,
             largest_signal=self.noise and self.noise.signal,
             noise_to_signal=self.noise and self.noise.ratio,
-            **self.traffic(),
+            **dict(self.traffic()),
             minutes=self.minutes if timed else None,
             run=tuple(run),
         )
