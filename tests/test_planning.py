@@ -343,7 +343,7 @@ def test_messages_are_not_all_of_one_length() -> None:
     """A header spells its round and its sender out: who counts the first message only is wrong by a few bytes."""
     traffic = Forecast(Parts(config.validate(DIGITS))).traffic()
     assert traffic.bytes_down != 36 * traffic.bytes_per_message.down
-    assert traffic["bytes_up"] != 36 * traffic["bytes_per_message"]["up"]
+    assert traffic.bytes_up != 36 * traffic.bytes_per_message.up
 
 
 @pytest.mark.slow

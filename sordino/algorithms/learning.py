@@ -14,11 +14,11 @@ from typing import Any, NamedTuple, Self
 from torch import Tensor
 
 from sordino.algorithms.algorithm import Algorithm, Home, Known, Table
-from sordino.algorithms.phases import Phase
+from sordino.algorithms.phases import Facts, Phase, Public, Said
 from sordino.keys import Key
 from sordino.privacy.uplink import Uplink
 from sordino.tree import Tree
-from sordino.types import Examples, Model, Params, Reader, Received, Shard, Task, Work
+from sordino.types import Examples, Formula, Model, Params, Reader, Received, Shard, Task, Work
 
 
 class Server(NamedTuple):
@@ -167,6 +167,16 @@ class AdaptingPhase(Adapting, Phase[Server, Any, Any, Any]):
 
     def result(self, s: Server) -> Any:
         return self.own.result(s.own)
+
+    @property
+    def says(self) -> Said:
+        return self.own.says
+
+    def facts(self, s: Server, before: Facts) -> Facts:
+        return self.own.facts(s.own, before)
+
+    def counted(self, training: Algorithm[Any, Any, Any, Any], public: Public) -> Formula | None:
+        return self.own.counted(training, public)
 
 
 def adapting(own: Algorithm[Any, Any, Any, Any]) -> Algorithm[Any, Any, Any, Any]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 from sordino.algorithms.algorithm import Algorithm
 from sordino.errors import ConfigError
@@ -52,6 +52,15 @@ class Public(NamedTuple):
     width: int  # of features
 
 
+class Said(NamedTuple):
+    """What a phase sends, in a few words."""
+
+    down: str = ""
+    up: str = ""
+    hands: str = "what everybody starts from"  # to everybody, where it is the last before the training
+    ranks_by: str = ""  # by which score it ranks devices
+
+
 class Phase(Algorithm[S, C, D, U], ABC):
     """An algorithm that prepares a training: it has a name of its own, and an end."""
 
@@ -75,14 +84,10 @@ class Phase(Algorithm[S, C, D, U], ABC):
 
     # what a report says of it -----------------------------------------------------------------------------------------
 
-    down: ClassVar[str] = ""  # what its messages are, in a few words
-    up: ClassVar[str] = ""
-    hands: ClassVar[str] = "what everybody starts from"  # to everybody, where it is the last of its run
-
     @property
-    def ranks_by(self) -> str:
-        """By which score it ranks devices; nothing where it ranks none."""
-        return ""
+    def says(self) -> Said:
+        """What its messages are."""
+        return Said()
 
     def facts(self, s: S, before: Facts) -> Facts:
         """What it tells of its end, beside what the phases before it have told."""

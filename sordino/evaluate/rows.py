@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Literal, Self
 
-from pydantic import model_validator
+from pydantic import ValidationInfo, model_validator
 
 from sordino.ledger.facts import Fact, Number
 
@@ -24,7 +24,7 @@ class Spread(Fact):
 
 
 class Scores(Fact):
-    """How good models are. Scores come together: whoever has an accuracy has a loss."""
+    """How good models are. In a file scores come together: whoever has an accuracy has a loss."""
 
     accuracy: float | None = None
     loss: float | None = None
@@ -33,8 +33,8 @@ class Scores(Fact):
     also: Mapping[str, Scores] = {}  # of further models, or of further ways to make one a client's own
 
     @model_validator(mode="after")
-    def _together(self) -> Self:
-        if self.loss is None and not (self.accuracy is None and self.clients is None):
+    def _together(self, info: ValidationInfo) -> Self:
+        if info.mode == "json" and self.loss is None and not (self.accuracy is None and self.clients is None):
             raise ValueError("it has scores without a loss")
         return self
 

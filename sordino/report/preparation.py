@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sordino import keys, tree
-from sordino.algorithms.phases import Facts, Phase, Public
+from sordino.algorithms.phases import Facts, Phase, Public, Said
 from sordino.config import Experiment
 from sordino.engine import checkpoint, wire
 from sordino.errors import SordinoError
@@ -108,7 +108,7 @@ def gather(
     if not preparation and not run.preparation.is_dir():
         return None
     parts = Parts(run.experiment) if parts is None else parts
-    phases = [mine.method for mine in parts.preparation if isinstance(mine.method, Phase)]
+    phases = [mine.algorithm for mine in parts.preparation if isinstance(mine.algorithm, Phase)]
     (told, unread), metrics = _told(run, parts), run.metrics() if rounds is None else rounds
     simulated = parts.experiment.privacy.noise == "counter"
     candidates, absent = _candidates(parts)
@@ -123,7 +123,7 @@ def gather(
         simulated=simulated,
         unread=unread,
         unknown="" if wrong is not None else absent,
-        rank=next((phase.ranks_by for phase in phases), ""),
+        rank=next((phase.says.ranks_by for phase in phases), ""),
         classes=_classes(parts, told, candidates, wrong),
         messages=tuple(messages(preparation, metrics, plain, formula, _says(phases))),
         cost=charged(preparation, metrics, plain, formula),
@@ -133,8 +133,8 @@ def gather(
 
 def _says(phases: Sequence[Phase[Any, Any, Any, Any]]) -> dict[str, tuple[str, str]]:
     """What the messages of each phase are, in a few words."""
-    handed = phases[-1].hands if phases else Phase.hands
-    return {phase.name: (phase.down, phase.up) for phase in phases} | {HANDED: (handed, "")}
+    last = phases[-1].says if phases else Said()
+    return {phase.name: (phase.says.down, phase.says.up) for phase in phases} | {HANDED: (last.hands, "")}
 
 
 def _told(run: RunFolder, parts: Parts) -> tuple[Facts, str]:
@@ -147,8 +147,8 @@ def _told(run: RunFolder, parts: Parts) -> tuple[Facts, str]:
             loaded = checkpoint.load(run.of_phase(mine.phase).checkpoints, mine.state)
         except SordinoError as error:
             return Facts(), error.what
-        if loaded is not None and isinstance(mine.method, Phase) and mine.over(loaded.trees["server"]):
-            told = mine.method.facts(loaded.trees["server"], told)
+        if loaded is not None and isinstance(mine.algorithm, Phase) and mine.over(loaded.trees["server"]):
+            told = mine.algorithm.facts(loaded.trees["server"], told)
     return told, ""
 
 

@@ -21,7 +21,7 @@ from torch import Tensor
 from sordino import keys
 from sordino.algorithms.algorithm import Home, Known
 from sordino.algorithms.local_sgd import LocalSgd
-from sordino.algorithms.phases import Facts, Phase
+from sordino.algorithms.phases import Facts, Phase, Said
 from sordino.algorithms.slaug.generator import (
     HANDS,
     PLAIN,
@@ -67,9 +67,6 @@ class Pool(LocalSgd, Phase[Pooled, Any, Told, Sums]):
     extractor: str | None = None  # safetensors of a public model
     known: Known | None = field(default=None, repr=False, compare=False)
     name: ClassVar[str] = "pool"
-    down: ClassVar[str] = "a public network, to everybody"
-    up: ClassVar[str] = "sums of features"
-    hands: ClassVar[str] = HANDS
     wants = "sums"
     rounds: ClassVar[int] = 1
 
@@ -133,6 +130,10 @@ class Pool(LocalSgd, Phase[Pooled, Any, Told, Sums]):
 
     def tables(self, s: Pooled) -> dict[str, list[dict[str, Any]]]:
         return self.recipe.tables(Made(s.generator, s.kept, s.learned, s.log))
+
+    @property
+    def says(self) -> Said:
+        return Said("a public network, to everybody", "sums of features", HANDS)
 
     def facts(self, s: Pooled, before: Facts) -> Facts:
         return before._replace(kept=chosen(s.kept))

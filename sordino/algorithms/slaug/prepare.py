@@ -23,7 +23,7 @@ from torch import Tensor
 from sordino import keys, tree
 from sordino.algorithms.algorithm import Algorithm, Home, Known
 from sordino.algorithms.local_sgd import LocalSgd
-from sordino.algorithms.phases import Facts, Phase, Public, Skill
+from sordino.algorithms.phases import Facts, Phase, Public, Said, Skill
 from sordino.algorithms.slaug.generator import (
     HANDS,
     PLAIN,
@@ -73,9 +73,6 @@ class Train(LocalSgd, Phase[Ranked, Owner, Told, Up]):
     ranks: int = 3
     clients: int = 0  # of the run
     name: ClassVar[str] = "train"
-    down: ClassVar[str] = "the first model, to everybody"
-    up: ClassVar[str] = "their own models"
-    hands: ClassVar[str] = HANDS
     rounds: ClassVar[int] = 1
     reads_each = True
     tells_each = True
@@ -167,8 +164,8 @@ class Train(LocalSgd, Phase[Ranked, Owner, Told, Up]):
         return {"skill": [{"device": k, "recall": recall, "f1": f1} for k, (recall, f1) in enumerate(both)]}
 
     @property
-    def ranks_by(self) -> str:
-        return self.rank
+    def says(self) -> Said:
+        return Said("the first model, to everybody", "their own models", HANDS, self.rank)
 
     def facts(self, s: Ranked, before: Facts) -> Facts:
         both = zip(s.f1.tolist(), s.recall.tolist(), strict=True)
@@ -191,9 +188,6 @@ class Ask(LocalSgd, Phase[Asking, Owner, Any, "Prototype"]):
     ranks: int = 3
     known: Known | None = field(default=None, repr=False, compare=False)
     name: ClassVar[str] = "ask"
-    down: ClassVar[str] = "requests for prototypes"
-    up: ClassVar[str] = "prototypes and refusals"
-    hands: ClassVar[str] = HANDS
     wants = "sums"
     reads_each = True
     tells_each = True
@@ -327,6 +321,10 @@ class Ask(LocalSgd, Phase[Asking, Owner, Any, "Prototype"]):
             for i, label in enumerate(s.slots.tolist())
         ]
         return {"asked": asked, **self.recipe.tables(Made(s.generator, s.kept, s.learned, s.log))}
+
+    @property
+    def says(self) -> Said:
+        return Said("requests for prototypes", "prototypes and refusals", HANDS)
 
     def facts(self, s: Asking, before: Facts) -> Facts:
         asked = requests_of(s, before.skills)
