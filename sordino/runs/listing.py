@@ -65,13 +65,18 @@ def promised(receipt: Receipt) -> str:
     return promise(receipt.guarantees) + (SIMULATION if receipt.simulated else "")
 
 
-def promise(rows: Sequence[Guarantee]) -> str:
-    """One epsilon with its subject: of the finite rows, the widest unit, then the strongest adversary."""
+def strongest(rows: Sequence[Guarantee]) -> Guarantee | None:
+    """Of the finite rows the one with the widest unit, then with the strongest adversary."""
     finite = [row for row in rows if row.finite]
-    if not finite:
+    return min(finite, key=lambda r: (-UNITS.index(r.unit), ADVERSARIES.index(r.adversary)), default=None)
+
+
+def promise(rows: Sequence[Guarantee]) -> str:
+    """The strongest epsilon with its subject, in a line."""
+    row = strongest(rows)
+    if row is None:
         printed = next((row.nominal_epsilon for row in rows if row.nominal_epsilon is not None), None)
         return "nothing promised" + ("" if printed is None else f"; nominal {printed:.3g} proves nothing")
-    row = min(finite, key=lambda r: (-UNITS.index(r.unit), ADVERSARIES.index(r.adversary)))
     text = f"ε {row.epsilon:.3g} per {row.unit}, against {row.adversary}, δ {row.delta:.3g}, "
     if row.nominal_epsilon is not None:
         return text + f"holds; nominal {row.nominal_epsilon:.3g} proves nothing"
