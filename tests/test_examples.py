@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import sordino
+from sordino.evaluate.rows import RoundRow
 from sordino.runs.verify import verify
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
@@ -80,19 +81,19 @@ def test_the_own_algorithm_is_fedprox(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
     setting = {"rounds": 3, "partition": {"scheme": "iid", "clients": 3}, "name": "same"}
 
-    def metrics(name: str, **algorithm: object) -> list[dict[str, object]]:
+    def metrics(name: str, **algorithm: object) -> list[RoundRow]:
         out = tmp_path / f"{len(list(tmp_path.iterdir()))}"
         return sordino.run(setting, out=out, algorithm={"name": name, "local_epochs": 2, **algorithm}).metrics
 
     own = metrics("fedprox:FedProx", mu=0.5)
     assert own == [
-        {**row, "bytes_down": a["bytes_down"], "bytes_up": a["bytes_up"]}
+        row.beside(bytes_down=a.bytes_down, bytes_up=a.bytes_up)
         for row, a in zip(metrics("fedprox", mu=0.5), own, strict=True)
     ]
     still = metrics("fedprox:FedProx", mu=0.0)
-    plain = [row["loss"] for row in metrics("fedavg")]
-    assert [row["loss"] for row in still] == pytest.approx(plain, rel=1e-6)  # adding zero may round
-    assert [row["loss"] for row in own] != pytest.approx(plain, rel=1e-6)
+    plain = [row.loss for row in metrics("fedavg")]
+    assert [row.loss for row in still] == pytest.approx(plain, rel=1e-6)  # adding zero may round
+    assert [row.loss for row in own] != pytest.approx(plain, rel=1e-6)
 
 
 def test_the_own_algorithm_is_short() -> None:

@@ -134,13 +134,13 @@ def test_ten_devices_on_a_slow_network_are_the_simulator(tmp_path: Path) -> None
     start(made(network), tmp_path / "ten")
     assert torch.allclose(model(tmp_path / "loop"), model(tmp_path / "ten"), rtol=0, atol=1e-5)
     one, ten = RunFolder(tmp_path / "loop").metrics(), RunFolder(tmp_path / "ten").metrics()
-    assert [row["bytes_up"] for row in one] == [row["bytes_up"] for row in ten]
-    assert [row["bytes_down"] for row in one] == [row["bytes_down"] for row in ten]
+    assert [row.bytes_up for row in one] == [row.bytes_up for row in ten]
+    assert [row.bytes_down for row in one] == [row.bytes_down for row in ten]
     for row in ten:
-        message = row["bytes_up"] / 2
-        least = 2 * 0.030 + 8 * message / 1e6 + 8 * (row["bytes_down"] / 2) / 5e6
-        assert row["seconds"] >= least  # both devices wait at once, so once
-        assert row["seconds"] < 2 * least + 5
+        message = row.bytes_up / 2
+        least = 2 * 0.030 + 8 * message / 1e6 + 8 * (row.bytes_down / 2) / 5e6
+        assert row.seconds >= least  # both devices wait at once, so once
+        assert row.seconds < 2 * least + 5
 
 
 SLAUG: Table = {
@@ -199,9 +199,9 @@ def test_a_silent_device_is_not_waited_for_and_somebody_else_is_asked(tmp_path: 
     start(experiment, tmp_path / "run", watch)
     assert time.monotonic() - begin < 120
     rows = RunFolder(tmp_path / "run").metrics()
-    answered = [row["answered"] for row in rows]
+    answered = [row.answered for row in rows]
     assert answered[0] == 9
-    silent = [t for t, row in enumerate(rows) if row["answered"] < row["active"]]
+    silent = [t for t, row in enumerate(rows) if row.answered < row.active]
     assert (
         len(silent) == 1
     )  # only the round in which it was first waited for: then the one left over is asked in its place
