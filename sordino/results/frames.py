@@ -12,8 +12,8 @@ if TYPE_CHECKING:
 
 
 def frame(rows: Sequence[Mapping[str, object]], columns: Sequence[str] = (), *, instead: str) -> pandas.DataFrame:
-    """A data frame of so many rows; with these `columns` where there is none. `instead` is where the numbers are without
-    pandas.
+    """A data frame of so many rows; with these `columns` where there is none. `instead` is where the numbers are
+    without pandas.
     """
     try:
         import pandas
