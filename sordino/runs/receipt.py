@@ -33,7 +33,10 @@ from sordino.types import TRAINING
 T = TypeVar("T", int, float)
 
 SIMULATED = "noise came from a seeded generator: a simulation, no guarantee for real data"
-ON_GRID = "noise came from the operating system on an integer grid; what its sampling tables lack of the ideal law is in delta"
+ON_GRID = (
+    "noise came from the operating system on an integer grid; what its sampling tables lack of the ideal law is in "
+    "delta"
+)
 TUNING = "choosing hyper-parameters on the same data is not accounted for"
 ARITHMETIC = "sums of clipped gradients are exact up to floating-point rounding"
 BUDGETS = "the budget of every client is public, and chosen without looking at its data"
