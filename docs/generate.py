@@ -30,11 +30,13 @@ from sordino.budget.schedules import SCHEDULES
 from sordino.cli.main import app
 from sordino.cohorts.by_budget import COHORTS
 from sordino.config import Experiment, gates
-from sordino.ledger.claims import ADVERSARIES, UNITS
+from sordino.ledger.statement import Guarantee
 from sordino.partition.schemes import SCHEMES
+from sordino.report.tables import epsilon_text
 from sordino.report.words import merged, sentence
 from sordino.results.comparison import Comparison
 from sordino.results.one_run import Result
+from sordino.runs.listing import strongest
 from sordino.tasks.nets import NETS
 
 ROOT = Path(__file__).parents[1]
@@ -112,9 +114,7 @@ def algorithm(name: str) -> str:
 
 def promises(name: str) -> list[str]:
     made = guarantees(name)
-    rows = [
-        (row["unit"], row["neighbours"], row["adversary"], number(row["epsilon"]), f"`{row['status']}`") for row in made
-    ]
+    rows = [(row.unit, row.neighbours, row.adversary, epsilon_text(row.epsilon), f"`{row.status}`") for row in made]
     words = [f"- {sentence(row, by)}" for row, by in merged(made)]
     command = " ".join(filter(None, ("sordino run", experiment(name), *settings(name))))
     return [
@@ -126,23 +126,19 @@ def promises(name: str) -> list[str]:
 
 def promised(name: str) -> str:
     """The widest unit and strongest adversary with a finite number."""
-    order = {word: i for words in (UNITS[::-1], ADVERSARIES) for i, word in enumerate(words)}
-    finite = [row for row in guarantees(name) if row["epsilon"] != "inf"]
-    if any(row["status"] == "nominal" for row in guarantees(name)):
+    if any(row.status == "nominal" for row in guarantees(name)):
         return "nothing: what its source prints proves nothing"
-    if not finite:
+    row = strongest(guarantees(name))
+    if row is None:
         return "nothing by itself; a noisy reader or uplink makes it private"
-    row = min(finite, key=lambda r: (order[r["unit"]], order[r["adversary"]]))
-    return f"{row['unit']}, against {row['adversary']}: `{row['status']}`"
+    return f"{row.unit}, against {row.adversary}: `{row.status}`"
 
 
 @functools.cache
-def guarantees(name: str) -> list[dict[str, Any]]:
+def guarantees(name: str) -> tuple[Guarantee, ...]:
     """Of a small run: what its receipt says."""
     with tempfile.TemporaryDirectory() as folder:
-        file = ROOT / own if (own := experiment(name)) else None
-        made: list[dict[str, Any]] = sordino.run(file, *settings(name), out=Path(folder) / "run").receipt["guarantees"]
-    return made
+        return sordino.run(None, *settings(name), out=Path(folder) / "run").receipt.guarantees
 
 
 def experiment(name: str) -> str:
@@ -403,10 +399,6 @@ def shown_default(value: Any) -> str:
     if isinstance(value, dict):
         return "{" + ", ".join(f"{k} = {shown_default(v)}" for k, v in value.items()) + "}"
     return "none" if value is None else str(value)
-
-
-def number(epsilon: float | str) -> str:
-    return "∞" if epsilon == "inf" else f"{float(epsilon):.3g}"
 
 
 if __name__ == "__main__":

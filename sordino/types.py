@@ -330,3 +330,25 @@ class Received(Generic[U]):
     def each(self) -> list[U]:
         """The single uploads, where the uplink shows them; raises AggregateOnly otherwise."""
         return self._each()
+
+
+Way: TypeAlias = Literal["down", "up"]
+Message: TypeAlias = tuple[str, Way]  # the name of a phase, and a direction
+HANDED = "handed"  # the phase of the one message to everybody before the first round
+TRAINING = "training"
+
+
+class Formula(Protocol):
+    """What a publication counts, in parameters, of a preparation and of what it adds to every round."""
+
+    @property
+    def rounds(self) -> float: ...  # of the training
+    @property
+    def messages(self) -> Mapping[Message, float]: ...
+    @property
+    def parameters(self) -> float: ...  # of all messages
+    @property
+    def ratio(self) -> float: ...  # to the traffic of plain training
+    @property
+    def upfront(self) -> float: ...  # rounds of plain training before the first one
+    def charged(self, rounds: float) -> float: ...  # rounds of plain training that so many rounds cost

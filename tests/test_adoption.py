@@ -109,7 +109,7 @@ def test_a_twin_that_takes_a_release_without_its_charges_is_caught(
 def test_a_page_does_not_say_where_on_this_machine_the_source_lies(made: Path, tmp_path: Path) -> None:
     taken = run(tmp_path / "taken", made, algorithm={"synthetic": 0.1})
     assert json.loads((taken / "environment.json").read_text())["prepared"] == str(made)
-    assert gather(taken)["environment"]["prepared"] == made.name
+    assert gather(taken).environment.prepared == made.name
 
 
 def test_a_kill_between_two_phases_is_made_good(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

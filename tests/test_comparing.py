@@ -30,6 +30,7 @@ from sordino.evaluate.measures import (
     rounds_to,
     traffic,
 )
+from sordino.evaluate.rows import RoundRow, Spread
 from sordino.ledger.accountants import best
 from sordino.ledger.claims import ADVERSARIES, Claim, Neighbours
 from sordino.ledger.events import Event, Gaussian, NonPrivate, Poisson, Repeat
@@ -40,16 +41,17 @@ from sordino.report.comparison_table import as_csv, as_latex, lines, shaped
 from sordino.results import comparison
 from sordino.results.comparison import Comparison, Method, check_equal, compare, table
 from sordino.results.sweeps import Notes, composed, grid, split
+from sordino.runs.folder import RunFolder
 from sordino.runs.run import Ended
 from sordino.runs.simulation import simulated
 
 ACCURACY = [0.1, 0.9, 0.4, 0.5]  # the best round is not the last
 
 
-def rows(accuracy: list[float] = ACCURACY, size: int = 100) -> list[dict[str, Any]]:
-    clients = {"metric": "accuracy", "mean": 0.5, "std": 0.1, "worst_tenth": 0.2, "each": []}
+def rows(accuracy: list[float] = ACCURACY, size: int = 100) -> list[RoundRow]:
+    clients = Spread(metric="accuracy", mean=0.5, std=0.1, worst_tenth=0.2, each=())
     return [
-        {"round": i + 1, "accuracy": a, "loss": 1.0, "bytes_up": size, "bytes_down": size, "clients": clients}
+        RoundRow(round=i + 1, accuracy=a, loss=1.0, bytes_up=size, bytes_down=size, clients=clients)
         for i, a in enumerate(accuracy)
     ]
 
@@ -70,7 +72,8 @@ def test_measures_of_one_run() -> None:
 def test_no_measure_is_the_best_round() -> None:
     method = Method("m", [rows(), rows([0.1, 0.95, 0.4, 0.5])], [])
     (row,) = table([method])
-    assert all(row[name] < 0.9 for name in ("final", "last_ten", "at_half_std", "at_equal_bytes"))
+    flat = row.flat()
+    assert all(flat[name] < 0.9 for name in ("final", "last_ten", "at_half_std", "at_equal_bytes"))
 
 
 def test_the_paired_test_is_the_textbook_one() -> None:
@@ -88,8 +91,8 @@ def test_the_paired_test_is_the_textbook_one() -> None:
 def test_a_target_not_reached_is_counted() -> None:
     slow = rows([0.1, 0.1, 0.1, 0.2])
     found = table([Method("m", [rows(), slow], [])], target=0.45)[0]
-    assert found["rounds_to_target"] == 2
-    assert found["rounds_to_target_n"] == 1
+    assert found.measured["rounds_to_target"].mean == 2
+    assert found.measured["rounds_to_target"].n == 1
     assert lines([found])[1][7] == "2.0 (not reached: 1 of 2)"
 
 
@@ -120,11 +123,11 @@ def test_a_comparison_runs_stops_and_goes_on(tmp_path: Path) -> None:
     assert [m.name for m in found.methods] == ["fedavg", "scaffold"]
     assert all(len(m.runs) == 2 for m in found.methods)
     again = compare(files, 2, tmp_path / "out").table
-    assert json.dumps(again) == json.dumps(found.table)
+    assert again == found.table
     assert (tmp_path / "out/fedavg/seed-0/model.safetensors").exists()
     text = list(csv.DictReader(io.StringIO(as_csv(again))))
     assert [line["method"] for line in text] == ["fedavg", "scaffold"]
-    assert float(text[0]["final"]) == again[0]["final"]
+    assert float(text[0]["final"]) == again[0].measured["final"].mean
     latex = as_latex(again)
     assert latex.count(r"\\") == 3
     files[0].write_text(files[0].read_text() + "lr = 0.2\n")
@@ -135,11 +138,11 @@ def test_a_comparison_runs_stops_and_goes_on(tmp_path: Path) -> None:
 
 def test_a_curve_is_the_mean_over_the_seeds_that_got_there() -> None:
     points = curve([rows([0.2, 0.4]), rows([0.4, 0.8], size=200), rows([0.6])], "accuracy")
-    assert [(p["round"], p["n"]) for p in points] == [(1, 3), (2, 2)]
-    assert [p["mean"] for p in points] == pytest.approx([0.4, 0.6])
-    assert points[0]["std"] == pytest.approx(0.2)  # sample deviation of 0.2, 0.4, 0.6
-    assert points[1]["bytes"] == pytest.approx((400 + 800) / 2)
-    assert curve([rows([0.2])], "accuracy")[0]["std"] is None
+    assert [(p.round, p.n) for p in points] == [(1, 3), (2, 2)]
+    assert [p.mean for p in points] == pytest.approx([0.4, 0.6])
+    assert points[0].std == pytest.approx(0.2)  # sample deviation of 0.2, 0.4, 0.6
+    assert points[1].bytes == pytest.approx((400 + 800) / 2)
+    assert curve([rows([0.2])], "accuracy")[0].std is None
     assert traffic(rows()) == 800
     assert traffic([]) == 0
 
@@ -241,7 +244,7 @@ def test_the_worst_seed_counts() -> None:
 def test_one_open_release_opens_the_whole_search() -> None:
     (row, *_) = composed([[ledger(Gaussian(2.0), 1), ledger(NonPrivate("raw"), 1)]], 1e-5)
     assert row.to_json()["epsilon"] == "inf"
-    assert "No finite epsilon" in choosing([row.to_json()], 2, 1, sweep=True)[-1]
+    assert "No finite epsilon" in choosing([row], 2, 1, sweep=True)[-1]
 
 
 def test_costs_under_different_neighbours_are_not_mixed() -> None:
@@ -270,10 +273,10 @@ def sweep(tmp_path_factory: pytest.TempPathFactory) -> Comparison:
 
 
 def test_a_sweep_is_one_method_per_value_and_says_what_it_cost(sweep: Comparison) -> None:
-    assert [row["method"] for row in sweep.table] == ["a lr=0.5", "a lr=1.0", "a lr=2.0"]
+    assert [row.method for row in sweep.table] == ["a lr=0.5", "a lr=1.0", "a lr=2.0"]
     assert [method.experiment.algorithm["lr"] for method in sweep.methods] == [0.5, 1.0, 2.0]
     examples = [row for row in sweep.search if row.unit == "example"]
-    single = float(next(row["epsilon"] for row in sweep.methods[0].promise if row["unit"] == "example"))
+    single = next(row.epsilon for row in sweep.methods[0].promise if row.unit == "example")
     # the budget is exact: mu of one run is known from its epsilon
     mu = mu_of(single, 1e-5)
     assert [row.epsilon for row in examples] == pytest.approx([epsilon_of(mu * 3**0.5, 1e-5)] * 3, rel=1e-6)
@@ -290,7 +293,7 @@ def test_the_command_of_a_comparison_makes_it_again(sweep: Comparison) -> None:
     assert words[:2] == ["sordino", "compare"]
     again = CliRunner().invoke(app, [*words[1:], "--format", "json", "--quiet"])
     assert again.exit_code == 0, again.output
-    assert json.loads(again.stdout) == json.loads(json.dumps(sweep.table))
+    assert json.loads(again.stdout) == [row.to_json() for row in sweep.table]
 
 
 def test_the_page_is_written_where_the_runs_are(sweep: Comparison) -> None:
@@ -303,8 +306,8 @@ def test_the_page_is_written_where_the_runs_are(sweep: Comparison) -> None:
 def test_a_frame_holds_the_table(sweep: Comparison, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("pandas")
     frame = sweep.frame()
-    assert list(frame["method"]) == [row["method"] for row in sweep.table]
-    assert list(frame["final"]) == [row["final"] for row in sweep.table]
+    assert list(frame["method"]) == [row.method for row in sweep.table]
+    assert list(frame["final"]) == [row.measured["final"].mean for row in sweep.table]
     monkeypatch.setitem(sys.modules, "pandas", None)
     with pytest.raises(SordinoError) as refused:
         sweep.frame()
@@ -316,7 +319,7 @@ def test_a_notebook_shows_the_table_and_what_must_be_said(sweep: Comparison) -> 
     for line in lines(sweep.table):
         assert all(f">{html.escape(text)}</td>" in shown or f"<th>{html.escape(text)}</th>" in shown for text in line)
     assert html.escape(sweep.choosing[0]) in shown
-    hostile = snippet([{**sweep.table[0], "method": "<b>x</b>"}], ["<i>said</i>"])
+    hostile = snippet([sweep.table[0].beside(method="<b>x</b>")], ["<i>said</i>"])
     assert "<b>" not in hostile
     assert "<i>" not in hostile
 
@@ -328,7 +331,7 @@ def test_a_stopped_comparison_does_not_go_on_with_the_next_run(
 
     def stopped(experiment: config.Experiment, folder: Path, watch: Any) -> Ended:
         ran.append(folder)
-        return Ended(folder, [], {"guarantees": []}, [], True)
+        return Ended(folder, [], RunFolder(sweep.folder / sweep.methods[0].name / "seed-0").receipt(), [], True)
 
     monkeypatch.setattr(comparison, "_run", stopped)
     said = CliRunner().invoke(app, shlex.split(sweep.command)[1:])
@@ -350,7 +353,7 @@ def test_a_method_promises_what_its_weakest_seed_does(tmp_path: Path) -> None:
         receipts = [json.loads(p.read_text()) for p in (tmp_path / "out" / method.name).glob("*/privacy.json")]
         each = [float(row["epsilon"]) for r in receipts for row in r["guarantees"] if row["unit"] == "example"]
         assert min(each) < max(each)  # else this shows nothing
-        assert {row["epsilon"] for row in method.promise if row["unit"] == "example"} == {max(each)}
+        assert {row.epsilon for row in method.promise if row.unit == "example"} == {max(each)}
         assert len(method.promise) == len(receipts[0]["guarantees"])
 
 

@@ -21,7 +21,7 @@ from sordino.ledger.covering import Subject, bounded, cost, covered, steps, two_
 from sordino.ledger.events import Event, Gaussian, Laplace, NonPrivate, Once, Poisson, Repeat, Response
 from sordino.ledger.gaussian_dp import epsilon_of
 from sordino.ledger.notes import note
-from sordino.ledger.statement import Row, statement
+from sordino.ledger.statement import Guarantee, statement
 
 DELTA = 1e-5
 RELATIONS: tuple[Neighbours, ...] = ("add_remove", "replace", "zero_out")
@@ -101,7 +101,7 @@ def claim(unit: Unit, how: Neighbours, event: Event, **more: Any) -> Claim:
     return Claim(unit, how, "server", event, status, because, **more)  # type: ignore[arg-type]
 
 
-def stated(*releases: Sequence[Claim]) -> dict[tuple[str, str], Row]:
+def stated(*releases: Sequence[Claim]) -> dict[tuple[str, str], Guarantee]:
     rows = statement([note([("*", list(claims))]) for claims in releases], 3, DELTA)
     assert len({(r.unit, r.neighbours, r.adversary) for r in rows}) == len(rows)
     return {(row.unit, row.neighbours): row for row in rows}
@@ -116,7 +116,7 @@ PIXELS = (
 )
 
 
-def old(texts: Any, population: int, delta: float) -> list[Row]:
+def old(texts: Any, population: int, delta: float) -> list[Guarantee]:
     """Broken twin: each row made of the releases that speak of its subject, blind for the others."""
     from sordino.ledger.notes import read_notes
 

@@ -173,7 +173,7 @@ def test_killed_anywhere_it_is_the_run_that_never_stopped(name: str, tmp_path: P
 def test_noise_from_the_system_keeps_the_books_in_order(name: str, tmp_path: Path) -> None:
     algorithm, tables = CASES[name]
     run = start(made(algorithm, privacy={"noise": "system"}, **tables), tmp_path / "run")
-    assert not run.receipt["simulated"]
+    assert not run.receipt.simulated
     assert verify(tmp_path / "run") == []
 
 
@@ -230,7 +230,7 @@ def by_client(folder: Path) -> dict[str, dict[str, Any]]:
 def test_the_receipt_of_the_published_method(tmp_path: Path, cli: Any) -> None:
     """Infinite, nominal, with the printed epsilon, what it composes to over the rounds, and every reason."""
     run = start(made(PUBLISHED), tmp_path / "run")
-    assert run.receipt["rounds"] == 3
+    assert run.receipt.rounds == 3
     rows = by_client(tmp_path / "run")
     assert set(rows) == {"server", "participants", "public"}
     for row in rows.values():

@@ -128,7 +128,8 @@ def test_runs_are_judged_by_models_of_their_own(tmp_path: Any) -> None:
         "algorithm": {"name": "ditto", "pull": 0.0, "personal_lr": 0.5, "local_epochs": 3},
     }
     mine = start(config.validate(table), tmp_path / "run").metrics[-1]
-    assert mine["accuracy"] > mine["also"]["global, plain"]["accuracy"] + 0.02
+    told = mine.to_json()
+    assert mine.accuracy == told["accuracy"] > told["also"]["global, plain"]["accuracy"] + 0.02
 
 
 def test_a_reader_that_is_paid_for_each_pass_is_refused() -> None:

@@ -16,10 +16,10 @@ import pytest
 
 from sordino import config
 from sordino.check import machine
-from sordino.check.machine import GB, Facts, engine, judge, measure
+from sordino.check.machine import GB, MachineFacts, engine, judge, measure
 from sordino.cli import main
 
-WELL = Facts(
+WELL = MachineFacts(
     python="3.12.1",
     torch="2.6",
     torch_threads=2,

@@ -25,7 +25,7 @@ from sordino import config
 from sordino.cli.progress import progress
 from sordino.config import experiment
 from sordino.errors import ConfigError
-from sordino.runs.folder import read_metrics
+from sordino.runs.folder import RunFolder
 from sordino.runs.run import Progress, resume, start
 
 slow = pytest.mark.slow
@@ -60,7 +60,7 @@ def test_a_signal_ends_the_round_keeps_it_and_says_how_to_go_on(number: signal.S
         f"stopping after this round; {again} again stops at once",
         f"Stopped at a safe point. Continue with: sordino resume {out}",
     ]
-    rows = read_metrics(out)
+    rows = RunFolder(out).metrics()
     assert len(rows) > 2
     assert (out / "privacy.json").exists()  # the receipt of what was done so far
 
@@ -89,7 +89,7 @@ def test_the_second_signal_does_not_wait(tmp_path: Path) -> None:
 
     ended = start(config.load(None, SMALL), tmp_path / "run", tell)
     assert ended.interrupted
-    assert [row["round"] for row in ended.metrics] == [1]
+    assert [row.round for row in ended.metrics] == [1]
 
 
 def test_what_was_ignored_before(tmp_path: Path) -> None:

@@ -18,9 +18,10 @@ from sordino import config
 from sordino.config import Experiment
 from sordino.engine import processes
 from sordino.errors import SordinoError
+from sordino.evaluate.rows import RoundRow
 from sordino.privacy.noise.sources import Counter
 from sordino.privacy.readers.open import Open
-from sordino.runs.folder import read_metrics
+from sordino.runs.folder import RunFolder
 from sordino.runs.run import start
 from sordino.runs.simulation import simulated
 from sordino.tasks.personalise import WAYS
@@ -43,32 +44,27 @@ def made(name: str = "pfl_dyn", **tables: Any) -> Experiment:
     return config.validate(table | tables)
 
 
-def run(folder: Path, **tables: Any) -> list[dict[str, Any]]:
+def run(folder: Path, **tables: Any) -> list[RoundRow]:
     start(made(**tables), folder)
-    return read_metrics(folder)
+    return RunFolder(folder).metrics()
 
 
 def test_the_first_way_of_the_first_model_is_the_headline(tmp_path: Path) -> None:
     rows = run(tmp_path / "run", evaluation={"models": BOTH, "personal": THREE})
     names = [f"{model}, {way}" for model in BOTH for way in THREE]
     for row in rows:
-        assert list(row["also"]) == names[1:]
-        assert len(row["clients"]["each"]) == 8
-        assert row["clients"]["mean"] == pytest.approx(statistics.fmean(row["clients"]["each"]))
-        for beside in row["also"].values():
-            assert set(beside) == {"accuracy", "loss", "clients"}
-            assert set(beside["clients"]) == {
-                "metric",
-                "mean",
-                "std",
-                "worst_tenth",
-            }  # the list is the headline's alone
-        headlines = [row["accuracy"], *(beside["accuracy"] for beside in row["also"].values())]
+        assert list(row.also) == names[1:]
+        assert len(row.clients.each) == 8
+        assert row.clients.mean == pytest.approx(statistics.fmean(row.clients.each))
+        for beside in row.also.values():
+            assert None not in (beside.accuracy, beside.loss, beside.clients)
+            assert beside.clients.each is None  # the list is the headline's alone
+        headlines = [row.accuracy, *(beside.accuracy for beside in row.also.values())]
         assert len(set(headlines)) > 3
     turned = run(tmp_path / "turned", evaluation={"models": BOTH[::-1], "personal": THREE[::-1]})
-    assert turned[-1]["accuracy"] == rows[-1]["also"]["aggregate, proto"]["accuracy"]
-    assert turned[-1]["also"]["global, finetune"]["accuracy"] == rows[-1]["accuracy"]
-    assert turned[-1]["also"]["global, plain"] == rows[-1]["also"]["global, plain"]
+    assert turned[-1].accuracy == rows[-1].also["aggregate, proto"].accuracy
+    assert turned[-1].also["global, finetune"].accuracy == rows[-1].accuracy
+    assert turned[-1].also["global, plain"] == rows[-1].also["global, plain"]
 
 
 def test_every_way_of_every_model_is_scored_by_its_own_client(tmp_path: Path) -> None:
@@ -103,11 +99,11 @@ def test_plain_on_the_clients_is_the_shared_model(name: str, tmp_path: Path) -> 
         evaluation(0, server, clients.score),
         evaluation.evaluator(parts.setup.algorithm.models(server)["global"]),
     )
-    assert "also" not in through
-    assert through["accuracy"] == pytest.approx(shared["accuracy"], rel=1e-12)
-    assert through["loss"] == pytest.approx(shared["loss"], rel=1e-6)
+    assert not through.also
+    assert through.accuracy == pytest.approx(shared.accuracy, rel=1e-12)
+    assert through.loss == pytest.approx(shared.loss, rel=1e-6)
     for key in ("mean", "std", "worst_tenth", "each"):
-        assert through["clients"][key] == pytest.approx(shared["clients"][key], rel=1e-12, abs=1e-15)
+        assert through.clients.to_json()[key] == pytest.approx(shared.clients.to_json()[key], rel=1e-12, abs=1e-15)
 
 
 def test_what_is_not_asked_for_is_the_algorithms_own(tmp_path: Path) -> None:
@@ -117,10 +113,10 @@ def test_what_is_not_asked_for_is_the_algorithms_own(tmp_path: Path) -> None:
     shared = run(tmp_path / "shared", name="fedavg")
     plain = run(tmp_path / "plain", name="fedavg", evaluation={"personal": ["plain"]})
     for a, b in zip(shared, plain, strict=True):
-        assert a["clients"]["each"] == pytest.approx(b["clients"]["each"])
+        assert a.clients.each == pytest.approx(b.clients.each)
     both = run(tmp_path / "both", evaluation={"models": BOTH})  # own names bear no way
-    assert list(both[-1]["also"]) == ["aggregate"]
-    assert both[-1]["accuracy"] == own[-1]["accuracy"]
+    assert list(both[-1].also) == ["aggregate"]
+    assert both[-1].accuracy == own[-1].accuracy
 
 
 def test_client_processes_score_what_the_loop_scores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -137,9 +133,7 @@ def test_other_executors_score_nearly_the_same(executor: str, tmp_path: Path) ->
     asked = {"models": BOTH, "personal": THREE}
     loop = run(tmp_path / "loop", evaluation=asked)
     other = run(tmp_path / executor, evaluation=asked, engine={"executor": executor})
-    assert other[-1]["also"]["global, plain"]["loss"] == pytest.approx(
-        loop[-1]["also"]["global, plain"]["loss"], rel=1e-4
-    )
+    assert other[-1].also["global, plain"].loss == pytest.approx(loop[-1].also["global, plain"].loss, rel=1e-4)
 
 
 @pytest.mark.slow
@@ -150,12 +144,12 @@ def test_ranks_score_their_own_clients(tmp_path: Path) -> None:
     (tmp_path / "e.toml").write_text(made(evaluation=asked, engine={"executor": "ranks"}).toml())
     done = torchrun(2, "run", tmp_path / "e.toml", "--out", tmp_path / "ranks")
     assert done.returncode == 0, done.stderr
-    together = read_metrics(tmp_path / "ranks")
+    together = RunFolder(tmp_path / "ranks").metrics()
     for a, b in zip(loop, together, strict=True):
-        for x, y in zip([a, *a["also"].values()], [b, *b["also"].values()], strict=True):
-            assert x["loss"] == pytest.approx(y["loss"], rel=1e-4)
-            assert x["clients"]["mean"] == pytest.approx(y["clients"]["mean"], abs=0.05)
-    assert [list(row["also"]) for row in loop] == [list(row["also"]) for row in together]
+        for x, y in zip([a, *a.also.values()], [b, *b.also.values()], strict=True):
+            assert x.loss == pytest.approx(y.loss, rel=1e-4)
+            assert x.clients.mean == pytest.approx(y.clients.mean, abs=0.05)
+    assert [list(row.also) for row in loop] == [list(row.also) for row in together]
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import sordino
+from sordino.evaluate.rows import RoundRow
 from sordino.runs.verify import verify
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
@@ -48,7 +49,7 @@ def test_own_model_and_data(tmp_path: Path) -> None:
     said = run("own_model_and_data/run.py", tmp_path)
     found = runs(tmp_path / "own_model_and_data")
     clinics, open_ = found["clinics"], found["open"]
-    assert clinics.receipt["simulated"] is False  # the example asks for real noise
+    assert clinics.receipt.simulated is False  # the example asks for real noise
     assert "simulated" not in clinics.promise
     assert clinics.accuracy is not None
     assert clinics.accuracy > 0.8  # the majority class alone is 0.63
@@ -68,7 +69,7 @@ def test_own_algorithm(tmp_path: Path) -> None:
     found = runs(tmp_path / "own_algorithm")
     for method in ("fedavg", "fedprox, mu = 0.1", "fedprox, mu = 1"):
         seeds = [found[f"{method}-{seed}"] for seed in (0, 1)]
-        late = [row["accuracy"] for result in seeds for row in result.metrics[-5:]]
+        late = [row.accuracy for result in seeds for row in result.metrics[-5:]]
         assert re.search(rf"^{method} +{sum(late) / len(late):.1%} ", said, re.MULTILINE)
     assert found["fedavg-0"].metrics != found["fedprox, mu = 1-0"].metrics
     assert "per example" in found["private"].promise
@@ -80,19 +81,19 @@ def test_the_own_algorithm_is_fedprox(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
     setting = {"rounds": 3, "partition": {"scheme": "iid", "clients": 3}, "name": "same"}
 
-    def metrics(name: str, **algorithm: object) -> list[dict[str, object]]:
+    def metrics(name: str, **algorithm: object) -> list[RoundRow]:
         out = tmp_path / f"{len(list(tmp_path.iterdir()))}"
         return sordino.run(setting, out=out, algorithm={"name": name, "local_epochs": 2, **algorithm}).metrics
 
     own = metrics("fedprox:FedProx", mu=0.5)
     assert own == [
-        {**row, "bytes_down": a["bytes_down"], "bytes_up": a["bytes_up"]}
+        row.beside(bytes_down=a.bytes_down, bytes_up=a.bytes_up)
         for row, a in zip(metrics("fedprox", mu=0.5), own, strict=True)
     ]
     still = metrics("fedprox:FedProx", mu=0.0)
-    plain = [row["loss"] for row in metrics("fedavg")]
-    assert [row["loss"] for row in still] == pytest.approx(plain, rel=1e-6)  # adding zero may round
-    assert [row["loss"] for row in own] != pytest.approx(plain, rel=1e-6)
+    plain = [row.loss for row in metrics("fedavg")]
+    assert [row.loss for row in still] == pytest.approx(plain, rel=1e-6)  # adding zero may round
+    assert [row.loss for row in own] != pytest.approx(plain, rel=1e-6)
 
 
 def test_the_own_algorithm_is_short() -> None:

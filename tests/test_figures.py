@@ -4,6 +4,7 @@ matplotlib is missing.
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 from pathlib import Path
@@ -16,23 +17,30 @@ import sordino
 from sordino.cli.main import app
 from sordino.errors import SordinoError
 from sordino.report import figures
+from sordino.report.comparison_page import ComparisonFacts
 from sordino.report.palette import LIGHT
 from sordino.report.run_facts import gather
 
 pytestmark = pytest.mark.slow  # they import matplotlib
 pytest.importorskip("matplotlib")
 POINT = {"n": 2, "std": 0.05, "worst": 0.3, "worst_std": None}
-FACTS: dict[str, Any] = {
-    "metric": "accuracy",
-    "methods": [
-        {"name": "one", "curve": [{**POINT, "round": t, "mean": 0.1 * t, "bytes": 1e6 * t} for t in (1, 2, 3)]},
-        {"name": "a & <b> $x$", "curve": [{**POINT, "round": t, "mean": 0.2 * t, "bytes": 2e6 * t} for t in (1, 2, 3)]},
-    ],
+
+
+def method(name: str, step: int) -> dict[str, Any]:
+    curve = [{**POINT, "round": t, "mean": 0.1 * step * t, "bytes": 1e6 * step * t, "flops": None} for t in (1, 2, 3)]
+    return {"name": name, "curve": curve, "guarantees": [], "differs": "", "experiment": ""}
+
+
+FACTS = ComparisonFacts.model_validate_json(json.dumps({
+    "title": "", "lead": "", "simulated": True, "metric": "accuracy", "seeds": 2, "caption": "", "candidates": [],
+    "prepared": False, "table": [], "choosing": [], "equal": [], "command": "",
+    "environment": {"sordino": "", "python": "", "platform": "", "cores": 1},
+    "methods": [method("one", 1), method("a & <b> $x$", 2)],
     "points": [
         {"name": "one", "unit": "example", "by": "anyone", "x": 8.0, "nominal": None, "delta": 1e-5, "status": "proved", "y": 0.3, "std": 0.01},
         {"name": "a & <b> $x$", "unit": "example", "by": "anyone", "x": 60.0, "nominal": 8.0, "delta": 1e-5, "status": "nominal", "y": 0.6, "std": None},
     ],
-}  # fmt: skip
+}))  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -59,12 +67,12 @@ def drawn(draw: Any, facts: Any) -> dict[str, list[float]]:
 def test_a_run_is_drawn_from_its_facts(folder: Path) -> None:
     facts = gather(folder)
     lines = drawn(figures.RUN["accuracy"], facts)
-    assert lines["global model"] == pytest.approx([100 * row["accuracy"] for row in facts["metrics"]])
+    assert lines["global model"] == pytest.approx([100 * row.accuracy for row in facts.metrics])
     lines = drawn(figures.RUN["epsilon"], facts)
-    assert lines["example, anyone (holds)"] == pytest.approx([e for _, e in facts["epsilon"][0]["points"]])
+    assert lines["example, anyone (holds)"] == pytest.approx([e for _, e in facts.epsilon[0].points])
     assert lines["nominal: proves nothing"][-1] == pytest.approx(8.0)
     lines = drawn(figures.RUN["traffic"], facts)
-    assert lines["up"][-1] == pytest.approx(sum(row["bytes_up"] for row in facts["metrics"]) / 1e6)
+    assert lines["up"][-1] == pytest.approx(sum(row.bytes_up for row in facts.metrics) / 1e6)
 
 
 def test_a_bubble_has_the_area_of_its_count(folder: Path) -> None:
@@ -72,7 +80,7 @@ def test_a_bubble_has_the_area_of_its_count(folder: Path) -> None:
     place = axes()
     assert figures.RUN["partition"](facts, place)
     (bubbles,) = place.collections
-    counts = [count for row in facts["partition"] for count in row if count]
+    counts = [count for row in facts.partition for count in row if count]
     ratio = [size / count for size, count in zip(bubbles.get_sizes(), counts, strict=True) if size > 0.2]
     assert len(ratio) > 10
     assert max(ratio) == pytest.approx(min(ratio))
@@ -112,15 +120,15 @@ def test_text_stays_text_and_names_stay_names(tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_drawn_is_left_out(tmp_path: Path) -> None:
-    empty = {**FACTS, "points": []}
+    empty = FACTS.beside(points=())
     assert [path.stem for path in figures.of_comparison(empty, tmp_path)] == ["accuracy-rounds", "accuracy-bytes"]
 
 
 def test_compute_is_drawn_of_the_methods_that_tell() -> None:
-    one, other = FACTS["methods"]
-    told = {**one, "curve": [{**point, "flops": 3e12 * point["round"]} for point in one["curve"]]}
+    one, other = FACTS.methods
+    told = one.beside(curve=tuple(point.beside(flops=3e12 * point.round) for point in one.curve))
     place = axes()
-    assert figures.COMPARISON["accuracy-compute"]({**FACTS, "methods": [told, other]}, place)
+    assert figures.COMPARISON["accuracy-compute"](FACTS.beside(methods=(told, other)), place)
     (line,) = place.get_lines()
     assert (line.get_label(), list(line.get_xdata())) == ("one", [3.0, 6.0, 9.0])
     assert not figures.COMPARISON["accuracy-compute"](FACTS, axes())
@@ -134,7 +142,7 @@ def test_a_kind_nobody_knows_is_refused(tmp_path: Path) -> None:
 
 def test_without_matplotlib_the_fix_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    for draw in (lambda: figures.of_run({}, tmp_path), lambda: figures.of_comparison(FACTS, tmp_path)):
+    for draw in (lambda: figures.of_run(FACTS, tmp_path), lambda: figures.of_comparison(FACTS, tmp_path)):
         with pytest.raises(SordinoError) as refused:
             draw()
         assert refused.value.code == "no-matplotlib"

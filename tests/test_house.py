@@ -57,15 +57,6 @@ def test_nothing_asks_a_plug_in_by_name() -> None:
 
 # algorithms/: each paper's file names its own states (Server, Client, Up); the others are told apart by their room
 ONE_FILE_PER_PAPER = "algorithms"
-SHARED_NAMES = {
-    "Asked",
-    "Budget",
-    "Noise",
-    "Once",
-    "Phase",
-    "Prepared",
-    "Start",
-}  # to be renamed in engine, runs and cli
 
 
 def public_classes() -> dict[str, set[str]]:
@@ -85,7 +76,7 @@ def test_no_two_classes_share_a_name() -> None:
         for name, files in public_classes().items()
         if len(files) > 1 and not all(file.startswith(ONE_FILE_PER_PAPER) for file in files)
     }
-    assert {name: files for name, files in several.items() if name not in SHARED_NAMES} == {}
+    assert several == {}
 
 
 def test_the_glossary_is_short_and_its_words_are_those_of_the_code() -> None:

@@ -30,13 +30,13 @@ from sordino.attacks.bound import Outputs, epsilon_lost, tuned
 from sordino.config import Experiment
 from sordino.data import Dataset, Split
 from sordino.engine import processes, wire
-from sordino.engine.shards import Prepared, Shards
+from sordino.engine.shards import PreparedShards, Shards
 from sordino.errors import ConfigError, DomainError, NonFiniteModel, SordinoError, UnsoundGuarantee
 from sordino.ledger.accountants import epsilon_by
 from sordino.ledger.calibrate import sampled_multiplier
 from sordino.ledger.events import Event, Gaussian, Laplace, Once, Poisson, Repeat, Response, from_json
 from sordino.ledger.notes import note
-from sordino.ledger.statement import Row, statement
+from sordino.ledger.statement import Guarantee, statement
 from sordino.privacy.noise.privunit import parameters
 from sordino.privacy.noise.sources import Counter, System
 from sordino.privacy.readers.responses import Responses
@@ -226,7 +226,7 @@ def test_the_misprinted_weights_never_pass_silently(tmp_path: Path) -> None:
     assert caught.value.code == "model-not-finite"
     assert re.search(r"round \d+", caught.value.what)
     right = start(made({"name": "fedavg", **table}, **many), tmp_path / "right")
-    assert right.metrics[-1]["accuracy"] > 0.7
+    assert right.metrics[-1].accuracy > 0.7
 
 
 # noise ----------------------------------------------------------------------------------------------------------------
@@ -349,7 +349,7 @@ def test_what_lc_fl_is_worth(
     pictures(*shape)
     made_ = start(made(LC | QUICK, cohort=EVERYONE, **STRIDE), tmp_path / "run")
     receipt = json.loads((tmp_path / "run" / "privacy.json").read_text())
-    assert receipt == made_.receipt
+    assert receipt == made_.receipt.to_json()
     rows = rows_of(receipt)
     assert len(rows) == len(receipt["guarantees"]) == 12  # four units, three observers
     for adversary in ("server", "participants", "public"):
@@ -382,8 +382,8 @@ def test_cdp_fl_costs_its_epsilon_for_every_coordinate_and_every_round(
         ended = start(
             made({"name": "cdp_fl", **QUICK}, cohort=EVERYONE, **{**STRIDE, "rounds": rounds}), tmp_path / f"{rounds}"
         )
-        rows = rows_of(ended.receipt)
-        assert ended.receipt["guarantees"][0]["unit"] == "example"  # no pixel, no image: nothing protects these
+        rows = rows_of(ended.receipt.to_json())
+        assert ended.receipt.guarantees[0].unit == "example"  # no pixel, no image: nothing protects these
         assert rows["client", "server"]["epsilon"] == "inf"
         for adversary in ("participants", "public"):
             assert rows["client", adversary]["epsilon"] == pytest.approx(rounds * 289_380.0, rel=1e-9)
@@ -432,14 +432,14 @@ def read(**more: Any) -> dict[str, Any]:
 def seen(monkeypatch: pytest.MonkeyPatch) -> dict[int, set[bytes]]:
     """What clients of this process train on, by client: one element for each set of answers."""
     found: dict[int, set[bytes]] = defaultdict(set)
-    whole = Prepared.__getitem__
+    whole = PreparedShards.__getitem__
 
-    def looking(self: Prepared, client: int) -> Examples:
+    def looking(self: PreparedShards, client: int) -> Examples:
         examples = whole(self, client)
         found[client].add(examples.x.numpy().tobytes() + examples.y.numpy().tobytes())
         return examples
 
-    monkeypatch.setattr(Prepared, "__getitem__", looking)
+    monkeypatch.setattr(PreparedShards, "__getitem__", looking)
     return found
 
 
@@ -471,7 +471,7 @@ def test_accuracy_is_that_of_clean_images(tmp_path: Path) -> None:
     )
     model = safetensors.torch.load_file(tmp_path / "run" / "model.safetensors")
     found = float(parts.setup.task.score(model, clean)["accuracy"].mean())
-    assert ended.metrics[-1]["accuracy"] == pytest.approx(found, abs=1e-6)
+    assert ended.metrics[-1].accuracy == pytest.approx(found, abs=1e-6)
     reader: Responses = parts.setup.algorithm.read
     noisy = float(parts.setup.task.score(model, reader.prepare(clean, Counter(1)))["accuracy"].mean())
     assert noisy != pytest.approx(found, abs=1e-3)
@@ -493,14 +493,14 @@ def test_answers_of_every_round_cost_in_every_round(seen: dict[int, set[bytes]],
     for redraw in ("run", "round"):
         seen.clear()
         ended = start(made(**{**read(redraw=redraw), "rounds": 4}), tmp_path / redraw)
-        row = rows_of(ended.receipt)["pixel", "server"]
+        row = rows_of(ended.receipt.to_json())["pixel", "server"]
         most = row["releases"]
         assert 2 <= most <= 4
         again = redraw == "round"
         # one more set where clients are tested with what they hold
         assert max(map(len, seen.values())) in ((most, most + 1) if again else (1,))
         assert row["accountants"]["pure"] == (5.0 * most if again else 5.0)
-        image = from_json(rows_of(ended.receipt)["image", "public"]["event"])
+        image = from_json(rows_of(ended.receipt.to_json())["image", "public"]["event"])
         value = Response(5.0, 21)
         assert image == (Repeat(value, 64 * most) if again else Once("responses of image", Repeat(value, 64)))
         assert not verify(tmp_path / redraw)
@@ -580,7 +580,7 @@ def test_clients_of_their_own_processes_answer_the_same(
         assert [entry.note for entry in loop.ledger] == [entry.note for entry in apart.ledger]
 
 
-def guarantees(reader: Responses, delta: float = 1e-5) -> dict[tuple[str, str], Row]:
+def guarantees(reader: Responses, delta: float = 1e-5) -> dict[tuple[str, str], Guarantee]:
     rows = statement([note([("*", reader.claims(WORK, 5, None))])] * 3, 4, delta)
     return {(row.unit, row.adversary): row for row in rows}
 
@@ -607,7 +607,7 @@ def test_fewer_values_have_more_of_the_budget_each(tmp_path: Path) -> None:
     assert guarantees(features)["image", "public"].epsilon == pytest.approx(10.0, rel=0.01)
     table = read(epsilon=10.0, of="image", delta=1e-5, side=4, label_epsilon=2.0)
     ended = start(made(**table), tmp_path / "run")
-    rows = rows_of(ended.receipt)
+    rows = rows_of(ended.receipt.to_json())
     assert rows["image", "server"]["event"]["event"]["count"] == 16
     assert rows["example", "server"]["epsilon"] < 12.1
     parts = parts_of(tmp_path / "run")
@@ -681,7 +681,7 @@ def test_directions_share_the_budget_and_add_up(cohort: dict[str, Any], tmp_path
     table = {"rounds": 4, "cohort": cohort, "privacy": {"epsilon": 8.0, "delta": 1e-3}, **PRIVUNIT}
     ended = start(made({"name": "fedavg", "local_steps": 2}, **table), tmp_path / "run")
     for adversary in ("server", "participants", "public"):
-        row = rows_of(ended.receipt)["client", adversary]
+        row = rows_of(ended.receipt.to_json())["client", adversary]
         event = from_json(row["event"])
         assert isinstance(event, Repeat)
         assert isinstance(event.event, Response)  # and no sample of one
@@ -691,7 +691,7 @@ def test_directions_share_the_budget_and_add_up(cohort: dict[str, Any], tmp_path
         assert row["accountants"]["pure"] <= 8.0
         assert row["neighbours"] == "replace"
         assert row["status"] == "proved"
-    assert "pure" in ended.receipt["budget"]["currency"]
+    assert "pure" in ended.receipt.budget.currency
 
 
 def test_a_direction_is_right_in_the_mean() -> None:
@@ -735,7 +735,7 @@ def rigorous(tmp_path_factory: pytest.TempPathFactory) -> Ended:
 @pytest.mark.slow
 def test_rigorous_lc_fl_makes_two_promises(rigorous: Ended) -> None:
     """To the server about images and examples, by their answers; to everybody else about whole clients, by noise."""
-    rows = rows_of(rigorous.receipt)
+    rows = rows_of(rigorous.receipt.to_json())
     for unit, most in (("image", 10.0), ("example", 12.0)):
         row = rows[unit, "server"]
         assert row["neighbours"] == "replace"
@@ -753,7 +753,7 @@ def test_rigorous_lc_fl_makes_two_promises(rigorous: Ended) -> None:
     assert isinstance(event.event, Poisson)
     assert isinstance(event.event.event, Gaussian)
     assert rows["client", "server"]["epsilon"] == "inf"
-    assert 17.0 not in set(numbers_in(rigorous.receipt))  # 12 to one observer and 5 to another are no 17
+    assert 17.0 not in set(numbers_in(rigorous.receipt.to_json()))  # 12 to one observer and 5 to another are no 17
     assert not verify(rigorous.folder)
 
 
@@ -861,7 +861,7 @@ def watched(noise: Noise, bound: Any, quieter: float, z: float) -> Outputs:
 @pytest.mark.slow
 def test_rigorous_noise_keeps_its_promise_and_a_quarter_of_it_does_not(rigorous: Ended) -> None:
     """The claim is the receipt's. False alarms: 1e-6."""
-    parts, row = parts_of(rigorous.folder), rows_of(rigorous.receipt)["client", "participants"]
+    parts, row = parts_of(rigorous.folder), rows_of(rigorous.receipt.to_json())["client", "participants"]
     uplink, claimed = parts.setup.algorithm.uplink, {row["delta"]: row["epsilon"]}
     noise, z = uplink.noise(), row["event"]["event"]["event"]["noise_multiplier"]
     bound = uplink.bound(parts.setup.coordinates)

@@ -32,7 +32,7 @@ def made(name: str) -> Experiment:
 def test_hooks_of_an_algorithm_are_asked_behind_an_uplink_that_learns(name: str, tmp_path: Path) -> None:
     """It trains, and stopped after a round it goes on to the same bytes: what was learnt is in the checkpoint."""
     whole = start(made(name), tmp_path / "whole")
-    assert [row["answered"] for row in whole.metrics] == [3, 3]
+    assert [row.answered for row in whole.metrics] == [3, 3]
 
     def stop(step: Progress) -> None:
         if step.round == 1:

@@ -69,4 +69,4 @@ def test_the_bench_races_what_auto_chooses_between(monkeypatch: pytest.MonkeyPat
     races = [("fp32", "bf16"), ("fp32", "bf16"), ("alone", "pooled"), ("alone", "stack")]
     assert [(row.first[0], row.second[0]) for row in rows] == races
     assert all(row.first[1] > 0 and row.second[1] > 0 for row in rows)
-    assert bench.Measured("x", ("a", 2.0), ("b", 1.0)).ratio == 2.0
+    assert bench.BenchResult("x", ("a", 2.0), ("b", 1.0)).ratio == 2.0

@@ -31,6 +31,7 @@ from sordino.data import Dataset, Split
 from sordino.engine.server import Federation
 from sordino.errors import LedgerError
 from sordino.evaluate.accuracy import LISTED, Evaluator
+from sordino.evaluate.rows import Scores
 from sordino.ledger import covering
 from sordino.ledger import statement as statements
 from sordino.ledger.accountants import EpsilonBound
@@ -41,7 +42,7 @@ from sordino.ledger.events import Event, Gaussian, NonPrivate, leaves
 from sordino.ledger.histories import Histories
 from sordino.ledger.ledger import Charter, Each, Ledger
 from sordino.ledger.notes import Release, note, read_notes
-from sordino.ledger.statement import Row, statement
+from sordino.ledger.statement import Guarantee, statement
 from sordino.partition import counts
 from sordino.partition.rows import RowNumbers
 from sordino.partition.schemes import Natural
@@ -117,7 +118,7 @@ def counted(event: Event, delta: float, neighbours: str) -> list[EpsilonBound]:
     ]
 
 
-def stated(notes: list[str], population: int, patch: pytest.MonkeyPatch, **changes: Any) -> list[Row]:
+def stated(notes: list[str], population: int, patch: pytest.MonkeyPatch, **changes: Any) -> list[Guarantee]:
     for name, value in changes.items():
         patch.setattr(statements if hasattr(statements, name) else covering, name, value)
     return statement(notes, population, 1e-5)
@@ -326,13 +327,13 @@ def test_the_spread_over_all_clients_is_found_from_those_who_took_part(spent: li
     people = len(spent) + more
     every = [*spent, *[0.0] * more]
     told = {"min": min(every), "median": statistics.median(every), "max": max(every)}
-    assert _spread(_of_all(spent, 0.0, people, False)) == told
+    assert _spread(_of_all(spent, 0.0, people, False)).to_json() == told
     times = [round(4 * share) for share in spent]
     found = _spread(_of_all(times, 0, people, False))
-    assert found["median"] == statistics.median([*times, *[0] * more])
-    assert type(found["median"]) is type(statistics.median([*times, *[0] * more]))  # the same text in the receipt
-    assert _spread(_of_all([0.3], 0.0, people, True)) == {"min": 0.3, "median": 0.3, "max": 0.3}
-    assert _spread(_of_all([], 0, people, True)) == {"min": 0, "median": 0, "max": 0}
+    assert found.median == statistics.median([*times, *[0] * more])
+    assert type(found.median) is type(statistics.median([*times, *[0] * more]))  # the same text in the receipt
+    assert _spread(_of_all([0.3], 0.0, people, True)).to_json() == {"min": 0.3, "median": 0.3, "max": 0.3}
+    assert _spread(_of_all([], 0, people, True)).to_json() == {"min": 0, "median": 0, "max": 0}
 
 
 def test_a_page_shows_some_of_very_many() -> None:
@@ -353,7 +354,7 @@ class Given:
         return self.scores
 
 
-def evaluated(task: Given, rows: Any) -> dict[str, Any]:
+def evaluated(task: Given, rows: Any) -> Scores:
     some = next(iter(task.scores.values()))
     return Evaluator(task, Examples(some, some), rows)({})  # type: ignore[arg-type]
 
@@ -369,26 +370,27 @@ def test_every_client_is_scored_as_if_alone(examples: list[tuple[int, int, float
     found = evaluated(task, RowNumbers.by_owner(np.array(owner), 26))
     own = [[v for k, v in zip(owner, values, strict=True) if k == client] for client in range(26)]
     each = [statistics.fmean(mine) if mine else None for mine in own]
-    assert found["loss"] == pytest.approx(statistics.fmean(loss))
+    assert found.loss == pytest.approx(statistics.fmean(loss))
     known = sorted((score for score in each if score is not None), reverse=metric == "loss")
     if not known:
-        assert "clients" not in found
+        assert found.clients is None
         return
-    told = found["clients"]
-    assert told["metric"] == metric
-    assert told["each"] == [score if score is None else pytest.approx(score) for score in each]
-    assert told["mean"] == pytest.approx(statistics.fmean(known))
-    assert told["std"] == pytest.approx(statistics.pstdev(known), abs=1e-9)
-    assert told["worst_tenth"] == pytest.approx(statistics.fmean(known[: max(1, math.ceil(len(known) / 10))]))
+    told = found.clients
+    assert told is not None
+    assert told.metric == metric
+    assert list(told.each or ()) == [score if score is None else pytest.approx(score) for score in each]
+    assert told.mean == pytest.approx(statistics.fmean(known))
+    assert told.std == pytest.approx(statistics.pstdev(known), abs=1e-9)
+    assert told.worst_tenth == pytest.approx(statistics.fmean(known[: max(1, math.ceil(len(known) / 10))]))
 
 
 def test_single_clients_are_listed_up_to_ten_thousand() -> None:
     for clients in (LISTED, LISTED + 1):
-        told = evaluated(Given(accuracy=[1.0, 0.0, 1.0]), RowNumbers.by_owner(np.array([0, 5, clients - 1]), clients))[
-            "clients"
-        ]
-        assert ("each" in told) == (clients == LISTED)
-        assert told["mean"] == pytest.approx(2 / 3)
+        rows = RowNumbers.by_owner(np.array([0, 5, clients - 1]), clients)
+        told = evaluated(Given(accuracy=[1.0, 0.0, 1.0]), rows).clients
+        assert told is not None
+        assert (told.each is not None) == (clients == LISTED)
+        assert told.mean == pytest.approx(2 / 3)
 
 
 def test_an_evaluation_leaves_the_device_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -582,11 +584,13 @@ def test_a_run_of_a_million_clients_ends_with_a_receipt(kind: str, tmp_path: Pat
         ended = start(crowd.parts.setup.experiment, tmp_path / "run")
         assert verify(tmp_path / "run") == []
     assert len(ended.metrics) == 3
-    assert all("each" not in row["clients"] for row in ended.metrics if "clients" in row)
-    assert ended.receipt["clients"] == MILLION
-    finite = [row for row in ended.receipt["guarantees"] if row["epsilon"] != "inf"]
+    assert all(row.clients.each is None for row in ended.metrics if row.clients is not None)
+    assert ended.receipt.clients == MILLION
+    finite = [row for row in ended.receipt.guarantees if row.finite]
     assert bool(finite) == (kind != "plain")
     assert (tmp_path / "run" / "ledger.sqlite").stat().st_size < 200_000
     if kind != "plain":
-        used = ended.receipt["budget"]["exposures_used"]
-        assert used == ({"min": 3, "median": 3, "max": 3} if kind == "hidden" else {"min": 0, "median": 0, "max": 1})
+        used = ended.receipt.budget.exposures_used
+        assert used.to_json() == (
+            {"min": 3, "median": 3, "max": 3} if kind == "hidden" else {"min": 0, "median": 0, "max": 1}
+        )

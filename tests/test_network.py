@@ -22,7 +22,7 @@ from sordino import config, tree
 from sordino.engine.lines import Line, write
 from sordino.engine.slow_network import Emulated
 from sordino.errors import ConfigError, RunError
-from sordino.runs.folder import read_metrics, read_preparation
+from sordino.runs.folder import RunFolder
 from sordino.runs.run import Progress, start
 
 Table = dict[str, Any]
@@ -132,14 +132,14 @@ def test_ten_devices_on_a_slow_network_are_the_simulator(tmp_path: Path) -> None
     network = {"latency_ms": 30.0, "down_mbit": 5.0, "up_mbit": 1.0, "timeout_s": 60.0}
     start(made(network), tmp_path / "ten")
     assert torch.allclose(model(tmp_path / "loop"), model(tmp_path / "ten"), rtol=0, atol=1e-5)
-    one, ten = read_metrics(tmp_path / "loop"), read_metrics(tmp_path / "ten")
-    assert [row["bytes_up"] for row in one] == [row["bytes_up"] for row in ten]
-    assert [row["bytes_down"] for row in one] == [row["bytes_down"] for row in ten]
+    one, ten = RunFolder(tmp_path / "loop").metrics(), RunFolder(tmp_path / "ten").metrics()
+    assert [row.bytes_up for row in one] == [row.bytes_up for row in ten]
+    assert [row.bytes_down for row in one] == [row.bytes_down for row in ten]
     for row in ten:
-        message = row["bytes_up"] / 2
-        least = 2 * 0.030 + 8 * message / 1e6 + 8 * (row["bytes_down"] / 2) / 5e6
-        assert row["seconds"] >= least  # both devices wait at once, so once
-        assert row["seconds"] < 2 * least + 5
+        message = row.bytes_up / 2
+        least = 2 * 0.030 + 8 * message / 1e6 + 8 * (row.bytes_down / 2) / 5e6
+        assert row.seconds >= least  # both devices wait at once, so once
+        assert row.seconds < 2 * least + 5
 
 
 SLAUG: Table = {
@@ -163,7 +163,7 @@ def test_so_is_a_run_that_prepares(tmp_path: Path) -> None:
     start(made(executor="loop", **SLAUG), tmp_path / "loop")
     start(made({"latency_ms": 5.0, "up_mbit": 50.0}, **SLAUG), tmp_path / "ten")
     assert torch.allclose(model(tmp_path / "loop"), model(tmp_path / "ten"), rtol=0, atol=1e-5)
-    assert read_preparation(tmp_path / "loop") == read_preparation(tmp_path / "ten")
+    assert RunFolder(tmp_path / "loop").prepared() == RunFolder(tmp_path / "ten").prepared()
 
 
 @pytest.mark.slow
@@ -197,10 +197,10 @@ def test_a_silent_device_is_not_waited_for_and_somebody_else_is_asked(tmp_path: 
     begin = time.monotonic()
     start(experiment, tmp_path / "run", watch)
     assert time.monotonic() - begin < 120
-    rows = read_metrics(tmp_path / "run")
-    answered = [row["answered"] for row in rows]
+    rows = RunFolder(tmp_path / "run").metrics()
+    answered = [row.answered for row in rows]
     assert answered[0] == 9
-    silent = [t for t, row in enumerate(rows) if row["answered"] < row["active"]]
+    silent = [t for t, row in enumerate(rows) if row.answered < row.active]
     assert (
         len(silent) == 1
     )  # only the round in which it was first waited for: then the one left over is asked in its place

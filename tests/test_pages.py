@@ -19,9 +19,10 @@ from PIL import Image
 
 import sordino
 from sordino.report import palette
+from sordino.report.comparison_page import Method as ShownMethod
 from sordino.report.comparison_page import write as write_comparison
 from sordino.report.comparison_table import shaped
-from sordino.report.run_facts import gather
+from sordino.report.run_facts import RunFacts, gather
 from sordino.report.run_page import page
 from sordino.results.comparison import Comparison
 
@@ -43,7 +44,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def facts(folder: Path) -> dict[str, Any]:
+def facts(folder: Path) -> RunFacts:
     return gather(folder)
 
 
@@ -59,7 +60,7 @@ def compared(tmp_path_factory: pytest.TempPathFactory) -> Comparison:
 
 
 @pytest.fixture(scope="module", params=["run", "comparison"])
-def text(request: pytest.FixtureRequest, facts: dict[str, Any], compared: Comparison) -> str:
+def text(request: pytest.FixtureRequest, facts: RunFacts, compared: Comparison) -> str:
     return {"run": lambda: page(facts), "comparison": lambda: compared.report().read_text()}[request.param]()
 
 
@@ -84,47 +85,47 @@ def test_hostile_names_stay_text(text: str) -> None:
     assert "<img" not in text
 
 
-def test_a_marker_in_a_name_is_not_filled(facts: dict[str, Any]) -> None:
+def test_a_marker_in_a_name_is_not_filled(facts: RunFacts) -> None:
     name = "/*FACTS*/ and /*SCRIPT*/"
-    assert facts_in(page({**facts, "name": name}))["name"] == name
+    assert facts_in(page(facts.beside(name=name)))["name"] == name
 
 
 def test_the_comparison_page_shows_the_table(compared: Comparison) -> None:
     facts = facts_in(compared.report().read_text())
     assert facts["table"] == shaped(compared.table)
     for method, row in zip(facts["methods"], compared.table, strict=True):
-        assert method["curve"][-1]["mean"] == pytest.approx(row["final"])
-        assert method["curve"][-1]["bytes"] == pytest.approx(row["bytes"])
-        assert method["curve"][-1]["n"] == row["n"] == 2
+        assert method["curve"][-1]["mean"] == pytest.approx(row.measured["final"].mean)
+        assert method["curve"][-1]["bytes"] == pytest.approx(row.measured["bytes"].mean)
+        assert method["curve"][-1]["n"] == row.n == 2
     assert [method["name"] for method in facts["methods"]] == list(METHODS)
     assert facts["command"] == compared.command
 
 
 def test_points_are_where_epsilon_is_finite_and_nominal_stays_apart(compared: Comparison) -> None:
-    points = {point["name"]: point for point in compared.facts["points"]}
+    points = {point.name: point for point in compared.facts.points}
     assert "open" not in points
-    assert points[HOSTILE]["x"] == pytest.approx(8.0)
-    assert points[HOSTILE]["nominal"] is None
-    assert points["published"]["nominal"] == pytest.approx(8.0)
-    assert points["published"]["x"] > 8.0  # what holds is worse than what the formula prints
+    assert points[HOSTILE].x == pytest.approx(8.0)
+    assert points[HOSTILE].nominal is None
+    assert points["published"].nominal == pytest.approx(8.0)
+    assert points["published"].x > 8.0  # what holds is worse than what the formula prints
 
 
 def test_what_was_held_equal_and_what_differs(compared: Comparison) -> None:
     facts = compared.facts
-    assert {name for name, _ in facts["equal"]} >= {"data", "partition", "model", "cohort", "rounds", "evaluation"}
-    assert "fedavg" in facts["methods"][0]["differs"]
-    assert not any("partition" in method["differs"] for method in facts["methods"])
+    assert {name for name, _ in facts.equal} >= {"data", "partition", "model", "cohort", "rounds", "evaluation"}
+    assert "fedavg" in facts.methods[0].differs
+    assert not any("partition" in method.differs for method in facts.methods)
 
 
-def test_the_nominal_curve_is_not_the_one_that_holds(facts: dict[str, Any]) -> None:
-    (line,) = [c for c in facts["epsilon"] if c["unit"] == "example"]
-    assert line["by"] == "anyone"
-    assert line["nominal"][-1][1] == pytest.approx(8.0)
-    assert [t for t, _ in line["nominal"]] == [t for t, _ in line["points"]] == [1, 2, 3, 4]
-    assert all(said < holds for (_, said), (_, holds) in zip(line["nominal"], line["points"], strict=True))
+def test_the_nominal_curve_is_not_the_one_that_holds(facts: RunFacts) -> None:
+    (line,) = [c for c in facts.epsilon if c.unit == "example"]
+    assert line.by == "anyone"
+    assert line.nominal[-1][1] == pytest.approx(8.0)
+    assert [t for t, _ in line.nominal] == [t for t, _ in line.points] == [1, 2, 3, 4]
+    assert all(said < holds for (_, said), (_, holds) in zip(line.nominal, line.points, strict=True))
 
 
-def test_a_thousand_clients_over_many_rounds_fit(folder: Path, facts: dict[str, Any]) -> None:
+def test_a_thousand_clients_over_many_rounds_fit(folder: Path, facts: RunFacts) -> None:
     clients, rounds = 1000, 200
     many = {"metric": "accuracy", "mean": 0.5, "std": 0.1, "worst_tenth": 0.2, "each": [0.123456789] * clients}
     (folder / "metrics.jsonl").rename(folder / "kept")
@@ -134,13 +135,13 @@ def test_a_thousand_clients_over_many_rounds_fit(folder: Path, facts: dict[str, 
     ]
     (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     try:
-        thin = gather(folder)["metrics"]
+        thin = gather(folder).metrics
     finally:
         (folder / "kept").rename(folder / "metrics.jsonl")
-    assert [row["round"] for row in thin] == [row["round"] for row in rows]
-    assert [i for i, row in enumerate(thin) if "each" in row["clients"]] == [rounds - 1]
-    by_client = [{**facts["by_client"][0], "client": k} for k in range(clients)]
-    big = {**facts, "metrics": thin, "by_client": by_client, "partition": [[1] * 62] * clients}
+    assert [row.round for row in thin] == [row["round"] for row in rows]
+    assert [i for i, row in enumerate(thin) if row.clients.each is not None] == [rounds - 1]
+    by_client = tuple(facts.by_client[0].beside(client=k) for k in range(clients))
+    big = facts.beside(metrics=thin, by_client=by_client, partition=((1,) * 62,) * clients)
     assert len(page(big)) < 1_000_000
 
 
@@ -197,7 +198,7 @@ def test_the_colour_check_sees_a_red_and_a_green_of_one_lightness() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("theme", ["light", "dark"])
-def test_a_browser_draws_a_run(facts: dict[str, Any], tmp_path: Path, theme: str) -> None:
+def test_a_browser_draws_a_run(facts: RunFacts, tmp_path: Path, theme: str) -> None:
     seen = look(page(facts), tmp_path, theme)
     assert seen.wrong == []
     raw = seen.raw
@@ -209,9 +210,7 @@ def test_a_browser_draws_a_run(facts: dict[str, Any], tmp_path: Path, theme: str
     assert raw["reading"].startswith("round 4: global model")  # by keyboard
     assert raw["tables"]["Test accuracy"][-1][1] == f"{100 * facts['metrics'][-1]['accuracy']:.1f} %"
     (line,) = facts["epsilon"]
-    assert float(raw["tables"]["Epsilon that holds, over rounds"][-1][1]) == pytest.approx(
-        line["points"][-1][1], rel=1e-3
-    )
+    assert float(raw["tables"]["Epsilon that holds, over rounds"][-1][1]) == pytest.approx(line.points[-1][1], rel=1e-3)
     assert float(raw["tables"]["What the formula prints"][-1][1]) == pytest.approx(8.0)
     counts = [[int(v) for v in row[1:-1]] for row in raw["tables"]["Labels of each client"][1:]]
     assert counts == facts["partition"]
@@ -242,7 +241,7 @@ def test_a_browser_draws_a_comparison(compared: Comparison, tmp_path: Path, them
 @pytest.mark.slow
 @pytest.mark.parametrize("width", [500, 820])
 def test_narrow_windows_do_not_scroll_sideways(
-    facts: dict[str, Any], compared: Comparison, tmp_path: Path, width: int
+    facts: RunFacts, compared: Comparison, tmp_path: Path, width: int
 ) -> None:
     for text in (page(facts), compared.report().read_text()):
         assert look(text, tmp_path, width=width).wrong == []
@@ -263,7 +262,7 @@ BROKEN = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", BROKEN)
-def test_the_probe_sees_a_broken_page(facts: dict[str, Any], tmp_path: Path, name: str) -> None:
+def test_the_probe_sees_a_broken_page(facts: RunFacts, tmp_path: Path, name: str) -> None:
     breaking, expected = BROKEN[name]
     whole = page(facts)
     broken = breaking(whole)
@@ -273,16 +272,12 @@ def test_the_probe_sees_a_broken_page(facts: dict[str, Any], tmp_path: Path, nam
 
 @pytest.mark.slow
 def test_a_comparison_without_accuracy_is_drawn(compared: Comparison, tmp_path: Path) -> None:
-    losses = [
-        {
-            **m,
-            "curve": [
-                {**p, "mean": 3.0 - p["round"], "std": 0.1, "worst": None, "worst_std": None} for p in m["curve"]
-            ],
-        }
-        for m in compared.facts["methods"]
-    ]
-    facts = {**compared.facts, "metric": "loss", "methods": losses, "points": []}
+    def lost(m: ShownMethod) -> ShownMethod:
+        points = (p.beside(mean=3.0 - p.round, std=0.1, worst=None, worst_std=None) for p in m.curve)
+        return m.beside(curve=tuple(points))
+
+    methods = tuple(map(lost, compared.facts.methods))
+    facts = compared.facts.beside(metric="loss", methods=methods, points=())
     seen = look(write_comparison(facts, tmp_path / "page.html").read_text(), tmp_path)
     assert seen.wrong == []
     assert seen.raw["plots"] == [f"Test loss over {what}" for what in ("rounds", "bytes sent", "device compute")]

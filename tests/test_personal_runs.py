@@ -47,14 +47,14 @@ def ran(parts: Simulation, folder: Path) -> dict[str, Any]:
 )
 def test_every_budget_holds_and_is_used(mechanism: str, tmp_path: Path) -> None:
     made_ = made({"name": "pdp_prox", "mechanism": mechanism}, MECHANISMS[mechanism], GROUPS)
-    groups = ran(made_, tmp_path / "run")["budget"]["groups"]
-    assert [g["granted"] for g in groups] == [1.0, 2.0, 4.0]
-    assert [g["clients"] for g in groups] == [12, 8, 2]
+    groups = ran(made_, tmp_path / "run").budget.groups
+    assert [g.granted for g in groups] == [1.0, 2.0, 4.0]
+    assert [g.clients for g in groups] == [12, 8, 2]
     for group in groups:
-        assert group["status"] == "proved"
-        assert group["spent"] <= group["granted"] * (1 + 1e-6)
+        assert group.status == "proved"
+        assert group.spent <= group.granted * (1 + 1e-6)
         if mechanism in ("bounds", "local"):  # exact composition over known counts: all of it
-            assert group["spent"] == pytest.approx(group["granted"], rel=1e-3)
+            assert group.spent == pytest.approx(group.granted, rel=1e-3)
 
 
 @pytest.mark.slow
@@ -66,20 +66,20 @@ def test_published_budgets_are_claimed_and_what_holds_is_said(cost: str, tmp_pat
         {"name": "pdp_prox", "mechanism": "published"}, {"name": "threshold_published", "cost": cost}, GROUPS, rounds=12
     )
     found = ran(parts, tmp_path / "run")
-    groups = found["budget"]["groups"]
+    groups = found.budget.groups
     _, federation = opened(tmp_path / "run")
     with federation.ledger as ledger:
         events: dict[int, float] = {}
         for entry in ledger.entries():
             for group in parsed(entry.note).releases:
                 z = next(c["event"] for c in group["claims"] if c["unit"] == "client" and c["adversary"] == "server")
-                for k in group["clients"]:
+                for k in group.clients:
                     events[k] = events.get(k, 0.0) + z["noise_multiplier"] ** -2
     levels = parts.setup.plan.budget.levels()  # type: ignore[union-attr]
     for group in groups:
-        true = max(epsilon_of(math.sqrt(events.get(k, 0.0)), DELTA) for k in levels[group["granted"]])
-        assert group["spent"] == pytest.approx(true, rel=1e-3)
-        assert group["claimed"] <= group["granted"] * (1 + 1e-9)
+        true = max(epsilon_of(math.sqrt(events.get(k, 0.0)), DELTA) for k in levels[group.granted])
+        assert group.spent == pytest.approx(true, rel=1e-3)
+        assert group.claimed <= group.granted * (1 + 1e-9)
 
 
 @pytest.mark.slow
@@ -93,8 +93,8 @@ def test_published_dp_prox_plays_every_round_and_spends_what_it_was_granted(roun
     parts = made({"name": "dp_prox", "variant": "published"}, cohort, epsilon, rounds, clients)
     found = ran(parts, tmp_path / "run")
     assert found["rounds"] == rounds
-    assert [row["answered"] for row in open_run(tmp_path / "run").metrics] == [size] * rounds
-    row = next(r for r in found["guarantees"] if (r["unit"], r["adversary"]) == ("client", "participants"))
+    assert [row.answered for row in open_run(tmp_path / "run").metrics] == [size] * rounds
+    row = next(r for r in found.guarantees if (r.unit, r.adversary) == ("client", "participants"))
     assert row["status"] == "conditional"
     assert 0.9 * epsilon < row["epsilon"] <= epsilon
     planned = sampled_multiplier(epsilon, DELTA, size / clients, rounds, "pld")
@@ -129,7 +129,7 @@ def test_a_hidden_plan_of_thresholds_charges_everybody() -> None:
             server = one_round(federation, server, t, clients).server
         for entry in ledger.entries():
             assert len(entry.charges) == 22
-        assert receipt(parts, federation)["budget"]["exposures_used"]["min"] == 6
+        assert receipt(parts, federation).budget.exposures_used.min == 6
     assert sampled_multiplier(1.0, DELTA, 0.1, 100) == pytest.approx(4.278, rel=0.01)
 
 

@@ -184,7 +184,7 @@ def test_a_network_whose_features_are_the_input_has_nothing_to_learn(tmp_path: P
     ended = start(made, tmp_path / "run")
     model = safetensors.torch.load_file(tmp_path / "run" / "model.safetensors")
     assert all(torch.equal(model[name], value) for name, value in simulated(made).setup.state("server").x.items())
-    assert ended.metrics[0]["accuracy"] == ended.metrics[-1]["accuracy"] > 0.7
+    assert ended.metrics[0].accuracy == ended.metrics[-1].accuracy > 0.7
 
 
 # the server -----------------------------------------------------------------------------------------------------------

@@ -25,6 +25,7 @@ from sordino import config, keys, tree
 from sordino.algorithms import ALGORITHMS
 from sordino.algorithms.slaug import prepare
 from sordino.algorithms.slaug.prepare import Ask, Train
+from sordino.algorithms.slaug.traffic import Sizes
 from sordino.algorithms.slaug.training import SlaugFL
 from sordino.algorithms.slaug.training import Up as TrainingUp
 from sordino.config import Experiment
@@ -32,7 +33,6 @@ from sordino.engine import checkpoint, processes, wire
 from sordino.engine.server import Federation
 from sordino.engine.site import Site
 from sordino.errors import SordinoError
-from sordino.evaluate.traffic import Sizes, extra_parameters
 from sordino.generators import nets
 from sordino.ledger.accountants import epsilon_by
 from sordino.ledger.currency import UNIT
@@ -44,7 +44,7 @@ from sordino.privacy.noise.sources import for_client, for_round
 from sordino.runs import preparation
 from sordino.runs.forecast import Forecast
 from sordino.runs.receipt import opened
-from sordino.runs.rounds import Phase
+from sordino.runs.rounds import PlayedPhase
 from sordino.runs.run import resume, start
 from sordino.runs.setup import Setup
 from sordino.runs.simulation import Simulation, simulated
@@ -137,8 +137,12 @@ def unstopped(once: Path) -> Whole:
 METHODS = {
     "reserved": (Federation, "reserve", 0),
     "computed": (Federation, "receive", 0),
-    "written": (Phase, "_save", 1),  # counts the rounds that are done; the row of metrics is, the checkpoint is not
-    "kept": (Phase, "_save", 1),
+    "written": (
+        PlayedPhase,
+        "_save",
+        1,
+    ),  # counts the rounds that are done; the row of metrics is, the checkpoint is not
+    "kept": (PlayedPhase, "_save", 1),
     "stored": (Federation, "store", 0),
     "published": (Federation, "publish", 0),
 }
@@ -151,7 +155,7 @@ def killed_in(phase: str, point: str, t: int) -> Iterator[None]:
     real = getattr(owner, name)
 
     def dying(self: Any, now: int, *rest: Any) -> Any:
-        here = self.setup.phase if isinstance(self, Phase) else self.run.partition(".")[2]
+        here = self.setup.phase if isinstance(self, PlayedPhase) else self.run.partition(".")[2]
         dies = here == phase and now == t + shift
         if dies and point == "written":
             self.metrics.sync()
@@ -517,7 +521,7 @@ def test_the_totals_are_formula_18_and_what_it_leaves_out(once: Path) -> None:
     d_m, d_p = tree.size(parts.setup.task.init(0)), parts.setup.task.width
     d_g = nets.parameters(parts.setup.algorithm._shape)
     sizes = Sizes(CLIENTS, COHORT, ROUNDS, CLASSES, d_m, d_g, d_p)
-    formula = 4 * (extra_parameters(sizes) + sizes.rounds * sizes.round)
+    formula = 4 * (sizes.parameters + sizes.rounds * sizes.round)
     measured = sum(row["bytes_down"] + row["bytes_up"] for row in (*rows, *training))
 
     asked = [row for row in rows if row["phase"] == "ask"]
@@ -591,7 +595,7 @@ def test_a_plan_of_phases_is_what_the_receipt_says(variant: str, tmp_path: Path)
         algorithm={**TINY["algorithm"], "variant": variant}, cohort={"name": "round_robin", "size": CLIENTS}, **PRIVATE
     )
     ended = start(experiment, tmp_path / "run")
-    said = {(g["unit"], g["adversary"]): g["epsilon"] for g in ended.receipt["guarantees"]}
+    said = {(g.unit, g.adversary): g.epsilon for g in ended.receipt.guarantees}
     planned = {(g["unit"], g["adversary"]): g["epsilon"] for g in Forecast(simulated(experiment)).guarantees}
     assert said.keys() == planned.keys()
     for subject, epsilon in said.items():

@@ -432,11 +432,11 @@ def test_when_everybody_abstains_the_model_stays(uplink: dict[str, Any] | None, 
         **({} if uplink is None else {"uplink": uplink}),
     )
     result = start(made, tmp_path / "run")
-    assert [row["answered"] for row in result.metrics] == [0] * 4
+    assert [row.answered for row in result.metrics] == [0] * 4
     found = safetensors.torch.load_file(tmp_path / "run" / "model.safetensors")
     first = simulated(made).setup.state("server").x
     assert all(torch.equal(found[name], first[name]) for name in first)
-    assert result.receipt["budget"]["spent_share"]["max"] == 0
+    assert result.receipt.budget.spent_share.max == 0
 
 
 def test_a_shared_ledger_serves_two_runs_and_no_more(tmp_path: Path) -> None:
@@ -444,9 +444,9 @@ def test_a_shared_ledger_serves_two_runs_and_no_more(tmp_path: Path) -> None:
     privacy = {"epsilon": 4.0, "ledger": str(tmp_path / "shared.sqlite")}
     first = start(experiment(GDP, privacy=privacy), tmp_path / "first")
     second = start(experiment({**GDP, "lr": 0.2}, privacy=privacy), tmp_path / "second")
-    assert [row["answered"] for row in first.metrics] == [2] * 4
-    assert [row["answered"] for row in second.metrics] == [0] * 4
-    assert second.receipt["budget"]["exposures_used"]["max"] == 0
+    assert [row.answered for row in first.metrics] == [2] * 4
+    assert [row.answered for row in second.metrics] == [0] * 4
+    assert second.receipt.budget.exposures_used.max == 0
     from sordino.runs.verify import verify
 
     assert verify(tmp_path / "first") == []  # what another run spends later does not unmake a receipt

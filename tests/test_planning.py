@@ -24,7 +24,7 @@ from scipy.stats import norm
 
 from sordino import config, tree
 from sordino.budget import calculator
-from sordino.budget.calculator import Enough, Question, answer, ask, asked, bought, enough, enough_for
+from sordino.budget.calculator import Enough, PlanRow, Question, answer, ask, asked, bought, enough, enough_for
 from sordino.round import one_round
 from sordino.runs import noise_level
 from sordino.runs.forecast import Compared, Forecast, compare
@@ -332,21 +332,19 @@ def test_bytes_and_promise_are_those_of_the_run(name: str, tmp_path: Path) -> No
     traffic = foreseen.traffic()
     ended = start(made, tmp_path / "run")
     for way in ("bytes_down", "bytes_up"):
-        assert traffic[way] == sum(row[way] for row in ended.metrics)
-    for row, promised in zip(ended.receipt["guarantees"], foreseen.guarantees, strict=True):
-        assert {key: value for key, value in row.items() if key != "nominal_epsilon"} == json.loads(
-            json.dumps(promised)
-        )
-    if budget := ended.receipt["budget"]:
-        assert max(foreseen.federation.exposures.values()) == budget["exposures_used"]["max"]
-        assert foreseen.parts.setup.plan.exposures[foreseen.busiest] == budget["exposures_planned"]["max"]
+        assert traffic.to_json()[way] == sum(row.to_json()[way] for row in ended.metrics)
+    for row, promised in zip(ended.receipt.guarantees, foreseen.guarantees, strict=True):
+        assert row.beside(nominal_epsilon=None) == promised
+    if (budget := ended.receipt.budget) is not None:
+        assert max(foreseen.federation.exposures.values()) == budget.exposures_used.max
+        assert foreseen.setup.plan.exposures[foreseen.busiest] == budget.exposures_planned.max
 
 
 def test_messages_are_not_all_of_one_length() -> None:
     """A header spells its round and its sender out: who counts the first message only is wrong by a few bytes."""
     traffic = Forecast(simulated(config.validate(DIGITS))).traffic()
-    assert traffic["bytes_down"] != 36 * traffic["bytes_per_message"]["down"]
-    assert traffic["bytes_up"] != 36 * traffic["bytes_per_message"]["up"]
+    assert traffic.bytes_down != 36 * traffic.bytes_per_message.down
+    assert traffic.bytes_up != 36 * traffic.bytes_per_message.up
 
 
 @pytest.mark.slow
@@ -354,7 +352,7 @@ def test_planning_leaves_no_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.chdir(tmp_path)
     shared = tmp_path / "shared.sqlite"
     found = planned("rounds=3", f"privacy.ledger='{shared}'")
-    assert found.rows[0]["minutes"] > 0
+    assert found.rows[0].minutes > 0
     assert list(tmp_path.iterdir()) == []
 
 
@@ -380,9 +378,9 @@ def test_the_printed_commands_keep_the_promise(kind: str, tmp_path: Path) -> Non
     """Each is run as printed; its receipt promises at most what was asked, for the unit and the adversary of its row."""
     found = planned(*KINDS[kind])
     assert len(found.rows) >= 4
-    assert {row["unit"] for row in found.rows} == {"client", "example"}
+    assert {row.unit for row in found.rows} == {"client", "example"}
     for number, row in enumerate(found.rows):
-        kept(row, row["run"], tmp_path / str(number), 4.0)
+        kept(row, row.run, tmp_path / str(number), 4.0)
 
 
 @pytest.mark.slow
@@ -399,7 +397,7 @@ def test_the_printed_numbers_are_those_of_the_run(unit: str, cohort: int, tmp_pa
         if row.question.records != 120:
             continue  # no command can make records
         run = ["partition={scheme='iid', clients=12}", *row.run]
-        parts = kept(row.to_json(), run, tmp_path / str(number), 4.0)
+        parts = kept(row.row, run, tmp_path / str(number), 4.0)
         noise = expected_noise(parts.setup)
         assert noise is not None
         assert noise_level.multiplier(parts.setup, 0) == pytest.approx(row.noise_multiplier, rel=1e-4)
@@ -407,28 +405,28 @@ def test_the_printed_numbers_are_those_of_the_run(unit: str, cohort: int, tmp_pa
             assert noise.ratio == pytest.approx(row.noise_to_signal, rel=0.01)
 
 
-def kept(row: Table, run: Sequence[str], folder: Path, epsilon: float) -> Simulation:
+def kept(row: PlanRow, run: Sequence[str], folder: Path, epsilon: float) -> Simulation:
     made = config.load(None, run)
     ended = start(made, folder)
-    subject = (row["unit"], row["neighbours"], row["adversary"])
-    promised = [g for g in ended.receipt["guarantees"] if (g["unit"], g["neighbours"], g["adversary"]) == subject]
+    subject = (row.unit, row.neighbours, row.adversary)
+    promised = [g for g in ended.receipt.guarantees if (g.unit, g.neighbours, g.adversary) == subject]
     assert len(promised) == 1
-    assert 0.9 * epsilon < promised[0]["epsilon"] <= epsilon * (1 + 1e-9)  # and does not spend half of it either
-    assert promised[0]["status"] == "proved" == row["status"]
-    assert (len(ended.metrics), ended.receipt["clients"]) == (row["rounds"], row["clients"])
+    assert 0.9 * epsilon < promised[0].epsilon <= epsilon * (1 + 1e-9)  # and does not spend half of it either
+    assert promised[0].status == "proved" == row.status
+    assert (len(ended.metrics), ended.receipt.clients) == (row.rounds, row.clients)
     return simulated(made)
 
 
 def test_a_typed_noise_shows_what_it_buys_and_offers_nothing_else() -> None:
     found = compare(None, ["algorithm.multiplier=1.0", "privacy={}", "rounds=3"])
     assert len(found.rows) == 1
-    assert found.rows[0]["epsilon"] == pytest.approx(bought(1.0, Question(1.0, 1e-5, "client", 2, 2, 3)), rel=1e-6)
+    assert found.rows[0].epsilon == pytest.approx(bought(1.0, Question(1.0, 1e-5, "client", 2, 2, 3)), rel=1e-6)
 
 
 @pytest.mark.slow
 def test_where_nobody_takes_part_nothing_is_promised_to_cost() -> None:
     (row, *_) = compare(None, ["stragglers.share=1.0", "rounds=2"]).rows
-    assert (row["epsilon"], row["bytes"], row["noise_to_signal"]) == (0.0, 0, None)
+    assert (row.epsilon, row.bytes, row.noise_to_signal) == (0.0, 0, None)
 
 
 def test_what_this_data_cannot_do_is_said() -> None:

@@ -25,23 +25,24 @@ from safetensors.torch import load_file, save
 
 import sordino
 from sordino import config, keys
+from sordino.algorithms.slaug.traffic import Sizes
 from sordino.engine import checkpoint
 from sordino.evaluate import preparation_cost
 from sordino.evaluate.measures import at_bytes, bytes_to, curve, rounds_to, traffic
-from sordino.evaluate.preparation_cost import Plain, before, charged, flops_until, formula, in_front, messages, targets
-from sordino.evaluate.traffic import Sizes, extra_parameters, upfront_rounds
-from sordino.evaluate.traffic import bytes_to as bytes_with
+from sordino.evaluate.preparation_cost import Plain, Target, before, charged, flops_until, in_front, messages, targets
+from sordino.evaluate.rows import Played, RoundRow
 from sordino.public_images.wanted import PROXY
 from sordino.report import figures
 from sordino.report.comparison_page import snippet
 from sordino.report.comparison_table import as_latex, cell, lines, text
 from sordino.report.pictures import FRAME, strip
+from sordino.report.preparation import Preparation
 from sordino.report.preparation import gather as prepared
 from sordino.report.run_facts import gather
 from sordino.report.run_page import page
 from sordino.results import comparison
 from sordino.results.comparison import Comparison, Method, table
-from sordino.runs.folder import read_metrics, read_preparation
+from sordino.runs.folder import RunFolder
 from sordino.runs.simulation import Simulation, simulated
 
 LEAST = 12  # images that a prototype needs: some device declines
@@ -65,7 +66,7 @@ def parts(folder: Path) -> Simulation:
 
 
 @pytest.fixture(scope="module")
-def found(folder: Path) -> dict[str, Any]:
+def found(folder: Path) -> Preparation:
     facts = prepared(folder)
     assert facts is not None
     return facts
@@ -87,43 +88,41 @@ def pixels(uri: str) -> Any:
 # whom it asked --------------------------------------------------------------------------------------------------------
 
 
-def test_who_declined_had_too_few_images_and_who_answered_had_enough(found: dict[str, Any], parts: Simulation) -> None:
+def test_who_declined_had_too_few_images_and_who_answered_had_enough(found: Preparation, parts: Simulation) -> None:
     labels, rows = np.asarray(parts.population.dataset.train.y), parts.population.shares[0]
     said = []
-    for label, row in enumerate(found["classes"]):
-        for asked in row["asked"]:
-            mine = labels[np.asarray(rows[asked["device"]])]
+    for label, row in enumerate(found.classes):
+        for asked in row.asked:
+            mine = labels[np.asarray(rows[asked.device])]
             order = keys.permutation(keys.fold(keys.root(0), "split"), len(mine)).numpy()
             held = mine[order[round(0.7 * len(mine)) :]]
-            assert asked["answered"] == bool((held == label).sum() >= LEAST)
-            said.append(asked["answered"])
-        assert [asked["answered"] for asked in row["asked"][:-1]] == [False] * (len(row["asked"]) - 1)
+            assert asked.answered == bool((held == label).sum() >= LEAST)
+            said.append(asked.answered)
+        assert [asked.answered for asked in row.asked[:-1]] == [False] * (len(row.asked) - 1)
     assert True in said
     assert False in said  # or this test could not fail
 
 
-def test_devices_are_asked_best_first(found: dict[str, Any], folder: Path, parts: Simulation) -> None:
+def test_devices_are_asked_best_first(found: Preparation, folder: Path, parts: Simulation) -> None:
     f1 = state(folder, parts, "train").f1
-    for label, row in enumerate(found["classes"]):
-        scores = [asked["f1"] for asked in row["asked"]]
+    for label, row in enumerate(found.classes):
+        scores = [asked.f1 for asked in row.asked]
         assert scores == sorted(scores, reverse=True)
         assert scores[0] == pytest.approx(float(f1[:, label].max()))  # of all devices
-        assert all(0 <= asked["recall"] <= 1 for asked in row["asked"])
-    assert found["rank"] == "f1"
+        assert all(0 <= asked.recall <= 1 for asked in row.asked)
+    assert found.rank == "f1"
 
 
-def test_valid_shares_count_what_the_source_put_in_wrong(
-    found: dict[str, Any], folder: Path, parts: Simulation
-) -> None:
+def test_valid_shares_count_what_the_source_put_in_wrong(found: Preparation, folder: Path, parts: Simulation) -> None:
     drawn, kept = parts.home.drawn, state(folder, parts, "ask").kept
     assert drawn is not None
     wrong = set(drawn.manifest["wrong"])
-    for label, row in enumerate(found["classes"]):
+    for label, row in enumerate(found.classes):
         every = np.flatnonzero(drawn.y == label).tolist()
-        assert (row["candidates"], row["kept"]) == (len(every), 8)
-        assert row["valid"] * len(every) == pytest.approx(len(set(every) - wrong))
-        assert row["valid_kept"] * 8 == pytest.approx(len(set(kept[label].tolist()) - wrong))
-    assert len({row["valid_kept"] for row in found["classes"]}) > 1
+        assert (row.candidates, row.kept) == (len(every), 8)
+        assert row.valid * len(every) == pytest.approx(len(set(every) - wrong))
+        assert row.valid_kept * 8 == pytest.approx(len(set(kept[label].tolist()) - wrong))
+    assert len({row.valid_kept for row in found.classes}) > 1
 
 
 def test_outside_a_simulation_nobody_looks_at_what_is_wrong(folder: Path, parts: Simulation) -> None:
@@ -131,10 +130,10 @@ def test_outside_a_simulation_nobody_looks_at_what_is_wrong(folder: Path, parts:
     protected = simulated(parts.setup.experiment.model_copy(update={"privacy": real}))
     facts = prepared(folder, protected.setup, protected.home)
     assert facts is not None
-    assert facts["unknown"] == "only a simulation may look that up"
-    assert all(row["valid"] is None and row["valid_kept"] is None for row in facts["classes"])
-    assert all(row["kept"] == 8 and row["asked"] for row in facts["classes"])
-    assert not any(framed(row[kind]) for row in facts["gallery"]["rows"] for kind in ("kept", "rejected"))
+    assert facts.unknown == "only a simulation may look that up"
+    assert all(row.valid is None and row.valid_kept is None for row in facts.classes)
+    assert all(row.kept == 8 and row.asked for row in facts.classes)
+    assert not any(framed(row.to_json()[kind]) for row in facts.gallery.rows for kind in ("kept", "rejected"))
 
 
 # pictures -------------------------------------------------------------------------------------------------------------
@@ -161,14 +160,16 @@ def framed(uri: str) -> bool:
 
 
 def test_the_pictures_are_the_candidates_and_what_the_generator_draws(
-    found: dict[str, Any], folder: Path, parts: Simulation
+    found: Preparation, folder: Path, parts: Simulation
 ) -> None:
-    drawn, kept, gallery = parts.home.drawn, state(folder, parts, "ask").kept, found["gallery"]
+    drawn, kept, gallery = parts.home.drawn, state(folder, parts, "ask").kept, found.gallery
     assert drawn is not None
-    assert [row["name"] for row in gallery["rows"]] == list(parts.population.dataset.class_names)
-    side, wrong = gallery["side"], set(drawn.manifest["wrong"])
-    for label, row in enumerate(gallery["rows"]):
-        sheets = {kind: np.split(pixels(row[kind]), gallery["each"], axis=1) for kind in ("kept", "rejected", "drawn")}
+    assert [row.name for row in gallery.rows] == list(parts.population.dataset.class_names)
+    side, wrong = gallery.side, set(drawn.manifest["wrong"])
+    for label, row in enumerate(gallery.rows):
+        sheets = {
+            kind: np.split(pixels(row.to_json()[kind]), gallery.each, axis=1) for kind in ("kept", "rejected", "drawn")
+        }
         ids = {"kept": set(kept[label].tolist())}
         ids["rejected"] = set(np.flatnonzero(drawn.y == label).tolist()) - ids["kept"]
         for kind, members in ids.items():
@@ -185,7 +186,7 @@ def framed_cell(sheet: Any) -> bool:
     return bool((sheet[0] == FRAME).all())
 
 
-def test_what_was_handed_out_is_what_is_drawn(found: dict[str, Any], folder: Path, tmp_path: Path) -> None:
+def test_what_was_handed_out_is_what_is_drawn(found: Preparation, folder: Path, tmp_path: Path) -> None:
     other = tmp_path / "run"
     shutil.copytree(folder, other)
     handed = load_file(folder / "handed.safetensors")
@@ -194,10 +195,10 @@ def test_what_was_handed_out_is_what_is_drawn(found: dict[str, Any], folder: Pat
     )
     again = prepared(other)
     assert again is not None
-    for row, blank in zip(found["gallery"]["rows"], again["gallery"]["rows"], strict=True):
-        assert row["kept"] == blank["kept"]
-        assert row["drawn"] != blank["drawn"]
-        assert len(np.unique(pixels(blank["drawn"])[..., 0])) <= 2  # one grey, and nothing between the images
+    for row, blank in zip(found.gallery.rows, again.gallery.rows, strict=True):
+        assert row.kept == blank.kept
+        assert row.drawn != blank.drawn
+        assert len(np.unique(pixels(blank.drawn)[..., 0])) <= 2  # one grey, and nothing between the images
 
 
 # what it cost ---------------------------------------------------------------------------------------------------------
@@ -208,43 +209,43 @@ counts = st.integers(1, 30)
 @given(counts, counts, counts, counts, counts, counts, counts)
 def test_the_messages_add_up_to_the_formula(m: int, k: int, t: int, c: int, d_m: int, d_g: int, d_p: int) -> None:
     sizes = Sizes(m, k, t, c, d_m, d_g, d_p)
-    assert sum(formula(sizes).values()) == extra_parameters(sizes)
+    assert sum(sizes.messages.values()) == sizes.parameters
 
 
-def test_every_byte_before_the_first_round_is_in_the_table(found: dict[str, Any], folder: Path) -> None:
-    rows, first = found["messages"], [row for row in found["messages"] if row["phase"] != "training"]
-    sent = sum(row["bytes_down"] + row["bytes_up"] for row in read_preparation(folder))
-    assert sum(row["bytes"] for row in first) == sent == found["cost"]["bytes"]
-    assert sum(row["parameters"] or 0 for row in rows) == found["cost"]["formula_parameters"]
-    assert all(row["formula_bytes"] <= row["bytes"] for row in rows if row["formula_bytes"] is not None)
-    uncounted = {(row["phase"], row["way"]) for row in rows if row["parameters"] is None}
+def test_every_byte_before_the_first_round_is_in_the_table(found: Preparation, folder: Path) -> None:
+    rows, first = found.messages, [row for row in found.messages if row.phase != "training"]
+    sent = sum(row.bytes for row in RunFolder(folder).prepared())
+    assert sum(row.bytes for row in first) == sent == found.cost.bytes
+    assert sum(row.parameters or 0 for row in rows) == found.cost.formula_parameters
+    assert all(row.formula_bytes <= row.bytes for row in rows if row.formula_bytes is not None)
+    uncounted = {(row.phase, row.way) for row in rows if row.parameters is None}
     assert uncounted == {("train", "down"), ("ask", "down")}  # what the formula does not know
 
 
-def test_a_plain_message_is_what_was_sent_first(found: dict[str, Any], folder: Path) -> None:
-    train = read_preparation(folder)[0]
-    each = train["bytes_down"] / train["active"]
-    assert 0 <= each - found["cost"]["plain_round"] / 6 < 64  # headers name the phase too
-    assert found["cost"]["rounds"] == found["cost"]["bytes"] / found["cost"]["plain_round"]
+def test_a_plain_message_is_what_was_sent_first(found: Preparation, folder: Path) -> None:
+    train = RunFolder(folder).prepared()[0]
+    each = train.bytes_down / train.active
+    assert 0 <= each - found.cost.plain_round / 6 < 64  # headers name the phase too
+    assert found.cost.rounds == found.cost.bytes / found.cost.plain_round
     model, handed = (load_file(folder / f"{name}.safetensors") for name in ("model", "handed"))
     trained = {name: v for name, v in handed.items() if v.is_floating_point() and ".running_" not in name}
     d_m, d_g = (sum(value.numel() for value in held.values()) for held in (model, trained))
     sizes = Sizes(devices=6, chosen=3, rounds=3, classes=10, model=d_m, generator=d_g, prototype=64)
-    assert found["cost"]["formula_rounds"] == upfront_rounds(sizes)
-    assert found["cost"]["formula_parameters"] == extra_parameters(sizes)
+    assert found.cost.formula_rounds == sizes.upfront
+    assert found.cost.formula_parameters == sizes.parameters
 
 
-def run(*accuracies: float | None) -> list[dict[str, Any]]:
+def run(*accuracies: float | None) -> list[RoundRow]:
+    sent = RoundRow(round=0, bytes_down=10, bytes_up=7, device_flops=2.0, active=1, answered=1)
     return [
-        {"round": t, "bytes_down": 10, "bytes_up": 7, "device_flops": 2.0, "active": 1, "answered": 1}
-        | ({} if a is None else {"accuracy": a, "loss": 1.0})
+        sent.beside(round=t) if a is None else sent.beside(round=t, accuracy=a, loss=1.0)
         for t, a in enumerate(accuracies, 1)
     ]
 
 
 ROWS = [
-    {"phase": "train", "round": 1, "bytes_down": 100, "bytes_up": 90, "payload": 5, "device_flops": 7.0},
-    {"phase": "handed", "round": 0, "bytes_down": 1000, "bytes_up": 0, "payload": 0},
+    Played(phase="train", round=1, bytes_down=100, bytes_up=90, payload=5, device_flops=7.0),
+    Played(phase="handed", round=0, bytes_down=1000, bytes_up=0, payload=0),
 ]
 
 
@@ -252,14 +253,14 @@ def test_round_zero_is_in_front_of_every_sum() -> None:
     rows = run(None, 0.4, 0.6)
     whole = [*in_front(ROWS), *rows]
     assert (before(whole), before(rows), in_front([])) == (1190, 0, [])
-    assert bytes_to(0.5)(whole) == bytes_with(rows, 0.5, before=1190) == 1190 + 3 * 17
+    assert bytes_to(0.5)(whole) == bytes_to(0.5)(rows) + 1190 == 1190 + 3 * 17
     assert rounds_to(0.5)(whole) == rounds_to(0.5)(rows) == 3
     assert traffic(whole) == 1190 + 3 * 17
     assert at_bytes(1190)(whole) is None  # all of it went into the preparation
-    assert [(p["round"], p["bytes"]) for p in curve([whole], "accuracy")] == [(2, 1190 + 34), (3, 1190 + 51)]
+    assert [(p.round, p.bytes) for p in curve([whole], "accuracy")] == [(2, 1190 + 34), (3, 1190 + 51)]
     assert flops_until([whole]) == {0: 7.0, 1: 9.0, 2: 11.0, 3: 13.0}
-    silent = [{k: v for k, v in ROWS[0].items() if k != "device_flops"}, ROWS[1]]
-    assert "device_flops" not in in_front(silent)[0]
+    silent = [ROWS[0].beside(device_flops=None), ROWS[1]]
+    assert in_front(silent)[0].device_flops is None
     assert flops_until([[*in_front(silent), *rows]]) == {}  # unknown, not nothing
 
 
@@ -267,11 +268,11 @@ def test_a_target_with_the_preparation_and_one_that_is_not_reached() -> None:
     rows = run(0.35, 0.62, 0.4)
     assert targets(rows) == [0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7][-preparation_cost.SHOWN - 1 :]
     assert targets(run(None)) == []
-    said = {row["target"]: row for row in charged(ROWS, rows, Plain(5, 2), None)["targets"]}
-    assert said[0.3] == {"target": 0.3, "rounds": 1, "bytes": 17, "bytes_with": 1207, "charged": 1207 / 20, "formula_charged": None}  # fmt: skip
-    assert said[0.6]["rounds"] == 2
-    assert said[0.7] == {"target": 0.7, "rounds": None}
-    beyond = {row["way"]: row["bytes"] for row in messages(ROWS, rows, Plain(5, 2), None) if row["phase"] == "training"}
+    said = {row.target: row for row in charged(ROWS, rows, Plain(5, 2), None).targets}
+    assert said[0.3].to_json() == {"target": 0.3, "rounds": 1, "bytes": 17, "bytes_with": 1207, "charged": 1207 / 20, "formula_charged": None}  # fmt: skip
+    assert said[0.6].rounds == 2
+    assert said[0.7] == Target(target=0.7, rounds=None)
+    beyond = {row.way: row.bytes for row in messages(ROWS, rows, Plain(5, 2), None, {}) if row.phase == "training"}
     assert beyond == {"down": 3 * (10 - 5), "up": 3 * (7 - 5)}
 
 
@@ -279,7 +280,7 @@ def test_a_target_with_the_preparation_and_one_that_is_not_reached() -> None:
 
 
 def test_a_folder_is_read_without_ledger_or_lock_and_left_alone(
-    found: dict[str, Any], folder: Path, tmp_path: Path
+    found: Preparation, folder: Path, tmp_path: Path
 ) -> None:
     other = tmp_path / "run"
     shutil.copytree(folder, other, ignore=shutil.ignore_patterns("ledger*", ".lock", "privacy.json", "checkpoints.*"))
@@ -291,13 +292,13 @@ def test_a_folder_is_read_without_ledger_or_lock_and_left_alone(
 def test_a_run_that_stopped_on_the_way_is_shown_as_far_as_it_came(folder: Path, tmp_path: Path) -> None:
     other = tmp_path / "run"
     shutil.copytree(folder, other, ignore=shutil.ignore_patterns("ask", "handed*", "metrics.jsonl", "model*"))
-    (other / "preparation.jsonl").write_text(json.dumps(read_preparation(folder)[0]) + "\n")
+    (other / "preparation.jsonl").write_text(json.dumps(RunFolder(folder).prepared()[0].to_json()) + "\n")
     facts = prepared(other)
     assert facts is not None
-    assert all(row["asked"] == [] and row["kept"] == 0 for row in facts["classes"])
-    assert facts["gallery"] is None
-    assert facts["cost"]["targets"] == []
-    assert {row["phase"] for row in facts["messages"]} == {"train", "training"}
+    assert all(row.asked == () and row.kept == 0 for row in facts.classes)
+    assert facts.gallery is None
+    assert facts.cost.targets == ()
+    assert {row.phase for row in facts.messages} == {"train", "training"}
 
 
 def test_a_checkpoint_that_cannot_be_read_takes_nothing_else_away(
@@ -307,10 +308,10 @@ def test_a_checkpoint_that_cannot_be_read_takes_nothing_else_away(
     shutil.copytree(folder, other)
     for path in (other / "preparation" / "ask" / "checkpoints").iterdir():
         path.write_bytes(path.read_bytes()[:-1])
-    facts, whole = gather(other)["prepared"], gather(folder)["prepared"]
-    assert "is damaged" in facts["unread"]
-    assert (facts["cost"], facts["messages"]) == (whole["cost"], whole["messages"])
-    assert all(row["asked"] == [] and row["kept"] == 0 for row in facts["classes"])
+    facts, whole = gather(other).prepared, gather(folder).prepared
+    assert "is damaged" in facts.unread
+    assert (facts.cost, facts.messages) == (whole.cost, whole.messages)
+    assert all(row.asked == () and row.kept == 0 for row in facts.classes)
     assert "is not told" in cli("show", other).out
 
 
@@ -320,7 +321,7 @@ def test_nothing_is_said_of_a_run_that_did_not_prepare(tmp_path: Path, cli: Call
     assert result.preparation == []
     assert result.candidates == ""
     facts = gather(result.folder)
-    assert (facts["before"], facts["prepared"], facts["candidates"]) == (None, None, "")
+    assert (facts.before, facts.prepared, facts.candidates) == (None, None, "")
     assert "Before round 1" not in cli("show", result.folder).out
     assert json.loads(cli("show", result.folder, "--json").out)["preparation"] == []
 
@@ -329,12 +330,12 @@ def test_the_label_stands_beside_results(folder: Path, cli: Callable[..., Said])
     result = sordino.open_run(folder)
     facts = gather(folder)
     shown = cli("show", folder)
-    for said in (shown.out, repr(result), result._repr_html_(), facts["candidates"], facts["prepared"]["label"]):
+    for said in (shown.out, repr(result), result._repr_html_(), facts.candidates, facts.prepared.label):
         assert PROXY in said
     assert "Before round 1" in shown.out
-    assert "not reached" in shown.out or max(row.get("accuracy", 0) for row in result.metrics) >= 0.9
-    assert result.preparation == read_preparation(folder)
-    assert json.loads(cli("show", folder, "--json").out)["preparation"] == result.preparation
+    assert "not reached" in shown.out or max(row.accuracy or 0 for row in result.metrics) >= 0.9
+    assert result.preparation == RunFolder(folder).prepared()
+    assert json.loads(cli("show", folder, "--json").out)["preparation"] == [row.to_json() for row in result.preparation]
     assert PROXY in cli("data", "list", folder / "experiment.toml", "--json").out
 
 
@@ -354,18 +355,18 @@ def test_the_figures_begin_with_the_preparation(folder: Path) -> None:
     from matplotlib.figure import Figure
 
     facts = gather(folder)
-    rows = [*in_front(read_preparation(folder)), *read_metrics(folder)]
+    rows = [*in_front(RunFolder(folder).prepared()), *RunFolder(folder).metrics()]
     for name, ends in (("accuracy-bytes", traffic(rows) / 1e6), ("accuracy-compute", flops_until([rows])[3] / 1e12)):
         axes = Figure().subplots()
         assert figures.RUN[name](facts, axes)
         (line,) = axes.get_lines()
         assert line.get_xdata()[-1] == pytest.approx(ends)
-        assert list(line.get_ydata()) == [100 * row["accuracy"] for row in rows if "accuracy" in row]
+        assert list(line.get_ydata()) == [100 * row.accuracy for row in rows if row.accuracy is not None]
     axes = Figure().subplots()
     assert figures.RUN["traffic"](facts, axes)
     assert [line.get_xdata()[0] for line in axes.get_lines()] == [0, 0]
-    untold = [{k: v for k, v in row.items() if k != "device_flops"} for row in facts["metrics"]]
-    assert not figures.RUN["accuracy-compute"]({**facts, "metrics": untold}, Figure().subplots())
+    untold = tuple(row.beside(device_flops=None) for row in facts.metrics)
+    assert not figures.RUN["accuracy-compute"](facts.beside(metrics=untold), Figure().subplots())
 
 
 # compared -------------------------------------------------------------------------------------------------------------
@@ -373,26 +374,30 @@ def test_the_figures_begin_with_the_preparation(folder: Path) -> None:
 
 @pytest.fixture(scope="module")
 def compared(folder: Path, parts: Simulation) -> Comparison:
-    rows = read_metrics(folder)
+    rows = RunFolder(folder).metrics()
     notes = (comparison._notes(folder),)
-    slaug = Method("slaug", [[*in_front(read_preparation(folder)), *rows]], [], parts.setup.experiment, notes)
+    slaug = Method("slaug", [[*in_front(RunFolder(folder).prepared()), *rows]], [], parts.setup.experiment, notes)
     return Comparison([slaug, Method("plain", [rows], [], ledgers=notes)], folder, "sordino compare ...", target=0.0)
 
 
 def test_a_comparison_charges_the_preparation(compared: Comparison, folder: Path) -> None:
     slaug, plain = compared.table
-    sent = sum(row["bytes_down"] + row["bytes_up"] for row in read_preparation(folder))
-    assert (slaug["before"], plain["before"]) == (sent, 0)
-    assert slaug["bytes_to_target"] - plain["bytes_to_target"] == slaug["bytes"] - plain["bytes"] == sent
-    assert slaug["rounds_to_target"] == plain["rounds_to_target"]
-    assert (slaug["at_equal_bytes"] is None) == (sent > plain["bytes"])
+    sent = sum(row.bytes for row in RunFolder(folder).prepared())
+    assert (slaug.measured["before"].mean, plain.measured["before"].mean) == (sent, 0)
+    assert (
+        slaug.measured["bytes_to_target"].mean - plain.measured["bytes_to_target"].mean
+        == slaug.measured["bytes"].mean - plain.measured["bytes"].mean
+        == sent
+    )
+    assert slaug.measured["rounds_to_target"].mean == plain.measured["rounds_to_target"].mean
+    assert (slaug.measured["at_equal_bytes"].mean is None) == (sent > plain.measured["bytes"].mean)
     assert "of them before round 1" in lines(compared.table)[0]
     assert "of them before round 1" not in lines([plain])[0]  # nobody prepared: nothing is said
-    curves = {m["name"]: m["curve"] for m in compared.facts["methods"]}
-    extra = in_front(read_preparation(folder))[0]["device_flops"]
+    curves = {m.name: m.curve for m in compared.facts.methods}
+    extra = in_front(RunFolder(folder).prepared())[0].device_flops
     for ours, others in zip(curves["slaug"], curves["plain"], strict=True):
-        assert ours["bytes"] - others["bytes"] == sent
-        assert ours["flops"] - others["flops"] == pytest.approx(extra)
+        assert ours.bytes - others.bytes == sent
+        assert ours.flops - others.flops == pytest.approx(extra)
 
 
 def test_not_reached_is_said(compared: Comparison) -> None:
@@ -407,7 +412,7 @@ def test_a_comparison_names_the_candidates_everywhere(compared: Comparison) -> N
     console = Console(width=200, file=io.StringIO())
     console.print(text(compared.table))
     facts = compared.facts
-    assert facts["candidates"] == [f"slaug: {PROXY}"]
+    assert facts.candidates == (f"slaug: {PROXY}",)
     for said in (console.file.getvalue(), as_latex(compared.table), snippet(compared.table, [])):  # type: ignore[attr-defined]
         assert f"slaug: {PROXY}" in said
         assert "plain: " not in said
@@ -430,11 +435,11 @@ def test_a_browser_draws_what_was_prepared(folder: Path, compared: Comparison, t
     facts = gather(folder)
     seen = look(page(facts), tmp_path, theme)
     assert seen.wrong == []
-    raw, found = seen.raw, facts["prepared"]
+    raw, found = seen.raw, facts.prepared
     assert {"Test accuracy over bytes sent", "Test accuracy over device compute"} <= set(raw["plots"])
     asked = raw["tables"]["Class by class: who was asked, best first, and what was kept"]
     assert [int(row[0]) for row in asked[1:]] == list(range(10))
-    declined = sum(not device["answered"] for row in found["classes"] for device in row["asked"])
+    declined = sum(not device.answered for row in found.classes for device in row.asked)
     assert sum(row[1].count("declined") for row in asked[1:]) == declined > 0
     sent = raw["tables"]["Traffic beyond plain training, by kind of message"]
     assert f"{found['cost']['formula_parameters']:,}" in sent[-1]

@@ -281,4 +281,4 @@ def test_naming_clients_and_asking_them_come_together() -> None:
 def test_experiments_of_one_algorithm_run(file: Path, tmp_path: Path) -> None:
     experiment = config.load(file, ["rounds=2", "evaluation.final=1"])
     assert experiment.algorithm["name"] == file.stem
-    assert start(experiment, tmp_path / "run").metrics[-1]["accuracy"] > 0.1
+    assert start(experiment, tmp_path / "run").metrics[-1].accuracy > 0.1

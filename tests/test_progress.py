@@ -14,7 +14,8 @@ from rich.console import Console
 
 from sordino import config
 from sordino.cli import progress as module
-from sordino.cli.progress import Reached, Spending, left, progress
+from sordino.cli.progress import LiveSpending, ProgressSoFar, left, progress
+from sordino.evaluate.rows import RoundRow, Scores
 from sordino.ledger.statement import statement
 from sordino.runs.receipt import opened
 from sordino.runs.run import Progress, start
@@ -34,14 +35,14 @@ class Clock:
 # epsilon --------------------------------------------------------------------------------------------------------------
 
 
-def told(folder: Path, spending: Spending, *overrides: str) -> list[str]:
+def told(folder: Path, spending: LiveSpending, *overrides: str) -> list[str]:
     """What is said after each round of a real run."""
     said: list[str] = []
     start(config.load(None, [*FEW, *overrides]), folder, lambda step: said.append(spending.text(step)))
     return said
 
 
-class Eager(Spending):
+class Eager(LiveSpending):
     """Composes after every round, so that every number can be checked."""
 
     EVERY = 0.0
@@ -63,14 +64,14 @@ def test_the_live_epsilon_is_the_statement_of_what_the_ledger_holds(tmp_path: Pa
 
 
 def test_before_the_first_epsilon_the_spent_share_is_said(tmp_path: Path) -> None:
-    said = told(tmp_path / "run", Spending())
+    said = told(tmp_path / "run", LiveSpending())
     # equal releases: each costs the same share
     assert said == [f"{t / ROUNDS:.0%} spent of ε 8 per example, by the server" for t in range(1, ROUNDS + 1)]
 
 
 def test_an_older_epsilon_says_of_which_round_it_is(tmp_path: Path) -> None:
     clock = Clock()
-    spending, said = Spending(clock), []
+    spending, said = LiveSpending(clock), []
 
     def watch(step: Progress) -> None:
         clock.now += 6.0
@@ -94,7 +95,7 @@ def test_nothing_is_claimed_without_a_mechanism(tmp_path: Path) -> None:
 def test_without_a_budget_epsilon_stands_alone(tmp_path: Path) -> None:
     said = told(tmp_path / "run", Eager(), "algorithm.multiplier=3.0", "privacy={}")
     assert all(re.fullmatch(r"ε [\d.]+ per example, by the server", text) for text in said)
-    assert set(told(tmp_path / "again", Spending(), "algorithm.multiplier=3.0", "privacy={}")) == {""}
+    assert set(told(tmp_path / "again", LiveSpending(), "algorithm.multiplier=3.0", "privacy={}")) == {""}
 
 
 def spending_plan(unit: str, epsilon: float) -> Any:
@@ -115,7 +116,7 @@ def spending_plan(unit: str, epsilon: float) -> Any:
     ],
 )
 def test_the_status_is_said(status: str, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    row = SimpleNamespace(unit="example", neighbours="replace", adversary="server", epsilon=41.0, status=status)
+    row = SimpleNamespace(subject=("example", "replace", "server"), epsilon=41.0, status=status)
     monkeypatch.setattr("sordino.ledger.statement.statement", lambda *_: [row])
     assert Eager().text(made_up(1)) == text
 
@@ -126,15 +127,15 @@ def made_up(round: int) -> Any:
     return SimpleNamespace(round=round, rounds=10, federation=federation, setup=setup)
 
 
-class Greedy(Spending):
+class Greedy(LiveSpending):
     """The broken twin: looks at the clock, but not at what it costs."""
 
     SHARE = float("inf")
 
 
-def share_of_time(kind: type[Spending], cost: float, round_time: float, monkeypatch: pytest.MonkeyPatch) -> float:
+def share_of_time(kind: type[LiveSpending], cost: float, round_time: float, monkeypatch: pytest.MonkeyPatch) -> float:
     clock, composed = Clock(), 0.0
-    row = SimpleNamespace(unit="example", neighbours="replace", adversary="server", epsilon=1.0, status="proved")
+    row = SimpleNamespace(subject=("example", "replace", "server"), epsilon=1.0, status="proved")
 
     def slow(*_: Any) -> list[Any]:
         nonlocal composed
@@ -157,7 +158,7 @@ def share_of_time(kind: type[Spending], cost: float, round_time: float, monkeypa
 def test_epsilon_costs_at_most_a_twentieth_of_the_time(
     cost: float, round_time: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert share_of_time(Spending, cost, round_time, monkeypatch) <= 0.05 + 1e-9
+    assert share_of_time(LiveSpending, cost, round_time, monkeypatch) <= 0.05 + 1e-9
 
 
 def test_a_greedy_twin_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -175,7 +176,7 @@ def time(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 def step(round: int, row: dict[str, float] | None = None) -> Any:
-    return SimpleNamespace(**{**vars(made_up(round)), "metrics": {"round": round, **(row or {})}})
+    return SimpleNamespace(**{**vars(made_up(round)), "metrics": RoundRow(round=round, **(row or {}))})
 
 
 def test_a_pipe_gets_plain_lines_with_the_time_left(time: Clock) -> None:
@@ -183,7 +184,7 @@ def test_a_pipe_gets_plain_lines_with_the_time_left(time: Clock) -> None:
     with progress(Console(file=out, width=40)) as watch:
         for t in range(1, 11):
             time.now += 1.5
-            watch(step(t, {"accuracy": t / 10} if t % 2 else {}))
+            watch(step(t, {"accuracy": t / 10, "loss": 1.0} if t % 2 else {}))
     lines = out.getvalue().splitlines()  # none is folded, none holds an escape sequence
     assert lines[0] == "round 2/10  accuracy 10.00%  20% spent of ε 8 per example, by the server  12 s left"
     assert lines[-1] == "round 10/10  accuracy 90.00%  100% spent of ε 8 per example, by the server"
@@ -219,8 +220,8 @@ def test_quiet_is_quiet_and_composes_nothing() -> None:
 
 
 def test_the_newest_score_stays() -> None:
-    reached = Reached()
-    assert [reached.text(row) for row in ({}, {"loss": 2.0}, {"accuracy": 0.5, "loss": 1.0}, {})] == [
+    reached = ProgressSoFar()
+    assert [reached.text(row) for row in (Scores(), Scores(loss=2.0), Scores(accuracy=0.5, loss=1.0), Scores())] == [
         "",
         "loss 2.0000",
         "accuracy 50.00%",

@@ -7,19 +7,20 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from sordino import run
+from sordino.ledger.statement import Guarantee
 from sordino.report.run_facts import gather
 from sordino.report.run_page import page
 from sordino.report.words import described, merged, sentence, strength, subject
 from sordino.runs.listing import promise
 
-ROW = {
-    "unit": "example", "neighbours": "replace", "adversary": "server", "epsilon": 1.0, "delta": 1e-5, "status": "proved", "because": [], "releases": 3,
-}  # fmt: skip
+ROW = Guarantee(
+    unit="example", neighbours="replace", adversary="server", epsilon=1.0, delta=1e-5, status="proved", because=(),
+    releases=3, accountant="gdp", accountants={"gdp": 1.0}, event=None,
+)  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -32,13 +33,15 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_facts_are_those_of_the_receipt(folder: Path) -> None:
     facts = gather(folder)
     receipt = json.loads((folder / "privacy.json").read_text())
-    assert {row["epsilon"] for row in facts["guarantees"]} == {row["epsilon"] for row in receipt["guarantees"]}
-    curve = next(c for c in facts["epsilon"] if c["unit"] == "example")
-    assert [stop for stop, _ in curve["points"]] == [1, 2, 3]
-    values = [value for _, value in curve["points"]]
+    assert {row["epsilon"] for row in facts.to_json()["guarantees"]} == {
+        row["epsilon"] for row in receipt["guarantees"]
+    }
+    curve = next(c for c in facts.epsilon if c.unit == "example")
+    assert [stop for stop, _ in curve.points] == [1, 2, 3]
+    values = [value for _, value in curve.points]
     assert values == sorted(values)  # what was spent never falls
     assert values[-1] == pytest.approx(8.0, rel=1e-6)
-    assert sum(map(sum, facts["partition"])) == facts["examples"]
+    assert sum(map(sum, facts.partition)) == facts.examples
 
 
 def test_words_say_the_number_and_the_subject() -> None:
@@ -47,52 +50,48 @@ def test_words_say_the_number_and_the_subject() -> None:
     assert "the server" in text
     assert f"{math.e:.2g} times" in text
     assert "1e-05" in text
-    assert "Nothing is promised" in sentence(
-        {**ROW, "epsilon": "inf", "status": "none", "because": ["raw"]}, ["server"]
-    )
-    nominal = sentence({**ROW, "status": "nominal", "nominal_epsilon": 0.5, "because": ["no proof"]}, ["server"])
+    assert "Nothing is promised" in sentence(ROW.beside(epsilon=math.inf, status="none", because=("raw",)), ["server"])
+    nominal = sentence(ROW.beside(status="nominal", nominal_epsilon=0.5, because=("no proof",)), ["server"])
     assert "proves nothing" in nominal
     assert "0.5" in nominal
 
 
 def test_rows_merge_only_where_they_say_the_same() -> None:
-    others: list[dict[str, Any]] = [
-        {**ROW, "adversary": "public"},
-        {**ROW, "adversary": "participants", "epsilon": 2.0},
+    others = [
+        ROW.beside(adversary="public"),
+        ROW.beside(adversary="participants", epsilon=2.0),
     ]
     assert [by for _, by in merged([ROW, *others])] == [["server", "public"], ["participants"]]
 
 
 def test_strength_has_no_word_stronger_than_the_number() -> None:
-    words = [strength(e) for e in (0.1, 1, 3, 8, 50, "inf")]
+    words = [strength(e) for e in (0.1, 1, 3, 8, 50, math.inf)]
     assert words[0] == words[1] == "strong"
     assert len(dict.fromkeys(words)) == 5
     assert words[-1] == "no protection"
 
 
 def test_the_promise_in_a_list_names_what_holds_and_what_does_not() -> None:
-    assert promise([{**ROW, "epsilon": "inf"}]) == "nothing promised"
+    assert promise([ROW.beside(epsilon=math.inf)]) == "nothing promised"
     assert promise([ROW]) == "ε 1 per example, against server, δ 1e-05, proved"
-    told = promise([{**ROW, "status": "nominal", "nominal_epsilon": 0.5}])
+    told = promise([ROW.beside(status="nominal", nominal_epsilon=0.5)])
     assert "ε 1 per example" in told
     assert "holds; nominal 0.5 proves nothing" in told
-    wider = {**ROW, "unit": "client", "epsilon": 3.0, "adversary": "public"}
+    wider = ROW.beside(unit="client", epsilon=3.0, adversary="public")
     assert promise([ROW, wider]).startswith("ε 3 per client")
 
 
 def test_a_described_row_hides_nothing_that_its_words_need() -> None:
-    rows: list[dict[str, Any]] = [
-        {**ROW, "adversary": by, "event": {}, "accountants": {}} for by in ("server", "public")
-    ]
+    rows = [ROW.beside(adversary=by) for by in ("server", "public")]
     (told,) = described(rows)
-    assert told["by"] == "the server and the public"
-    assert told["words"] == sentence(rows[0], ["server", "public"])
-    assert "event" not in told
+    assert told.by == "the server and the public"
+    assert told.words == sentence(rows[0], ["server", "public"])
+    assert "event" not in told.to_json()
     assert subject(["server", "participants", "public"]) == "anyone"
 
 
 def test_a_run_of_another_ledger_currency_has_no_nominal_curve(folder: Path) -> None:
-    assert all(line["nominal"] is None for line in gather(folder)["epsilon"])
+    assert all(line.nominal is None for line in gather(folder).epsilon)
 
 
 def test_data_without_classes_has_a_page(tmp_path: Path) -> None:
@@ -105,6 +104,6 @@ def test_data_without_classes_has_a_page(tmp_path: Path) -> None:
     ]
     run(None, *settings, out=tmp_path / "run")
     facts = gather(tmp_path / "run")
-    assert facts["partition"] == [[1]] * facts["clients"]  # one example each, of the one class
-    assert facts["epsilon"] == []
+    assert facts.partition == ((1,),) * facts.clients  # one example each, of the one class
+    assert facts.epsilon == ()
     assert "FACTS" not in page(facts)

@@ -20,6 +20,7 @@ import sordino
 from sordino import config
 from sordino.config import Experiment
 from sordino.errors import SordinoError
+from sordino.evaluate.rows import RoundRow
 from sordino.ledger.gaussian_dp import epsilon_of, mu_of
 from sordino.results import one_run
 from sordino.results.one_run import Result
@@ -75,7 +76,7 @@ def wrong(result: Result) -> list[str]:
         if frame_row["epsilon"] != float(row["epsilon"]):
             found.append("privacy epsilon")
     each = next(row["clients"]["each"] for row in reversed(rows) if "clients" in row)
-    by_client = spending(result.folder)["by_client"]
+    by_client = [client.to_json() for client in spending(result.folder).by_client]
     for i, (frame_row, row) in enumerate(zip(result.clients.to_dict("records"), by_client, strict=True)):
         if any(frame_row[name] != row[name] for name in ("client", "examples", "exposures", "planned")):
             found.append("clients")
@@ -89,16 +90,16 @@ def test_frames_say_what_the_files_say(result: Result) -> None:
     assert len(result.rounds) == ROUNDS
     assert len(result.clients) == 4
     assert result.rounds["accuracy"].notna().sum() == 3  # every second round
-    assert result.metrics, result.receipt == files(result.folder)
+    rows, receipt = files(result.folder)
+    assert [row.to_json() for row in result.metrics] == rows
+    assert result.receipt.to_json() == receipt
     assert result.accuracy == result.rounds["accuracy"].iloc[-1]
 
 
 def test_frames_that_are_one_round_late_are_caught(result: Result, monkeypatch: pytest.MonkeyPatch) -> None:
-    def late(folder: Path) -> list[dict[str, Any]]:
-        rows = files(folder)[0]
-        return [{**before, "round": row["round"]} for before, row in zip([rows[0], *rows], rows, strict=False)]
-
-    monkeypatch.setattr(one_run, "read_metrics", late)
+    rows = result.metrics
+    late = [before.beside(round=row.round) for before, row in zip([rows[0], *rows], rows, strict=False)]
+    monkeypatch.setattr(one_run.RunFolder, "metrics", lambda run: late)
     assert "accuracy" in wrong(Result(result.folder))
 
 
@@ -148,15 +149,15 @@ def test_frames_of_other_runs(changes: dict[str, Any], tmp_path: Path) -> None:
         assert "loss" in repr(made)
         made.rounds["accuracy"] = math.nan
     assert wrong(made) == []
-    assert ("simulated noise" in made.promise) == any(row["epsilon"] != "inf" for row in made.receipt["guarantees"])
-    if made.receipt["budget"] is None:
+    assert ("simulated noise" in made.promise) == any(row.finite for row in made.receipt.guarantees)
+    if made.receipt.budget is None:
         assert all(math.isinf(granted) for granted in made.clients["granted"])
         assert "spent_share" not in made.rounds
 
 
 def test_the_model_scores_what_the_last_round_says(result: Result) -> None:
     parts = simulated(config.load(result.folder / "experiment.toml"))
-    assert parts.evaluation().evaluator(result.model)["accuracy"] == result.accuracy
+    assert parts.evaluation().evaluator(result.model).accuracy == result.accuracy
 
 
 def test_report_writes_the_page(result: Result, tmp_path: Path) -> None:
@@ -187,7 +188,7 @@ def test_a_result_says_what_it_reached_and_promised(result: Result) -> None:
     seen = Tags(result._repr_html_())
     for text in (repr(result), seen.text):
         assert f"{result.accuracy:.2%}" in text
-        assert promise(result.receipt["guarantees"]) in text
+        assert promise(result.receipt.guarantees) in text
         for part in ("ε 8 per example", "server", "δ 1e-05", "proved"):
             assert part in text
         assert "no guarantee for real data" in text  # the noise was seeded
@@ -210,10 +211,10 @@ def test_hostile_names_stay_text(
 
 def test_too_few_points_draw_nothing(tmp_path: Path) -> None:
     assert one_run._curve([]) == ""
-    assert one_run._curve([{"round": 1, "loss": 1.0}]) == ""
-    assert one_run._curve([{"round": 1, "loss": 1.0}, {"round": 2, "loss": math.nan}]) == ""
+    assert one_run._curve([RoundRow(round=1, loss=1.0)]) == ""
+    assert one_run._curve([RoundRow(round=1, loss=1.0), RoundRow(round=2, loss=math.nan)]) == ""
     assert "loss from 1 in round 1 to 0.5 in round 4" in one_run._curve(
-        [{"round": 1, "loss": 1.0}, {"round": 2}, {"round": 4, "loss": 0.5}]
+        [RoundRow(round=1, loss=1.0), RoundRow(round=2), RoundRow(round=4, loss=0.5)]
     )
 
 

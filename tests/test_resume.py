@@ -204,7 +204,7 @@ def test_no_round_is_drawn_twice_with_noise_of_the_system(point: str, tmp_path: 
     kept = checkpoint.load(tmp_path / "run" / "checkpoints", parts_of(tmp_path / "run").setup.state)
     result = resume(tmp_path / "run")
     lost = point == "computed"
-    assert [row.get("lost", False) for row in result.metrics] == [False, False, lost, False]
+    assert [row.lost for row in result.metrics] == [False, False, lost, False]
     assert any("cut off after its noise was drawn" in note for note in result.notes) == lost
     after = released(tmp_path / "run")
     assert before.items() <= after.items()

@@ -393,8 +393,8 @@ def test_what_a_broken_round_has_reserved_stays_spent(server: bool, tmp_path: Pa
     broken = [row["round"] for row in rows(tmp_path / "run") if "aborted" in row["secure"]]
     assert 0 < len(broken) < EIGHT["rounds"]
     assert verify(tmp_path / "run") == []
-    assert done.receipt["rounds"] == EIGHT["rounds"]
-    assert done.receipt["budget"]["spent_share"]["max"] == pytest.approx(1.0, abs=1e-6)
+    assert done.receipt.rounds == EIGHT["rounds"]
+    assert done.receipt.budget.spent_share.max == pytest.approx(1.0, abs=1e-6)
     _, federation = opened(tmp_path / "run")
     with federation.ledger as ledger:
         entries = list(ledger.entries())

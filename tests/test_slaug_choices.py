@@ -5,7 +5,9 @@ written down and what each phase is said to promise.
 from __future__ import annotations
 
 import json
+import math
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +24,13 @@ from sordino.algorithms.slaug.served import Served
 from sordino.algorithms.slaug.training import Calibrated, Moving
 from sordino.engine import checkpoint
 from sordino.errors import ConfigError
+from sordino.ledger.claims import Unit
 from sordino.privacy.noise.sources import Counter
 from sordino.privacy.uplink import Uplink
 from sordino.report.words import by_phase
+from sordino.runs.folder import RunFolder
 from sordino.runs.run import start
+from sordino.runs.shapes import OfPhase, Promised
 from sordino.runs.simulation import simulated
 from sordino.runs.verify import verify
 from sordino.types import Grant, Received
@@ -231,11 +236,11 @@ def test_the_tables_of_a_preparation_say_what_its_server_knows(sent: Path) -> No
 # what each phase promises ---------------------------------------------------------------------------------------------
 
 
-def promised(folder: Path) -> tuple[dict[str, bool], list[str]]:
+def promised(folder: Path) -> tuple[dict[str, bool], Sequence[str]]:
     """Of each phase, whether anything finite is promised; and what is said."""
-    receipt = json.loads((folder / "privacy.json").read_text())
-    finite = {p["phase"]: any(row["epsilon"] != "inf" for row in p["guarantees"]) for p in receipt["phases"]}
-    return finite, by_phase(receipt)
+    receipt = RunFolder(folder).receipt()
+    finite = {phase.phase: any(row.finite for row in phase.guarantees) for phase in receipt.phases}
+    return finite, by_phase(receipt.guarantees, receipt.phases)
 
 
 BUDGET = {"epsilon": 4.0, "delta": 1e-5}
@@ -276,18 +281,23 @@ def test_every_variant_says_phase_by_phase_what_it_promises(
 def test_a_unit_that_one_phase_protects_and_the_run_does_not_is_named() -> None:
     """Though the run promises something about another unit."""
 
-    def row(unit: str, epsilon: float | str) -> dict[str, Any]:
-        status = "none" if epsilon == "inf" else "proved"
-        rest = {"neighbours": "add_remove", "adversary": "server", "delta": 1e-5, "status": status, "because": []}
-        return {"unit": unit, "epsilon": epsilon, **rest}
+    def row(unit: Unit, epsilon: float) -> Promised:
+        return Promised(
+            unit=unit,
+            neighbours="add_remove",
+            adversary="server",
+            epsilon=epsilon,
+            delta=1e-5,
+            status="none" if epsilon == math.inf else "proved",
+            because=(),
+        )
 
-    phases = [{"phase": "ask", "releases": 1, "guarantees": [row("example", 1.0)]}]
-    phases += [{"phase": "training", "releases": 1, "guarantees": [row("example", "inf"), row("client", 2.0)]}]
-    lost = [
-        line
-        for line in by_phase({"phases": phases, "guarantees": [row("example", "inf"), row("client", 2.0)]})
-        if "No end" in line
-    ]
+    whole = (row("example", math.inf), row("client", 2.0))
+    phases = (
+        OfPhase(phase="ask", releases=1, guarantees=(row("example", 1.0),)),
+        OfPhase(phase="training", releases=1, guarantees=whole),
+    )
+    lost = [line for line in by_phase(whole, phases) if "No end" in line]
     assert lost == ["No end-to-end guarantee of one example: what one phase noises another one gives away."]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 from sordino.cli import new_project
 from sordino.errors import RunError
 from sordino.runs.listing import listed, promise
+from sordino.runs.shapes import Promised
 
 
 @pytest.mark.slow
@@ -56,7 +58,15 @@ def test_damaged_and_unfinished_runs_are_listed_as_such(tmp_path: Path) -> None:
 
 
 def test_a_promise_names_its_subject() -> None:
-    row = {"unit": "client", "adversary": "public", "epsilon": 2.0, "delta": 1e-5, "status": "proved"}
-    raw = {**row, "adversary": "server", "epsilon": "inf", "status": "none"}
+    row = Promised(
+        unit="client",
+        neighbours="replace",
+        adversary="public",
+        epsilon=2.0,
+        delta=1e-5,
+        status="proved",
+        because=(),
+    )
+    raw = row.beside(adversary="server", epsilon=math.inf, status="none")
     assert promise([raw, row]) == "ε 2 per client, against public, δ 1e-05, proved"
     assert promise([raw]) == "nothing promised"

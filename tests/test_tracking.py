@@ -92,12 +92,10 @@ def test_the_numbers_of_the_folder_go_out_and_no_others(tmp_path: Path, monkeypa
     result = run(tmp_path, monkeypatch, recorder)
     assert recorder.rows == expected(tmp_path)
     assert set().union(*(row for _, row in recorder.rows)) == NUMBERS
-    server = next(
-        row for row in result.receipt["guarantees"] if row["epsilon"] != "inf" and row["adversary"] == "server"
-    )
+    server = next(row for row in result.receipt.guarantees if row.finite and row.adversary == "server")
     assert recorder.promised is not None
-    assert recorder.promised["epsilon_example_replace_server"] == server["epsilon"]
-    assert recorder.promised["spent_share"] == result.receipt["budget"]["spent_share"]["max"]
+    assert recorder.promised["epsilon_example_replace_server"] == server.epsilon
+    assert recorder.promised["spent_share"] == result.receipt.budget.spent_share.max
     assert result.notes == []
 
 
@@ -136,7 +134,7 @@ def test_a_tracker_is_no_part_of_the_experiment(tmp_path: Path, monkeypatch: pyt
     told = run(tmp_path, monkeypatch, Recorder())
     alone = sordino.run(out=tmp_path / "alone", **SMALL)
     # the ledger's head holds a digest of the data under a key of each run's own
-    assert told.receipt == alone.receipt | {"ledger_head": told.receipt["ledger_head"]}
+    assert told.receipt == alone.receipt.beside(ledger_head=told.receipt.ledger_head)
     assert told.metrics == alone.metrics
 
 
@@ -272,7 +270,7 @@ def test_mlflow_reads_it_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     for name in NUMBERS:
         told = [(metric.step, metric.value) for metric in client.get_metric_history(found.info.run_id, name)]
         assert told == [(step, row[name]) for step, row in expected(tmp_path) if name in row]
-    assert found.data.metrics["spent_share"] == result.receipt["budget"]["spent_share"]["max"]
+    assert found.data.metrics["spent_share"] == result.receipt.budget.spent_share.max
     assert os.environ["MLFLOW_DISABLE_TELEMETRY"] == "true"
 
 

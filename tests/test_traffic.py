@@ -4,22 +4,13 @@ savings.
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sordino.evaluate.traffic import (
-    Sizes,
-    bytes_to,
-    charged_rounds,
-    extra_parameters,
-    ratio,
-    rounds_to,
-    saving,
-    upfront_rounds,
-)
+from sordino.algorithms.slaug.traffic import Sizes
+from sordino.evaluate.measures import bytes_to, rounds_to
+from sordino.evaluate.rows import RoundRow
 
 CIFAR10_S1 = Sizes(100, 10, 300, 10, 11_173_962, 1_594_988, 512)
 CIFAR10_S2 = CIFAR10_S1._replace(generator=682_499)
@@ -41,7 +32,7 @@ MIO_TCD = Sizes(100, 20, 200, 11, 11_180_118, 1_595_098, 512)
     ],
 )
 def test_the_published_ratio(sizes: Sizes, percent: float) -> None:
-    assert round(100 * ratio(sizes), 3) == percent
+    assert round(100 * sizes.ratio, 3) == percent
 
 
 counts = st.integers(1, 30)
@@ -59,15 +50,20 @@ def test_the_formula_counts_every_message_once(m: int, k: int, t: int, c: int, d
         for _chosen in range(k):
             slaug += 2 * (d_m + c * d_p)
             fedavg += 2 * d_m
-    assert extra_parameters(sizes) == slaug - fedavg
-    assert charged_rounds(sizes) == pytest.approx(slaug / (2 * k * d_m))
+    assert sizes.parameters == slaug - fedavg
+    assert sizes.charged(sizes.rounds) == pytest.approx(slaug / (2 * k * d_m))
     once = c * d_p / fedavg  # the prototypes that the published ratio leaves out
-    assert ratio(sizes) + once == pytest.approx((slaug - fedavg) / fedavg)
+    assert sizes.ratio + once == pytest.approx((slaug - fedavg) / fedavg)
 
 
 def test_the_preparation_costs_rounds_before_the_first_one() -> None:
-    upfront = [round(upfront_rounds(s), 1) for s in (CIFAR10_S1, CIFAR10_S2, CIFAR100_S1, CIFAR100_S2, MIO_TCD)]
+    upfront = [round(s.upfront, 1) for s in (CIFAR10_S1, CIFAR10_S2, CIFAR100_S1, CIFAR100_S2, MIO_TCD)]
     assert upfront == [5.7, 5.3, 12.1, 5.7, 2.9]
+
+
+def saving(rounds: float, against: float) -> float:
+    """The part of the other's rounds that is not needed."""
+    return 1 - rounds / against
 
 
 @pytest.mark.parametrize(
@@ -81,30 +77,29 @@ def test_a_published_saving_shrinks_when_all_is_charged(
     sizes: Sizes, rounds: float, against: float, published: float, charged: float
 ) -> None:
     assert round(100 * saving(rounds, against), 2) == published
-    assert round(100 * saving(charged_rounds(sizes._replace(rounds=rounds)), against), 1) == charged
+    assert round(100 * saving(sizes.charged(rounds), against), 1) == charged
 
 
 def test_few_rounds_become_twice_as_many() -> None:
-    assert [round(charged_rounds(MIO_TCD._replace(rounds=t)), 1) for t in (4, 6)] == [6.9, 8.9]
-    assert saving(9, 6) == -0.5  # more rounds than the other: no saving
+    assert [round(MIO_TCD.charged(t), 1) for t in (4, 6)] == [6.9, 8.9]
 
 
-def run(*accuracies: float | None) -> list[dict[str, Any]]:
+def run(*accuracies: float | None) -> list[RoundRow]:
     """Rounds of 10 bytes down and 7 up; a round without an accuracy was not evaluated."""
     return [
-        {"round": t, "bytes_down": 10, "bytes_up": 7} | ({} if a is None else {"accuracy": a})
+        RoundRow(round=t, bytes_down=10, bytes_up=7, accuracy=a, loss=None if a is None else 1.0)
         for t, a in enumerate(accuracies, 1)
     ]
 
 
 def test_to_a_target_all_that_was_sent_until_then_counts() -> None:
     rows = run(None, 0.2, None, 0.5, 0.4, 0.9)
-    assert (rounds_to(rows, 0.5), bytes_to(rows, 0.5), bytes_to(rows, 0.5, before=1000)) == (4, 4 * 17, 1000 + 4 * 17)
-    assert rounds_to(rows, 0.45) == 4  # the first time, though it falls below again
-    assert (rounds_to(rows, 0.0), bytes_to(rows, 0.0)) == (2, 2 * 17)  # as soon as it was looked at
+    assert (rounds_to(0.5)(rows), bytes_to(0.5)(rows)) == (4, 4 * 17)
+    assert rounds_to(0.45)(rows) == 4  # the first time, though it falls below again
+    assert (rounds_to(0.0)(rows), bytes_to(0.0)(rows)) == (2, 2 * 17)  # as soon as it was looked at
 
 
 @pytest.mark.parametrize("rows", [run(0.2, 0.3), run(None, None), []])
-def test_a_target_that_was_not_reached_is_none_and_not_the_end(rows: list[dict[str, Any]]) -> None:
-    assert rounds_to(rows, 0.5) is None
-    assert bytes_to(rows, 0.5, before=1000) is None
+def test_a_target_that_was_not_reached_is_none_and_not_the_end(rows: list[RoundRow]) -> None:
+    assert rounds_to(0.5)(rows) is None
+    assert bytes_to(0.5)(rows) is None

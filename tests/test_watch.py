@@ -20,9 +20,10 @@ from rich.console import Console
 
 from sordino import config
 from sordino.cli import main, watching
-from sordino.cli.watching import Seen, Start, beginning, line, look, rate
+from sordino.cli.watching import Seen, WatchStart, beginning, line, look, rate
+from sordino.evaluate.rows import Scores
 from sordino.runs import folder
-from sordino.runs.folder import in_use
+from sordino.runs.folder import RunFolder
 from sordino.runs.listing import promise
 from sordino.runs.run import start
 from sordino.runs.verify import verify
@@ -93,10 +94,10 @@ def test_a_killed_run_is_said_to_be_killed(
     live: tuple[warm.Process, Path], watch: Callable[..., tuple[int, str, str]]
 ) -> None:
     process, run = live
-    assert look(run).state == "running"
+    assert look(RunFolder(run)).state == "running"
     process.kill()
     process.wait()
-    wait_for(lambda: not in_use(run))
+    wait_for(lambda: not RunFolder(run).in_use)
     code, out, _ = watch(run)
     assert code == 1
     assert "  killed" in out
@@ -109,14 +110,14 @@ def test_watching_is_in_nobodys_way(live: tuple[warm.Process, Path]) -> None:
     process, run = live
     process.kill()
     process.wait()
-    wait_for(lambda: not in_use(run))
+    wait_for(lambda: not RunFolder(run).in_use)
     before = {path: path.stat().st_mtime_ns for path in run.rglob("*")}
     with open(run / ".lock") as file:
         for _ in range(20):
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            assert look(run).state == "running"
+            assert look(RunFolder(run)).state == "running"
             fcntl.flock(file, fcntl.LOCK_UN)
-            assert look(run).state == "killed"
+            assert look(RunFolder(run)).state == "killed"
     assert {path: path.stat().st_mtime_ns for path in run.rglob("*")} == before
 
 
@@ -126,7 +127,7 @@ def test_a_ledger_is_never_opened(finished: Path, monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr("sqlite3.connect", refused)
     monkeypatch.setattr("sordino.runs.receipt.opened", refused)
-    assert look(finished).state == "finished"
+    assert look(RunFolder(finished)).state == "finished"
 
 
 # a run that ended -----------------------------------------------------------------------------------------------------
@@ -137,8 +138,7 @@ def test_a_finished_run_ends_at_once(finished: Path, watch: Callable[..., tuple[
     rows = [json.loads(row) for row in (finished / "metrics.jsonl").read_text().splitlines()]
     assert (code, err) == (0, "")
     assert out.startswith(f"round 3/3  finished  accuracy {rows[-1]['accuracy']:.2%}  ")
-    receipt = json.loads((finished / "privacy.json").read_text())
-    assert out.endswith(f"{promise(receipt['guarantees'])} (a simulation)\n")
+    assert out.endswith(f"{promise(RunFolder(finished).receipt().guarantees)} (a simulation)\n")
     assert "ε 8 per example" in out
     assert out.count("\n") == 1
     assert watch(finished, "--once") == (0, out, "")
@@ -153,14 +153,14 @@ def test_an_old_receipt_does_not_hide_a_kill(finished: Path, tmp_path: Path) -> 
     run = Path(shutil.copytree(finished, tmp_path / "run"))
     text = (run / "experiment.toml").read_text().replace("rounds = 3", "rounds = 9")
     (run / "experiment.toml").write_text(text)
-    assert look(run).state == "stopped"  # three of nine rounds, and a receipt of three
+    assert look(RunFolder(run)).state == "stopped"  # three of nine rounds, and a receipt of three
     row = (run / "metrics.jsonl").read_text().splitlines()[-1]
     with open(run / "metrics.jsonl", "a") as file:
         file.write(row + "\n")
-    assert look(run).state == "killed"  # it went on after that receipt
+    assert look(RunFolder(run)).state == "killed"  # it went on after that receipt
     with open(run / "metrics.jsonl", "a") as file:
         file.write('{"round": 5, "accu')  # cut short
-    assert look(run).round == 4
+    assert look(RunFolder(run)).round == 4
 
 
 def test_a_spent_budget_is_an_end(finished: Path, tmp_path: Path, watch: Callable[..., tuple[int, str, str]]) -> None:
@@ -189,41 +189,41 @@ def test_a_held_lock_is_seen(system: str, tmp_path: Path, monkeypatch: pytest.Mo
         monkeypatch.setattr(folder, "LOCKS", tmp_path / "no-such-table")
     elif not folder.LOCKS.exists():
         pytest.skip("no /proc/locks on this system")
-    assert not in_use(tmp_path)
+    assert not RunFolder(tmp_path).in_use
     with open(tmp_path / ".lock", "w") as file:
-        assert not in_use(tmp_path)
+        assert not RunFolder(tmp_path).in_use
         fcntl.flock(file, fcntl.LOCK_EX)
-        assert in_use(tmp_path)
+        assert RunFolder(tmp_path).in_use
         (tmp_path / "other").mkdir()
         (tmp_path / "other" / ".lock").write_text("")
-        assert not in_use(tmp_path / "other")
-    assert not in_use(tmp_path)
+        assert not RunFolder(tmp_path / "other").in_use
+    assert not RunFolder(tmp_path).in_use
 
 
 # numbers --------------------------------------------------------------------------------------------------------------
 
 
 def seen(round: int, at: float, state: str = "running") -> Seen:
-    return Seen(state, round, 100, {"accuracy": 0.5, "loss": 1.0}, 2_500_000, at, "")
+    return Seen(state, round, 100, Scores(accuracy=0.5, loss=1.0), 2_500_000, at, "")
 
 
 def test_rate_and_time_left() -> None:
-    assert rate(seen(50, 1010.0), Start(1000.0, 30)) == 2.0
-    assert rate(seen(50, 1000.0), Start(1000.0, 50)) == 0.0
-    assert rate(seen(50, 990.0), Start(1000.0, 50)) == 0.0  # written before the watching began
-    said = line(seen(50, 1010.0), Start(1000.0, 30))
+    assert rate(seen(50, 1010.0), WatchStart(1000.0, 30)) == 2.0
+    assert rate(seen(50, 1000.0), WatchStart(1000.0, 50)) == 0.0
+    assert rate(seen(50, 990.0), WatchStart(1000.0, 50)) == 0.0  # written before the watching began
+    said = line(seen(50, 1010.0), WatchStart(1000.0, 30))
     assert said == "round 50/100  running  accuracy 50.00%  2.5 MB  2 rounds/s  25 s left"
-    assert line(seen(50, 1010.0, "stopped"), Start(1000.0, 30)) == "round 50/100  stopped  accuracy 50.00%  2.5 MB"
+    assert line(seen(50, 1010.0, "stopped"), WatchStart(1000.0, 30)) == "round 50/100  stopped  accuracy 50.00%  2.5 MB"
 
 
 def test_a_pause_does_not_count_as_work(finished: Path, tmp_path: Path) -> None:
     run = Path(shutil.copytree(finished, tmp_path / "run"))
-    begun = beginning(run)
+    begun = beginning(RunFolder(run))
     assert begun is not None
     assert begun.round == 0
     later = begun.at + 3600
     os.utime(run / ".lock", (later, later))  # resumed an hour later
-    assert beginning(run) is None
+    assert beginning(RunFolder(run)) is None
 
 
 def test_a_terminal_gets_a_bar(finished: Path) -> None:
@@ -231,6 +231,6 @@ def test_a_terminal_gets_a_bar(finished: Path) -> None:
 
     out = io.StringIO()
     with watching._shown(Console(file=out, force_terminal=True, width=100)) as show:
-        show(seen(50, 1010.0), Start(1000.0, 30))
+        show(seen(50, 1010.0), WatchStart(1000.0, 30))
     assert "50/100" in out.getvalue()
     assert "accuracy 50.00%" in out.getvalue()

@@ -27,7 +27,7 @@ from torch import Tensor
 
 from sordino import tree
 from sordino.engine import wire
-from sordino.engine.wire import Header, Once, decode, encode, payload_bytes, schema, size
+from sordino.engine.wire import Header, SeenOnce, decode, encode, payload_bytes, schema, size
 from sordino.errors import WireError
 
 PREFIX = 10  # magic, version, header length
@@ -367,7 +367,7 @@ def test_the_digest_is_sha256() -> None:
 def test_each_sender_is_accepted_once_a_round_in_any_arrival_order() -> None:
     source = random.Random(0)
     for _ in range(50):
-        guard, accepted = Once(), []
+        guard, accepted = SeenOnce(), []
         for number in range(3):
             arriving = [header(round=number, sender=sender) for sender in range(5)] * 4
             source.shuffle(arriving)
@@ -379,7 +379,7 @@ def test_each_sender_is_accepted_once_a_round_in_any_arrival_order() -> None:
 
 
 def test_a_new_attempt_or_entry_is_still_the_same_round_and_an_old_round_is_late() -> None:
-    guard = Once()
+    guard = SeenOnce()
     guard.accept(header())
     for again in (header(), header(attempt=1), header(entries=""), header(round=1)):
         with pytest.raises(WireError) as refusal:

@@ -25,7 +25,7 @@ for name, algorithm in METHODS.items():
     late, swing = [], []
     for seed in (0, 1):  # the same seed means the same partition, cohorts and first weights for every method
         result = sordino.run(SETTING, name=f"{name}-{seed}", seed=seed, algorithm=algorithm | LOCAL)
-        accuracy = [row["accuracy"] for row in result.metrics]
+        accuracy = [row.accuracy for row in result.metrics]
         late.append(statistics.mean(accuracy[-5:]))
         swing.append(statistics.mean(abs(b - a) for a, b in pairwise(accuracy[5:])))
     print(f"{name:<20} {statistics.mean(late):>24.1%} {statistics.mean(swing):>28.1%}")

@@ -14,11 +14,11 @@ from typing import Any, Generic, NamedTuple, Self
 from torch import Tensor
 
 from sordino.algorithms.algorithm import Algorithm, AnyAlgorithm, Asked, Home, Known, Table
-from sordino.algorithms.phases import Phase
+from sordino.algorithms.phases import Facts, Phase, RunNumbers, Said
 from sordino.keys import Key
 from sordino.privacy.uplink import Uplink
 from sordino.tree import Tree
-from sordino.types import C, D, Examples, Params, Reader, Received, S, Scorer, Shard, Task, U, Work
+from sordino.types import C, D, Examples, Formula, Params, Reader, Received, S, Scorer, Shard, Task, U, Work
 
 
 class Server(NamedTuple, Generic[S]):
@@ -170,6 +170,16 @@ class AdaptingPhase(Adapting[S, C, D, U], Phase[Server[S], C, Down[D], U]):
 
     def result(self, s: Server[S]) -> Any:
         return self.own.result(s.own)
+
+    @property
+    def says(self) -> Said:
+        return self.own.says
+
+    def facts(self, s: Server[S], before: Facts) -> Facts:
+        return self.own.facts(s.own, before)
+
+    def counted(self, training: AnyAlgorithm, public: RunNumbers) -> Formula | None:
+        return self.own.counted(training, public)
 
 
 def adapting(own: AnyAlgorithm) -> AnyAlgorithm:

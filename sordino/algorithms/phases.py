@@ -7,13 +7,58 @@ behind; the training begins with fresh clients. A phase has rounds of its own, m
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from sordino.algorithms.algorithm import Algorithm, AnyAlgorithm
 from sordino.errors import ConfigError
 from sordino.privacy.uplink import Uplink
-from sordino.types import C, D, Reader, S, U
+from sordino.types import C, D, Formula, Reader, S, U
+
+
+class DeviceSkill(NamedTuple):
+    """What the server found a device's model to know of one class."""
+
+    f1: float
+    recall: float
+
+
+class Asked(NamedTuple):
+    """A device that was asked for a class."""
+
+    device: int
+    answered: bool
+    f1: float
+    recall: float
+
+
+class Facts(NamedTuple):
+    """What phases tell of what they found, once they are over."""
+
+    skills: Sequence[Sequence[DeviceSkill]] = ()  # of each device, class by class
+    asked: Sequence[Sequence[Asked]] = ()  # for each class, in the order of asking
+    kept: Sequence[Sequence[int]] = ()  # for each class, numbers of the candidates that were chosen
+
+
+class RunNumbers(NamedTuple):
+    """What everybody knows of a run and a formula may count."""
+
+    devices: int
+    chosen: int  # per round
+    rounds: int
+    classes: int
+    model: int  # parameters
+    width: int  # of features
+
+
+class Said(NamedTuple):
+    """What a phase sends, in a few words."""
+
+    down: str = ""
+    up: str = ""
+    hands: str = "what everybody starts from"  # to everybody, where it is the last before the training
+    ranks_by: str = ""  # by which score it ranks devices
 
 
 class Phase(Algorithm[S, C, D, U], ABC):
@@ -36,6 +81,21 @@ class Phase(Algorithm[S, C, D, U], ABC):
     def result(self, s: S) -> Any:
         """What the next phase, or the training, begins from."""
         return s
+
+    # what a report says of it -----------------------------------------------------------------------------------------
+
+    @property
+    def says(self) -> Said:
+        """What its messages are."""
+        return Said()
+
+    def facts(self, s: S, before: Facts) -> Facts:
+        """What it tells of its end, beside what the phases before it have told."""
+        return before
+
+    def counted(self, training: Algorithm[Any, Any, Any, Any], public: RunNumbers) -> Formula | None:
+        """What its publication counts of this preparation; nothing where none does."""
+        return None
 
 
 AnyPhase: TypeAlias = Phase[Any, Any, Any, Any]

@@ -34,7 +34,7 @@ from sordino.ledger.gaussian_dp import epsilon_of
 from sordino.ledger.notes import parsed
 from sordino.privacy.noise.sources import Counter, System
 from sordino.privacy.readers.responses import Responses
-from sordino.runs.folder import check_is_run
+from sordino.runs.folder import RunFolder
 from sordino.runs.setup import Setup
 from sordino.runs.simulation import settle, simulated
 from sordino.types import Claim, NoiseSource
@@ -159,8 +159,8 @@ def experiment_of(word: str | None, overrides: Iterable[str] = ()) -> Experiment
         return config.load(None, changes)
     path = Path(word)
     if path.is_dir():
-        check_is_run(path)
-        return config.load(path / "experiment.toml", changes)
+        RunFolder(path).check()
+        return config.load(RunFolder(path).experiment_file, changes)
     if path.is_file() or path.suffix == ".toml":
         return config.load(path, changes)
     if word not in ALGORITHMS and ":" not in word:

@@ -65,7 +65,7 @@ def pair(
     )
 
 
-class Played(NamedTuple):
+class PlayedSum(NamedTuple):
     found: Separation  # its interval fails as often as ALPHA / 2 on its lower side
     ceiling: float  # of the AUC, by the promise
     epsilon: float  # promised, at delta
@@ -76,7 +76,9 @@ class Played(NamedTuple):
         return self.found.low > self.ceiling or self.at_least > self.epsilon
 
 
-def played(reader: ClassSums, game: Pair, multiplier: float, delta: float, trials: int, source: NoiseSource) -> Played:
+def played(
+    reader: ClassSums, game: Pair, multiplier: float, delta: float, trials: int, source: NoiseSource
+) -> PlayedSum:
     """The game against what the reader claims."""
     event = reader.claims(Work(None, 1, None), 1, multiplier)[0].event
     assert isinstance(event, Gaussian)
@@ -84,7 +86,7 @@ def played(reader: ClassSums, game: Pair, multiplier: float, delta: float, trial
     outputs = game.outputs(trials, source)
     epsilon = epsilon_of(mu, delta)
     lost = tuned(outputs, {delta: epsilon}, ALPHA / 2).epsilon
-    return Played(separation(outputs.with_, outputs.without, ALPHA), most(mu), epsilon, max(0.0, lost))
+    return PlayedSum(separation(outputs.with_, outputs.without, ALPHA), most(mu), epsilon, max(0.0, lost))
 
 
 def most(mu: float) -> float:

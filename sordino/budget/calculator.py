@@ -12,7 +12,9 @@ from typing import Literal, NamedTuple
 from sordino.errors import COUNT, POSITIVE, ConfigError, UnsoundGuarantee, UnsupportedEvent, check_range
 from sordino.ledger.accountants import epsilon_by
 from sordino.ledger.calibrate import exact_multiplier, sampled_multiplier
+from sordino.ledger.claims import Adversary, Neighbours, Status, Unit
 from sordino.ledger.events import Gaussian, Json, Poisson, Repeat, check_multiplier
+from sordino.ledger.facts import Epsilon, Fact, Number
 from sordino.ledger.gaussian_dp import epsilon_of
 
 LOUD, QUIET = (
@@ -70,13 +72,35 @@ class Question:
 DEFAULTS: Json = {"delta": 1e-5, "unit": "client", "clients": 1000, "cohort": 100, "rounds": 100}
 
 
+class PlanRow(Fact):
+    """A set-up and its price, as a table of plans shows it; None: nothing is promised, or nothing is known."""
+
+    what: str
+    clients: int
+    cohort: Number
+    rounds: int
+    unit: Unit | None
+    neighbours: Neighbours | None
+    adversary: Adversary | None
+    epsilon: Epsilon | None
+    delta: Number
+    status: Status | None
+    accountant: str | None
+    noise_multiplier: Number | None
+    exposures: int
+    noise_to_signal: float | None  # norm of the noise in the mean over the largest possible signal
+    bytes: int
+    minutes: float | None
+    run: tuple[str, ...]  # what to give to `sordino run`
+
+
 @dataclass(frozen=True)
 class Answer:
     """One way to keep the promise."""
 
     what: str
-    adversary: str
-    neighbours: str
+    adversary: Adversary
+    neighbours: Neighbours
     noise_multiplier: float  # noise / sensitivity
     exposures: int
     noise_to_signal: float  # norm of the noise in the mean, in units of the largest possible mean update or gradient
@@ -106,17 +130,31 @@ class Answer:
             f"privacy.delta={q.delta}",
         ]
 
-    def to_json(self) -> Json:
+    @property
+    def row(self) -> PlanRow:
         q = self.question
-        return {
-            **asdict(self),
-            "status": "proved",
-            **{name: getattr(q, name) for name in ("epsilon", "delta", "unit", "clients", "cohort", "rounds", "clip")},
-            "noise_std": self.noise_std,
-            "bytes": self.bytes,
-            "minutes": None,  # nothing was measured
-            "run": self.run,
-        }
+        return PlanRow(
+            what=self.what,
+            clients=q.clients,
+            cohort=q.cohort,
+            rounds=q.rounds,
+            unit=q.unit,
+            neighbours=self.neighbours,
+            adversary=self.adversary,
+            epsilon=q.epsilon,
+            delta=q.delta,
+            status="proved",
+            accountant=self.accountant,
+            noise_multiplier=self.noise_multiplier,
+            exposures=self.exposures,
+            noise_to_signal=self.noise_to_signal,
+            bytes=self.bytes,
+            minutes=None,  # nothing was measured
+            run=tuple(self.run),
+        )
+
+    def to_json(self) -> Json:
+        return {**asdict(self), **self.row.to_json(), "clip": self.question.clip, "noise_std": self.noise_std}
 
 
 def ask(epsilon: float | None = None, noise_multiplier: float | None = None, **facts: object) -> Question:

@@ -25,7 +25,7 @@ from sordino.types import Examples, Grant, Params, Shard, Task, Work
 REPEATS = 5
 
 
-class Measured(NamedTuple):
+class BenchResult(NamedTuple):
     what: str
     first: tuple[str, float]  # name and seconds
     second: tuple[str, float]
@@ -36,7 +36,7 @@ class Measured(NamedTuple):
         return self.first[1] / self.second[1]
 
 
-def measure() -> list[Measured]:
+def measure() -> list[BenchResult]:
     """Measures for about ten seconds. The two sides of every row take turns, so that other programs disturb both
     alike.
     """
@@ -48,7 +48,7 @@ def measure() -> list[Measured]:
         torch.set_num_threads(threads)
 
 
-def _products() -> Measured:
+def _products() -> BenchResult:
     a, b = torch.randn(1024, 1024), torch.randn(1024, 1024)
     low_a, low_b = a.bfloat16(), b.bfloat16()
     return _race("matrix product, 1024 x 1024", "fp32", lambda: a @ b, "bf16", lambda: low_a @ low_b)
@@ -66,7 +66,7 @@ def _rows(count: int, image: tuple[int, int, int], seed: int) -> Examples:
     return Examples(pixels, torch.arange(count) % 10)
 
 
-def _convolutions() -> Measured:
+def _convolutions() -> BenchResult:
     image = (32, 32, 3)
     rows = _rows(50, image, 1)
 
@@ -80,7 +80,7 @@ def _convolutions() -> Measured:
     )
 
 
-def _pools() -> Measured:
+def _pools() -> BenchResult:
     image = (28, 28, 1)
     task, who = _task(torch.float32, image, wide=False), list(range(50))
     params = task.init(keys.root(1))
@@ -110,7 +110,7 @@ class _Epoch:
         return tree.sub(y, x), state
 
 
-def _stacks() -> Measured:
+def _stacks() -> BenchResult:
     image, epoch = (28, 28, 1), _Epoch()
     task = _task(torch.float32, image, wide=False)
     params, source = task.init(keys.root(1)), Counter(1)
@@ -132,11 +132,11 @@ def _stacks() -> Measured:
     return _race("an epoch of 50 clients with 60 rows each, batches of 10", "alone", alone, "stack", stack)
 
 
-def _race(what: str, first: str, one: Callable[[], object], second: str, other: Callable[[], object]) -> Measured:
+def _race(what: str, first: str, one: Callable[[], object], second: str, other: Callable[[], object]) -> BenchResult:
     one(), other()
     taken = [(_seconds(one), _seconds(other)) for _ in range(REPEATS)]
     a, b = (statistics.median(side) for side in zip(*taken, strict=True))
-    return Measured(what, (first, a), (second, b))
+    return BenchResult(what, (first, a), (second, b))
 
 
 def _seconds(work: Callable[[], object]) -> float:

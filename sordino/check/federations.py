@@ -21,6 +21,7 @@ from sordino.ledger.events import Json
 from sordino.ledger.ledger import State
 from sordino.privacy.readers.noisy_gradient import NoisyGradient
 from sordino.round import one_round
+from sordino.runs.folder import RunFolder
 from sordino.runs.population import Population
 from sordino.runs.receipt import opened
 from sordino.runs.run import Progress, resume
@@ -136,11 +137,10 @@ def receipt(trial: Trial) -> None:
 
 
 def _finite(folder: Path) -> list[str]:
-    rows = json.loads((folder / "privacy.json").read_text())["guarantees"]
     return [
-        f"epsilon {row['epsilon']:.3g} for one {row['unit']}, against {row['adversary']}"
-        for row in rows
-        if row["epsilon"] != "inf"
+        f"epsilon {row.epsilon:.3g} for one {row.unit}, against {row.adversary}"
+        for row in RunFolder(folder).receipt().guarantees
+        if row.finite
     ]
 
 

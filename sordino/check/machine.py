@@ -29,7 +29,7 @@ SPOKEN = "ε ∞ ·"  # what tables print
 
 
 @dataclass(frozen=True)
-class Facts:
+class MachineFacts:
     python: str
     torch: str
     torch_threads: int
@@ -55,7 +55,7 @@ class Finding(NamedTuple):
     fix: str = ""
 
 
-def measure(place: Path) -> Facts:
+def measure(place: Path) -> MachineFacts:
     import torch
 
     from sordino.engine.choose_executor import matrix_units
@@ -63,7 +63,7 @@ def measure(place: Path) -> Facts:
     while not place.exists():
         place = place.parent
     write_ms, write_error = _durable_write(place)
-    return Facts(
+    return MachineFacts(
         python=platform.python_version(),
         torch=torch.__version__,
         torch_threads=torch.get_num_threads(),
@@ -83,7 +83,7 @@ def measure(place: Path) -> Facts:
     )
 
 
-def judge(facts: Facts) -> Iterator[Finding]:
+def judge(facts: MachineFacts) -> Iterator[Finding]:
     version = tuple(int(part) for part in facts.python.split(".")[:2])
     yield (
         Finding("Python", "ok", facts.python)
@@ -122,7 +122,7 @@ def judge(facts: Facts) -> Iterator[Finding]:
         yield Finding(f"extra {name}", "ok", says, hint if missing else "")
 
 
-def engine(facts: Facts, clients: int) -> Json:
+def engine(facts: MachineFacts, clients: int) -> Json:
     """The [engine] table for this machine. `auto` lets clients of one process share their passes wherever their reads
     allow it.
     """
@@ -134,7 +134,7 @@ def engine(facts: Facts, clients: int) -> Json:
     }
 
 
-def benched(facts: Facts) -> Iterator[Finding]:
+def benched(facts: MachineFacts) -> Iterator[Finding]:
     """The choice of `auto` on this machine, held against measurements."""
     from sordino.check.bench import measure as race
 
@@ -154,7 +154,7 @@ def benched(facts: Facts) -> Iterator[Finding]:
         )
 
 
-def _disk(facts: Facts) -> Finding:
+def _disk(facts: MachineFacts) -> Finding:
     if facts.write_ms is None:
         return Finding(
             "disk",
@@ -171,7 +171,7 @@ def _disk(facts: Facts) -> Finding:
     return Finding("disk", "ok", says)
 
 
-def _terminal(facts: Facts) -> Finding:
+def _terminal(facts: MachineFacts) -> Finding:
     try:
         SPOKEN.encode(facts.encoding)
     except (UnicodeEncodeError, LookupError):

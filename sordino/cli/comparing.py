@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 from rich.markup import escape
 
 from sordino.cli.options import Figures, Quiet
+
+if TYPE_CHECKING:
+    from sordino.results.comparison import Follow
+    from sordino.runs.run import Progress
 
 
 class Format(StrEnum):
@@ -71,7 +75,10 @@ def compare(
         for line in found.choosing:
             Console().print(f"· {escape(line)}", highlight=False)
     elif form is not Format.html:
-        typer.echo(json.dumps(found.table) if form is Format.json else FORMATS[form](found.table), nl=False)
+        typer.echo(
+            json.dumps([row.to_json() for row in found.table]) if form is Format.json else FORMATS[form](found.table),
+            nl=False,
+        )
     # paths go where they do not mix with a table that is meant for another program
     place = Console(stderr=form not in (Format.text, Format.html))
     written = ([found.report()] if page else []) + (found.figures(figures) if figures is not None else [])
@@ -81,12 +88,12 @@ def compare(
         typer.launch(str(written[0].resolve()))
 
 
-def _follow(console: Console) -> Any:
+def _follow(console: Console) -> Follow:
     """Says what is run, then shows its rounds."""
     from sordino.cli.progress import progress
 
     @contextmanager
-    def follow(what: str) -> Iterator[Any]:
+    def follow(what: str) -> Iterator[Callable[[Progress], None]]:
         console.print(what, highlight=False, markup=False)
         with progress(console) as watch:
             yield watch

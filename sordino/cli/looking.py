@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.markup import escape
 
 from sordino.cli.options import Figures, Json
+
+if TYPE_CHECKING:
+    from sordino.runs.folder import RunFolder
 
 
 def list_(
@@ -39,22 +42,33 @@ def list_(
 def show(folder: Path, as_json: Json = False) -> None:
     """The result and the guarantees of a finished run."""
     from sordino.report.tables import summary
-    from sordino.runs.folder import check_is_run, read_metrics, read_preparation, read_receipt
+    from sordino.runs.folder import RunFolder
 
-    check_is_run(folder)
-    promised, rows = read_receipt(folder), read_metrics(folder)
+    run = RunFolder(folder)
+    run.check()
     if as_json:
-        typer.echo(json.dumps({"metrics": rows, "preparation": read_preparation(folder), "privacy": promised}))
+        typer.echo(json.dumps(told(run)))
     else:
-        summary(Console(), rows, promised, prepared(folder))
+        promised = run.receipt()
+        summary(Console(), run.metrics(), promised, prepared(folder))
 
 
-def prepared(folder: Path) -> Any:
+def told(run: RunFolder) -> dict[str, object]:
+    """All that a run says in numbers."""
+    promised = run.receipt()
+    return {
+        "metrics": [row.to_json() for row in run.metrics()],
+        "preparation": [row.to_json() for row in run.prepared()],
+        "privacy": promised.to_json(),
+    }
+
+
+def prepared(folder: Path) -> RenderableType:
     """What came before the first round; where the data it is told from are gone, why."""
     from sordino.errors import SordinoError
-    from sordino.runs.folder import read_preparation
+    from sordino.runs.folder import RunFolder
 
-    if not read_preparation(folder):
+    if not RunFolder(folder).prepared():
         return ""
     from sordino.report.preparation import gather
     from sordino.report.tables import preparation

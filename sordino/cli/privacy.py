@@ -83,15 +83,15 @@ def _plan_numbers(given: dict[str, Any], as_json: bool) -> None:
     from sordino.budget import calculator
 
     question = calculator.ask(**given)
-    rows = [found.to_json() for found in calculator.answer(question)]
-    ratio, found = rows[0]["noise_to_signal"], calculator.enough_for(question)
+    answers = calculator.answer(question)
+    ratio, found = answers[0].noise_to_signal, calculator.enough_for(question)
     if as_json:
         typer.echo(
             json.dumps(
                 {
                     "question": {**asdict(question), "noise_multiplier": given.get("noise_multiplier")},
-                    "answer": rows[0],
-                    "alternatives": rows[1:],
+                    "answer": answers[0].to_json(),
+                    "alternatives": [answer.to_json() for answer in answers[1:]],
                     **_verdict(ratio, found, question.delta),
                 }
             )
@@ -100,7 +100,7 @@ def _plan_numbers(given: dict[str, Any], as_json: bool) -> None:
     from sordino.report import plan as planned
 
     console = Console()
-    planned.numbers(console, rows, given.get("noise_multiplier"))
+    planned.numbers(console, answers, given.get("noise_multiplier"))
     planned.verdict(console, ratio, found, question.delta)
 
 
@@ -149,18 +149,19 @@ def spent(
     from sordino.runs.lifetime import lifetime
     from sordino.runs.receipt import spending
 
-    found = lifetime(place) if place.is_file() else spending(place)
+    shared = lifetime(place) if place.is_file() else None
+    found = spending(place) if shared is None else shared
     if as_json:
-        typer.echo(json.dumps(found))
+        typer.echo(json.dumps(found.to_json()))
         return
     console = Console()
-    console.print(guarantees(found))
-    for line in found.get("runs", ()):
-        console.print(f"[dim]· {line['run']}: {line['releases']} releases[/dim]")
-    if found["budget"] and "groups" in found["budget"]:
-        console.print(groups(found["budget"]))
+    console.print(guarantees(found.guarantees, found.phases))
+    for run in shared.runs if shared is not None else ():
+        console.print(f"[dim]· {run.run}: {run.releases} releases[/dim]")
+    if found.budget is not None and found.budget.groups:
+        console.print(groups(found.budget))
     if by_client:
-        console.print(spending_table(found["by_client"], found["currency"]))
+        console.print(spending_table(found.by_client, found.currency))
 
 
 @app.command()
@@ -185,8 +186,8 @@ def verify(
     else:
         console = Console()
         console.print(
-            "[green]The receipt holds:[/green] the chain is whole, every epsilon follows from it, every release is the one that "
-            "the experiment plans, and the files are those that were sealed."
+            "[green]The receipt holds:[/green] the chain is whole, every epsilon follows from it, every release is the "
+            "one that the experiment plans, and the files are those that were sealed."
         )
         for line in unseen:
             console.print(f"[dim]Not looked at: {line}.[/dim]")

@@ -16,7 +16,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.text import Text
 
 if TYPE_CHECKING:
-    from sordino.ledger.statement import Row
+    from sordino.evaluate.rows import Scores
+    from sordino.ledger.statement import Guarantee
     from sordino.runs.run import Progress as Step
 
 EVERY = 2.0  # seconds between plain lines
@@ -25,7 +26,7 @@ BY = {"server": "by the server", "participants": "by the participants", "public"
 
 @contextmanager
 def progress(console: Console) -> Iterator[Callable[[Step], None]]:
-    spending, reached, price = Spending(), Reached(), Text(style="dim")
+    spending, reached, price = LiveSpending(), ProgressSoFar(), Text(style="dim")
     if console.quiet:
         yield lambda step: None
         return
@@ -39,7 +40,7 @@ def progress(console: Console) -> Iterator[Callable[[Step], None]]:
 
         def watch(step: Step) -> None:
             nonlocal begun
-            if "phase" in step.metrics:
+            if step.metrics.phase:
                 price.plain = before_round_1(step)
                 return
             if not begun:  # a resumed run begins in the middle: what is done already says nothing about the speed
@@ -70,7 +71,7 @@ def left(seconds: float) -> str:
     return f"{hours} h {m:02} min left" if hours else f"{m} min {s:02} s left" if m else f"{s} s left"
 
 
-def _lines(console: Console, spending: Spending, reached: Reached) -> Callable[[Step], None]:
+def _lines(console: Console, spending: LiveSpending, reached: ProgressSoFar) -> Callable[[Step], None]:
     last = time.monotonic()
     first: tuple[float, int] | None = None
 
@@ -80,7 +81,7 @@ def _lines(console: Console, spending: Spending, reached: Reached) -> Callable[[
 
     def watch(step: Step) -> None:
         nonlocal last, first
-        if "phase" in step.metrics:
+        if step.metrics.phase:
             say(before_round_1(step))
             return
         now, done = time.monotonic(), reached.text(step.metrics)
@@ -97,24 +98,21 @@ def _lines(console: Console, spending: Spending, reached: Reached) -> Callable[[
 
 def before_round_1(step: Step) -> str:
     row = step.metrics
-    return f"before round 1: {row['phase']} {row['round']}, {row['answered']} of {row['active']} clients answered"
+    return f"before round 1: {row.phase} {row.round}, {row.answered} of {row.active} clients answered"
 
 
-class Reached:
+class ProgressSoFar:
     """The newest score: not every round is evaluated."""
 
     def __init__(self) -> None:
         self._text = ""
 
-    def text(self, row: dict[str, float]) -> str:
-        if "accuracy" in row:
-            self._text = f"accuracy {row['accuracy']:.2%}"
-        elif "loss" in row:
-            self._text = f"loss {row['loss']:.4f}"
+    def text(self, row: Scores) -> str:
+        self._text = row.told or self._text
         return self._text
 
 
-class Spending:
+class LiveSpending:
     """Epsilon while the run goes on: the statement the receipt is made of, on what the ledger holds by now.
 
     To compose a statement takes from milliseconds to seconds, so after each one twenty times as long goes by: at most 5
@@ -128,7 +126,7 @@ class Spending:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._last, self._cost = clock(), 0.5  # seconds: what a first statement may take
-        self._row: Row | None = None
+        self._row: Guarantee | None = None
         self._round = 0
 
     def text(self, step: Step) -> str:
@@ -157,7 +155,7 @@ class Spending:
         offer = federation.plan.offer
         assert offer is not None
         subject = (offer.unit, offer.neighbours, offer.adversary)
-        self._row = next((row for row in rows if (row.unit, row.neighbours, row.adversary) == subject), None)
+        self._row = next((row for row in rows if row.subject == subject), None)
         self._last, self._round = self._clock(), step.round
         self._cost = self._last - begun
 

@@ -110,26 +110,17 @@ def _show_run(go: Any, track: list[str], as_json: bool, quiet: bool) -> None:
     if following():  # under torchrun the first rank runs, the others do what it says
         follow()
         return
-    from sordino.cli.looking import prepared
+    from sordino.cli.looking import prepared, told
     from sordino.cli.progress import progress
-    from sordino.runs.folder import read_preparation
+    from sordino.runs.folder import RunFolder
     from sordino.runs.trackers import tracked
 
     console = Console(stderr=True, quiet=quiet or as_json)
     with progress(console) as watch:
         result = tracked(go, track, watch)
     if as_json:
-        typer.echo(
-            json.dumps(
-                {
-                    "folder": str(result.folder),
-                    "metrics": result.metrics,
-                    "preparation": read_preparation(result.folder),
-                    "privacy": result.receipt,
-                    "notes": result.notes,
-                }
-            )
-        )
+        found = {"folder": str(result.folder), **told(RunFolder(result.folder)), "notes": result.notes}
+        typer.echo(json.dumps(found))
     elif not quiet:
         from sordino.report.tables import summary
 

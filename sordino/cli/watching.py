@@ -11,12 +11,16 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 from rich.console import Console
 
 from sordino.cli.options import Json
+
+if TYPE_CHECKING:
+    from sordino.evaluate.rows import Scores
+    from sordino.runs.folder import RunFolder
 
 EVERY = 1.0  # seconds between two looks, and ten times what a look takes
 EXIT = {"finished": 0, "budget spent": 0, "stopped": 130, "killed": 1}
@@ -26,13 +30,13 @@ class Seen(NamedTuple):
     state: str  # running, or one of EXIT
     round: int
     rounds: int
-    score: dict[str, Any]  # the last evaluated row
+    score: Scores  # of the last evaluated round
     bytes: int
     at: float  # when the last row was written
     promise: str  # once there is a receipt
 
 
-class Start(NamedTuple):
+class WatchStart(NamedTuple):
     """Since when rounds are counted: the begin of the run, or of the watching where the run was stopped in between."""
 
     at: float
@@ -45,16 +49,18 @@ def watch(
     as_json: Json = False,
 ) -> None:
     """Follow a run that goes on elsewhere until it ends. Exit code: 0 finished, 130 stopped and resumable, 1 killed."""
-    from sordino.runs.folder import check_is_run
+    from sordino.runs.folder import RunFolder
 
-    check_is_run(run)
+    folder = RunFolder(run)
+    folder.check()
     console = Console(highlight=False, soft_wrap=True, markup=False)
-    if not (run / ".lock").exists():
+    if not folder.lock_file.exists():
         time.sleep(EVERY)  # it may just have been founded
-    seen = look(run)
-    since = beginning(run) or Start(time.time(), seen.round)
+    seen = look(folder)
+    since = beginning(folder) or WatchStart(time.time(), seen.round)
     if as_json:
-        typer.echo(json.dumps({**seen._asdict(), "rounds_per_second": rate(seen, since)}))
+        told = seen._asdict() | {"score": seen.score.to_json(), "rounds_per_second": rate(seen, since)}
+        typer.echo(json.dumps(told))
         return
     if not once:
         with _shown(console) as show:
@@ -62,7 +68,7 @@ def watch(
                 show(seen, since)
                 begun = time.monotonic()
                 time.sleep(EVERY)
-                seen = look(run)
+                seen = look(folder)
                 time.sleep(max(0.0, 10 * (time.monotonic() - begun - EVERY)))
     console.print(line(seen, since))
     if seen.state in ("stopped", "killed"):
@@ -71,16 +77,16 @@ def watch(
         raise typer.Exit(EXIT[seen.state])
 
 
-def look(run: Path) -> Seen:
+def look(run: RunFolder) -> Seen:
     """How a run stands, from what it has written."""
-    from sordino import config
-    from sordino.runs.folder import in_use, read_metrics, read_notes, read_receipt
+    from sordino.evaluate.measures import last_scored
+    from sordino.evaluate.rows import Scores
+    from sordino.runs.listing import promised
 
-    alive = in_use(run)  # asked before anything is read: who ends after this is seen to have ended at the next look
-    planned = config.load(run / "experiment.toml").rounds
-    rows, file = read_metrics(run), run / "metrics.jsonl"
-    receipt = read_receipt(run) if (run / "privacy.json").exists() else None
-    if receipt is not None and receipt["rounds"] < len(rows):
+    alive = run.in_use  # asked before anything is read: who ends after this is seen to have ended at the next look
+    planned, rows, file = run.experiment.rounds, run.metrics(), run.metrics_file
+    receipt = run.receipt() if run.receipt_file.exists() else None
+    if receipt is not None and receipt.rounds < len(rows):
         receipt = None  # of an earlier stop; the run has gone on since
     if alive:
         state = "running"
@@ -89,43 +95,36 @@ def look(run: Path) -> Seen:
     elif len(rows) >= planned:
         state = "finished"
     else:
-        state = "budget spent" if _says_spent(read_notes(run)) else "stopped"
+        state = "budget spent" if _says_spent(run.notes()) else "stopped"
+    last = last_scored(rows)
     return Seen(
         state,
         len(rows),
         planned,
-        next(({k: row[k] for k in ("accuracy", "loss") if k in row} for row in reversed(rows) if "loss" in row), {}),
-        sum(row.get("bytes_up", 0) + row.get("bytes_down", 0) for row in rows),
+        Scores() if last is None else Scores(accuracy=last.accuracy, loss=last.loss),
+        sum(row.bytes for row in rows),
         file.stat().st_mtime if file.exists() else 0.0,
-        _promised(receipt) if receipt is not None and not alive else "",
+        promised(receipt) if receipt is not None and not alive else "",
     )
 
 
-def _promised(receipt: dict[str, Any]) -> str:
-    from sordino.runs.listing import SIMULATION, promise
-
-    return promise(receipt["guarantees"]) + (SIMULATION if receipt["simulated"] else "")
-
-
-def beginning(run: Path) -> Start | None:
+def beginning(run: RunFolder) -> WatchStart | None:
     """Of a run that was never resumed: the lock is touched at every start, so it is as old as the run."""
-    from sordino.runs.folder import read_environment
-
-    started = read_environment(run).get("started", "")
+    started = run.environment.started
     try:
-        begun, touched = datetime.datetime.fromisoformat(started), (run / ".lock").stat().st_mtime
+        begun, touched = datetime.datetime.fromisoformat(started), run.lock_file.stat().st_mtime
     except (OSError, ValueError):
         return None
-    return Start(begun.timestamp(), 0) if abs(touched - begun.timestamp()) < 10 else None
+    return WatchStart(begun.timestamp(), 0) if abs(touched - begun.timestamp()) < 10 else None
 
 
-def rate(seen: Seen, since: Start) -> float:
+def rate(seen: Seen, since: WatchStart) -> float:
     """Rounds per second, 0 while unknown."""
     passed = seen.at - since.at
     return max(0.0, (seen.round - since.round) / passed) if passed > 0 else 0.0
 
 
-def line(seen: Seen, since: Start) -> str:
+def line(seen: Seen, since: WatchStart) -> str:
     from sordino.cli.progress import left
 
     speed = rate(seen, since) if seen.state == "running" else 0.0
@@ -141,10 +140,9 @@ def line(seen: Seen, since: Start) -> str:
 
 
 def _reached(seen: Seen) -> str:
-    from sordino.cli.progress import Reached
     from sordino.report.tables import bytes_text
 
-    return "  ".join(part for part in (Reached().text(seen.score), bytes_text(seen.bytes)) if part)
+    return "  ".join(part for part in (seen.score.told, bytes_text(seen.bytes)) if part)
 
 
 def _says_spent(notes: list[str]) -> bool:
@@ -152,13 +150,13 @@ def _says_spent(notes: list[str]) -> bool:
 
 
 @contextmanager
-def _shown(console: Console) -> Iterator[Callable[[Seen, Start], None]]:
+def _shown(console: Console) -> Iterator[Callable[[Seen, WatchStart], None]]:
     from sordino.cli.progress import is_live, rounds_bar
 
     if not is_live(console):
         last = math.nan
 
-        def tell(seen: Seen, since: Start) -> None:
+        def tell(seen: Seen, since: WatchStart) -> None:
             nonlocal last
             if seen.round != last:
                 console.print(line(seen, since))
@@ -169,7 +167,7 @@ def _shown(console: Console) -> Iterator[Callable[[Seen, Start], None]]:
     with rounds_bar(console) as bar:
         task = bar.add_task("", total=None, reached="")
 
-        def draw(seen: Seen, since: Start) -> None:
+        def draw(seen: Seen, since: WatchStart) -> None:
             bar.update(task, total=seen.rounds, completed=seen.round, reached=_reached(seen))
 
         yield draw

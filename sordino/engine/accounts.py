@@ -19,13 +19,14 @@ from sordino.errors import BudgetExhausted, LedgerError
 from sordino.ledger.events import Event, NonPrivate, Nothing, Once, Poisson, Repeat, Together, leaves
 from sordino.ledger.ledger import EVERYONE, Entry, Ledger, State
 from sordino.ledger.notes import SYSTEM, named, note, parsed
+from sordino.ledger.op import Op
 from sordino.privacy.noise.sources import TABLE_ERROR
 from sordino.types import Adversary, Claim
 
 Groups = list[tuple[list[int] | str, list[Claim]]]  # who, and what is claimed about each of them
 
 
-class Asked(NamedTuple):
+class LedgerRequest(NamedTuple):
     """What one round asks of the ledger."""
 
     charges: dict[str, tuple[int, ...]]  # by principal
@@ -107,21 +108,21 @@ class Accounts:
             self._central = self.plan.quietest
         return clients
 
-    def _asked(self, t: int, prices: Mapping[int, Price | None]) -> Asked:
+    def _asked(self, t: int, prices: Mapping[int, Price | None]) -> LedgerRequest:
         """Of the ledger for one round. In a hidden cohort who was drawn must not show in who pays: everyone pays in
         every round, drawn or not."""
         if self.all_alike:
             price = self._shared_price(t)
-            return Asked({EVERYONE: price.charge}, self._of_all(price), {self.payer(0): price})
+            return LedgerRequest({EVERYONE: price.charge}, self._of_all(price), {self.payer(0): price})
         if self.everyone_pays:  # each its own price
             each = {k: self.plan.price(k, t, self._spent(k)) for k in range(self.population)}
             due = {k: price for k, price in each.items() if price is not None}
             charges = {str(k): price.charge for k, price in due.items() if any(price.charge)}
-            return Asked(charges, self._of_all(due[0]) if due else [], due)
+            return LedgerRequest(charges, self._of_all(due[0]) if due else [], due)
         charges = {str(k): price.charge for k, price in prices.items() if price is not None}
-        return Asked(charges, self._said(prices), prices)
+        return LedgerRequest(charges, self._said(prices), prices)
 
-    def _paid(self, asked: Asked, granted: Collection[str]) -> list[int]:
+    def _paid(self, asked: LedgerRequest, granted: Collection[str]) -> list[int]:
         """Counts this round for all who could pay."""
         free = EVERYONE in granted
         clients = sorted(k for k in asked.due if free or str(k) not in asked.charges or str(k) in granted)
@@ -156,7 +157,7 @@ class Accounts:
     def entries(self) -> list[Entry]:
         """What the ledger holds of this run, one entry a round: what statements are made from."""
         mine = {self.run, *self.before}
-        return [entry for entry in self.ledger.entries() if entry.op.rpartition("/")[0] in mine]
+        return [entry for entry in self.ledger.entries() if Op.of(entry.op).name in mine]
 
     def replay(self, rounds: float = math.inf) -> None:
         """Rebuild exposures and spending of the rounds before `rounds` from the ledger, after a restart."""
@@ -164,8 +165,8 @@ class Accounts:
         self.spent.clear()
         self.latest.clear()
         for entry in self.ledger.entries():
-            run, _, t = entry.op.rpartition("/")
-            if run not in (self.run, *self.before) or (run == self.run and int(t) >= rounds):
+            op = Op.of(entry.op)
+            if op.name not in (self.run, *self.before) or (op.name == self.run and op.round >= rounds):
                 continue
             if EVERYONE in entry.charges:
                 who: list[int] = [self.payer(0)]
@@ -173,7 +174,7 @@ class Accounts:
                 who = named(entry.note)
             for k in who:
                 charge = entry.charges.get(EVERYONE) or entry.charges.get(str(k))
-                if run == self.run and (charge is not None or self.plan.pricing is None):
+                if op.name == self.run and (charge is not None or self.plan.pricing is None):
                     self.exposures[k] = self.exposures.get(k, 0) + 1
                 if charge is not None:
                     self._charge(k, charge)

@@ -30,7 +30,7 @@ class Shards(Mapping[int, Examples]):
         return len(self._which)
 
 
-class Prepared(Mapping[int, Examples]):
+class PreparedShards(Mapping[int, Examples]):
     """Examples as their client's reader has prepared them: once, and kept, or again in every round."""
 
     def __init__(
@@ -39,9 +39,9 @@ class Prepared(Mapping[int, Examples]):
         self._shards, self._reader, self._source, self._t = shards, reader, source, t
         self._kept: dict[int, Examples] = {}
 
-    def at(self, t: int) -> Prepared:
+    def at(self, t: int) -> PreparedShards:
         """Those of round t."""
-        return self if self._reader.redraw == "run" else Prepared(self._shards, self._reader, self._source, t)
+        return self if self._reader.redraw == "run" else PreparedShards(self._shards, self._reader, self._source, t)
 
     def __getitem__(self, client: int) -> Examples:
         if client not in self._kept:

@@ -18,7 +18,7 @@ from sordino.engine import checkpoint, wire
 from sordino.engine.client_states import States, shape_of
 from sordino.engine.commands import Command, Keep, Restore, Round, Score
 from sordino.engine.executor import Executor, Scores
-from sordino.engine.shards import Prepared
+from sordino.engine.shards import PreparedShards
 from sordino.engine.stack import Member, stacks, together
 from sordino.privacy.noise.sources import Counter, for_client
 from sordino.privacy.readers.open import Open
@@ -50,7 +50,7 @@ class Site(Executor):
         """One round of every client named in `terms`, in their order. Nothing needs to be packed in one process.
         `apart`: `down` is what one client is told."""
         order, uplink, key = sorted(terms), self.algorithm.uplink.at(t, down), keys.fold(self.key, "round", t)
-        shards = self.shards.at(t) if isinstance(self.shards, Prepared) else self.shards
+        shards = self.shards.at(t) if isinstance(self.shards, PreparedShards) else self.shards
         pool = SharedPass(self.task, order, shards.__getitem__) if self.executor == "pooled" else None
 
         def member(k: int) -> Member:

@@ -159,7 +159,7 @@ def decode(data: bytes | memoryview, expected: Header, template: T) -> tuple[Hea
     return header, tree.like(template, values)
 
 
-class Once:
+class SeenOnce:
     """Accepts each sender once per round of a run, and rounds only forwards: one number per sender is kept.
 
     A new `attempt` at a round needs a new guard, since everything accepted for the old one is void.

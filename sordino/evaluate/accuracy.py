@@ -8,13 +8,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from sordino.errors import ConfigError
+from sordino.evaluate.rows import Scores, Spread
 from sordino.partition.rows import Array, RowNumbers
 from sordino.types import Examples, Params, Task
 
@@ -33,20 +34,20 @@ class _Tested(NamedTuple):
 class Evaluator:
     task: Task
     test: Examples
-    rows: Sequence[Any]  # of each client: its share of the test examples
+    rows: Sequence[Array]  # of each client: its share of the test examples
 
-    def __call__(self, params: Params) -> dict[str, Any]:
+    def __call__(self, params: Params) -> Scores:
         """Of one model for all: global means, and mean, standard deviation and worst tenth over the clients that have
         test examples.
         """
         scores, own = self.task.score(params, self.test), self._tested
         means = [values.mean().double() for values in scores.values()]
         if not len(own.clients):
-            return dict(zip(scores, torch.stack(means).tolist(), strict=True))
+            return Scores(**dict(zip(scores, torch.stack(means).tolist(), strict=True)))
         each = scores[next(iter(scores))].double()[own.rows]
         return self._told(list(scores), means, torch.segment_reduce(each, "mean", lengths=own.sizes, unsafe=True))
 
-    def of_each(self, found: Mapping[int, Sequence[float]]) -> dict[str, Any]:
+    def of_each(self, found: Mapping[int, Sequence[float]]) -> Scores:
         """The same of a model for each client, from the means of every client that has test examples."""
         own, names = self._tested, list(self.task.metrics)
         if not len(own.clients):
@@ -60,18 +61,21 @@ class Evaluator:
         sizes = own.sizes.double()[:, None]
         return self._told(names, list((each * sizes).sum(0) / sizes.sum()), each[:, 0])
 
-    def _told(self, names: list[str], means: list[Tensor], each: Tensor) -> dict[str, Any]:
+    def _told(self, names: list[str], means: list[Tensor], each: Tensor) -> Scores:
         own, metric = self._tested, names[0]
         worst = each.topk(-(-len(each) // 10), largest=metric == "loss").values
         listed = each if len(self.rows) <= LISTED else each[:0]
         spread = torch.stack([each.mean(), each.std(correction=0), worst.mean()])
         found = torch.cat([torch.stack(means), spread, listed]).tolist()  # everything leaves the device at once
         mean, std, tenth = found[len(names) : len(names) + 3]
-        clients = {"metric": metric, "mean": mean, "std": std, "worst_tenth": tenth}
+        single: tuple[float | None, ...] | None = None
         if len(self.rows) <= LISTED:
             known = dict(zip(own.clients.tolist(), found[len(names) + 3 :], strict=True))
-            clients["each"] = [known.get(k) for k in range(len(self.rows))]
-        return {**dict(zip(names, found[: len(names)], strict=True)), "clients": clients}
+            single = tuple(known.get(k) for k in range(len(self.rows)))
+        clients = Spread(
+            metric="loss" if metric == "loss" else "accuracy", mean=mean, std=std, worst_tenth=tenth, each=single
+        )
+        return Scores(**dict(zip(names, found[: len(names)], strict=True)), clients=clients)
 
     @cached_property
     def _tested(self) -> _Tested:

@@ -6,10 +6,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from sordino.errors import ConfigError
 from sordino.evaluate.accuracy import Evaluator
+from sordino.evaluate.rows import Scores
 from sordino.tasks.personalise import WAYS
 from sordino.types import Params
 
@@ -18,14 +19,22 @@ OWN = "own"  # the algorithm's way
 Score = Callable[[int, Sequence[Params], Sequence[str]], Mapping[int, Sequence[float]]]
 
 
+class Modelled(Protocol):
+    """What is asked of an algorithm here."""
+
+    @property
+    def personalises(self) -> bool: ...
+    def models(self, s: Any) -> Mapping[str, Params]: ...
+
+
 @dataclass(frozen=True)
 class Evaluation:
-    algorithm: Any
+    algorithm: Modelled
     evaluator: Evaluator
     models: tuple[str, ...]  # () for the first one
     ways: tuple[str, ...]  # () as the algorithm says
 
-    def __call__(self, t: int, server: Any, score: Score) -> dict[str, Any]:
+    def __call__(self, t: int, server: Any, score: Score) -> Scores:
         held = self.algorithm.models(server)
         names = self.models or tuple(held)[:1]
         found = (
@@ -34,19 +43,14 @@ class Evaluation:
             else {name: self.evaluator(held[name]) for name in names}
         )
         first, *others = found
-        also = {
-            name: {k: v for k, v in found[name].items() if k != "clients"} | _spread(found[name]) for name in others
-        }
-        return found[first] | ({"also": also} if also else {})
+        return found[first].beside(also={name: _spread(found[name]) for name in others})
 
     @property
     def personal(self) -> tuple[str, ...]:
         """The ways in which clients make a model their own; none where all use the same."""
         return ways(self.algorithm, self.ways)
 
-    def _scored(
-        self, t: int, held: Mapping[str, Params], names: Sequence[str], score: Score
-    ) -> dict[str, dict[str, Any]]:
+    def _scored(self, t: int, held: Mapping[str, Params], names: Sequence[str], score: Score) -> dict[str, Scores]:
         each, count = score(t, [held[name] for name in names], self.personal), len(self.evaluator.task.metrics)
         labels = [name if way == OWN else f"{name}, {way}" for name in names for way in self.personal]
         return {
@@ -55,15 +59,14 @@ class Evaluation:
         }
 
 
-def ways(algorithm: Any, asked: Sequence[str]) -> tuple[str, ...]:
+def ways(algorithm: Modelled, asked: Sequence[str]) -> tuple[str, ...]:
     """Those asked for, else the algorithm's own."""
     return tuple(asked) or ((OWN,) if algorithm.personalises else ())
 
 
-def _spread(found: Mapping[str, Any]) -> dict[str, Any]:
-    """Without the list of clients, which the headline alone keeps."""
-    clients = {name: value for name, value in found.get("clients", {}).items() if name != "each"}
-    return {"clients": clients} if clients else {}
+def _spread(found: Scores) -> Scores:
+    """The scores without the list of clients, which the headline alone keeps."""
+    return found if found.clients is None else found.beside(clients=found.clients.beside(each=None))
 
 
 def check_models(names: Sequence[str], held: Mapping[str, Params]) -> None:

@@ -6,34 +6,49 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from itertools import accumulate
+from typing import Literal
 
-Metrics = Sequence[Mapping[str, Any]]
+from sordino.evaluate.rows import RoundRow
+from sordino.ledger.facts import Fact
+
+Metrics = Sequence[RoundRow]
+Metric = Literal["accuracy", "loss"]
 Measure = Callable[[Metrics], float | None]
 
 
-def scored(run: Metrics, metric: str = "accuracy") -> list[Mapping[str, Any]]:
-    return [row for row in run if metric in row]
+def headline(run: Metrics) -> Metric:
+    """What a run is judged by."""
+    return "accuracy" if any(row.accuracy is not None for row in run) else "loss"
+
+
+def scores(run: Metrics, metric: Metric = "accuracy") -> list[tuple[RoundRow, float]]:
+    """The evaluated rounds, each with its score."""
+    found = [(row, row.accuracy if metric == "accuracy" else row.loss) for row in run]
+    return [(row, score) for row, score in found if score is not None]
+
+
+def last_scored(run: Metrics) -> RoundRow | None:
+    return next((row for row in reversed(run) if row.loss is not None), None)
 
 
 def final(run: Metrics) -> float | None:
-    return float(scored(run)[-1]["accuracy"]) if scored(run) else None
+    return next((score for _, score in reversed(scores(run))), None)
 
 
 def last_ten(run: Metrics) -> float | None:
-    rows = scored(run)[-10:]
-    return statistics.fmean(row["accuracy"] for row in rows) if rows else None
+    found = [score for _, score in scores(run)[-10:]]
+    return statistics.fmean(found) if found else None
 
 
 def worst_tenth(run: Metrics) -> float | None:
-    rows = [row for row in scored(run) if "clients" in row]
-    return rows[-1]["clients"]["worst_tenth"] if rows else None
+    return next((row.clients.worst_tenth for row, _ in reversed(scores(run)) if row.clients is not None), None)
 
 
 def at_round(wanted: int) -> Measure:
     """The last evaluation at or before a round."""
-    return lambda run: next((float(row["accuracy"]) for row in reversed(scored(run)) if row["round"] <= wanted), None)
+    return lambda run: next((score for row, score in reversed(scores(run)) if row.round <= wanted), None)
 
 
 def at_bytes(budget: float) -> Measure:
@@ -44,19 +59,24 @@ def at_bytes(budget: float) -> Measure:
         for row, spent in zip(run, running_bytes(run), strict=True):
             if spent > budget:
                 break
-            found = float(row["accuracy"]) if "accuracy" in row else found
+            found = found if row.accuracy is None else row.accuracy
         return found
 
     return measure
 
 
 def rounds_to(target: float) -> Measure:
-    return lambda run: next((float(row["round"]) for row in scored(run) if row["accuracy"] >= target), None)
+    return lambda run: next((float(row.round) for row, score in scores(run) if score >= target), None)
 
 
 def bytes_to(target: float) -> Measure:
     return lambda run: next(
-        (spent for row, spent in zip(run, running_bytes(run), strict=True) if row.get("accuracy", -1.0) >= target), None
+        (
+            spent
+            for row, spent in zip(run, running_bytes(run), strict=True)
+            if row.accuracy is not None and row.accuracy >= target
+        ),
+        None,
     )
 
 
@@ -64,18 +84,9 @@ def traffic(run: Metrics) -> float:
     return next(iter(running_bytes(run)[-1:]), 0.0)
 
 
-def slot_gib(run: Metrics) -> float:
-    """What one client that took part in every round would have sent, in GiB of numbers (Li, Xiao and Chen 2024)."""
-    return float(sum(row["payload"] for row in run)) / 2**30
-
-
 def running_bytes(run: Metrics) -> list[float]:
     """Both directions, added up."""
-    spent, found = 0.0, []
-    for row in run:
-        spent += row.get("bytes_up", 0) + row.get("bytes_down", 0)
-        found.append(spent)
-    return found
+    return [float(spent) for spent in accumulate(row.bytes for row in run)]
 
 
 # over seeds -----------------------------------------------------------------------------------------------------------
@@ -87,31 +98,30 @@ def mean_std(values: Iterable[float]) -> tuple[float | None, float | None]:
     return statistics.fmean(known) if known else None, statistics.stdev(known) if len(known) > 1 else None
 
 
-def curve(runs: Sequence[Metrics], metric: str) -> list[dict[str, Any]]:
-    """One point per evaluated round: mean and deviation over the seeds that got there, and what had been sent until
-    then.
-    """
-    found: dict[int, list[tuple[Mapping[str, Any], float]]] = {}
+class Point(Fact):
+    """One evaluated round: mean and deviation over the seeds that got there, and what had been sent until then."""
+
+    round: int
+    n: int
+    mean: float | None
+    std: float | None
+    worst: float | None
+    worst_std: float | None
+    bytes: float | None
+
+
+def curve(runs: Sequence[Metrics], metric: Metric) -> list[Point]:
+    found: dict[int, list[tuple[RoundRow, float, float]]] = {}
     for run in runs:
-        for row, spent in zip(run, running_bytes(run), strict=True):
-            if metric in row:
-                found.setdefault(row["round"], []).append((row, spent))
+        spent = dict(zip((row.round for row in run), running_bytes(run), strict=True))
+        for row, score in scores(run, metric):
+            found.setdefault(row.round, []).append((row, score, spent[row.round]))
     points = []
     for t, seen in sorted(found.items()):
-        mean, std = mean_std(row[metric] for row, _ in seen)
-        worst, worst_std = mean_std(row["clients"]["worst_tenth"] for row, _ in seen if "clients" in row)
-        sent, _ = mean_std(spent for _, spent in seen)
-        points.append(
-            {
-                "round": t,
-                "n": len(seen),
-                "mean": mean,
-                "std": std,
-                "worst": worst,
-                "worst_std": worst_std,
-                "bytes": sent,
-            }
-        )
+        mean, std = mean_std(score for _, score, _ in seen)
+        worst, worst_std = mean_std(row.clients.worst_tenth for row, *_ in seen if row.clients is not None)
+        sent, _ = mean_std(sent for *_, sent in seen)
+        points.append(Point(round=t, n=len(seen), mean=mean, std=std, worst=worst, worst_std=worst_std, bytes=sent))
     return points
 
 

@@ -1,24 +1,18 @@
-"""What a preparation cost: its messages beside formula (18) of SlaugFL (IEEE Transactions on Mobile Computing, 2024),
-in rounds of plain training, and what is left of a target that was reached early."""
+"""What a preparation cost: its messages beside what a published formula counts, in rounds of plain training, and what
+is left of a target that was reached early.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from statistics import fmean
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from sordino.evaluate.measures import Metrics, rounds_to, scored, traffic
-from sordino.evaluate.traffic import Sizes, bytes_to, charged_rounds, extra_parameters, ratio, upfront_rounds
+from sordino.evaluate.measures import Metrics, bytes_to, rounds_to, scores, traffic
+from sordino.evaluate.rows import Played, RoundRow
+from sordino.ledger.facts import Fact, Number
+from sordino.types import HANDED, TRAINING, Formula, Way
 
-Row = dict[str, Any]
-VISIBLE = {"active", "bytes_down", "bytes_up"}  # of a cohort that is not hidden
-HANDED = "handed"  # the phase of the one message to everybody before the first round
-SENT = {
-    "train": ("the first model, to everybody", "their own models"),
-    "ask": ("requests for prototypes", "prototypes and refusals"),
-    "pool": ("a public network, to everybody", "sums of features"),
-    HANDED: ("the generator, to everybody", ""),
-}
 FLOAT = 4  # bytes
 TENS = [k / 10 for k in range(1, 10)]
 SHOWN = 4  # targets that were reached; then the next one, which was not
@@ -35,113 +29,151 @@ class Plain(NamedTuple):
         return 2 * self.chosen * self.message
 
 
-def in_front(preparation: Metrics) -> list[Row]:
+class Sent(Fact):
+    """All messages of one kind, beside what a formula counts of them."""
+
+    phase: str
+    way: Way
+    what: str
+    parameters: Number | None
+    formula_bytes: Number | None
+    bytes: int
+
+
+class Target(Fact):
+    """An accuracy, and the round that reached it; None: no round did."""
+
+    target: float
+    rounds: int | None
+
+
+class Reached(Target):
+    rounds: int
+    bytes: int
+    bytes_with: int  # with the preparation in front
+    charged: float  # in rounds of plain training
+    formula_charged: float | None
+
+
+class Cost(Fact):
+    """A preparation in rounds of plain training, measured and by a formula; and targets, with it and without."""
+
+    bytes: int
+    rounds: float
+    plain_round: int
+    chosen: int
+    formula_parameters: Number | None = None
+    formula_ratio: float | None = None
+    formula_rounds: float | None = None
+    formula_over: Number | None = None
+    targets: tuple[Reached | Target, ...]
+
+
+def in_front(preparation: Sequence[Played]) -> list[RoundRow]:
     """What was sent and computed before the first round, as a round 0 that nobody evaluated: sums over rounds then
     begin with it.
     """
     if not preparation:
         return []
-    names = ("bytes_down", "bytes_up", "payload")
-    row: Row = {"round": 0, **{name: sum(each[name] for each in preparation) for name in names}}
-    computing = [each for each in preparation if each["phase"] != HANDED]
-    if all("device_flops" in each for each in computing):
-        row["device_flops"] = sum(each["device_flops"] for each in computing)
-    return [row]
+    computed = [row.device_flops for row in preparation if row.phase != HANDED]
+    known = [flops for flops in computed if flops is not None]
+    down, up, payload = zip(*((r.bytes_down or 0, r.bytes_up or 0, r.payload or 0) for r in preparation), strict=True)
+    flops = sum(known) if len(known) == len(computed) else None
+    return [RoundRow(round=0, bytes_down=sum(down), bytes_up=sum(up), payload=sum(payload), device_flops=flops)]
 
 
 def before(run: Metrics) -> float:
     """Bytes in front of the first round."""
-    return traffic([row for row in run if row["round"] == 0])
+    return traffic([row for row in run if row.round == 0])
 
 
 def flops_until(runs: Sequence[Metrics]) -> dict[int, float]:
     """What devices had computed by the end of each round, mean over runs; nothing where one of them does not tell."""
     found: dict[int, list[float]] = {}
     for run in runs:
-        if not all("device_flops" in row for row in run):
-            return {}
         spent = 0.0
         for row in run:
-            spent += row["device_flops"]
-            found.setdefault(row["round"], []).append(spent)
+            if row.device_flops is None:
+                return {}
+            spent += row.device_flops
+            found.setdefault(row.round, []).append(spent)
     return {t: fmean(values) for t, values in found.items()}
 
 
-def messages(preparation: Metrics, metrics: Metrics, plain: Plain, sizes: Sizes | None) -> list[Row]:
-    """By phase and kind of message: what formula (18) counts, and what was sent beyond plain training."""
-    counted = {} if sizes is None else formula(sizes)
+def messages(
+    preparation: Sequence[Played],
+    metrics: Metrics,
+    plain: Plain,
+    formula: Formula | None,
+    says: Mapping[str, tuple[str, str]],
+) -> list[Sent]:
+    """By phase and kind of message: what a formula counts, and what was sent beyond plain training. `says` what goes
+    down and up in each phase.
+    """
+    counted = {} if formula is None else formula.messages
+
+    def sent(phase: str, way: Way, what: str, size: int) -> Sent:
+        parameters = counted.get((phase, way))
+        in_bytes = None if parameters is None else FLOAT * parameters
+        return Sent(phase=phase, way=way, what=what, parameters=parameters, formula_bytes=in_bytes, bytes=size)
+
     rows = []
-    phases = list(dict.fromkeys(row["phase"] for row in preparation))
-    # where no phase has made a generator, something else was handed out
-    known = SENT if phases != [HANDED] else {HANDED: ("what everybody starts from", "")}
-    for phase in phases:
-        mine = [row for row in preparation if row["phase"] == phase]
-        down, up = known.get(phase, ("", ""))
-        for way, what in (("down", down), ("up", up)):
-            if size := sum(row[f"bytes_{way}"] for row in mine):
-                rows.append(_message(phase, way, what, size, counted))
-    # of a hidden cohort nobody is shown how many were asked
-    for way, who in (("down", "active"), ("up", "answered")) if all(row.keys() >= VISIBLE for row in metrics) else ():
-        beyond = sum(row[f"bytes_{way}"] - row.get(who, 0) * plain.message for row in metrics)
-        if beyond or ("training", way) in counted:
-            rows.append(_message("training", way, "beside the model", beyond, counted))
+    for phase in dict.fromkeys(row.phase for row in preparation):
+        mine = [row for row in preparation if row.phase == phase]
+        down, up = says.get(phase, ("", ""))
+        if size := sum(row.bytes_down or 0 for row in mine):
+            rows.append(sent(phase, "down", down, size))
+        if size := sum(row.bytes_up or 0 for row in mine):
+            rows.append(sent(phase, "up", up, size))
+    if any(None in (row.active, row.bytes_down, row.bytes_up) for row in metrics):
+        return rows  # of a hidden cohort nobody is shown how many were asked
+    beside = "beside the model"
+    down_, up_ = (
+        sum((row.bytes_down or 0) - (row.active or 0) * plain.message for row in metrics),
+        sum((row.bytes_up or 0) - (row.answered or 0) * plain.message for row in metrics),
+    )
+    if down_ or (TRAINING, "down") in counted:
+        rows.append(sent(TRAINING, "down", beside, down_))
+    if up_ or (TRAINING, "up") in counted:
+        rows.append(sent(TRAINING, "up", beside, up_))
     return rows
 
 
-def formula(sizes: Sizes) -> dict[tuple[str, str], float]:
-    """Parameters of each kind of message that formula (18) counts; together they are the formula."""
-    prototypes = sizes.classes * sizes.prototype
-    each = sizes.rounds * sizes.chosen * prototypes
-    return {
-        ("train", "up"): sizes.devices * sizes.model,
-        ("ask", "up"): prototypes,
-        (HANDED, "down"): sizes.devices * sizes.generator,
-        ("training", "down"): each,
-        ("training", "up"): each,
-    }
-
-
-def _message(phase: str, way: str, what: str, size: float, counted: Mapping[tuple[str, str], float]) -> Row:
-    parameters = counted.get((phase, way))
-    in_bytes = None if parameters is None else FLOAT * parameters
-    return {
-        "phase": phase,
-        "way": way,
-        "what": what,
-        "parameters": parameters,
-        "formula_bytes": in_bytes,
-        "bytes": size,
-    }
-
-
-def charged(preparation: Metrics, metrics: Metrics, plain: Plain, sizes: Sizes | None) -> Row:
-    """The preparation in rounds of plain training, measured and by the formula; and targets, with it and without."""
-    spent = sum(row["bytes_down"] + row["bytes_up"] for row in preparation)
-    found: Row = {"bytes": spent, "rounds": spent / plain.round, "plain_round": plain.round, "chosen": plain.chosen}
-    if sizes is not None:
-        found |= {"formula_parameters": extra_parameters(sizes), "formula_ratio": ratio(sizes)}
-        found |= {"formula_rounds": upfront_rounds(sizes), "formula_over": sizes.rounds}
-    found["targets"] = [_to(target, metrics, spent, plain, sizes) for target in targets(metrics)]
-    return found
+def charged(preparation: Sequence[Played], metrics: Metrics, plain: Plain, formula: Formula | None) -> Cost:
+    spent = sum(row.bytes for row in preparation)
+    found = Cost(
+        bytes=spent,
+        rounds=spent / plain.round,
+        plain_round=plain.round,
+        chosen=plain.chosen,
+        targets=tuple(_to(target, metrics, spent, plain, formula) for target in targets(metrics)),
+    )
+    if formula is None:
+        return found
+    return found.beside(
+        formula_parameters=formula.parameters,
+        formula_ratio=formula.ratio,
+        formula_rounds=formula.upfront,
+        formula_over=formula.rounds,
+    )
 
 
 def targets(metrics: Metrics) -> list[float]:
     """The last tens of per cent that were reached, and the next one."""
-    reached = max((row["accuracy"] for row in scored(metrics)), default=0.0)
+    reached = max((score for _, score in scores(metrics)), default=0.0)
     below, beyond = [t for t in TENS if t <= reached], [t for t in TENS if t > reached]
-    return below[-SHOWN:] + beyond[:1] if scored(metrics) else []
+    return below[-SHOWN:] + beyond[:1] if scores(metrics) else []
 
 
-def _to(target: float, metrics: Metrics, spent: int, plain: Plain, sizes: Sizes | None) -> Row:
-    rounds, sent = rounds_to(target)(metrics), bytes_to(metrics, target)
+def _to(target: float, metrics: Metrics, spent: int, plain: Plain, formula: Formula | None) -> Target:
+    rounds, sent = rounds_to(target)(metrics), bytes_to(target)(metrics)
     if rounds is None or sent is None:
-        return {"target": target, "rounds": None}
-    by_formula = None if sizes is None else charged_rounds(sizes._replace(rounds=rounds))
-    return {
-        "target": target,
-        "rounds": int(rounds),
-        "bytes": sent,
-        "bytes_with": sent + spent,
-        "charged": (sent + spent) / plain.round,
-        "formula_charged": by_formula,
-    }
+        return Target(target=target, rounds=None)
+    return Reached(
+        target=target,
+        rounds=int(rounds),
+        bytes=int(sent),
+        bytes_with=int(sent) + spent,
+        charged=(int(sent) + spent) / plain.round,
+        formula_charged=None if formula is None else formula.charged(int(rounds)),
+    )

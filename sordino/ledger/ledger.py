@@ -46,6 +46,7 @@ from sordino.ledger.books import (
 )
 from sordino.ledger.currency import Amount
 from sordino.ledger.events import Json
+from sordino.ledger.op import Op
 from sordino.ledger.storage import damaged, identity, open_database, refusals, turnstile
 
 __all__ = ["EVERYONE", "MEMORY", "Charter", "Each", "Entry", "Ledger", "State"]
@@ -71,7 +72,7 @@ class Entry(NamedTuple):
 
 def of_run(ledger: Ledger, run: str) -> list[Entry]:
     """The operations of a run and of the phases before it, in the order of their reservation."""
-    return [entry for entry in ledger.entries() if entry.op.rpartition("/")[0].partition(".")[0] == run]
+    return [entry for entry in ledger.entries() if Op.of(entry.op).run == run]
 
 
 class Ledger:

@@ -1,74 +1,84 @@
 """The statement of guarantees: one row per (unit, neighbours, adversary), never one lonely epsilon.
 
 A row counts every release about a client, each in its own words or in those that cover it (`covering`); clients hold
-disjoint data, so it shows the client
-that lost most. A release that tells everything about a unit, or about anything that the unit lies in, leaves no finite
-row about it. The rows are computed
-from ledger entries alone, never from the configuration: what was not recorded was not promised, and what was released
-raw is infinity.
+disjoint data, so it shows the client that lost most. A release that tells everything about a unit, or about anything
+that the unit lies in, leaves no finite row about it. The rows are computed from ledger entries alone, never from the
+configuration: what was not recorded was not promised, and what was released raw is infinity.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from typing import Annotated
+
+from pydantic import PlainSerializer, PlainValidator
 
 from sordino.ledger.claims import ADVERSARIES, STATUSES, UNITS, Adversary, Claim, Neighbours, Status, Unit
 from sordino.ledger.covering import TotalCost, bounded, cost, covered, subjects
-from sordino.ledger.events import Event, NonPrivate, leaves, to_json
+from sordino.ledger.events import Event, NonPrivate, from_json, leaves, to_json
+from sordino.ledger.facts import Epsilon, Fact
 from sordino.ledger.notes import Release, histories, read_notes
 
 Key = tuple[Unit, Neighbours, Adversary]
 COARSE = "what the tables of the noise lack of the ideal law is more than this epsilon can bear"
 
 
-@dataclass(frozen=True)
-class Row:
+def _read(told: object) -> Event:
+    if isinstance(told, Event):
+        return told
+    try:
+        return from_json(told)
+    except (TypeError, ArithmeticError) as error:  # what an event refuses by itself is a ValueError
+        raise ValueError(str(error)) from None
+
+
+Written = Annotated[Event, PlainValidator(_read), PlainSerializer(to_json)]
+
+
+class Guarantee(Fact):
+    """What all releases together tell about one unit, to one adversary, at most."""
+
     unit: Unit
     neighbours: Neighbours
     adversary: Adversary
-    epsilon: float
+    epsilon: Epsilon
     delta: float
     accountant: str
-    accountants: Mapping[str, float]
+    accountants: Mapping[str, Epsilon]
     status: Status
     because: tuple[str, ...]
     releases: int  # of the client that lost most
-    event: Event  # everything released about that client
+    event: Written | None  # all that was released about it
+    nominal_epsilon: Epsilon | None = None  # what the formula of a source prints, which proves nothing
+    nominal_composed: Epsilon | None = None  # the same formula, all rounds added up
 
-    def to_json(self) -> dict[str, Any]:
-        return {
-            **vars(self),
-            "epsilon": _number(self.epsilon),
-            "accountants": {name: _number(value) for name, value in self.accountants.items()},
-            "because": list(self.because),
-            "event": to_json(self.event),
-        }
+    @property
+    def subject(self) -> Key:
+        return self.unit, self.neighbours, self.adversary
 
-
-def _number(value: float) -> float | str:
-    return value if math.isfinite(value) else "inf"  # JSON has no infinity
+    @property
+    def finite(self) -> bool:
+        return math.isfinite(self.epsilon)
 
 
-def statement(texts: Iterable[str], population: int, delta: float) -> list[Row]:
+def statement(texts: Iterable[str], population: int, delta: float) -> list[Guarantee]:
     """From the notes of ledger entries, in the order of units and adversaries."""
     distinct = list(read_notes(texts, population).values())
     released = [release for releases in distinct for release in releases]
-    rows: list[Row] = []
+    rows: list[Guarantee] = []
     for adversary in ADVERSARIES:
         asked = subjects(released, adversary)
         for unit in dict.fromkeys(unit for unit, _ in asked):
             found = [_row((unit, how, adversary), distinct, delta) for part, how in asked if part == unit]
-            finite = [row for row in found if math.isfinite(row.epsilon)]
+            finite = [row for row in found if row.finite]
             rows += finite or [_void(found, distinct, delta)]
     return sorted(rows, key=_order)
 
 
 def of_groups(
     texts: Iterable[str], population: int, delta: float, subject: Key, groups: Sequence[Sequence[int]]
-) -> list[Row | None]:
+) -> list[Guarantee | None]:
     """The row of one subject for each group of clients: that of the client in it that lost most, None where nobody took
     part."""
     found = histories(texts, population)
@@ -76,11 +86,11 @@ def of_groups(
     return [_row(subject, releases, delta) if releases else None for releases in distinct]
 
 
-def _order(row: Row) -> tuple[int, int]:
+def _order(row: Guarantee) -> tuple[int, int]:
     return UNITS.index(row.unit), ADVERSARIES.index(row.adversary)
 
 
-def _row(key: Key, clients: Sequence[Sequence[Release]], delta: float) -> Row:
+def _row(key: Key, clients: Sequence[Sequence[Release]], delta: float) -> Guarantee:
     """Of the client that lost most; clients hold data of their own, so their losses do not add up."""
     unit, neighbours, adversary = key
     costs = [(cost(releases, (unit, neighbours), adversary), len(releases)) for releases in clients]
@@ -89,16 +99,47 @@ def _row(key: Key, clients: Sequence[Sequence[Release]], delta: float) -> Row:
     status = max((each.status for each, _ in costs), key=STATUSES.index)
     if not worst.parts:
         never = tuple(dict.fromkeys(reason for each, _ in costs if not each.parts for reason in each.because))
-        return Row(
-            *key, math.inf, delta, "none", {"none": math.inf}, status, never, count, NonPrivate("; ".join(never))
-        )
+        return _nothing(key, delta, status, never, count)
     bound = bounded(worst.parts, delta, neighbours)
     # what the noise that was drawn lacks of the ideal law, on both sides
     lacking = (1 + math.exp(min(bound.epsilon, 700.0))) * worst.drift if worst.drift else 0.0
     if delta + lacking >= 1:
-        return Row(*key, math.inf, delta, "none", {"none": math.inf}, "none", (COARSE,), count, NonPrivate(COARSE))
-    return Row(
-        *key, bound.epsilon, delta + lacking, bound.accountant, bound.accountants, status, because, count, worst.event
+        return _nothing(key, delta, "none", (COARSE,), count)
+    return Guarantee(
+        unit=unit,
+        neighbours=neighbours,
+        adversary=adversary,
+        epsilon=bound.epsilon,
+        delta=delta + lacking,
+        accountant=bound.accountant,
+        accountants=bound.accountants,
+        status=status,
+        because=because,
+        releases=count,
+        event=worst.event,
+    )
+
+
+def unspent(key: Key, accountant: str) -> Guarantee:
+    """Nothing was released, so nothing is lost."""
+    return _nothing(key, 0.0, "proved", (), 0).beside(epsilon=0.0, accountant=accountant, accountants={}, event=None)
+
+
+def _nothing(key: Key, delta: float, status: Status, because: tuple[str, ...], releases: int) -> Guarantee:
+    """An infinity, and why."""
+    unit, neighbours, adversary = key
+    return Guarantee(
+        unit=unit,
+        neighbours=neighbours,
+        adversary=adversary,
+        epsilon=math.inf,
+        delta=delta,
+        accountant="none",
+        accountants={"none": math.inf},
+        status=status,
+        because=because,
+        releases=releases,
+        event=NonPrivate("; ".join(because)),
     )
 
 
@@ -106,25 +147,22 @@ def _epsilon(spent: TotalCost, delta: float, neighbours: Neighbours) -> float:
     return bounded(spent.parts, delta, neighbours).epsilon if spent.parts else math.inf
 
 
-def _void(found: Sequence[Row], clients: Sequence[Sequence[Release]], delta: float) -> Row:
+def _void(found: Sequence[Guarantee], clients: Sequence[Sequence[Release]], delta: float) -> Guarantee:
     """Nothing holds for this unit, under whichever relation: one release tells everything. What the noised ones beside
     it cost alone is a reason, no promise."""
     spoken = {claim for releases in clients for release in releases for claim in release}
-    bare = [row for row in found if any(_open(claim) for claim in spoken if _subject(claim) == _subject(row))]
+    open_ = {(claim.unit, claim.neighbours, claim.adversary) for claim in spoken if _open(claim)}
+    bare = [row for row in found if row.subject in open_]
     row, beside = (bare or found)[0], []
     for other in found:
-        unit, how, adversary = _subject(other)
+        unit, how, adversary = other.subject
         noised = [[r for r in releases if covered(r, (unit, how), adversary)] for releases in clients]
         alone = (
             _row((unit, how, adversary), [releases for releases in noised if releases], delta) if any(noised) else other
         )
-        if math.isfinite(alone.epsilon):
+        if alone.finite:
             beside.append(f"noised releases beside it: {alone.epsilon:.4g} at delta {delta:g} ({how})")
-    return replace(row, because=(*row.because, *beside))
-
-
-def _subject(of: Row | Claim) -> Key:
-    return of.unit, of.neighbours, of.adversary
+    return row.beside(because=(*row.because, *beside))
 
 
 def _open(claim: Claim) -> bool:

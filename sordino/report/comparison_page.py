@@ -6,109 +6,182 @@ from __future__ import annotations
 
 import html
 import json
+import math
 import os
 import platform
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
+
+from pydantic import BaseModel
 
 from sordino.engine.checkpoint import atomic_write
-from sordino.evaluate.measures import curve, scored
+from sordino.evaluate.measures import Metric, Metrics, Point, curve, headline
 from sordino.evaluate.preparation_cost import flops_until
+from sordino.ledger.claims import Adversary, Neighbours, Status, Unit
+from sordino.ledger.facts import Epsilon, Fact, Number
+from sordino.ledger.statement import Guarantee
 from sordino.report.comparison_table import Row, caption, lines, shaped, sources
 from sordino.report.run_page import assemble
-from sordino.report.words import described, merged, subject
+from sordino.report.tables import epsilon_text
+from sordino.report.words import Described, described, merged, subject
 from sordino.version import __version__
 
 UNSAID = ("name", "seed", "engine")  # how a run is done, or told apart
+
+
+class Composed(Fact):
+    """What all configurations together tell about one unit, to one adversary."""
+
+    unit: Unit
+    neighbours: Neighbours
+    adversary: Adversary
+    status: Status
+    delta: float
+    epsilon: Epsilon  # one seed of each configuration: what a search on real data would be
+    every_seed: Epsilon  # all that was run here
 
 
 class Side(NamedTuple):
     """One method of a comparison."""
 
     name: str
-    runs: Sequence[Sequence[Mapping[str, Any]]]  # metrics, seed by seed; a round 0 is what came before the first one
-    promise: list[dict[str, Any]]
+    runs: Sequence[Metrics]  # seed by seed; a round 0 is what came before the first one
+    promise: Sequence[Guarantee]
     experiment: str  # TOML
     simulated: bool
 
 
+class CurvePoint(Point):
+    flops: float | None  # that devices had computed by then
+
+
+class MethodFacts(Fact):
+    """What the page shows of one method."""
+
+    name: str
+    curve: tuple[CurvePoint, ...]
+    guarantees: tuple[Described, ...]
+    differs: str
+    experiment: str
+
+
+class Tradeoff(Fact):
+    """An accuracy against a finite epsilon."""
+
+    name: str
+    unit: Unit
+    by: str
+    x: float
+    nominal: Epsilon | None
+    delta: float
+    status: Status
+    y: float
+    std: float | None
+
+
+class Machine(Fact):
+    sordino: str
+    python: str
+    platform: str
+    cores: int | None
+
+
+class ComparisonFacts(Fact):
+    """All that the page and the figures of a comparison show."""
+
+    title: str
+    lead: str
+    simulated: bool
+    metric: Metric
+    seeds: int
+    caption: str
+    candidates: tuple[str, ...]
+    prepared: bool
+    table: tuple[tuple[str, ...], ...]
+    methods: tuple[MethodFacts, ...]
+    points: tuple[Tradeoff, ...]
+    choosing: tuple[str, ...]
+    equal: tuple[tuple[str, str], ...]
+    command: str
+    environment: Machine
+
+
+Setting = BaseModel | Mapping[str, object] | Number | str | None  # of an experiment
+
+
 def gather(
-    table: Sequence[Row],
-    sides: Sequence[Side],
-    *,
-    equal: Mapping[str, Any],
-    choosing: Sequence[str],
+    table: Sequence[Row], sides: Sequence[Side], *, equal: Mapping[str, Setting], data: str, choosing: Sequence[str],
     command: str,
-) -> dict[str, Any]:
-    metric = "accuracy" if any(scored(run) for side in sides for run in side.runs) else "loss"
-    seeds, rounds = len(sides[0].runs), equal["rounds"]
-    guarantees = [described(side.promise) for side in sides]
-    return {
-        "title": " · ".join(side.name for side in sides),
-        "lead": f"{len(sides)} methods, {_count(seeds, 'seed')} each, {_count(rounds, 'round')} on {equal['data'].source}. "
+) -> ComparisonFacts:  # fmt: skip
+    metric = headline([row for side in sides for run in side.runs for row in run])
+    seeds, promised = len(sides[0].runs), [described(side.promise) for side in sides]
+    both = zip(sides, promised, _differences(sides), strict=True)
+    return ComparisonFacts(
+        title=" · ".join(side.name for side in sides),
+        lead=f"{len(sides)} methods, {_count(seeds, 'seed')} each, {_count(equal['rounds'], 'round')} on {data}. "
         "Accuracies are on test data, at the end of the runs.",
-        "simulated": any(side.simulated for side in sides),
-        "metric": metric,
-        "seeds": seeds,
-        "caption": caption(table),
-        "candidates": sources(table),
-        "prepared": any(row["before"] for row in table),
-        "table": shaped(table),
-        "methods": [
-            {
-                "name": side.name,
-                "curve": _curve(side.runs, metric),
-                "guarantees": promised,
-                "differs": differs,
-                "experiment": side.experiment,
-            }
-            for side, promised, differs in zip(sides, guarantees, _differences(sides), strict=True)
-        ],
-        "points": [point for row, promised in zip(table, guarantees, strict=True) for point in _points(row, promised)],
-        "choosing": choosing,
-        "equal": [[name, _said(value)] for name, value in equal.items()],
-        "command": command,
-        "environment": {
-            "sordino": __version__,
-            "python": platform.python_version(),
-            "platform": platform.platform(),
-            "cores": os.cpu_count(),
-        },
-    }
+        simulated=any(side.simulated for side in sides),
+        metric=metric,
+        seeds=seeds,
+        caption=caption(table),
+        candidates=tuple(sources(table)),
+        prepared=any(row.measured["before"].mean for row in table),
+        table=tuple(map(tuple, shaped(table))),
+        methods=tuple(
+            MethodFacts(
+                name=side.name,
+                curve=_curve(side.runs, metric),
+                guarantees=said,
+                differs=differs,
+                experiment=side.experiment,
+            )
+            for side, said, differs in both
+        ),
+        points=tuple(point for row, said in zip(table, promised, strict=True) for point in _points(row, said)),
+        choosing=tuple(choosing),
+        equal=tuple((name, _said(value)) for name, value in equal.items()),
+        command=command,
+        environment=Machine(
+            sordino=__version__,
+            python=platform.python_version(),
+            platform=platform.platform(),
+            cores=os.cpu_count(),
+        ),
+    )
 
 
-def write(facts: Mapping[str, Any], out: Path) -> Path:
+def write(facts: ComparisonFacts, out: Path) -> Path:
     out.parent.mkdir(parents=True, exist_ok=True)
-    atomic_write(out, assemble(f"sordino: {facts['title']}", facts, "web/comparison.js").encode())
+    atomic_write(out, assemble(f"sordino: {facts.title}", facts, "web/comparison.js").encode())
     return out
 
 
-def _curve(runs: Sequence[Sequence[Mapping[str, Any]]], metric: str) -> list[dict[str, Any]]:
+def _curve(runs: Sequence[Metrics], metric: Metric) -> tuple[CurvePoint, ...]:
     computed = flops_until(runs)
-    return [{**point, "flops": computed.get(point["round"])} for point in curve(runs, metric)]
+    return tuple(CurvePoint(**dict(point), flops=computed.get(point.round)) for point in curve(runs, metric))
 
 
-def _points(row: Row, guarantees: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def _points(row: Row, guarantees: Sequence[Described]) -> list[Tradeoff]:
     """Accuracy against each finite epsilon; of several adversaries the first stands for its unit, the strongest."""
-    if row["last_ten"] is None:
+    if row.measured["last_ten"].mean is None:
         return []
-    found: dict[str, dict[str, Any]] = {}
+    found: dict[Unit, Tradeoff] = {}
     for g in guarantees:
-        if g["epsilon"] != "inf":
-            point = {
-                "name": row["method"],
-                "unit": g["unit"],
-                "by": g["by"],
-                "x": g["epsilon"],
-                "nominal": g.get("nominal_epsilon"),
-                "delta": g["delta"],
-                "status": g["status"],
-                "y": row["last_ten"],
-                "std": row["last_ten_std"],
-            }
-            found.setdefault(g["unit"], point)
+        if g.epsilon != math.inf:
+            point = Tradeoff(
+                name=row.method,
+                unit=g.unit,
+                by=g.by,
+                x=g.epsilon,
+                nominal=g.nominal_epsilon,
+                delta=g.delta,
+                status=g.status,
+                y=row.measured["last_ten"].mean,
+                std=row.measured["last_ten"].std,
+            )
+            found.setdefault(g.unit, point)
     return list(found.values())
 
 
@@ -119,50 +192,52 @@ def _differences(sides: Sequence[Side]) -> list[str]:
     return ["; ".join(f"{name}: {_said(t[name])}" for name in unlike if name in t) for t in tables]
 
 
-def _said(value: Any) -> str:
-    if hasattr(value, "model_dump"):
-        value = value.model_dump(mode="json", exclude_none=True)
-    if isinstance(value, Mapping):
-        return ", ".join(f"{key} = {json.dumps(part)}" for key, part in value.items())
-    return json.dumps(value)
+def _said(value: Setting) -> str:
+    told = value.model_dump(mode="json", exclude_none=True) if isinstance(value, BaseModel) else value
+    if isinstance(told, Mapping):
+        return ", ".join(f"{key} = {json.dumps(part)}" for key, part in told.items())
+    return json.dumps(told)
 
 
-def _count(n: int, what: str) -> str:
+def _count(n: Setting, what: str) -> str:
     return f"{n} {what}{'s' * (n != 1)}"
 
 
 # what choosing costs --------------------------------------------------------------------------------------------------
 
 
-def choosing(search: Sequence[Mapping[str, Any]], methods: int, seeds: int, sweep: bool) -> list[str]:
+def choosing(search: Sequence[Composed], methods: int, seeds: int, sweep: bool) -> list[str]:
     """Said wherever a comparison is shown: on the page, in the terminal, in a notebook."""
     what = "configurations of one sweep were" if sweep else "methods were"
     told = [
-        f"{methods} {what} tried on the same data. Tuning is not accounted for: choosing among them costs privacy that no row shows.",
-        "No selection was made here: every row is the end of its runs, on test data, and no validation clients were set aside.",
+        f"{methods} {what} tried on the same data. Tuning is not accounted for: choosing among them costs privacy that "
+        "no row shows.",
+        "No selection was made here: every row is the end of its runs, on test data, and no validation clients were "
+        "set aside.",
     ]
-    finite = [dict(row) for row in search if row["epsilon"] != "inf"]
+    finite = [row for row in search if row.epsilon != math.inf]
     if not finite:
         return [*told, "No finite epsilon covers all of them together: at least one of them promises nothing."]
     for row, by in merged(finite):
-        text = f"Charged as a whole, all {methods} together cost at most epsilon {row['epsilon']:.3g} at delta {row['delta']:g} about one {row['unit']}, against {subject(by)} ({row['neighbours']}; one seed each, composed by the ledger's accountants)"
+        text = (
+            f"Charged as a whole, all {methods} together cost at most epsilon {row.epsilon:.3g} at delta {row.delta:g} "
+            f"about one {row.unit}, against {subject(by)} ({row.neighbours}; one seed each, composed by the ledger's "
+            "accountants)"
+        )
         if seeds > 1:
-            text += f"; with the {seeds} seeds of each that were run here, epsilon {_epsilon(row['every_seed'])}"
-        if row["status"] == "nominal":
+            text += f"; with the {seeds} seeds of each that were run here, epsilon {epsilon_text(row.every_seed)}"
+        if row.status == "nominal":
             text += ". That is what holds; the formulas of nominal rows are not added up"
         told.append(text + ".")
     return told
-
-
-def _epsilon(value: float | str) -> str:
-    return "∞" if value == "inf" else f"{float(value):.3g}"
 
 
 def snippet(table: Sequence[Row], told: Sequence[str]) -> str:
     """For a notebook: the table and what must be said with it."""
     head, *body = ([html.escape(text) for text in line] for line in lines(table))
     rows = "".join(f"<tr>{''.join(f'<td>{text}</td>' for text in line)}</tr>" for line in body)
+    titles, said = "".join(f"<th>{text}</th>" for text in head), (*sources(table), *told)
     return (
-        f"<table><caption>{html.escape(caption(table))}</caption><thead><tr>{''.join(f'<th>{text}</th>' for text in head)}</tr></thead>"
-        f"<tbody>{rows}</tbody></table>{''.join(f'<p>{html.escape(text)}</p>' for text in (*sources(table), *told))}"
+        f"<table><caption>{html.escape(caption(table))}</caption><thead><tr>{titles}</tr></thead>"
+        f"<tbody>{rows}</tbody></table>{''.join(f'<p>{html.escape(text)}</p>' for text in said)}"
     )

@@ -7,16 +7,48 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from rich.markup import escape
 from rich.table import Table
 
+from sordino.ledger.facts import Fact
+from sordino.ledger.statement import Guarantee
 from sordino.report.tables import bytes_text
 from sordino.runs.listing import promise
 
-Row = dict[str, Any]
+
+class Measured(Fact):
+    """One measure over seeds: of how many of them it is known, and over these the mean and the deviation."""
+
+    mean: float | None
+    std: float | None
+    n: int
+
+
+class Row(Fact):
+    """One method: its measures over seeds, and what it promises."""
+
+    method: str
+    n: int
+    target: float
+    measured: Mapping[str, Measured]
+    p_against_first: float | None
+    candidates: str
+    guarantees: tuple[Guarantee, ...]
+
+    def flat(self) -> dict[str, str | float | None]:
+        """Raw numbers, under a name for every mean, deviation (`_std`) and count (`_n`)."""
+        found: dict[str, str | float | None] = {"method": self.method, "n": self.n, "target": self.target}
+        for name, over in self.measured.items():
+            found |= {name: over.mean, f"{name}_std": over.std, f"{name}_n": over.n}
+        return found | {"p_against_first": self.p_against_first, "candidates": self.candidates}
+
+    def to_json(self) -> dict[str, Any]:
+        return {**self.flat(), "guarantees": [row.to_json() for row in self.guarantees]}
+
+
 COLUMNS: dict[str, tuple[str, Callable[[float], str]]] = {
     "final": ("final", lambda v: f"{100 * v:.2f}"),
     "last_ten": ("last 10", lambda v: f"{100 * v:.2f}"),
@@ -38,20 +70,17 @@ MISSING = {
 
 def columns(rows: Sequence[Row]) -> list[str]:
     """Where nobody prepared nothing is said of it."""
-    return [name for name in COLUMNS if name != "before" or any(row[name] for row in rows)]
+    return [name for name in COLUMNS if name != "before" or any(row.measured[name].mean for row in rows)]
 
 
 def cell(row: Row, name: str) -> str:
     """mean ± std, and how many of n are missing in it."""
-    missing = MISSING.get(name, "not known")
-    if row[name] is None:
+    over, missing, write = row.measured[name], MISSING.get(name, "not known"), COLUMNS[name][1]
+    if over.mean is None:
         return missing
-    write = COLUMNS[name][1]
-    text = (
-        write(row[name]) if row[f"{name}_std"] in (None, 0.0) else f"{write(row[name])} ± {write(row[f'{name}_std'])}"
-    )
-    lacking = row["n"] - row[f"{name}_n"]
-    return f"{text} ({missing}: {lacking} of {row['n']})" if lacking else text
+    text = write(over.mean) if over.std in (None, 0.0) else f"{write(over.mean)} ± {write(over.std or 0.0)}"
+    lacking = row.n - over.n
+    return f"{text} ({missing}: {lacking} of {row.n})" if lacking else text
 
 
 def lines(rows: Sequence[Row]) -> list[list[str]]:
@@ -59,11 +88,11 @@ def lines(rows: Sequence[Row]) -> list[list[str]]:
     head = ["method", "n", *(COLUMNS[name][0] for name in names), "p against the first", "promise"]
     body = [
         [
-            row["method"],
-            str(row["n"]),
+            row.method,
+            str(row.n),
             *(cell(row, name) for name in names),
-            "" if row["p_against_first"] is None else f"{row['p_against_first']:.3g}",
-            promise(row["guarantees"]),
+            "" if row.p_against_first is None else f"{row.p_against_first:.3g}",
+            promise(row.guarantees),
         ]
         for row in rows
     ]
@@ -71,12 +100,15 @@ def lines(rows: Sequence[Row]) -> list[list[str]]:
 
 
 def caption(rows: Sequence[Row]) -> str:
-    return f"target {100 * rows[0]['target']:.2f} %; accuracies in %, mean ± standard deviation over seeds; p: paired t-test of last 10"
+    return (
+        f"target {100 * rows[0].target:.2f} %; accuracies in %, mean ± standard deviation over seeds; "
+        "p: paired t-test of last 10"
+    )
 
 
 def sources(rows: Sequence[Row]) -> list[str]:
     """What must be said of the candidates behind a row."""
-    return [f"{row['method']}: {row['candidates']}" for row in rows if row["candidates"]]
+    return [f"{row.method}: {row.candidates}" for row in rows if row.candidates]
 
 
 def shaped(rows: Sequence[Row]) -> list[list[str]]:
@@ -97,12 +129,12 @@ def text(rows: Sequence[Row]) -> Table:
 
 def as_csv(rows: Sequence[Row]) -> str:
     """Raw numbers, one column per mean, deviation and count."""
-    names = [key for key in rows[0] if key != "guarantees"]
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
-    writer.writerow([*names, "promise"])
+    writer.writerow([*rows[0].flat(), "promise"])
     for row in rows:
-        writer.writerow([*("" if row[name] is None else row[name] for name in names), promise(row["guarantees"])])
+        values = ["" if value is None else value for value in row.flat().values()]
+        writer.writerow([*values, promise(row.guarantees)])
     return out.getvalue()
 
 

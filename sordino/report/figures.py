@@ -11,12 +11,19 @@ import math
 from collections.abc import Callable, Mapping
 from itertools import accumulate
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, TypedDict, TypeVar
 
 from sordino.errors import ConfigError
+from sordino.evaluate.measures import Metric, headline, last_scored, scores
+from sordino.evaluate.rows import RoundRow
+from sordino.report.comparison_page import ComparisonFacts, CurvePoint
 from sordino.report.palette import DASHES, LIGHT, SERIES
+from sordino.report.run_facts import RunFacts
 
-Facts = Mapping[str, Any]
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+Shown = TypeVar("Shown", RunFacts, ComparisonFacts)
 WIDTH, HEIGHT = 3.4, 2.5  # inches: one column
 STYLE = {
     "font.size": 8,
@@ -38,13 +45,13 @@ STYLE = {
 UNDATED = {"pdf": {"CreationDate": None}, "svg": {"Date": None}, "png": {}}
 
 
-def of_run(facts: Facts, out: Path, kind: str = "pdf") -> list[Path]:
+def of_run(facts: RunFacts, out: Path, kind: str = "pdf") -> list[Path]:
     """Accuracy with the clients' band, over bytes and device compute, epsilon, traffic and the partition of one run."""
     available()
     return _save(facts, RUN, out, kind)
 
 
-def of_comparison(facts: Facts, out: Path, kind: str = "pdf") -> list[Path]:
+def of_comparison(facts: ComparisonFacts, out: Path, kind: str = "pdf") -> list[Path]:
     """Accuracy over rounds, bytes, device compute and epsilon, one line or point per method."""
     available()
     return _save(facts, COMPARISON, out, kind)
@@ -62,7 +69,7 @@ def available() -> None:
         ) from None
 
 
-def _save(facts: Facts, drawings: Mapping[str, Callable[[Facts, Any], bool]], out: Path, kind: str) -> list[Path]:
+def _save(facts: Shown, drawings: Mapping[str, Callable[[Shown, Axes], bool]], out: Path, kind: str) -> list[Path]:
     import matplotlib
     from matplotlib.figure import Figure
 
@@ -80,7 +87,12 @@ def _save(facts: Facts, drawings: Mapping[str, Callable[[Facts, Any], bool]], ou
     return written
 
 
-def line(i: int) -> dict[str, Any]:
+class PlotLine(TypedDict):
+    color: str
+    linestyle: tuple[int, tuple[int, ...]] | str
+
+
+def line(i: int) -> PlotLine:
     """Colour and dashes of the i-th line, as on the page."""
     dash = DASHES[(i + i // len(SERIES)) % len(DASHES)]
     return {"color": LIGHT[SERIES[i % len(SERIES)]], "linestyle": (0, dash) if dash else "solid"}
@@ -89,74 +101,84 @@ def line(i: int) -> dict[str, Any]:
 # one run --------------------------------------------------------------------------------------------------------------
 
 
-def _accuracy(facts: Facts, axes: Any) -> bool:
-    rows = [row for row in facts["metrics"] if "loss" in row]
+def _accuracy(facts: RunFacts, axes: Axes) -> bool:
+    metric, scale = _headline(facts)
+    rows = scores(facts.metrics, metric)
     if not rows:
         return False
-    metric = "accuracy" if "accuracy" in rows[-1] else "loss"
-    scale = 100 if metric == "accuracy" else 1
-    axes.plot([r["round"] for r in rows], [scale * r[metric] for r in rows], label=facts["model"], **line(0))
-    seen = [row for row in rows if "clients" in row]
+    axes.plot([row.round for row, _ in rows], [scale * score for _, score in rows], label=facts.model, **line(0))
+    seen = [(row.round, row.clients) for row, _ in rows if row.clients is not None]
     if seen:
-        x, mean, std, worst = (
-            [r["round"] for r in seen],
-            *([scale * r["clients"][name] for r in seen] for name in ("mean", "std", "worst_tenth")),
-        )
+        x, mean, std = [t for t, _ in seen], [scale * c.mean for _, c in seen], [scale * c.std for _, c in seen]
         low, high = ([m + sign * s for m, s in zip(mean, std, strict=True)] for sign in (-1, 1))
         ceiling = 100 if metric == "accuracy" else math.inf
         low, high = [max(0.0, v) for v in low], [min(ceiling, v) for v in high]
         axes.fill_between(x, low, high, color=LIGHT["c2"], alpha=0.18, linewidth=0, label="clients, mean ± std")
-        axes.plot(x, worst, label="worst 10 % of clients", **line(1))
-    _name(axes, "round", f"test {metric}" + (" (%)" if metric == "accuracy" else ""))
+        axes.plot(x, [scale * c.worst_tenth for _, c in seen], label="worst 10 % of clients", **line(1))
+    _name(axes, "round", _measured(metric))
     return True
 
 
-def _epsilon(facts: Facts, axes: Any) -> bool:
-    for i, curve in enumerate(facts["epsilon"]):
-        status = "holds" if curve["status"] == "nominal" else curve["status"]
-        axes.plot(*zip(*curve["points"], strict=True), label=f"{curve['unit']}, {curve['by']} ({status})", **line(i))
-        if curve["nominal"]:
-            style = {"color": LIGHT["warn"], "linestyle": (0, (1, 2)), "marker": "x", "markersize": 4}
-            axes.plot(*zip(*curve["nominal"], strict=True), label="nominal: proves nothing", **style)
+def _headline(facts: RunFacts) -> tuple[Metric, int]:
+    """What the last evaluated round is judged by, and what it is multiplied with to be shown."""
+    last = last_scored(facts.metrics)
+    metric = headline([] if last is None else [last])
+    return metric, 100 if metric == "accuracy" else 1
+
+
+def _measured(metric: Metric) -> str:
+    return f"test {metric}" + (" (%)" if metric == "accuracy" else "")
+
+
+def _epsilon(facts: RunFacts, axes: Axes) -> bool:
+    for i, curve in enumerate(facts.epsilon):
+        status = "holds" if curve.status == "nominal" else curve.status
+        axes.plot(*zip(*curve.points, strict=True), label=f"{curve.unit}, {curve.by} ({status})", **line(i))
+        if curve.nominal:
+            spent, label = zip(*curve.nominal, strict=True), "nominal: proves nothing"
+            axes.plot(*spent, label=label, color=LIGHT["warn"], linestyle=(0, (1, 2)), marker="x", markersize=4)
     axes.set_ylim(bottom=0)
-    _name(axes, "round", f"ε at δ = {facts['delta']:g}")
-    return bool(facts["epsilon"])
+    _name(axes, "round", f"ε at δ = {facts.delta:g}")
+    return bool(facts.epsilon)
 
 
-def _before(facts: Facts) -> list[Facts]:
-    """What came before the first round, as a round 0."""
-    return [] if facts.get("before") is None else [facts["before"]]
+def _whole(facts: RunFacts) -> list[RoundRow]:
+    """What came before the first round, as a round 0, and all rounds."""
+    return [*([] if facts.before is None else [facts.before]), *facts.metrics]
 
 
-def _against(facts: Facts, axes: Any, names: tuple[str, ...], unit: float, label: str) -> bool:
+def _against(facts: RunFacts, axes: Axes, cost: Callable[[RoundRow], float | None], unit: float, label: str) -> bool:
     """Accuracy against what was spent, the preparation in front."""
-    rows = [*_before(facts), *facts["metrics"]]
-    scored = [row for row in rows if "loss" in row]
-    if not scored or not all(name in row for row in rows for name in names):
+    rows, (metric, scale) = _whole(facts), _headline(facts)
+    spent = [known / unit for row in rows if (known := cost(row)) is not None]
+    if last_scored(facts.metrics) is None or len(spent) < len(rows):
         return False
-    metric = "accuracy" if "accuracy" in scored[-1] else "loss"
-    scale = 100 if metric == "accuracy" else 1
-    spent = accumulate(sum(row[name] for name in names) / unit for row in rows)
-    points = [(x, scale * row[metric]) for x, row in zip(spent, rows, strict=True) if metric in row]
-    axes.plot(*zip(*points, strict=True), label=facts["model"], **line(0))
+    until = dict(zip((row.round for row in rows), accumulate(spent), strict=True))
+    points = [(until[row.round], scale * score) for row, score in scores(rows, metric)]
+    axes.plot(*zip(*points, strict=True), label=facts.model, **line(0))
     axes.set_xlim(left=0)
-    _name(axes, label, f"test {metric}" + (" (%)" if metric == "accuracy" else ""), legend=False)
+    _name(axes, label, _measured(metric), legend=False)
     return True
 
 
-def _traffic(facts: Facts, axes: Any) -> bool:
-    rows = facts["metrics"]
-    rows = [*_before(facts), *rows]
-    for i, (key, name) in enumerate((("bytes_down", "down"), ("bytes_up", "up"))):
-        sums = [total / 1e6 for total in accumulate(row[key] for row in rows)]
-        axes.plot([row["round"] for row in rows], sums, label=name, **line(i))
+def _sent(row: RoundRow) -> float | None:
+    return None if row.bytes_down is None or row.bytes_up is None else row.bytes
+
+
+def _traffic(facts: RunFacts, axes: Axes) -> bool:
+    rows = _whole(facts)
+    if any(_sent(row) is None for row in rows):  # of a hidden cohort nobody is told
+        return False
+    both = ("down", [row.bytes_down or 0 for row in rows]), ("up", [row.bytes_up or 0 for row in rows])
+    for i, (name, sizes) in enumerate(both):
+        axes.plot([row.round for row in rows], [total / 1e6 for total in accumulate(sizes)], label=name, **line(i))
     _name(axes, "round", "MB sent")
     return bool(rows)
 
 
-def _partition(facts: Facts, axes: Any) -> bool:
-    counts = facts["partition"]
-    classes, top = len(counts[0]), max(map(max, counts))
+def _partition(facts: RunFacts, axes: Axes) -> bool:
+    counts = facts.partition or ((),)
+    classes, top = len(counts[0]), max((max(row, default=0) for row in counts), default=0)
     if classes < 2 or not top:
         return False
     points = [(k, j, count) for k, row in enumerate(counts) for j, count in enumerate(row) if count]
@@ -173,51 +195,53 @@ def _partition(facts: Facts, axes: Any) -> bool:
 # a comparison ---------------------------------------------------------------------------------------------------------
 
 
-def _curves(facts: Facts, axes: Any, axis: str, unit: float, label: str) -> bool:
-    scale = 100 if facts["metric"] == "accuracy" else 1
-    known = [method for method in facts["methods"] if all(p.get(axis) is not None for p in method["curve"])]
-    for i, method in enumerate(facts["methods"]):
-        if method not in known:
+def _curves(
+    facts: ComparisonFacts, axes: Axes, read: Callable[[CurvePoint], float | None], unit: float, label: str
+) -> bool:
+    scale, drawn = 100 if facts.metric == "accuracy" else 1, False
+    for i, method in enumerate(facts.methods):
+        x = [known / unit for p in method.curve if (known := read(p)) is not None]
+        if len(x) < len(method.curve):
             continue
-        points = method["curve"]
-        x, mean = [p[axis] / unit for p in points], [scale * p["mean"] for p in points]
-        axes.plot(x, mean, label=method["name"], **line(i))
-        std = [scale * (p["std"] or 0.0) for p in points]
+        drawn = drawn or bool(x)
+        mean, std = [scale * (p.mean or 0.0) for p in method.curve], [scale * (p.std or 0.0) for p in method.curve]
+        axes.plot(x, mean, label=method.name, **line(i))
         low, high = ([m + sign * s for m, s in zip(mean, std, strict=True)] for sign in (-1, 1))
         axes.fill_between(x, low, high, color=line(i)["color"], alpha=0.15, linewidth=0)
-    _name(axes, label, f"test {facts['metric']}" + (" (%)" if scale == 100 else ""))
-    return any(method["curve"] for method in known)
+    _name(axes, label, _measured(facts.metric))
+    return drawn
 
 
-def _over_epsilon(facts: Facts, axes: Any) -> bool:
-    names = [method["name"] for method in facts["methods"]]
-    nominal = []
-    for p in facts["points"]:
-        colour, y = line(names.index(p["name"]))["color"], 100 * p["y"]
-        bar = None if p["std"] is None else 100 * p["std"]
-        marker = "o" if p["unit"] == "example" else "s"
-        axes.errorbar([p["x"]], [y], yerr=bar, fmt=marker, color=colour, label=f"{p['name']} (per {p['unit']})")
-        if p["nominal"] is not None:
-            nominal.append((p["nominal"], y))
-            axes.plot([p["nominal"], p["x"]], [y, y], color=LIGHT["warn"], linestyle=(0, (1, 2)), linewidth=1)
+def _over_epsilon(facts: ComparisonFacts, axes: Axes) -> bool:
+    names = [method.name for method in facts.methods]
+    nominal: list[tuple[float, float]] = []
+    for p in facts.points:
+        colour, y = line(names.index(p.name))["color"], 100 * p.y
+        bar = None if p.std is None else 100 * p.std
+        marker = "o" if p.unit == "example" else "s"
+        axes.errorbar([p.x], [y], yerr=bar, fmt=marker, color=colour, label=f"{p.name} (per {p.unit})")
+        if p.nominal is not None:
+            nominal.append((p.nominal, y))
+            axes.plot([p.nominal, p.x], [y, y], color=LIGHT["warn"], linestyle=(0, (1, 2)), linewidth=1)
     if nominal:
         axes.plot(*zip(*nominal, strict=True), "x", color=LIGHT["warn"], label="nominal: proves nothing")
-    if facts["points"]:
+    if facts.points:
         axes.set_xscale("log")
         low, high = axes.get_xlim()
         axes.set_xlim(low / 1.3, high * 1.3)
-        axes.set_xticks(
-            [m * 10.0**k for k in range(-3, 4) for m in (1, 2, 5) if low / 1.3 <= m * 10.0**k <= high * 1.3]
-        )
+        ticks = [m * 10.0**k for k in range(-3, 4) for m in (1, 2, 5)]
+        axes.set_xticks([tick for tick in ticks if low / 1.3 <= tick <= high * 1.3])
         axes.xaxis.set_major_formatter("{x:g}")
         axes.xaxis.set_minor_formatter("")
     _name(axes, "ε", "test accuracy (%)")
-    return bool(facts["points"])
+    return bool(facts.points)
 
 
-def _name(axes: Any, x: str, y: str, legend: bool = True) -> None:
-    if x == "round":
-        axes.xaxis.get_major_locator().set_params(integer=True)
+def _name(axes: Axes, x: str, y: str, legend: bool = True) -> None:
+    from matplotlib.ticker import MaxNLocator
+
+    if x == "round" and isinstance(locator := axes.xaxis.get_major_locator(), MaxNLocator):
+        locator.set_params(integer=True)
     axes.set_xlabel(x)
     axes.set_ylabel(y)
     if legend and axes.get_legend_handles_labels()[0]:
@@ -226,17 +250,17 @@ def _name(axes: Any, x: str, y: str, legend: bool = True) -> None:
 
 SENT = "MB sent, both directions"
 COMPUTED = "TFLOP computed by devices"
-RUN: Mapping[str, Callable[[Facts, Any], bool]] = {
+RUN: Mapping[str, Callable[[RunFacts, Axes], bool]] = {
     "accuracy": _accuracy,
-    "accuracy-bytes": lambda facts, axes: _against(facts, axes, ("bytes_down", "bytes_up"), 1e6, SENT),
-    "accuracy-compute": lambda facts, axes: _against(facts, axes, ("device_flops",), 1e12, COMPUTED),
+    "accuracy-bytes": lambda facts, axes: _against(facts, axes, _sent, 1e6, SENT),
+    "accuracy-compute": lambda facts, axes: _against(facts, axes, lambda row: row.device_flops, 1e12, COMPUTED),
     "epsilon": _epsilon,
     "traffic": _traffic,
     "partition": _partition,
 }
-COMPARISON: Mapping[str, Callable[[Facts, Any], bool]] = {
-    "accuracy-rounds": lambda facts, axes: _curves(facts, axes, "round", 1, "round"),
-    "accuracy-bytes": lambda facts, axes: _curves(facts, axes, "bytes", 1e6, SENT),
-    "accuracy-compute": lambda facts, axes: _curves(facts, axes, "flops", 1e12, COMPUTED),
+COMPARISON: Mapping[str, Callable[[ComparisonFacts, Axes], bool]] = {
+    "accuracy-rounds": lambda facts, axes: _curves(facts, axes, lambda point: point.round, 1, "round"),
+    "accuracy-bytes": lambda facts, axes: _curves(facts, axes, lambda point: point.bytes, 1e6, SENT),
+    "accuracy-compute": lambda facts, axes: _curves(facts, axes, lambda point: point.flops, 1e12, COMPUTED),
     "accuracy-epsilon": _over_epsilon,
 }

@@ -6,11 +6,12 @@ import base64
 import struct
 import zlib
 from collections.abc import Sequence
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
-Pixels: TypeAlias = np.ndarray[Any, np.dtype[np.uint8]]
+Pixels: TypeAlias = NDArray[np.uint8]
 FRAME = (224, 72, 62, 255)  # around what is wrong: seen on white paper and on black
 
 

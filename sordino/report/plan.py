@@ -7,51 +7,52 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
 
 from rich import box
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from sordino.budget.calculator import LOUD, NO_WAY, QUIET, Enough, warning, ways_out
+from sordino.budget.calculator import LOUD, NO_WAY, QUIET, Answer, Enough, PlanRow, warning, ways_out
 from sordino.report.tables import STATUS_STYLE, bytes_text, epsilon_text, guarantees
-from sordino.runs.forecast import Compared
+from sordino.runs.forecast import Compared, Planned
 
 WIDE = 105  # columns of a terminal from which every fact gets a column of its own
-Row = dict[str, Any]
 
 
-def numbers(console: Console, rows: Sequence[Row], given: float | None) -> None:
+def numbers(console: Console, answers: Sequence[Answer], given: float | None) -> None:
     """A plan without data; `given` is the noise multiplier where that was the question."""
-    first = rows[0]
-    promise = f"epsilon {first['epsilon']:.4g} at delta {first['delta']:g}"
-    whom = f"for one {first['unit']} ({first['neighbours']}), against {first['adversary']}"
-    needed = f"a noise multiplier of {first['noise_multiplier']:.4g}"
+    first, rows = answers[0], [answer.row for answer in answers]
+    q = first.question
+    promise = f"epsilon {q.epsilon:.4g} at delta {q.delta:g}"
+    whom = f"for one {q.unit} ({first.neighbours}), against {first.adversary}"
+    needed = f"a noise multiplier of {first.noise_multiplier:.4g}"
     if given is None:
         console.print(f"[bold]{promise}[/bold], {whom}, takes [bold]{needed}[/bold].")
     else:
         console.print(f"A noise multiplier of [bold]{given:g}[/bold] buys [bold]{promise}[/bold], {whom}.")
     console.print(
-        f"[dim]That is noise of deviation {first['noise_std']:.4g} on every coordinate of a sum of vectors clipped at {first['clip']:g} (--clip; set it to the "
-        f"typical norm of a public pilot, no ratio below depends on it). Status {first['status']}, accountant {first['accountant']}.[/dim]"
+        f"[dim]That is noise of deviation {first.noise_std:.4g} on every coordinate of a sum of vectors clipped at "
+        f"{q.clip:g} (--clip; set it to the typical norm of a public pilot, no ratio below depends on it). Status "
+        f"{rows[0].status}, accountant {first.accountant}.[/dim]"
     )
     console.print(table(rows, "What the promise costs", console.width))
     commands(console, rows, "sordino run")
     console.print(
-        "[dim]MB: parameters of 4 bytes, down and up. After run, name an EXPERIMENT.toml with your data and model; without one, these train on the "
-        "bundled digits, where they fit. `sordino privacy plan EXPERIMENT.toml` also knows the exact bytes and the minutes.[/dim]"
+        "[dim]MB: parameters of 4 bytes, down and up. After run, name an EXPERIMENT.toml with your data and model; "
+        "without one, these train on the bundled digits, where they fit. `sordino privacy plan EXPERIMENT.toml` also "
+        "knows the exact bytes and the minutes.[/dim]"
     )
 
 
 def experiment(console: Console, found: Compared) -> None:
     """The plan of an experiment file."""
     facts(console, found.rows[0], found.timing)
-    console.print(guarantees({"guarantees": found.guarantees}))
+    console.print(guarantees(found.guarantees))
     if len(found.rows) > 1:
         console.print(table(found.rows, "What else the same budget would buy", console.width))
         commands(console, found.rows, "sordino run")
-    elif found.rows[0]["unit"]:
+    elif found.rows[0].unit:
         console.print(
             "[dim]A typed noise has no alternatives: set privacy.epsilon to see what else would keep it.[/dim]"
         )
@@ -59,47 +60,49 @@ def experiment(console: Console, found: Compared) -> None:
         console.print(f"[dim]not possible here: {escape(what)} ({escape(why)})[/dim]")
 
 
-def facts(console: Console, row: Row, timing: str) -> None:
+def facts(console: Console, row: Planned, timing: str) -> None:
     grid = Table(show_header=False, box=box.SIMPLE, pad_edge=False)
     for name, value in _facts(row, timing):
         grid.add_row(f"[bold]{name}[/bold]", value)
     console.print(grid)
 
 
-def _facts(row: Row, timing: str) -> Iterator[tuple[str, str]]:
+def _facts(row: Planned, timing: str) -> Iterator[tuple[str, str]]:
     yield (
         "experiment",
-        f"{row['clients']:,} clients with {row['examples']:,} examples, {row['cohort']:g} expected in each of {row['rounds']:,} rounds, "
-        f"{row['parameters']:,} parameters in an upload",
+        f"{row.clients:,} clients with {row.examples:,} examples, {row.cohort:g} expected in each of {row.rounds:,} "
+        f"rounds, {row.parameters:,} parameters in an upload",
     )
-    if row["unit"] is None:
+    if row.unit is None or row.status is None or row.epsilon is None:
         yield "promise", "[red]none[/red]: nothing in this algorithm adds noise"
     else:
-        style = STATUS_STYLE[row["status"]]
+        style = STATUS_STYLE[row.status]
         yield (
             "promise",
-            f"epsilon {epsilon_text(row['epsilon'])} at delta {row['delta']:g} for one {row['unit']} ({row['neighbours']}) against {row['adversary']}; "
-            f"[{style}]{row['status']}[/{style}], accountant {escape(row['accountant'])}",
+            f"epsilon {epsilon_text(row.epsilon)} at delta {row.delta:g} for one {row.unit} ({row.neighbours}) against "
+            f"{row.adversary}; [{style}]{row.status}[/{style}], accountant {escape(row.accountant or '')}",
         )
         yield (
             "noise",
-            f"multiplier {row['noise_multiplier']:.4g} for the busiest client, planned for {row['exposures']:,} exposures",
+            f"multiplier {row.noise_multiplier:.4g} for the busiest client, planned for {row.exposures:,} exposures",
         )
-    if row["noise_to_signal"] is not None:
-        signal = "gradients that add up to" if row["unit"] != "client" else "a mean update of"
+    if row.noise_to_signal is not None:
+        signal = "gradients that add up to" if row.unit != "client" else "a mean update of"
         yield (
             "in the mean",
-            f"noise of norm {row['noise_norm']:.3g} over {signal} at most {row['largest_signal']:.3g}: {_ratio(row['noise_to_signal'])} times the signal",
+            f"noise of norm {row.noise_norm:.3g} over {signal} at most {row.largest_signal:.3g}: "
+            f"{_ratio(row.noise_to_signal)} times the signal",
         )
+    each = row.bytes_per_message
     yield (
         "traffic",
-        f"{bytes_text(row['bytes_down'])} down and {bytes_text(row['bytes_up'])} up; the busiest client {bytes_text(row['bytes_busiest_client'])}, "
-        f"in messages of {bytes_text(row['bytes_per_message']['down'])} and {bytes_text(row['bytes_per_message']['up'])}",
+        f"{bytes_text(row.bytes_down)} down and {bytes_text(row.bytes_up)} up; the busiest client "
+        f"{bytes_text(row.bytes_busiest_client)}, in messages of {bytes_text(each.down)} and {bytes_text(each.up)}",
     )
-    yield "time", f"about {_duration(row['minutes'])} on this machine [dim]({timing})[/dim]"
+    yield "time", f"about {_duration(row.minutes or 0.0)} on this machine [dim]({timing})[/dim]"
 
 
-def table(rows: Sequence[Row], title: str, width: int) -> Table:
+def table(rows: Sequence[PlanRow], title: str, width: int) -> Table:
     made = Table(
         title=title,
         title_justify="left",
@@ -109,7 +112,7 @@ def table(rows: Sequence[Row], title: str, width: int) -> Table:
         collapse_padding=True,
     )
     columns = WIDE_COLUMNS if width >= WIDE else NARROW_COLUMNS
-    timed = any(row["minutes"] is not None for row in rows)
+    timed = any(row.minutes is not None for row in rows)
     shown = {name: cell for name, cell in columns.items() if timed or name != "min"}
     made.add_column("", justify="right", no_wrap=True)
     for name in shown:
@@ -120,23 +123,23 @@ def table(rows: Sequence[Row], title: str, width: int) -> Table:
     return made
 
 
-Cell = Callable[[Row], str]
+Cell = Callable[[PlanRow], str]
 WIDE_COLUMNS: dict[str, Cell] = {
-    "set-up": lambda row: escape(row["what"]),
-    "against": lambda row: row["adversary"],
-    "neighbours": lambda row: row["neighbours"],
-    "clients": lambda row: f"{row['clients']:,}",
-    "cohort": lambda row: f"{row['cohort']:,g}",
-    "rounds": lambda row: f"{row['rounds']:,}",
-    "noise multiplier": lambda row: f"{row['noise_multiplier']:.4g}",
-    "noise / largest signal": lambda row: _ratio(row["noise_to_signal"]),
-    "MB": lambda row: _short(row["bytes"] / 1e6),
-    "min": lambda row: "-" if row["minutes"] is None else "<0.1" if row["minutes"] < 0.1 else _short(row["minutes"]),
+    "set-up": lambda row: escape(row.what),
+    "against": lambda row: row.adversary or "",
+    "neighbours": lambda row: row.neighbours or "",
+    "clients": lambda row: f"{row.clients:,}",
+    "cohort": lambda row: f"{row.cohort:,g}",
+    "rounds": lambda row: f"{row.rounds:,}",
+    "noise multiplier": lambda row: f"{row.noise_multiplier:.4g}",
+    "noise / largest signal": lambda row: _ratio(row.noise_to_signal),
+    "MB": lambda row: _short(row.bytes / 1e6),
+    "min": lambda row: "-" if row.minutes is None else "<0.1" if row.minutes < 0.1 else _short(row.minutes),
 }
 NARROW_COLUMNS: dict[str, Cell] = {
     "set-up": WIDE_COLUMNS["set-up"],
-    "against,\nneighbours": lambda row: f"{row['adversary']}\n{row['neighbours']}",
-    "clients,\ncohort": lambda row: f"{row['clients']:,}\n{row['cohort']:,g}",
+    "against,\nneighbours": lambda row: f"{row.adversary}\n{row.neighbours}",
+    "clients,\ncohort": lambda row: f"{row.clients:,}\n{row.cohort:,g}",
     "rounds": WIDE_COLUMNS["rounds"],
     "noise\nmult.": WIDE_COLUMNS["noise multiplier"],
     "noise /\nsignal": WIDE_COLUMNS["noise / largest signal"],
@@ -145,10 +148,10 @@ NARROW_COLUMNS: dict[str, Cell] = {
 }
 
 
-def commands(console: Console, rows: Sequence[Row], start: str) -> None:
+def commands(console: Console, rows: Sequence[PlanRow], start: str) -> None:
     console.print("To run one of them:")
     for number, row in enumerate(rows):
-        line = " ".join([start, *map(_quoted, row["run"])])
+        line = " ".join([start, *map(_quoted, row.run)])
         console.print(f"{number:>2}  {line}", soft_wrap=True, highlight=False, markup=False)
 
 

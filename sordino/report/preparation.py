@@ -1,42 +1,94 @@
-"""What a run did before its first round, from its folder: whom it asked, which candidates it kept, what its generator
-draws, what that cost.
+"""What a run did before its first round, from its folder: whom it asked, which candidates it kept, what is drawn from
+what it handed out, what that cost.
 
-SlaugFL, IEEE Transactions on Mobile Computing, 2024, sections 6 to 9. No ledger is opened and no lock taken. Which
-candidates show another class than they say is looked up in simulations alone, where the source put them there itself:
-nobody else could know.
+No ledger is opened and no lock taken. Which candidates show another class than they say is looked up in simulations
+alone, where the source put them there itself: nobody else could know.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from torch import Tensor
+from numpy.typing import NDArray
 
-from sordino import config, keys, tree
-from sordino.algorithms.slaug.prepare import Train
-from sordino.algorithms.slaug.training import Calibrated
+from sordino import keys, tree
+from sordino.algorithms.phases import Facts, Phase, RunNumbers, Said
 from sordino.config import Experiment
 from sordino.engine import checkpoint, wire
 from sordino.errors import SordinoError
-from sordino.evaluate.preparation_cost import Plain, charged, messages
-from sordino.evaluate.traffic import Sizes
-from sordino.generators import nets
+from sordino.evaluate.preparation_cost import Cost, Plain, Sent, charged, messages
+from sordino.evaluate.rows import RoundRow
+from sordino.ledger.facts import Fact
 from sordino.public_images import Candidates
-from sordino.report.pictures import strip
-from sordino.runs.folder import HANDED, read_environment, read_metrics, read_preparation
+from sordino.report.pictures import Pixels, strip
+from sordino.runs.folder import RunFolder
 from sordino.runs.home import ServersHome, source_of
 from sordino.runs.receipt import some_of
 from sordino.runs.setup import Setup
 from sordino.runs.simulation import simulated
+from sordino.types import HANDED, Formula
 
 AGAIN = ("public_split", "sklearn_digits", "procedural", "folder")  # sources whose candidates cost little to make again
 DEAR = ("openai_chat", "transformers")  # who wrote prompts and is not asked again
 CLASSES = 12  # whose images a page shows: of more, so many at even distances
 PICTURES = 7  # of each kind and class, at most
 ROOM = 600_000  # numbers in all pictures of a page together
+
+
+Wrong = NDArray[np.bool_]  # which candidates show another class than they say
+Picked = NDArray[np.int64]  # numbers of candidates
+
+
+class Device(Fact):
+    """A device that was asked for a class, and how well the server found it to know that class."""
+
+    device: int
+    answered: bool
+    f1: float
+    recall: float
+
+
+class OfClass(Fact):
+    """One class: whom the server asked for it, and which candidates it kept."""
+
+    name: str
+    asked: tuple[Device, ...]
+    candidates: int | None
+    kept: int
+    valid_kept: float | None
+    valid: float | None
+
+
+class Strips(Fact):
+    """Pictures of one class, as data URIs."""
+
+    name: str
+    drawn: str = ""
+    kept: str = ""
+    rejected: str = ""
+
+
+class Gallery(Fact):
+    rows: tuple[Strips, ...]
+    classes: int
+    each: int
+    side: int
+
+
+class Preparation(Fact):
+    label: str  # what must be said beside every result
+    source: str  # of candidates
+    simulated: bool
+    unread: str  # why nothing is known of its phases
+    unknown: str  # why nobody says which candidates are wrong
+    rank: str
+    classes: tuple[OfClass, ...]
+    messages: tuple[Sent, ...]
+    cost: Cost
+    gallery: Gallery | None
 
 
 def label_of(experiment: Experiment) -> str:
@@ -52,52 +104,59 @@ def gather(
     setup: Setup | None = None,
     home: ServersHome | None = None,
     pictures: bool = True,
-    rounds: Sequence[dict[str, Any]] | None = None,
-) -> dict[str, Any] | None:
+    rounds: Sequence[RoundRow] | None = None,
+) -> Preparation | None:
     """None where nothing came before the first round. `rounds`: of the training, as they may be shown; None: as this
     user may see them."""
-    preparation = read_preparation(folder)
-    if not preparation and not (folder / "preparation").is_dir():
+    run = RunFolder(folder)
+    preparation = run.prepared()
+    if not preparation and not run.preparation.is_dir():
         return None
     if setup is None:
-        simulation = simulated(config.load(folder / "experiment.toml"))
+        simulation = simulated(run.experiment)
         setup, home = simulation.setup, simulation.home
-    (states, unread), metrics = _states(folder, setup), read_metrics(folder) if rounds is None else rounds
+    phases = [mine.algorithm for mine in setup.preparation if isinstance(mine.algorithm, Phase)]
+    (told, unread), metrics = _told(run, setup), run.metrics() if rounds is None else rounds
     pretended = setup.experiment.privacy.noise == "counter"
     candidates, absent = _candidates(setup.experiment, home)
     wrong = _wrong(candidates) if pretended else None
     if candidates is not None and wrong is None:
         absent = "their source does not tell" if pretended else "only a simulation may look that up"
-    kept = next((state.kept for state in reversed(states.values()) if hasattr(state, "kept")), None)
-    plain, sizes = _plain(folder, setup), _sizes(setup, len(metrics))
+    plain, formula = _plain(run, setup), _formula(phases, setup, len(metrics))
     table = setup.experiment.candidates or {}
-    return {
-        "label": label_of(setup.experiment),
-        "source": table.get("source", ""),
-        "simulated": pretended,
-        "unread": unread,  # why nothing is known of its phases
-        "unknown": "" if wrong is not None else absent,  # why nobody says which candidates are wrong
-        "rank": _rank(setup),
-        "classes": _classes(setup, states, candidates, kept, wrong),
-        "messages": messages(preparation, metrics, plain, sizes),
-        "cost": charged(preparation, metrics, plain, sizes),
-        "gallery": _gallery(folder, setup, candidates, kept, wrong) if pictures else None,
-    }
+    return Preparation(
+        label=label_of(setup.experiment),
+        source=table.get("source", ""),
+        simulated=pretended,
+        unread=unread,
+        unknown="" if wrong is not None else absent,
+        rank=next((phase.says.ranks_by for phase in phases), ""),
+        classes=_classes(setup, told, candidates, wrong),
+        messages=tuple(messages(preparation, metrics, plain, formula, _says(phases))),
+        cost=charged(preparation, metrics, plain, formula),
+        gallery=_gallery(run, setup, candidates, told, wrong) if pictures else None,
+    )
 
 
-def _states(folder: Path, setup: Setup) -> tuple[dict[str, Any], str]:
-    """The server's state at the end of each phase that is over; or why it cannot be read: the bytes it cost are told
-    all the same.
+def _says(phases: Sequence[Phase[Any, Any, Any, Any]]) -> dict[str, tuple[str, str]]:
+    """What the messages of each phase are, in a few words."""
+    last = phases[-1].says if phases else Said()
+    return {phase.name: (phase.says.down, phase.says.up) for phase in phases} | {HANDED: (last.hands, "")}
+
+
+def _told(run: RunFolder, setup: Setup) -> tuple[Facts, str]:
+    """What the phases that are over tell of their ends; or why it cannot be read: the bytes it cost are told all the
+    same.
     """
-    found = {}
+    told = Facts()
     for mine in setup.preparation:
         try:
-            loaded = checkpoint.load(folder / "preparation" / mine.phase / "checkpoints", mine.state)
+            loaded = checkpoint.load(run.of_phase(mine.phase).checkpoints, mine.state)
         except SordinoError as error:
-            return {}, error.what
-        if loaded is not None and mine.over(loaded.trees["server"]):
-            found[mine.phase] = loaded.trees["server"]
-    return found, ""
+            return Facts(), error.what
+        if loaded is not None and isinstance(mine.algorithm, Phase) and mine.over(loaded.trees["server"]):
+            told = mine.algorithm.facts(loaded.trees["server"], told)
+    return told, ""
 
 
 def _candidates(experiment: Experiment, home: ServersHome | None) -> tuple[Candidates | None, str]:
@@ -115,7 +174,7 @@ def _candidates(experiment: Experiment, home: ServersHome | None) -> tuple[Candi
         return None, error.what
 
 
-def _wrong(candidates: Candidates | None) -> np.ndarray[Any, Any] | None:
+def _wrong(candidates: Candidates | None) -> Wrong | None:
     if candidates is None or "wrong" not in candidates.manifest:
         return None
     mask = np.zeros(len(candidates.y), bool)
@@ -126,66 +185,38 @@ def _wrong(candidates: Candidates | None) -> np.ndarray[Any, Any] | None:
 # whom it asked, what it kept ------------------------------------------------------------------------------------------
 
 
-def _classes(
-    setup: Setup,
-    states: Mapping[str, Any],
-    candidates: Candidates | None,
-    kept: Tensor | None,
-    wrong: np.ndarray[Any, Any] | None,
-) -> list[dict[str, Any]]:
+def _classes(setup: Setup, told: Facts, candidates: Candidates | None, wrong: Wrong | None) -> tuple[OfClass, ...]:
     rows = []
     for label, name in enumerate(setup.public.class_names):
-        chosen = _chosen(kept, label)
+        chosen = _chosen(told, label)
         every = None if candidates is None else np.flatnonzero(candidates.y == label)
+        asked = told.asked[label] if told.asked else ()
         rows.append(
-            {
-                "name": name,
-                "asked": _asked(states, label),
-                "candidates": None if every is None else len(every),
-                "kept": len(chosen),
-                "valid_kept": _valid(chosen, wrong),
-                "valid": None if every is None else _valid(every, wrong),
-            }
+            OfClass(
+                name=name,
+                asked=tuple(Device(**device._asdict()) for device in asked),
+                candidates=None if every is None else len(every),
+                kept=len(chosen),
+                valid_kept=_valid(chosen, wrong),
+                valid=None if every is None else _valid(every, wrong),
+            )
         )
-    return rows
+    return tuple(rows)
 
 
-def _chosen(kept: Tensor | None, label: int) -> np.ndarray[Any, Any]:
-    rows = np.zeros(0, np.int64) if kept is None else kept[label].numpy()
-    return rows[rows >= 0]
+def _chosen(told: Facts, label: int) -> Picked:
+    return np.asarray(told.kept[label] if told.kept else [], np.int64)
 
 
-def _valid(rows: np.ndarray[Any, Any], wrong: np.ndarray[Any, Any] | None) -> float | None:
+def _valid(rows: Picked, wrong: Wrong | None) -> float | None:
     return None if wrong is None or not len(rows) else 1 - float(wrong[rows].mean())
-
-
-def _asked(states: Mapping[str, Any], label: int) -> list[dict[str, Any]]:
-    """Devices in the order in which they were asked for a class: by rank, whatever slot was waiting."""
-    if "train" not in states or "ask" not in states:
-        return []
-    ranked, asking = states["train"], states["ask"]
-    mine = asking.slots == label
-    if not bool(mine.any()):
-        return []
-    answered = set(asking.place[mine & (asking.state == 1)].tolist())
-    devices = asking.order[: int(asking.place[mine].max()) + 1, label].tolist()
-    return [
-        {
-            "device": k,
-            "answered": rank in answered,
-            "f1": float(ranked.f1[k, label]),
-            "recall": float(ranked.recall[k, label]),
-        }
-        for rank, k in enumerate(devices)
-    ]
 
 
 # what it cost ---------------------------------------------------------------------------------------------------------
 
 
-def _plain(folder: Path, setup: Setup) -> Plain:
-    run = read_environment(folder)["run"]
-    header = wire.Header(run, setup.experiment.digest(), 0, -1, 0, "down")
+def _plain(run: RunFolder, setup: Setup) -> Plain:
+    header = wire.Header(run.environment.run, setup.experiment.digest(), 0, -1, 0, "down")
     return Plain(wire.size(header, wire.schema(setup.task.init(0))), _chosen_clients(setup))
 
 
@@ -193,38 +224,25 @@ def _chosen_clients(setup: Setup) -> int:
     return max(1, round(setup.cohort.expected(len(setup.public.sizes))))
 
 
-def _rank(setup: Setup) -> str:
-    """By what devices are ranked, where they are."""
-    first = setup.preparation[0].method if setup.preparation else None
-    return first.rank if isinstance(first, Train) else ""
-
-
-def _sizes(setup: Setup, rounds: int) -> Sizes | None:
-    """What formula (18) counts; nothing where devices send no models, of which it knows."""
-    training = setup.method
-    if not any(mine.phase == "train" for mine in setup.preparation) or not isinstance(training, Calibrated):
-        return None
-    return Sizes(
+def _formula(phases: Sequence[Phase[Any, Any, Any, Any]], setup: Setup, rounds: int) -> Formula | None:
+    public = RunNumbers(
         devices=len(setup.public.sizes),
         chosen=_chosen_clients(setup),
         rounds=rounds or setup.experiment.rounds,
         classes=setup.task.labels,
         model=tree.size(setup.task.init(0)),
-        generator=nets.parameters(training.drawn_by),
-        prototype=setup.task.width,
+        width=setup.task.width,
     )
+    found = (phase.counted(setup.method, public) for phase in phases)
+    return next((formula for formula in found if formula is not None), None)
 
 
 # what it looks like ---------------------------------------------------------------------------------------------------
 
 
 def _gallery(
-    folder: Path,
-    setup: Setup,
-    candidates: Candidates | None,
-    kept: Tensor | None,
-    wrong: np.ndarray[Any, Any] | None,
-) -> dict[str, Any] | None:
+    run: RunFolder, setup: Setup, candidates: Candidates | None, told: Facts, wrong: Wrong | None
+) -> Gallery | None:
     """Per class some candidates that were kept, some that were not, and some images of the generator."""
     if setup.public.kind != "image" or not setup.preparation:
         return None
@@ -232,32 +250,36 @@ def _gallery(
     shown = some_of(len(names), CLASSES)
     side, width, channels = setup.public.shape
     each = max(3, min(PICTURES, ROOM // (3 * len(shown) * side * width * channels)))
-    x, y = _drawn(folder, setup, each * len(names))
+    x, y = _drawn(run, setup, each * len(names))
+
+    def pictured(rows: Picked) -> str:
+        if candidates is None or not any(told.kept) or not len(rows):
+            return ""
+        found = rows[list(some_of(len(rows), each))]  # at even distances
+        return strip(candidates.x[found], [] if wrong is None else wrong[found].tolist())
+
     rows = []
     for label in shown:
-        strips = {"drawn": strip(x[y == label][:each])} if (y == label).any() else {}
-        if candidates is not None and kept is not None and bool((kept >= 0).any()):
-            chosen = _chosen(kept, label)
-            others = np.setdiff1d(np.flatnonzero(candidates.y == label), chosen)
-            for kind, found in (("kept", _spread(chosen, each)), ("rejected", _spread(others, each))):
-                if len(found):
-                    strips[kind] = strip(candidates.x[found], [] if wrong is None else wrong[found].tolist())
-        rows.append({"name": names[label], **strips})
-    return {"rows": rows, "classes": len(names), "each": each, "side": side} if any(len(r) > 1 for r in rows) else None
+        chosen = _chosen(told, label)
+        every = np.zeros(0, np.int64) if candidates is None else np.flatnonzero(candidates.y == label)
+        rows.append(
+            Strips(
+                name=names[label],
+                drawn=strip(x[y == label][:each]) if (y == label).any() else "",
+                kept=pictured(chosen),
+                rejected=pictured(np.setdiff1d(every, chosen)),
+            )
+        )
+    if not any(row.drawn or row.kept or row.rejected for row in rows):
+        return None
+    return Gallery(rows=tuple(rows), classes=len(names), each=each, side=side)
 
 
-def _spread(rows: Sequence[int] | np.ndarray[Any, Any], most: int) -> np.ndarray[Any, Any]:
-    """At even distances."""
-    return np.asarray(rows)[list(some_of(len(rows), most))]
-
-
-def _drawn(folder: Path, setup: Setup, count: int) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+def _drawn(run: RunFolder, setup: Setup, count: int) -> tuple[Pixels, NDArray[np.int64]]:
     """What a client of so many examples would draw from what was handed out; nothing where that is still to come."""
-    place = folder / HANDED
-    if not place.exists():
-        return np.zeros((0, *setup.public.shape), np.uint8), np.zeros(0, np.int64)
-    handed = checkpoint.tensors(place)
+    nothing = np.zeros((0, *setup.public.shape), np.uint8), np.zeros(0, np.int64)
+    if not run.handed_file.exists():
+        return nothing
+    handed = checkpoint.tensors(run.handed_file)
     made = setup.algorithm.equip(setup.task, handed, count, keys.fold(setup.key, "pictures of a report"))
-    if made is None:
-        return np.zeros((0, *setup.public.shape), np.uint8), np.zeros(0, np.int64)
-    return made.x.numpy(), made.y.numpy()
+    return nothing if made is None else (made.x.numpy(), made.y.numpy())

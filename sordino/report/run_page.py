@@ -9,47 +9,44 @@ from __future__ import annotations
 import html
 import json
 import re
-from collections.abc import Mapping
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
 
 from sordino.engine.checkpoint import atomic_write
+from sordino.ledger.facts import Fact
 from sordino.report import palette
-from sordino.report.run_facts import gather
-from sordino.runs.private import FOLDER
+from sordino.report.run_facts import RunFacts, gather
+from sordino.runs.folder import RunFolder
 from sordino.runs.receipt import bind_page
-from sordino.runs.seal import PAGE
 
 STYLES = ("vendor/uPlot.min.css", "web/page.css")
 SCRIPTS = ("vendor/uPlot.iife.min.js", "web/page.js", "web/charts.js")  # of every page
 
 
-def write(
-    folder: Path, out: Path | None = None, facts: Mapping[str, Any] | None = None, evaluator: bool = False
-) -> Path:
+def write(folder: Path, out: Path | None = None, facts: RunFacts | None = None, evaluator: bool = False) -> Path:
     """report.html in the run folder, bound to its receipt, or elsewhere; from facts that were gathered before, where
     there are any.
 
     The page of a run with real noise may be shown. What its `evaluator` sees is another page, in the private folder.
     """
     told = gather(folder, evaluator) if facts is None else facts
-    own = evaluator and (folder / FOLDER).is_dir()
-    target = out if out is not None else folder / FOLDER / PAGE if own else folder / PAGE
+    run = RunFolder(folder)
+    own = evaluator and run.private.is_dir()
+    target = out if out is not None else (RunFolder(run.private) if own else run).page_file
     atomic_write(target, page(told).encode(), private=own)
     if out is None and not own:
         bind_page(folder)
     return target
 
 
-def page(facts: Mapping[str, Any]) -> str:
+def page(facts: RunFacts) -> str:
     """The page of one run."""
-    return assemble(f"sordino: {facts['name']}", facts, "web/prepared.js", "web/run.js")
+    return assemble(f"sordino: {facts.name}", facts, "web/prepared.js", "web/run.js")
 
 
-def assemble(title: str, facts: Mapping[str, Any], *scripts: str) -> str:
+def assemble(title: str, facts: Fact, *scripts: str) -> str:
     """The frame with everything it needs inside, filled in one pass: what is put in is not looked at again."""
-    styled = {**facts, "colours": palette.SERIES, "dashes": palette.DASHES}
+    styled = {**facts.to_json(), "colours": palette.SERIES, "dashes": palette.DASHES}
     inserts = {
         "PALETTE": palette.css(),
         "CSS": "\n".join(map(_read, STYLES)),

@@ -15,13 +15,14 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from sordino import config
 from sordino.config import Experiment
 from sordino.errors import ConfigError, RunError
 from sordino.evaluate.measures import (
     Measure,
+    Metrics,
     at_bytes,
     at_round,
     bytes_to,
@@ -34,23 +35,23 @@ from sordino.evaluate.measures import (
     worst_tenth,
 )
 from sordino.evaluate.preparation_cost import before, in_front
+from sordino.ledger.statement import Guarantee, Key
 from sordino.report import comparison_page as pages
+from sordino.report.comparison_page import Composed
+from sordino.report.comparison_table import Measured, Row
 from sordino.report.preparation import label_of
-from sordino.results.sweeps import Composed, Notes, Setting, composed, grid
-from sordino.runs.folder import read_metrics, read_preparation
+from sordino.results.frames import frame
+from sordino.results.sweeps import Notes, Setting, composed, grid
+from sordino.runs.folder import RunFolder
 from sordino.runs.receipt import opened
 from sordino.runs.run import Ended, Progress, resume, start
 from sordino.runs.simulation import settle
 
-EQUAL = (
-    "data",
-    "partition",
-    "model",
-    "cohort",
-    "rounds",
-    "chaos",
-    "evaluation",
-)  # and the share of stragglers: what becomes of them is the method's
+# and the share of stragglers: what becomes of them is the method's
+EQUAL = ("data", "partition", "model", "cohort", "rounds", "chaos", "evaluation")
+
+if TYPE_CHECKING:
+    import pandas
 
 Watch = Callable[[Progress], None]
 Follow = Callable[[str], AbstractContextManager[Watch | None]]  # what is run now -> who watches its rounds
@@ -61,8 +62,8 @@ class Method:
     """All seeds of one experiment."""
 
     name: str
-    runs: list[list[dict[str, Any]]]  # the metrics of each seed; what it prepared is a round 0
-    promise: list[dict[str, Any]]  # guarantees, each of the seed that promises least
+    runs: Sequence[Metrics]  # of each seed; what it prepared is a round 0
+    promise: Sequence[Guarantee]  # each of the seed that promises least
     experiment: Experiment = Experiment()  # of the first seed, as it was run
     ledgers: tuple[Notes, ...] = ()  # what each seed's ledger says
 
@@ -81,8 +82,8 @@ class Comparison:
     sweep: bool = False
 
     @cached_property
-    def table(self) -> list[dict[str, Any]]:
-        """One row per method: means over seeds, deviations (`_std`) and how many seeds are behind them (`_n`)."""
+    def table(self) -> list[Row]:
+        """One row per method: means over seeds, deviations and how many seeds are behind them."""
         return table(self.methods, self.target)
 
     @cached_property
@@ -92,7 +93,7 @@ class Comparison:
         return composed(list(zip(*(method.ledgers for method in self.methods), strict=True)), delta)
 
     @property
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> pages.ComparisonFacts:
         """All that the page and the figures show."""
         first = self.methods[0].experiment
         sides = [
@@ -103,6 +104,7 @@ class Comparison:
             self.table,
             sides,
             equal={name: getattr(first, name) for name in EQUAL},
+            data=first.data.source,
             choosing=self.choosing,
             command=self.command,
         )
@@ -110,21 +112,11 @@ class Comparison:
     @property
     def choosing(self) -> list[str]:
         """What must be said with the table: tuning is not accounted for, and what it would cost."""
-        search = [row.to_json() for row in self.search]
-        return pages.choosing(search, len(self.methods), len(self.methods[0].runs), self.sweep)
+        return pages.choosing(self.search, len(self.methods), len(self.methods[0].runs), self.sweep)
 
-    def frame(self) -> Any:
+    def frame(self) -> pandas.DataFrame:
         """The table as a pandas data frame."""
-        try:
-            import pandas
-        except ImportError:
-            raise ConfigError(
-                "a data frame needs pandas",
-                why="it is not installed, and nothing else in sordino needs it",
-                fix="pip install 'sordino[frames]'; `.table` holds the same numbers without it",
-                code="pandas-missing",
-            ) from None
-        return pandas.DataFrame([{k: v for k, v in row.items() if k != "guarantees"} for row in self.table])
+        return frame([row.flat() for row in self.table], instead="`.table`")
 
     def report(self, out: Path | None = None) -> Path:
         """Write the page: comparison.html beside the runs, or elsewhere."""
@@ -200,20 +192,19 @@ def _method(experiment: Experiment, seeds: int, out: Path, follow: Follow) -> Me
         made.append((seeded, folder, ended))
     return Method(
         experiment.name,
-        [[*in_front(read_preparation(folder)), *read_metrics(folder)] for _, folder, _ in made],
-        _least([ended.receipt["guarantees"] for *_, ended in made]),
+        [[*in_front(run.prepared()), *run.metrics()] for run in (RunFolder(folder) for _, folder, _ in made)],
+        _least([ended.receipt.guarantees for *_, ended in made]),
         made[0][0],
         tuple(_notes(folder) for _, folder, _ in made),
     )
 
 
-def _least(promises: Sequence[list[dict[str, Any]]]) -> list[dict[str, Any]]:
+def _least(promises: Sequence[Sequence[Guarantee]]) -> list[Guarantee]:
     """Row by row the weakest: where cohorts are drawn, one seed may call on a client more often than another."""
-    weakest: dict[tuple[str, ...], dict[str, Any]] = {}
+    weakest: dict[Key, Guarantee] = {}
     for row in (row for promise in promises for row in promise):
-        subject = (row["unit"], row["neighbours"], row["adversary"])
-        if subject not in weakest or float(row["epsilon"]) > float(weakest[subject]["epsilon"]):
-            weakest[subject] = row
+        if row.subject not in weakest or row.epsilon > weakest[row.subject].epsilon:
+            weakest[row.subject] = row
     return list(weakest.values())
 
 
@@ -232,9 +223,10 @@ def _notes(folder: Path) -> Notes:
 
 
 def _run(experiment: Experiment, folder: Path, watch: Watch | None) -> Ended:
-    if not (folder / "experiment.toml").exists():
+    there = RunFolder(folder)
+    if not there.experiment_file.exists():
         return start(experiment, folder, watch)
-    if config.load(folder / "experiment.toml").digest() != experiment.digest():
+    if there.experiment.digest() != experiment.digest():
         raise RunError(
             f"{folder} holds a run of another configuration",
             why="the file was changed since, and old and new results must not meet in one table",
@@ -265,12 +257,14 @@ def check_equal(experiments: Sequence[Experiment]) -> None:
         )
 
 
-def table(methods: Sequence[Method], target: float | None = None) -> list[dict[str, Any]]:
-    """One row per method. The target defaults to what the weakest method reaches at its end, so that all can reach it."""
+def table(methods: Sequence[Method], target: float | None = None) -> list[Row]:
+    """One row per method. The target defaults to what the weakest method reaches at its end, so that all can reach
+    it.
+    """
     if target is None:
         ends = [statistics.fmean(values) for m in methods if (values := m.values(last_ten))]
         target = min(ends) if ends else 0.0
-    rounds = max((row["round"] for m in methods for run in m.runs for row in run), default=0)
+    rounds = max((row.round for m in methods for run in m.runs for row in run), default=0)
     cheapest = min((traffic(run) for m in methods for run in m.runs), default=0.0)
     measures: dict[str, Measure] = {
         "final": final,
@@ -283,16 +277,26 @@ def table(methods: Sequence[Method], target: float | None = None) -> list[dict[s
         "bytes": traffic,
         "before": before,
     }
-    rows = []
-    for method in methods:
-        row: dict[str, Any] = {"method": method.name, "n": len(method.runs), "target": target}
-        for name, measure in measures.items():
-            values = method.values(measure)
-            row[name], row[f"{name}_std"] = mean_std(values)
-            row[f"{name}_n"] = len(values)  # of n: a target may not be reached by every seed
-        first, mine = methods[0].values(last_ten), method.values(last_ten)
-        row["p_against_first"] = None if method is methods[0] or len(first) != len(mine) else paired_p(mine, first)
-        row["candidates"] = label_of(method.experiment)
-        row["guarantees"] = method.promise
-        rows.append(row)
-    return rows
+    return [
+        Row(
+            method=method.name,
+            n=len(method.runs),
+            target=target,
+            measured={name: _over_seeds(method.values(measure)) for name, measure in measures.items()},
+            p_against_first=_p_against(methods[0], method),
+            candidates=label_of(method.experiment),
+            guarantees=tuple(method.promise),
+        )
+        for method in methods
+    ]
+
+
+def _over_seeds(values: Sequence[float]) -> Measured:
+    """Of those seeds that have a value: a target may not be reached by every one."""
+    mean, std = mean_std(values)
+    return Measured(mean=mean, std=std, n=len(values))
+
+
+def _p_against(first: Method, method: Method) -> float | None:
+    ours, theirs = method.values(last_ten), first.values(last_ten)
+    return None if method is first or len(ours) != len(theirs) else paired_p(ours, theirs)

@@ -13,13 +13,16 @@ from collections import Counter
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from sordino import config
-from sordino.errors import ConfigError, RunError
+from sordino.errors import RunError
+from sordino.evaluate.measures import Metrics, final, headline, last_scored, scores
+from sordino.evaluate.rows import PreparedRow, RoundRow
 from sordino.ledger.books import EVERYONE
-from sordino.runs.folder import check_is_run, numbers, read_metrics, read_notes, read_preparation, read_receipt
+from sordino.results.frames import frame
+from sordino.runs.folder import RunFolder, numbers
 from sordino.runs.listing import promise
+from sordino.runs.shapes import Receipt
 
 if TYPE_CHECKING:
     import pandas
@@ -36,50 +39,54 @@ class Result:
     notes: list[str] = field(default_factory=list)  # what the user should know and no table shows
     interrupted: bool = False
 
-    @cached_property
-    def metrics(self) -> list[dict[str, Any]]:
-        """One object per round, as in metrics.jsonl."""
-        return read_metrics(self.folder)
+    @property
+    def _run(self) -> RunFolder:
+        return RunFolder(self.folder)
 
     @cached_property
-    def preparation(self) -> list[dict[str, Any]]:
-        """One object per round of the phases before the first round, as in preparation.jsonl; empty where there were
+    def metrics(self) -> list[RoundRow]:
+        """One row per round, as in metrics.jsonl."""
+        return self._run.metrics()
+
+    @cached_property
+    def preparation(self) -> list[PreparedRow]:
+        """One row per round of the phases before the first round, as in preparation.jsonl; empty where there were
         none.
         """
-        return read_preparation(self.folder)
+        return self._run.prepared()
 
     @cached_property
-    def receipt(self) -> dict[str, Any]:
+    def receipt(self) -> Receipt:
         """privacy.json: what was promised and spent, to whom, under which assumptions."""
-        return read_receipt(self.folder)
+        return self._run.receipt()
 
     @cached_property
     def candidates(self) -> str:
         """What must be said of its candidates beside its results; nothing where it has none."""
         from sordino.report.preparation import label_of
 
-        return label_of(config.load(self.folder / "experiment.toml"))
+        return label_of(self._run.experiment)
 
     @property
     def accuracy(self) -> float | None:
         """On all test examples, after the last evaluated round; None where the task has no accuracy."""
-        return next((row["accuracy"] for row in reversed(self.metrics) if "accuracy" in row), None)
+        return final(self.metrics)
 
     @property
     def promise(self) -> str:
         """The strongest epsilon with its unit, adversary, delta and status."""
-        if not (self.folder / "privacy.json").exists():
+        if not self._run.receipt_file.exists():
             return "no receipt yet: the run is not finished"
-        said = promise(self.receipt["guarantees"])
-        anything = any(row["epsilon"] != "inf" for row in self.receipt["guarantees"])
-        return f"{said} ({SIMULATED})" if anything and self.receipt["simulated"] else said
+        rows = self.receipt.guarantees
+        simulated = self.receipt.simulated and any(row.finite for row in rows)
+        return f"{promise(rows)} ({SIMULATED})" if simulated else promise(rows)
 
     @property
     def model(self) -> dict[str, Tensor]:
         """The global model where the run last stopped: parameters by name, for `net.load_state_dict`."""
         from sordino.engine.checkpoint import tensors
 
-        path = self.folder / "model.safetensors"
+        path = self._run.model_file
         if not path.exists():
             raise RunError(
                 f"{self.folder} has no model yet",
@@ -101,30 +108,32 @@ class Result:
         """
         from sordino.report.run_facts import curve
 
-        frame = _pandas().DataFrame([numbers(row) for row in self.metrics], columns=None if self.metrics else ["round"])
+        rows = frame([numbers(row.to_json()) for row in self.metrics], ["round"], instead="`result.metrics`")
         notes, shares, population, delta = self._spending
         if shares:
-            frame["spent_share"] = frame["round"].map(dict(enumerate(shares, 1)))
+            rows["spent_share"] = rows["round"].map(dict(enumerate(shares, 1)))
         for line in curve(notes, population, delta):
-            name = f"epsilon_{line['unit']}_{line['neighbours']}_{line['adversary']}"
-            points = frame["round"].map(dict(line["points"]))
-            frame[name] = frame[name].fillna(points) if name in frame else points
-        return frame
+            name = f"epsilon_{line.unit}_{line.neighbours}_{line.adversary}"
+            points = rows["round"].map(dict(line.points))
+            rows[name] = rows[name].fillna(points) if name in rows else points
+        return rows
 
     @cached_property
     def clients(self) -> pandas.DataFrame:
-        """One row per client: examples, exposures used and planned, spent and granted, and its own accuracy (or loss)."""
+        """One row per client: examples, exposures used and planned, spent and granted, and its own accuracy (or
+        loss).
+        """
         from sordino.runs.receipt import spending
 
-        frame = _pandas().DataFrame(spending(self.folder)["by_client"])
-        pairs = list(zip(frame["spent"], frame["granted"], strict=True))
-        frame["spent_share"] = [0.0 if cap is None else _share(spent, cap) for spent, cap in pairs]
-        frame["spent"] = [_amount(spent) for spent, _ in pairs]
-        frame["granted"] = [math.inf if cap is None else _amount(cap) for _, cap in pairs]
-        scored = next((row["clients"] for row in reversed(self.metrics) if "clients" in row), None)
-        if scored is not None and "each" in scored:  # single clients are scored where there are not too many
-            frame[scored["metric"]] = [math.nan if value is None else value for value in scored["each"]]
-        return frame
+        clients = spending(self.folder).by_client
+        rows = frame([client.to_json() for client in clients], instead="`sordino privacy spent RUN --json`")
+        rows["spent_share"] = [0.0 if c.granted is None else _share(c.spent, c.granted) for c in clients]
+        rows["spent"] = [_amount(c.spent) for c in clients]
+        rows["granted"] = [math.inf if c.granted is None else _amount(c.granted) for c in clients]
+        scored = next((row.clients for row in reversed(self.metrics) if row.clients is not None), None)
+        if scored is not None and scored.each is not None:  # single clients are scored where there are not too many
+            rows[scored.metric] = [math.nan if value is None else value for value in scored.each]
+        return rows
 
     @cached_property
     def privacy(self) -> pandas.DataFrame:
@@ -132,14 +141,20 @@ class Result:
         told = ("unit", "neighbours", "adversary", "epsilon", "delta", "status", "nominal_epsilon", "accountant")
         rows = [
             {
-                **{name: row.get(name, math.nan) for name in told},
-                "epsilon": float(row["epsilon"]),
-                "because": "; ".join(row["because"]),
-                "releases": row["releases"],
+                "unit": row.unit,
+                "neighbours": row.neighbours,
+                "adversary": row.adversary,
+                "epsilon": row.epsilon,
+                "delta": row.delta,
+                "status": row.status,
+                "nominal_epsilon": math.nan if row.nominal_epsilon is None else row.nominal_epsilon,
+                "accountant": row.accountant,
+                "because": "; ".join(row.because),
+                "releases": row.releases,
             }
-            for row in self.receipt["guarantees"]
+            for row in self.receipt.guarantees
         ]
-        return _pandas().DataFrame(rows, columns=None if rows else [*told, "because", "releases"])
+        return frame(rows, [*told, "because", "releases"], instead="`result.receipt`")
 
     @cached_property
     def _spending(self) -> tuple[list[str], list[float], int, float]:
@@ -172,8 +187,8 @@ class Result:
     def _reached(self) -> str:
         if self.accuracy is not None:
             return f"accuracy {self.accuracy:.2%}"
-        loss = next((row["loss"] for row in reversed(self.metrics) if "loss" in row), None)
-        return "not evaluated yet" if loss is None else f"loss {loss:.4g}"
+        last = last_scored(self.metrics)
+        return "not evaluated yet" if last is None else f"loss {last.loss:.4g}"
 
     def __repr__(self) -> str:
         said = [f"Result of {len(self.metrics)} rounds in {self.folder}", self._reached, self.promise, self.candidates]
@@ -188,36 +203,24 @@ class Result:
 
 def open_run(folder: str | Path) -> Result:
     """A run that lies on disk: finished, stopped, or still going on in another process."""
-    check_is_run(Path(folder))
-    return Result(Path(folder), read_notes(Path(folder)))
+    run = RunFolder(Path(folder))
+    run.check()
+    return Result(run.path, run.notes())
 
 
-def _pandas() -> Any:
-    try:
-        import pandas
-    except ImportError:
-        raise ConfigError(
-            "data frames need pandas",
-            why="it is not installed, and nothing else in sordino needs it",
-            fix="pip install 'sordino[frames]'; `result.metrics` and `result.receipt` hold the same numbers without it",
-            code="pandas-missing",
-        ) from None
-    return pandas
-
-
-def _amount(parts: list[float]) -> float | tuple[float, ...]:
+def _amount(parts: tuple[float, ...]) -> float | tuple[float, ...]:
     """In the ledger's currency, which may have several components (orders of Rényi DP)."""
-    return parts[0] if len(parts) == 1 else tuple(parts)
+    return parts[0] if len(parts) == 1 else parts
 
 
-def _share(spent: list[float], granted: list[float]) -> float:
+def _share(spent: tuple[float, ...], granted: tuple[float, ...]) -> float:
     return max(part / limit for part, limit in zip(spent, granted, strict=True))
 
 
-def _curve(metrics: list[dict[str, Any]], width: int = 260, height: int = 64) -> str:
+def _curve(metrics: Metrics, width: int = 260, height: int = 64) -> str:
     """Accuracy, else loss, over rounds; nothing where there are fewer than two points."""
-    measure = "accuracy" if any("accuracy" in row for row in metrics) else "loss"
-    points = [(row["round"], row[measure]) for row in metrics if measure in row]
+    measure = headline(metrics)
+    points = [(row.round, score) for row, score in scores(metrics, measure)]
     rounds, values = [x for x, _ in points], [y for _, y in points]
     if len(points) < 2 or not all(map(math.isfinite, values)):
         return ""
@@ -226,7 +229,8 @@ def _curve(metrics: list[dict[str, Any]], width: int = 260, height: int = 64) ->
     line = " ".join(f"{(x - rounds[0]) / across * width:.1f},{height - (y - low) / up * height:.1f}" for x, y in points)
     told = f"{measure} from {values[0]:.3g} in round {rounds[0]} to {values[-1]:.3g} in round {rounds[-1]}"
     return (
-        f'<svg role="img" aria-label="{html.escape(told)}" width="{width + 4}" height="{height + 4}" viewBox="-2 -2 {width + 4} {height + 4}" '
+        f'<svg role="img" aria-label="{html.escape(told)}" width="{width + 4}" height="{height + 4}" '
+        f'viewBox="-2 -2 {width + 4} {height + 4}" '
         f'style="display:block"><path d="M0,0V{height}H{width}" fill="none" stroke="currentColor" stroke-opacity=".3"/>'
         f'<polyline points="{line}" fill="none" stroke="#2a78d6" stroke-width="2"/></svg>'
     )

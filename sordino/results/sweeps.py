@@ -7,15 +7,15 @@ them bounds what the choice can tell (Dwork and Roth 2014, 3.5; Papernot and Ste
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from sordino.config import CHOOSERS
 from sordino.errors import ConfigError
 from sordino.ledger.claims import ADVERSARIES
 from sordino.ledger.notes import read_notes
-from sordino.ledger.statement import Key, Row, statement
+from sordino.ledger.statement import Guarantee, Key, statement
+from sordino.report.comparison_page import Composed
 
 OPENING, CLOSING, QUOTES = "[{(", "]})", "\"'"
 NOT_SWEPT = {"seed": "seeds are what `--seeds N` is for", "name": "the name of a method comes from its values"}
@@ -74,21 +74,6 @@ def split(text: str) -> list[str]:
 # what the search would have cost --------------------------------------------------------------------------------------
 
 
-class Composed(NamedTuple):
-    """What all configurations together tell about one unit, to one adversary."""
-
-    unit: str
-    neighbours: str
-    adversary: str
-    status: str
-    delta: float
-    epsilon: float  # one seed of each configuration: what a search on real data would be
-    every_seed: float  # all that was run here
-
-    def to_json(self) -> dict[str, Any]:
-        return {k: "inf" if v == math.inf else v for k, v in self._asdict().items()}
-
-
 class Notes(NamedTuple):
     """What the ledger of one run says was released."""
 
@@ -109,11 +94,21 @@ def composed(seeds: Sequence[Sequence[Notes]], delta: float) -> list[Composed]:
         if all(key in rows for rows in once):
             epsilon = max(rows[key].epsilon for rows in once)
             total = sum(rows[key].epsilon for rows in shared)
-            found.append(Composed(*key, row.status, delta, epsilon, total))
+            found.append(
+                Composed(
+                    unit=row.unit,
+                    neighbours=row.neighbours,
+                    adversary=row.adversary,
+                    status=row.status,
+                    delta=delta,
+                    epsilon=epsilon,
+                    every_seed=total,
+                )
+            )
     return found
 
 
-def _united(configurations: Sequence[Notes], delta: float) -> dict[Key, Row]:
+def _united(configurations: Sequence[Notes], delta: float) -> dict[Key, Guarantee]:
     """Rows of the union, against adversaries for whom every configuration states its claims in the same terms: others
     would be compared in steps of several kinds."""
     spoken = [keys for notes in configurations if (keys := _spoken(notes))]
@@ -124,7 +119,7 @@ def _united(configurations: Sequence[Notes], delta: float) -> dict[Key, Row]:
         for adversary in ADVERSARIES
         if len({frozenset(key for key in keys if key[2] == adversary) for keys in spoken}) == 1
     }
-    return {(row.unit, row.neighbours, row.adversary): row for row in rows if row.adversary in alike}
+    return {row.subject: row for row in rows if row.adversary in alike}
 
 
 def _spoken(notes: Notes) -> set[Key]:

@@ -9,26 +9,27 @@ the data: it tells two data sets apart, and nobody without the key can try out w
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import Literal
 
 from sordino.engine.checkpoint import atomic_write
 from sordino.errors import damaged
 from sordino.runs.shapes import Agreed, parsed
 
 FILE = "agreement.json"
-FORMAT = 1
+FORMAT: Literal[1] = 1
 PUT_BACK = "it is written when a run begins: put it back from a copy"
 
 
 @dataclass(frozen=True)
-class Public:
+class PublicNumbers:
     """What everybody may know of the clients' data: rules, plans and models follow from it. No row is in it."""
 
-    kind: str
+    kind: Literal["image", "table"]
     shape: tuple[int, ...]
     classes: int  # of the data
     named: int  # as the clients call them
@@ -56,51 +57,60 @@ class Agreement:
     """The public numbers of a run, as they stand in its folder."""
 
     dataset: str  # keyed digest
-    public: Public
+    public: PublicNumbers
     coordinates: Mapping[str, int]  # of an upload, by phase; the training's name is ""
 
-    def write(self, folder: Path) -> None:
-        atomic_write(folder / FILE, json.dumps(self._told()).encode())
-
-    def _told(self) -> dict[str, Any]:
+    @property
+    def told(self) -> Agreed:
+        """What the file says."""
         known = self.public
-        return {
-            "format": FORMAT,
-            "dataset": self.dataset,
-            "kind": known.kind,
-            "shape": known.shape,
-            "classes": known.classes,
-            "named": known.named,
-            "sizes": _packed(known.sizes),
-            "coordinates": self.coordinates,
-            "assumed": known.assumed,
-            "void": known.void,
-            "note": known.note,
-            "names": known.names,
-        }
+        return Agreed(
+            format=FORMAT,
+            dataset=self.dataset,
+            kind=known.kind,
+            shape=known.shape,
+            classes=known.classes,
+            named=known.named,
+            sizes=tuple(_packed(known.sizes)),
+            coordinates=self.coordinates,
+            assumed=known.assumed,
+            void=known.void,
+            note=known.note,
+            names=known.names,
+        )
+
+    def write(self, folder: Path) -> None:
+        atomic_write(folder / FILE, json.dumps(self.told.to_json()).encode())
 
     def says(self, other: Agreement) -> bool:
         """Are both the same in all that a file holds, but for the digest of the data?"""
-        return self._told() | {"dataset": ""} == other._told() | {"dataset": ""}
+        return replace(self, dataset="").told == replace(other, dataset="").told
 
     @classmethod
     def read(cls, folder: Path) -> Agreement:
         path = folder / FILE
         try:
-            told = parsed(path, path.read_text(encoding="utf-8"), Agreed, PUT_BACK)
+            text = path.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
             raise damaged(path, str(error), PUT_BACK) from None
-        try:
-            sizes = _unpacked(told["sizes"])
-        except ValueError as error:
-            raise damaged(path, str(error), PUT_BACK) from None
-        lists: dict[str, Any] = {name: tuple(told[name]) for name in ("shape", "assumed", "void", "names")}
-        fields = {name: told[name] for name in ("kind", "classes", "named", "note")}
+        told = parsed(path, text, Agreed, PUT_BACK)
         # what inputs are scaled by is not told: a model that stands here only for its shape is given constants
-        wide, image = lists["shape"][-1], fields["kind"] == "image"
-        scale = ((0.5,) * wide, (0.5,) * wide) if image else ((0.0,) * wide, (1.0,) * wide)
-        public = Public(**fields, **lists, sizes=sizes, mean=scale[0], std=scale[1])
-        return cls(told["dataset"], public, told["coordinates"])
+        wide = told.shape[-1]
+        mean, std = ((0.5,) * wide, (0.5,) * wide) if told.kind == "image" else ((0.0,) * wide, (1.0,) * wide)
+        public = PublicNumbers(
+            kind=told.kind,
+            shape=told.shape,
+            classes=told.classes,
+            named=told.named,
+            sizes=_unpacked(told.sizes),
+            mean=mean,
+            std=std,
+            assumed=told.assumed,
+            void=told.void,
+            note=told.note,
+            names=told.names,
+        )
+        return cls(told.dataset, public, told.coordinates)
 
 
 def of_an_upload(coordinates: Mapping[str, int], phase: str) -> int:
@@ -110,16 +120,10 @@ def of_an_upload(coordinates: Mapping[str, int], phase: str) -> int:
     return coordinates[phase]
 
 
-def _packed(sizes: Sequence[int]) -> list[list[int]]:
+def _packed(sizes: Sequence[int]) -> Iterator[tuple[int, int]]:
     """As (size, how many in a row): a million equal clients are one pair."""
-    packed: list[list[int]] = []
-    for size in sizes:
-        if packed and packed[-1][0] == size:
-            packed[-1][1] += 1
-        else:
-            packed.append([size, 1])
-    return packed
+    return ((size, sum(1 for _ in alike)) for size, alike in groupby(sizes))
 
 
-def _unpacked(packed: list[list[int]]) -> tuple[int, ...]:
+def _unpacked(packed: Iterable[tuple[int, int]]) -> tuple[int, ...]:
     return tuple(size for size, count in packed for _ in range(count))

@@ -4,57 +4,195 @@ tensor is loaded.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
+from sordino import config
+from sordino.config import Experiment
 from sordino.errors import RunError, damaged
-from sordino.runs.metrics import FILE
+from sordino.evaluate.rows import PreparedRow, RoundCost, RoundRow
+from sordino.ledger.facts import Fact
 from sordino.runs.private import FOLDER
-from sordino.runs.shapes import Cost, Environment, Evaluated, Prepared, Receipt, Round, Shape, parsed
+from sordino.runs.shapes import Environment, Receipt, parsed
 
-Row = dict[str, Any]
+F = TypeVar("F", bound=Fact)
 FROM_A_COPY = "put the file back from a copy, or start the run anew in another folder"
-COSTS = "costs.jsonl"
-PREPARATION = "preparation.jsonl"  # one row per round of the phases before the training
-CANDIDATES = "candidates.json"  # how the server's own images were made
-HANDED = "handed.safetensors"  # what every client was given before the training
 LOCKS = Path("/proc/locks")  # of Linux: who holds what, readable without holding anything
 
 
-def read_metrics(folder: Path) -> list[Row]:
-    """All that this user may see: with what an evaluator keeps in the private folder, and with the seconds that sums
-    and rounds took, which are no part of the result."""
-    own = folder / FOLDER
-    evaluated = {row["round"]: row for row in _rows(own / FILE, Evaluated)}
-    rows = [row | evaluated.get(row["round"], {}) for row in read_public_metrics(folder)]
-    took = dict[int, Row]()
-    for cost in [*_rows(folder / COSTS, Cost), *_rows(own / COSTS, Cost)]:
-        took[cost["round"]] = took.get(cost["round"], {}) | cost
-    for row in rows:
-        cost = took.get(row["round"], {})
-        if "secure" in row:
-            row["secure"]["cpu_seconds"] = cost.get("cpu_seconds", {})
-        if "seconds" in cost:
-            row["seconds"] = cost["seconds"]
-    return rows
+class _Named:
+    """A file of the folder, under the one name that it has."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __get__(self, run: RunFolder, of: type[RunFolder]) -> Path:
+        return run.path / self.name
 
 
-def read_public_metrics(folder: Path) -> list[Row]:
-    """What may be shown to whom the statement names."""
-    return _rows(folder / FILE, Round)
+@dataclass(frozen=True)
+class RunFolder:
+    """Where everything of one run lies, and what it says."""
+
+    path: Path
+
+    experiment_file = _Named("experiment.toml")  # resolved
+    environment_file = _Named("environment.json")  # which run this is, and where it ran
+    agreement_file = _Named("agreement.json")  # public numbers
+    candidates_file = _Named("candidates.json")  # how the server's own images were made
+    handed_file = _Named("handed.safetensors")  # what every client was given before the training
+    metrics_file = _Named("metrics.jsonl")  # one object per round
+    costs_file = _Named("costs.jsonl")  # seconds
+    preparation_file = _Named("preparation.jsonl")  # one object per round of the phases before the training
+    receipt_file = _Named("privacy.json")
+    signature_file = _Named("privacy.sig")
+    model_file = _Named("model.safetensors")
+    log_file = _Named("log.txt")  # what the user was told of a run and no table shows
+    page_file = _Named("report.html")
+    lock_file = _Named(".lock")
+    own_ledger = _Named("ledger.sqlite")
+    checkpoints = _Named("checkpoints")  # old or new, never half
+    preparation = _Named("preparation")  # a folder for each phase
+    private = _Named(FOLDER)  # not to be shared (see `runs.private`)
+
+    def of_phase(self, phase: str) -> RunFolder:
+        """The folder of a phase before the training; the run's own for the training."""
+        return RunFolder(self.preparation / phase) if phase else self
+
+    # what it says -----------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def experiment(self) -> Experiment:
+        return config.load(self.experiment_file)
+
+    @cached_property
+    def environment(self) -> Environment:
+        path = self.environment_file
+        return parsed(path, _text(path), Environment, FROM_A_COPY)
+
+    @property
+    def ledger(self) -> Path:
+        """Where the run keeps its books: in its folder, or on a ledger that it shares."""
+        shared = self.experiment.privacy.ledger
+        return Path(shared) if shared else self.own_ledger
+
+    def metrics(self) -> list[RoundRow]:
+        """All that this user may see: with what an evaluator keeps in the private folder, and with the seconds that
+        sums and rounds took, which are no part of the result."""
+        own = RunFolder(self.private)
+        evaluated = {row.round: row for row in _rows(own.metrics_file, RoundRow)}
+        took: dict[int, list[RoundCost]] = {}
+        for cost in (*_rows(self.costs_file, RoundCost), *_rows(own.costs_file, RoundCost)):
+            took.setdefault(cost.round, []).append(cost)
+        rows = []
+        for row in self.public_metrics():
+            row = row.with_more(evaluated[row.round]) if row.round in evaluated else row
+            costs = took.get(row.round, [])
+            if row.secure is not None:
+                cpu: Mapping[str, float] = {}
+                cpu = next((cost.cpu_seconds for cost in reversed(costs) if cost.cpu_seconds is not None), cpu)
+                row = row.beside(secure=row.secure.beside(cpu_seconds=cpu))
+            rows.append(row.beside(seconds=next((c.seconds for c in reversed(costs) if c.seconds is not None), None)))
+        return rows
+
+    def public_metrics(self) -> list[RoundRow]:
+        """What may be shown to whom the statement names."""
+        return _rows(self.metrics_file, RoundRow)
+
+    def prepared(self) -> list[PreparedRow]:
+        return _rows(self.preparation_file, PreparedRow)
+
+    def notes(self) -> list[str]:
+        return _text(self.log_file).splitlines() if self.log_file.exists() else []
+
+    def receipt(self) -> Receipt:
+        fix = (
+            f"`sordino privacy spent {self.path}` says what it spent; `sordino resume {self.path}` finishes it and "
+            "writes the receipt again"
+        )
+        if not self.receipt_file.exists():
+            why = "it is written when a run ends"
+            raise RunError(f"{self.path} has no receipt yet", why=why, fix=fix, code="no-receipt")
+        return parsed(self.receipt_file, _text(self.receipt_file, fix), Receipt, fix)
+
+    # whether it is one, and whose -------------------------------------------------------------------------------------
+
+    @property
+    def exists(self) -> bool:
+        return self.experiment_file.is_file() and self.environment_file.is_file()
+
+    @property
+    def begun(self) -> bool:
+        """Is anything there that only a run leaves? It may be damaged."""
+        return any(os.path.lexists(file) for file in (self.experiment_file, self.environment_file))
+
+    def check(self) -> None:
+        if not self.exists:
+            raise RunError(
+                f"{self.path} is not a run folder",
+                why=self._why_not(),
+                fix="`sordino list` shows the runs in runs/, `sordino list FOLDER` those elsewhere",
+                code="not-a-run",
+            )
+
+    def _why_not(self) -> str:
+        if not self.path.is_dir():
+            return no_folder(self.path)
+        missing = [file.name for file in (self.experiment_file, self.environment_file) if not file.is_file()]
+        return f"it has no {' and no '.join(missing)}"
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """For as long as a process runs it."""
+        with open(self.lock_file, "w") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                raise RunError(
+                    f"{self.path} is in use",
+                    why="another process is running it",
+                    fix="wait for it, or stop it",
+                    code="run-in-use",
+                ) from None
+            yield
+
+    @property
+    def in_use(self) -> bool:
+        """Whether a process is running it."""
+        try:
+            found = os.stat(self.lock_file)
+        except FileNotFoundError:
+            return False
+        if LOCKS.exists():
+            held = (line.split() for line in LOCKS.read_text().splitlines())
+            # by inode alone: layered file systems name another device here than stat does
+            return any(words[1] == "FLOCK" and words[5].rpartition(":")[2] == str(found.st_ino) for words in held)
+        with open(self.lock_file) as file:  # elsewhere there is no asking without trying, for an instant and shared
+            try:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except OSError:
+                return True
+            return False
 
 
-def read_preparation(folder: Path) -> list[Row]:
-    return _rows(folder / PREPARATION, Prepared)
+def no_folder(path: Path) -> str:
+    """Why a path is none."""
+    if path.is_symlink() and not path.exists():
+        return f"it is a link that leads nowhere: to {os.readlink(path)}"
+    return "it is a file" if path.exists() else "there is nothing of that name"
 
 
-def _rows(path: Path, shape: type[Shape]) -> list[Row]:
+def _rows(path: Path, kind: type[F]) -> list[F]:
     if not path.exists():
         return []
     # what follows the last newline is the row that a kill cut short
-    return [parsed(path, line, shape, FROM_A_COPY) for line in _text(path).split("\n")[:-1]]
+    return [parsed(path, line, kind, FROM_A_COPY) for line in _text(path).split("\n")[:-1]]
 
 
 def _text(path: Path, fix: str = FROM_A_COPY) -> str:
@@ -64,69 +202,7 @@ def _text(path: Path, fix: str = FROM_A_COPY) -> str:
         raise damaged(path, str(error), fix) from None
 
 
-def read_environment(folder: Path) -> dict[str, Any]:
-    path = folder / "environment.json"
-    return parsed(path, _text(path), Environment, FROM_A_COPY)
-
-
-def read_notes(folder: Path) -> list[str]:
-    """What the user was told of a run and no table shows."""
-    path = folder / "log.txt"
-    return _text(path).splitlines() if path.exists() else []
-
-
-def read_receipt(folder: Path) -> dict[str, Any]:
-    path = folder / "privacy.json"
-    fix = f"`sordino privacy spent {folder}` says what it spent; `sordino resume {folder}` finishes it and writes the receipt again"
-    if not path.exists():
-        raise RunError(f"{folder} has no receipt yet", why="it is written when a run ends", fix=fix, code="no-receipt")
-    return parsed(path, _text(path, fix), Receipt, fix)
-
-
-def is_run(folder: Path) -> bool:
-    return (folder / "experiment.toml").is_file() and (folder / "environment.json").is_file()
-
-
-def check_is_run(folder: Path) -> None:
-    if not is_run(folder):
-        raise RunError(
-            f"{folder} is not a run folder",
-            why=_why_not(folder),
-            fix="`sordino list` shows the runs in runs/, `sordino list FOLDER` those elsewhere",
-            code="not-a-run",
-        )
-
-
-def _why_not(folder: Path) -> str:
-    if folder.is_symlink() and not folder.exists():
-        return f"it is a link that leads nowhere: to {os.readlink(folder)}"
-    if not folder.exists():
-        return "there is nothing of that name"
-    if not folder.is_dir():
-        return "it is a file"
-    missing = [name for name in ("experiment.toml", "environment.json") if not (folder / name).is_file()]
-    return f"it has no {' and no '.join(missing)}"
-
-
-def in_use(folder: Path) -> bool:
-    """Whether a process is running it, by the lock that a run holds for as long as it lives."""
-    try:
-        found = os.stat(folder / ".lock")
-    except FileNotFoundError:
-        return False
-    if LOCKS.exists():
-        held = (line.split() for line in LOCKS.read_text().splitlines())
-        # by inode alone: layered file systems name another device here than stat does
-        return any(words[1] == "FLOCK" and words[5].rpartition(":")[2] == str(found.st_ino) for words in held)
-    with open(folder / ".lock") as file:  # elsewhere there is no asking without trying, for an instant and shared
-        try:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except OSError:
-            return True
-        return False
-
-
-def numbers(row: Row, prefix: str = "") -> dict[str, float]:
+def numbers(row: Mapping[str, object], prefix: str = "") -> dict[str, float]:
     """The numbers of one round under flat names (`clients_mean`). Those of single clients are lists, and stay out."""
     found: dict[str, float] = {}
     for name, value in row.items():

@@ -20,13 +20,14 @@ from typing import Any, NamedTuple
 import torch
 
 from sordino import config
-from sordino.budget.calculator import Enough
+from sordino.budget.calculator import Enough, PlanRow
 from sordino.config import Experiment
 from sordino.engine import wire
 from sordino.engine.server import Federation
 from sordino.errors import SordinoError
-from sordino.ledger.statement import statement
-from sordino.runs.noise_level import Noise, expected_noise, loud_enough, multiplier
+from sordino.ledger.facts import Fact
+from sordino.ledger.statement import Guarantee, Key, statement, unspent
+from sordino.runs.noise_level import ExpectedNoise, expected_noise, loud_enough, multiplier
 from sordino.runs.population import Population
 from sordino.runs.private import throwaway
 from sordino.runs.setup import Setup
@@ -37,29 +38,53 @@ SAMPLE = 4  # clients that are timed: an engine that pools them should show it
 PATIENCE = 5.0  # seconds: work that took longer is not timed a second time
 
 
+class PerMessage(Fact):
+    down: int
+    up: int
+
+
+class Traffic(Fact):
+    """Bytes: in total, of one message, and of the client that takes part most often."""
+
+    bytes_down: int
+    bytes_up: int
+    bytes: int
+    bytes_per_message: PerMessage
+    bytes_busiest_client: int
+
+
+class Planned(Traffic, PlanRow):
+    """What an experiment will promise, send and take."""
+
+    examples: int
+    parameters: int
+    noise_norm: float | None
+    largest_signal: float | None
+
+
 @dataclass(frozen=True)
 class Compared:
     """An experiment as it is, and what else would keep its promise."""
 
-    rows: list[dict[str, Any]]
-    guarantees: list[dict[str, Any]]
+    rows: list[Planned]
+    guarantees: list[Guarantee]
     impossible: list[tuple[str, str]]  # (what, why not)
     enough: list[Enough]
     timing: str
 
     @property
     def ratio(self) -> float | None:
-        return self.rows[0]["noise_to_signal"]  # type: ignore[no-any-return]
+        return self.rows[0].noise_to_signal
 
     @property
     def delta(self) -> float:
-        return self.rows[0]["delta"]  # type: ignore[no-any-return]
+        return self.rows[0].delta
 
     def to_json(self) -> dict[str, Any]:
         return {
-            "answer": self.rows[0],
-            "guarantees": self.guarantees,
-            "alternatives": self.rows[1:],
+            "answer": self.rows[0].to_json(),
+            "guarantees": [row.to_json() for row in self.guarantees],
+            "alternatives": [row.to_json() for row in self.rows[1:]],
             "impossible": [{"what": what, "why": why} for what, why in self.impossible],
             "timing": self.timing,
         }
@@ -196,18 +221,13 @@ class Forecast:
         return played
 
     @cached_property
-    def guarantees(self) -> list[dict[str, Any]]:
+    def guarantees(self) -> list[Guarantee]:
         """What the receipt will say when every planned round has been played."""
         _, run = self.rounds, self.federation
         notes = [*self._before, *(entry.note for entry in run.ledger.entries())]
         # where everyone pays for every round, one client's row is everyone's
         alike = run.all_alike and not run.cohort.personal and not self._before
-        rows = statement(
-            notes,
-            1 if alike else run.population,
-            self.setup.experiment.privacy.delta,
-        )
-        return [row.to_json() for row in rows]
+        return statement(notes, 1 if alike else run.population, self.setup.experiment.privacy.delta)
 
     @cached_property
     def _before(self) -> list[str]:
@@ -223,7 +243,7 @@ class Forecast:
         return notes
 
     @cached_property
-    def noise(self) -> Noise | None:
+    def noise(self) -> ExpectedNoise | None:
         return expected_noise(self.setup)
 
     @cached_property
@@ -231,8 +251,7 @@ class Forecast:
         plan = self.setup.plan
         return max(range(len(plan.exposures)), key=lambda k: (plan.exposures[k] * plan.reads[k], plan.exposures[k], -k))
 
-    def traffic(self) -> dict[str, Any]:
-        """Bytes: in total, of one message, and of the client that takes part most often."""
+    def traffic(self) -> Traffic:
         run, algorithm = self.federation, self.setup.algorithm
         down = algorithm.broadcast(self.setup.state("server"))
         fields = wire.schema(algorithm.uplink.at(0, down).shape(algorithm.zero(self.setup.task, down)))
@@ -241,13 +260,13 @@ class Forecast:
             one, up = run.bytes_down(t, down, [0]), wire.sizes(run.header(t, 0), fields)
             both.update({k: one + up(k) for k in granted})
             total_down += one * len(granted)
-        return {
-            "bytes_down": total_down,
-            "bytes_up": both.total() - total_down,
-            "bytes": both.total(),
-            "bytes_per_message": {"down": run.bytes_down(0, down, [0]), "up": wire.size(run.header(0, 0), fields)},
-            "bytes_busiest_client": max(both.values(), default=0),
-        }
+        return Traffic(
+            bytes_down=total_down,
+            bytes_up=both.total() - total_down,
+            bytes=both.total(),
+            bytes_per_message=PerMessage(down=run.bytes_down(0, down, [0]), up=wire.size(run.header(0, 0), fields)),
+            bytes_busiest_client=max(both.values(), default=0),
+        )
 
     # minutes ----------------------------------------------------------------------------------------------------------
 
@@ -277,37 +296,36 @@ class Forecast:
             f"counted{', and neither is what comes before round 1' if self.setup.preparation else ''}"
         )
 
-    def row(self, what: str, run: list[str], timed: bool) -> dict[str, Any]:
-        """What a table of plans shows of one."""
+    def row(self, what: str, run: list[str], timed: bool) -> Planned:
         setup, offer, experiment = self.setup, self.setup.plan.offer, self.setup.experiment
-        promise = {} if offer is None else self._promise((offer.unit, offer.neighbours, offer.adversary))
-        return {
-            "what": what,
-            "clients": len(setup.public.sizes),
-            "cohort": setup.cohort.expected(len(setup.public.sizes)),
-            "rounds": experiment.rounds,
-            "examples": sum(setup.public.sizes),
-            "parameters": setup.coordinates,
-            **{
-                name: promise.get(name)
-                for name in ("unit", "neighbours", "adversary", "epsilon", "status", "accountant")
-            },
-            "delta": experiment.privacy.delta,
-            "noise_multiplier": None if offer is None else multiplier(setup, self.busiest),
-            "exposures": setup.plan.exposures[self.busiest],
-            "noise_norm": self.noise and self.noise.norm,
-            "largest_signal": self.noise and self.noise.signal,
-            "noise_to_signal": self.noise and self.noise.ratio,
-            **self.traffic(),
-            "minutes": self.minutes if timed else None,
-            "run": run,
-        }
+        promise = None if offer is None else self._promise((offer.unit, offer.neighbours, offer.adversary))
+        return Planned(
+            what=what,
+            clients=len(setup.public.sizes),
+            cohort=setup.cohort.expected(len(setup.public.sizes)),
+            rounds=experiment.rounds,
+            examples=sum(setup.public.sizes),
+            parameters=setup.coordinates,
+            unit=None if promise is None else promise.unit,
+            neighbours=None if promise is None else promise.neighbours,
+            adversary=None if promise is None else promise.adversary,
+            epsilon=None if promise is None else promise.epsilon,
+            status=None if promise is None else promise.status,
+            accountant=None if promise is None else promise.accountant,
+            delta=experiment.privacy.delta,
+            noise_multiplier=None if offer is None else multiplier(setup, self.busiest),
+            exposures=setup.plan.exposures[self.busiest],
+            noise_norm=self.noise and self.noise.norm,
+            largest_signal=self.noise and self.noise.signal,
+            noise_to_signal=self.noise and self.noise.ratio,
+            **dict(self.traffic()),
+            minutes=self.minutes if timed else None,
+            run=tuple(run),
+        )
 
-    def _promise(self, subject: tuple[str, str, str]) -> dict[str, Any]:
-        rows = {(row["unit"], row["neighbours"], row["adversary"]): row for row in self.guarantees}
-        unit, neighbours, adversary = subject
-        silent = {"unit": unit, "neighbours": neighbours, "adversary": adversary, "epsilon": 0.0, "status": "proved"}
-        return rows.get(subject, {**silent, "accountant": "none: nobody ever takes part"})
+    def _promise(self, subject: Key) -> Guarantee:
+        rows = {row.subject: row for row in self.guarantees}
+        return rows[subject] if subject in rows else unspent(subject, "none: nobody ever takes part")
 
 
 def _effort(setup: Setup, client: int) -> int:

@@ -25,14 +25,14 @@ from sordino.runs.setup import Whole
 from sordino.types import Examples, Task
 
 
-class Asked(NamedTuple):
+class CandidateSettings(NamedTuple):
     """What [candidates] says of any source."""
 
     per_class: int = 200
     network: bool = False  # may other machines be asked?
 
 
-class Kept(NamedTuple):
+class ServersRows(NamedTuple):
     """The server's own examples."""
 
     tested: Split | None = None  # what results are measured on
@@ -45,7 +45,7 @@ class ServersHome:
     """The server's own data. What takes hours to draw is drawn when somebody asks for it."""
 
     whole: Whole = field(repr=False)
-    kept: Kept = field(default=Kept(), repr=False)
+    kept: ServersRows = field(default=ServersRows(), repr=False)
 
     @property
     def task(self) -> Task:
@@ -117,18 +117,20 @@ def source_of(experiment: Experiment) -> CandidateSource | None:
     if asked_for(experiment) is None:
         return None
     assert experiment.candidates is not None
-    own = {name: value for name, value in experiment.candidates.items() if name not in Asked._fields}
+    own = {name: value for name, value in experiment.candidates.items() if name not in CandidateSettings._fields}
     return build(own, SOURCES, "candidates", "source")
 
 
-def asked_for(experiment: Experiment) -> Asked | None:
+def asked_for(experiment: Experiment) -> CandidateSettings | None:
     """What [candidates] says, whatever the source is."""
     table = experiment.candidates
     if table is None:
         return None
     if (made := SOURCES.get(str(table.get("source")))) is not None:
-        check_keys(table, ["source", *Asked._fields, *parameters(made)], f"[candidates] {table['source']}")
-    return filled(Asked, {name: table[name] for name in Asked._fields if name in table}, "[candidates]")
+        check_keys(table, ["source", *CandidateSettings._fields, *parameters(made)], f"[candidates] {table['source']}")
+    return filled(
+        CandidateSettings, {name: table[name] for name in CandidateSettings._fields if name in table}, "[candidates]"
+    )
 
 
 def _examples(x: np.ndarray[Any, Any], y: np.ndarray[Any, Any]) -> Examples:

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 from collections import Counter
 from pathlib import Path
-from typing import Any
 
 from sordino.errors import LedgerError, RunError
 from sordino.ledger.currency import UNIT
 from sordino.ledger.ledger import EVERYONE, Ledger
 from sordino.ledger.notes import named, of_a_run, simulated
+from sordino.ledger.op import Op
 from sordino.ledger.statement import statement
+from sordino.runs.shapes import Lifetime, OfClient, OfRun
 
 SQLITE = b"SQLite format 3\0"
 SIMULATED = "at least one of the runs drew its noise from a seed: no guarantee for real data"
 
 
-def lifetime(place: Path) -> dict[str, Any]:
-    """The statement of every release on a ledger, in the form of a receipt."""
+def lifetime(place: Path) -> Lifetime:
+    """The statement of every release on a ledger."""
     with open(place, "rb") as file:
         if file.read(len(SQLITE)) != SQLITE:
             raise RunError(
@@ -30,7 +31,7 @@ def lifetime(place: Path) -> dict[str, Any]:
         entries, delta, currency = list(ledger.entries()), ledger.charter.delta, ledger.charter.currency
         principals = [name for name in ledger.principals() if name.isdecimal()]
         everybody = ledger.spent(EVERYONE)
-        by_client = [_client(ledger, int(name), everybody) for name in sorted(principals, key=int)]
+        by_client = tuple(_client(ledger, int(name), everybody) for name in sorted(principals, key=int))
     if delta is None:
         raise LedgerError(
             f"the ledger {place} has no delta",
@@ -38,32 +39,26 @@ def lifetime(place: Path) -> dict[str, Any]:
             code="ledger-without-delta",
         )
     # what a run drew once it drew once: another run's answers are other ones
-    notes = [of_a_run(entry.note, entry.op.rpartition("/")[0].partition(".")[0]) for entry in entries]
+    notes = [of_a_run(entry.note, Op.of(entry.op).run) for entry in entries]
     people = max((k + 1 for note in notes for k in named(note)), default=1)
     people = max(people, len(by_client), 1)
-    rows = [row.to_json() for row in statement(notes, people, delta)]
-    runs = Counter(entry.op.rpartition("/")[0].partition(".")[0] for entry in entries)
+    runs = Counter(Op.of(entry.op).run for entry in entries)
     drawn = simulated(notes)
-    return {
-        "guarantees": rows,
-        "simulated": drawn,
-        "assumptions": [SIMULATED] if drawn else [],
-        "budget": None,
-        "runs": [{"run": run, "releases": count} for run, count in runs.items()],
-        "by_client": by_client,
-        "currency": currency.name,
-    }
+    return Lifetime(
+        guarantees=tuple(statement(notes, people, delta)),
+        simulated=drawn,
+        assumptions=(SIMULATED,) if drawn else (),
+        budget=None,
+        runs=tuple(OfRun(run=run, releases=count) for run, count in runs.items()),
+        by_client=by_client,
+        currency=currency.name,
+    )
 
 
-def _client(ledger: Ledger, client: int, everybody: tuple[int, ...]) -> dict[str, Any]:
+def _client(ledger: Ledger, client: int, everybody: tuple[int, ...]) -> OfClient:
     cap, gone = ledger.remaining(str(client)), ledger.spent(str(client))
-    granted = None if cap is None else [(part + left) / UNIT for part, left in zip(gone, cap, strict=True)]
-    return {
-        "client": client,
-        "examples": None,
-        "exposures": None,
-        "planned": None,
-        "spent": [part / UNIT for part in gone],
-        "granted": granted,
-        "epsilon": None,
-    }
+    granted = None if cap is None else tuple((part + left) / UNIT for part, left in zip(gone, cap, strict=True))
+    spent = tuple(part / UNIT for part in gone)
+    return OfClient(
+        client=client, examples=None, exposures=None, planned=None, spent=spent, granted=granted, epsilon=None
+    )

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-import os
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from sordino import config
 from sordino.errors import RunError, SordinoError
+from sordino.evaluate.measures import last_scored
+from sordino.evaluate.rows import RoundRow
 from sordino.ledger.claims import ADVERSARIES, UNITS
-from sordino.runs.folder import check_is_run, read_metrics, read_receipt
+from sordino.ledger.statement import Guarantee
+from sordino.runs.folder import RunFolder, no_folder
+from sordino.runs.shapes import Receipt
 
 SIMULATION = " (a simulation)"  # beside a promise that protects nobody yet
 
@@ -27,26 +30,19 @@ def listed(place: Path) -> list[Listed]:
     if not place.is_dir():
         raise RunError(
             f"{place} is no folder",
-            why=_why_not(place),
+            why=no_folder(place),
             fix="`sordino list FOLDER` shows the runs in a folder; `sordino show RUN` one run",
             code="no-folder",
         )
-    found = {path.parent for name in ("experiment.toml", "environment.json") for path in place.glob(f"*/{name}")}
-    return [_one(folder) for folder in sorted(found)]
-
-
-def _why_not(place: Path) -> str:
-    if place.is_symlink():
-        return f"it is a link that leads nowhere: to {os.readlink(place)}"
-    return "it is a file" if place.exists() else "there is nothing of that name"
+    return [_one(path) for path in sorted(place.iterdir()) if RunFolder(path).begun]
 
 
 def _one(folder: Path) -> Listed:
+    mine = RunFolder(folder)
     try:
-        check_is_run(folder)
-        experiment = config.load(folder / "experiment.toml")
-        rows = read_metrics(folder)
-        receipt = read_receipt(folder) if (folder / "privacy.json").exists() else None
+        mine.check()
+        experiment, rows = mine.experiment, mine.metrics()
+        receipt = mine.receipt() if mine.receipt_file.exists() else None
     except SordinoError as error:
         return Listed(folder.name, "", "", "damaged", "", f"{error.what}: {error.why}")
     return Listed(
@@ -54,34 +50,34 @@ def _one(folder: Path) -> Listed:
         str(experiment.algorithm.get("name", "")),
         f"{len(rows)}/{experiment.rounds}",
         "finished" if receipt and len(rows) >= experiment.rounds else "resumable",
-        _score(rows),
-        "" if receipt is None else promise(receipt["guarantees"]) + (SIMULATION if receipt["simulated"] else ""),
+        _score(last_scored(rows)),
+        "" if receipt is None else promised(receipt),
     )
 
 
-def _score(rows: list[dict[str, Any]]) -> str:
-    last: dict[str, Any] = next((row for row in reversed(rows) if "loss" in row), {})
-    if "accuracy" in last:
-        return f"{last['accuracy']:.2%}"
-    return f"loss {last['loss']:.4g}" if last else ""
+def _score(last: RoundRow | None) -> str:
+    if last is None:
+        return ""
+    return f"loss {last.loss:.4g}" if last.accuracy is None else f"{last.accuracy:.2%}"
 
 
-def promise(rows: list[dict[str, Any]]) -> str:
-    """One epsilon with its subject: of the finite rows, the widest unit, then the strongest adversary."""
-    order = {word: i for words in (UNITS[::-1], ADVERSARIES) for i, word in enumerate(words)}
-    finite = [row for row in rows if row["epsilon"] != "inf"]
-    if not finite:
-        printed = next(
-            (
-                f"; nominal {float(row['nominal_epsilon']):.3g} proves nothing"
-                for row in rows
-                if "nominal_epsilon" in row
-            ),
-            "",
-        )
-        return f"nothing promised{printed}"
-    row = min(finite, key=lambda r: (order[r["unit"]], order[r["adversary"]]))
-    text = f"ε {row['epsilon']:.3g} per {row['unit']}, against {row['adversary']}, δ {row['delta']:.3g}, "
-    if "nominal_epsilon" in row:
-        return text + f"holds; nominal {float(row['nominal_epsilon']):.3g} proves nothing"
-    return text + str(row["status"])
+def promised(receipt: Receipt) -> str:
+    return promise(receipt.guarantees) + (SIMULATION if receipt.simulated else "")
+
+
+def strongest(rows: Sequence[Guarantee]) -> Guarantee | None:
+    """Of the finite rows the one with the widest unit, then with the strongest adversary."""
+    finite = [row for row in rows if row.finite]
+    return min(finite, key=lambda r: (-UNITS.index(r.unit), ADVERSARIES.index(r.adversary)), default=None)
+
+
+def promise(rows: Sequence[Guarantee]) -> str:
+    """The strongest epsilon with its subject, in a line."""
+    row = strongest(rows)
+    if row is None:
+        printed = next((row.nominal_epsilon for row in rows if row.nominal_epsilon is not None), None)
+        return "nothing promised" + ("" if printed is None else f"; nominal {printed:.3g} proves nothing")
+    text = f"ε {row.epsilon:.3g} per {row.unit}, against {row.adversary}, δ {row.delta:.3g}, "
+    if row.nominal_epsilon is not None:
+        return text + f"holds; nominal {row.nominal_epsilon:.3g} proves nothing"
+    return text + row.status

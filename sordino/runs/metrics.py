@@ -13,29 +13,21 @@ from pathlib import Path
 from typing import IO, Any
 
 from sordino.errors import damaged
+from sordino.evaluate.rows import Played
 from sordino.runs.private import FOLDER
 
-FILE = "metrics.jsonl"
 ALWAYS = ("phase", "round", "lost", "model_norm")
-SEEN = (
-    "active",
-    "answered",
-    "bytes_down",
-    "bytes_up",
-    "payload",
-    "device_flops",
-    "secure",
-)  # by all who see who takes part
+# by all who see who takes part
+SEEN = ("active", "answered", "bytes_down", "bytes_up", "payload", "device_flops", "secure")
 INSIDE = ("saturated", "cpu_seconds")  # of a secure sum: how large single values were, and how long everybody took
 
-Row = Mapping[str, Any]
 
-
-def shown(row: Row, hidden: bool) -> dict[str, Any]:
+def shown(row: Played, hidden: bool) -> dict[str, Any]:
     """The part of a row that tells nothing but what was released: of a hidden cohort not even how many were drawn, nor
     anything that grows with it.
     """
-    kept = {name: row[name] for name in (*ALWAYS, *(() if hidden else SEEN)) if name in row}
+    told = row.to_json()
+    kept = {name: told[name] for name in (*ALWAYS, *(() if hidden else SEEN)) if name in told}
     if "secure" in kept:
         kept["secure"] = {name: value for name, value in kept["secure"].items() if name not in INSIDE}
     return kept
@@ -47,19 +39,24 @@ class Rows:
     def __init__(self, public: _Kept, private: _Kept | None, hidden: bool) -> None:
         self._public, self._private, self._hidden = public, private, hidden
 
-    def write(self, row: Row) -> None:
+    def write(self, row: Played) -> None:
+        whole = row.to_json()
         if self._private is None:
-            self._public.write(json.dumps(row).encode() + b"\n")
+            self._public.write(_line(whole))
             return
         told = shown(row, self._hidden)
-        kept = {name: value for name, value in row.items() if value != told.get(name)}
-        self._public.write(json.dumps(told).encode() + b"\n")
-        self._private.write(json.dumps({"round": row["round"], **kept}).encode() + b"\n")
+        kept = {name: value for name, value in whole.items() if value != told.get(name)}
+        self._public.write(_line(told))
+        self._private.write(_line({"round": row.round, **kept}))
 
     def sync(self) -> dict[str, int | str]:
         """Durable; returns how long the files are and what is in them, for the checkpoint that knows of these rows."""
         known = self._public.sync("metrics")
         return known if self._private is None else known | self._private.sync("private")
+
+
+def _line(told: Mapping[str, Any]) -> bytes:
+    return json.dumps(told).encode() + b"\n"
 
 
 class _Kept:

@@ -16,7 +16,7 @@ from sordino.budget.schedules import Adaptive
 from sordino.runs.setup import Setup
 
 
-class Noise(NamedTuple):
+class ExpectedNoise(NamedTuple):
     """Of the mean of a round: in gradients, before the step size, where records are protected; in updates where clients
     are.
     """
@@ -37,7 +37,7 @@ def multiplier(setup: Setup, client: int) -> float | None:
     return None if price is None else price.multiplier
 
 
-def expected_noise(setup: Setup) -> Noise | None:
+def expected_noise(setup: Setup) -> ExpectedNoise | None:
     """In a cohort of the expected size, drawn like the plan draws; None where nothing is noised, or by a reader that
     does not say how much.
     """
@@ -77,7 +77,7 @@ def expected_noise(setup: Setup) -> Noise | None:
         square = math.fsum(often * (w * loud.std) ** 2 for often, w, loud in seen) / visits
         std = math.sqrt(square / (cohort * answering)) / weight
     coordinates = setup.coordinates if offer.unit == "client" else tree.size(setup.task.init(0))
-    return Noise(std * math.sqrt(coordinates), signal)
+    return ExpectedNoise(std * math.sqrt(coordinates), signal)
 
 
 def drowning(setup: Setup) -> list[str]:
@@ -94,7 +94,7 @@ def drowning(setup: Setup) -> list[str]:
     return [said] if said else []
 
 
-def loud_enough(setup: Setup, noise: Noise, at_delta: Callable[[float], Setup] | None = None) -> list[Enough]:
+def loud_enough(setup: Setup, noise: ExpectedNoise, at_delta: Callable[[float], Setup] | None = None) -> list[Enough]:
     """Federations grown from this one that would be heard; without `at_delta` only those with the same delta."""
     offer, delta = setup.plan.offer, _delta(setup)
     assert offer is not None

@@ -26,8 +26,8 @@ from sordino.errors import ConfigError, UnsoundGuarantee
 from sordino.partition.rows import RowNumbers
 from sordino.partition.schemes import SCHEMES, Natural, Scheme
 from sordino.runs import public_inputs
-from sordino.runs.agreement import Public
-from sordino.runs.home import Kept, source_of
+from sordino.runs.agreement import PublicNumbers
+from sordino.runs.home import ServersRows, source_of
 from sordino.runs.refusals import check_everybody_has_data
 
 TRUSTED = "{} is somebody's own program, which is trusted not to keep or send what it is shown"
@@ -61,11 +61,11 @@ class Population:
         return self._reserved.dataset
 
     @cached_property
-    def public(self) -> Public:
+    def public(self) -> PublicNumbers:
         """What everybody may know of these data."""
         data, sizes = self.dataset, self.sizes
         check_everybody_has_data(sizes)
-        return Public(
+        return PublicNumbers(
             kind=data.kind,
             shape=data.shape,
             classes=data.classes,
@@ -120,9 +120,9 @@ class Population:
         return kept
 
     @property
-    def kept(self) -> Kept:
+    def kept(self) -> ServersRows:
         """What the server keeps for itself."""
-        return Kept(self.dataset.test, self._reserved.probe, self._reserved.pool)
+        return ServersRows(self.dataset.test, self._reserved.probe, self._reserved.pool)
 
     @cached_property
     def _loaded(self) -> Dataset:

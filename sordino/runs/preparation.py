@@ -19,15 +19,16 @@ from sordino.engine import checkpoint, wire
 from sordino.engine.checkpoint import atomic_write
 from sordino.engine.server import Federation
 from sordino.errors import RunError
+from sordino.evaluate.rows import RoundRow
 from sordino.ledger.notes import SYSTEM
 from sordino.round import Outcome
 from sordino.runs import metrics
-from sordino.runs.folder import HANDED, PREPARATION
-from sordino.runs.rounds import Begun, Metrics, Phase, Standing, computed, executor, row_of, stands
+from sordino.runs.folder import RunFolder
+from sordino.runs.rounds import Begun, PlayedPhase, Standing, executor, row_of, stands
 from sordino.runs.simulation import Simulation
-from sordino.types import Params
+from sordino.types import HANDED, Params
 
-Watch = Callable[[Simulation, Federation, Metrics], None]
+Watch = Callable[[Simulation, Federation, RoundRow], None]
 
 
 class Prepared(NamedTuple):
@@ -48,7 +49,7 @@ def prepare(
     before: Any = None
     begun: Begun | None = None
     for mine in simulation.preparation:
-        place = folder / "preparation" / mine.setup.phase
+        place = RunFolder(folder).of_phase(mine.setup.phase).path
         loaded = checkpoint.load(place / "checkpoints", mine.setup.state)
         begun = Begun(place, loaded) if loaded is not None else begun
         first = (
@@ -99,9 +100,9 @@ def _play(
             standing = stands(federation, loaded, folder)
         execute = executor(mine, folder, place, run, begun, None, stack)
         real = mine.setup.experiment.privacy.noise == SYSTEM
-        rows = stack.enter_context(metrics.opened(folder / PREPARATION, written, private=real, hidden=False))
+        rows = stack.enter_context(metrics.opened(RunFolder(folder).preparation_file, written, real, hidden=False))
 
-        def tell(t: int, outcome: Outcome) -> Metrics:
+        def tell(t: int, outcome: Outcome) -> RoundRow:
             if outcome.lost:
                 raise RunError(
                     f"the preparation was cut off in its phase {mine.setup.phase}, after its noise was drawn",
@@ -110,11 +111,11 @@ def _play(
                     fix="begin a new run, with a budget of its own",
                     code="preparation-lost",
                 )
-            row = {"phase": mine.setup.phase, **row_of(t + 1, outcome), **computed(mine.setup, outcome)}
+            row = row_of(mine.setup, t + 1, outcome)
             rows.write(row)
             return row
 
-        phase = Phase(mine.setup, federation, execute, place, rows, tell)
+        phase = PlayedPhase(mine.setup, federation, execute, place, rows, tell)
         return phase.play(
             standing,
             lambda at: not mine.setup.over(at.server) and not stopped(),
@@ -131,18 +132,12 @@ def _write_tables(mine: Simulation, place: Path, server: Any) -> None:
 
 def _hand(simulation: Simulation, folder: Path, handed: Params, begun: Begun | None) -> None:
     """A file that clients in other processes read, and its bytes in the books: one message to everybody."""
-    atomic_write(folder / HANDED, safetensors.torch.save({k: v.contiguous() for k, v in handed.items()}))
+    atomic_write(RunFolder(folder).handed_file, safetensors.torch.save({k: v.contiguous() for k, v in handed.items()}))
     config = simulation.setup.experiment.digest()
-    header = wire.Header("handed", config, 0, -1, 0, "down")
+    header = wire.Header(HANDED, config, 0, -1, 0, "down")
     each = wire.size(header, wire.schema(handed))
-    row = {
-        "phase": "handed",
-        "round": 0,
-        "bytes_down": len(simulation.setup.public.sizes) * each,
-        "bytes_up": 0,
-        "payload": 0,
-    }
+    row = RoundRow(phase=HANDED, round=0, bytes_down=len(simulation.setup.public.sizes) * each, bytes_up=0, payload=0)
     written, real = begun.loaded.meta if begun is not None else {}, simulation.setup.experiment.privacy.noise == SYSTEM
-    with metrics.opened(folder / PREPARATION, written, private=real, hidden=False) as rows:
+    with metrics.opened(RunFolder(folder).preparation_file, written, real, hidden=False) as rows:
         rows.write(row)
         rows.sync()

@@ -29,7 +29,7 @@ from sordino.types import Offer
 
 
 @dataclass(frozen=True)
-class Priced:
+class PriceRequest:
     """What a phase wants to be priced."""
 
     algorithm: Algorithm[Any, Any, Any, Any]
@@ -132,7 +132,7 @@ def check_reads(algorithm: Algorithm[Any, Any, Any, Any]) -> None:
 
 
 def shared(
-    phases: Sequence[Priced], portions: Sequence[float], budget: Budget | None, alone: bool
+    phases: Sequence[PriceRequest], portions: Sequence[float], budget: Budget | None, alone: bool
 ) -> dict[int, tuple[float, Pricing | None]]:
     """The phases that are priced by one budget, with their parts of it and their prices; nothing where one phase has
     all of it. `alone`: no other run pays from the same ledger.

@@ -4,81 +4,83 @@ it."""
 from __future__ import annotations
 
 import json
-import math
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 
-from sordino import config
 from sordino.budget.plan import Plan
 from sordino.engine.checkpoint import atomic_write
 from sordino.engine.server import Federation
-from sordino.errors import RunError
 from sordino.ledger.currency import UNIT
 from sordino.ledger.ledger import EVERYONE
 from sordino.ledger.notes import SYSTEM, simulated
+from sordino.ledger.op import Op
 from sordino.ledger.pricing import CountedPhase
-from sordino.ledger.statement import of_groups, statement
+from sordino.ledger.statement import Guarantee, of_groups, statement
 from sordino.ledger.storage import missing
 from sordino.runs import seal
 from sordino.runs.agreement import Agreement
-from sordino.runs.folder import check_is_run, read_environment, read_receipt
+from sordino.runs.folder import RunFolder
 from sordino.runs.home import ServersHome
 from sordino.runs.setup import Setup, Whole
+from sordino.runs.shapes import Between, Group, OfClient, OfPhase, Promised, Receipt, ReceiptBudget, Spending, Subject
+from sordino.types import TRAINING
 
 T = TypeVar("T", int, float)
 
 SIMULATED = "noise came from a seeded generator: a simulation, no guarantee for real data"
-ON_GRID = "noise came from the operating system on an integer grid; what its sampling tables lack of the ideal law is in delta"
+ON_GRID = (
+    "noise came from the operating system on an integer grid; what its sampling tables lack of the ideal law is in "
+    "delta"
+)
 TUNING = "choosing hyper-parameters on the same data is not accounted for"
 ARITHMETIC = "sums of clipped gradients are exact up to floating-point rounding"
 BUDGETS = "the budget of every client is public, and chosen without looking at its data"
 EVALUATION = "test metrics were computed by the evaluator and are no releases"
-OWN_MODELS = "scores of clients' own models depend on their training examples, and nothing covers them: the evaluator, who sees them, is not in this table"
+OWN_MODELS = (
+    "scores of clients' own models depend on their training examples, and nothing covers them: the evaluator, who sees "
+    "them, is not in this table"
+)
 
 
-def receipt(setup: Setup, federation: Federation) -> dict[str, Any]:
+def receipt(setup: Setup, federation: Federation) -> Receipt:
     """From the ledger alone, so that it can be made again: a round that was begun counts, finished or not."""
     experiment, ledger = setup.experiment, federation.ledger
     federation.replay()
     notes = [entry.note for entry in federation.entries()]
     rows = statement(notes, len(federation.sizes), experiment.privacy.delta)
     simulated_ = simulated(notes) if notes else federation.noise != SYSTEM
-    budget, guarantees = _budget(setup, federation), [row.to_json() for row in rows]
-    for row in guarantees:
-        if row["status"] == "nominal":
-            row |= _as_published(setup, row["unit"], len(notes), budget)
+    budget = _budget(setup, federation)
     assumptions = [SIMULATED if simulated_ else ON_GRID, TUNING, ARITHMETIC, EVALUATION, *setup.public.assumed]
     if setup.budget is not None and setup.budget.personal is not None:
         assumptions.append(BUDGETS)
     if setup.ways:
         assumptions.append(OWN_MODELS)
-    return {
-        "format": 2,
-        "run": federation.run,
-        "config": federation.config,
-        "simulated": simulated_,
-        "rounds": len(notes),
-        "clients": len(federation.sizes),
-        "guarantees": guarantees,
-        "budget": budget,
-        **({"phases": _by_phase(setup, federation)} if setup.preparation else {}),
-        "assumptions": assumptions,
-        "ledger_head": ledger.head(),
-    }
+    return Receipt(
+        format=2,
+        run=federation.run,
+        config=federation.config,
+        simulated=simulated_,
+        rounds=len(notes),
+        clients=len(federation.sizes),
+        guarantees=tuple(_as_published(setup, row, len(notes), budget) for row in rows),
+        budget=budget,
+        phases=_by_phase(setup, federation) if setup.preparation else (),
+        assumptions=tuple(assumptions),
+        ledger_head=ledger.head(),
+    )
 
 
-def write_receipt(folder: Path, setup: Setup, federation: Federation) -> dict[str, Any]:
+def write_receipt(folder: Path, setup: Setup, federation: Federation) -> Receipt:
     """The receipt, bound to the files it is shown with; both are fixed in the ledger."""
-    made = receipt(setup, federation)
-    made["files"] = seal.digests(folder)
+    made = receipt(setup, federation).beside(files=seal.digests(folder))
     if seal.still_shows(folder, made):
-        made["files"] |= seal.digests(folder, (seal.PAGE,))
+        made = _with_page(folder, made)
     return _sealed(folder, made, federation)
 
 
@@ -87,65 +89,73 @@ def bind_page(folder: Path) -> bool:
     what somebody put in their place.
     """
     try:
-        claimed = read_receipt(folder)
-    except RunError:
+        told, claimed = seal.claimed(folder), RunFolder(folder).receipt()
+    except (OSError, ValueError):  # there is none, or none that can be read
         return False
     _, federation = opened(folder)
     with federation.ledger as ledger:
-        own = ledger.sealed(seal.digest(claimed))
-        if not own or any(not line.startswith(seal.PAGE) for line in seal.wrong(folder, claimed)):
+        own = ledger.sealed(seal.digest(told))
+        if not own or any(not line.startswith(seal.PAGE) for line in seal.wrong(folder, told)):
             return False
-        claimed["files"] |= seal.digests(folder, (seal.PAGE,))
-        _sealed(folder, claimed, federation)
+        _sealed(folder, _with_page(folder, claimed), federation)
     return True
 
 
-def _sealed(folder: Path, made: dict[str, Any], federation: Federation) -> dict[str, Any]:
-    federation.ledger.seal(seal.digest(made))
-    made["ledger_head"] = federation.ledger.head()
-    atomic_write(folder / "privacy.json", json.dumps(made, indent=2).encode())
+def _with_page(folder: Path, made: Receipt) -> Receipt:
+    return made.beside(files={**made.files, **seal.digests(folder, (seal.PAGE,))})
+
+
+def _sealed(folder: Path, made: Receipt, federation: Federation) -> Receipt:
+    federation.ledger.seal(seal.digest(made.to_json()))
+    made = made.beside(ledger_head=federation.ledger.head())
+    atomic_write(RunFolder(folder).receipt_file, json.dumps(made.to_json(), indent=2).encode())
     return made
 
 
-def _by_phase(setup: Setup, federation: Federation) -> list[dict[str, Any]]:
+def _by_phase(setup: Setup, federation: Federation) -> tuple[OfPhase, ...]:
     """What the ledger holds of each phase, given what went out before it: whoever reads an infinity may ask whence it
     comes.
     """
-    names = {f"{federation.run}.{mine.phase}": mine.phase for mine in setup.preparation} | {federation.run: "training"}
-    notes: dict[str, list[str]] = {name: [] for name in names}
+    notes: dict[str, list[str]] = {mine.phase: [] for mine in (*setup.preparation, setup)}
     for entry in federation.entries():
-        notes[entry.op.rpartition("/")[0]].append(entry.note)
-    shown = ("unit", "neighbours", "adversary", "epsilon", "delta", "status", "because")
-    delta = setup.experiment.privacy.delta
-    return [
-        {
-            "phase": phase,
-            "releases": len(notes[name]),
-            "guarantees": [
-                {field: row.to_json()[field] for field in shown}
-                for row in statement(notes[name], len(federation.sizes), delta)
-            ],
-        }
-        for name, phase in names.items()
-    ]
+        notes[Op.of(entry.op).phase].append(entry.note)
+    people, delta = len(federation.sizes), setup.experiment.privacy.delta
+    return tuple(
+        OfPhase(
+            phase=phase or TRAINING,
+            releases=len(mine),
+            guarantees=tuple(map(_promised, statement(mine, people, delta))),
+        )
+        for phase, mine in notes.items()
+    )
 
 
-def _as_published(setup: Setup, unit: str, rounds: int, budget: Mapping[str, Any] | None) -> dict[str, float | str]:
-    """What the source's formula prints, and where its rounds do not add up to that, what the same formula gives for all
-    of them.
+def _promised(row: Guarantee) -> Promised:
+    return Promised(
+        unit=row.unit,
+        neighbours=row.neighbours,
+        adversary=row.adversary,
+        epsilon=row.epsilon,
+        delta=row.delta,
+        status=row.status,
+        because=row.because,
+    )
+
+
+def _as_published(setup: Setup, row: Guarantee, rounds: int, budget: ReceiptBudget | None) -> Guarantee:
+    """Beside a nominal row what the source's formula prints, and where its rounds do not add up to that, what the same
+    formula gives for all of them.
     """
-    gate = setup.algorithm.uplink.as_published if unit == "client" else setup.algorithm.read
+    if row.status != "nominal":
+        return row
+    gate = setup.algorithm.uplink.as_published if row.unit == "client" else setup.algorithm.read
     records = max(1, min(setup.public.sizes))
     if gate is not None and (found := gate.stated(rounds, setup.experiment.privacy.delta, records)) is not None:
-        return {"nominal_epsilon": _number(found.epsilon), "nominal_composed": _number(found.composed)}
-    return {"nominal_epsilon": budget["epsilon"] * budget["spent_share"]["max"]} if budget is not None else {}
+        return row.beside(nominal_epsilon=found.epsilon, nominal_composed=found.composed)
+    return row if budget is None else row.beside(nominal_epsilon=budget.epsilon * budget.spent_share.max)
 
 
-def _number(value: float) -> float | str:
-    return value if math.isfinite(value) else "inf"  # JSON has no infinity
-
-
-def spending(folder: Path, most: int | None = None) -> dict[str, Any]:
+def spending(folder: Path, most: int | None = None) -> Spending:
     """What a run has spent so far, from its ledger: guarantees, and one row per client; `most` rows where there are
     more, at even distances.
     """
@@ -154,22 +164,22 @@ def spending(folder: Path, most: int | None = None) -> dict[str, Any]:
         made = receipt(setup, federation)
         plan, ledger = federation.plan, federation.ledger
         paid = {name for entry in ledger.entries() for name in entry.charges}  # by any run on this ledger
-        spent = {name: [part / UNIT for part in ledger.spent(name)] for name in (*paid, EVERYONE)}
-        clients = [
-            {
-                "client": k,
-                "examples": federation.sizes[k] if setup.experiment.privacy.public_sizes else None,
-                "exposures": federation.exposures.get(federation.payer(k), 0),
-                "planned": plan.exposures[k],
-                "spent": spent[EVERYONE] if federation.all_alike else spent.get(str(k), spent[EVERYONE]),
-                "granted": None if (cap := plan.cap_of(k)) is None else [part / UNIT for part in cap],
-                "epsilon": None if plan.budget is None else plan.budget.of(k),
-            }
+        spent = {name: tuple(part / UNIT for part in ledger.spent(name)) for name in (*paid, EVERYONE)}
+        clients = tuple(
+            OfClient(
+                client=k,
+                examples=federation.sizes[k] if setup.experiment.privacy.public_sizes else None,
+                exposures=federation.exposures.get(federation.payer(k), 0),
+                planned=plan.exposures[k],
+                spent=spent[EVERYONE] if federation.all_alike else spent.get(str(k), spent[EVERYONE]),
+                granted=None if (cap := plan.cap_of(k)) is None else tuple(part / UNIT for part in cap),
+                epsilon=None if plan.budget is None else plan.budget.of(k),
+            )
             for k in some_of(len(federation.sizes), most)
-        ]
+        )
     finally:
         federation.ledger.close()
-    return {**made, "by_client": clients, "currency": federation.plan.currency.name}
+    return Spending(**dict(made), by_client=clients, currency=federation.plan.currency.name)
 
 
 def some_of(clients: int, most: int | None) -> Sequence[int]:
@@ -179,23 +189,17 @@ def some_of(clients: int, most: int | None) -> Sequence[int]:
 
 def opened(folder: Path) -> tuple[Setup, Federation]:
     """What is public of a run, and its federation on the ledger it used: no data are read."""
-    check_is_run(folder)
-    run, place = read_environment(folder)["run"], ledger_of(folder)
-    experiment, agreed = config.load(folder / "experiment.toml"), Agreement.read(folder)
-    if not place.exists():
-        raise missing(place)
-    whole = Whole(experiment, agreed.public, agreed.coordinates)
+    mine = RunFolder(folder)
+    mine.check()
+    agreed = Agreement.read(folder)
+    if not mine.ledger.exists():
+        raise missing(mine.ledger)
+    whole = Whole(mine.experiment, agreed.public, agreed.coordinates)
     setup = whole.phases[-1]
-    return setup, setup.federation(ServersHome(whole), agreed.dataset, place, run)
+    return setup, setup.federation(ServersHome(whole), agreed.dataset, mine.ledger, mine.environment.run)
 
 
-def ledger_of(folder: Path) -> Path:
-    """Where a run keeps its books: in its folder, or on a ledger that it shares."""
-    shared = config.load(folder / "experiment.toml").privacy.ledger
-    return Path(shared) if shared else folder / "ledger.sqlite"
-
-
-def _budget(setup: Setup, federation: Federation) -> dict[str, Any] | None:
+def _budget(setup: Setup, federation: Federation) -> ReceiptBudget | None:
     """Granted and spent, in the currency that adds up, over clients."""
     plan = federation.plan
     if plan.cap is None or plan.budget is None:
@@ -204,22 +208,23 @@ def _budget(setup: Setup, federation: Federation) -> dict[str, Any] | None:
     # by this run, in a shared ledger too
     spent = [share_of(federation, client) for client in federation.spent]
     planned = dict(zip(*(found.tolist() for found in np.unique(plan.exposures, return_counts=True)), strict=True))
-    return {
-        "epsilon": plan.budget.epsilon,
-        "delta": plan.budget.delta,
-        "currency": plan.currency.name,
-        "granted": [part / UNIT for part in plan.cap],
-        "spent_share": _spread(_of_all(spent, 0.0, people, everyone)),
-        "exposures_planned": _spread(planned),
-        "exposures_used": _spread(_of_all(list(federation.exposures.values()), 0, people, everyone)),
-        **({"groups": _groups(federation), "subject": _subject_of(plan)} if plan.budget.personal is not None else {}),
-    }
+    personal = plan.budget.personal is not None
+    return ReceiptBudget(
+        epsilon=plan.budget.epsilon,
+        delta=plan.budget.delta,
+        currency=plan.currency.name,
+        granted=tuple(part / UNIT for part in plan.cap),
+        spent_share=_spread(_of_all(spent, 0.0, people, everyone)),
+        exposures_planned=_spread(planned),
+        exposures_used=_spread(_of_all(list(federation.exposures.values()), 0, people, everyone)),
+        groups=_groups(federation) if personal else (),
+        subject=_subject_of(plan) if personal else None,
+    )
 
 
-def _subject_of(plan: Plan) -> dict[str, str]:
-    """Whose loss the groups tell, under which change, to whom."""
+def _subject_of(plan: Plan) -> Subject:
     assert plan.offer is not None
-    return {"unit": plan.offer.unit, "neighbours": plan.offer.neighbours, "adversary": plan.offer.adversary}
+    return Subject(unit=plan.offer.unit, neighbours=plan.offer.neighbours, adversary=plan.offer.adversary)
 
 
 def share_of(federation: Federation, client: int) -> float:
@@ -232,10 +237,8 @@ def share_of(federation: Federation, client: int) -> float:
     return max(part / limit for part, limit in zip(paid, limits, strict=True))
 
 
-def _groups(federation: Federation) -> list[dict[str, Any]]:
-    """Clients that grant the same: what they lost, by the ledger's events, beside what they granted (or, as published,
-    what is claimed).
-    """
+def _groups(federation: Federation) -> tuple[Group, ...]:
+    """What each group lost, by the ledger's events, beside what it granted (or, as published, what is claimed)."""
     plan = federation.plan
     assert plan.offer is not None
     assert plan.budget is not None
@@ -243,19 +246,21 @@ def _groups(federation: Federation) -> list[dict[str, Any]]:
     notes = [entry.note for entry in federation.entries()]
     subject = (plan.offer.unit, plan.offer.neighbours, plan.offer.adversary)
     rows = of_groups(notes, len(federation.sizes), plan.budget.delta, subject, list(levels.values()))
-    return [
-        {
-            "granted": level,
-            "clients": len(members),
-            "spent": 0.0 if row is None else row.to_json()["epsilon"],  # of the client that lost most
-            "status": "none" if row is None else row.status,
-            "claimed": level * max(share_of(federation, federation.payer(k)) for k in members)
-            if plan.claimed
-            else None,
-            "exposures": _spread(Counter(federation.exposures.get(federation.payer(k), 0) for k in members)),
-        }
+
+    def claimed(level: float, members: Sequence[int]) -> float | None:
+        return level * max(share_of(federation, federation.payer(k)) for k in members) if plan.claimed else None
+
+    return tuple(
+        Group(
+            granted=level,
+            clients=len(members),
+            spent=0.0 if row is None else row.epsilon,
+            status="none" if row is None else row.status,
+            claimed=claimed(level, members),
+            exposures=_spread(Counter(federation.exposures.get(federation.payer(k), 0) for k in members)),
+        )
         for (level, members), row in zip(levels.items(), rows, strict=True)
-    ]
+    )
 
 
 def _of_all(values: Sequence[T], otherwise: T, people: int, everyone: bool) -> Mapping[T, int]:
@@ -267,9 +272,9 @@ def _of_all(values: Sequence[T], otherwise: T, people: int, everyone: bool) -> M
     return counted
 
 
-def _spread(counted: Mapping[Any, int]) -> dict[str, float]:
+def _spread(counted: Mapping[T, int]) -> Between:
     """Of so many clients with each value; a median as `statistics.median` defines it."""
     values = sorted(value for value, count in counted.items() if count)
     ends, people = list(accumulate(counted[value] for value in values)), sum(counted.values())
     low, high = (values[bisect_right(ends, place)] for place in ((people - 1) // 2, people // 2))
-    return {"min": values[0], "median": low if people % 2 else (low + high) / 2, "max": values[-1]}
+    return Between(min=values[0], median=low if people % 2 else (low + high) / 2, max=values[-1])

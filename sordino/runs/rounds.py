@@ -18,6 +18,7 @@ from sordino.engine.executor import Executor
 from sordino.engine.processes import Processes
 from sordino.engine.server import Federation
 from sordino.errors import LedgerError, NonFiniteModel, RunError
+from sordino.evaluate.rows import RoundRow, Secure
 from sordino.privacy.uplink import Summed
 from sordino.round import Outcome, one_round
 from sordino.runs.metrics import Rows
@@ -26,8 +27,6 @@ from sordino.runs.ranks import Ranks
 from sordino.runs.setup import Setup
 from sordino.runs.simulation import Simulation
 from sordino.types import Params, Terms
-
-Metrics = dict[str, Any]
 
 
 class Standing(NamedTuple):
@@ -39,7 +38,7 @@ class Standing(NamedTuple):
 
 
 @dataclass
-class Phase:
+class PlayedPhase:
     """One phase of a run: its rules, its clients, its books, and where they are kept."""
 
     setup: Setup
@@ -47,8 +46,8 @@ class Phase:
     execute: Executor
     place: Path  # of the run, or of this phase in it
     metrics: Rows
-    tell: Callable[[int, Outcome], Metrics]  # writes the row of a round
-    row: Metrics = field(default_factory=dict)  # of the last one
+    tell: Callable[[int, Outcome], RoundRow]  # writes the row of a round
+    row: RoundRow = field(init=False)  # of the last one
     seconds: float = 0.0  # of the last one, by the clock
     _stalled: bool = False
 
@@ -105,17 +104,19 @@ class Phase:
         checkpoint.save(self.place / "checkpoints", t, trees, {**now, **rows})
 
 
-def row_of(t: int, outcome: Outcome) -> Metrics:
-    return {
-        "round": t,
-        "active": len(outcome.active),
-        "answered": len(outcome.answered),
-        "bytes_down": outcome.bytes_down,
-        "bytes_up": outcome.bytes_up,
-        "payload": outcome.payload,
-        **({"lost": True} if outcome.lost else {}),
-        **({"secure": {k: v for k, v in outcome.secure.items() if k != "cpu_seconds"}} if outcome.secure else {}),
-    }
+def row_of(setup: Setup, t: int, outcome: Outcome) -> RoundRow:
+    return RoundRow(
+        phase=setup.phase,
+        round=t,
+        active=len(outcome.active),
+        answered=len(outcome.answered),
+        bytes_down=outcome.bytes_down,
+        bytes_up=outcome.bytes_up,
+        payload=outcome.payload,
+        lost=outcome.lost,
+        secure=Secure(**outcome.secure).beside(cpu_seconds=None) if outcome.secure else None,
+        device_flops=computed(setup, outcome),
+    )
 
 
 def stands(federation: Federation, loaded: checkpoint.Loaded, folder: Path) -> Standing:
@@ -189,11 +190,11 @@ class PowerCut(Executor):
         raise AssertionError("nobody survives this")
 
 
-def computed(setup: Setup, outcome: Outcome) -> Metrics:
+def computed(setup: Setup, outcome: Outcome) -> float | None:
     """What the devices of a round computed together, from public numbers; nothing of what an algorithm of somebody's
     own does not tell.
     """
     if not setup.task.flops or not setup.experiment.privacy.public_sizes or setup.algorithm.passes(1) is None:
-        return {}
+        return None
     passes = [setup.algorithm.passes(setup.public.sizes[k]) for k in outcome.answered]
-    return {"device_flops": setup.task.flops * sum(told for told in passes if told is not None)}
+    return setup.task.flops * sum(told for told in passes if told is not None)

@@ -12,13 +12,12 @@ from __future__ import annotations
 
 import contextlib
 import datetime
-import fcntl
 import json
 import os
 import platform
 import secrets
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -26,41 +25,39 @@ from typing import Any, NamedTuple
 import safetensors.torch
 import torch
 
-from sordino import config, tree, user_code
+from sordino import tree, user_code
 from sordino.config import Experiment, Network
 from sordino.engine import checkpoint
 from sordino.engine.checkpoint import atomic_write
 from sordino.engine.memory import keep_freed_memory
 from sordino.engine.server import Federation
 from sordino.errors import BudgetExhausted, RunError
+from sordino.evaluate.rows import RoundCost, RoundRow
 from sordino.ledger.ledger import Ledger, of_run
 from sordino.ledger.notes import SYSTEM, parsed
 from sordino.round import Outcome
 from sordino.runs import metrics, private
 from sordino.runs.agreement import Agreement
-from sordino.runs.folder import CANDIDATES, COSTS, check_is_run, is_run, read_environment, read_metrics
+from sordino.runs.folder import RunFolder
 from sordino.runs.interrupts import patience
 from sordino.runs.noise_level import drowning
 from sordino.runs.phases import Methods, decided
 from sordino.runs.preparation import Prepared, prepare
-from sordino.runs.receipt import ledger_of, write_receipt
-from sordino.runs.rounds import Begun, Metrics, Phase, Standing, computed, executor, row_of, stands
+from sordino.runs.receipt import write_receipt
+from sordino.runs.rounds import Begun, PlayedPhase, Standing, executor, row_of, stands
 from sordino.runs.setup import Setup
+from sordino.runs.shapes import Environment, Receipt
 from sordino.runs.simulation import Simulation, settle, simulated
 from sordino.runs.taken_over import adopt, check_source
 from sordino.version import __version__
 
-LOG = "log.txt"
-LOST = (
-    "was cut off after its noise was drawn: a second release would be unpaid, so it is left out, and what it cost "
-    "stays spent"
-)
+LOST = "was cut off after its noise was drawn: a second release would be unpaid, so it is left out, and what it cost stays spent"
 
 
 class Progress(NamedTuple):
     round: int  # 0 in a preparation, whose phase is in the metrics
     rounds: int
-    metrics: Metrics
+    metrics: RoundRow
     folder: Path
     setup: Setup
     federation: Federation
@@ -69,8 +66,8 @@ class Progress(NamedTuple):
 @dataclass(frozen=True)
 class Ended:
     folder: Path
-    metrics: list[Metrics]
-    receipt: dict[str, Any]
+    metrics: list[RoundRow]
+    receipt: Receipt
     notes: list[str]  # what the user should know and no table shows
     interrupted: bool
 
@@ -99,7 +96,8 @@ def start(
         raise RunError(
             f"{folder} already exists",
             why="a run folder belongs to one run",
-            fix="choose another --out" + (f"; `sordino resume {folder}` continues it" if is_run(folder) else ""),
+            fix="choose another --out"
+            + (f"; `sordino resume {folder}` continues it" if RunFolder(folder).exists else ""),
             code="run-exists",
         )
     if prepared is not None:
@@ -123,10 +121,11 @@ def _found(folder: Path, simulation: Simulation, prepared: Path | None) -> None:
         parents = list(folder.absolute().parents)
         around = parents[: 1 + next(i for i, parent in enumerate(parents) if parent.exists())]
         young.mkdir(parents=True)
-        atomic_write(young / "experiment.toml", experiment.toml().encode())
-        atomic_write(young / "environment.json", json.dumps(_environment(experiment, prepared), indent=2).encode())
+        mine, environment = RunFolder(young), _environment(experiment, prepared)
+        atomic_write(mine.experiment_file, experiment.toml().encode())
+        atomic_write(mine.environment_file, json.dumps(environment.to_json(), indent=2).encode())
         if (story := simulation.home.story) is not None:
-            atomic_write(young / CANDIDATES, json.dumps(story, indent=2).encode())
+            atomic_write(mine.candidates_file, json.dumps(story, indent=2).encode())
         if experiment.privacy.noise == SYSTEM:
             readers = (phase.algorithm.read for phase in simulation.setup.whole.phases)
             private.found(young, clients=any(reader.redraw is not None for reader in readers))
@@ -163,8 +162,8 @@ def resume(
     the same releases. `moved` says that this
     folder has taken the place of the one where the run began, and that nothing goes on there.
     """
-    check_is_run(folder)
-    experiment = config.load(folder / "experiment.toml")
+    RunFolder(folder).check()
+    experiment = RunFolder(folder).experiment
     _check_unedited(experiment, folder)
     if experiment.privacy.noise == SYSTEM:
         if moved:
@@ -189,12 +188,12 @@ def _check_agreement(simulation: Simulation, folder: Path) -> None:
 def _check_unedited(experiment: Experiment, folder: Path) -> None:
     """What a run has promised it has promised under one experiment: how it is computed ([engine]) may change, and
     nothing else."""
-    environment = read_environment(folder)
+    mine = RunFolder(folder)
     now: tuple[str, str] = (experiment.digest(), experiment.privacy.noise)
-    said: list[tuple[str, str]] = [(environment["config"], now[1])]
-    if (place := ledger_of(folder)).exists():
-        with Ledger.as_founded(place) as ledger:
-            notes = [parsed(entry.note) for entry in of_run(ledger, environment["run"])]
+    said: list[tuple[str, str]] = [(mine.environment.config, now[1])]
+    if mine.ledger.exists():
+        with Ledger.as_founded(mine.ledger) as ledger:
+            notes = [parsed(entry.note) for entry in of_run(ledger, mine.environment.run)]
         said += [(note.config, note.noise) for note in notes]
     if any(each != now for each in said):
         raise RunError(
@@ -215,23 +214,23 @@ def _train(
     setup, experiment = simulation.setup, simulation.setup.experiment
     torch.set_num_threads(experiment.engine.threads)
     keep_freed_memory()
-    environment = read_environment(folder)
-    run = environment["run"]
-    with _locked(folder), _on_disk(folder), contextlib.ExitStack() as stack:
-        ledger, real = ledger_of(folder), experiment.privacy.noise == SYSTEM
+    mine, environment = RunFolder(folder), RunFolder(folder).environment
+    run = environment.run
+    with mine.locked(), _on_disk(folder), contextlib.ExitStack() as stack:
+        ledger, real = mine.ledger, experiment.privacy.noise == SYSTEM
         asked, silent = stack.enter_context(patience()), list[str]()
 
-        def prepared(mine: Simulation, rules: Federation, row: Metrics) -> None:
-            if row["active"] and not row["answered"]:
-                silent.append(f"phase {mine.setup.phase}, round {row['round']}: nobody could take part")
-            silent.extend(f"phase {mine.setup.phase}, {remark}" for remark in rules.remarks)
+        def prepared(phase: Simulation, rules: Federation, row: RoundRow) -> None:
+            if row.active and not row.answered:
+                silent.append(f"phase {phase.setup.phase}, round {row.round}: nobody could take part")
+            silent.extend(f"phase {phase.setup.phase}, {remark}" for remark in rules.remarks)
             rules.remarks.clear()
             if watch is not None:
-                watch(Progress(0, experiment.rounds, row, folder, mine.setup, rules))
+                watch(Progress(0, experiment.rounds, row, folder, phase.setup, rules))
 
         try:
-            if "prepared" in environment:
-                adopt(simulation, folder, run, ledger, Path(environment["prepared"]))
+            if environment.prepared:
+                adopt(simulation, folder, run, ledger, Path(environment.prepared))
             begun = prepare(simulation, folder, run, ledger, asked, prepared)
         except KeyboardInterrupt:
             begun = Prepared(None, None, done=False)
@@ -248,31 +247,30 @@ def _train(
         evaluate, interrupted = simulation.evaluation(), False
         if not begun.done:
             return _ended(setup, folder, federation, None, notes, interrupted=True)
-        loaded = checkpoint.load(folder / "checkpoints", setup.state, fallback=fallback)
+        loaded = checkpoint.load(mine.checkpoints, setup.state, fallback=fallback)
         at = Standing(begun.server, 0) if loaded is None else stands(federation, loaded, folder)
         known = None if loaded is None else Begun(folder, loaded)
         execute = executor(simulation, folder, folder, run, known, begun.handed, stack)
         written = {} if loaded is None else loaded.meta
         hidden = setup.cohort.hidden
-        rows = stack.enter_context(metrics.opened(folder / metrics.FILE, written, private=real, hidden=hidden))
+        rows = stack.enter_context(metrics.opened(mine.metrics_file, written, private=real, hidden=hidden))
 
-        def tell(t: int, outcome: Outcome) -> Metrics:
-            row = row_of(t + 1, outcome) | computed(setup, outcome)
+        def tell(t: int, outcome: Outcome) -> RoundRow:
+            row = row_of(setup, t + 1, outcome)
             if _due(t + 1, experiment):
-                row |= evaluate(t, outcome.server, execute.score)
-                row["model_norm"] = float(tree.norm(next(iter(setup.algorithm.models(outcome.server).values()))))
+                norm = float(tree.norm(next(iter(setup.algorithm.models(outcome.server).values()))))
+                row = row.with_more(evaluate(t, outcome.server, execute.score)).beside(model_norm=norm)
             rows.write(row)
             if outcome.secure:
-                note_cost({"round": t + 1, "cpu_seconds": outcome.secure["cpu_seconds"]})
+                note_cost(RoundCost(round=t + 1, cpu_seconds=outcome.secure["cpu_seconds"]))
             return row
 
-        def note_cost(cost: Mapping[str, Any]) -> None:
-            """Seconds are no part of the result, no two runs take the same; and they tell how many there were to
-            add."""
-            with open((folder / private.FOLDER if real else folder) / COSTS, "a") as costs:
-                costs.write(json.dumps(cost) + "\n")
+        def note_cost(cost: RoundCost) -> None:
+            """Seconds tell how many there were to add."""
+            with open((RunFolder(mine.private) if real else mine).costs_file, "a") as costs:
+                costs.write(json.dumps(cost.to_json()) + "\n")
 
-        played_by = Phase(setup, federation, execute, folder, rows, tell)
+        played_by = PlayedPhase(setup, federation, execute, folder, rows, tell)
 
         def more(at: Standing) -> bool:
             nonlocal interrupted
@@ -286,7 +284,7 @@ def _train(
             elif not outcome.answered and not federation.everyone_pays:
                 notes.append(f"round {now.t}: nobody could take part, the model stays as it was")
             if experiment.engine.network != Network():
-                note_cost({"round": now.t, "seconds": round(played_by.seconds, 3)})
+                note_cost(RoundCost(round=now.t, seconds=round(played_by.seconds, 3)))
             if watch is not None:
                 watch(Progress(now.t, experiment.rounds, played_by.row, folder, setup, federation))
 
@@ -306,10 +304,11 @@ def _ended(
     made, remarks = _finish(setup, folder, federation, server), federation.remarks
     # a remark names a client that was asked, which a hidden cohort does not tell
     hidden = setup.cohort.hidden and setup.experiment.privacy.noise == SYSTEM
-    for place, told in ((folder / private.FOLDER if hidden else folder, remarks), (folder, notes)):
-        with open(place / LOG, "a", encoding="utf-8") as log:
+    mine = RunFolder(folder)
+    for place, told in ((RunFolder(mine.private) if hidden else mine, remarks), (mine, notes)):
+        with open(place.log_file, "a", encoding="utf-8") as log:
             log.writelines(f"{note}\n" for note in told)
-    return Ended(folder, read_metrics(folder), made, [*remarks, *notes], interrupted)
+    return Ended(folder, mine.metrics(), made, [*remarks, *notes], interrupted)
 
 
 def _due(t: int, experiment: Experiment) -> bool:
@@ -317,11 +316,11 @@ def _due(t: int, experiment: Experiment) -> bool:
     return t % experiment.evaluation.every == 0 or t > experiment.rounds - max(1, experiment.evaluation.final)
 
 
-def _finish(setup: Setup, folder: Path, federation: Federation, server: Any) -> dict[str, Any]:
+def _finish(setup: Setup, folder: Path, federation: Federation, server: Any) -> Receipt:
     if server is not None:
         model = next(iter(setup.algorithm.models(server).values()))
         packed = safetensors.torch.save({name: value.contiguous() for name, value in model.items()})
-        atomic_write(folder / "model.safetensors", packed)
+        atomic_write(RunFolder(folder).model_file, packed)
     return write_receipt(folder, setup, federation)
 
 
@@ -339,34 +338,19 @@ def _on_disk(folder: Path) -> Iterator[None]:
         ) from error
 
 
-@contextlib.contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    with open(folder / ".lock", "w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise RunError(
-                f"{folder} is in use",
-                why="another process is running it",
-                fix="wait for it, or stop it",
-                code="run-in-use",
-            ) from None
-        yield
-
-
-def _environment(experiment: Experiment, prepared: Path | None) -> dict[str, Any]:
+def _environment(experiment: Experiment, prepared: Path | None) -> Environment:
     digest = experiment.digest()
     # a seeded run is the same release whenever it is repeated; noise from the system never is
     run = digest[:16] if experiment.privacy.noise == "counter" else f"{digest[:16]}-{secrets.token_hex(6)}"
-    return {
-        "run": run,
-        "config": digest,
-        "sordino": __version__,
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "platform": platform.platform(),
-        "processor": platform.machine(),
-        "cores": os.cpu_count(),
-        "started": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        **({} if prepared is None else {"prepared": str(prepared.resolve())}),
-    }
+    return Environment(
+        run=run,
+        config=digest,
+        sordino=__version__,
+        python=platform.python_version(),
+        torch=str(torch.__version__),
+        platform=platform.platform(),
+        processor=platform.machine(),
+        cores=os.cpu_count() or 0,
+        started=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        prepared="" if prepared is None else str(prepared.resolve()),
+    )

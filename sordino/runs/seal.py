@@ -13,22 +13,37 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from sordino.runs.folder import RunFolder
+from sordino.runs.shapes import Receipt
+
+_ANY = RunFolder(Path())
+PAGE = _ANY.page_file.name
 # what is shown to others, and is the same for every executor; experiment.toml has a digest of its own
-FILES = ("agreement.json", "metrics.jsonl", "preparation.jsonl", "handed.safetensors", "model.safetensors")
-PAGE = "report.html"
+FILES = tuple(
+    file.name
+    for file in (_ANY.agreement_file, _ANY.metrics_file, _ANY.preparation_file, _ANY.handed_file, _ANY.model_file)
+)
 
 
 def digests(folder: Path, names: tuple[str, ...] = FILES) -> dict[str, str]:
-    """Of those that are there."""
+    """Of those files that are there."""
     found = {name: folder / name for name in names}
     return {name: hashlib.sha256(_content(path)).hexdigest() for name, path in found.items() if path.is_file()}
+
+
+def claimed(folder: Path) -> dict[str, Any]:
+    """The receipt as it lies there, to be held against what it is said to be: a digest is of every word."""
+    found = json.loads(RunFolder(folder).receipt_file.read_text())
+    if not isinstance(found, dict) or not isinstance(found.get("guarantees"), list):
+        raise ValueError("it is not an object with guarantees")
+    return found
 
 
 def _content(path: Path) -> bytes:
     """An agreement but for its digest of the data, which is in the ledger's charter, under a key that no two runs have
     in common.
     """
-    if path.name != "agreement.json":
+    if path.name != _ANY.agreement_file.name:
         return path.read_bytes()
     try:
         told = json.loads(path.read_bytes())
@@ -37,12 +52,12 @@ def _content(path: Path) -> bytes:
         return path.read_bytes()
 
 
-def still_shows(folder: Path, made: Mapping[str, Any]) -> bool:
+def still_shows(folder: Path, made: Receipt) -> bool:
     """Is there a page that belonged to the receipt before, and has nothing changed since?"""
     try:
-        before = json.loads((folder / "privacy.json").read_text())
+        before = claimed(folder)
         files = {name: value for name, value in before["files"].items() if name != PAGE}
-        same = digest({**before, "files": files}) == digest(json.loads(json.dumps(made)))
+        same = digest({**before, "files": files}) == digest(made.to_json())
         return same and before["files"].get(PAGE) == digests(folder, (PAGE,)).get(PAGE)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return False

@@ -30,9 +30,9 @@ from sordino.evaluate.evaluation import ways
 from sordino.ledger.ledger import Charter, Each, Ledger
 from sordino.ledger.pricing import Pricing
 from sordino.privacy.readers.covered import check_apart
-from sordino.runs.agreement import Agreement, Public, of_an_upload
+from sordino.runs.agreement import Agreement, PublicNumbers, of_an_upload
 from sordino.runs.phases import Methods, decided, reads_plainly
-from sordino.runs.prices import Priced, check_reads, shared
+from sordino.runs.prices import PriceRequest, check_reads, shared
 from sordino.runs.refusals import check_secure
 from sordino.tasks.build import build_net, fits
 from sordino.tasks.classification import Classification
@@ -46,7 +46,7 @@ class Whole:
     """What all phases of a run share."""
 
     experiment: Experiment
-    public: Public
+    public: PublicNumbers
     agreed: Mapping[str, int] | None = None  # numbers in an upload, by phase, where no model is built
 
     @cached_property
@@ -125,7 +125,7 @@ class Setup:
         return self.whole.experiment
 
     @property
-    def public(self) -> Public:
+    def public(self) -> PublicNumbers:
         return self.whole.public
 
     @property
@@ -265,10 +265,10 @@ class Setup:
         return offers
 
     @cached_property
-    def priced(self) -> Priced:
+    def priced(self) -> PriceRequest:
         """What is to be priced of this phase."""
         what = self.algorithm, self.cohort, self.experiment.privacy, self.offers
-        return Priced(*what, self.public.sizes, self.coordinates, self.rounds)
+        return PriceRequest(*what, self.public.sizes, self.coordinates, self.rounds)
 
     @cached_property
     def plan(self) -> Plan:

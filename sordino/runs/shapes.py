@@ -1,129 +1,59 @@
-"""What the JSON files of a run folder look like: as much of it as anything that reads them counts on. A file of another
-shape is damaged, and told so.
-
-Keys that are not named here may be anything.
-"""
+"""What the JSON files of a run folder hold. A file of another shape is damaged, and told so."""
 
 from __future__ import annotations
 
-import json
 import math
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
+from pydantic import ValidationError, model_validator
 
 from sordino.errors import damaged
+from sordino.ledger.claims import Adversary, Neighbours, Status, Unit
+from sordino.ledger.facts import Epsilon, Fact, Number
+from sordino.ledger.statement import Guarantee, Written
 
 MOST, MOST_CLIENTS = 10**9, 10**7  # of anything that is counted here
-Epsilon = float | Literal["inf"]
+F = TypeVar("F", bound=Fact)
 
 
-class Shape(BaseModel):
-    model_config = ConfigDict(extra="allow", strict=True)
-
-
-class Scored(Shape):
-    """Of one model: scores come together."""
-
-    accuracy: float = 0.0
-    loss: float = 0.0
-    clients: Spread | None = None
-
-    @model_validator(mode="after")
-    def _together(self) -> Scored:
-        if {"accuracy", "clients"} & self.model_fields_set and "loss" not in self.model_fields_set:
-            raise ValueError("it has scores without a loss")
-        if "clients" in self.model_fields_set and self.clients is None:
-            raise ValueError("clients is null")
-        return self
-
-
-class Spread(Shape):
-    metric: Literal["accuracy", "loss"] = "loss"
-    mean: float
-    std: float
-    worst_tenth: float
-    each: list[float | None] = []
-
-
-class Secure(Shape):
-    mode: Literal["full", "probe"]
-    saturated: int = 0
-
-
-class Round(Scored):
-    """A line of metrics.jsonl."""
-
-    round: int
-    bytes_down: int = 0
-    bytes_up: int = 0
-    lost: bool = False
-    active: int = 0
-    answered: int = 0
-    payload: int = 0
-    device_flops: float = 0.0
-    model_norm: float = 0.0
-    also: dict[str, Scored] = {}
-    secure: Secure = Secure(mode="full", saturated=0)
-
-
-class Evaluated(Round):
-    """A line of private/metrics.jsonl: what an evaluator may see."""
-
-
-class Prepared(Shape):
-    """A line of preparation.jsonl."""
-
-    phase: str
-    round: int
-    bytes_down: int
-    bytes_up: int
-    payload: int
-    active: int = 0
-    answered: int = 0
-    device_flops: float = 0.0
-
-
-class Cost(Shape):
-    """A line of costs.jsonl."""
-
-    round: int
-    seconds: float = 0.0
-    cpu_seconds: dict[str, float] = {}
-
-
-class Environment(Shape):
-    """environment.json"""
+class Environment(Fact):
+    """environment.json: which run this is, and where it was computed."""
 
     run: str
     config: str
     sordino: str
+    python: str = ""
+    torch: str = ""
+    platform: str = ""
+    processor: str = ""
+    cores: int = 0
     started: str = ""
-    prepared: str = ""
+    prepared: str = ""  # the run whose preparation was taken over
 
 
-class Agreed(Shape):
+class Agreed(Fact):
     """agreement.json"""
 
     format: Literal[1]
     dataset: str
     kind: Literal["image", "table"]
-    shape: list[int]
+    shape: tuple[int, ...]
     classes: int
     named: int
-    sizes: list[list[int]]
-    coordinates: dict[str, int]
-    assumed: list[str]
-    void: list[str]
+    sizes: tuple[tuple[int, int], ...]
+    coordinates: Mapping[str, int]
+    assumed: tuple[str, ...]
+    void: tuple[str, ...]
     note: str
-    names: list[str]
+    names: tuple[str, ...]
 
     @model_validator(mode="after")
     def _possible(self) -> Agreed:
         if not self.shape or min(self.shape) < 1 or math.prod(self.shape) > MOST:
-            raise ValueError(f"shape is {self.shape}")
-        if not all(len(pair) == 2 and 1 <= pair[0] <= MOST and pair[1] >= 1 for pair in self.sizes):
+            raise ValueError(f"shape is {list(self.shape)}")
+        if not all(1 <= size <= MOST and many >= 1 for size, many in self.sizes):
             raise ValueError("sizes are no pairs of a size and how many clients have it")
         if not 1 <= sum(many for _, many in self.sizes) <= MOST_CLIENTS:
             raise ValueError(f"sizes are of no client, or of more than {MOST_CLIENTS:,}")
@@ -132,81 +62,120 @@ class Agreed(Shape):
         return self
 
 
-class Guarantee(Shape):
-    unit: Literal["pixel", "image", "example", "cell", "client"]
-    neighbours: Literal["add_remove", "replace", "zero_out"]
-    adversary: Literal["server", "participants", "public"]
-    epsilon: Epsilon
-    delta: float
-    status: Literal["proved", "conditional", "asymptotic", "nominal", "none"]
-    because: list[str]
-    accountant: str
-    nominal_epsilon: Epsilon = 0.0
-    nominal_composed: Epsilon = 0.0
+class Promised(Guarantee):
+    """What one phase promises, given what went out before it."""
+
+    accountant: str = ""
+    accountants: Mapping[str, Epsilon] = {}
+    releases: int = 0
+    event: Written | None = None
 
 
-class OfPhase(Shape):
+class OfPhase(Fact):
     phase: str
     releases: int
-    guarantees: list[Promised]
+    guarantees: tuple[Promised, ...]
 
 
-class Promised(Guarantee):
-    accountant: str = ""
+class Between(Fact):
+    """How a number is spread over clients."""
+
+    min: Number
+    median: Number
+    max: Number
 
 
-class Between(Shape):
-    min: float
-    max: float
+class Group(Fact):
+    """Clients that grant the same."""
 
-
-class Level(Shape):
-    granted: float
+    granted: Number
     clients: int
-    spent: Epsilon
-    status: str
-    claimed: float | None
+    spent: Epsilon  # by the client that lost most, from the ledger's events
+    status: Status
+    claimed: Number | None  # as published
     exposures: Between
 
 
-class Subject(Shape):
-    unit: str
-    neighbours: str
-    adversary: str
+class Subject(Fact):
+    """Whose loss groups tell, under which change, to whom."""
+
+    unit: Unit
+    neighbours: Neighbours
+    adversary: Adversary
 
 
-class Budget(Shape):
-    epsilon: float
-    delta: float
+class ReceiptBudget(Fact):
+    """What clients granted and spent, in the currency that adds up."""
+
+    epsilon: Number
+    delta: Number
     currency: str
-    granted: list[float]
+    granted: tuple[float, ...]
     spent_share: Between
+    exposures_planned: Between
     exposures_used: Between
-    groups: list[Level] = []
+    groups: tuple[Group, ...] = ()
     subject: Subject | None = None
 
 
-class Receipt(Shape):
+class Receipt(Fact):
     """privacy.json"""
 
+    format: int
+    run: str
+    config: str
+    simulated: bool
     rounds: int
     clients: int
+    guarantees: tuple[Guarantee, ...]
+    budget: ReceiptBudget | None
+    phases: tuple[OfPhase, ...] = ()
+    assumptions: tuple[str, ...]
+    ledger_head: str
+    files: Mapping[str, str] = {}  # digests
+
+
+class OfClient(Fact):
+    """What one client has spent; None: unknown, or nothing that may be told."""
+
+    client: int
+    examples: int | None
+    exposures: int | None
+    planned: int | None
+    spent: tuple[float, ...]
+    granted: tuple[float, ...] | None  # None: without a limit
+    epsilon: Number | None
+
+
+class Spending(Receipt):
+    """What a run has spent until now."""
+
+    by_client: tuple[OfClient, ...]
+    currency: str
+
+
+class OfRun(Fact):
+    run: str
+    releases: int
+
+
+class Lifetime(Fact):
+    """What all runs on one ledger have spent together."""
+
+    guarantees: tuple[Guarantee, ...]
+    phases: tuple[OfPhase, ...] = ()
     simulated: bool
-    guarantees: list[Guarantee]
-    budget: Budget | None
-    assumptions: list[str]
-    phases: list[OfPhase] = []
-    files: dict[str, str] = {}
+    assumptions: tuple[str, ...]
+    budget: ReceiptBudget | None
+    runs: tuple[OfRun, ...]
+    by_client: tuple[OfClient, ...]
+    currency: str
 
 
-def parsed(path: Path, text: str | bytes, shape: type[Shape], fix: str) -> dict[str, Any]:
-    """The object in a text, as it stands there."""
+def parsed(path: Path, text: str, kind: type[F], fix: str) -> F:
+    """The fact in a text."""
     try:
-        found: dict[str, Any] = json.loads(text)
-        shape.model_validate(found)
+        return kind.model_validate_json(text)
     except ValidationError as error:
         first = error.errors()[0]
         raise damaged(path, f"{'.'.join(map(str, first['loc'])) or 'it'}: {first['msg']}", fix) from None
-    except (ValueError, RecursionError) as error:
-        raise damaged(path, f"{type(error).__name__}: {error}", fix) from None
-    return found

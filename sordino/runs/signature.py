@@ -14,9 +14,8 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 
 from sordino.engine.checkpoint import atomic_write
 from sordino.errors import ConfigError, RunError
+from sordino.runs.folder import RunFolder
 from sordino.runs.private import write
-
-FILE = "privacy.sig"
 
 
 def generate(path: Path) -> Path:
@@ -41,15 +40,16 @@ def sign(folder: Path, path: Path) -> Path:
     key = _private(path)
     public = key.public_key().public_bytes_raw().hex()
     signed = {"public_key": public, "signature": key.sign(_receipt(folder)).hex()}
-    atomic_write(folder / FILE, json.dumps(signed).encode())
-    return folder / FILE
+    place = RunFolder(folder).signature_file
+    atomic_write(place, json.dumps(signed).encode())
+    return place
 
 
 def wrong(folder: Path, path: Path | None) -> list[str]:
     """What does not agree: with a key, there must be a signature of its holder; without one, what there is must at
     least be a signature.
     """
-    place = folder / FILE
+    place = RunFolder(folder).signature_file
     if not place.is_file():
         return [] if path is None else ["there is no signature"]
     try:
@@ -67,7 +67,7 @@ def wrong(folder: Path, path: Path | None) -> list[str]:
 
 def _receipt(folder: Path) -> bytes:
     try:
-        return (folder / "privacy.json").read_bytes()
+        return RunFolder(folder).receipt_file.read_bytes()
     except OSError as error:
         raise RunError(
             f"{folder} has no readable receipt", why=str(error), fix="finish or resume the run first", code="no-receipt"

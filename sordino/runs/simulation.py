@@ -15,7 +15,7 @@ from sordino.config import Experiment, Privacy
 from sordino.engine.checkpoint import Loaded
 from sordino.engine.client_states import States
 from sordino.engine.server import Federation
-from sordino.engine.shards import Prepared, Shards
+from sordino.engine.shards import PreparedShards, Shards
 from sordino.engine.site import Site
 from sordino.engine.wire import Header
 from sordino.evaluate.accuracy import Evaluator
@@ -107,10 +107,10 @@ class Simulation:
 
         rows, tested = population.shares
         which = range(len(rows)) if which is None else which
-        shards: Shards | Prepared = Shards(named.train, rows, which)
+        shards: Shards | PreparedShards = Shards(named.train, rows, which)
         tests = Shards(named.test, tested, which)
         if setup.algorithm.read.redraw is not None:
-            shards = Prepared(shards, setup.algorithm.read, once)
+            shards = PreparedShards(shards, setup.algorithm.read, once)
         return Site(
             setup.algorithm,
             setup.task,

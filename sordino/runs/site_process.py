@@ -24,7 +24,7 @@ from sordino.engine.memory import keep_freed_memory
 from sordino.engine.site import Site
 from sordino.engine.slow_network import Emulated
 from sordino.errors import SordinoError
-from sordino.runs.folder import HANDED
+from sordino.runs.folder import RunFolder
 from sordino.runs.private import secret_of
 from sordino.runs.simulation import simulated
 
@@ -67,7 +67,7 @@ def _begin(arguments: list[str], commands: IO[bytes], answers: IO[bytes]) -> Non
     mine, engine = whole.at(int(stage)), whole.setup.experiment.engine
     torch.set_num_threads(engine.threads)
     keep_freed_memory()
-    which, handed = range(int(first), len(mine.setup.public.sizes), int(step)), Path(folder) / HANDED
+    which, handed = range(int(first), len(mine.setup.public.sizes), int(step)), RunFolder(Path(folder)).handed_file
     given = checkpoint.tensors(handed) if not mine.setup.prepares and handed.exists() else None
     secret = secret_of(Path(folder))
     site = mine.site(run, which, mine.states(Path(place)), secret, given, Path(place) / f"clients-{first}")

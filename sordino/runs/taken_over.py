@@ -11,13 +11,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from sordino import config, tree
+from sordino import tree
 from sordino.engine import checkpoint
 from sordino.engine.checkpoint import atomic_write
 from sordino.errors import RunError
 from sordino.ledger.ledger import Entry, State
 from sordino.ledger.notes import under
-from sordino.runs.folder import CANDIDATES, PREPARATION, check_is_run, read_environment
+from sordino.ledger.op import Op
+from sordino.runs.folder import RunFolder
 from sordino.runs.receipt import opened
 from sordino.runs.setup import Setup
 from sordino.runs.simulation import Simulation, simulated
@@ -28,8 +29,9 @@ DEPENDS = ("seed", "data", "partition", "model", "candidates", "chaos")  # table
 
 def check_source(setup: Setup, source: Path) -> None:
     """Refuses a run whose preparation is not over, or is not what this experiment would make."""
-    check_is_run(source)
-    other = simulated(config.load(source / "experiment.toml")).setup
+    its = RunFolder(source)
+    its.check()
+    other = simulated(its.experiment).setup
     if not setup.preparation or not other.preparation:
         raise RunError(
             f"there is no preparation to take from {source}",
@@ -37,9 +39,8 @@ def check_source(setup: Setup, source: Path) -> None:
             fix="leave --prepared out",
             code="nothing-prepared",
         )
-    made = read_environment(source)["sordino"]
-    mine, its = _depends(setup, __version__), _depends(other, made)
-    differs = [name for name in mine | its if mine.get(name) != its.get(name)]
+    here, there = _depends(setup, __version__), _depends(other, its.environment.sordino)
+    differs = [name for name in here | there if here.get(name) != there.get(name)]
     if differs:
         raise RunError(
             f"{source} has prepared something else",
@@ -100,8 +101,8 @@ def _released(setup: Setup, source: Path) -> dict[str, tuple[Any, list[Entry]]]:
         entries = federation.entries()
     return {
         mine.phase: (
-            checkpoint.load(source / "preparation" / mine.phase / "checkpoints", mine.state),
-            [entry for entry in entries if entry.op.rpartition("/")[0] == f"{federation.run}.{mine.phase}"],
+            checkpoint.load(RunFolder(source).of_phase(mine.phase).checkpoints, mine.state),
+            [entry for entry in entries if Op.of(entry.op).phase == mine.phase],
         )
         for mine in setup.preparation
     }
@@ -112,19 +113,20 @@ def adopt(simulation: Simulation, folder: Path, run: str, ledger: Path, source: 
     over. Cut short, it is done again.
     """
     setup = simulation.setup
-    places = {mine.phase: folder / "preparation" / mine.phase / "checkpoints" for mine in setup.preparation}
+    ours, theirs = RunFolder(folder), RunFolder(source)
+    places = {mine.phase: ours.of_phase(mine.phase).checkpoints for mine in setup.preparation}
     if all(checkpoint.latest(place) is not None for place in places.values()):
         return
     check_source(setup, source)  # again: a resumed adoption may come long after the first look
-    rows = (source / PREPARATION).read_bytes()
-    if (source / CANDIDATES).exists():
-        atomic_write(folder / CANDIDATES, (source / CANDIDATES).read_bytes())
+    rows = theirs.preparation_file.read_bytes()
+    if theirs.candidates_file.exists():
+        atomic_write(ours.candidates_file, theirs.candidates_file.read_bytes())
     for phase, (loaded, entries) in _released(setup, source).items():
         if checkpoint.latest(places[phase]) is not None:
             continue
         with (federation := simulation.at(_phase(setup, phase).stage).federation(ledger, run)).ledger as book:
             for entry in entries:
-                op = federation.op(int(entry.op.rpartition("/")[2]))
+                op = federation.op(Op.of(entry.op).round)
                 said = under(entry.note, federation.config)
                 granted = book.reserve(op, entry.charges, bytes.fromhex(entry.plan), said)
                 assert granted == entry.charges.keys(), "the same budget pays for the same release"
@@ -133,6 +135,6 @@ def adopt(simulation: Simulation, folder: Path, run: str, ledger: Path, source: 
                 book.stored(op, bytes.fromhex(entry.digest))
                 book.published(op)
             head = book.head()
-        atomic_write(folder / PREPARATION, rows[: loaded.meta["metrics_bytes"]])
+        atomic_write(ours.preparation_file, rows[: loaded.meta["metrics_bytes"]])
         server = {"server": loaded.trees["server"]}  # what clients kept is for phases to come, and there is none
         checkpoint.save(places[phase], loaded.step, server, {**loaded.meta, "ledger_head": head})

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from pathlib import Path
 from typing import NamedTuple
 
-from sordino import config
 from sordino.engine import checkpoint
 from sordino.engine.client_states import unpacked
 from sordino.ledger.ledger import Entry
 from sordino.runs import seal
+from sordino.runs.folder import RunFolder
 from sordino.runs.receipt import opened
 from sordino.runs.simulation import simulated
 
@@ -31,10 +30,11 @@ def trace(folder: Path) -> Trace:
     """Without where the ledger stood: every stop seals what there is, so a run that was stopped has more records than
     one that was not."""
     _, federation = opened(folder)
-    setup = simulated(config.load(folder / "experiment.toml")).setup
+    mine = RunFolder(folder)
+    setup = simulated(mine.experiment).setup
     with federation.ledger as ledger:
         entries = tuple(entry._replace(sequence=0, hash="") for entry in ledger.entries())
-    loaded = checkpoint.load(folder / "checkpoints", setup.state)
+    loaded = checkpoint.load(mine.checkpoints, setup.state)
     assert loaded is not None
     held = [loaded]
     for worker in sorted(folder.glob("clients-*")):  # of client processes
@@ -42,10 +42,8 @@ def trace(folder: Path) -> Trace:
         assert found is not None
         held.append(found)
     clients = {f"{k}": state for one in held for name, made in one.trees.items() for k, state in unpacked(name, made)}
-    model, metrics = (
-        hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in ("model.safetensors", "metrics.jsonl")
-    )
-    receipt = seal.digest(json.loads((folder / "privacy.json").read_text())).hex()
+    model, metrics = (hashlib.sha256(file.read_bytes()).hexdigest() for file in (mine.model_file, mine.metrics_file))
+    receipt = seal.digest(seal.claimed(folder)).hex()
     server = checkpoint.digest_trees({"server": loaded.trees["server"]})
     return Trace(model, metrics, receipt, entries, server, checkpoint.digest_trees(clients))
 

@@ -24,6 +24,7 @@ from sordino.errors import ConfigError
 from sordino.ledger.notes import SYSTEM
 from sordino.runs.folder import numbers
 from sordino.runs.metrics import shown
+from sordino.runs.shapes import Receipt
 
 if TYPE_CHECKING:
     from sordino.runs.run import Ended, Progress
@@ -192,7 +193,7 @@ class _Follower:
     note: str = ""
 
     def see(self, step: Progress) -> None:
-        if "phase" in step.metrics:  # of a preparation, whose rounds have other numbers
+        if step.metrics.phase:  # of a preparation, whose rounds have other numbers
             return
 
         def tell() -> None:
@@ -201,7 +202,7 @@ class _Follower:
                 self.started = True
             hidden, real = step.setup.cohort.hidden, step.setup.experiment.privacy.noise == SYSTEM
             # an evaluator's numbers stay with the evaluator
-            told = shown(step.metrics, hidden) if real else step.metrics
+            told = shown(step.metrics, hidden) if real else step.metrics.to_json()
             kept = {"round"} | (CROWD if hidden else set())
             row = {name: value for name, value in numbers(told).items() if name not in kept}
             self.tracker.round(row, step.round)
@@ -233,13 +234,7 @@ def _settings(experiment: Mapping[str, Any], prefix: str = "") -> dict[str, Any]
     return found
 
 
-def _promised(receipt: Mapping[str, Any]) -> dict[str, float]:
+def _promised(receipt: Receipt) -> dict[str, float]:
     """The finite guarantees and the share of the budget that is spent."""
-    found = {
-        f"epsilon_{row['unit']}_{row['neighbours']}_{row['adversary']}": float(row["epsilon"])
-        for row in receipt["guarantees"]
-        if row["epsilon"] != "inf"
-    }
-    if receipt["budget"]:
-        found["spent_share"] = receipt["budget"]["spent_share"]["max"]
-    return found
+    found = {"_".join(("epsilon", *row.subject)): row.epsilon for row in receipt.guarantees if row.finite}
+    return found if receipt.budget is None else {**found, "spent_share": receipt.budget.spent_share.max}

@@ -8,23 +8,23 @@ does not: that nobody wrote ledger, receipt and files anew together. For that a 
 
 from __future__ import annotations
 
-import json
 import math
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from sordino import config, user_code
+from sordino import user_code
 from sordino.algorithms.algorithm import Home
 from sordino.config import Experiment
 from sordino.engine.server import Federation
 from sordino.errors import RunError
 from sordino.ledger.ledger import Entry, Ledger, of_run
 from sordino.ledger.notes import parsed
+from sordino.ledger.op import Op
 from sordino.ledger.statement import statement
 from sordino.runs import seal, signature
 from sordino.runs.agreement import Agreement
-from sordino.runs.folder import read_public_metrics
-from sordino.runs.receipt import ledger_of, opened, receipt
+from sordino.runs.folder import RunFolder
+from sordino.runs.receipt import opened, receipt
 from sordino.runs.setup import Setup
 
 COMPARED = ("format", "run", "simulated", "rounds", "clients", "budget", "phases", "assumptions")
@@ -44,12 +44,11 @@ def examine(folder: Path, key: Path | None = None, code: bool = False) -> Verdic
     """`key` is the public key of who must have signed the receipt. An algorithm of somebody's own is a program: it is
     imported with `code` only.
     """
-    claimed, unseen = _claimed(folder), list[str]()
-    experiment = config.load(folder / "experiment.toml")
-    wrong = (
-        [] if claimed.get("config") == experiment.digest() else ["experiment.toml is not the experiment of the receipt"]
-    )
-    with Ledger.as_founded(ledger_of(folder)) as ledger:
+    claimed, mine, unseen = _claimed(folder), RunFolder(folder), list[str]()
+    experiment = mine.experiment
+    same = claimed.get("config") == experiment.digest()
+    wrong = [] if same else ["experiment.toml is not the experiment of the receipt"]
+    with Ledger.as_founded(mine.ledger) as ledger:
         if not ledger.descends_from(str(claimed.get("ledger_head"))):
             wrong.append("the ledger went back behind the receipt: an older copy, or another ledger")
         if not ledger.sealed(seal.digest(claimed)):
@@ -59,7 +58,8 @@ def examine(folder: Path, key: Path | None = None, code: bool = False) -> Verdic
         delta = ledger.charter.delta
     if user_code.is_own(str(experiment.algorithm.get("name"))) and not code:
         unseen.append(
-            "the planned noise and the budget: they follow from an algorithm of somebody's own, and --with-code would run it"
+            "the planned noise and the budget: they follow from an algorithm of somebody's own, and --with-code would "
+            "run it"
         )
         rows = statement((entry.note for entry in entries), len(Agreement.read(folder).public.sizes), delta or 0.0)
         again: dict[str, Any] = {"guarantees": [row.to_json() for row in rows]}
@@ -67,17 +67,16 @@ def examine(folder: Path, key: Path | None = None, code: bool = False) -> Verdic
     else:
         setup, federation = opened(folder)
         with federation.ledger:
-            again, compared = receipt(setup, federation), COMPARED
+            again, compared = receipt(setup, federation).to_json(), COMPARED
         wrong += _replayed(setup, federation.home, entries)
         wrong += [f"{name}: in the receipt only" for name in sorted(claimed.keys() - again.keys() - {"files"})]
-    again = json.loads(json.dumps(again))
     wrong += [
         f"{name}: the ledger says {again.get(name)!r}, the receipt {claimed.get(name)!r}"
         for name in compared
         if not _same(again.get(name), claimed.get(name))
     ]
-    rounds = sum(entry.op.rpartition("/")[0] == claimed.get("run") for entry in entries)
-    if (played := len(read_public_metrics(folder))) > rounds:
+    rounds = sum(Op.of(entry.op).name == claimed.get("run") for entry in entries)
+    if (played := len(mine.public_metrics())) > rounds:
         wrong.append(f"metrics.jsonl tells of {played} rounds, the ledger of {rounds}")
     wrong += [*_guarantees(again, claimed), *seal.wrong(folder, claimed), *signature.wrong(folder, key)]
     if key is None:
@@ -124,8 +123,8 @@ def _replayed(setup: Setup, home: Home, entries: list[Entry]) -> list[str]:
     for mine in (*setup.preparation, setup):
         with (again := mine.federation(home, "", ":memory:", "again")).ledger:
             for entry in entries:
-                run, _, t = entry.op.rpartition("/")
-                if run.partition(".")[2] == mine.phase and not again.plans(int(t), entry, _active(mine, again, int(t))):
+                _, phase, t = Op.of(entry.op)
+                if phase == mine.phase and not again.plans(t, entry, _active(mine, again, t)):
                     wrong.append(f"{entry.op}: its noise, its price or who took part is not what experiment.toml plans")
     return wrong[:3]
 
@@ -142,14 +141,11 @@ def _active(setup: Setup, again: Federation, t: int) -> list[int] | None:
 
 def _claimed(folder: Path) -> dict[str, Any]:
     try:
-        claimed = json.loads((folder / "privacy.json").read_text())
-        if not isinstance(claimed, dict) or not isinstance(claimed.get("guarantees"), list):
-            raise ValueError("it is not an object with guarantees")
+        return seal.claimed(folder)
     except (OSError, ValueError, RecursionError) as error:
         raise RunError(
             f"{folder} has no readable receipt", why=str(error), fix="finish or resume the run first", code="no-receipt"
         ) from None
-    return claimed
 
 
 def _subject(row: dict[str, Any]) -> tuple[str, str, str]:

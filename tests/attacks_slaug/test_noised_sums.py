@@ -13,7 +13,7 @@ from torch import Tensor
 
 from sordino import keys
 from sordino.attacks.sources import Weak
-from sordino.attacks.sums import Played, most, pair, played
+from sordino.attacks.sums import PlayedSum, most, pair, played
 from sordino.errors import DataError
 from sordino.ledger.gaussian_dp import mu_of
 from sordino.privacy.noise.sources import Counter
@@ -43,7 +43,7 @@ def held() -> Examples:
     return Examples(z, torch.arange(CLASSES).repeat_interleave(6))
 
 
-def game(reader: ClassSums, epsilon: float, source: NoiseSource | None = None, draws: int = DRAWS) -> Played:
+def game(reader: ClassSums, epsilon: float, source: NoiseSource | None = None, draws: int = DRAWS) -> PlayedSum:
     multiplier = 1 / mu_of(epsilon, DELTA)
     found = pair(reader, held(), torch.arange(0, 6 * CLASSES, 6), unchanged, extractor("cnn_norm").task, multiplier)
     return played(reader, found, multiplier, DELTA, draws, source or Counter(keys.word(keys.root(5))))

@@ -44,7 +44,7 @@ class Killed(BaseException):
 POINTS: Mapping[str, tuple[Any, str, int]] = {
     "reserved": (Federation, "reserve", 0),
     "computed": (Federation, "receive", 0),
-    "kept": (rounds.Phase, "_save", 1),  # counts the rounds that are done
+    "kept": (rounds.PlayedPhase, "_save", 1),  # counts the rounds that are done
     "stored": (Federation, "store", 0),
     "published": (Federation, "publish", 0),
 }

@@ -32,7 +32,8 @@ from sordino.ledger.ledger import Ledger
 from sordino.ledger.statement import statement
 from sordino.privacy.noise.sources import System
 from sordino.report.run_facts import gather
-from sordino.runs.receipt import ledger_of, opened
+from sordino.runs.folder import RunFolder
+from sordino.runs.receipt import opened
 from sordino.runs.run import start
 from sordino.runs.simulation import Simulation, simulated
 from sordino.runs.trackers import TRACKERS, tracked
@@ -153,7 +154,7 @@ def play(
         patch.setattr(Site, "__call__", called)
         patch.setitem(TRACKERS, "follower", lambda: follower)
         ended = tracked(lambda watch: start(experiment, folder, watch), ["follower"])
-        finite = {(r["unit"], r["adversary"]) for r in ended.receipt["guarantees"] if r["epsilon"] != "inf"}
+        finite = {(r.unit, r.adversary) for r in ended.receipt.guarantees if r.finite}
         assert verify(folder) == []
         learns = simulated(experiment).setup.algorithm.uplink.learns
         return Seen(_left(folder, follower, (*RELEASED, *(LENGTHS if learns else ()))), sent, finite, learns)
@@ -169,12 +170,12 @@ def _left(folder: Path, follower: Follower, released: tuple[str, ...]) -> dict[s
         found[str(name)] = None if name.parts[0] == "preparation" else _content(path, released)
     for path in (folder / "model.safetensors", folder / "handed.safetensors"):
         found[f"size of {path.name}"] = path.stat().st_size if path.exists() else None
-    with Ledger.as_founded(ledger_of(folder)) as ledger:
+    with Ledger.as_founded(RunFolder(folder).ledger) as ledger:
         entries = list(ledger.entries())
     found["ledger"] = [
         (e.op.rpartition(".")[2].rpartition("/")[2], e.state, e.charges, _config_of(e.note)) for e in entries
     ]
-    facts = {k: v for k, v in gather(folder).items() if k not in NAMED["facts"]}
+    facts = {k: v for k, v in gather(folder).to_json().items() if k not in NAMED["facts"]}
     found["facts of the report"] = _without(json.loads(json.dumps(facts, default=str)), released)
     return found
 

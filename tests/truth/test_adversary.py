@@ -192,7 +192,8 @@ def test_a_row_that_tells_is_found_out(what: str, tmp_path: Path, monkeypatch: p
     names = ("accuracy", "loss", "clients") if what == "scores" else (what,)
 
     def telling(row: Any, hidden: bool) -> dict[str, Any]:
-        return whole(row, hidden) | {name: row[name] for name in names if name in row}
+        told = row.to_json()
+        return whole(row, hidden) | {name: told[name] for name in names if name in told}
 
     monkeypatch.setattr(metrics, "shown", telling)
     one = play(made, tmp_path / "one")

@@ -253,7 +253,7 @@ def test_a_simulation_does_not_become_real_by_one_word(before: int, tmp_path: Pa
     setup, federation = opened(tmp_path / "run")
     with federation.ledger as ledger:
         assert {parsed(entry.note).noise for entry in ledger.entries()} == {"counter"}
-        assert receipt(setup, federation)["simulated"]
+        assert receipt(setup, federation).simulated
 
 
 def test_how_a_run_is_computed_may_change(tmp_path: Path) -> None:
@@ -326,7 +326,7 @@ def test_two_runs_on_one_ledger_are_one_number(tmp_path: Path, cli: Callable[...
     for seed, name in ((0, "one"), (0, "two")):
         start(CASE.experiment(**changes, read=read, seed=seed, name=name), tmp_path / name)
     alone = [json.loads((tmp_path / name / "privacy.json").read_text())["guarantees"] for name in ("one", "two")]
-    together = lifetime(tmp_path / "shared.sqlite")
+    together = lifetime(tmp_path / "shared.sqlite").to_json()
 
     def example(rows: list[dict[str, Any]]) -> Any:
         return next(row for row in rows if row["unit"] == "example" and row["adversary"] == "server")
@@ -354,10 +354,10 @@ def test_answers_of_two_runs_are_two_draws(tmp_path: Path) -> None:
         return float(next(row["epsilon"] for row in rows if row["unit"] == "pixel" and row["adversary"] == "server"))
 
     alone = pixel(json.loads((tmp_path / "one" / "privacy.json").read_text())["guarantees"])
-    assert pixel(lifetime(tmp_path / "shared.sqlite")["guarantees"]) == pytest.approx(2 * alone, rel=1e-3)
+    assert pixel(lifetime(tmp_path / "shared.sqlite").to_json()["guarantees"]) == pytest.approx(2 * alone, rel=1e-3)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("sordino.runs.lifetime.of_a_run", lambda text, run: text)
-        assert pixel(lifetime(tmp_path / "shared.sqlite")["guarantees"]) == pytest.approx(alone, rel=1e-3)
+        assert pixel(lifetime(tmp_path / "shared.sqlite").to_json()["guarantees"]) == pytest.approx(alone, rel=1e-3)
 
 
 def test_sizes_that_are_nobodys_business_are_written_nowhere(tmp_path: Path) -> None:
@@ -375,7 +375,7 @@ def test_sizes_that_are_nobodys_business_are_written_nowhere(tmp_path: Path) -> 
         told.append(
             (
                 Agreement.read(tmp_path / name).public.sizes,
-                [row["examples"] for row in spending(tmp_path / name)["by_client"]],
+                [row.examples for row in spending(tmp_path / name).by_client],
             )
         )
     assert told[0] == told[1] == ((1,) * 5, [None] * 5)

@@ -26,6 +26,7 @@ from sordino.types import Examples, Params, Task
 ROWS = 256
 ABSENT = -1.0
 PLAIN = Uplink(client=())
+HANDS = "the generator, to everybody"
 
 
 class Anchor(NamedTuple):
@@ -173,7 +174,7 @@ class Recipe:
         """How the generator learned, and which candidates it learned from."""
         rows = [zip(self.columns, row, strict=True) for row in made.log.tolist()]
         log = [{name: value for name, value in row if value != ABSENT} for row in rows]
-        kept = [{"class": c, "candidates": [i for i in row if i >= 0]} for c, row in enumerate(made.kept.tolist())]
+        kept = [{"class": c, "candidates": row} for c, row in enumerate(chosen(made.kept))]
         return {"generator": [row for row in log if row], **({"kept": kept} if self.scenario == 1 else {})}
 
     def make(self, home: Home, anchors: Sequence[Anchor]) -> Made:
@@ -244,6 +245,11 @@ def seen(task: Task, params: Params, x: Tensor, matrix: Tensor | None) -> Tensor
     with torch.no_grad():
         z = task.features(params, x, None)
         return z if matrix is None else torch.nn.functional.normalize(z @ matrix.to(z.dtype), dim=1)
+
+
+def chosen(kept: Tensor) -> list[list[int]]:
+    """For each class, the numbers of the candidates that are kept."""
+    return [[i for i in row if i >= 0] for row in kept.tolist()]
 
 
 class Projects(Protocol):

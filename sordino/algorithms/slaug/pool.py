@@ -21,8 +21,19 @@ from torch import Tensor
 from sordino import keys
 from sordino.algorithms.algorithm import Home, Known
 from sordino.algorithms.local_sgd import LocalSgd
-from sordino.algorithms.phases import Phase
-from sordino.algorithms.slaug.generator import PLAIN, Anchor, Made, Recipe, Told, dimensions, projected_by, seen
+from sordino.algorithms.phases import Facts, Phase, Said
+from sordino.algorithms.slaug.generator import (
+    HANDS,
+    PLAIN,
+    Anchor,
+    Made,
+    Recipe,
+    Told,
+    chosen,
+    dimensions,
+    projected_by,
+    seen,
+)
 from sordino.errors import ConfigError
 from sordino.keys import Key
 from sordino.privacy.uplink import Uplink
@@ -119,6 +130,13 @@ class Pool(LocalSgd[Pooled, tuple[()], Told, Sums], Phase[Pooled, tuple[()], Tol
 
     def tables(self, s: Pooled) -> dict[str, list[dict[str, object]]]:
         return self.recipe.tables(Made(s.generator, s.kept, s.learned, s.log))
+
+    @property
+    def says(self) -> Said:
+        return Said("a public network, to everybody", "sums of features", HANDS)
+
+    def facts(self, s: Pooled, before: Facts) -> Facts:
+        return before._replace(kept=chosen(s.kept))
 
     def models(self, s: Pooled) -> Mapping[str, Params]:
         return {"global": s.x}

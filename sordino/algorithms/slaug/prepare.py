@@ -15,16 +15,40 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
 
 from sordino import keys, tree
-from sordino.algorithms.algorithm import Home, Known
+from sordino.algorithms.algorithm import Algorithm, Home, Known
 from sordino.algorithms.local_sgd import LocalSgd
-from sordino.algorithms.phases import Phase
-from sordino.algorithms.slaug.generator import PLAIN, Anchor, Made, Recipe, Told, dimensions, projected_by, seen
+from sordino.algorithms.phases import DeviceSkill, Facts, Phase, RunNumbers, Said
+from sordino.algorithms.slaug.generator import (
+    HANDS,
+    PLAIN,
+    Anchor,
+    Made,
+    Recipe,
+    Told,
+    chosen,
+    dimensions,
+    projected_by,
+    seen,
+)
+from sordino.algorithms.slaug.told import (
+    Asking,
+    Owner,
+    Prototype,
+    Ranked,
+    Start,
+    Up,
+    Wish,
+    Wishes,
+    formula,
+    requests_of,
+)
+from sordino.algorithms.slaug.traffic import Sizes
 from sordino.errors import ConfigError, RunError
 from sordino.keys import Key
 from sordino.privacy.uplink import Uplink
@@ -35,33 +59,6 @@ from sordino.types import Examples, Params, Received, Shard, Task, Work
 KEPT = 0.7  # of a device's examples it trains on; on the others it stops, and makes prototypes
 ROUNDS = 2  # of asking that a device pays for, where it pays
 FEWEST = 4  # examples that can be split
-
-
-class Owner(NamedTuple):
-    """What a device keeps between phases: its own model."""
-
-    model: Params
-
-
-class Ranked(NamedTuple):
-    """What the server knows after `train`."""
-
-    x: Params
-    recall: Tensor  # [devices, classes]
-    f1: Tensor
-    order: Tensor  # [ranks, classes]: devices, the best first
-    models: Params  # of these, [ranks, classes, ...]
-    trained: Tensor  # has it been done?
-
-
-class Start(NamedTuple):
-    x: Params
-    device: Tensor  # which one this is
-
-
-class Up(NamedTuple):
-    delta: Params
-    device: Tensor
 
 
 @dataclass(frozen=True)
@@ -167,41 +164,19 @@ class Train(LocalSgd[Ranked, Owner, Any, Up], Phase[Ranked, Owner, Any, Up]):
         both = zip(s.recall.tolist(), s.f1.tolist(), strict=True)
         return {"skill": [{"device": k, "recall": recall, "f1": f1} for k, (recall, f1) in enumerate(both)]}
 
+    @property
+    def says(self) -> Said:
+        return Said("the first model, to everybody", "their own models", HANDS, self.rank)
+
+    def facts(self, s: Ranked, before: Facts) -> Facts:
+        both = zip(s.f1.tolist(), s.recall.tolist(), strict=True)
+        return before._replace(skills=[list(map(DeviceSkill, *found)) for found in both])
+
+    def counted(self, training: Algorithm[Any, Any, Any, Any], public: RunNumbers) -> Sizes | None:
+        return formula(training, public)
+
     def models(self, s: Ranked) -> Mapping[str, Params]:
         return {"global": s.x}
-
-
-class Asking(NamedTuple):
-    """Requests in a row: one for each slot, a class and whom to ask for it."""
-
-    order: Tensor  # [ranks, classes]
-    models: Params  # [ranks, classes, ...]
-    slots: Tensor  # the class of each
-    place: Tensor  # the rank that is asked, or has answered
-    state: Tensor  # of each slot: 0 waiting, 1 answered, 2 nobody answers
-    prototypes: Tensor  # [slots, d]
-    counts: Tensor  # of images in each, as they were told
-    generator: Params
-    kept: Tensor  # numbers of the candidates that were chosen, -1 beyond
-    learned: Tensor  # classes that the generator knows
-    log: Tensor  # of its training
-
-
-class Wish(NamedTuple):
-    label: Tensor  # of the class that this device is asked for
-
-
-class Wishes(NamedTuple):
-    device: Tensor  # [slots]; -1 where nobody is asked now
-    label: Tensor
-
-
-class Prototype(NamedTuple):
-    """A device's answer: a sum of features and of how many images. With no images the device declines."""
-
-    label: Tensor
-    total: Tensor
-    images: Tensor
 
 
 @dataclass(frozen=True)
@@ -350,6 +325,14 @@ class Ask(LocalSgd[Asking, Owner, Any, Prototype], Phase[Asking, Owner, Any, Pro
             for i, label in enumerate(s.slots.tolist())
         ]
         return {"asked": asked, **self.recipe.tables(Made(s.generator, s.kept, s.learned, s.log))}
+
+    @property
+    def says(self) -> Said:
+        return Said("requests for prototypes", "prototypes and refusals", HANDS)
+
+    def facts(self, s: Asking, before: Facts) -> Facts:
+        asked = requests_of(s, before.skills)
+        return before._replace(asked=asked, kept=chosen(s.kept))
 
     def _anchors(self, s: Asking, home: Home) -> list[Anchor]:
         task, found = home.task, []

@@ -1,0 +1,103 @@
+"""Rounds as they are told: a line of metrics.jsonl, and of preparation.jsonl.
+
+What is None was not looked at, or is nothing that this reader may see: of a hidden cohort not even how many took part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal, Self
+
+from pydantic import ValidationInfo, model_validator
+
+from sordino.ledger.facts import Fact, Number
+
+
+class Spread(Fact):
+    """The scores of single clients."""
+
+    metric: Literal["accuracy", "loss"]
+    mean: float
+    std: float
+    worst_tenth: float
+    each: tuple[float | None, ...] | None = None  # None: there are too many to list, or they stand elsewhere
+
+
+class Scores(Fact):
+    """How good models are. In a file scores come together: whoever has an accuracy has a loss."""
+
+    accuracy: float | None = None
+    loss: float | None = None
+    accuracy_of_all_outputs: float | None = None  # of a network with several outputs for each class
+    clients: Spread | None = None
+    also: Mapping[str, Scores] = {}  # of further models, or of further ways to make one a client's own
+
+    @model_validator(mode="after")
+    def _together(self, info: ValidationInfo) -> Self:
+        if info.mode == "json" and self.loss is None and not (self.accuracy is None and self.clients is None):
+            raise ValueError("it has scores without a loss")
+        return self
+
+    @property
+    def told(self) -> str:
+        """The headline in a few words; nothing where nothing was scored."""
+        if self.accuracy is not None:
+            return f"accuracy {self.accuracy:.2%}"
+        return "" if self.loss is None else f"loss {self.loss:.4f}"
+
+
+class Secure(Fact):
+    """What an encrypted or masked sum cost."""
+
+    mode: Literal["full", "probe"]
+    saturated: int | None = None  # values cut to the range
+    aborted: str = ""  # why nothing was opened
+    cpu_seconds: Mapping[str, Number] | None = None
+
+
+class Played(Fact):
+    """Any round of any phase: who took part and what was sent."""
+
+    phase: str = ""  # of a preparation
+    round: int
+    active: int | None = None
+    answered: int | None = None
+    bytes_down: int | None = None
+    bytes_up: int | None = None
+    payload: int | None = None  # bytes of one upload that are numbers
+    lost: bool = False
+    secure: Secure | None = None
+    device_flops: Number | None = None
+
+    @property
+    def bytes(self) -> int:
+        """Both directions."""
+        return (self.bytes_down or 0) + (self.bytes_up or 0)
+
+
+class PreparedRow(Played):
+    """A line of preparation.jsonl."""
+
+    phase: str
+    bytes_down: int
+    bytes_up: int
+    payload: int
+
+
+class RoundRow(Scores, Played):
+    """A line of metrics.jsonl; a round 0 is what came before the first one."""
+
+    model_norm: float | None = None
+    seconds: float | None = None  # by the clock
+
+    def with_more(self, more: Fact) -> RoundRow:
+        """With all that another file says of the same round."""
+        return self.beside(**{name: value for name, value in more if name in more.model_fields_set})
+
+
+class RoundCost(Fact):
+    """A line of costs.jsonl: seconds are no part of the result, no two runs take the same."""
+
+    round: int
+    seconds: float | None = None
+    cpu_seconds: Mapping[str, Number] | None = None

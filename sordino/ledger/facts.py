@@ -1,0 +1,47 @@
+"""Facts: plain values with names, as they are written into files and read from there.
+
+A file may have been edited by anybody, so reading is strict: every value is of its own type or the fact does not exist.
+JSON has no infinity; this module alone knows the word that stands for one.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Annotated, Any, Self
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, PlainSerializer, ValidationInfo, model_validator
+
+
+def _from_file(value: object) -> object:
+    return math.inf if value == "inf" else value
+
+
+def _to_file(value: float) -> float | str:
+    return value if math.isfinite(value) else "inf"
+
+
+Epsilon = Annotated[float, BeforeValidator(_from_file), PlainSerializer(_to_file)]
+Number = int | float  # written as it is: a count stays a count
+
+
+class Fact(BaseModel):
+    """What was found, said or spent. Keys of a file that are not named here may be anything."""
+
+    model_config = ConfigDict(frozen=True, strict=True, extra="ignore")
+
+    @model_validator(mode="after")
+    def _says_nothing_by_silence(self, info: ValidationInfo) -> Self:
+        """In a file, what may be left out is left out: a null in its place is somebody's edit."""
+        if info.mode == "json":
+            for name, value in self:
+                if value is None and name in self.model_fields_set and not type(self).model_fields[name].is_required():
+                    raise ValueError(f"{name} is null")
+        return self
+
+    def to_json(self) -> dict[str, Any]:
+        """Names and values in the order of the declaration, without those that say nothing more than their default."""
+        return self.model_dump(mode="json", exclude_defaults=True)
+
+    def beside(self, **known: object) -> Self:
+        """The same fact, with more that is known of it."""
+        return self.model_copy(update=known)

@@ -1,0 +1,35 @@
+"""One round as the ledger names it."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Op(NamedTuple):
+    """One round of one phase of a run: RUN/t, in a preparation RUN.PHASE/t.
+
+    >>> str(Op("2f1c", "train", 0)), Op.of("2f1c/7")
+    ('2f1c.train/0', Op(run='2f1c', phase='', round=7))
+    """
+
+    run: str
+    phase: str  # nothing: the training
+    round: int
+
+    def __str__(self) -> str:
+        return f"{self.name}/{self.round}"
+
+    @property
+    def name(self) -> str:
+        """The phase among all phases of all runs."""
+        return of_phase(self.run, self.phase)
+
+    @classmethod
+    def of(cls, text: str) -> Op:
+        name, _, t = text.rpartition("/")
+        run, _, phase = name.partition(".")
+        return cls(run, phase, int(t) if t.isdecimal() else -1)  # -1: somebody else's operation, and no round
+
+
+def of_phase(run: str, phase: str) -> str:
+    return f"{run}.{phase}" if phase else run
