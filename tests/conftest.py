@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 
 import pytest
-from command_line import Said, spoken
-from laws import warm
 
 from sordino.engine import processes
+from sordino.runs.run import start
+from tests.helpers.command_line import Said, spoken
+from tests.helpers.prepared_runs import tiny
+from tests.laws import warm
 
 
 @pytest.fixture
@@ -29,3 +32,11 @@ def pytest_runtestloop(session: pytest.Session) -> None:
 def quick_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Client processes that are forked, not started."""
     monkeypatch.setattr(processes, "subprocess", warm.stand_in())
+
+
+@pytest.fixture(scope="session")
+def once(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The run that never stopped."""
+    folder = tmp_path_factory.mktemp("phases") / "run"
+    start(tiny(), folder)
+    return folder

@@ -14,9 +14,8 @@ from sordino.ledger.ledger import Entry
 from sordino.privacy.readers.per_example_gradients import Sides
 from sordino.runs.run import start
 from sordino.runs.simulation import simulated
-
-from .cases import CASES, Case
-from .traces import finished, parts_of, started
+from tests.laws.cases import CASES, Case
+from tests.laws.traces import finished, parts_of, started
 
 CLOSE = 1e-5  # of the way the model went
 

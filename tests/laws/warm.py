@@ -196,7 +196,7 @@ def _entries() -> dict[str, Callable[[list[str]], None]]:
     with tempfile.TemporaryDirectory() as folder:
         start(config.load(None, few), Path(folder) / "run")
     processes.subprocess = stand_in()  # type: ignore[attr-defined]
-    import checkpoint_workers
+    from tests.engine import checkpoint_workers
 
     def command_line(arguments: list[str]) -> None:
         sys.argv = ["sordino", *arguments]

@@ -3,17 +3,17 @@ row is."""
 
 from __future__ import annotations
 
-from .mutant import one
+from tests.mutants.mutant import one
 
-ADVERSARY = "tests/truth/test_adversary.py"
-BINDING = "tests/truth/test_binding.py"
-COVERING = "tests/test_covering.py"
-RESUME = "tests/test_resume.py"
+ADVERSARY = "tests/laws/test_adversary.py"
+BINDING = "tests/runs/test_binding.py"
+COVERING = "tests/ledger/test_covering.py"
+RESUME = "tests/runs/test_resume.py"
 ABSENT = "tests/privacy/test_absent.py"
-APART = "tests/privacy/test_apart.py"
-CONVEX = "tests/privacy/test_convex.py"
-SCHEMA = "tests/test_schema.py"
-DISCRETE = "tests/privacy/test_discrete.py"
+APART = "tests/privacy/readers/test_apart.py"
+CONVEX = "tests/privacy/readers/test_convex_stable.py"
+NEIGHBOURING_TABLES = "tests/data/test_neighbouring_tables.py"
+PRESETS = "tests/algorithms/test_preset.py"
 TWO_TELL = f"{ADVERSARY}::test_two_runs_with_one_seed_draw_different_cohorts"
 ONE_TELLS = f"{ADVERSARY}::test_nothing_that_is_left_tells_one_example_from_another[gaussian_gdp]"
 DRAWN_TELLS = f"{ADVERSARY}::test_nothing_that_is_left_tells_who_was_drawn[central]"
@@ -39,14 +39,14 @@ HOSTILE = [
         "privacy/noise/sources.py",
         'if name != "system":',
         'if name != "system" or secret is None:',
-        "tests/test_lc_fl.py::test_without_their_secret_clients_do_not_answer_from_the_seed[gone]",
+        "tests/algorithms/test_ldp_fl.py::test_without_their_secret_clients_do_not_answer_from_the_seed[gone]",
     ),
     one(
         "a ledger of other hands goes on",
         "runs/population.py",
         'digest.update(np.stack([rows[order], owners[order]]).astype("<i8").tobytes())',
         'digest.update(rows[order].astype("<i8").tobytes())',
-        "tests/test_plan.py::test_a_shared_ledger_is_of_clients_who_hold_the_same_rows",
+        "tests/runs/test_spending.py::test_a_shared_ledger_is_of_clients_who_hold_the_same_rows",
     ),
     # statements
     one(
@@ -120,7 +120,7 @@ HOSTILE = [
         '                        code="op-two-releases",\n                    )\n                return False',
         '                        code="op-two-releases",\n                    )\n                return True',
         f"{RESUME}::test_kills_do_not_average_the_noise_away",
-        "tests/test_ledger.py::test_the_ledger_in_memory_does_what_the_model_does",
+        "tests/ledger/test_ledger.py::test_the_ledger_in_memory_does_what_the_model_does",
     ),
     one(
         "a copy goes on",
@@ -214,14 +214,17 @@ HOSTILE = [
         "privacy/noise/laws.py",
         'return events.DiscreteGaussian(multiplier) if self.calibration == "discrete" else events.Gaussian(multiplier)',
         "return events.Gaussian(multiplier)",
-        "tests/test_secure_sums.py::test_noise_in_shares_protects_from_the_server_too",
+        "tests/stories/secure_sums/test_promises.py::test_noise_in_shares_protects_from_the_server_too",
     ),
     one(
         "a probe that hides",
         "privacy/uplink/secure_stages.py",
         'if self.mode == "probe":',
         "if False:",
-        "tests/test_secure_sums.py",
+        "tests/stories/secure_sums/test_rounds.py",
+        "tests/stories/secure_sums/test_refused.py",
+        "tests/stories/secure_sums/test_promises.py",
+        "tests/stories/secure_sums/test_bytes.py",
     ),
     # gates
     one(
@@ -264,7 +267,7 @@ HOSTILE = [
         "engine/processes.py",
         "parts = [down] if told is None else [told(down, k) for k in clients]",
         "parts = [down] if told is None else [down for k in clients]",
-        "tests/test_processes.py::test_what_one_client_is_told_goes_to_it_alone",
+        "tests/engine/test_processes.py::test_what_one_client_is_told_goes_to_it_alone",
     ),
     # tables, ledgers, clients
     one(
@@ -272,35 +275,52 @@ HOSTILE = [
         "data/dataset.py",
         "np.random.default_rng(seed).random(rows)",
         "np.random.default_rng([seed, rows]).random(rows)",
-        f"{SCHEMA}::test_a_key_holds_a_row_in_its_place",
+        f"{NEIGHBOURING_TABLES}::test_a_key_holds_a_row_in_its_place",
     ),
     one(
         "classes of the labels that are there",
         "data/tabular.py",
         "classes = schema.columns[label].words",
         "classes = tuple(sorted(set(_texts(columns[label]))))",
-        f"{SCHEMA}::test_a_learned_table_tells_one_row_from_another",
-        f"{SCHEMA}::test_neighbouring_tables_teach_the_same_before_the_noise",
+        f"{NEIGHBOURING_TABLES}::test_a_learned_table_tells_one_row_from_another",
+        f"{NEIGHBOURING_TABLES}::test_neighbouring_tables_teach_the_same_before_the_noise",
     ),
     one(
         "a ledger whose journal is in memory",
         "ledger/storage.py",
         'connection.execute("PRAGMA journal_mode=WAL")',
         'connection.execute("PRAGMA journal_mode=MEMORY")',
-        "tests/test_ledger.py",
+        "tests/ledger/test_ledger.py",
+        "tests/ledger/test_currency.py",
+        "tests/ledger/test_storage.py",
     ),
     one(
         "a sum in the order of arrival",
         "privacy/uplink/uplink.py",
         "in sorted(uploads.items()) if",
         "in uploads.items() if",
-        "tests/privacy/test_bad_clients.py",
+        "tests/privacy/uplink/test_bad_clients.py",
     ),
     one(
         "metrics that are not synced",
         "runs/metrics.py",
         "        os.fsync(self._file.fileno())\n",
         "",
-        "tests/test_cli.py",
+        "tests/cli/test_main.py",
+    ),
+    # settings that would undo a promise
+    one(
+        "epochs slip past a bound of one step",
+        "algorithms/client_noise.py",
+        "if times != 1:",
+        "if base.local_steps not in (None, 1):",
+        f"{PRESETS}::test_a_bound_of_one_step_is_kept_whatever_is_set",
+    ),
+    one(
+        "what is set to the default is overridden",
+        "algorithms/preset.py",
+        "given.items() if name in self._inherited}",
+        'given.items() if name in self._inherited and value != getattr(self._bases["default"], name)}',
+        f"{PRESETS}::test_what_is_set_wins_over_the_preset_even_where_it_is_the_default",
     ),
 ]

@@ -5,22 +5,23 @@
 
 from __future__ import annotations
 
-from .hostile import HOSTILE
-from .mutant import Mutant, one
+from tests.mutants.hostile import HOSTILE
+from tests.mutants.mutant import Mutant, one
 
-SENSITIVITY = "tests/privacy/test_sensitivity.py"
-NOISE = "tests/privacy/test_noise.py"
-GRID = "tests/privacy/test_grid.py"
+SENSITIVITY = "tests/privacy/readers/test_sensitivity.py"
+NOISE = "tests/privacy/noise/test_sources.py"
+GRID = "tests/privacy/noise/test_grid.py"
 AUDIT = "tests/privacy/test_audit.py"
-SAMPLING = "tests/privacy/test_sampling.py"
+SAMPLING = "tests/privacy/readers/test_sampling.py"
 REFUSALS = "tests/privacy/test_refusals.py"
-APART = "tests/privacy/test_apart.py"
-BAD = "tests/privacy/test_bad_clients.py"
-LEDGER = "tests/test_ledger.py"
-PERSONAL = "tests/test_personal.py"
-PERSONAL_RUNS = "tests/test_personal_runs.py"
-PRESETS = "tests/test_presets.py"
-PLANNED = f"{REFUSALS}::test_the_planned_noise_spends_the_budget_and_no_more"
+APART = "tests/privacy/readers/test_apart.py"
+BAD = "tests/privacy/uplink/test_bad_clients.py"
+LEDGER = "tests/ledger/test_ledger.py"
+PERSONAL = "tests/budget/test_client_budgets.py"
+PERSONAL_RUNS = "tests/runs/test_personal_budgets.py"
+UNSAFE_EXPERIMENTS = "tests/privacy/test_unsafe_experiments.py"
+UPLINK_SENSITIVITY = "tests/privacy/uplink/test_sensitivity.py"
+PLANNED = f"{UNSAFE_EXPERIMENTS}::test_the_planned_noise_spends_the_budget_and_no_more"
 SHARED_NOISE = f"{NOISE}::test_rounds_clients_reads_layers_and_seeds_share_no_noise"
 LAW = f"{NOISE}::test_the_law_and_the_scale"
 
@@ -60,7 +61,7 @@ MUTANTS = [
         "privacy/uplink/stages.py",
         "lambda leaf: self.mechanism.add(leaf, scale,",
         "lambda leaf: self.mechanism.add(leaf, scale * (1 if leaf.dim() < 2 else 1e-6),",
-        f"{SENSITIVITY}::test_an_upload_moves_by_its_sensitivity_and_never_further",
+        f"{UPLINK_SENSITIVITY}::test_an_upload_moves_by_its_sensitivity_and_never_further",
     ),
     one(
         "a scale in half precision underflows",
@@ -120,21 +121,21 @@ MUTANTS = [
         "privacy/uplink/rules.py",
         "any(isinstance(stage, Clip | ClipLayers) for stage in _after(links, Noise))",
         "False",
-        f"{REFUSALS}::test_an_unsafe_experiment_does_not_start",
+        f"{UNSAFE_EXPERIMENTS}::test_an_unsafe_experiment_does_not_start",
     ),
     one(
         "clip per layer",
         "privacy/uplink/stages.py",
         "clip_factor(norm, radius, leaf.dtype)",
         "clip_factor(tree.norm(leaf, self.order), radius, leaf.dtype)",
-        f"{SENSITIVITY}::test_an_upload_moves_by_its_sensitivity_and_never_further",
+        f"{UPLINK_SENSITIVITY}::test_an_upload_moves_by_its_sensitivity_and_never_further",
     ),
     one(
         "nan passes the clip",
         "privacy/uplink/stages.py",
         "torch.where(torch.isfinite(norm), factor, 0.0)",
         "torch.where(torch.isfinite(norm), factor, 1.0)",
-        f"{SENSITIVITY}::test_an_upload_moves_by_its_sensitivity_and_never_further",
+        f"{UPLINK_SENSITIVITY}::test_an_upload_moves_by_its_sensitivity_and_never_further",
     ),
     one(
         "the clip of layer norms in single precision",
@@ -148,7 +149,7 @@ MUTANTS = [
         "privacy/uplink/uplink.py",
         'denominator = expected if self.denominator == "expected" else realised',
         "denominator = realised",
-        f"{SENSITIVITY}::test_a_central_sum_moves_by_its_sensitivity_and_never_further",
+        f"{UPLINK_SENSITIVITY}::test_a_central_sum_moves_by_its_sensitivity_and_never_further",
     ),
     one(
         "gradients divided by the secret size",
@@ -162,14 +163,14 @@ MUTANTS = [
         "privacy/uplink/stages.py",
         "return size / largest",
         "return float(size)",
-        f"{SENSITIVITY}::test_an_upload_moves_by_its_sensitivity_and_never_further",
+        f"{UPLINK_SENSITIVITY}::test_an_upload_moves_by_its_sensitivity_and_never_further",
     ),
     one(
         "clients: replace with add_remove sensitivity",
         "privacy/uplink/stages.py",
         'return 2 * limit if self.neighbours == "replace" else limit',
         "return limit",
-        f"{SENSITIVITY}::test_an_upload_moves_by_its_sensitivity_and_never_further",
+        f"{UPLINK_SENSITIVITY}::test_an_upload_moves_by_its_sensitivity_and_never_further",
     ),
     one(
         "examples: replace with add_remove sensitivity",
@@ -190,7 +191,7 @@ MUTANTS = [
         "privacy/uplink/stages.py",
         "self.radius * grant.reach if self.personal else self.radius",
         "self.radius",
-        f"{SENSITIVITY}::test_a_personal_clip_stays_within_its_reach",
+        f"{UPLINK_SENSITIVITY}::test_a_personal_clip_stays_within_its_reach",
     ),
     one(
         "a small budget's clip not checked by the server",
@@ -204,29 +205,29 @@ MUTANTS = [
         "privacy/uplink/block_sum.py",
         "min(bound.l2 * math.sqrt(longest), bound.l1)",
         "min(bound.l2, bound.l1)",
-        "tests/test_compression.py::test_noise_behind_it_is_sized_for_what_is_sent",
+        "tests/privacy/uplink/test_compression.py::test_noise_behind_it_is_sized_for_what_is_sent",
     ),
     one(
         "every layer's share is the whole",
         "privacy/uplink/clip_layers.py",
         "* factor * (math.sqrt(share) / radius)",
         "* factor * (1 / radius)",
-        "tests/test_layers.py::test_whatever_comes_the_ball_holds",
+        "tests/privacy/uplink/test_clip_layers.py::test_whatever_comes_the_ball_holds",
     ),
     one(
         "cells added up without a clip",
         "privacy/readers/episodes.py",
         "clip.encode(self._of(cell, number, loss, params), Bound(), self._grant)",
         "self._of(cell, number, loss, params)",
-        "tests/test_cells.py::test_the_mean_of_many_draws_is_the_mean_of_the_clipped_cells",
+        "tests/privacy/readers/test_episodes.py::test_the_mean_of_many_draws_is_the_mean_of_the_clipped_cells",
     ),
     one(
         "an example that turns its episode around moves it by one clip",
         "privacy/readers/episodes.py",
         'return self.clip if self.sampling == "poisson" else 2 * self.clip',
         "return self.clip",
-        "tests/test_cells.py::test_an_example_that_changes_turns_its_fresh_episode_around_and_no_more",
-        "tests/test_cells.py::test_the_size_of_the_noise",
+        "tests/privacy/readers/test_episodes.py::test_an_example_that_changes_turns_its_fresh_episode_around_and_no_more",
+        "tests/privacy/readers/test_episodes.py::test_the_size_of_the_noise",
     ),
     one(
         "an example shown to the losses beside the others",
@@ -277,7 +278,7 @@ MUTANTS = [
         "budget/plan.py",
         'if offer.rate < 1 and offer.mechanism.calibration != "pure":',
         "if offer.rate < 1:",
-        f"{REFUSALS}::test_a_laplace_sample_is_priced_without_amplification",
+        f"{UNSAFE_EXPERIMENTS}::test_a_laplace_sample_is_priced_without_amplification",
     ),
     one(
         "central noise for the one who paid most",
@@ -319,14 +320,14 @@ MUTANTS = [
         "privacy/uplink/rules.py",
         'NonPrivate(NOMINAL), "nominal", shown.reasons)',
         'NonPrivate(NOMINAL), "proved", shown.reasons)',
-        "tests/test_cuag.py::test_as_published_nothing_is_proved",
+        "tests/algorithms/test_cuag_pfl.py::test_as_published_nothing_is_proved",
     ),
     one(
         "participation told beside a noised sum",
         "privacy/uplink/uplink.py",
         "participation = expected / everybody if hidden else",
         "participation =",
-        f"{SENSITIVITY}::test_a_central_sum_hides_who_took_part",
+        f"{UPLINK_SENSITIVITY}::test_a_central_sum_hides_who_took_part",
     ),
     # the ledger
     Mutant(
@@ -348,7 +349,7 @@ MUTANTS = [
             ("    keep(outcome, mail.digest)", "    run.store(t, mail.digest)"),
             ("    run.store(t, mail.digest)  # from", "    keep(outcome, mail.digest)  # from"),
         ),
-        ("tests/test_resume.py::test_no_round_is_drawn_twice_with_noise_of_the_system[stored]",),
+        ("tests/runs/test_resume.py::test_no_round_is_drawn_twice_with_noise_of_the_system[stored]",),
     ),
     one(
         "an exhausted client still averaged",
@@ -384,29 +385,15 @@ MUTANTS = [
         "algorithms/scaffold.py",
         "self.walk(x, eta), tree.sub(c, c_i)",
         "self.walk(x, eta), tree.sub(c_i, c)",
-        "tests/test_algorithms.py",
+        "tests/algorithms/test_algorithms.py",
     ),
     # presets: what a user sets
-    one(
-        "epochs slip past a bound of one step",
-        "algorithms/client_noise.py",
-        "if times != 1:",
-        "if base.local_steps not in (None, 1):",
-        f"{PRESETS}::test_a_bound_of_one_step_is_kept_whatever_is_set",
-    ),
-    one(
-        "what is set to the default is overridden",
-        "algorithms/preset.py",
-        "given.items() if name in self._inherited}",
-        'given.items() if name in self._inherited and value != getattr(self._bases["default"], name)}',
-        f"{PRESETS}::test_what_is_set_wins_over_the_preset_even_where_it_is_the_default",
-    ),
     one(
         "the upload of a model of one's own",
         "algorithms/ditto.py",
         "return up, Client(",
         "return Up(tree.sub(own.y, down.x)), Client(",
-        "tests/test_ditto.py::test_the_global_model_is_that_of_fedavg",
+        "tests/algorithms/test_ditto.py::test_the_global_model_is_that_of_fedavg",
     ),
 ]
 MUTANTS += HOSTILE

@@ -11,9 +11,8 @@ from pathlib import Path
 import pytest
 
 import sordino
-
-from .mutant import Mutant
-from .mutants import MUTANTS
+from tests.mutants.mutant import Mutant
+from tests.mutants.mutants import MUTANTS
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = Path(sordino.__file__).parent

@@ -8,8 +8,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from executors import Doing
-from personal_budgets import GROUPS, MECHANISMS, made
 
 from sordino import config, tree
 from sordino.engine.server import Federation
@@ -20,8 +18,9 @@ from sordino.round import one_round
 from sordino.runs.refusals import check_delta
 from sordino.runs.simulation import Simulation, simulated
 from sordino.types import Offer, Terms
-
-from .doubles import Still
+from tests.helpers.executors import Doing
+from tests.helpers.personal_budgets import GROUPS, MECHANISMS, made
+from tests.privacy.doubles import Still
 
 QUADRATICS: dict[str, Any] = {
     "rounds": 4,

@@ -33,8 +33,7 @@ from sordino.privacy.uplink import Uplink
 from sordino.privacy.uplink.stages import Clip, Noise, Stage
 from sordino.tasks.quadratic import Quadratic
 from sordino.types import Claim, Examples, Grant, NoiseSource, Work
-
-from .doubles import linear
+from tests.privacy.doubles import linear
 
 ONCE = Work(1, None, None)
 MANY, SOME, FEW = 10**5, 40_000, 2_500  # draws per side

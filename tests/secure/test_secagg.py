@@ -7,22 +7,14 @@ alarm and has a negative control.
 
 from __future__ import annotations
 
-import hashlib
-import hmac
-import os
-import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from random import Random
-from typing import ClassVar
 
 import numpy as np
 import pytest
-from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
-from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
-from scipy import stats
 
 from sordino.errors import (
     ConfigError,
@@ -38,70 +30,11 @@ from sordino.errors import (
 from sordino.secure import masks, shamir
 from sordino.secure.layout import Layout
 from sordino.secure.secagg import Aggregator, Participant, Session, run_round, two_thirds
-from sordino.secure.session import SERVER, MessageKind, point
-
-MODEL, OTHER_MODEL = (hashlib.sha256(name).digest() for name in (b"model", b"another model"))
-SIX = Session(run="a run", round=3, size=40, width=32, top=(1 << 24) - 1, threshold=4, model=MODEL)
-
-Vectors = dict[int, np.ndarray]
-
-
-def words(session: Session, clients: list[int], seed: int = 0) -> Vectors:
-    draw = np.random.default_rng(seed)
-    return {who: draw.integers(0, session.top, session.size, dtype=np.uint64, endpoint=True) for who in clients}
-
-
-def clear(vectors: Vectors, who: list[int] | tuple[int, ...], width: int = 32) -> list[int]:
-    """Python's integers, which do not wrap."""
-    return [sum(int(vectors[i][word]) for i in who) % (1 << width) for word in range(len(vectors[who[0]]))]
-
-
-def refused(code: str, kind: type[SordinoError], step: Callable[[], object]) -> SordinoError:
-    with pytest.raises(kind) as refusal:
-        step()
-    assert refusal.value.code == code
-    assert refusal.value.why
-    return refusal.value
-
-
-class Play:
-    """A round step by step; the server that plays it remembers whatever reached it."""
-
-    def __init__(self, session: Session, clients: list[int], kind: type[Participant] = Participant) -> None:
-        self.session, self.server = session, Aggregator(session)
-        self.clients = {who: kind(session, who) for who in clients}
-        for client in self.clients.values():
-            self.server.receive(client.advertise())
-        self.roster = self.server.roster()
-
-    def share(self, absent: set[int] = frozenset()) -> Play:
-        for who in self.clients.keys() - absent:
-            self.server.receive(self.clients[who].share(self.roster))
-        self.inboxes = self.server.inboxes()
-        return self
-
-    def upload(self, vectors: Vectors, absent: set[int] = frozenset()) -> Play:
-        self.uploads = {
-            who: self.clients[who].masked(box, vectors[who]) for who, box in self.inboxes.items() if who not in absent
-        }
-        for upload in self.uploads.values():
-            self.server.receive(upload)
-        return self
-
-    def ask(self) -> Play:
-        self.request = self.server.request()
-        return self
-
-    def answer(self, absent: set[int] = frozenset()) -> Play:
-        self.answers = {who: self.clients[who].unmask(self.request) for who in set(self.server.survivors) - absent}
-        for answer in self.answers.values():
-            self.server.receive(answer)
-        return self
+from sordino.secure.session import SERVER, MessageKind
+from tests.secure.play import MODEL, OTHER_MODEL, SIX, Play, clear, refused, words
 
 
 # ---------------------------------------------------------------- the sum
-
-
 def sums_are_exact(trials: range) -> None:
     for trial in trials:
         draw = Random(trial)
@@ -190,8 +123,6 @@ def test_two_thirds() -> None:
 
 
 # ---------------------------------------------------------------- fewer than the threshold
-
-
 def test_too_few_end_the_round_at_every_step_and_nothing_is_opened() -> None:
     vectors = words(SIX, list(range(6)))
 
@@ -226,198 +157,7 @@ def test_too_few_end_the_round_at_every_step_and_nothing_is_opened() -> None:
         assert not server.survivors or server._total[:-1].tolist() != clear(vectors, server.survivors)
 
 
-def test_clients_check_the_threshold_themselves() -> None:
-    play = Play(SIX, list(range(6)))
-    first = play.clients[0]
-    _, records = SIX.unpack(play.roster, MessageKind.ROSTER)
-    refused("secagg-too-few", SecAggAborted, lambda: first.share(SIX.pack(MessageKind.ROSTER, SERVER, records[:3])))
-    play = Play(SIX, list(range(6))).share()
-    _, records = SIX.unpack(play.inboxes[0], MessageKind.INBOX)
-    short = SIX.pack(MessageKind.INBOX, SERVER, records[:2])
-    refused("secagg-too-few", SecAggAborted, lambda: play.clients[0].masked(short, words(SIX, [0])[0]))
-
-
-# ---------------------------------------------------------------- what one upload looks like
-
-
-def top_byte(values: np.ndarray) -> float:
-    """p-value of a chi-square test over the 256 top bytes of 32-bit words."""
-    return float(stats.chisquare(np.bincount(values.astype(np.uint32) >> 24, minlength=256)).pvalue)
-
-
-LONG = replace(SIX, size=28_938)
-
-
-def test_a_masked_upload_is_uniform() -> None:
-    # p > 1e-4 in one of two rounds: false alarm 1e-8 for each list below
-    vectors, sent, stripped = words(LONG, list(range(6))), [], []
-    for _ in range(2):
-        play = Play(LONG, list(range(6))).share().upload(vectors, absent={5}).ask().answer()
-        upload = masks.read(LONG.unpack(play.uploads[2], MessageKind.MASKED)[1][0][0], 32)
-        sent.append(top_byte(upload[:-1]))
-        # all that the server learns of this client from everything it is sent in the round is the seed: the pairs still
-        # hide the words
-        rows = [
-            (point(who), tuple(part for *_, part in LONG.unpack(data, MessageKind.ANSWER)[1]))
-            for who, data in play.answers.items()
-        ]
-        seed = shamir.reconstruct(rows, LONG.threshold)[2]
-        assert seed == play.clients[2]._seed
-        masks.blend(upload, seed, np.subtract)
-        stripped.append(top_byte(upload[:-1]))
-        assert play.server.open().tolist() == clear(vectors, [0, 1, 2, 3, 4])
-    assert max(sent) > 1e-4
-    assert max(stripped) > 1e-4
-    assert top_byte(vectors[2]) < 1e-100  # the negative control: words without masks
-
-
-def test_two_uploads_of_one_vector_have_nothing_in_common() -> None:
-    vectors = words(SIX, list(range(6)))
-    one, other = (
-        masks.read(
-            SIX.unpack(Play(SIX, list(range(6))).share().upload(vectors).uploads[0], MessageKind.MASKED)[1][0][0], 32
-        )
-        for _ in range(2)
-    )
-    assert (one != other).sum() >= 35  # of 41; false alarm below 1e-50
-
-
-# ---------------------------------------------------------------- never both shares of one peer
-
-
-def forged(play: Play, survivors: set[int], dropped: set[int]) -> bytes:
-    return play.session.pack(
-        MessageKind.REQUEST, SERVER, [(who, True) for who in survivors] + [(who, False) for who in dropped]
-    )
-
-
-@pytest.mark.parametrize(
-    ("survivors", "dropped", "code"),
-    [
-        ({0, 1, 2, 3, 4, 5}, {5}, "secagg-both-shares"),
-        ({1, 2, 3, 4, 5}, {0}, "secagg-called-dropped"),
-        ({0, 1, 2}, {3, 4, 5}, "secagg-too-few"),
-        ({0, 1, 2, 3, 4}, set(), "secagg-request"),
-        ({0, 1, 2, 3, 4, 5, 6}, set(), "secagg-request"),
-    ],
-)
-def test_a_client_refuses_a_request_that_could_open_an_upload(
-    survivors: set[int], dropped: set[int], code: str
-) -> None:
-    play = Play(SIX, list(range(6))).share().upload(words(SIX, list(range(6))))
-    refused(code, SecAggAborted, lambda: play.clients[0].unmask(forged(play, survivors, dropped)))
-    # nor does it answer anything afterwards
-    refused("secagg-step", SecAggAborted, lambda: play.clients[0].unmask(play.ask().request))
-
-
-def test_a_client_answers_once() -> None:
-    play = Play(SIX, list(range(6))).share().upload(words(SIX, list(range(6))), absent={5}).ask()
-    play.clients[0].unmask(play.request)
-    refused("secagg-step", SecAggAborted, lambda: play.clients[0].unmask(forged(play, set(range(6)), set())))
-    twice = SIX.pack(MessageKind.REQUEST, SERVER, [*SIX.unpack(play.request, MessageKind.REQUEST)[1], (5, False)])
-    refused("secagg-request", SecAggAborted, lambda: play.clients[1].unmask(twice))
-
-
-class AnswersEverything(Participant):
-    """The broken twin: it forgets that it has answered."""
-
-    def unmask(self, request: bytes) -> bytes:
-        self._due = MessageKind.REQUEST
-        return super().unmask(request)
-
-
-def opened(play: Play, victim: int) -> np.ndarray:
-    """What a server can do that gets both shares of the victim: first it is a survivor, then it has dropped out."""
-    others, secrets = sorted(play.clients.keys() - {victim}), []
-    for request in (forged(play, set(play.clients), set()), forged(play, set(others), {victim})):
-        answers = {who: play.session.unpack(play.clients[who].unmask(request), MessageKind.ANSWER)[1] for who in others}
-        rows = [
-            (point(who), tuple(part for peer, _, part in answer if peer == victim)) for who, answer in answers.items()
-        ]
-        secrets += shamir.reconstruct(rows, play.session.threshold)
-    seed, key = secrets
-    return lifted(play, victim, seed, X25519PrivateKey.from_private_bytes(key))
-
-
-def lifted(play: Play, victim: int, seed: bytes, key: X25519PrivateKey) -> np.ndarray:
-    upload = masks.read(play.session.unpack(play.uploads[victim], MessageKind.MASKED)[1][0][0], 32)
-    masks.blend(upload, seed, np.subtract)
-    context, adverts = hashlib.sha256(play.roster).digest(), play.session.unpack(play.roster, MessageKind.ROSTER)[1]
-    for who, _, _, mask in adverts:
-        if who != victim:
-            pair = masks.pair_key(key, mask, context, who, victim)
-            masks.blend(upload, pair, np.subtract if who > victim else np.add)
-    return upload[:-1]
-
-
-def test_both_shares_would_open_an_upload_and_honest_clients_never_give_them() -> None:
-    vectors = words(SIX, list(range(6)))
-    play = Play(SIX, list(range(6)), AnswersEverything).share().upload(vectors)
-    assert (opened(play, 3) == vectors[3]).all()
-    honest = Play(SIX, list(range(6))).share().upload(vectors)
-    refused("secagg-step", SecAggAborted, lambda: opened(honest, 3))
-
-
-def test_no_threshold_lets_two_halves_open_an_upload() -> None:
-    # told different stories, two halves of the clients would give away both shares: a threshold of more than half
-    # leaves no two such halves
-    low = replace(SIX, threshold=3)
-    server = Aggregator(low)
-    adverts = [Participant(low, who).advertise() for who in range(6)]
-    for advert in adverts:
-        server.receive(advert)
-    refused("secagg-low-threshold", ConfigError, server.roster)
-    client = Participant(low, 9)
-    records = [(who, *low.unpack(data, MessageKind.ADVERT)[1][0]) for who, data in enumerate(adverts)]
-    records.append((9, *low.unpack(client.advertise(), MessageKind.ADVERT)[1][0]))
-    refused("secagg-low-threshold", ConfigError, lambda: client.share(low.pack(MessageKind.ROSTER, SERVER, records)))
-
-
-# ---------------------------------------------------------------- keys serve one round
-
-
-class KeepsItsKeys(Participant):
-    """The broken twin: the mask key of a client is the same in each round."""
-
-    kept: ClassVar[dict[int, X25519PrivateKey]] = {}
-
-    def __init__(self, session: Session, who: int) -> None:
-        super().__init__(session, who)
-        self._mask = self.kept.setdefault(who, self._mask)
-
-
-@pytest.mark.parametrize(("kind", "opens"), [(KeepsItsKeys, True), (Participant, False)])
-def test_a_key_that_served_two_rounds_would_open_an_upload(kind: type[Participant], opens: bool) -> None:
-    # in the first round client 3 drops out and the server restores its mask key; in the second it survives and the
-    # server restores its seed
-    vectors, known = words(SIX, list(range(6))), []
-    for round, absent in ((1, {3}), (2, frozenset())):
-        play = Play(replace(SIX, round=round), list(range(6)), kind).share().upload(vectors, absent).ask().answer()
-        rows = [
-            (point(who), tuple(part for *_, part in play.session.unpack(data, MessageKind.ANSWER)[1]))
-            for who, data in play.answers.items()
-        ]
-        known.append(shamir.reconstruct(rows, 4)[3])
-    key, seed = known
-    assert (lifted(play, 3, seed, X25519PrivateKey.from_private_bytes(key)) == vectors[3]).all() == opens
-
-
-def test_a_client_takes_each_step_once_and_in_order() -> None:
-    play = Play(SIX, list(range(6)))
-    client = play.clients[0]
-    refused("secagg-step", SecAggAborted, client.advertise)
-    refused("secagg-step", SecAggAborted, lambda: client.unmask(b""))
-    play.share()
-    refused("secagg-step", SecAggAborted, lambda: client.share(play.roster))
-    play.upload(words(SIX, list(range(6))))
-    refused("secagg-step", SecAggAborted, lambda: client.masked(play.inboxes[0], words(SIX, [0])[0]))
-    adverts = {Participant(SIX, 0).advertise()[-96:][start : start + 32] for start in (32, 64) for _ in range(20)}
-    assert len(adverts) == 40  # two fresh keys each time
-
-
 # ---------------------------------------------------------------- one model for all
-
-
 def with_model(play: Play, who: int, model: bytes) -> bytes:
     _, records = SIX.unpack(play.roster, MessageKind.ROSTER)
     return SIX.pack(
@@ -436,23 +176,7 @@ def test_different_models_in_a_round_are_refused() -> None:
     refused("secagg-roster", SecAggAborted, lambda: play.clients[1].share(with_model(play, 1, OTHER_MODEL)))
 
 
-def test_a_server_that_hides_the_other_model_makes_clients_unable_to_read_each_other() -> None:
-    # client 5 received another model, and each side is shown a roster in which everybody agrees with it
-    clients = {who: Participant(SIX, who) for who in range(5)} | {5: Participant(replace(SIX, model=OTHER_MODEL), 5)}
-    keys = {who: SIX.unpack(client.advertise(), MessageKind.ADVERT)[1][0][1:] for who, client in clients.items()}
-    shared: dict[int, dict[int, bytes]] = {}
-    for who, client in clients.items():
-        digest = OTHER_MODEL if who == 5 else MODEL
-        roster = SIX.pack(MessageKind.ROSTER, SERVER, [(peer, digest, *pair) for peer, pair in keys.items()])
-        shared[who] = dict(SIX.unpack(client.share(roster), MessageKind.SHARES)[1])
-    for who in (0, 5):
-        inbox = SIX.pack(MessageKind.INBOX, SERVER, [(peer, box[who]) for peer, box in shared.items() if peer != who])
-        refused("secagg-unsealed", SecAggAborted, partial(clients[who].masked, inbox, words(SIX, [who])[who]))
-
-
 # ---------------------------------------------------------------- no sum wraps around
-
-
 def test_no_sum_wraps_around() -> None:
     SIX.check(7)
     wide = replace(SIX, threshold=200)
@@ -487,8 +211,6 @@ def test_words_out_of_range_are_not_uploaded(bad: np.ndarray, code: str) -> None
 
 
 # ---------------------------------------------------------------- what is not honest
-
-
 class CountsTwice(Participant):
     """The broken twin: its guard says 2."""
 
@@ -564,30 +286,6 @@ def test_the_server_refuses_messages_that_do_not_count_and_goes_on() -> None:
     assert server.open().tolist() == clear(vectors, [0, 1, 2, 3, 4])
 
 
-def test_a_client_refuses_a_roster_or_an_inbox_that_is_wrong() -> None:
-    def roster(change: Callable[[list[tuple[object, ...]]], list[tuple[object, ...]]]) -> None:
-        play = Play(SIX, list(range(6)))
-        records = change(SIX.unpack(play.roster, MessageKind.ROSTER)[1])
-        play.clients[0].share(SIX.pack(MessageKind.ROSTER, SERVER, records))
-
-    refused("secagg-roster", SecAggAborted, lambda: roster(lambda records: records[1:]))
-    refused("secagg-roster", SecAggAborted, lambda: roster(lambda records: [*records, records[5]]))
-    refused("secagg-roster", SecAggAborted, lambda: roster(lambda records: [(0, *records[1][1:]), *records[1:]]))
-    refused(
-        "secagg-weak-point", SecAggAborted, lambda: roster(lambda records: [*records, (7, MODEL, bytes(32), bytes(32))])
-    )
-
-    def inbox(change: Callable[[list[tuple[int, bytes]]], list[tuple[int, bytes]]]) -> None:
-        play = Play(SIX, list(range(6))).share()
-        records = change(SIX.unpack(play.inboxes[0], MessageKind.INBOX)[1])
-        play.clients[0].masked(SIX.pack(MessageKind.INBOX, SERVER, records), words(SIX, [0])[0])
-
-    refused("secagg-inbox", SecAggAborted, lambda: inbox(lambda records: [*records, records[0]]))
-    refused("secagg-inbox", SecAggAborted, lambda: inbox(lambda records: [*records[1:], (9, records[0][1])]))
-    refused("secagg-inbox", SecAggAborted, lambda: inbox(lambda records: [*records[1:], (0, records[0][1])]))
-    refused("secagg-unsealed", SecAggAborted, lambda: inbox(lambda records: [(1, records[1][1]), *records[1:]]))
-
-
 def test_messages_of_another_round_layout_or_length_are_refused() -> None:
     advert, server = Participant(SIX, 0).advertise(), Aggregator(SIX)
 
@@ -643,84 +341,3 @@ def test_bytes_that_were_played_with_raise_nothing_but_refusals() -> None:
 )
 def test_impossible_sessions_are_refused(change: dict[str, object], code: str) -> None:
     refused(code, ConfigError, lambda: replace(SIX, **change))
-
-
-# ---------------------------------------------------------------- masks
-
-
-def stream(key: bytes, count: int, width: int = 32) -> masks.Words:
-    drawn = masks.zeros(count, width)
-    masks.blend(drawn, key)
-    masks.cut(drawn, width)
-    return drawn
-
-
-@pytest.mark.parametrize("count", [1, 3, 4, 28_939, (1 << 14) - 1, 1 << 14, (1 << 14) + 1, 40_001])
-def test_a_stream_is_the_block_cipher_of_a_counter(count: int) -> None:
-    # AES of 0, 1, 2, ... in big-endian blocks, over the joints between the chunks too
-    key = os.urandom(32)
-    blocks = b"".join(struct.pack(">QQ", 0, block) for block in range(-(-count * 8 // 16)))
-    expected = Cipher(algorithms.AES(key), modes.ECB()).encryptor().update(blocks)
-    assert stream(key, count).tobytes() == expected[: 4 * count]
-    assert stream(key, count, 64).tobytes() == expected[: 8 * count]
-    gone = stream(key, count)
-    masks.blend(gone, key, np.subtract)
-    assert not gone.any()
-
-
-def test_keys_are_derived_as_in_rfc_5869() -> None:
-    secret, context = os.urandom(32), os.urandom(32)
-    extracted = hmac.digest(context, secret, "sha256")
-    expected = hmac.digest(extracted, b"mask" + struct.pack("<II", 3, 7) + b"\1", "sha256")
-    assert masks.derive(secret, context, b"mask", 3, 7) == expected
-    assert (
-        len({masks.derive(secret, context, label, *who) for label in (b"mask", b"share") for who in ((3, 7), (7, 3))})
-        == 4
-    )
-
-
-def folded(key: bytes) -> int:
-    return int(np.bitwise_xor.reduce(np.frombuffer(key, "<u4")))
-
-
-def test_seeds_that_agree_in_32_folded_bits_give_different_streams() -> None:
-    # false alarm 2^-32 for each equal word
-    one = os.urandom(32)
-    other = bytes(byte ^ 0x5A for byte in one)  # an even number of equal changes cancels
-    assert one != other
-    assert folded(one) == folded(other)
-    assert (stream(one, 1000) == stream(other, 1000)).sum() <= 2
-
-    def weak(key: bytes) -> np.ndarray:  # the broken twin
-        return np.random.RandomState(folded(key)).randint(0, 1 << 32, 1000, dtype=np.uint64)
-
-    assert (weak(one) == weak(other)).all()
-
-
-def test_the_largest_word_of_32_bits_occurs() -> None:
-    # a fixed key, found by trying, whose stream has it early
-    key = (10_865).to_bytes(32, "little")
-    assert int(stream(key, 65_347)[65_346]) == (1 << 32) - 1
-
-
-def every_value(values: np.ndarray) -> float:
-    return float(stats.chisquare(np.bincount(values, minlength=256)).pvalue)
-
-
-def test_a_stream_is_uniform_up_to_its_top_value() -> None:
-    # p > 1e-4 in one of two streams: false alarm 1e-8; a value that is missing by chance: 256 exp(-390)
-    drawn = [stream(os.urandom(32), 100_000, 8) for _ in range(2)]
-    assert all(each.min() == 0 and each.max() == 255 for each in drawn)
-    assert max(every_value(each) for each in drawn) > 1e-4
-    assert top_byte(stream(bytes(32), 28_938)) > 1e-4  # a fixed stream: no false alarm
-    without_top = np.random.default_rng(0).integers(0, 255, 100_000)  # the broken twin
-    assert every_value(without_top) < 1e-30
-
-
-@pytest.mark.parametrize("width", [1, 8, 9, 24, 31, 32, 33, 40, 63, 64])
-def test_words_travel_in_as_few_bytes_as_hold_them(width: int) -> None:
-    drawn = stream(os.urandom(32), 501, width)
-    data = masks.written(drawn, width)
-    assert len(data) == 501 * -(-width // 8)
-    assert (masks.read(data, width) == drawn).all()
-    assert int(drawn.max()) < 1 << width

@@ -1,0 +1,223 @@
+"""The plan: exposures known before training, integer shares that never exceed a cap, and who pays in which round.
+
+The formulas of shares, of Gaussian DP and of the Renyi loss are written anew here; the rounds are played without
+training.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable
+from fractions import Fraction
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.stats import norm
+
+from sordino.budget.plan import Budget, Plan, Price, draft
+from sordino.budget.schedules import Adaptive, Explicit, Geometric, LinearBack, LinearFront, Schedule, Uniform
+from sordino.errors import UnsoundGuarantee
+from sordino.ledger.currency import UNIT
+from sordino.ledger.pricing import Renyi
+from sordino.privacy.noise.laws import GaussianNoise, LaplaceNoise
+from sordino.runs.simulation import simulated
+from sordino.types import Offer
+from tests.budget.charged import experiment
+
+quick = settings(deadline=None, derandomize=True, max_examples=60)
+
+
+LAWS: dict[str, Offer] = {
+    "pure": Offer("example", "replace", "server", LaplaceNoise(), False),
+    "classic": Offer("example", "replace", "server", GaussianNoise("classic"), False),
+    "exact": Offer("example", "replace", "server", GaussianNoise(), False),
+    "renyi": Offer("example", "add_remove", "server", GaussianNoise(), False, rate=0.1),
+}
+
+
+# the share of exposure j = 1..T, as printed in the source
+SHARES: dict[str, tuple[Schedule, Callable[[int, int], Fraction]]] = {
+    "uniform": (Uniform(), lambda j, t: Fraction(1, t)),
+    "linear_front": (LinearFront(), lambda j, t: Fraction(2 * (t - j + 1), t * (t + 1))),
+    "linear_back": (LinearBack(), lambda j, t: Fraction(2 * j, t * (t + 1))),
+    "geometric": (Geometric(0.5), lambda j, t: Fraction(1, 2 ** (j - 1)) * Fraction(1, 2) / (1 - Fraction(1, 2**t))),
+    "list": (
+        Explicit(tuple(range(1, 31))),
+        lambda j, t: Fraction(2 * j, t * (t + 1)),  # the weights 1, 2, ... of those that are used
+    ),
+}
+
+
+def plan_of(
+    law: str, epsilon: float, delta: float, schedule: Schedule | Adaptive, times: list[int], reads: int = 1
+) -> Plan:
+    return draft([(LAWS[law], None)], Budget(epsilon, delta, schedule), times, {"example": [reads] * len(times)})
+
+
+def charges(plan: Plan, client: int) -> list[Price]:
+    priced = [plan.price(client, j, plan.currency.zero()) for j in range(plan.exposures[client])]
+    assert plan.price(client, plan.exposures[client], plan.currency.zero()) is None  # one more is refused
+    return [price for price in priced if price is not None]
+
+
+# shares and prices ----------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("law", "schedule"), [pair for pair in itertools.product(LAWS, SHARES) if pair != ("renyi", "uniform")]
+)
+def test_shares_are_exact_and_fill_the_cap_to_the_last_unit(law: str, schedule: str) -> None:
+    made, share = SHARES[schedule]
+    # at the 30th halving a delta of 1e-5 has no whole unit left, and the exposure is refused
+    times = [1, 2, 4, 7, 30] if law != "classic" else [1, 2, 4, 7]
+    plan = plan_of(law, 0.8, 1e-5, made, times)
+    assert plan.cap is not None
+    for client, t in enumerate(times):
+        priced = charges(plan, client)
+        for part, cap in enumerate(plan.cap):
+            paid = [price.charge[part] for price in priced]
+            assert sum(paid) == cap
+            assert all(abs(p - cap * share(j, t)) <= 1 + cap * Fraction(1, 10**14) for j, p in enumerate(paid, 1))
+
+
+def test_the_numbers_of_the_source() -> None:
+    def shares(schedule: Schedule) -> list[float]:
+        return [price.charge[0] / UNIT for price in charges(plan_of("pure", 1.0, 1e-5, schedule, [4]), 0)]
+
+    assert shares(Geometric(0.5)) == pytest.approx([8 / 15, 4 / 15, 2 / 15, 1 / 15], abs=1e-11)
+    assert shares(LinearFront()) == pytest.approx([0.4, 0.3, 0.2, 0.1], abs=1e-11)
+
+    def multiplier(law: str, epsilon: float, times: int) -> float:
+        return charges(plan_of(law, epsilon, 1e-5, Uniform(), [times]), 0)[0].multiplier
+
+    assert multiplier("exact", 1.0, 1) == pytest.approx(3.730632, rel=1e-6)
+    assert multiplier("exact", 10.0, 20) == pytest.approx(2.2356, rel=2e-5)
+    assert multiplier("classic", 10.0, 20) == pytest.approx(10.856077, rel=1e-6)  # 0.5 and 5e-7 a time
+    assert multiplier("pure", 30.0, 20) * 2 * 0.1 * 50 / 600 == pytest.approx(0.01111111, rel=1e-6)
+    equal = Explicit((1.0,) * 20)  # listed, so that it is priced release by release in Renyi loss
+    sampled = draft([(LAWS["renyi"]._replace(rate=0.01), None)], Budget(1.0, 1e-5, equal), [20], {"example": [1]})
+    assert charges(sampled, 0)[0].multiplier == pytest.approx(1.0322, rel=1e-4)
+
+
+def gaussian_delta(epsilon: float, mu: float) -> float:
+    """Balle and Wang 2018, by scipy."""
+    return float(norm.cdf(mu / 2 - epsilon / mu) - math.exp(epsilon + norm.logcdf(-mu / 2 - epsilon / mu)))
+
+
+def renyi_loss(rate: float, z: float, order: int) -> float:
+    """Mironov, Talwar and Zhang 2019, by summation."""
+    terms = [
+        math.comb(order, j) * (1 - rate) ** (order - j) * rate**j * math.exp(j * (j - 1) / (2 * z * z))
+        for j in range(order + 1)
+    ]
+    return math.log(math.fsum(terms)) / (order - 1)
+
+
+@quick
+@given(
+    st.floats(0.05, 20.0),
+    st.sampled_from([1e-3, 1e-5, 1e-8]),
+    st.integers(1, 25),
+    st.integers(1, 5),
+    st.sampled_from(sorted(SHARES)),
+)
+def test_what_a_client_is_charged_is_what_its_noise_costs(
+    epsilon: float, delta: float, times: int, reads: int, schedule: str
+) -> None:
+    """All exposures and reads of one client, composed anew, stay within the budget and use it up."""
+    made, _ = SHARES[schedule]
+    gauss = [p.multiplier for p in charges(plan_of("exact", epsilon, delta, made, [times], reads), 0)]
+    mu = math.sqrt(reads * math.fsum(1 / z**2 for z in gauss))
+    assert gaussian_delta(epsilon, mu) <= delta * (1 + 1e-9)
+    assert gaussian_delta(epsilon, mu * 1.001) > delta
+    laplace = [p.multiplier for p in charges(plan_of("pure", epsilon, delta, made, [times], reads), 0)]
+    assert epsilon * (1 - 1e-9) <= reads * math.fsum(1 / b for b in laplace) <= epsilon
+
+
+@pytest.mark.parametrize(
+    ("epsilon", "times", "reads"),
+    [(8.0, 5, 1), *(pytest.param(*p, marks=pytest.mark.slow) for p in ((1.0, 20, 1), (4.0, 50, 3)))],
+)
+def test_sampled_noise_stays_within_its_budget(epsilon: float, times: int, reads: int) -> None:
+    plan = plan_of("renyi", epsilon, 1e-5, LinearFront(), [times], reads)
+    assert isinstance(plan.pricing, Renyi)
+    order = plan.pricing.order
+    loss = reads * math.fsum(renyi_loss(0.1, p.multiplier, order) for p in charges(plan, 0))
+    total = loss + math.log1p(-1 / order) - math.log(1e-5 * order) / (order - 1)  # Canonne, Kamath and Steinke 2020
+    assert epsilon * 0.999 < total <= epsilon
+
+
+@pytest.mark.parametrize("rounds", [2, pytest.param(4, marks=pytest.mark.slow)])
+@pytest.mark.slow
+def test_a_fixed_plan_of_sampled_releases_counts_them(rounds: int) -> None:
+    """Accounted as a whole it takes less noise than release by release, and every client pays with whole releases of
+    its own plan.
+    """
+
+    def of(schedule: Schedule, times: list[int]) -> Plan:
+        offer = LAWS["renyi"]._replace(rate=0.5)
+        return draft([(offer, None)], Budget(8.0, 1e-3, schedule), times, {"example": [1] * len(times)})
+
+    plan = of(Uniform(), [rounds, rounds // 2])
+    one_by_one = of(Explicit((1.0,) * rounds), [rounds])
+    assert plan.cap == (rounds * UNIT,)
+    assert [price.charge for price in charges(plan, 0)] == [(UNIT,)] * rounds
+    assert [price.charge for price in charges(plan, 1)] == [(2 * UNIT,)] * (
+        rounds // 2
+    )  # its turns are all it was granted
+    z = {price.multiplier for client in (0, 1) for price in charges(plan, client)}
+    assert len(z) == 1
+    assert 0.5 * charges(one_by_one, 0)[0].multiplier < z.pop() < charges(one_by_one, 0)[0].multiplier
+
+
+def test_the_step_size_does_not_change_the_price() -> None:
+    prices = []
+    for lr in (0.1, 0.05):
+        parts = simulated(experiment({"name": "gaussian_gdp", "lr": lr}))
+        prices.append([parts.setup.plan.price(k, 0, (0,)) for k in range(5)])
+    assert prices[0] == prices[1]
+
+
+def test_what_cannot_be_priced_is_refused_before_the_first_round() -> None:
+    """Clients 3 and 4 have one exposure: their share alone is above what the textbook formula is proved for."""
+    parts = simulated(experiment({"name": "gaussian_simple"}, privacy={"epsilon": 1.5}))
+    assert sorted(set(parts.setup.cohort.exposures(4, 5))) == [1, 2]
+    with pytest.raises(UnsoundGuarantee):
+        _ = parts.setup.plan
+
+
+# adaptive -------------------------------------------------------------------------------------------------------------
+@quick
+@given(
+    st.lists(st.booleans(), min_size=1, max_size=40),
+    st.sampled_from(["pure", "exact"]),
+    st.floats(0.1, 1.0),
+    st.floats(0.0, 5.0),
+    st.floats(0.01, 0.1),
+)
+def test_adaptive_spending_never_exceeds_the_cap(
+    stalls: list[bool], law: str, start: float, growth: float, floor: float
+) -> None:
+    times = len(stalls)
+    plan = plan_of(law, 3.0, 1e-5, Adaptive(start, growth, floor), [times])
+    assert plan.cap is not None
+    spent: tuple[int, ...] = (0,)
+    last: tuple[int, ...] | None = None
+    for j, stalled in enumerate(stalls):
+        price = plan.price(0, j, spent, stalled, last)
+        assert price is not None  # the floor keeps something for everyone to come
+        if last is not None:
+            assert price.charge[0] <= last[0] * (1 + growth * stalled) + 2
+        last, spent = price.charge, (spent[0] + price.charge[0],)
+        assert spent[0] <= plan.cap[0]
+    assert plan.price(0, times, spent, True, last) is None
+
+
+def test_adaptive_spending_grows_after_a_stall_and_only_then() -> None:
+    plan = plan_of("pure", 1.0, 1e-5, Adaptive(0.5, 0.5, 0.1), [10])
+    paid: list[int] = []
+    for j in range(4):
+        price = plan.price(0, j, (sum(paid),), j == 2, (paid[-1],) if paid else None)
+        assert price is not None
+        paid.append(price.charge[0])
+    assert [p / UNIT for p in paid] == pytest.approx([0.05, 0.05, 0.075, 0.075], abs=1e-11)

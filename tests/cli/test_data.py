@@ -1,0 +1,271 @@
+"""`sordino data`: what is listed, who would hold what, and the picture of it."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import xml.etree.ElementTree as ET
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sordino import config
+from sordino.cli import data
+from sordino.config import Data
+from sordino.data import SOURCES
+from sordino.errors import ConfigError
+from sordino.partition.describe import table
+from sordino.partition.picture import LARGEST, LEVELS, NAMED, Frame, svg
+from sordino.runs.population import Population
+from sordino.runs.simulation import simulated
+from tests.helpers.command_line import Said
+
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+@pytest.fixture
+def cli(cli: Callable[..., Said], monkeypatch: pytest.MonkeyPatch) -> Callable[..., Said]:
+    monkeypatch.setenv("COLUMNS", "150")
+    return partial(cli, "data")
+
+
+@pytest.fixture
+def clinics(tmp_path: Path) -> Path:
+    """Three clinics of 30, 3 and 2 rows; the smaller ones are too small for a test row of every label."""
+    rows = [f"{i % 7},{i % 3},{'ABC'[(i >= 30) + (i >= 33)]}" for i in range(35)]
+    (tmp_path / "table.csv").write_text("feature,label,clinic\n" + "\n".join(rows) + "\n")
+    path = tmp_path / "clinics.toml"
+    path.write_text(
+        f'[data]\nsource = "tabular"\npath = "{tmp_path}/table.csv"\nlabel = "label"\ngroup = "clinic"\n'
+        '[partition]\nscheme = "natural"\n[algorithm]\nname = "fedavg"\n'
+    )
+    return path
+
+
+# list -----------------------------------------------------------------------------------------------------------------
+
+
+def test_every_source_is_listed_with_what_it_needs_and_takes(cli: Callable[..., Said]) -> None:
+    listed = json.loads(cli("list", "--json").out)
+    assert set(listed) == set(SOURCES)
+    said = {key for source in listed.values() for key in (*source["needs"], *source["takes"])}
+    assert said == set(Data.model_fields) - {"source"}
+    shown = cli("list").out
+    assert all(name in shown for name in SOURCES)
+
+
+@pytest.mark.parametrize("name", SOURCES)
+def test_what_a_source_is_said_to_need_is_what_it_asks_for(name: str) -> None:
+    given = {"path": "somewhere", "label": "column"}
+    for missing in data.SOURCES[name].needs:
+        rest = {key: given[key] for key in data.SOURCES[name].needs if key != missing}
+        with pytest.raises(ConfigError) as refusal:
+            _ = Population(config.validate({"data": {"source": name, **rest}})).dataset
+        assert refusal.value.code == "missing-key"
+        assert missing in refusal.value.what
+    if not data.SOURCES[name].needs:
+        assert Population(config.validate({"data": {"source": name}})).dataset.train.y is not None
+
+
+def test_an_experiments_data_are_named_and_fingerprinted(cli: Callable[..., Said], clinics: Path) -> None:
+    facts = json.loads(cli("list", clinics, "--json").out)
+    loaded = simulated(config.load(clinics)).population.dataset
+    assert facts["fingerprint"] == loaded.fingerprint()
+    assert (facts["classes"], facts["natural_clients"], facts["shape"]) == (3, 3, [1])
+    assert facts["train"] + facts["test"] == 35
+    shown = cli("list", clinics).out
+    assert loaded.fingerprint() in shown
+    other = json.loads(cli("list", clinics, "data.test_fraction=0.5", "--json").out)
+    assert other["fingerprint"] != facts["fingerprint"]
+
+
+# partition ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_partition_is_that_of_the_run(cli: Callable[..., Said]) -> None:
+    words = ("partition.clients=7", "partition.alpha=0.3", "seed=4")
+    found = json.loads(cli("partition", *words, "--json").out)
+    parts = simulated(config.load(None, words))
+    counts = table(parts.population.dataset.train.y, parts.population.shares[0], 10)
+    assert [client["labels"] for client in found["clients"]] == counts.tolist()
+    assert [client["train"] for client in found["clients"]] == list(parts.setup.public.sizes)
+    assert [client["test"] for client in found["clients"]] == [len(rows) for rows in parts.population.shares[1]]
+    assert found["smallest"] == int(np.argmin(parts.setup.public.sizes))
+    assert found["summary"]["clients"] == 7
+    assert found["unused"] == 0
+    shown = cli("partition", *words).out
+    for client in found["clients"]:
+        cells = ["·" if count == 0 else str(count) for count in client["labels"]]
+        row = " │ ".join([str(client["client"]), str(client["train"]), str(client["test"]), *cells])
+        assert row in re.sub(" +", " ", shown)
+
+
+def test_what_is_lacking_is_said(cli: Callable[..., Said], clinics: Path) -> None:
+    found = json.loads(cli("partition", clinics, "--json").out)
+    sizes = [(client["train"], client["test"]) for client in found["clients"]]
+    assert sum(train + test for train, test in sizes) == 35
+    assert found["without_test"] == [k for k, (_, test) in enumerate(sizes) if not test] != []
+    said = " ".join(cli("partition", clinics).out.split())
+    assert f"{len(found['without_test'])} of 3 clients have no test examples" in said
+    tail = json.loads(cli("partition", "partition={scheme='long_tail', clients=3, alpha=1.0, rho=0.1}", "--json").out)
+    assert tail["unused"] > 0
+
+
+@pytest.mark.slow
+def test_a_thousand_clients_fit_on_a_screen_or_two(cli: Callable[..., Said]) -> None:
+    many = "partition={scheme='iid', clients=1000}"
+    short, whole = cli("partition", many).out, cli("partition", many, "--all").out
+    assert len(short.splitlines()) < 60
+    assert len(re.findall(r"^│ +\d+ │", short, re.M)) == 30
+    assert len(re.findall(r"^│ +[\d,]+ │", whole, re.M)) == 1000
+
+
+def test_regression_has_no_labels(cli: Callable[..., Said]) -> None:
+    words = ("data.source=quadratic", "partition={scheme='natural'}")
+    found = json.loads(cli("partition", *words, "--json").out)
+    assert {client["labels"] for client in found["clients"]} == {None}
+    assert "label" not in cli("partition", *words).out
+
+
+def test_many_classes_are_cut_to_the_most_frequent() -> None:
+    held = [0] * 100
+    held[7], held[3], held[50:56] = 9, 4, [1] * 6
+    assert data._labels(held, wide=False) == ["7: 9, 3: 4, 50: 1, 51: 1, 52: 1, 53: 1 and 2 more"]
+
+
+# plot -----------------------------------------------------------------------------------------------------------------
+
+
+def drawn(counts: Any, **more: Any) -> ET.Element:
+    return ET.fromstring(svg(np.asarray(counts), "Who holds <what> & why", **more))
+
+
+def bubbles(picture: ET.Element) -> dict[tuple[int, int], float]:
+    """(client, label) -> area, read back from where the circles lie."""
+    found = {}
+    for circle in picture.iter(f"{SVG}circle"):
+        title = circle.find(f"{SVG}title")
+        if title is not None:
+            client, label = re.fullmatch(r"client (\d+), label (\d+): .*", title.text or "").groups()  # type: ignore[union-attr]
+            found[int(client), int(label)] = float(circle.attrib["r"]) ** 2
+    return found
+
+
+def shaded(picture: ET.Element) -> dict[float, int]:
+    """Opacity -> cells."""
+    return {
+        float(path.attrib["fill-opacity"]): path.attrib["d"].count("M")
+        for path in picture.iter(f"{SVG}path")
+        if "fill-opacity" in path.attrib
+    }
+
+
+def counts_of(clients: int, classes: int, seed: int = 0) -> Any:
+    rng = np.random.default_rng(seed)
+    return rng.integers(0, 60, (clients, classes)) * (rng.random((clients, classes)) < 0.6)
+
+
+def test_the_area_of_a_bubble_is_its_count() -> None:
+    counts = counts_of(12, 10)
+    areas = bubbles(drawn(counts))
+    assert set(areas) == set(map(tuple, np.argwhere(counts).tolist()))
+    for (client, label), area in areas.items():
+        assert area / areas[np.unravel_index(counts.argmax(), counts.shape)] == pytest.approx(  # type: ignore[index]
+            counts[client, label] / counts.max(), abs=0.01
+        )
+
+
+@pytest.mark.parametrize(("clients", "classes"), [(100, 10), (1000, 10), (20, 100), (3000, 2)])
+def test_where_bubbles_would_be_dust_every_cell_is_shaded(clients: int, classes: int) -> None:
+    counts = counts_of(clients, classes)
+    assert Frame(clients, classes).radius < LARGEST
+    picture = drawn(counts)
+    assert bubbles(picture) == {}
+    wanted = np.ceil(LEVELS * np.sqrt(counts[counts > 0] / counts.max())) / LEVELS
+    levels, cells = np.unique(np.round(wanted, 3), return_counts=True)
+    assert shaded(picture) == dict(zip(levels.tolist(), cells.tolist(), strict=True))
+    text = " ".join(element.text or "" for element in picture.iter(f"{SVG}text"))
+    assert ("most frequent label" in text) == (clients > NAMED)
+
+
+@pytest.mark.parametrize("clients", [1, 2, 20, 100, 1000])
+def test_a_picture_needs_nothing_and_has_title_axes_and_legend(clients: int) -> None:
+    text = svg(counts_of(clients, 10), "A & B <c>")
+    picture = ET.fromstring(text)
+    said = [element.text or "" for element in picture.iter(f"{SVG}text")]
+    assert "A & B <c>" in said
+    assert {"label", "examples of a label", "of each client"} <= set(said)
+    assert any(line.startswith("client") for line in said)
+    assert {str(c) for c in range(10)} <= set(said)
+    assert "http" not in text.replace("http://www.w3.org/2000/svg", "")
+    assert not {"script", "image", "use", "foreignObject"} & {
+        element.tag.removeprefix(SVG) for element in picture.iter()
+    }
+    assert "prefers-color-scheme: dark" in text
+    width, height = float(picture.attrib["width"]), float(picture.attrib["height"])
+    for element in picture.iter():
+        for name, end in (("x", width), ("cx", width), ("y", height), ("cy", height)):
+            if name in element.attrib:
+                assert 0 <= float(element.attrib[name]) <= end
+    assert len(text) < 600_000
+
+
+def test_nobody_with_nothing_is_drawn_too() -> None:
+    assert bubbles(drawn(np.zeros((3, 2), int))) == {}
+    assert not math.isnan(float(drawn([[5]], names=["all"]).attrib["height"]))
+
+
+def test_names_of_classes_have_the_room_they_need() -> None:
+    names = ["bus", "non-motorized_vehicle", "x" * 60]
+    picture = drawn(counts_of(12, 3), names=names)
+    said = {element.text: float(element.attrib["x"]) for element in picture.iter(f"{SVG}text") if "x" in element.attrib}
+    cut = next(text for text in said if text and text.startswith("xxx"))
+    assert len(cut) < 40
+    for name in (*names[:2], cut):
+        assert said[name] >= 30 + 7 * len(name)  # right-aligned: so far from the edge, past the name of the axis
+    first = min(float(c.attrib["cx"]) for c in picture.iter(f"{SVG}circle"))
+    assert first > said[cut]
+    titles = [c.findtext(f"{SVG}title") or "" for c in picture.iter(f"{SVG}circle")]
+    assert any(names[2] in title for title in titles)  # in full
+
+
+def test_the_command_draws(cli: Callable[..., Said], tmp_path: Path) -> None:
+    said = cli("plot", "partition.clients=5", "--out", tmp_path / "mine.svg")
+    assert (said.code, said.out) == (0, f"{tmp_path / 'mine.svg'}\n")
+    counts = table((held := Population(config.load(None, ["partition.clients=5"]))).dataset.train.y, held.shares[0], 10)
+    assert set(bubbles(ET.fromstring((tmp_path / "mine.svg").read_text()))) == set(
+        map(tuple, np.argwhere(counts).tolist())
+    )
+    assert cli("plot", "data.source=quadratic", "partition={scheme='natural'}", "--out", tmp_path / "q.svg").code == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (("plot", "--out", "partition.png"), 3, "not-an-svg"),
+        (("plot", "--out", "no/such/folder/p.svg"), 6, "not-writable"),
+        (("partition", "no.toml"), 2, "no-file"),
+        (("partition", "one.toml", "two.toml"), 2, "one experiment at a time"),
+        (("partition", "partition.clients=100000"), 3, "(clients)"),
+        (("list", "data.source=tabular"), 2, "missing-key"),
+    ],
+)
+def test_what_cannot_be_is_refused(
+    words: tuple[str, ...],
+    code: int,
+    said: str,
+    cli: Callable[..., Said],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    answer = cli(*words)
+    assert answer.code == code
+    assert said in answer.err
+    assert "Traceback" not in answer.err
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,26 @@
+"""A small charter, and the code of a refusal."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from sordino.errors import SordinoError
+from sordino.ledger.currency import UNIT, ZCDP
+from sordino.ledger.ledger import Charter
+
+TENTH = UNIT // 10
+
+
+CHARTER = Charter("data", "client", "add-remove", "server", 1e-5, ZCDP)
+
+
+ONE = {"ada": (TENTH,)}
+
+
+def code_of(action: Callable[..., Any], *arguments: Any) -> str:
+    with pytest.raises(SordinoError) as refusal:
+        action(*arguments)
+    return refusal.value.code

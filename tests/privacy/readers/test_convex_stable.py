@@ -1,0 +1,216 @@
+"""Several steps without a clip under one noise: what leaves the gate, and what client code can do to the bound."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from sordino import keys, tree
+from sordino.algorithms.client_noise import convex_stable
+from sordino.algorithms.fedavg import Client, FedAvg, Server, Up
+from sordino.errors import PrivacyError
+from sordino.privacy.readers.convex_stable import ConvexStable
+from sordino.tasks.classification import Classification
+from sordino.tasks.nets import Ball, bounded, logistic
+from sordino.types import Examples, Grant, NoiseSource, Params, Work
+from tests.privacy.doubles import Still
+
+DIM, CLASSES, N, B, ETA, E, Z = 4, 3, 8, 2.0, 0.7, 5, 1.7
+
+
+def task_of(net: nn.Module | None = None) -> Classification:
+    made = net or logistic((DIM,), CLASSES, B)
+    return Classification(made, name="logistic", shape=(DIM,), mean=(0.0,), std=(1.0,), image=False)
+
+
+TASK = task_of()
+
+
+def rows(last: float = 1.0) -> Examples:
+    x = keys.normal(keys.root(4), N * DIM).reshape(N, DIM).double()
+    x[-1] *= last
+    return Examples(x, torch.arange(N) % CLASSES)
+
+
+def start() -> Params:
+    return {name: value.double() for name, value in TASK.init(3).items()}
+
+
+def answer(examples: Examples, source: NoiseSource, steps: int = E, params: Params | None = None) -> Params:
+    shard = ConvexStable(B, ETA, Z).open(examples, Grant(0, N, N, source), TASK)
+    (batch,) = shard.batches(Work(None, steps, None), 1)
+    return batch.grad(TASK.losses, start() if params is None else params)
+
+
+def by_hand(examples: Examples, steps: int, eta: float = ETA, momentum: float = 0.0) -> Params:
+    """The sum of the gradients along the steps, from torch's own optimiser."""
+    net = nn.Linear(DIM, CLASSES).double()
+    with torch.no_grad():
+        for p, value in zip(net.parameters(), start().values(), strict=True):
+            p.copy_(value)
+    before, optimiser = [p.detach().clone() for p in net.parameters()], torch.optim.SGD(net.parameters(), eta, momentum)
+    inside = Ball(B)(examples.x)
+    for _ in range(steps):
+        optimiser.zero_grad()
+        nn.functional.cross_entropy(net(inside), examples.y).backward()
+        optimiser.step()
+    moved = [(a - p.detach()) / eta for a, p in zip(before, net.parameters(), strict=True)]
+    return dict(zip(start(), moved, strict=True))
+
+
+@pytest.mark.parametrize("steps", [1, E])
+def test_the_answer_is_the_sum_of_the_gradients_along_plain_steps(steps: int) -> None:
+    found, wanted = answer(rows(), Still(), steps), by_hand(rows(), steps)
+    assert all(torch.allclose(found[name], wanted[name], rtol=1e-9, atol=1e-12) for name in wanted)
+    for other in (by_hand(rows(), steps + 1), by_hand(rows(), E, momentum=0.9), by_hand(rows(), E, eta=ETA / 2)):
+        assert not torch.allclose(tree.flat(found), tree.flat(other), rtol=1e-4)  # negative control
+
+
+@pytest.mark.parametrize("steps", [1, 2, E])
+def test_its_noise_is_sized_for_all_steps(steps: int) -> None:
+    """2 sqrt(2) B E / n times the multiplier, in every coordinate."""
+    noise = tree.sub(answer(rows(), Still(1.0), steps), answer(rows(), Still(), steps))
+    wanted = Z * 2 * math.sqrt(2) * B * steps / N
+    assert all(torch.allclose(value, torch.full_like(value, wanted), rtol=1e-9) for value in noise.values())
+
+
+def test_the_upload_is_what_the_steps_and_one_noise_at_their_end_would_give() -> None:
+    """The method as its paper has it, through the algorithm that is made by its name."""
+    algorithm = convex_stable(B, Z, local_steps=E, lr=ETA)
+    shard = algorithm.read.open(rows(), Grant(0, N, N, Still(1.0), reads=1), TASK)
+    state = Server(start(), torch.tensor(0)), Client(torch.tensor(0))
+    up, _ = algorithm.local(TASK, *state, shard, keys.root(1))
+    std = ConvexStable(B, ETA).noise_std(Z, N, E)
+    for name, way in by_hand(rows(), E).items():
+        assert torch.allclose(tree.formed(up.delta)[name], -ETA * (way + std), rtol=1e-9, atol=1e-12)
+
+
+# what an algorithm of one's own may do with it
+# --------------------------------------------------------------------------------------------
+
+
+def moves(local: FedAvg, reader: ConvexStable) -> float:
+    """How far one example moves the upload of five steps without noise, in units of its noise."""
+
+    def delta(examples: Examples, source: NoiseSource) -> Tensor:
+        shard = reader.open(examples, Grant(0, N, N, source, Z), TASK)
+        state = Server(sure(), torch.tensor(0)), Client(torch.tensor(0))
+        return tree.flat(local.local(TASK, *state, shard, keys.root(1))[0].delta)
+
+    scale = float((delta(rows(), Still(1.0)) - delta(rows(), Still())).abs().min()) / Z
+    pairs = [(rows(a), rows(b)) for a, b in ((1e3, -1e3), (1.0, 1e3), (1.0, -1.0))]
+    return max(float((delta(a, Still()) - delta(b, Still())).norm()) / scale for a, b in pairs)
+
+
+def sure() -> Params:
+    """Weights that are sure of class 0: other labels have the longest gradients there are."""
+    params = tree.zeros_like(start())
+    params["2.bias"][0] = 50
+    return params
+
+
+@dataclass(frozen=True)
+class Loud(FedAvg):
+    """Sends what it was told first, a hundred times as loud."""
+
+    def local(self, task: Any, down: Server, c: Client, shard: Any, key: Any) -> tuple[Up, Client]:
+        told = [batch.grad(task.losses, down.x) for batch in shard.batches(self.work, key)]
+        return Up(tree.axpy(100.0, told[0], told[-1])), c
+
+
+WILD = {
+    "the first gradient, loudly": Loud(ETA, None, E, "full"),
+    "momentum": FedAvg(ETA, None, E, "full", momentum=0.95),
+    "a step of 25": FedAvg(25.0, None, E, "full"),
+    "a decay of the weights": FedAvg(ETA, None, E, "full", weight_decay=0.5),
+    "several epochs": FedAvg(ETA, 3, None, "full"),
+}
+
+
+@pytest.mark.parametrize("name", WILD)
+def test_no_algorithm_of_ones_own_moves_further_than_the_noise_is_sized_for(name: str) -> None:
+    assert 0 < moves(WILD[name], ConvexStable(B, ETA)) <= 1 + 1e-9
+
+
+class StepByStep(ConvexStable):
+    """The broken twin: client code makes the steps with un-noised gradients, and only the last one is noised."""
+
+    def open(self, examples: Examples, grant: Grant, task: Any) -> Any:
+        reader = self
+
+        class Batch:
+            def __init__(self, last: bool) -> None:
+                self.last = last
+
+            def grad(self, losses: Any, params: Params) -> Params:
+                leaves = {k: v.detach().double().requires_grad_() for k, v in params.items()}
+                mean = losses(leaves, *examples, keys.bits(1, N)).mean()
+                found = dict(zip(leaves, torch.autograd.grad(mean, list(leaves.values())), strict=True))
+                std = reader.noise_std(Z, N, E) if self.last else 0.0
+                return tree.map(lambda g: grant.source.gaussian(g, std), found)
+
+        class Shard:
+            size = N
+
+            def batches(self, work: Work, key: Any) -> list[Batch]:
+                return [Batch(step == E - 1) for step in range(E)]
+
+        return Shard()
+
+
+@pytest.mark.parametrize("name", ["momentum", "the first gradient, loudly"])
+def test_the_twin_that_hands_out_every_gradient_is_caught(name: str) -> None:
+    assert moves(WILD[name], StepByStep(B, ETA)) > 2
+
+
+@pytest.mark.parametrize("epochs", [None, 1, 2])
+def test_it_answers_once_whatever_the_effort(epochs: int | None) -> None:
+    """A straggler's smaller effort must not end the round before the steps that the noise is sized for."""
+    shard = ConvexStable(B, ETA, Z).open(rows(), Grant(0, N, N, Still(), epochs=epochs), TASK)
+    (batch,) = shard.batches(Work(None, E, None), 1)
+    found = batch.grad(TASK.losses, start())
+    assert torch.equal(tree.flat(found), tree.flat(answer(rows(), Still())))
+    for again in (lambda: batch.grad(TASK.losses, start()), lambda: list(shard.batches(Work(None, E, None), 1))):
+        with pytest.raises(PrivacyError) as refused:
+            again()
+        assert refused.value.code == "read-beyond-reservation"
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, 1e308])
+def test_weights_that_are_no_numbers_do_not_break_the_bound(bad: float) -> None:
+    params = {name: torch.full_like(value, bad) for name, value in start().items()}
+    gap = tree.sub(answer(rows(1e3), Still(), params=params), answer(rows(-1e3), Still(), params=params))
+    assert float(tree.norm(gap)) <= ConvexStable(B, ETA).noise_std(1.0, N, E) * (1 + 1e-9)
+
+
+def test_only_a_linear_layer_behind_a_ball_is_bounded() -> None:
+    """By its structure: a name says nothing."""
+    assert bounded(logistic((DIM,), CLASSES, B)) == B
+    layer = nn.Linear(DIM, CLASSES)
+    for net in (
+        logistic((DIM,), CLASSES),
+        nn.Sequential(nn.Flatten(), Ball(B), nn.Linear(DIM, 5), nn.ReLU(), nn.Linear(5, CLASSES)),
+        nn.Sequential(nn.Flatten(), layer, Ball(B)),
+        nn.Sequential(nn.Flatten(), Ball(B), nn.Sequential(layer)),
+        layer,
+    ):
+        assert bounded(net) is None
+        assert task_of(net).feature_radius is None
+
+
+def test_its_own_multiplier_goes_before_the_grants() -> None:
+    reader = replace(ConvexStable(B, ETA), multiplier=2 * Z)
+    for own, wanted in ((reader, 2 * Z), (ConvexStable(B, ETA), Z)):
+        found = [
+            next(iter(own.open(rows(), Grant(0, N, N, Still(level), Z), TASK).batches(Work(None, E, None), 1))).grad(
+                TASK.losses, start()
+            )
+            for level in (1.0, 0.0)
+        ]
+        noise = float(tree.flat(tree.sub(*found)).max())
+        assert noise == pytest.approx(own.noise_std(wanted, N, E))

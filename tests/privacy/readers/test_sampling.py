@@ -1,0 +1,74 @@
+"""The reader's Poisson sampler is what the accountant assumes: independent coins, fresh at every read.
+
+1,000 reads of 30 examples, seen through noise-free gradients. Every statistic is a z-score and must stay within 6 (1e-9
+each, a few hundred of them); fixed-size and shuffled samples of the same rate, which earn no such accounting, must be
+rejected.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+
+from sordino import keys
+from sordino.privacy.noise.sources import Counter, System
+from sordino.privacy.readers.noisy_gradient import NoisyGradient
+from sordino.tasks.quadratic import Quadratic
+from sordino.types import Examples, Grant, NoiseSource, Work
+from tests.privacy.doubles import linear
+
+READS, EXAMPLES, RATE = 1_000, 30, 0.3
+Draws = NDArray[np.float64]  # [reads, examples], 1 where an example was read
+
+
+def drawn(source: NoiseSource) -> Draws:
+    """Example j has a gradient along coordinate j, so a gradient shows who was read; the noise is a millionth of it."""
+    reader = NoisyGradient(1.0, sampling="poisson", rate=RATE, neighbours="add_remove")
+    rows = Examples(9 * torch.eye(EXAMPLES, dtype=torch.float64), torch.zeros(EXAMPLES))
+    params = {"w": torch.zeros(EXAMPLES, dtype=torch.float64)}
+    shard = reader.open(rows, Grant(0, EXAMPLES, EXAMPLES, source, 1e-6), Quadratic(EXAMPLES))
+    reads = shard.batches(Work(None, READS, None), keys.root(1))
+    return np.rint(torch.stack([batch.grad(linear, params)["w"] for batch in reads]).numpy() * RATE * EXAMPLES)
+
+
+def worst_z(draws: Draws) -> dict[str, float]:
+    reads, n = draws.shape
+    variance = RATE * (1 - RATE)
+    centred = (draws - RATE) / np.sqrt(variance)
+    sizes = draws.sum(1)
+    fourth = (1 + 3 * (n - 2) * variance) * n * variance - (
+        n * variance
+    ) ** 2  # of a binomial, minus its variance squared
+    pairs = centred.T @ centred / np.sqrt(reads)
+    serial = (centred[1:] * centred[:-1]).mean(1) * np.sqrt(n)
+    return {
+        "size variance": abs(((sizes - n * RATE) ** 2).mean() - n * variance) / np.sqrt(fourth / reads),
+        "marginals": np.abs(centred.mean(0)).max() * np.sqrt(reads),
+        "pairs": np.abs(pairs - np.diag(np.diag(pairs))).max(),
+        "serial": abs(serial.mean()) * np.sqrt(reads - 1),
+    }
+
+
+@pytest.mark.parametrize(
+    "source", [pytest.param(Counter(5), id="counter", marks=pytest.mark.slow), pytest.param(System(), id="system")]
+)
+def test_every_example_tosses_its_own_coin_at_every_read(source: NoiseSource) -> None:
+    draws = drawn(source)
+    assert set(np.unique(draws)) == {0.0, 1.0}
+    assert max(worst_z(draws).values()) < 6
+
+
+def test_samples_of_fixed_size_are_rejected() -> None:
+    rng = np.random.default_rng(1)
+    draws = np.argsort(rng.random((READS, EXAMPLES)), axis=1) < RATE * EXAMPLES
+    assert worst_z(draws.astype(np.float64))["size variance"] > 10
+
+
+def test_shuffled_batches_are_rejected() -> None:
+    rng = np.random.default_rng(1)
+    epochs = [np.argsort(rng.random(EXAMPLES)) * 3 // EXAMPLES for _ in range(READS // 3)]
+    draws = np.concatenate([np.stack([epoch == part for part in range(3)]) for epoch in epochs]).astype(np.float64)
+    assert worst_z(draws)["serial"] > 10
+    assert worst_z(draws)["size variance"] > 10

@@ -1,0 +1,159 @@
+"""Experiments that must not start, each with its code."""
+
+from __future__ import annotations
+
+import math
+
+from tests.privacy.unsafe_parts import CENTRAL, CLIP, NOISE, POISSON, QUICK, Table, budget, fedavg, gdp, read, up
+
+EXPERIMENTS: dict[str, tuple[str, Table]] = {
+    "two local steps under a one-step bound": ("one-step-only", gdp(local_steps=2)),
+    "one epsilon for everything": ("total-epsilon", {"privacy": {"total_eps": 15.0}}),
+    "a hidden cohort that may be too small to be opened": (
+        "broken-rounds-tell",
+        {
+            **up([CLIP, {"name": "noise_share", "survivors": 3}, {"name": "secagg"}]),
+            "cohort": POISSON,
+            **budget(**QUICK),
+        },
+    ),
+    "two private gates, and nobody may see who took part": (
+        "two-gates-hidden",
+        {
+            **up([CLIP], [{"name": "noise", "neighbours": "add_remove", "multiplier": 1.0}]),
+            **fedavg(batch_size="full"),
+            **read(multiplier=1.0),
+            "cohort": POISSON,
+            "privacy": {},
+        },
+    ),
+    "two local steps of laplace": ("one-step-only", {"algorithm": {"name": "laplace", "local_steps": 2}}),
+    "a batch smaller than n": ("full-batch-only", gdp(batch_size=1)),
+    "momentum at the client": ("client-momentum", gdp(momentum=0.9)),
+    "classic gaussian at epsilon 2": (
+        "classic-gaussian-needs-small-epsilon",
+        {"rounds": 1, "algorithm": {"name": "gaussian_simple", "clip": 1.0}},
+    ),
+    "classic checked where the formula fails": (
+        "classic-gaussian-needs-small-epsilon",
+        {"rounds": 1, "algorithm": {"name": "gaussian_simple", "checked": True}, **budget(epsilon=30.0)},
+    ),
+    "classic with a typed multiplier and no budget": (
+        "classic-needs-budget",
+        {**fedavg(batch_size="full"), **read(law="gaussian_classic", multiplier=5.0), "privacy": {}},
+    ),
+    "sizes secret, noise scaled by n": ("sizes-not-public", budget(public_sizes=False)),
+    "sizes secret, sampled and divided by rate n": (
+        "sizes-not-public",
+        {"algorithm": {"name": "gaussian_sampled", "rate": 0.5}, **budget(public_sizes=False)},
+    ),
+    "sizes secret, clients weighed by them": (
+        "sizes-not-public",
+        {**up([CLIP, NOISE, {"name": "weigh"}]), **budget(public_sizes=False)},
+    ),
+    "delta of one over the examples": ("delta-too-large", budget(delta=1 / 6)),
+    "delta of one over the clients": ("delta-too-large", {**up([CLIP, NOISE]), **budget(delta=0.2)}),
+    "delta 0 for gaussian noise": ("delta-out-of-range", budget(delta=0.0)),
+    "delta above 1": ("delta-out-of-range", budget(delta=1.5)),
+    "epsilon 0": ("epsilon-not-positive", budget(epsilon=0.0)),
+    "epsilon negative": ("epsilon-not-positive", budget(epsilon=-1.0)),
+    "epsilon infinite": ("wrong-type", budget(epsilon=math.inf)),
+    "epsilon no number": ("wrong-type", budget(epsilon=math.nan)),
+    "a budget and no mechanism": ("budget-without-mechanism", fedavg()),
+    "a budget and a typed multiplier": ("budget-without-mechanism", gdp(multiplier=1.0)),
+    "a mechanism and no budget": ("mechanism-without-budget", {"privacy": {}}),
+    "two gates for one budget": (
+        "two-promises-one-budget",
+        {**up([CLIP, NOISE]), **fedavg(batch_size="full"), **read()},
+    ),
+    "noise 0 in a reader": ("noise-not-positive", gdp(multiplier=0.0)),
+    "noise negative in a reader": ("noise-not-positive", gdp(multiplier=-1.0)),
+    "noise 0 in an uplink": ("noise-not-positive", up([CLIP, {"name": "noise", "multiplier": 0.0}])),
+    "noise before the clip": ("noise-before-clip", up([NOISE, CLIP])),
+    "clip, noise and another clip": ("noise-before-clip", up([CLIP, NOISE, CLIP])),
+    "local noise without a clip": ("unbounded-sensitivity", up([NOISE])),
+    "central noise without a clip": ("unbounded-sensitivity", up([{"name": "weigh"}], [CENTRAL])),
+    "central noise and the clip after the sum": ("server-stage-not-noise", up([], [CLIP, CENTRAL])),
+    "add_remove at the client": (
+        "local-noise-add-remove",
+        up([CLIP, {"name": "noise", "neighbours": "add_remove"}]),
+    ),
+    "central noise over those who answered": ("realised-denominator", up([CLIP], [CENTRAL], denominator="received")),
+    "a denominator nobody knows": ("unknown-denominator", up([CLIP], [CENTRAL], denominator="realized")),
+    "local and central noise": ("two-noises", up([CLIP, NOISE], [CENTRAL])),
+    "two local noises": ("two-noises", up([CLIP, NOISE, NOISE])),
+    "laplace after an l2 clip": (
+        "laplace-needs-l1-clip",
+        {**fedavg(batch_size="full"), **read(law="laplace", clip_order=2)},
+    ),
+    "poisson records under replace": (
+        "poisson-needs-add-remove",
+        {**fedavg(batch_size="full"), **read(sampling="poisson", rate=0.5)},
+    ),
+    "poisson clients under zero_out": (
+        "poisson-needs-add-remove",
+        {**up([CLIP], [CENTRAL]), "cohort": POISSON},
+    ),
+    "add_remove over a fixed cohort": (
+        "add-remove-needs-poisson",
+        {**up([CLIP], [{"name": "noise", "neighbours": "add_remove"}]), "cohort": {"name": "random", "size": 2}},
+    ),
+    "fixed batches under add_remove": (
+        "fixed-rows-add-remove",
+        {**fedavg(batch_size=2), **read(sampling="fixed_batches", neighbours="add_remove")},
+    ),
+    "fixed batches counted in steps": (
+        "fixed-batches-need-epochs",
+        {**fedavg(batch_size=2, local_steps=3), **read(sampling="fixed_batches")},
+    ),
+    "mini-batches under full-batch noise": (
+        "minibatch-under-full-batch-bound",
+        {**fedavg(batch_size=2), **read()},
+    ),
+    "a rate of 0": ("rate-out-of-range", {"algorithm": {"name": "gaussian_sampled", "rate": 0.0}}),
+    "a rate above 1": ("rate-out-of-range", {"algorithm": {"name": "gaussian_sampled", "rate": 1.5}}),
+    "a cohort rate of 0": ("rate-out-of-range", {"cohort": {"name": "poisson", "rate": 0.0}}),
+    "a clip of 0": ("clip-not-positive", gdp(clip=0.0)),
+    "an uplink clip of 0": ("clip-not-positive", up([{"name": "clip", "radius": 0.0}, NOISE])),
+    "a sampled budget below its conversion": (
+        "budget-below-conversion",
+        {
+            "algorithm": {"name": "gaussian_sampled", "rate": 0.5},
+            **budget(epsilon=1e-4, delta=1e-12, schedule={"name": "linear_back"}),
+        },
+    ),
+    "a schedule that enlarges the budget": (
+        "shares-exceed-the-budget",
+        budget(schedule={"name": "list", "values": [1.0] * 4, "absolute": True}),
+    ),
+    "a schedule shorter than the exposures": (
+        "shares-too-few",
+        budget(schedule={"name": "list", "values": [1.0]}),
+    ),
+    "a schedule of zeros": ("shares-not-a-budget", budget(schedule={"name": "list", "values": [0.0] * 4})),
+    "a geometric schedule without a ratio": (
+        "ratio-not-positive",
+        budget(schedule={"name": "geometric", "ratio": 0.0}),
+    ),
+    "an adaptive schedule without a floor": (
+        "adaptive-out-of-range",
+        budget(schedule={"name": "adaptive", "floor": 0.0}),
+    ),
+    "convex steps on quadratics": (
+        "convex-needs-bounded-logistic",
+        {"algorithm": {"name": "convex_stable", "radius": 2.0, "lr": 0.5}},
+    ),
+    "convex steps beyond 4/B^2": (
+        "step-too-large-for-convexity",
+        {"algorithm": {"name": "convex_stable", "radius": 2.0, "lr": 1.5}},
+    ),
+    "stragglers keeping part of one step": (
+        "no-partial-work",
+        {"stragglers": {"share": 0.5, "policy": "keep"}},
+    ),
+    "a private table whose columns nobody has declared": (
+        "table-without-schema",
+        {"data": {"source": "tabular", "path": "t.csv", "label": "y"}, "privacy": {"epsilon": 2.0, "noise": "system"}},
+    ),
+    "a budget typed with a slip": ("unknown-key", {"privacy": {"epsilom": 1.0}}),
+}

@@ -1,0 +1,67 @@
+"""The laws of the house that a reader cannot see at a glance: who may draw, who may build what, how long a module may
+be.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from sordino.check.reading import DRAWS, calls
+
+PACKAGE = Path(__file__).parents[2] / "sordino"
+FORBIDDEN_NAMES = {"utils", "helpers", "common", "base", "manager"}
+
+
+def modules(folder: Path = PACKAGE) -> list[Path]:
+    return sorted(folder.rglob("*.py"))
+
+
+@pytest.mark.parametrize("path", modules(PACKAGE / "algorithms"), ids=lambda p: p.name)
+def test_algorithms_draw_nothing(path: Path) -> None:
+    assert not calls(path.read_text()) & DRAWS
+
+
+def test_the_scan_sees_draws() -> None:
+    sneaky = (
+        "import torch\ndef local(self, y):\n    return y + torch.randn(3) + torch.distributions.Laplace(0, 1).sample()"
+    )
+    assert calls(sneaky) & DRAWS == {"randn", "Laplace"}
+
+
+def test_only_the_uplink_lets_the_server_see() -> None:
+    builders = [path.relative_to(PACKAGE).as_posix() for path in modules() if "Received" in calls(path.read_text())]
+    assert builders == ["privacy/uplink/uplink.py"]
+
+
+def test_only_readers_open_examples() -> None:
+    # raw rows are held by readers, by the client that owns them (one or a stack), and by the evaluator of a simulation
+    openers = {path.relative_to(PACKAGE).as_posix() for path in modules() if "Examples" in calls(path.read_text())}
+    allowed = {
+        "privacy/readers/beside_public.py",
+        "tasks/drawn.py",  # images that nobody owns
+        "privacy/readers/noisy_gradient.py",
+        "privacy/readers/responses.py",
+        "privacy/readers/episodes.py",
+        "privacy/readers/median_clip.py",
+        "tasks/personalise.py",
+        "privacy/readers/per_example_gradients.py",
+        "runs/home.py",
+        "runs/simulation.py",
+        "engine/shards.py",
+        "tasks/classification.py",
+    }
+    allowed |= {"check/bench.py", "engine/stack.py"}
+    allowed |= {"attacks/records.py", "attacks/images.py"}  # made-up rows
+    assert openers <= allowed
+
+
+def test_modules_are_short_and_named() -> None:
+    for path in modules() + modules(PACKAGE.parent / "tests"):
+        assert len(path.read_text().splitlines()) <= 400, path
+        assert path.stem not in FORBIDDEN_NAMES, path
+
+
+def test_the_map_fits_on_a_screen() -> None:
+    assert len((PACKAGE / "round.py").read_text().splitlines()) < 90

@@ -1,0 +1,107 @@
+"""A run folder belongs to one run: in use, damaged or put back, it is refused in words."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from pathlib import Path
+
+import pytest
+
+from sordino import run
+from sordino.errors import LedgerError, RunError
+from sordino.runs.run import resume, start
+from tests.laws.cases import BY_NAME
+from tests.laws.traces import differences, killed_at, trace
+from tests.runs.ways_to_die import _alive, _lines, experiment_file, sordino
+
+
+# the folder -----------------------------------------------------------------------------------------------------------
+def test_a_run_folder_belongs_to_one_run(tmp_path: Path) -> None:
+    case = BY_NAME["fedavg"]
+    start(case.experiment(), tmp_path / "run")
+    before = {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
+    with pytest.raises(RunError) as refusal:
+        start(case.experiment(seed=5), tmp_path / "run")
+    assert refusal.value.code == "run-exists"
+    assert "resume" in refusal.value.fix
+    assert before == {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
+
+
+def test_a_run_in_use_is_left_alone(tmp_path: Path) -> None:
+    file = experiment_file(BY_NAME["fedavg"], tmp_path, rounds=3000)
+    out = tmp_path / "run"
+    process = sordino("run", file, "--out", out, "-q")
+    try:
+        while not _lines(out) and process.pid in _alive():
+            time.sleep(0.002)
+        with pytest.raises(RunError) as refusal:
+            resume(out)
+        assert refusal.value.code == "run-in-use"
+    finally:
+        process.kill()
+        process.wait()
+
+
+@pytest.mark.parametrize("missing", ["experiment.toml", "environment.json"])
+def test_what_is_no_run_folder_is_not_resumed(missing: str, tmp_path: Path) -> None:
+    with pytest.raises(RunError) as refusal:
+        resume(tmp_path)
+    assert refusal.value.code == "not-a-run"
+    start(BY_NAME["fedavg"].experiment(), tmp_path / "run")
+    (tmp_path / "run" / missing).unlink()
+    with pytest.raises(RunError) as refusal:
+        resume(tmp_path / "run")
+    assert refusal.value.code == "not-a-run"
+
+
+def test_a_damaged_checkpoint_is_refused(tmp_path: Path) -> None:
+    with killed_at("published", 2):
+        start(BY_NAME["scaffold"].experiment(), tmp_path / "run")
+    newest = max((tmp_path / "run" / "checkpoints").glob("*.ckpt"))
+    data = bytearray(newest.read_bytes())
+    data[len(data) // 2] ^= 1
+    newest.write_bytes(data)
+    with pytest.raises(RunError) as refusal:
+        resume(tmp_path / "run")
+    assert refusal.value.code == "checkpoint-damaged"
+
+
+def test_a_ledger_that_is_gone_is_not_founded_anew(tmp_path: Path) -> None:
+    with killed_at("published", 2):
+        start(BY_NAME["gaussian_gdp"].experiment(), tmp_path / "run")
+    for part in (tmp_path / "run").glob("ledger.sqlite*"):
+        part.unlink()
+    with pytest.raises(LedgerError) as refusal:
+        resume(tmp_path / "run")
+    assert refusal.value.code == "ledger-rolled-back"
+
+
+def test_a_ledger_put_back_is_noticed(tmp_path: Path) -> None:
+    """An older copy would give the exposures since then for free."""
+    out = tmp_path / "run"
+    with killed_at("published", 0):
+        start(BY_NAME["gaussian_gdp"].experiment(), out)
+    for part in list(out.glob("ledger.sqlite*")):
+        shutil.copy(part, tmp_path / part.name)
+    with killed_at("published", 2):
+        resume(out)
+    for part in list(out.glob("ledger.sqlite*")):
+        part.unlink()
+    for part in list(tmp_path.glob("ledger.sqlite*")):
+        shutil.copy(part, out / part.name)
+    with pytest.raises(LedgerError) as refusal:
+        resume(out)
+    assert refusal.value.code == "ledger-rolled-back"
+
+
+def test_a_damaged_checkpoint_is_refused_and_stepped_over_on_request(tmp_path: Path) -> None:
+    whole, cut = (run(None, "rounds=4", "partition.clients=4", out=tmp_path / name) for name in ("whole", "cut"))
+    newest = cut.folder / "checkpoints" / "round-000004.ckpt"
+    newest.write_bytes(newest.read_bytes()[:-40])
+    with pytest.raises(RunError) as refused:
+        resume(cut.folder)
+    assert refused.value.code == "checkpoint-damaged"
+    assert "--fallback" in refused.value.fix
+    resume(cut.folder, fallback=True)
+    assert differences(trace(whole.folder), trace(cut.folder)) == []

@@ -1,0 +1,98 @@
+"""What secure sums send: as many bytes as the messages that were added, and as long as computed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sordino import config
+from sordino.engine import wire
+from sordino.engine.channels import Adder, Ciphertexts, Masks
+from sordino.errors import (
+    EmptyClient,
+)
+from sordino.privacy.uplink.secure_stages import (
+    Aggregated,
+    Encrypted,
+)
+from sordino.runs.run import start
+from sordino.secure import secagg
+from sordino.secure.layout import Layout
+from tests.stories.secure_sums.sums import CLIENTS, TEST_KEY, Watched, made
+
+
+# ---------------------------------------------------------------- how much travels
+@pytest.mark.parametrize("stage", ["bfv", "ckks", TEST_KEY], ids=["bfv", "ckks", "paillier"])
+def test_bytes_up_are_the_messages_that_were_added(stage: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    sent: list[int] = []
+    take = Adder.take
+
+    def counted(self: Adder, message: bytes, expected: Any) -> None:
+        sent.append(len(message))
+        take(self, message, expected)
+
+    monkeypatch.setattr(Adder, "take", counted)
+    for _, outcome in Watched(made("weigh", stage)).rounds(2):
+        assert outcome.bytes_up == sum(sent[-CLIENTS:])
+        assert outcome.payload == sent[-1]
+    assert len(sent) == 2 * CLIENTS
+
+
+def test_bytes_up_of_masks_are_all_that_clients_send(monkeypatch: pytest.MonkeyPatch) -> None:
+    sent: list[int] = []
+    receive = secagg.Aggregator.receive
+
+    def counted(self: secagg.Aggregator, data: bytes) -> None:
+        sent.append(len(data))
+        receive(self, data)
+
+    monkeypatch.setattr(secagg.Aggregator, "receive", counted)
+    for _, outcome in Watched(made("weigh", "secagg")).rounds(1):
+        assert outcome.bytes_up == sum(sent)
+        assert len(sent) == 4 * CLIENTS  # advert, shares, upload, answer
+
+
+@pytest.mark.parametrize("keys_", ["shared", "authority"])
+def test_who_holds_a_key_is_sent_the_sum(keys_: str) -> None:
+    """The first model is everybody's; then it is the sum of the round before, or the model that an authority opened."""
+    watched = Watched(made("weigh", {**TEST_KEY, "keys": keys_, "at_least": 2}))
+    for t, (before, outcome) in enumerate(watched.rounds(3)):
+        down = watched.parts.setup.algorithm.broadcast(before)
+        plain = CLIENTS * wire.size(watched.federation.header(t, -1), wire.schema(down))
+        assert outcome.bytes_down == (CLIENTS * outcome.payload if t and keys_ == "shared" else plain)
+
+
+@pytest.mark.slow
+def test_packed_paillier_is_twice_as_long_as_the_model() -> None:
+    """28,938 parameters under 3,072 bits: 308 ciphertexts of 768 bytes."""
+    size, layout = 28_938, Layout()
+    channel = Ciphertexts(Encrypted(mode="probe"), layout)
+    values = np.arange(size) - size // 2
+    found = channel.sum(0, ((k, values) for k in range(3)), range(3), size, None)
+    assert np.array_equal(found.total, 3 * values)
+    header = found.payload - 308 * 768
+    assert 0 < header < 200
+    assert found.bytes_up == 3 * found.payload
+    assert found.payload / (4 * size) <= 2.1
+
+
+def test_masked_uploads_are_as_long_as_the_model() -> None:
+    """Four bytes a value, and a guard; peers and headers cost the same whatever the size."""
+    layout, cost = Layout(), {}
+    for size in (1000, 5000):
+        zeros = np.zeros(size, np.int64)
+        found = Masks(Aggregated(), layout, "run").sum(0, ((k, zeros) for k in range(4)), range(4), size, None)
+        cost[size] = found.payload
+    assert cost[5000] - cost[1000] == 4 * 4000
+
+
+def test_a_client_without_examples_is_refused_before_the_run(tmp_path: Path) -> None:
+    few = {"scheme": "dirichlet", "clients": 60, "alpha": 0.01, "min_size": 0}
+    with pytest.raises(EmptyClient) as refusal:
+        start(config.validate({"partition": few, "algorithm": {"name": "secagg_fl"}, "privacy": {}}), tmp_path / "run")
+    assert refusal.value.code == "empty-client"
+    assert "client" in refusal.value.what
+    assert not (tmp_path / "run").exists()

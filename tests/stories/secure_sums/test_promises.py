@@ -1,0 +1,295 @@
+"""What each adversary is promised where the sum is opened, and that receipts say so."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from sordino.config import gates
+from sordino.engine.mail import Mail
+from sordino.engine.secure_sum import SecureSum
+from sordino.ledger.claims import Claim
+from sordino.ledger.events import DiscreteGaussian, Event, Gaussian, NonPrivate, Nothing, Poisson
+from sordino.privacy.noise.sources import Counter
+from sordino.privacy.uplink import Uplink
+from sordino.privacy.uplink.coordinate_laplace import ClipCoordinates, CoordinateLaplace
+from sordino.privacy.uplink.fixed_point import Quantise
+from sordino.privacy.uplink.rules import RAW, ROSTER
+from sordino.privacy.uplink.secure_stages import (
+    COUNTED,
+    HONEST,
+    OWN_NOISE,
+    SHARED,
+    SUM_OF_ALL,
+    Aggregated,
+    Encrypted,
+    NoiseShare,
+    SecureStage,
+)
+from sordino.privacy.uplink.stages import Clip, Stage, Weigh
+from sordino.runs.run import start
+from sordino.runs.verify import verify
+from sordino.secure.layout import Layout
+from sordino.types import Grant
+from tests.stories.secure_sums.sums import CLIP, NOISE, PROBED, SHARE, SHARES, Sums, Table, Watched, made
+
+# ---------------------------------------------------------------- what is promised to whom
+WORTH = 1.5  # a multiplier
+
+
+PLACES: dict[str, tuple[tuple[Stage, ...], tuple[Stage, ...]]] = {
+    "none": ((Weigh(),), ()),
+    "server": ((Clip(1.0),), (gates.noise(neighbours="zero_out", multiplier=WORTH),)),
+    "hidden": ((Clip(1.0),), (gates.noise(neighbours="add_remove", multiplier=WORTH),)),
+    "client": ((Clip(1.0), gates.noise(multiplier=WORTH)), ()),
+}
+
+
+KINDS: dict[str, SecureStage] = {
+    "paillier, shared": Encrypted("paillier"),
+    "bfv, shared": Encrypted("bfv"),
+    "ckks, shared": Encrypted("ckks"),
+    "paillier, authority": Encrypted("paillier", keys="authority"),
+    "bfv, authority": Encrypted("bfv", keys="authority"),
+    "secagg": Aggregated(4),
+}
+
+
+def promised(uplink: Uplink) -> dict[str, Claim]:
+    """As a hidden cohort of rate 0.1 would make them."""
+
+    def amplify(event: Any, adversary: str) -> Any:
+        return event if adversary == "server" else Poisson(0.1, event)
+
+    return {claim.adversary: claim for claim in uplink.claims(None, amplify)}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("place", PLACES)
+def test_what_each_adversary_is_promised(place: str, kind: str) -> None:
+    (client, server), stage = PLACES[place], KINDS[kind]
+    plain, ours = promised(Uplink(client, server)), promised(Uplink((*client, stage), server))
+    may_break = place == "hidden" and not kind.endswith("shared")
+    for adversary in ("participants", "public"):
+        if kind == "secagg" and place == "hidden" and adversary == "participants":
+            # they are told who takes part: nothing is sampled for them, and only what a client sends is hidden
+            event = plain[adversary].event
+            assert isinstance(event, Poisson)
+            assert (ours[adversary].event, ours[adversary].neighbours) == (event.event, "zero_out")
+            assert ROSTER in ours[adversary].because
+            continue
+        if may_break:  # who sees a round broken off learns how many came
+            assert ours[adversary] == replace(
+                plain[adversary], status="conditional", because=(*plain[adversary].because, COUNTED)
+            )
+        else:
+            assert ours[adversary] == plain[adversary]
+    if place == "client":  # its own noise protects each upload, whoever reads it
+        assert ours["server"] == plain["server"]
+        assert isinstance(ours["server"].event, Gaussian)
+        return
+    assert RAW in plain["server"].because
+    claim = ours["server"]
+    assert RAW not in claim.because
+    if kind.endswith("shared"):
+        assert (claim.event, claim.status) == (Nothing(), "conditional")
+        assert SHARED in claim.because
+    else:
+        what = SUM_OF_ALL if place == "none" else OWN_NOISE
+        assert (claim.event, claim.status) == (NonPrivate(what), "none")
+
+
+@pytest.mark.parametrize("neighbours", ["add_remove", "zero_out", "replace"])
+def test_noise_in_shares_protects_from_the_server_too(neighbours: Any) -> None:
+    share = NoiseShare(neighbours=neighbours, multiplier=WORTH, survivors=4)
+    ours = promised(Uplink((Clip(1.0), share, Aggregated())))
+    central = promised(Uplink((Clip(1.0),), (gates.noise(neighbours=neighbours, multiplier=WORTH),)))
+    server = ours["server"]
+    assert (server.event, server.neighbours, server.status) == (DiscreteGaussian(WORTH), "zero_out", "conditional")
+    assert HONEST in server.because
+    assert any("add their share of the noise and tell nobody" in line for line in server.because)
+    for adversary in ("participants", "public"):
+        # the same noise in whole steps: its price is that of its Renyi divergence, not the continuous curve
+        told = adversary == "participants" and neighbours == "add_remove"  # who takes part
+        sampled: Event = DiscreteGaussian(WORTH)
+        assert ours[adversary].event == (sampled if told else Poisson(0.1, sampled))
+        assert central[adversary].event == Poisson(0.1, Gaussian(WORTH))
+        assert ours[adversary].neighbours == ("zero_out" if told else neighbours)
+        assert ours[adversary].status == "conditional"
+        assert (COUNTED in ours[adversary].because) == (neighbours == "add_remove" and not told)
+
+
+POISSON: Table = {"cohort": {"name": "poisson", "rate": 0.9}}
+
+
+ALL_OF: dict[str, tuple[Table, Any, Any]] = {  # tables, what the server is promised, and everybody else
+    "nothing, a probe": ({"uplink": PROBED["uplink"]}, ("inf", "none"), ("inf", "none")),
+    "nothing, authority": (
+        {"uplink": ["weigh", {"name": "bfv", "keys": "authority", "at_least": 3}]},
+        ("inf", "none"),
+        ("inf", "none"),
+    ),
+    "nothing, secagg": ({"uplink": ["weigh", "secagg"]}, ("inf", "none"), ("inf", "none")),
+    "server, bfv": (
+        {"uplink": {"client": [CLIP, "bfv"], "server": [{**NOISE, "neighbours": "zero_out", "multiplier": 5.0}]}},
+        (0.0, "conditional"),
+        (1, "proved"),
+    ),
+    "server, hidden, secagg": (
+        {
+            **POISSON,
+            "partition": {"scheme": "iid", "clients": 60},  # so many that a round of one is out of the question
+            "uplink": {
+                "client": [CLIP, "secagg"],
+                "server": [{**NOISE, "neighbours": "add_remove", "multiplier": 5.0}],
+            },
+        },
+        ("inf", "none"),
+        # who takes part is told who else does, so for participants nothing rests on how many came
+        {"participants": (1, "proved"), "public": (1, "conditional")},
+    ),
+    "shares": (
+        {"uplink": [CLIP, {**SHARE, "multiplier": 5.0}, "secagg"]},
+        (1, "conditional"),
+        (1, "conditional"),
+    ),
+    "clients, secagg": (
+        {"uplink": [CLIP, {**NOISE, "multiplier": 5.0}, {"name": "quantise", "range": 99.0}, "secagg"]},
+        (1, "proved"),
+        (1, "proved"),
+    ),
+}
+
+
+FEW = ("nothing, authority", "server, bfv", "clients, secagg")
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[] if n in FEW else [pytest.mark.slow]) for n in ALL_OF])
+def test_the_receipt_says_it_and_verify_agrees(name: str, tmp_path: Path, cli: Any) -> None:
+    tables, server, others = ALL_OF[name]
+    start(made(**tables), tmp_path / "run")
+    found = json.loads((tmp_path / "run" / "privacy.json").read_text())
+    said = {
+        row["adversary"]: (row["epsilon"] if row["epsilon"] in ("inf", 0.0) else 1, row["status"])
+        for row in found["guarantees"]
+        if row["unit"] == "client"
+    }
+    told = others if isinstance(others, dict) else {"participants": others, "public": others}
+    assert said == {"server": server, **told}
+    assert cli("privacy", "verify", str(tmp_path / "run")).code == 0
+    for row in found["guarantees"]:
+        row["status"] = "proved" if row["status"] in ("conditional", "none") else "conditional"
+    (tmp_path / "run" / "privacy.json").write_text(json.dumps(found))
+    assert verify(tmp_path / "run") != []
+
+
+def test_laplace_noise_for_coordinates_is_priced_in_their_own_units() -> None:
+    """The grid adds half a step a coordinate to the bound, and no more: steps are no units."""
+    clip, noise = ClipCoordinates(0.1), CoordinateLaplace(0.1, 10.0)
+    plain = Uplink((clip,), (noise,)).fitted(100, 5.0).server[0]
+    gridded = Uplink((clip, Aggregated()), (noise,)).fitted(100, 5.0).server[0]
+    assert isinstance(plain, CoordinateLaplace)
+    assert isinstance(gridded, CoordinateLaplace)
+    assert gridded._bound == pytest.approx(plain._bound + 50 / Layout().scale, rel=1e-12)
+
+
+# ---------------------------------------------------------------- how much noise there is
+D = 20_000  # coordinates: the deviation of a sample variance is sqrt(2 / D) = 1 % of it
+
+
+ODD = 6 * math.sqrt(2 / D)  # six of them: false alarms 2e-9
+
+
+def variance(sums: Sums, survivors: int, began: int, multiplier: float) -> float:
+    """Of the noise in an opened sum of nothing, over that of one central noise of the same multiplier."""
+    raw = {k: {"w": torch.zeros(D, dtype=torch.float64)} for k in range(survivors)}
+    mean = sums.mean(raw, dict.fromkeys(range(began), 1), multiplier, list(range(began))).mean["w"]
+    assert sums.mail.answered == list(range(survivors))
+    whole = (
+        multiplier * Layout().scale * 1.0 + multiplier * math.sqrt(D) / 2
+    )  # steps: the norm of a client is s C + sqrt(d) / 2
+    return float(((mean * began * Layout().scale) ** 2).mean()) / whole**2
+
+
+def test_the_shares_of_those_who_stay_are_one_central_noise() -> None:
+    """Exactly as many as must stay: the variance is that of the central noise. More: theirs too."""
+    share = NoiseShare(neighbours="zero_out", survivors=4)
+    sums = Sums(Uplink((Clip(1.0), share, Aggregated())))
+    assert variance(sums, 4, 6, WORTH) == pytest.approx(1.0, abs=ODD)
+    assert variance(sums, 6, 6, WORTH) == pytest.approx(6 / 4, abs=6 / 4 * ODD)
+
+
+def test_shares_for_all_who_begin_are_caught() -> None:
+    """The broken twin divides by 6, and 4 stay: a third of the noise is missing."""
+    twin = Uplink((Clip(1.0), NoiseShare(neighbours="zero_out", survivors=6), Aggregated()))
+    object.__setattr__(twin, "client", (*twin.client[:-1], Aggregated(4)))  # past the refusal
+    found = variance(Sums(twin), 4, 6, WORTH)
+    assert found == pytest.approx(4 / 6, abs=ODD)
+    assert abs(found - 1) > 5 * ODD
+
+
+@pytest.mark.parametrize("stage", [Encrypted("bfv"), Aggregated(2)], ids=["inside", "after opening"])
+def test_noise_of_the_server_is_one_noise(stage: SecureStage) -> None:
+    """Added to ciphertexts or to the opened sum: once."""
+    sums = Sums(Uplink((Clip(1.0), stage), (gates.noise(neighbours="zero_out"),)))
+    assert variance(sums, 3, 3, WORTH) == pytest.approx(1.0, abs=ODD)
+
+
+@pytest.mark.parametrize("stage", [Encrypted("bfv"), Aggregated(2)], ids=["inside", "after opening"])
+def test_laplace_noise_for_coordinates_is_one_noise(stage: SecureStage) -> None:
+    """Who holds a key opens a noised sum: the noise went in before. Variance 2 beta^2, whose sample deviates by sqrt(5
+    / D): false alarms 2e-9.
+    """
+    beta = 5e-3
+    uplink = Uplink((ClipCoordinates(0.1), stage), (CoordinateLaplace(0.1, beta=beta),))
+    sums, raw = Sums(uplink), {k: {"w": torch.zeros(D, dtype=torch.float64)} for k in range(3)}
+    found = float((sums.mean(raw, dict.fromkeys(raw, 1)).mean["w"] ** 2).mean())
+    assert found == pytest.approx(2 * beta**2, rel=6 * math.sqrt(5 / D))
+    if isinstance(stage, Encrypted):
+        zero, given = (
+            {"w": torch.zeros(D, dtype=torch.float64)},
+            iter(sums.encoded(raw, dict.fromkeys(raw, 1), None).items()),
+        )
+        summed = SecureSum(uplink, "run")(0, given, [0, 1, 2], [1.0] * 3, uplink, zero, None, Counter(2), Mail())
+        assert summed.noised
+        assert float(summed.total["w"].abs().double().mean()) > 0
+
+
+def test_all_shares_of_a_round_have_one_multiplier() -> None:
+    """Clients that come once and clients that come twice have other prices; their noise is cut for the dearest."""
+    tables = SHARES | {
+        "cohort": {"name": "round_robin", "size": 4},
+        "rounds": 2,
+        "partition": {"scheme": "iid", "clients": 6},
+    }
+    watched = Watched(made(**tables))
+    for _, outcome in watched.rounds(2):
+        assert len(outcome.answered) == 4
+        assert {told.multiplier for told in watched.terms.values()} == {used := watched.federation._central}
+        plan = watched.federation.plan
+        own = [price.multiplier for k in watched.terms if (price := plan.price(k, 0, (0,)))]
+        assert used == pytest.approx(max(own), rel=1e-9)
+        assert min(own) < 0.9 * max(own)  # control: they would differ
+
+
+def test_rounding_adds_half_a_step_in_every_coordinate_to_the_sensitivity() -> None:
+    """s C + sqrt(d) / 2 in the 2-norm; an upload of halves that round up passes s C alone."""
+    layout = Layout(10, 8)
+    coordinates, steps = 4000, 0.5001
+    radius = steps / layout.scale * math.sqrt(coordinates)
+    uplink = Uplink((Clip(radius), Quantise(layout), NoiseShare(neighbours="zero_out", multiplier=9.0), Aggregated()))
+    bound = Uplink((Clip(radius), Quantise(layout))).bound(coordinates).l2
+    assert bound == pytest.approx(layout.scale * radius + math.sqrt(coordinates) / 2)
+    assert uplink.client[2].sensitivity(Uplink((Clip(radius), Quantise(layout))).bound(coordinates)) == bound  # type: ignore[attr-defined]
+    worst = {"w": torch.full((coordinates,), steps / layout.scale, dtype=torch.float64) * 1.001}
+    rng, largest = torch.Generator().manual_seed(3), 0.0
+    for upload in (worst, *({"w": torch.randn(coordinates, generator=rng)} for _ in range(5))):
+        sent = Uplink((Clip(radius), Quantise(layout))).encode(upload, Grant(0, 1, 1, Counter(0)))
+        largest = max(largest, float(sent["w"].double().norm()))
+    assert layout.scale * radius < largest <= bound
