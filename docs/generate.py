@@ -220,7 +220,8 @@ GIVEN = ("shape", "classes")  # what the data decide, no table
 def experiment_file() -> str:
     parts = [
         "# Experiment file",
-        "One TOML file. A table that chooses something takes exactly the parameters of what it chooses; an unknown key is an error that "
+        "One TOML file. A table that chooses something takes exactly the parameters of what it chooses; an unknown "
+        "key is an error that "
         "names the nearest one. The command line goes over the file, the file over these defaults. "
         "Only without a file, and with a private algorithm, is there a budget by default: epsilon 8.",
         "## Top level",

@@ -20,7 +20,8 @@ WIDTH = 1160
 METHODS = {
     "no privacy": 'name = "fedavg"\nlr = 0.1\nlocal_epochs = 1\n',
     "Gaussian, exact": 'name = "gaussian_gdp"\nclip = 1.0\nlr = 2.0\n[privacy]\nepsilon = 8.0\n',
-    "one subset, as published": 'name = "gaussian_sampled"\nvariant = "published"\nrate = 0.1\nclip = 1.0\nlr = 2.0\n[privacy]\nepsilon = 8.0\n',
+    "one subset, as published": 'name = "gaussian_sampled"\nvariant = "published"\nrate = 0.1\nclip = 1.0\nlr = '
+    "2.0\n[privacy]\nepsilon = 8.0\n",
 }
 
 

@@ -150,7 +150,8 @@ def sums(eyes: Sequence[Eye]) -> str:
     text += table(heads, rows)
     return (
         text
-        + '\n"At most" is what Gaussian noise allows / what any (epsilon, delta) mechanism may allow. Thresholds for 0.1 % rest on 20 false alarms.\n'
+        + '\n"At most" is what Gaussian noise allows / what any (epsilon, delta) mechanism may allow. Thresholds for '
+        "0.1 % rest on 20 false alarms.\n"
     )
 
 

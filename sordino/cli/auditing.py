@@ -21,12 +21,15 @@ STYLES = {"holds": "green", "caught": "green", "VIOLATED": "bold red", "escaped"
 ENDS = {"VIOLATED": 4, "escaped": 2}  # other verdicts are no failure
 SAYS = {
     "holds": "No claim was refuted: this attack did not do better than was claimed.",
-    "holds in part": "No claim was refuted, but [bold]the run as a whole is not protected[/]: a phase of it claims infinity.",
+    "holds in part": "No claim was refuted, but [bold]the run as a whole is not protected[/]: a phase of it claims "
+    "infinity.",
     "VIOLATED": "[bold red]Refuted:[/] more is lost than is claimed.",
-    "proves nothing": "Nothing is proved here: the number claimed is what its source prints. Where the attack never errs, more --trials find more.",
+    "proves nothing": "Nothing is proved here: the number claimed is what its source prints. Where the attack never "
+    "errs, more --trials find more.",
     "not attacked": "Not every claim could be attacked: this audit knows no worst case for it.",
     "caught": "Caught: with 30% less noise behind the same claims the attack refutes them.",
-    "escaped": "[bold red]Not caught:[/] these claims are so small that so few trials cannot tell 30% less noise. Give more --trials.",
+    "escaped": "[bold red]Not caught:[/] these claims are so small that so few trials cannot tell 30% less noise. "
+    "Give more --trials.",
 }
 
 

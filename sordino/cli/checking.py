@@ -48,7 +48,8 @@ def check(
         out.print(
             f"[bold red]{len(broken)} broken:[/] {', '.join(broken)}."
             if broken
-            else f"All {len(verdicts)} laws hold. From the folder of the file: sordino run algorithm={report.algorithm}",
+            else f"All {len(verdicts)} laws hold. From the folder of the file: sordino run "
+            f"algorithm={report.algorithm}",
             highlight=False,
             soft_wrap=True,
         )

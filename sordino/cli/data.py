@@ -208,8 +208,10 @@ def _differences(found: dict[str, Any]) -> dict[str, str]:
     }
     if classes:
         told |= {
-            "labels of a client": f"{n['classes_per_client']:.1f} of {classes}, as many as {n['effective_classes']:.1f} equally frequent ones",
-            "difference from all": f"{n['total_variation']:.2f} (total variation of labels: 0 alike, 1 nothing in common)",
+            "labels of a client": f"{n['classes_per_client']:.1f} of {classes}, as many as "
+            f"{n['effective_classes']:.1f} equally frequent ones",
+            "difference from all": f"{n['total_variation']:.2f} (total variation of labels: 0 alike, 1 nothing in "
+            "common)",
         }
     return told
 
@@ -221,7 +223,8 @@ def _warnings(found: dict[str, Any]) -> list[str]:
         "have no test examples, so their own accuracy cannot be said": found["without_test"],
     }
     return [
-        f"{len(who)} of {len(found['clients'])} clients {what}: {', '.join(map(str, who[:8]))}{', ...' if len(who) > 8 else ''}"
+        f"{len(who)} of {len(found['clients'])} clients {what}: "
+        f"{', '.join(map(str, who[:8]))}{', ...' if len(who) > 8 else ''}"
         for what, who in told.items()
         if who
     ]

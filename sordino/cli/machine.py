@@ -20,7 +20,7 @@ def doctor(
     bench: Annotated[bool, typer.Option("--bench", help="Measure as well: about ten seconds.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Look at this machine: what it can do, what would be slow, what is broken. Exit code 2 where something is broken."""
+    """Look at this machine: what it can do, what would be slow, what is broken (then the exit code is 2)."""
     from rich.table import Table
 
     from sordino.check.machine import benched, engine, judge, measure

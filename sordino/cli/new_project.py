@@ -7,7 +7,8 @@ from pathlib import Path
 from sordino.errors import RunError
 
 EXPERIMENT = """\
-# Run it from this folder:  sordino run experiment.toml            change anything:  sordino run experiment.toml rounds=5
+# Run it from this folder:  sordino run experiment.toml
+# Change anything:          sordino run experiment.toml rounds=5
 rounds = 30
 seed = 0                        # of everything random in a simulation
 
@@ -18,7 +19,8 @@ source = "digits"               # real 8x8 images that ship with sordino; or:
 # source = "images"             # path = a folder of parquet files in the Hugging Face image format
 
 [partition]
-scheme = "dirichlet"            # iid, dirichlet, shards, classes, active, quantity, long_tail, power_law, natural (by data.group)
+scheme = "dirichlet"            # iid, dirichlet, shards, classes, active, quantity, long_tail, power_law,
+                                # natural (by data.group)
 clients = 20
 alpha = 0.5                     # smaller: clients differ more
 
@@ -34,7 +36,8 @@ clip = 1.0                      # largest norm of one example's gradient
 lr = 1.0
 
 [privacy]
-epsilon = 8.0                   # of one example of one client, over the whole run; leave out with fedavg, fedprox, scaffold
+epsilon = 8.0                   # of one example of one client, over the whole run; leave it out with
+                                # fedavg, fedprox, scaffold
 delta = 1e-5                    # below 1 / number of examples
 noise = "counter"               # a seeded simulation; "system" draws real noise
 """
@@ -42,8 +45,9 @@ noise = "counter"               # a seeded simulation; "system" draws real noise
 TASK = '''\
 """The model. Any torch.nn.Module will do; use GroupNorm where you would use BatchNorm.
 
-If you come from Flower: Net is as you know it. load_data is [data] and [partition] in experiment.toml, train is [algorithm], and test is done
-for you, on all test examples and client by client; so a task.py of yours works here, and its other functions are not called.
+If you come from Flower: Net is as you know it. load_data is [data] and [partition] in experiment.toml, train is
+[algorithm], and test is done for you, on all test examples and client by client; so a task.py of yours works here, and
+its other functions are not called.
 """
 
 from torch import Tensor, nn

@@ -161,7 +161,7 @@ class LiveSpending:
 
 
 def spent_share(step: Step) -> float:
-    """Of the client that spent most, in the currency that adds up."""
+    """The share of its budget that the client that spent most has spent, in the currency that adds up."""
     from sordino.runs.receipt import share_of
 
     shares = [share_of(step.federation, client) for client in step.federation.spent]

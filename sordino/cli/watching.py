@@ -109,7 +109,7 @@ def look(run: RunFolder) -> Seen:
 
 
 def beginning(run: RunFolder) -> WatchStart | None:
-    """Of a run that was never resumed: the lock is touched at every start, so it is as old as the run."""
+    """The time when a run began that was never resumed: every start touches the lock, so it is as old as the run."""
     started = run.environment.started
     try:
         begun, touched = datetime.datetime.fromisoformat(started), run.lock_file.stat().st_mtime

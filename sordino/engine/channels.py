@@ -38,7 +38,7 @@ class Opened(NamedTuple):
 
 class Channel(Protocol):
     def sum(self, t: int, uploads: Uploads, cohort: Sequence[int], size: int, noise: Ints | None) -> Opened:
-        """Of round t; `cohort` are those who began it, `noise` what the server adds."""
+        """The sum of round t; `cohort` are those who began it, `noise` what the server adds."""
         ...
 
 

@@ -75,7 +75,7 @@ class States(Mapping[int, Tree]):
     # checkpoints ----------------------------------------------------------------------------------------------------
 
     def trees(self) -> dict[str, Tree]:
-        """For a checkpoint. The order in which clients came does not show."""
+        """The states as trees of a checkpoint. The order in which clients came does not show."""
         who = sorted(self._row.keys() - self._odd.keys())
         rows = torch.tensor([self._row[client] for client in who], dtype=torch.int64)
         held = [column.index_select(0, rows.to(column.device)) for column in self._columns]
@@ -84,7 +84,7 @@ class States(Mapping[int, Tree]):
         return ({f"states/{len(who)}": packed} if who else {}) | odd
 
     def anew(self) -> States:
-        """Of the same shape and in the same place, and of nobody yet."""
+        """States of the same shape in the same place, of nobody yet."""
         return States(self._template, self._place)
 
     def restore(self, trees: Mapping[str, Tree]) -> States:

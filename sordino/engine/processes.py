@@ -108,7 +108,7 @@ class Processes(Executor):
         return {}
 
     def restore(self, step: int, place: Path) -> None:
-        """From this stage's own checkpoint, or from that of the stage before."""
+        """The clients go on from the checkpoint of this stage, or from that of the stage before."""
         self._all(Restore(step, str(place)))
 
     def _all(self, command: Command, message: bytes | None = None) -> list[bytes]:

@@ -9,7 +9,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Weights(Sequence[float]):
-    """Of every client, by its size: sizes are fewer than clients."""
+    """The weight of every client, by its size: sizes are fewer than clients."""
 
     sizes: Sequence[int]
     of: Mapping[int, float]

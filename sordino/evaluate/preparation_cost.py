@@ -107,8 +107,8 @@ def messages(
     formula: Formula | None,
     says: Mapping[str, tuple[str, str]],
 ) -> list[Sent]:
-    """By phase and kind of message: what a formula counts, and what was sent beyond plain training. `says` what goes
-    down and up in each phase.
+    """What each phase sent, by kind of message: what a formula counts, and what was sent beyond plain training. `says`
+    what goes down and up in each phase.
     """
     counted = {} if formula is None else formula.messages
 

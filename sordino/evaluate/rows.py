@@ -91,7 +91,7 @@ class RoundRow(Scores, Played):
     seconds: float | None = None  # by the clock
 
     def with_more(self, more: Fact) -> RoundRow:
-        """With all that another file says of the same round."""
+        """The same round with all that another file says of it."""
         return self.beside(**{name: value for name, value in more if name in more.model_fields_set})
 
 

@@ -63,7 +63,7 @@ class Guarantee(Fact):
 
 
 def statement(texts: Iterable[str], population: int, delta: float) -> list[Guarantee]:
-    """From the notes of ledger entries, in the order of units and adversaries."""
+    """The guarantees that follow from the notes of ledger entries, in the order of units and adversaries."""
     distinct = list(read_notes(texts, population).values())
     released = [release for releases in distinct for release in releases]
     rows: list[Guarantee] = []

@@ -233,7 +233,7 @@ def choosing(search: Sequence[Composed], methods: int, seeds: int, sweep: bool) 
 
 
 def snippet(table: Sequence[Row], told: Sequence[str]) -> str:
-    """For a notebook: the table and what must be said with it."""
+    """The table for a notebook, and what must be said with it."""
     head, *body = ([html.escape(text) for text in line] for line in lines(table))
     rows = "".join(f"<tr>{''.join(f'<td>{text}</td>' for text in line)}</tr>" for line in body)
     titles, said = "".join(f"<th>{text}</th>" for text in head), (*sources(table), *told)

@@ -30,7 +30,9 @@ def strip(images: Pixels, framed: Sequence[bool] = ()) -> str:
 
 
 def png(pixels: Pixels) -> bytes:
-    """Of red, green, blue and opacity [h, w, 4]. Every pixel is written as its difference from the one before."""
+    """An image file of red, green, blue and opacity [h, w, 4]. Every pixel is written as its difference from the one
+    before.
+    """
     height, width, _ = pixels.shape
     before = np.pad(pixels, ((0, 0), (1, 0), (0, 0)))[:, :-1]
     rows = np.concatenate([np.ones((height, 1), np.uint8), (pixels - before).reshape(height, -1)], axis=1)

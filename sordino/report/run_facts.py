@@ -87,8 +87,9 @@ class RunFacts(Fact):
 
 
 def gather(folder: Path, evaluator: bool = False) -> RunFacts:
-    """Of a run with real noise only what its statement names, and no data are read; for its `evaluator` everything that
-    this user may see."""
+    """The facts of a run: with real noise only what its statement names, and no data are read; for its `evaluator`
+    everything that this user may see.
+    """
     run = RunFolder(folder)
     setup, federation = opened(folder)
     try:

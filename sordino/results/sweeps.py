@@ -56,7 +56,9 @@ def _values(override: str) -> tuple[str, list[str]]:
 
 
 def split(text: str) -> list[str]:
-    """At the commas that no bracket and no quote encloses: 0.1,0.2 is two values, {size = 3, name = "a,b"} is one."""
+    """The parts of a text between commas that no bracket and no quote encloses: 0.1,0.2 is two values, {size = 3, name
+    = "a,b"} is one.
+    """
     parts, depth, quote = [""], 0, ""
     for letter in text:
         if quote:

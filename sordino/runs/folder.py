@@ -149,7 +149,7 @@ class RunFolder:
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """For as long as a process runs it."""
+        """The run is this process's as long as this lasts."""
         with open(self.lock_file, "w") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -276,7 +276,7 @@ class Forecast:
 
     @property
     def minutes(self) -> float:
-        """Of local work and evaluation; the disk is not counted."""
+        """Minutes of local work and evaluation; the disk is not counted."""
         experiment, timed = self.setup.experiment, self.timed
         visits = Counter(k for granted in self.rounds for k in granted)
         effort = sum(times * _effort(self.setup, k) for k, times in visits.items())

@@ -66,7 +66,7 @@ def promised(receipt: Receipt) -> str:
 
 
 def strongest(rows: Sequence[Guarantee]) -> Guarantee | None:
-    """Of the finite rows the one with the widest unit, then with the strongest adversary."""
+    """The finite row with the widest unit, then with the strongest adversary."""
     finite = [row for row in rows if row.finite]
     return min(finite, key=lambda r: (-UNITS.index(r.unit), ADVERSARIES.index(r.adversary)), default=None)
 

@@ -17,8 +17,8 @@ from sordino.runs.setup import Setup
 
 
 class ExpectedNoise(NamedTuple):
-    """Of the mean of a round: in gradients, before the step size, where records are protected; in updates where clients
-    are.
+    """The noise in the mean of a round: in gradients, before the step size, where records are protected; in updates
+    where clients are.
     """
 
     norm: float
@@ -38,8 +38,8 @@ def multiplier(setup: Setup, client: int) -> float | None:
 
 
 def expected_noise(setup: Setup) -> ExpectedNoise | None:
-    """In a cohort of the expected size, drawn like the plan draws; None where nothing is noised, or by a reader that
-    does not say how much.
+    """The noise of a cohort of the expected size, drawn like the plan draws; None where nothing is noised, or by a
+    reader that does not say how much.
     """
     offer, plan, algorithm, slow = setup.plan.offer, setup.plan, setup.algorithm, setup.experiment.stragglers
     if offer is None:

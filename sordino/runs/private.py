@@ -39,7 +39,7 @@ def found(run: Path, clients: bool) -> None:
 
 
 def settle(run: Path) -> None:
-    """From now on this is the folder in which the run goes on."""
+    """Makes this the folder in which the run goes on."""
     place = run / FOLDER / HERE
     write(place, b"")
     write(place, str(place.stat().st_ino).encode())
@@ -73,8 +73,8 @@ def throwaway() -> bytes:
 
 
 def key_of_data(run: Path | None, ledger: str | None) -> bytes:
-    """Of the digest that stands for the data; of no run, for a new one. Runs on a shared ledger must name their data
-    alike: their key lies beside it, as private as the ledger.
+    """The key of the digest that stands for the data; of no run, for a new one. Runs on a shared ledger must name their
+    data alike: their key lies beside it, as private as the ledger.
     """
     kept = Path(f"{ledger}.key") if ledger is not None else None if run is None else run / DATA
     return kept.read_bytes() if kept is not None and kept.exists() else secrets.token_bytes(32)
@@ -88,7 +88,7 @@ def share_key(ledger: str, key: bytes) -> None:
 
 
 def write(path: Path, data: bytes, new: bool = False) -> None:
-    """For its owner alone, from the first byte on."""
+    """Writes a file that its owner alone can read, from the first byte on."""
     flags = os.O_WRONLY | os.O_CREAT | (os.O_EXCL if new else os.O_TRUNC)
     try:
         descriptor = os.open(path, flags, 0o600)

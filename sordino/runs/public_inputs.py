@@ -57,7 +57,9 @@ def declared(data: Data, private: bool) -> TableSchema | None:
 
 
 def scaling(data: Data, found: TableSchema | None) -> Scaling:
-    """By public numbers, unless the experiment asks for statistics, or a table declares no ranges."""
+    """How inputs are scaled: by public numbers, unless the experiment asks for statistics, or a table declares no
+    ranges.
+    """
     if data.source in INVENTED:
         return "none"
     if data.source != "tabular":

@@ -49,7 +49,9 @@ OWN_MODELS = (
 
 
 def receipt(setup: Setup, federation: Federation) -> Receipt:
-    """From the ledger alone, so that it can be made again: a round that was begun counts, finished or not."""
+    """The receipt that follows from the ledger alone, so that it can be made again: a round that was begun counts,
+    finished or not.
+    """
     experiment, ledger = setup.experiment, federation.ledger
     federation.replay()
     notes = [entry.note for entry in federation.entries()]
@@ -228,7 +230,7 @@ def _subject_of(plan: Plan) -> Subject:
 
 
 def share_of(federation: Federation, client: int) -> float:
-    """Of its budget, what this client has spent."""
+    """The share of its budget that this client has spent."""
     limits, paid, pricing = federation.plan.cap_of(client), federation.spent.get(client), federation.plan.pricing
     if limits is None or paid is None:
         return 0.0

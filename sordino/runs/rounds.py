@@ -58,8 +58,8 @@ class PlayedPhase:
         watch: Callable[[Standing, Outcome], None],
         crash: int | None = None,
     ) -> Standing:
-        """To the end, or for as long as `more` rounds are asked for. `crash` rehearses: the process is killed in that
-        round, once it is reserved.
+        """Plays to the end, or for as long as `more` rounds are asked for. `crash` rehearses: the process is killed in
+        that round, once it is reserved.
         """
         while more(at):
             execute = PowerCut() if at.t + 1 == crash else self.execute

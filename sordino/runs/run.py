@@ -51,7 +51,10 @@ from sordino.runs.simulation import Simulation, settle, simulated
 from sordino.runs.taken_over import adopt, check_source
 from sordino.version import __version__
 
-LOST = "was cut off after its noise was drawn: a second release would be unpaid, so it is left out, and what it cost stays spent"
+LOST = (
+    "was cut off after its noise was drawn: a second release would be unpaid, so it is left out, and what it cost "
+    "stays spent"
+)
 
 
 class Progress(NamedTuple):

@@ -26,7 +26,7 @@ FILES = tuple(
 
 
 def digests(folder: Path, names: tuple[str, ...] = FILES) -> dict[str, str]:
-    """Of those files that are there."""
+    """The digests of those files that are there."""
     found = {name: folder / name for name in names}
     return {name: hashlib.sha256(_content(path)).hexdigest() for name, path in found.items() if path.is_file()}
 
@@ -64,7 +64,7 @@ def still_shows(folder: Path, made: Receipt) -> bool:
 
 
 def digest(receipt: Mapping[str, Any]) -> bytes:
-    """Of all that a receipt says but where the ledger stood, which sealing moves."""
+    """The digest of all that a receipt says but where the ledger stood, which sealing moves."""
     said = {name: value for name, value in receipt.items() if name != "ledger_head"}
     return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).digest()
 

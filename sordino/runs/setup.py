@@ -55,7 +55,7 @@ class Whole:
 
     @cached_property
     def phases(self) -> tuple[Setup, ...]:
-        """In their order; the last one is the training."""
+        """All phases in their order; the last one is the training."""
         return tuple(Setup(self, i) for i in range(len(self.methods.phases)))
 
     @cached_property

@@ -146,7 +146,7 @@ TRACKERS: dict[str, Callable[[], Tracker]] = {
 
 
 def tracked(go: Callable[[Watch], Ended], to: Sequence[str], watch: Watch | None = None) -> Ended:
-    """`go`, its rounds told to the trackers named. What breaks in one of them becomes a note, never the end of a run."""
+    """Runs `go` and tells its rounds to the trackers named. What breaks in one of them becomes a note."""
     followers = [_Follower(name, _open(name)) for name in to]
 
     def tell(step: Progress) -> None:

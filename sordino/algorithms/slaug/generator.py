@@ -248,7 +248,7 @@ def seen(task: Task, params: Params, x: Tensor, matrix: Tensor | None) -> Tensor
 
 
 def chosen(kept: Tensor) -> list[list[int]]:
-    """For each class, the numbers of the candidates that are kept."""
+    """The numbers of the candidates that are kept, class by class."""
     return [[i for i in row if i >= 0] for row in kept.tolist()]
 
 

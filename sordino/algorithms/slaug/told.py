@@ -68,7 +68,7 @@ class Wishes(NamedTuple):
 
 
 class Prototype(NamedTuple):
-    """Of no images: the device declines."""
+    """A sum of features and how many images it is of; of no images: the device declines."""
 
     label: Tensor
     total: Tensor
@@ -76,7 +76,7 @@ class Prototype(NamedTuple):
 
 
 def requests_of(s: Asking, skills: Sequence[Sequence[DeviceSkill]]) -> list[list[Asked]]:
-    """For each class, devices in the order in which they were asked: by rank, whatever slot was waiting. Nothing where
+    """The devices that were asked for each class, in their order: by rank, whatever slot was waiting. Nothing where
     nobody knows how good they are.
     """
 
