@@ -22,6 +22,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 Index: TypeAlias = slice | Tensor  # some rows, each at most once
+Matrix: TypeAlias = Any  # a tensor, or a `Lazy` that stands for one
 Ready: TypeAlias = Any  # rows as a network takes them: a tensor, or a `Part` of rows whose first layer is linear
 EVERY = slice(None)
 SMALL = 1 << 16
@@ -48,17 +49,17 @@ class Lazy:
     def numel(self) -> int:
         return self.shape.numel()
 
-    def added_to(self, y: Any, factor: float) -> Any:
+    def added_to(self, y: Matrix, factor: float) -> Matrix:
         """The sum y + factor * self."""
         return torch.add(dense(y), self.dense(), alpha=factor)
 
-    def add_to(self, y: Any, factor: float) -> Any:
+    def add_to(self, y: Matrix, factor: float) -> Matrix:
         """The sum y + factor * self, in y's own memory where it can be."""
         if isinstance(y, Lazy):
             y = y.dense()
         return y.add_(self.dense(), alpha=factor)
 
-    def scaled(self, factor: float) -> Any:
+    def scaled(self, factor: float) -> Matrix:
         return self.dense() * factor
 
     @classmethod
@@ -74,7 +75,7 @@ class Zero(Lazy):
 
     __slots__ = ("like",)
 
-    def __init__(self, like: Any) -> None:
+    def __init__(self, like: Matrix) -> None:
         self.like = like
 
     @property
@@ -88,7 +89,7 @@ class Zero(Lazy):
     def dense(self) -> Tensor:
         return torch.zeros_like(dense(self.like))
 
-    def added_to(self, y: Any, factor: float) -> Any:
+    def added_to(self, y: Matrix, factor: float) -> Matrix:
         return y
 
     def scaled(self, factor: float) -> Zero:
@@ -115,12 +116,12 @@ class Product(Lazy):
     def dense(self) -> Tensor:
         return self.left.sum(0) if self.right is None else self.left.t() @ self.right
 
-    def added_to(self, y: Any, factor: float) -> Any:
+    def added_to(self, y: Matrix, factor: float) -> Matrix:
         if isinstance(y, Lazy) or self.left.dtype != y.dtype or self.right is None:
             return super().added_to(y, factor)
         return torch.addmm(y, self.left.t(), self.right, alpha=factor)
 
-    def add_to(self, y: Any, factor: float) -> Any:
+    def add_to(self, y: Matrix, factor: float) -> Matrix:
         if isinstance(y, Lazy) or self.left.dtype != y.dtype:
             return super().add_to(y, factor)
         if self.right is None:
@@ -153,7 +154,7 @@ class ClientRows:
     def __getitem__(self, index: Index) -> Part:
         return Part(self, index)
 
-    def times(self, weight: Any, bias: Tensor | None, index: Index) -> Tensor:
+    def times(self, weight: Matrix, bias: Tensor | None, index: Index) -> Tensor:
         """What a linear layer makes of some of the rows."""
         if not (isinstance(weight, Moved) and weight.along(self)):
             # a tensor may be walked on in its own memory, so nothing of it is remembered
@@ -223,7 +224,7 @@ class Span(Lazy):
             return c
         return c.index_add_(0, self.index, self.c, alpha=factor)
 
-    def added_to(self, y: Any, factor: float) -> Any:
+    def added_to(self, y: Matrix, factor: float) -> Matrix:
         if isinstance(y, Span) and y.rows is self.rows:
             return Span(self.rows, self.on(y.coefficients(1.0), factor))
         if isinstance(y, Moved) and y.along(self.rows):
@@ -232,7 +233,7 @@ class Span(Lazy):
             return super().added_to(y, factor)
         return torch.addmm(y, self.c.t(), self.rows.x[self.index], alpha=factor)
 
-    def add_to(self, y: Any, factor: float) -> Any:
+    def add_to(self, y: Matrix, factor: float) -> Matrix:
         if isinstance(y, Moved) and y.along(self.rows):
             self.on(y.way.c, factor)
             return y
@@ -265,10 +266,10 @@ class Scaled(Lazy):
     def dense(self) -> Tensor:
         return self.x * self.factor
 
-    def added_to(self, y: Any, factor: float) -> Any:
+    def added_to(self, y: Matrix, factor: float) -> Matrix:
         return torch.add(dense(y), self.x, alpha=factor * self.factor)
 
-    def add_to(self, y: Any, factor: float) -> Any:
+    def add_to(self, y: Matrix, factor: float) -> Matrix:
         return dense(y).add_(self.x, alpha=factor * self.factor)
 
     def scaled(self, factor: float) -> Scaled:
@@ -338,7 +339,7 @@ class Total:
         self._sum, self._rows = zero, 0
         self._waiting: list[Span] = []
 
-    def add(self, leaf: Any) -> None:
+    def add(self, leaf: Matrix) -> None:
         if isinstance(leaf, Scaled):
             self._sum.add_(leaf.x, alpha=leaf.factor)
             return
@@ -363,7 +364,7 @@ def _ones(count: int, dtype: torch.dtype) -> Tensor:
     return torch.ones(count, dtype=dtype)
 
 
-def dense(value: Any) -> Any:
+def dense(value: Matrix) -> Matrix:
     """The same tree with tensors in place of everything lazy."""
     if isinstance(value, Lazy):
         return value.dense()

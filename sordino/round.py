@@ -9,23 +9,25 @@ digest is stored, and no round has two releases.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import NamedTuple
 
 from sordino.engine.executor import Executor
 from sordino.engine.server import Federation
+from sordino.ledger.events import Json
+from sordino.tree import Tree
 from sordino.types import Received
 
 
 class Outcome(NamedTuple):
-    server: Any
-    received: Received[Any] | None  # None of a round that was lost
+    server: Tree
+    received: Received[Tree] | None  # None of a round that was lost
     active: list[int]
     answered: list[int]
     bytes_down: int
     bytes_up: int
     payload: int  # bytes of one upload that are numbers
-    secure: Mapping[str, Any]  # what an encrypted or masked sum cost
+    secure: Json  # what an encrypted or masked sum cost
     lost: bool = False  # its noise was drawn in an attempt that was cut short: it is not drawn again
 
 
@@ -37,7 +39,7 @@ def forget(outcome: Outcome, release: bytes) -> None:
 
 
 def one_round(
-    run: Federation, server: Any, t: int, execute: Executor, stalled: bool = False, keep: Keep = forget
+    run: Federation, server: Tree, t: int, execute: Executor, stalled: bool = False, keep: Keep = forget
 ) -> Outcome:
     cohort = run.draw(t, server, execute.away)  # who: public order, or hidden coins
     crew = run.stragglers.split(cohort, t, run.key)

@@ -17,6 +17,7 @@ from torch import Tensor
 from sordino import user_code
 from sordino.errors import ConfigError
 from sordino.keys import Key
+from sordino.ledger.events import Json
 from sordino.privacy.uplink import Uplink
 from sordino.tasks.personalise import plain
 from sordino.types import C, D, Examples, Params, Reader, Received, S, Scorer, Shard, Task, U, Work
@@ -62,7 +63,7 @@ class Home(Protocol):
         """Public images that the server may choose from, where it has some."""
 
     @property
-    def story(self) -> Mapping[str, Any] | None:
+    def story(self) -> Json | None:
         """How the candidates were made, where this process made them."""
 
 

@@ -7,12 +7,12 @@ import json
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from sordino.algorithms.algorithm import Algorithm, Home
+from sordino.algorithms.algorithm import AnyAlgorithm, Home
 from sordino.budget.plan import Plan, Price
 from sordino.cohorts.kinds import Cohort
 from sordino.errors import BudgetExhausted, LedgerError
@@ -36,7 +36,7 @@ class LedgerRequest(NamedTuple):
 
 @dataclass
 class Accounts:
-    algorithm: Algorithm[Any, Any, Any, Any]
+    algorithm: AnyAlgorithm
     home: Home  # the server's own data
     cohort: Cohort
     plan: Plan

@@ -21,7 +21,7 @@ import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import safetensors.torch
 import torch
@@ -30,6 +30,7 @@ from torch import Tensor
 
 from sordino import tree
 from sordino.errors import RunError, damaged
+from sordino.ledger.events import Json
 from sordino.tree import Tree
 
 JSON: TypeAlias = bool | int | float | str | Sequence["JSON"] | Mapping[str, "JSON"] | None
@@ -49,7 +50,7 @@ _FIXES = {
 class Loaded(NamedTuple):
     step: int
     trees: dict[str, Tree]  # tensors on the CPU, in the order they were saved
-    meta: dict[str, Any]
+    meta: Json
 
 
 def save(directory: Path, step: int, trees: Mapping[str, Tree], meta: Mapping[str, JSON], keep: int = 2) -> Path:
@@ -182,7 +183,7 @@ def tensors(path: Path) -> dict[str, Tensor]:
     return found
 
 
-def _read(path: Path, step: int) -> tuple[dict[str, Any], dict[str, Tensor]]:
+def _read(path: Path, step: int) -> tuple[Json, dict[str, Tensor]]:
     """The verified content of the file."""
     with _told(path, "not-readable"):
         data = path.read_bytes()

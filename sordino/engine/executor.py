@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 from sordino.privacy.uplink import Summed
 from sordino.tree import Tree
@@ -19,7 +19,7 @@ class Executor(ABC):
     """The clients, as the server sees them."""
 
     @abstractmethod
-    def __call__(self, t: int, down: Any, terms: Mapping[int, Terms]) -> Iterable[tuple[int, Any]] | Summed:
+    def __call__(self, t: int, down: Tree, terms: Mapping[int, Terms]) -> Iterable[tuple[int, Tree]] | Summed:
         """Round t of every client named in `terms`: their answers in the order of their ids, as trees or as messages;
         or already added up.
         """

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import zlib
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,6 +12,8 @@ import numpy as np
 from torch import Tensor
 
 from sordino import tree
+from sordino.ledger.events import Json
+from sordino.tree import Tree
 
 
 @dataclass
@@ -20,15 +21,15 @@ class Mail:
     answered: list[int] = field(default_factory=list)
     size: int = 0  # bytes of all uploads
     payload: int = 0  # of one upload, without its envelope
-    secure: Mapping[str, Any] = field(default_factory=dict)  # what an encrypted or masked sum cost
+    secure: Json = field(default_factory=dict)  # what an encrypted or masked sum cost
     digest: bytes = b""
     _sums: list[int] = field(default_factory=list)
 
-    def note(self, upload: Any) -> None:
+    def note(self, upload: Tree) -> None:
         # who was in time is in the mean, whose digest tells any two releases apart; who was late was seen all the same
         self._sums += [zlib.crc32(_buffer(leaf)) for leaf in tree.leaves(upload)]
 
-    def seal(self, mean: Any) -> None:
+    def seal(self, mean: Tree) -> None:
         digest = hashlib.sha256(json.dumps(self._sums).encode())
         for leaf in tree.leaves(mean):
             digest.update(_buffer(leaf))

@@ -11,17 +11,18 @@ from typing import Any
 import torch
 
 from sordino import tree
-from sordino.algorithms.algorithm import Algorithm, Home
+from sordino.algorithms.algorithm import AnyAlgorithm, Home
 from sordino.cohorts.stragglers import Crew
 from sordino.engine import wire
 from sordino.engine.mail import Mail
 from sordino.engine.secure_sum import SecureSum
 from sordino.errors import NonFiniteModel, WireError
 from sordino.privacy.uplink.stages import private
+from sordino.tree import Tree
 
 
 class Messages:
-    algorithm: Algorithm[Any, Any, Any, Any]
+    algorithm: AnyAlgorithm
     home: Home
     run: str
     config: str
@@ -35,7 +36,7 @@ class Messages:
     def header(self, t: int, sender: int) -> wire.Header:
         return wire.Header(self.run, self.config, t, sender, 0, "down" if sender < 0 else "up")
 
-    def bytes_down(self, t: int, down: Any, clients: Sequence[int]) -> int:
+    def bytes_down(self, t: int, down: Tree, clients: Sequence[int]) -> int:
         # from the second round on, those who hold a key open the sum of the round before
         held = self.secure_sum.broadcast if t and self.secure_sum is not None else 0
         if self.algorithm.tells_each:
@@ -43,8 +44,8 @@ class Messages:
         return len(clients) * (held or wire.size(self.header(t, -1), wire.schema(down)))
 
     def open(
-        self, t: int, answers: Iterable[tuple[int, Any]], crew: Crew, down: Any, mail: Mail
-    ) -> Iterator[tuple[int, Any]]:
+        self, t: int, answers: Iterable[tuple[int, Tree]], crew: Crew, down: Tree, mail: Mail
+    ) -> Iterator[tuple[int, Tree]]:
         """The uploads of those who were in time, noting on the way what came."""
         shape, length = self._shape(t, down), self._length(t, down)
         # where noise protects the sum, or nobody can read it, single uploads are not seen
@@ -71,7 +72,7 @@ class Messages:
             elif each_is_seen:
                 mail.note(upload)
 
-    def _unbounded(self, t: int, down: Any) -> bool:
+    def _unbounded(self, t: int, down: Tree) -> bool:
         """May a single upload make the sum whatever it likes?
 
         Where it is clipped, or noised by its client, what is not finite counts as zero; an algorithm that reads each
@@ -84,14 +85,14 @@ class Messages:
             uplink.bound(tree.size(self.algorithm.zero(self.home.task, down))).l2
         )
 
-    def _length(self, t: int, down: Any) -> Callable[[int], int]:
+    def _length(self, t: int, down: Tree) -> Callable[[int], int]:
         return wire.sizes(self.header(t, 0), wire.schema(self._shape(t, down)))
 
-    def payload(self, t: int, down: Any) -> int:
+    def payload(self, t: int, down: Tree) -> int:
         """Bytes of one upload without its envelope."""
         return wire.payload_bytes(wire.schema(self._shape(t, down)))
 
-    def _shape(self, t: int, down: Any) -> Any:
+    def _shape(self, t: int, down: Tree) -> Any:
         return self.algorithm.uplink.at(t, down).shape(self.algorithm.zero(self.home.task, down))
 
 

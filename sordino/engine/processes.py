@@ -20,6 +20,8 @@ from sordino.engine import wire
 from sordino.engine.commands import Command, Keep, Restore, Round, Score, packed
 from sordino.engine.executor import Executor, Scores
 from sordino.engine.lines import Line
+from sordino.ledger.events import Json
+from sordino.tree import Tree
 from sordino.types import Params, Terms
 
 
@@ -72,7 +74,7 @@ class Processes(Executor):
         """Is its process still silent?"""
         return not self._lines[client % len(self._lines)].settled()
 
-    def __call__(self, t: int, down: Any, terms: Mapping[int, Terms]) -> Iterator[tuple[int, bytes]]:
+    def __call__(self, t: int, down: Tree, terms: Mapping[int, Terms]) -> Iterator[tuple[int, bytes]]:
         jobs: dict[int, Line] = {}
         for i, line in enumerate(self._lines):
             mine = {k: terms[k] for k in sorted(terms) if k % len(self._lines) == i}
@@ -90,7 +92,7 @@ class Processes(Executor):
             else:
                 yield k, answer
 
-    def _messages(self, t: int, down: Any, clients: Sequence[int]) -> Iterator[bytes]:
+    def _messages(self, t: int, down: Tree, clients: Sequence[int]) -> Iterator[bytes]:
         """One for all clients of a process; where each is told something of its own, one for each, and nobody else's
         part is in it."""
         told = self._told
@@ -103,7 +105,7 @@ class Processes(Executor):
         scored = [json.loads(part) for part in self._all(Score(t, len(models), list(ways)), message)]
         return {int(k): row for part in scored for k, row in part.items()}
 
-    def keep(self, step: int) -> dict[str, Any]:
+    def keep(self, step: int) -> Json:
         self._all(Keep(step))
         return {}
 

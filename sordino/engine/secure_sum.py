@@ -89,7 +89,7 @@ def check_gate(uplink: Uplink, reads_each: bool, clients: float) -> None:
     check_cohort(uplink.secure, uplink.grid.layout, math.ceil(clients))
 
 
-def _flat(upload: Any) -> np.ndarray[Any, np.dtype[np.int64]]:
+def _flat(upload: Tree) -> np.ndarray[Any, np.dtype[np.int64]]:
     found: np.ndarray[Any, np.dtype[np.int64]] = np.concatenate(
         [leaf.numpy().reshape(-1) for leaf in tree.leaves(upload)]
     )

@@ -7,7 +7,6 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
 
 from sordino import keys, tree
 from sordino.budget.noise_level import in_mean, of_reader, of_uplink
@@ -25,6 +24,7 @@ from sordino.ledger.notes import SYSTEM
 from sordino.privacy.noise.sources import for_round
 from sordino.privacy.uplink import Summed
 from sordino.privacy.uplink.stages import Weigh
+from sordino.tree import Tree
 from sordino.types import NoiseSource, Received, Terms
 
 STALL = 1.1  # a mean update within a tenth of its expected noise norm carries no visible signal
@@ -38,7 +38,7 @@ class Federation(Accounts, Messages):
     _noise_norm: float = 0.0
     _coordinates: int = 0
 
-    def draw(self, t: int, server: Any = None, away: Callable[[int], bool] = lambda client: False) -> list[int]:
+    def draw(self, t: int, server: Tree = None, away: Callable[[int], bool] = lambda client: False) -> list[int]:
         """The cohort: public order, hidden coins, or coins at the rates that the plan says; or those whom a phase of a
         preparation asks.
         """
@@ -89,17 +89,17 @@ class Federation(Accounts, Messages):
     def receive(
         self,
         t: int,
-        answers: Iterable[tuple[int, Any]] | Summed,
+        answers: Iterable[tuple[int, Tree]] | Summed,
         crew: Crew,
-        down: Any,
+        down: Tree,
         prices: Mapping[int, Price | None],
         granted: Sequence[int] = (),
-    ) -> tuple[Received[Any], Mail]:
+    ) -> tuple[Received[Tree], Mail]:
         mail, zero = Mail(), self.algorithm.zero(self.home.task, down)
         if isinstance(answers, Summed):
             length = self._length(t, down)
             mail.answered, mail.size = answers.who, sum(map(length, answers.who))
-            uploads: Any = answers
+            uploads: Tree = answers
         else:
             uploads = self.open(t, answers, crew, down, mail)
         mail.payload = self.payload(t, down)
@@ -107,7 +107,7 @@ class Federation(Accounts, Messages):
         source = self.source(t).child("server")
         if self.secure_sum is not None:
             uploads = self.secure_sum(t, uploads, granted, self.weights, uplink, zero, self._central, source, mail)
-        received: Received[Any] = uplink.receive(
+        received: Received[Tree] = uplink.receive(
             uploads,
             zero,
             self.weights,
@@ -124,7 +124,7 @@ class Federation(Accounts, Messages):
             self._noise_norm = self._std(prices, mail.answered) * math.sqrt(self._coordinates)
         return received, mail
 
-    def stalled(self, received: Received[Any]) -> bool:
+    def stalled(self, received: Received[Tree]) -> bool:
         """Has the model stopped moving beyond its noise? Reads released values and public scales only."""
         return self._adaptive and float(tree.norm(received.mean)) <= STALL * self._noise_norm
 

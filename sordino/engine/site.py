@@ -13,7 +13,7 @@ from typing import Any
 from torch import Tensor
 
 from sordino import keys, tree
-from sordino.algorithms.algorithm import Algorithm
+from sordino.algorithms.algorithm import AnyAlgorithm
 from sordino.engine import checkpoint, wire
 from sordino.engine.client_states import States, shape_of
 from sordino.engine.commands import Command, Keep, Restore, Round, Score
@@ -32,7 +32,7 @@ from sordino.types import Examples, Grant, Params, Scorer, Shard, Task, Terms
 class Site(Executor):
     """The clients of one place. As an executor: all clients in the server's own process."""
 
-    algorithm: Algorithm[Any, Any, Any, Any]
+    algorithm: AnyAlgorithm
     task: Task
     shards: Mapping[int, Examples]
     header: Callable[[int, int], wire.Header]  # (round, sender; -1 the server) -> what a message must say
@@ -46,7 +46,9 @@ class Site(Executor):
     shelf: Path | None = None  # where the site keeps its states; None where the server's checkpoint holds them
     _made: dict[int, Examples | None] = field(default_factory=dict, repr=False)  # what each has made of what was handed
 
-    def __call__(self, t: int, down: Any, terms: Mapping[int, Terms], apart: bool = False) -> Iterator[tuple[int, Any]]:
+    def __call__(
+        self, t: int, down: Tree, terms: Mapping[int, Terms], apart: bool = False
+    ) -> Iterator[tuple[int, Tree]]:
         """One round of every client named in `terms`, in their order. Nothing needs to be packed in one process.
         `apart`: `down` is what one client is told."""
         order, uplink, key = sorted(terms), self.algorithm.uplink.at(t, down), keys.fold(self.key, "round", t)
@@ -99,7 +101,7 @@ class Site(Executor):
             self.restore(command.step, Path(command.place) / self.shelf.name)
             yield b"restored"
 
-    def uploads(self, command: Round, messages: Sequence[bytes]) -> Iterator[tuple[int, Any]]:
+    def uploads(self, command: Round, messages: Sequence[bytes]) -> Iterator[tuple[int, Tree]]:
         """The answers of a round, from the broadcast as it came or from what each client is told of it."""
         if not command.terms:
             return
@@ -147,7 +149,7 @@ class Site(Executor):
         state = self.states.get(k)
         return self.algorithm.init_client(self.task) if state is None else state
 
-    def _local(self, down: Any, stack: list[Member], apart: bool) -> Iterable[tuple[Any, Any]]:
+    def _local(self, down: Tree, stack: list[Member], apart: bool) -> Iterable[tuple[Tree, Tree]]:
         if len(stack) > 1:
             try:
                 return together(self.algorithm, self.task, down, stack)
@@ -157,7 +159,7 @@ class Site(Executor):
                 pass
         return self._alone(down, stack, apart)
 
-    def _alone(self, down: Any, stack: list[Member], apart: bool) -> Iterator[tuple[Any, Any]]:
+    def _alone(self, down: Tree, stack: list[Member], apart: bool) -> Iterator[tuple[Tree, Tree]]:
         for member in stack:
             reader = self.algorithm.read
             grant = replace(member.grant, reads=reader.reads(self.algorithm.work, member.grant.size))

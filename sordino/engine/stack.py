@@ -56,7 +56,7 @@ def stacks(members: Iterable[Member], most: Callable[[int], int]) -> Iterator[li
         yield stack
 
 
-def together(algorithm: Any, task: Task, down: Any, stack: Sequence[Member]) -> list[tuple[Any, Any]]:
+def together(algorithm: Any, task: Task, down: Tree, stack: Sequence[Member]) -> list[tuple[Tree, Tree]]:
     """(upload, new state) of each member, in order."""
     reader, first = algorithm.read, stack[0]
     grant = replace(first.grant, reads=reader.reads(algorithm.work, first.grant.size))

@@ -12,6 +12,7 @@ from sordino.errors import ConfigError
 from sordino.evaluate.accuracy import Evaluator
 from sordino.evaluate.rows import Scores
 from sordino.tasks.personalise import WAYS
+from sordino.tree import Tree
 from sordino.types import Params
 
 OWN = "own"  # the algorithm's way
@@ -34,7 +35,7 @@ class Evaluation:
     models: tuple[str, ...]  # () for the first one
     ways: tuple[str, ...]  # () as the algorithm says
 
-    def __call__(self, t: int, server: Any, score: Score) -> Scores:
+    def __call__(self, t: int, server: Tree, score: Score) -> Scores:
         held = self.algorithm.models(server)
         names = self.models or tuple(held)[:1]
         found = (

@@ -14,6 +14,7 @@ import numpy as np
 from sordino import keys
 from sordino.data.dataset import Array
 from sordino.errors import COUNT, ConfigError, Range, check_range
+from sordino.ledger.events import Json
 from sordino.public_images.drawing import Draw, draw_all
 from sordino.public_images.extras import Device, device, extra, identity, model_folder
 from sordino.public_images.prompts import chosen, writers
@@ -32,7 +33,7 @@ class Diffusers:
     size: int = 512  # pixels that the model draws, before they are reduced
     batch: int = 8
     device: Device = "auto"
-    prompts: dict[str, Any] = field(default_factory=lambda: {"name": "template"})
+    prompts: Json = field(default_factory=lambda: {"name": "template"})
     label: ClassVar[str] = ""
     pool: ClassVar[float] = 0.0
 

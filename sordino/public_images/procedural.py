@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -18,6 +18,7 @@ import torch
 from sordino import keys
 from sordino.data.dataset import Array
 from sordino.errors import BELOW_ONE, check_range
+from sordino.ledger.events import Json
 from sordino.public_images import strokes
 from sordino.public_images.embedded import digit, proxies, shows
 from sordino.public_images.prompts import chosen, writers
@@ -62,7 +63,7 @@ GROUND, INK = 0.6, 0.05  # where no word says otherwise
 @dataclass(frozen=True)
 class Procedural:
     bad_fraction: float = 0.15
-    prompts: dict[str, Any] = field(default_factory=lambda: {"name": "template"})
+    prompts: Json = field(default_factory=lambda: {"name": "template"})
     label: ClassVar[str] = PROXY
     pool: ClassVar[float] = 0.0
 

@@ -6,12 +6,13 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
 from sordino.data.dataset import Array, Split
 from sordino.errors import COUNT, ConfigError, check_range
+from sordino.ledger.events import Json
 
 PROXY = "proxy candidates - not text-to-image output"
 DISCLOSED = "class_names_disclosed_to"  # in a manifest: hosts of chat servers, told what the task is about
@@ -21,7 +22,7 @@ PUBLIC = f"{PROXY}; uses labelled public data"
 class Candidates(NamedTuple):
     x: Array  # uint8 [n, h, w, c]
     y: Array  # int64 [n]: the class that was asked for, which is not always the one that came
-    manifest: dict[str, Any]
+    manifest: Json
 
 
 @dataclass(frozen=True)

@@ -8,11 +8,11 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 from rich.markup import escape
 from rich.table import Table
 
+from sordino.ledger.events import Json
 from sordino.ledger.facts import Fact
 from sordino.ledger.statement import Guarantee
 from sordino.report.tables import bytes_text
@@ -45,7 +45,7 @@ class Row(Fact):
             found |= {name: over.mean, f"{name}_std": over.std, f"{name}_n": over.n}
         return found | {"p_against_first": self.p_against_first, "candidates": self.candidates}
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> Json:
         return {**self.flat(), "guarantees": [row.to_json() for row in self.guarantees]}
 
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 from sordino.ledger.claims import Adversary, Neighbours, Status, Unit
+from sordino.ledger.events import Json
 from sordino.ledger.facts import Epsilon, Fact
 from sordino.ledger.statement import Guarantee
 from sordino.runs.shapes import OfPhase
@@ -37,7 +38,7 @@ class Against(Protocol):
 
     @property
     def adversary(self) -> Adversary: ...
-    def to_json(self) -> dict[str, Any]: ...
+    def to_json(self) -> Json: ...
 
 
 Line = TypeVar("Line", bound=Against)

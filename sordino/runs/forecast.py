@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 
@@ -25,6 +25,7 @@ from sordino.config import Experiment
 from sordino.engine import wire
 from sordino.engine.server import Federation
 from sordino.errors import SordinoError
+from sordino.ledger.events import Json
 from sordino.ledger.facts import Fact
 from sordino.ledger.statement import Guarantee, Key, statement, unspent
 from sordino.runs.noise_level import ExpectedNoise, expected_noise, loud_enough, multiplier
@@ -80,7 +81,7 @@ class Compared:
     def delta(self) -> float:
         return self.rows[0].delta
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> Json:
         return {
             "answer": self.rows[0].to_json(),
             "guarantees": [row.to_json() for row in self.guarantees],

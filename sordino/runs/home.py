@@ -5,7 +5,7 @@ never get it.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -19,6 +19,7 @@ from sordino.config.wording import check_keys
 from sordino.data import Split
 from sordino.errors import ConfigError
 from sordino.keys import Key
+from sordino.ledger.events import Json
 from sordino.public_images import SOURCES, Candidates, CandidateSource, Wanted, store
 from sordino.public_images.wanted import DISCLOSED
 from sordino.runs.setup import Whole
@@ -73,7 +74,7 @@ class ServersHome:
         return None if self.drawn is None else _examples(self.drawn.x, self.drawn.y)
 
     @property
-    def story(self) -> Mapping[str, Any] | None:
+    def story(self) -> Json | None:
         """How the candidates that this process has drawn were made; nothing where it drew none."""
         drawn = self.__dict__.get("drawn")
         return None if drawn is None else drawn.manifest

@@ -8,12 +8,13 @@ import contextlib
 import hashlib
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 from sordino.errors import damaged
 from sordino.evaluate.rows import Played
+from sordino.ledger.events import Json
 from sordino.runs.private import FOLDER
 
 ALWAYS = ("phase", "round", "lost", "model_norm")
@@ -22,7 +23,7 @@ SEEN = ("active", "answered", "bytes_down", "bytes_up", "payload", "device_flops
 INSIDE = ("saturated", "cpu_seconds")  # of a secure sum: how large single values were, and how long everybody took
 
 
-def shown(row: Played, hidden: bool) -> dict[str, Any]:
+def shown(row: Played, hidden: bool) -> Json:
     """The part of a row that tells nothing but what was released: of a hidden cohort not even how many were drawn, nor
     anything that grows with it.
     """
@@ -55,7 +56,7 @@ class Rows:
         return known if self._private is None else known | self._private.sync("private")
 
 
-def _line(told: Mapping[str, Any]) -> bytes:
+def _line(told: Json) -> bytes:
     return json.dumps(told).encode() + b"\n"
 
 
@@ -76,7 +77,7 @@ class _Kept:
 
 
 @contextlib.contextmanager
-def opened(path: Path, known: Mapping[str, Any], private: bool, hidden: bool) -> Iterator[Rows]:
+def opened(path: Path, known: Json, private: bool, hidden: bool) -> Iterator[Rows]:
     """Both files, cut back to what the checkpoint knows of."""
     with contextlib.ExitStack() as stack:
         public = stack.enter_context(_cut(path, known, "metrics", 0o644))
@@ -86,7 +87,7 @@ def opened(path: Path, known: Mapping[str, Any], private: bool, hidden: bool) ->
 
 
 @contextlib.contextmanager
-def _cut(path: Path, known: Mapping[str, Any], name: str, mode: int) -> Iterator[_Kept]:
+def _cut(path: Path, known: Json, name: str, mode: int) -> Iterator[_Kept]:
     length, fix = (
         known.get(f"{name}_bytes", 0),
         "put the file back from a copy, or start the run anew in another folder",

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 from sordino.algorithms import ALGORITHMS
-from sordino.algorithms.algorithm import Algorithm, own_algorithm
+from sordino.algorithms.algorithm import AnyAlgorithm, own_algorithm
 from sordino.algorithms.phases import Phased
 from sordino.config import Engine, Experiment, build, gates
 from sordino.engine.choose_executor import decide
@@ -21,16 +20,16 @@ class Methods:
     experiment: Experiment
 
     @cached_property
-    def _made(self) -> Algorithm[Any, Any, Any, Any] | Phased:
+    def _made(self) -> AnyAlgorithm | Phased:
         """As its file makes it: an algorithm, or a sequence of them."""
         table, choices = self.experiment.algorithm, dict(ALGORITHMS)
         if ":" in (name := str(table.get("name"))):
             choices[name] = own_algorithm(name)
-        made: Algorithm[Any, Any, Any, Any] | Phased = build(table, choices, "algorithm")
+        made: AnyAlgorithm | Phased = build(table, choices, "algorithm")
         return made
 
     @cached_property
-    def phases(self) -> tuple[Algorithm[Any, Any, Any, Any], ...]:
+    def phases(self) -> tuple[AnyAlgorithm, ...]:
         """Each behind its gates."""
         made = self._made
         before, algorithm = (made.preparation, made.training) if isinstance(made, Phased) else ((), made)
@@ -41,7 +40,7 @@ class Methods:
         return (*before, algorithm)
 
     @property
-    def training(self) -> Algorithm[Any, Any, Any, Any]:
+    def training(self) -> AnyAlgorithm:
         return self.phases[-1]
 
     @property
@@ -53,12 +52,12 @@ class Methods:
         return (*first, 1 - sum(first))
 
 
-def decided(given: Engine, algorithm: Algorithm[Any, Any, Any, Any]) -> Engine:
+def decided(given: Engine, algorithm: AnyAlgorithm) -> Engine:
     """[engine] with every `auto` decided."""
     executor, precision = decide(given.executor, given.precision, not reads_plainly(algorithm))
     return given.model_copy(update={"executor": executor, "precision": precision})
 
 
-def reads_plainly(algorithm: Algorithm[Any, Any, Any, Any]) -> bool:
+def reads_plainly(algorithm: AnyAlgorithm) -> bool:
     """Does its reader open examples as they are? One that opens them otherwise may tell clients apart."""
     return type(algorithm.read).open is Open.open

@@ -12,7 +12,6 @@ import hmac
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 
@@ -23,6 +22,7 @@ from sordino.data import SOURCES, Dataset
 from sordino.data.reserve import Reserved, reserve, resized, smaller
 from sordino.data.schema import TableSchema
 from sordino.errors import ConfigError, UnsoundGuarantee
+from sordino.ledger.events import Json
 from sordino.partition.rows import RowNumbers
 from sordino.partition.schemes import SCHEMES, Natural, Scheme
 from sordino.runs import public_inputs
@@ -133,7 +133,7 @@ class Population:
                 raise ConfigError(
                     f"data.source = {data.source!r} needs data.{name}", fix=f"set data.{name}", code="missing-key"
                 )
-        decided: dict[str, Any] = {"standardise": self.scaling, "schema": self.declared}
+        decided: Json = {"standardise": self.scaling, "schema": self.declared}
         values = {key: decided.get(key, getattr(data, key)) for key in (*source.needs, *source.loads)}
         given = {key: value for key, value in values.items() if value is not None}
         if source.seeded:

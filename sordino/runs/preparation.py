@@ -11,7 +11,7 @@ import contextlib
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import safetensors.torch
 
@@ -26,13 +26,14 @@ from sordino.runs import metrics
 from sordino.runs.folder import RunFolder
 from sordino.runs.rounds import Begun, PlayedPhase, Standing, executor, row_of, stands
 from sordino.runs.simulation import Simulation
+from sordino.tree import Tree
 from sordino.types import HANDED, Params
 
 Watch = Callable[[Simulation, Federation, RoundRow], None]
 
 
 class Prepared(NamedTuple):
-    server: Any  # what the training starts from
+    server: Tree  # what the training starts from
     handed: Params | None  # what every client has been given; None if nothing
     done: bool = True  # False: stopped on the way
 
@@ -46,7 +47,7 @@ def prepare(
     watch: Watch,
 ) -> Prepared:
     """Every phase that is not over yet; then the state of the server before its first round of training."""
-    before: Any = None
+    before: Tree = None
     begun: Begun | None = None
     for mine in simulation.preparation:
         place = RunFolder(folder).of_phase(mine.setup.phase).path
@@ -123,7 +124,7 @@ def _play(
         )
 
 
-def _write_tables(mine: Simulation, place: Path, server: Any) -> None:
+def _write_tables(mine: Simulation, place: Path, server: Tree) -> None:
     """What the server found. From its state alone: written again, they say the same."""
     found = mine.setup.algorithm.tables(server)
     for name, rows in found.items():

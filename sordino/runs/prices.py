@@ -7,11 +7,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 
-from sordino.algorithms.algorithm import Algorithm
+from sordino.algorithms.algorithm import AnyAlgorithm
 from sordino.budget.plan import Budget, Plan, draft, shared_currency
 from sordino.budget.plans_by_budget import draft_personal
 from sordino.budget.schedules import Adaptive
@@ -32,7 +31,7 @@ from sordino.types import Offer
 class PriceRequest:
     """What a phase wants to be priced."""
 
-    algorithm: Algorithm[Any, Any, Any, Any]
+    algorithm: AnyAlgorithm
     cohort: Cohort
     privacy: Privacy
     offers: list[tuple[Offer, float | None]]  # with the multipliers that are typed into the gates
@@ -119,7 +118,7 @@ class PriceRequest:
         return draft(self.offers, budget if portion else None, self.exposures, reads, published, portion, currency)
 
 
-def check_reads(algorithm: Algorithm[Any, Any, Any, Any]) -> None:
+def check_reads(algorithm: AnyAlgorithm) -> None:
     """The reader gives what the algorithm wants to read."""
     asked = algorithm.wants
     if (gives := algorithm.read.gives or asked) != asked:

@@ -15,7 +15,6 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -26,10 +25,12 @@ from sordino.engine.commands import Command, End, Keep, Restore, Round, Score, p
 from sordino.engine.executor import Executor, Scores
 from sordino.engine.memory import keep_freed_memory
 from sordino.errors import ConfigError, RunError
+from sordino.ledger.events import Json
 from sordino.privacy.uplink import Summed
 from sordino.runs.private import secret_of
 from sordino.runs.setup import Setup
 from sordino.runs.simulation import Simulation, simulated
+from sordino.tree import Tree
 from sordino.types import Params, Terms
 
 
@@ -115,7 +116,7 @@ class Ranks(Executor):
         _say(packed(End()))
         dist.destroy_process_group()
 
-    def __call__(self, t: int, down: Any, terms: Mapping[int, Terms]) -> Summed:
+    def __call__(self, t: int, down: Tree, terms: Mapping[int, Terms]) -> Summed:
         added = self._all(Round(t, dict(terms)), wire.encode(self._share.site.header(t, -1), down))
         assert isinstance(added, Summed)
         return added
@@ -126,7 +127,7 @@ class Ranks(Executor):
         assert isinstance(table, torch.Tensor)
         return dict(enumerate(table.tolist()))
 
-    def keep(self, step: int) -> dict[str, Any]:
+    def keep(self, step: int) -> Json:
         self._all(Keep(step))
         return {}
 

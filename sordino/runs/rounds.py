@@ -26,13 +26,14 @@ from sordino.runs.private import secret_of
 from sordino.runs.ranks import Ranks
 from sordino.runs.setup import Setup
 from sordino.runs.simulation import Simulation
+from sordino.tree import Tree
 from sordino.types import Params, Terms
 
 
 class Standing(NamedTuple):
     """Where a phase stands after a round."""
 
-    server: Any
+    server: Tree
     t: int
     stalled: bool = False
 
@@ -97,7 +98,7 @@ class PlayedPhase:
 
         return keep
 
-    def _save(self, t: int, server: Any, now: Mapping[str, checkpoint.JSON]) -> None:
+    def _save(self, t: int, server: Tree, now: Mapping[str, checkpoint.JSON]) -> None:
         """Client states first, then the server's: a run stands where its server stands."""
         rows = self.metrics.sync()
         trees = {"server": server, **self.execute.keep(t)}
@@ -185,7 +186,7 @@ def executor(
 class PowerCut(Executor):
     """Clients on a machine that loses power."""
 
-    def __call__(self, t: int, down: Any, terms: Mapping[int, Terms]) -> Summed:
+    def __call__(self, t: int, down: Tree, terms: Mapping[int, Terms]) -> Summed:
         os.kill(os.getpid(), signal.SIGKILL)
         raise AssertionError("nobody survives this")
 

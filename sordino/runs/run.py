@@ -20,7 +20,7 @@ import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import safetensors.torch
 import torch
@@ -49,6 +49,7 @@ from sordino.runs.setup import Setup
 from sordino.runs.shapes import Environment, Receipt
 from sordino.runs.simulation import Simulation, settle, simulated
 from sordino.runs.taken_over import adopt, check_source
+from sordino.tree import Tree
 from sordino.version import __version__
 
 LOST = (
@@ -302,7 +303,7 @@ def _train(
 
 
 def _ended(
-    setup: Setup, folder: Path, federation: Federation, server: Any, notes: list[str], interrupted: bool
+    setup: Setup, folder: Path, federation: Federation, server: Tree, notes: list[str], interrupted: bool
 ) -> Ended:
     made, remarks = _finish(setup, folder, federation, server), federation.remarks
     # a remark names a client that was asked, which a hidden cohort does not tell
@@ -319,7 +320,7 @@ def _due(t: int, experiment: Experiment) -> bool:
     return t % experiment.evaluation.every == 0 or t > experiment.rounds - max(1, experiment.evaluation.final)
 
 
-def _finish(setup: Setup, folder: Path, federation: Federation, server: Any) -> Receipt:
+def _finish(setup: Setup, folder: Path, federation: Federation, server: Tree) -> Receipt:
     if server is not None:
         model = next(iter(setup.algorithm.models(server).values()))
         packed = safetensors.torch.save({name: value.contiguous() for name, value in model.items()})

@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
+from sordino.ledger.events import Json
 from sordino.runs.folder import RunFolder
 from sordino.runs.shapes import Receipt
 
@@ -31,7 +30,7 @@ def digests(folder: Path, names: tuple[str, ...] = FILES) -> dict[str, str]:
     return {name: hashlib.sha256(_content(path)).hexdigest() for name, path in found.items() if path.is_file()}
 
 
-def claimed(folder: Path) -> dict[str, Any]:
+def claimed(folder: Path) -> Json:
     """The receipt as it lies there, to be held against what it is said to be: a digest is of every word."""
     found = json.loads(RunFolder(folder).receipt_file.read_text())
     if not isinstance(found, dict) or not isinstance(found.get("guarantees"), list):
@@ -63,13 +62,13 @@ def still_shows(folder: Path, made: Receipt) -> bool:
         return False
 
 
-def digest(receipt: Mapping[str, Any]) -> bytes:
+def digest(receipt: Json) -> bytes:
     """The digest of all that a receipt says but where the ledger stood, which sealing moves."""
     said = {name: value for name, value in receipt.items() if name != "ledger_head"}
     return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).digest()
 
 
-def wrong(folder: Path, claimed: Mapping[str, Any]) -> list[str]:
+def wrong(folder: Path, claimed: Json) -> list[str]:
     """Files that are not those of the receipt."""
     stated = claimed.get("files")
     if not isinstance(stated, dict):

@@ -8,12 +8,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from sordino import keys, tree
-from sordino.algorithms.algorithm import Algorithm, Home, Known
+from sordino.algorithms.algorithm import AnyAlgorithm, Home, Known
 from sordino.algorithms.learning import adapting
 from sordino.algorithms.phases import Phase
 from sordino.budget import client_budgets
@@ -38,6 +37,7 @@ from sordino.tasks.build import build_net, fits
 from sordino.tasks.classification import Classification
 from sordino.tasks.nets import projected
 from sordino.tasks.quadratic import Quadratic
+from sordino.tree import Tree
 from sordino.types import Offer, Task
 
 
@@ -169,23 +169,23 @@ class Setup:
     def rounds(self) -> int:
         return self.chosen.rounds if isinstance(self.chosen, Phase) else self.experiment.rounds
 
-    def over(self, server: Any) -> bool:
+    def over(self, server: Tree) -> bool:
         """Has a phase of the preparation found what it prepares?"""
         return isinstance(self.algorithm, Phase) and self.algorithm.over(server)
 
-    def result(self, server: Any) -> Any:
+    def result(self, server: Tree) -> Tree:
         """What the next phase, or the training, begins from."""
         return self.algorithm.result(server) if isinstance(self.algorithm, Phase) else server
 
     # the method -------------------------------------------------------------------------------------------------------
 
     @property
-    def chosen(self) -> Algorithm[Any, Any, Any, Any]:
+    def chosen(self) -> AnyAlgorithm:
         """The method as the experiment chooses it."""
         return self.whole.methods.phases[self.stage]
 
     @cached_property
-    def method(self) -> Algorithm[Any, Any, Any, Any]:
+    def method(self) -> AnyAlgorithm:
         """The same, with what it and its gates must know of the data and the model."""
         algorithm, public = self.chosen, self.public
         read = algorithm.read.fitted(public.shape, public.named)
@@ -197,7 +197,7 @@ class Setup:
         return algorithm.fitted(Known(public.shape, public.named, public.sizes, self.key))
 
     @cached_property
-    def algorithm(self) -> Algorithm[Any, Any, Any, Any]:
+    def algorithm(self) -> AnyAlgorithm:
         """The same, with what its uplink learns from round to round."""
         return adapting(self.method)
 
@@ -239,12 +239,12 @@ class Setup:
         """Numbers in one upload, before compression."""
         return self._coordinates(self.algorithm)
 
-    def _coordinates(self, algorithm: Algorithm[Any, Any, Any, Any]) -> int:
+    def _coordinates(self, algorithm: AnyAlgorithm) -> int:
         if self.whole.agreed is not None:  # the model may be somebody's own, and not here
             return of_an_upload(self.whole.agreed, self.phase)
         return tree.size(algorithm.zero(self.task, algorithm.broadcast(algorithm.init(self.task, 0))))
 
-    def state(self, name: str) -> Any:
+    def state(self, name: str) -> Tree:
         """The shape of a tree in a checkpoint, by name."""
         if name.partition("/")[0] == "server":
             return self.algorithm.init(self.task, self.key)

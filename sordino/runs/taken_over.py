@@ -15,6 +15,7 @@ from sordino import tree
 from sordino.engine import checkpoint
 from sordino.engine.checkpoint import atomic_write
 from sordino.errors import RunError
+from sordino.ledger.events import Json
 from sordino.ledger.ledger import Entry, State
 from sordino.ledger.notes import under
 from sordino.ledger.op import Op
@@ -66,7 +67,7 @@ def check_source(setup: Setup, source: Path) -> None:
             )
 
 
-def _depends(setup: Setup, version: str) -> dict[str, Any]:
+def _depends(setup: Setup, version: str) -> Json:
     """What a preparation follows from, by the names by which it is told. Code and images of somebody's own are not
     looked into.
     """

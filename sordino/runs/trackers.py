@@ -21,6 +21,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol
 
 from sordino.errors import ConfigError
+from sordino.ledger.events import Json
 from sordino.ledger.notes import SYSTEM
 from sordino.runs.folder import numbers
 from sordino.runs.metrics import shown
@@ -40,7 +41,7 @@ class Tracker(Protocol):
     needs: str  # the package
     quiet: Mapping[str, str]  # environment variables that keep it local and silent
 
-    def start(self, settings: Mapping[str, Any], folder: Path) -> None: ...
+    def start(self, settings: Json, folder: Path) -> None: ...
     def round(self, row: Mapping[str, float], step: int) -> None: ...
     def end(self, promised: Mapping[str, float]) -> None: ...
 
@@ -51,7 +52,7 @@ class TensorBoard:
     needs: str = "tensorboard"
     quiet: Mapping[str, str] = MappingProxyType({})
 
-    def start(self, settings: Mapping[str, Any], folder: Path) -> None:
+    def start(self, settings: Json, folder: Path) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
         self._writer: Any = SummaryWriter(str(folder / "tensorboard"))
@@ -73,7 +74,7 @@ class MLflow:
     needs: str = "mlflow"
     quiet: Mapping[str, str] = MappingProxyType({"MLFLOW_DISABLE_TELEMETRY": "true", "MLFLOW_ALLOW_FILE_STORE": "true"})
 
-    def start(self, settings: Mapping[str, Any], folder: Path) -> None:
+    def start(self, settings: Json, folder: Path) -> None:
         from mlflow.entities import Param
         from mlflow.tracking import MlflowClient
 
@@ -98,10 +99,10 @@ class MLflow:
 class Board:
     """wandb and trackio, which speak the same words: `wandb sync RUN/wandb/*`, `trackio show --project sordino`."""
 
-    def __init__(self, needs: str, quiet: Mapping[str, str], choices: Callable[[Path], dict[str, Any]]) -> None:
+    def __init__(self, needs: str, quiet: Mapping[str, str], choices: Callable[[Path], Json]) -> None:
         self.needs, self.quiet, self._choices = needs, quiet, choices
 
-    def start(self, settings: Mapping[str, Any], folder: Path) -> None:
+    def start(self, settings: Json, folder: Path) -> None:
         self._board: Any = importlib.import_module(self.needs)
         self._run = self._board.init(
             project="sordino", name=folder.name, config=dict(settings), **self._choices(folder)
@@ -121,7 +122,7 @@ def _wandb() -> Board:
     nothing_else = {"x_disable_meta": True, "x_disable_stats": True, "x_disable_machine_info": True}
     nothing_else |= {"disable_git": True, "disable_code": True, "x_save_requirements": False}
 
-    def choices(folder: Path) -> dict[str, Any]:
+    def choices(folder: Path) -> Json:
         mode = os.environ.get("WANDB_MODE", "offline")
         return {
             "mode": mode,
@@ -223,9 +224,9 @@ class _Follower:
             self.note = f"{self.name} stopped following: {type(error).__name__}: {str(error).partition(chr(10))[0]}"
 
 
-def _settings(experiment: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+def _settings(experiment: Json, prefix: str = "") -> Json:
     """Numbers, switches and the names that choose something: no paths, no names of columns."""
-    found: dict[str, Any] = {}
+    found: Json = {}
     for name, value in experiment.items():
         if isinstance(value, dict):
             found |= _settings(value, f"{prefix}{name}.")

@@ -17,6 +17,7 @@ from sordino.algorithms.algorithm import Home
 from sordino.config import Experiment
 from sordino.engine.server import Federation
 from sordino.errors import RunError
+from sordino.ledger.events import Json
 from sordino.ledger.ledger import Entry, Ledger, of_run
 from sordino.ledger.notes import parsed
 from sordino.ledger.op import Op
@@ -62,7 +63,7 @@ def examine(folder: Path, key: Path | None = None, code: bool = False) -> Verdic
             "run it"
         )
         rows = statement((entry.note for entry in entries), len(Agreement.read(folder).public.sizes), delta or 0.0)
-        again: dict[str, Any] = {"guarantees": [row.to_json() for row in rows]}
+        again: Json = {"guarantees": [row.to_json() for row in rows]}
         compared: tuple[str, ...] = ()
     else:
         setup, federation = opened(folder)
@@ -84,7 +85,7 @@ def examine(folder: Path, key: Path | None = None, code: bool = False) -> Verdic
     return Verdict(wrong, unseen)
 
 
-def _guarantees(again: dict[str, Any], claimed: dict[str, Any]) -> list[str]:
+def _guarantees(again: Json, claimed: Json) -> list[str]:
     found, wrong = {_subject(row): row for row in again["guarantees"]}, list[str]()
     rows = [row for row in claimed["guarantees"] if isinstance(row, dict)]
     stated = {_subject(row): row for row in rows}
@@ -139,7 +140,7 @@ def _active(setup: Setup, again: Federation, t: int) -> list[int] | None:
     return again.stragglers.split(again.draw(t), t, again.key).active
 
 
-def _claimed(folder: Path) -> dict[str, Any]:
+def _claimed(folder: Path) -> Json:
     try:
         return seal.claimed(folder)
     except (OSError, ValueError, RecursionError) as error:
@@ -148,7 +149,7 @@ def _claimed(folder: Path) -> dict[str, Any]:
         ) from None
 
 
-def _subject(row: dict[str, Any]) -> tuple[str, str, str]:
+def _subject(row: Json) -> tuple[str, str, str]:
     return str(row.get("unit")), str(row.get("neighbours")), str(row.get("adversary"))
 
 

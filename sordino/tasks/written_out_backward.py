@@ -23,13 +23,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sordino.lazy import Part, Product, Ready, Span
+from sordino.ledger.events import Json
 from sordino.tasks.nets import Dropout, MeanPool
 from sordino.types import Params
 
 aten = torch.ops.aten
 
 Kept: TypeAlias = Any  # what the forward of a link leaves for its own backward, and nobody else looks into
-Gradients: TypeAlias = dict[str, Any]  # tensors, or products of two that are not formed yet
+Gradients: TypeAlias = Json  # tensors, or products of two that are not formed yet
 
 
 class Passed(NamedTuple):

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -18,6 +18,7 @@ from sordino.errors import ConfigError
 from sordino.generators import acgan, matching, nets
 from sordino.generators.nets import GeneratorShape
 from sordino.keys import Key
+from sordino.ledger.events import Json
 from sordino.privacy.uplink import Uplink
 from sordino.tasks.pretrained import projection
 from sordino.tasks.selection import distances, nearest, some
@@ -139,7 +140,7 @@ class Recipe:
                 code="no-candidates",
             )
 
-    def warns(self, story: Mapping[str, Any] | None) -> list[str]:
+    def warns(self, story: Json | None) -> list[str]:
         """Notes about classes with fewer candidates than are to be kept."""
         few = [n for n in story["counts"].values() if n < self.keep] if story and self.scenario == 1 else []
         if not few:

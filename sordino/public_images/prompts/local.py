@@ -8,6 +8,7 @@ from typing import Any
 
 from sordino import keys
 from sordino.errors import COUNT, POSITIVE, ConfigError, check_range
+from sordino.ledger.events import Json
 from sordino.public_images.extras import Device, device, extra, identity, model_folder
 from sordino.public_images.prompts.asked import Prompts, kept
 from sordino.public_images.prompts.dialogue import Message, Reply, converse
@@ -24,7 +25,7 @@ class Transformers:
     temperature: float = 1.0
     max_new_tokens: int = 4096
     device: Device = "auto"
-    _loaded: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)  # folder -> (tokenizer, model)
+    _loaded: Json = field(default_factory=dict, repr=False, compare=False)  # folder -> (tokenizer, model)
 
     def __post_init__(self) -> None:
         check_range("candidates.prompts.per_call", self.per_call, COUNT, "out-of-range")
