@@ -23,7 +23,6 @@ from numpy.typing import NDArray
 
 from sordino import keys
 from sordino.errors import InvalidBudget, is_number
-from sordino.ledger.events import Json
 
 Floats = NDArray[np.float64]
 
@@ -62,7 +61,7 @@ def _groups(table: object, clients: int, key: keys.Key, given: Mapping[str, obje
     return _dealt(np.repeat(levels, np.diff(ends, prepend=0)), key)
 
 
-def _linspace(ends: Any, clients: int, key: keys.Key, given: Json) -> Floats:
+def _linspace(ends: Any, clients: int, key: keys.Key, given: Mapping[str, object]) -> Floats:
     levels = given.get("levels", 20)
     pair = isinstance(ends, list) and len(ends) == 2 and all(map(is_number, ends))
     if not pair or isinstance(levels, bool) or not isinstance(levels, int) or levels < 1:
@@ -79,7 +78,7 @@ def _clients(table: object, clients: int, key: keys.Key, given: Mapping[str, obj
     return _listed([(str(client), epsilon) for client, epsilon in table.items()], clients, "privacy.epsilon.clients")
 
 
-def _file(path: Any, clients: int, key: keys.Key, given: Json) -> Floats:
+def _file(path: Any, clients: int, key: keys.Key, given: Mapping[str, object]) -> Floats:
     try:
         with open(Path(path), newline="", encoding="utf-8") as file:
             rows = list(csv.DictReader(file, skipinitialspace=True))
@@ -136,7 +135,7 @@ def _malformed(what: str, wanted: str) -> InvalidBudget:
     )
 
 
-RULES: dict[str, Callable[[Any, int, keys.Key, Json], Floats]] = {
+RULES: dict[str, Callable[[Any, int, keys.Key, Mapping[str, object]], Floats]] = {
     "groups": _groups,
     "linspace": _linspace,
     "clients": _clients,
