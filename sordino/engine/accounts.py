@@ -19,7 +19,7 @@ from sordino.errors import BudgetExhausted, LedgerError
 from sordino.ledger.events import Event, NonPrivate, Nothing, Once, Poisson, Repeat, Together, leaves
 from sordino.ledger.ledger import EVERYONE, Entry, Ledger, State
 from sordino.ledger.notes import SYSTEM, named, note, parsed
-from sordino.ledger.op import Op
+from sordino.ledger.op import Op, of_round
 from sordino.privacy.noise.sources import TABLE_ERROR
 from sordino.types import Adversary, Claim
 
@@ -74,7 +74,7 @@ class Accounts:
         return 0 if self.all_alike else client
 
     def op(self, t: int) -> str:
-        return f"{self.run}/{t}"
+        return of_round(self.run, t)
 
     def prices(self, active: Sequence[int], stalled: bool) -> dict[int, Price | None]:
         """What this exposure costs each active client; a client missing from the result abstains."""

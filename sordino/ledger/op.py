@@ -17,7 +17,7 @@ class Op(NamedTuple):
     round: int
 
     def __str__(self) -> str:
-        return f"{self.name}/{self.round}"
+        return of_round(self.name, self.round)
 
     @property
     def name(self) -> str:
@@ -31,5 +31,11 @@ class Op(NamedTuple):
         return cls(run, phase, int(t) if t.isdecimal() else -1)  # -1: somebody else's operation, and no round
 
 
+def of_round(name: str, t: int) -> str:
+    """The operation of round t of a phase; `name`: that of the phase among all phases of all runs."""
+    return f"{name}/{t}"
+
+
 def of_phase(run: str, phase: str) -> str:
+    """The name of a phase among all phases of all runs."""
     return f"{run}.{phase}" if phase else run

@@ -27,6 +27,7 @@ from sordino.engine.server import Federation
 from sordino.errors import ConfigError
 from sordino.evaluate.evaluation import ways
 from sordino.ledger.ledger import Charter, Each, Ledger
+from sordino.ledger.op import of_phase
 from sordino.ledger.pricing import Pricing
 from sordino.privacy.readers.covered import check_apart
 from sordino.runs.agreement import Agreement, PublicNumbers, of_an_upload
@@ -153,7 +154,7 @@ class Setup:
 
     def run_of(self, run: str) -> str:
         """The name that this phase of a run has on the wire and in the ledger."""
-        return f"{run}.{self.phase}" if self.prepares else run
+        return of_phase(run, self.phase)
 
     @property
     def key(self) -> int:
