@@ -298,7 +298,7 @@ def test_a_client_against_everybody_but_the_server() -> None:
     parts = variant("central_client", {"name": "poisson", "rate": 0.1})
     assert parts.setup.plan.quietest == pytest.approx(7.05, rel=0.02)
     cells = variant("local_sample", {"name": "round_robin", "size": 10})
-    assert cells.plan.quietest == pytest.approx(21.9, rel=0.02)  # 30 rounds of 25 steps at a rate of 0.2
+    assert cells.setup.plan.quietest == pytest.approx(21.9, rel=0.02)  # 30 rounds of 25 steps at a rate of 0.2
 
 
 @pytest.mark.slow
