@@ -13,8 +13,8 @@ from PIL import Image
 import sordino
 
 HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE.parent / "tests"))
-from browser import picture  # noqa: E402  (the browser that tests the pages)
+sys.path.insert(0, str(HERE.parent))
+from tests.helpers.browser import picture  # noqa: E402  (the browser that tests the pages)
 
 WIDTH = 1160
 METHODS = {

@@ -44,17 +44,18 @@ def main() -> None:
 
 
 def prepared(w: Workload, data: Data, **tables: Any) -> Any:
-    """The parts of the experiment that is this workload, with `tables` in place of its own."""
+    """The experiment that is this workload, with `tables` in place of its own."""
     from sordino import config
     from sordino.data import Dataset, Split
-    from sordino.runs.simulation import simulated
+    from sordino.runs.population import Population
+    from sordino.runs.simulation import Simulation
 
-    parts = simulated(config.validate(table(w) | tables))
+    population = Population(config.validate(table(w) | tables))
     half, owner = (0.5,) * w.shape[-1], np.arange(w.clients).repeat(w.examples)
     train = Split(data.x.numpy(), data.y.numpy(), owner)
     test = Split(data.held_x.numpy(), data.held_y.numpy(), np.arange(HELD_OUT) % w.clients)
-    parts.__dict__["dataset"] = Dataset("pixels", "image", CLASSES, train, test, half, half)  # in place of a loader
-    return parts
+    vars(population)["dataset"] = Dataset("pixels", "image", CLASSES, train, test, half, half)  # in place of a loader
+    return Simulation.of(population)
 
 
 def table(w: Workload) -> dict[str, Any]:

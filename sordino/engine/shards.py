@@ -23,6 +23,9 @@ class Shards(Mapping[int, Examples]):
         rows = torch.from_numpy(np.asarray(self._rows[client]))
         return Examples(self._x.index_select(0, rows), self._y.index_select(0, rows))
 
+    def __contains__(self, client: object) -> bool:
+        return client in self._which
+
     def __iter__(self) -> Iterator[int]:
         return iter(self._which)
 
@@ -48,6 +51,9 @@ class PreparedShards(Mapping[int, Examples]):
             source = self._source(client).child("round", self._t)
             self._kept[client] = self._reader.prepare(self._shards[client], source)
         return self._kept[client]
+
+    def __contains__(self, client: object) -> bool:
+        return client in self._shards
 
     def __iter__(self) -> Iterator[int]:
         return iter(self._shards)

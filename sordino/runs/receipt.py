@@ -16,6 +16,7 @@ import numpy as np
 from sordino.budget.plan import Plan
 from sordino.engine.checkpoint import atomic_write
 from sordino.engine.server import Federation
+from sordino.errors import RunError
 from sordino.ledger.currency import UNIT
 from sordino.ledger.ledger import EVERYONE
 from sordino.ledger.notes import SYSTEM, simulated
@@ -92,7 +93,7 @@ def bind_page(folder: Path) -> bool:
     """
     try:
         told, claimed = seal.claimed(folder), RunFolder(folder).receipt()
-    except (OSError, ValueError):  # there is none, or none that can be read
+    except (OSError, ValueError, RunError):  # there is none, or none that can be read
         return False
     _, federation = opened(folder)
     with federation.ledger as ledger:

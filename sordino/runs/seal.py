@@ -32,7 +32,10 @@ def digests(folder: Path, names: tuple[str, ...] = FILES) -> dict[str, str]:
 
 def claimed(folder: Path) -> Json:
     """The receipt as it lies there, to be held against what it is said to be: a digest is of every word."""
-    found = json.loads(RunFolder(folder).receipt_file.read_text())
+    try:
+        found = json.loads(RunFolder(folder).receipt_file.read_text())
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
     if not isinstance(found, dict) or not isinstance(found.get("guarantees"), list):
         raise ValueError("it is not an object with guarantees")
     return found

@@ -19,6 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sordino.engine import checkpoint, wire
+from sordino.engine.commands import Keep, packed
 from sordino.engine.lines import LARGEST, read, write
 from sordino.engine.processes import Processes
 from sordino.engine.site import Site
@@ -192,9 +193,9 @@ def test_a_checkpoint_of_which_only_some_parts_were_written(
         return whole_save(directory, step, *rest, **more)
 
     def dying_call(self: Processes, command: Any, message: bytes | None = None) -> list[bytes]:
-        if command == {"do": "save", "step": 3} and part.startswith("clients"):
+        if command == Keep(3) and part.startswith("clients"):
             ahead = self._lines[1 - int(part[-1])]  # the other worker saves, then everything is gone
-            ahead.send(b'{"do": "save", "step": 3}')
+            ahead.send(packed(command))
             ahead.receive()
             raise Killed
         return whole_call(self, command, message)

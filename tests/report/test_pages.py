@@ -208,12 +208,12 @@ def test_a_browser_draws_a_run(facts: RunFacts, tmp_path: Path, theme: str) -> N
     ]  # fmt: skip
     assert raw["ground"] == rgb(getattr(palette, theme.upper())["paper"])
     assert raw["reading"].startswith("round 4: global model")  # by keyboard
-    assert raw["tables"]["Test accuracy"][-1][1] == f"{100 * facts['metrics'][-1]['accuracy']:.1f} %"
-    (line,) = facts["epsilon"]
+    assert raw["tables"]["Test accuracy"][-1][1] == f"{100 * facts.metrics[-1].accuracy:.1f} %"
+    (line,) = facts.epsilon
     assert float(raw["tables"]["Epsilon that holds, over rounds"][-1][1]) == pytest.approx(line.points[-1][1], rel=1e-3)
     assert float(raw["tables"]["What the formula prints"][-1][1]) == pytest.approx(8.0)
     counts = [[int(v) for v in row[1:-1]] for row in raw["tables"]["Labels of each client"][1:]]
-    assert counts == facts["partition"]
+    assert counts == [list(row) for row in facts.partition]
     assert "nominal ε 8: proves nothing" in raw["badges"]
     assert "nominal: not a guarantee" in raw["badges"]
     assert HOSTILE in raw["text"]

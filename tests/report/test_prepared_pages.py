@@ -112,7 +112,7 @@ def test_a_browser_draws_what_was_prepared(folder: Path, compared: Comparison, t
     declined = sum(not device.answered for row in found.classes for device in row.asked)
     assert sum(row[1].count("declined") for row in asked[1:]) == declined > 0
     sent = raw["tables"]["Traffic beyond plain training, by kind of message"]
-    assert f"{found['cost']['formula_parameters']:,}" in sent[-1]
+    assert f"{found.cost.formula_parameters:,}" in sent[-1]
     assert any("not reached" in row for row in raw["tables"]["To a target, in rounds of plain training and in bytes"])
     assert PROXY in raw["text"]
     assert "only a simulation may look up" in raw["text"]

@@ -20,9 +20,10 @@ from typing import Any, NamedTuple
 
 from sordino import config
 from sordino.cli import main
+from sordino.cohorts.by_budget import COHORTS
 from sordino.data import schema
 from sordino.partition.schemes import SCHEMES
-from sordino.runs.simulation import simulated
+from sordino.runs.phases import Methods
 
 ROOT = Path(__file__).parents[2]
 
@@ -156,9 +157,10 @@ def do_toml(block: Block, _: dict[str, Any]) -> None:
     if target.name.endswith(".schema.toml"):
         schema.read(target)
         return
-    parts = simulated(config.load(target))
-    _, _ = parts.setup.chosen, parts.setup.cohort  # without the data, which no page brings along
-    config.build(parts.setup.experiment.partition, SCHEMES, "partition", "scheme")
+    experiment = config.load(target)
+    _ = Methods(experiment).phases  # without the data, which no page brings along
+    config.build(experiment.cohort, COHORTS, "cohort")
+    config.build(experiment.partition, SCHEMES, "partition", "scheme")
 
 
 DO = {"sh": do_sh, "python": do_python, "toml": do_toml}

@@ -73,7 +73,7 @@ def test_published_budgets_are_claimed_and_what_holds_is_said(cost: str, tmp_pat
         for entry in ledger.entries():
             for group in parsed(entry.note).releases:
                 z = next(c["event"] for c in group["claims"] if c["unit"] == "client" and c["adversary"] == "server")
-                for k in group.clients:
+                for k in group["clients"]:
                     events[k] = events.get(k, 0.0) + z["noise_multiplier"] ** -2
     levels = parts.setup.plan.budget.levels()  # type: ignore[union-attr]
     for group in groups:
@@ -92,11 +92,11 @@ def test_published_dp_prox_plays_every_round_and_spends_what_it_was_granted(roun
     cohort = {"name": "random", "size": size}
     parts = made({"name": "dp_prox", "variant": "published"}, cohort, epsilon, rounds, clients)
     found = ran(parts, tmp_path / "run")
-    assert found["rounds"] == rounds
+    assert found.rounds == rounds
     assert [row.answered for row in open_run(tmp_path / "run").metrics] == [size] * rounds
     row = next(r for r in found.guarantees if (r.unit, r.adversary) == ("client", "participants"))
-    assert row["status"] == "conditional"
-    assert 0.9 * epsilon < row["epsilon"] <= epsilon
+    assert row.status == "conditional"
+    assert 0.9 * epsilon < row.epsilon <= epsilon
     planned = sampled_multiplier(epsilon, DELTA, size / clients, rounds, "pld")
     assert parts.setup.plan.quietest == pytest.approx(planned, rel=1e-3)
     assert planned < 0.9 * exact_multiplier(epsilon, DELTA, rounds)  # control: unsampled, it is another number
@@ -129,7 +129,7 @@ def test_a_hidden_plan_of_thresholds_charges_everybody() -> None:
             server = one_round(federation, server, t, clients).server
         for entry in ledger.entries():
             assert len(entry.charges) == 22
-        assert receipt(parts, federation).budget.exposures_used.min == 6
+        assert receipt(parts.setup, federation).budget.exposures_used.min == 6
     assert sampled_multiplier(1.0, DELTA, 0.1, 100) == pytest.approx(4.278, rel=0.01)
 
 

@@ -129,6 +129,12 @@ def test_a_site_says_over_the_wire_what_it_says_in_the_same_process() -> None:
     assert [a == b for a, b in zip(again, direct, strict=True)] == [False, True, True, True]  # terms matter
 
 
+def test_a_site_has_its_own_clients_and_no_others() -> None:
+    shards = simulated(config.validate(SMALL)).site("run", range(1, 4, 2)).shards
+    assert [k in shards for k in range(4)] == [False, True, False, True]
+    assert sorted(shards) == [1, 3]
+
+
 def test_sizes_that_are_nobodys_business_reach_no_server() -> None:
     """The plan of such a run follows from ones; where a weight would need the truth it is refused, private or not."""
     secret = {"privacy": {"public_sizes": False}}
