@@ -57,7 +57,7 @@ def one_round(
     received, mail = run.receive(t, answers, crew, down, prices, granted)  # sum, central noise, decode, divide
     if not mail.secure.get("aborted"):  # a sum that was not opened changes nothing
         server = run.algorithm.update(server, received, run.home)
-    traffic = run.bytes_down(t, down, granted), mail.size, mail.payload
+    traffic = run.inbox.bytes_down(t, down, granted), mail.size, mail.payload
     outcome = Outcome(server, received, crew.active, mail.answered, *traffic, mail.secure)
     keep(outcome, mail.digest)  # durable first: a crash from here on ends this release, and makes no other
     run.store(t, mail.digest)  # from here on this release has one content

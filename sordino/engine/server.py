@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 
 from sordino import keys, tree
@@ -16,8 +16,8 @@ from sordino.cohorts.draws import Seeded, Unseen
 from sordino.cohorts.kinds import Tossed
 from sordino.cohorts.stragglers import Crew, Stragglers
 from sordino.engine.accounts import Accounts
+from sordino.engine.inbox import Inbox
 from sordino.engine.mail import Mail
-from sordino.engine.messages import Messages
 from sordino.engine.secure_sum import SecureSum
 from sordino.engine.weights import Weights
 from sordino.ledger.notes import SYSTEM
@@ -31,10 +31,9 @@ STALL = 1.1  # a mean update within a tenth of its expected noise norm carries n
 
 
 @dataclass(kw_only=True)
-class Federation(Accounts, Messages):
+class Federation(Accounts):
     stragglers: Stragglers
     key: int
-    remarks: list[str] = field(default_factory=list)
     _noise_norm: float = 0.0
     _coordinates: int = 0
 
@@ -97,12 +96,12 @@ class Federation(Accounts, Messages):
     ) -> tuple[Received[Tree], Mail]:
         mail, zero = Mail(), self.algorithm.zero(self.home.task, down)
         if isinstance(answers, Summed):
-            length = self._length(t, down)
+            length = self.inbox.length(t, down)
             mail.answered, mail.size = answers.who, sum(map(length, answers.who))
             uploads: Tree = answers
         else:
-            uploads = self.open(t, answers, crew, down, mail)
-        mail.payload = self.payload(t, down)
+            uploads = self.inbox.open(t, answers, crew, down, mail)
+        mail.payload = self.inbox.payload(t, down)
         self._coordinates, uplink = tree.size(zero), self.algorithm.uplink.at(t, down)
         source = self.source(t).child("server")
         if self.secure_sum is not None:
@@ -157,6 +156,10 @@ class Federation(Accounts, Messages):
         if self._rates is not None:
             return math.fsum(rate * weight for rate, weight in zip(self._rates.tolist(), self.weights, strict=True))
         return self.cohort.expected(self.population) * self._weight / self.population
+
+    @cached_property
+    def inbox(self) -> Inbox:
+        return Inbox(self.algorithm, self.home.task, self.run, self.config, self.secure_sum)
 
     @cached_property
     def secure_sum(self) -> SecureSum | None:

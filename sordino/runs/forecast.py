@@ -256,16 +256,17 @@ class Forecast:
         run, algorithm = self.federation, self.setup.algorithm
         down = algorithm.broadcast(self.setup.state("server"))
         fields = wire.schema(algorithm.uplink.at(0, down).shape(algorithm.zero(self.setup.task, down)))
+        inbox = run.inbox
         both, total_down = Counter[int](), 0
         for t, granted in enumerate(self.rounds):
-            one, up = run.bytes_down(t, down, [0]), wire.sizes(run.header(t, 0), fields)
+            one, up = inbox.bytes_down(t, down, [0]), wire.sizes(inbox.header(t, 0), fields)
             both.update({k: one + up(k) for k in granted})
             total_down += one * len(granted)
         return Traffic(
             bytes_down=total_down,
             bytes_up=both.total() - total_down,
             bytes=both.total(),
-            bytes_per_message=PerMessage(down=run.bytes_down(0, down, [0]), up=wire.size(run.header(0, 0), fields)),
+            bytes_per_message=PerMessage(down=inbox.bytes_down(0, down, [0]), up=wire.size(inbox.header(0, 0), fields)),
             bytes_busiest_client=max(both.values(), default=0),
         )
 

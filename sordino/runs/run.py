@@ -227,8 +227,8 @@ def _train(
         def prepared(phase: Simulation, rules: Federation, row: RoundRow) -> None:
             if row.active and not row.answered:
                 silent.append(f"phase {phase.setup.phase}, round {row.round}: nobody could take part")
-            silent.extend(f"phase {phase.setup.phase}, {remark}" for remark in rules.remarks)
-            rules.remarks.clear()
+            silent.extend(f"phase {phase.setup.phase}, {remark}" for remark in rules.inbox.remarks)
+            rules.inbox.remarks.clear()
             if watch is not None:
                 watch(Progress(0, experiment.rounds, row, folder, phase.setup, rules))
 
@@ -305,7 +305,7 @@ def _train(
 def _ended(
     setup: Setup, folder: Path, federation: Federation, server: Tree, notes: list[str], interrupted: bool
 ) -> Ended:
-    made, remarks = _finish(setup, folder, federation, server), federation.remarks
+    made, remarks = _finish(setup, folder, federation, server), federation.inbox.remarks
     # a remark names a client that was asked, which a hidden cohort does not tell
     hidden = setup.cohort.hidden and setup.experiment.privacy.noise == SYSTEM
     mine = RunFolder(folder)

@@ -103,12 +103,12 @@ def test_rates_come_from_the_model_and_then_from_the_last_update(algorithm: dict
         bytes_up = 0
         for k, upload in run.uploads.items():
             assert tree.size(upload) == kept < tree.size(looked)
-            message = wire.encode(run.federation.header(t, k), upload)
+            message = wire.encode(run.federation.inbox.header(t, k), upload)
             assert wire.payload_bytes(wire.schema(upload)) == 4 * kept
             bytes_up += len(message)
         assert outcome.bytes_up == bytes_up
-        plain = wire.size(run.federation.header(t, -1), wire.schema(run.down.own))
-        told = wire.size(run.federation.header(t, -1), wire.schema(run.down))
+        plain = wire.size(run.federation.inbox.header(t, -1), wire.schema(run.down.own))
+        told = wire.size(run.federation.inbox.header(t, -1), wire.schema(run.down))
         assert told - plain == len(wanted)  # one byte a layer
         assert outcome.bytes_down == 3 * told
         looked = outcome.received.mean.delta

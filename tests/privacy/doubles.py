@@ -50,5 +50,5 @@ def linear(params: Params, x: Tensor, y: Tensor, keys: Tensor) -> Tensor:
 
 def messages(clients: Site, federation: Federation, t: int, down: Any, terms: Mapping[int, Terms]) -> dict[int, bytes]:
     """What clients in another process would send, all of it before the server reads the first."""
-    command, message = Round(t, dict(terms)), wire.encode(federation.header(t, -1), down)
+    command, message = Round(t, dict(terms)), wire.encode(federation.inbox.header(t, -1), down)
     return dict(zip(sorted(terms), clients.obey(command, [message]), strict=True))

@@ -86,7 +86,7 @@ def values(parts: Simulation, spoil: Spoil) -> Callable[[bytes, Federation], byt
     def corrupt(message: bytes, federation: Federation) -> bytes:
         a = parts.setup.algorithm
         zero = a.zero(parts.setup.task, a.broadcast(parts.setup.state("server")))
-        header, sent = wire.decode(message, federation.header(0, BAD), a.uplink.shape(zero))
+        header, sent = wire.decode(message, federation.inbox.header(0, BAD), a.uplink.shape(zero))
         return wire.encode(header, tree.map(spoil, sent))
 
     return corrupt
@@ -188,7 +188,7 @@ def test_clients_answer_in_the_order_of_their_ids() -> None:
 
 def another(message: bytes, federation: Federation, **changes: Any) -> bytes:
     payload = {"delta": {"w": torch.zeros(3, dtype=torch.float64)}}
-    return wire.encode(wire.Header(**(vars(federation.header(0, BAD)) | changes)), payload)
+    return wire.encode(wire.Header(**(vars(federation.inbox.header(0, BAD)) | changes)), payload)
 
 
 MALFORMED: dict[str, Callable[[bytes, Federation], bytes]] = {
@@ -198,13 +198,17 @@ MALFORMED: dict[str, Callable[[bytes, Federation], bytes]] = {
     "a flipped bit": lambda m, f: m[:60] + bytes([m[60] ^ 1]) + m[61:],
     "no message at all": lambda m, f: b"GET / HTTP/1.1\r\n" * 40,
     "a length of 4 GiB": lambda m, f: m[:6] + struct.pack("<I", 2**32 - 1) + m[10:],
-    "another dtype": lambda m, f: wire.encode(f.header(0, BAD), {"delta": {"w": torch.zeros(3)}}),
-    "another shape": lambda m, f: wire.encode(f.header(0, BAD), {"delta": {"w": torch.zeros(1, dtype=torch.float64)}}),
-    "another name": lambda m, f: wire.encode(f.header(0, BAD), {"delta": {"v": torch.zeros(3, dtype=torch.float64)}}),
-    "a field more": lambda m, f: wire.encode(
-        f.header(0, BAD), {"delta": {"w": torch.zeros(3, dtype=torch.float64), "v": torch.zeros(1)}}
+    "another dtype": lambda m, f: wire.encode(f.inbox.header(0, BAD), {"delta": {"w": torch.zeros(3)}}),
+    "another shape": lambda m, f: wire.encode(
+        f.inbox.header(0, BAD), {"delta": {"w": torch.zeros(1, dtype=torch.float64)}}
     ),
-    "nothing inside": lambda m, f: wire.encode(f.header(0, BAD), {"delta": {"w": torch.zeros(0)}}),
+    "another name": lambda m, f: wire.encode(
+        f.inbox.header(0, BAD), {"delta": {"v": torch.zeros(3, dtype=torch.float64)}}
+    ),
+    "a field more": lambda m, f: wire.encode(
+        f.inbox.header(0, BAD), {"delta": {"w": torch.zeros(3, dtype=torch.float64), "v": torch.zeros(1)}}
+    ),
+    "nothing inside": lambda m, f: wire.encode(f.inbox.header(0, BAD), {"delta": {"w": torch.zeros(0)}}),
     "another round": lambda m, f: another(m, f, round=1),
     "another run": lambda m, f: another(m, f, run="elsewhere"),
     "another client's name": lambda m, f: another(m, f, sender=BAD + 1),
@@ -232,9 +236,11 @@ def test_a_client_whose_message_is_none_is_an_absent_one_that_has_paid(how: str,
     without = absent(parts)
     assert same(played.server, without.server)
     assert played.answered == without.answered == [k for k in range(6) if k != BAD]
-    assert [remark.startswith(f"round 1: client {BAD} counts as absent: ") for remark in federation.remarks] == [True]
+    assert [remark.startswith(f"round 1: client {BAD} counts as absent: ") for remark in federation.inbox.remarks] == [
+        True
+    ]
     honest, undisturbed = play(parts, None)
-    assert undisturbed.remarks == []
+    assert undisturbed.inbox.remarks == []
     assert not same(played.server, honest.server)  # the client mattered
     if uplink == "central":
         assert federation.ledger.spent(str(BAD)) == federation.ledger.spent("0") != parts.setup.plan.currency.zero()
@@ -263,7 +269,7 @@ def test_random_bytes_are_never_more_than_an_absent_client() -> None:
     for _ in range(60):
         played, federation = play(parts, noise)
         assert same(played.server, without.server)
-        assert len(federation.remarks) == 1
+        assert len(federation.inbox.remarks) == 1
 
 
 # ---------------------------------------------------------------- without a clip nothing is promised, and the run says

@@ -61,7 +61,7 @@ def test_who_holds_a_key_is_sent_the_sum(keys_: str) -> None:
     watched = Watched(made("weigh", {**TEST_KEY, "keys": keys_, "at_least": 2}))
     for t, (before, outcome) in enumerate(watched.rounds(3)):
         down = watched.parts.setup.algorithm.broadcast(before)
-        plain = CLIENTS * wire.size(watched.federation.header(t, -1), wire.schema(down))
+        plain = CLIENTS * wire.size(watched.federation.inbox.header(t, -1), wire.schema(down))
         assert outcome.bytes_down == (CLIENTS * outcome.payload if t and keys_ == "shared" else plain)
 
 

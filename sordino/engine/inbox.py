@@ -6,12 +6,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
 from sordino import tree
-from sordino.algorithms.algorithm import AnyAlgorithm, Home
+from sordino.algorithms.algorithm import AnyAlgorithm
 from sordino.cohorts.stragglers import Crew
 from sordino.engine import wire
 from sordino.engine.mail import Mail
@@ -19,19 +20,19 @@ from sordino.engine.secure_sum import SecureSum
 from sordino.errors import NonFiniteModel, WireError
 from sordino.privacy.uplink.stages import private
 from sordino.tree import Tree
+from sordino.types import Task
 
 
-class Messages:
+@dataclass
+class Inbox:
+    """The server's mail: how long its messages are, and what comes back."""
+
     algorithm: AnyAlgorithm
-    home: Home
+    task: Task
     run: str
     config: str
-    remarks: list[str]  # what the user should know of answers that could not be used
-
-    @property
-    def secure_sum(self) -> SecureSum | None:
-        """What adds uploads that nobody reads."""
-        return None
+    secure_sum: SecureSum | None = None  # what adds uploads that nobody reads
+    remarks: list[str] = field(default_factory=list)  # what the user should know of answers that could not be used
 
     def header(self, t: int, sender: int) -> wire.Header:
         return wire.Header(self.run, self.config, t, sender, 0, "down" if sender < 0 else "up")
@@ -47,7 +48,7 @@ class Messages:
         self, t: int, answers: Iterable[tuple[int, Tree]], crew: Crew, down: Tree, mail: Mail
     ) -> Iterator[tuple[int, Tree]]:
         """The uploads of those who were in time, noting on the way what came."""
-        shape, length = self._shape(t, down), self._length(t, down)
+        shape, length = self._shape(t, down), self.length(t, down)
         # where noise protects the sum, or nobody can read it, single uploads are not seen
         each_is_seen = not self.algorithm.uplink.central and self.algorithm.uplink.secure is None
         unbounded = self._unbounded(t, down)
@@ -82,10 +83,11 @@ class Messages:
             return False
         uplink = self.algorithm.uplink.at(t, down)
         return not private(uplink.client) and math.isinf(
-            uplink.bound(tree.size(self.algorithm.zero(self.home.task, down))).l2
+            uplink.bound(tree.size(self.algorithm.zero(self.task, down))).l2
         )
 
-    def _length(self, t: int, down: Tree) -> Callable[[int], int]:
+    def length(self, t: int, down: Tree) -> Callable[[int], int]:
+        """How long the upload of each client is, as a message."""
         return wire.sizes(self.header(t, 0), wire.schema(self._shape(t, down)))
 
     def payload(self, t: int, down: Tree) -> int:
@@ -93,7 +95,7 @@ class Messages:
         return wire.payload_bytes(wire.schema(self._shape(t, down)))
 
     def _shape(self, t: int, down: Tree) -> Any:
-        return self.algorithm.uplink.at(t, down).shape(self.algorithm.zero(self.home.task, down))
+        return self.algorithm.uplink.at(t, down).shape(self.algorithm.zero(self.task, down))
 
 
 def _not_finite(t: int, client: int) -> NonFiniteModel:
