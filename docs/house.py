@@ -6,9 +6,16 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 PACKAGE = Path(__file__).parents[1] / "sordino"
+
+
+@cache
+def parsed(file: Path) -> ast.Module:
+    """The code of a file, read once."""
+    return ast.parse(file.read_text(encoding="utf-8"))
 
 
 def rooms() -> dict[str, str]:
@@ -19,7 +26,7 @@ def rooms() -> dict[str, str]:
 
 
 def _first_sentence(file: Path) -> str:
-    said = ast.get_docstring(ast.parse(file.read_text(encoding="utf-8"))) or ""
+    said = ast.get_docstring(parsed(file)) or ""
     return said.partition("\n\n")[0].replace("\n", " ").partition(". ")[0].rstrip(".")
 
 
@@ -35,7 +42,7 @@ def imports() -> dict[str, set[str]]:
 
 
 def _imported(file: Path) -> Iterator[str]:
-    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+    for node in ast.walk(parsed(file)):
         if isinstance(node, ast.ImportFrom) and node.module is not None and node.module.split(".")[0] == "sordino":
             parts = node.module.split(".")[1:]
             yield from parts[:1] or (alias.name for alias in node.names)

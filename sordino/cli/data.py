@@ -12,7 +12,6 @@ from rich.markup import escape
 
 from sordino.cli.options import Json
 from sordino.cli.words import Verb, experiment_and_changes
-from sordino.config.data_sources import SOURCES
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -50,6 +49,8 @@ def list_(what: What = None, as_json: Json = False) -> None:
         else:
             Console().print(_two_columns("Data", {name: _said(value) for name, value in facts.items()}))
         return
+    from sordino.config.data_sources import SOURCES
+
     if as_json:
         typer.echo(json.dumps({name: source.told() for name, source in SOURCES.items()}))
         return

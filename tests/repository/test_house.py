@@ -47,7 +47,7 @@ def test_nothing_asks_a_plug_in_by_name() -> None:
     """Algorithms and readers declare what they answer: nobody looks whether they have a name."""
     asked = []
     for file in house.PACKAGE.rglob("*.py"):
-        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        for node in ast.walk(house.parsed(file)):
             if isinstance(node, ast.Call) and ast.unparse(node.func) in ("hasattr", "getattr"):
                 of = ast.unparse(node.args[0])
                 if of.rpartition(".")[2] in ("algorithm", "_algorithm", "read", "reader", "phase", "training"):
@@ -64,7 +64,7 @@ def public_classes() -> dict[str, set[str]]:
     places: dict[str, set[str]] = {}
     for file in house.PACKAGE.rglob("*.py"):
         place = file.relative_to(house.PACKAGE)
-        for node in ast.parse(file.read_text(encoding="utf-8")).body:
+        for node in house.parsed(file).body:
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 places.setdefault(node.name, set()).add(place.as_posix())
     return places
@@ -100,7 +100,7 @@ def test_docstrings_stand_without_the_name_of_the_thing() -> None:
     riddles = []
     for file in house.PACKAGE.rglob("*.py"):
         place = file.relative_to(house.PACKAGE).as_posix()
-        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        for node in ast.walk(house.parsed(file)):
             if isinstance(node, ast.FunctionDef | ast.ClassDef) and not node.name.startswith("_"):
                 first = (ast.get_docstring(node) or "").split(" ")[0]
                 if first in PREPOSITIONS:
