@@ -13,6 +13,7 @@ ABSENT = "tests/privacy/test_absent.py"
 APART = "tests/privacy/readers/test_apart.py"
 CONVEX = "tests/privacy/readers/test_convex_stable.py"
 NEIGHBOURING_TABLES = "tests/data/test_neighbouring_tables.py"
+SITES = "tests/runs/test_sites.py"
 PRESETS = "tests/algorithms/test_preset.py"
 TWO_TELL = f"{ADVERSARY}::test_two_runs_with_one_seed_draw_different_cohorts"
 ONE_TELLS = f"{ADVERSARY}::test_nothing_that_is_left_tells_one_example_from_another[gaussian_gdp]"
@@ -322,5 +323,27 @@ HOSTILE = [
         "given.items() if name in self._inherited}",
         'given.items() if name in self._inherited and value != getattr(self._bases["default"], name)}',
         f"{PRESETS}::test_what_is_set_wins_over_the_preset_even_where_it_is_the_default",
+    ),
+    # who knows what
+    one(
+        "a site serves the clients of others",
+        "engine/shards.py",
+        "return client in self._which",
+        "return True",
+        f"{SITES}::test_a_site_has_its_own_clients_and_no_others",
+    ),
+    one(
+        "sizes that are nobody's business reach the server",
+        "runs/population.py",
+        "sizes=sizes if self.experiment.privacy.public_sizes else alike(1, len(sizes)),",
+        "sizes=sizes,",
+        f"{SITES}::test_sizes_that_are_nobodys_business_reach_no_server",
+    ),
+    one(
+        "weights follow from sizes that nobody may know",
+        "runs/prices.py",
+        "if any(isinstance(stage, Weigh) for stage in algorithm.uplink.client):",
+        "if False:",
+        f"{SITES}::test_sizes_that_are_nobodys_business_reach_no_server",
     ),
 ]
