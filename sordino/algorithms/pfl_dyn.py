@@ -84,6 +84,13 @@ class PFLDyn(LocalSgd[Server, Client, Down, Up | Told], name="pfl_dyn"):
                 why="the one is a finite number above 0, the other one at least 0 and below 1",
                 code="out-of-range",
             )
+        if self.server_lr != 1:
+            raise ConfigError(
+                f"server_lr is {self.server_lr}",
+                why="the server's step is the shift by g, which has no size of its own",
+                fix="leave server_lr out; alpha decides how far g shifts the model",
+                code="no-server-step",
+            )
 
     def init(self, task: Task, key: Key) -> Server:
         x = task.init(key)

@@ -283,6 +283,7 @@ def test_two_clients_that_solve_their_problem_meet_in_the_middle() -> None:
         ({"alpha": float("inf")}, "out-of-range"),
         ({"keep": 1.0}, "out-of-range"),
         ({"keep": -0.1}, "out-of-range"),
+        ({"server_lr": 0.5}, "no-server-step"),
         ({"most_grad": 0.0}, "not-positive"),
         ({"weight_decay": -1.0}, "not-positive"),
     ],
