@@ -24,7 +24,7 @@ demo: $(BIN)/sordino # install the core, run the default federation (real digits
 	$(BIN)/sordino privacy verify runs/demo
 	$(BIN)/sordino report runs/demo
 
-test: $(VENV)/dev # the fast suite, under two minutes on two cores
+test: $(VENV)/dev # the fast suite, about two minutes on two cores
 	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 
 slow: $(VENV)/dev # the torture and statistics that take minutes
