@@ -20,6 +20,7 @@ from types import ModuleType, UnionType
 from typing import Any
 
 import typer.main
+from marking import code, joined, table, toctree
 
 import sordino
 from sordino import config, errors, types
@@ -323,29 +324,6 @@ def head(function: ast.FunctionDef, lines: list[str]) -> list[str]:
         return lines[first - 1 : body.lineno]
     *above, last = [line for line in lines[first - 1 : body.lineno - 1] if line.strip()]
     return [*above, f"{last} ..."]
-
-
-# Markdown -------------------------------------------------------------------------------------------------------------
-
-
-def joined(*parts: str) -> str:
-    return "\n\n".join(part for part in parts if part) + "\n"
-
-
-def table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
-    """A column in which nothing stands is left out."""
-    names, *body = [list(head), *map(list, rows)]
-    used = [i for i in range(len(names)) if any(row[i] for row in body)]
-    lines = [[row[i] for i in used] for row in (names, ["---"] * len(names), *body)]
-    return "\n".join("| " + " | ".join(str(cell).replace("|", "\\|") for cell in line) + " |" for line in lines)
-
-
-def toctree(names: Iterable[str], hidden: bool = False) -> str:
-    return "\n".join(["```{toctree}", *([":hidden:", ""] if hidden else []), *names, "```"])
-
-
-def code(text: str, language: str = "python") -> str:
-    return f"```{language}\n{text.strip()}\n```"
 
 
 def prose(text: str) -> str:

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-from sordino.engine.executor import Executor
+from sordino.engine.executor import Clients
 from sordino.engine.server import Federation
 from sordino.ledger.events import Json
 from sordino.tree import Tree
@@ -39,7 +39,7 @@ def forget(outcome: Outcome, release: bytes) -> None:
 
 
 def one_round(
-    run: Federation, server: Tree, t: int, execute: Executor, stalled: bool = False, keep: Keep = forget
+    run: Federation, server: Tree, t: int, execute: Clients, stalled: bool = False, keep: Keep = forget
 ) -> Outcome:
     cohort = run.draw(t, server, execute.away)  # who: public order, or hidden coins
     crew = run.stragglers.split(cohort, t, run.key)

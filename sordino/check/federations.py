@@ -14,7 +14,7 @@ import torch
 from sordino import config, tree
 from sordino.check.trial import QUADRATIC, ROUNDS, STOP, Broken, SealedShard, Trial, require
 from sordino.engine import checkpoint
-from sordino.engine.executor import Executor
+from sordino.engine.executor import Clients
 from sordino.engine.site import Site
 from sordino.errors import SordinoError
 from sordino.ledger.events import Json
@@ -56,7 +56,7 @@ def _played(trial: Trial, mix: int) -> tuple[str, str, str]:
     return checkpoint.digest_trees({"": server}), checkpoint.digest_trees(states), federation.ledger.head()
 
 
-class InTurn(Executor):
+class InTurn(Clients):
     """One client after another, in order or in another one."""
 
     def __init__(self, site: Site, mix: int) -> None:

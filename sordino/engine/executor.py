@@ -15,8 +15,8 @@ from sordino.types import Params, Terms
 Scores = dict[int, list[float]]  # of each client: the means of its metrics, way after way of model after model
 
 
-class Executor(ABC):
-    """The clients, as the server sees them."""
+class Clients(ABC):
+    """Whoever answers in a round: all that a round needs of the clients."""
 
     @abstractmethod
     def __call__(self, t: int, down: Tree, terms: Mapping[int, Terms]) -> Iterable[tuple[int, Tree]] | Summed:
@@ -28,19 +28,25 @@ class Executor(ABC):
         """Is it known that this client would not answer?"""
         return False
 
+
+class Executor(Clients):
+    """The clients of a whole run, as the server sees them. Nothing here has a default: a state that is not kept is
+    lost.
+    """
+
+    @abstractmethod
     def score(self, t: int, models: Sequence[Params], ways: Sequence[str]) -> Scores:
         """How well each client's own test examples are met. Nothing is released by it."""
-        return {}
 
+    @abstractmethod
     def keep(self, step: int) -> Mapping[str, Tree]:
         """Makes the clients' states of this step durable, but for those it returns: they go into the server's own
         checkpoint.
         """
-        return {}
 
+    @abstractmethod
     def restore(self, step: int, place: Path) -> None:
         """Clients go on from the states that they kept, in this place, at that step."""
-        return
 
     def __enter__(self) -> Self:
         return self

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from sordino import tree
 from sordino.engine import checkpoint
-from sordino.engine.executor import Executor
+from sordino.engine.executor import Clients, Executor
 from sordino.engine.processes import Processes
 from sordino.engine.server import Federation
 from sordino.errors import LedgerError, NonFiniteModel, RunError
@@ -183,7 +183,7 @@ def executor(
     return simulation.site(run, states=states, secret=secret, handed=handed)
 
 
-class PowerCut(Executor):
+class PowerCut(Clients):
     """Clients on a machine that loses power."""
 
     def __call__(self, t: int, down: Tree, terms: Mapping[int, Terms]) -> Summed:

@@ -1,4 +1,6 @@
-"""Ditto against its closed forms on quadratics: f_k(v) + lambda/2 (v - w)^2 is at rest at (a b + lambda w) / (a + lambda)."""
+"""Ditto against its closed forms on quadratics: f_k(v) + lambda/2 (v - w)^2 is at rest at (a b + lambda w) / (a +
+lambda).
+"""
 
 from __future__ import annotations
 

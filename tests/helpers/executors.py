@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from sordino.engine.executor import Executor
+from sordino.engine.executor import Clients
 from sordino.privacy.uplink import Summed
 from sordino.types import Terms
 
 Answers = Callable[[int, Any, Mapping[int, Terms]], Iterable[tuple[int, Any]] | Summed]
 
 
-class Doing(Executor):
+class Doing(Clients):
     """Clients that answer as a function says."""
 
     def __init__(self, answers: Answers) -> None:

@@ -346,4 +346,11 @@ HOSTILE = [
         "if False:",
         f"{SITES}::test_sizes_that_are_nobodys_business_reach_no_server",
     ),
+    one(
+        "an entry that names no round is any round",
+        "runs/verify.py",
+        "if phase == mine.phase and (t < 0 or not again.plans(",
+        "if phase == mine.phase and (not again.plans(",
+        "tests/runs/test_verify.py::test_what_is_no_round_is_planned_by_nobody",
+    ),
 ]
