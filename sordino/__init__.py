@@ -17,7 +17,7 @@ from sordino.version import __version__
 if TYPE_CHECKING:
     from sordino.results.comparison import Comparison
     from sordino.results.one_run import Result
-    from sordino.runs.run import Ended
+    from sordino.runs.play import Ended
 
 __all__ = ["__version__", "compare", "open_run", "resume", "run"]
 

@@ -41,6 +41,7 @@ def forget(outcome: Outcome, release: bytes) -> None:
 def one_round(
     run: Federation, server: Tree, t: int, execute: Clients, stalled: bool = False, keep: Keep = forget
 ) -> Outcome:
+    execute.gather()  # between machines, until enough are there
     cohort = run.draw(t, server, execute.away)  # who: public order, or hidden coins
     crew = run.stragglers.split(cohort, t, run.key)
     prices = run.prices(crew.active, stalled)  # what this exposure costs each; the others abstain

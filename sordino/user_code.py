@@ -39,8 +39,9 @@ def load(path: str, what: str) -> Any:
     except BaseException as error:
         raise ConfigError(
             f"cannot load the {what} {path!r}: {told(error)}",
-            why=f"{what}.name with a colon is read as python_module:ClassName, looked up from the current directory",
-            fix="check the spelling, and that the file lies in the directory you start sordino from",
+            why=f"{what}.name has a colon, so it is read as python_module:ClassName, a file in the current "
+            "directory or an installed module",
+            fix="check the spelling, and start sordino in the directory that holds the file",
             code="own-import",
         ) from error
     _FILES.update(_files(found))
@@ -94,6 +95,6 @@ def blame(error: BaseException) -> OwnCodeError | None:
     return OwnCodeError(
         f"your own code failed: {_told(error, last)}",
         why=f"it happened in {last.name}: {last.line}" if last.line else f"it happened in {last.name}",
-        fix="correct it, then start again or `sordino resume` the run: nothing that was released is lost",
+        fix="correct it, then start again, or continue with `sordino resume`: nothing that was released is lost",
         code="own-code",
     )

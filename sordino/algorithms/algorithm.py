@@ -244,9 +244,9 @@ AnyAlgorithm: TypeAlias = Algorithm[Any, Any, Any, Any]
 def own_algorithm(path: str) -> type[AnyAlgorithm]:
     """An algorithm that lives outside the package, named as `module:Class`; it passes the same gates as ours."""
     made = user_code.load(path, "algorithm")
-    fix = "subclass one that exists, as FedProx does with FedAvg, or write all halves"
+    fix = "write a subclass of an algorithm that exists, as FedProx does with FedAvg, or write all of its methods"
     if not (isinstance(made, type) and issubclass(made, Algorithm)):
-        why = "it does not inherit from sordino.algorithms.algorithm.Algorithm"
+        why = "it is not a subclass of sordino.algorithms.algorithm.Algorithm"
     elif missing := unwritten(made):
         why = f"it has no {', '.join(missing)}"
     else:

@@ -105,24 +105,26 @@ def one_step(base: FedAvg) -> FedAvg:
     times, what = (base.work.epochs, "epochs") if base.work.steps is None else (base.work.steps, "steps")
     if times != 1:
         raise UnsoundGuarantee(
-            f"{times} local {what} under a one-step bound",
-            why="after the first step the runs with and without a record stand at different weights "
-            "and nothing cancels: the true sensitivity is up to |D| times larger",
-            fix="use whole_update (bound the whole update), noisy_steps (pay for every step), "
-            "or convex_stable (logistic regression without clipping)",
+            f"{times} local {what} per round, with noise for one step",
+            why="after the first step, the runs with and without a record have different weights, and nothing "
+            "cancels any more: the true sensitivity is up to |D| times larger, for a client with |D| records",
+            fix="use whole_update (it bounds the whole update), noisy_steps (it pays for every step), or "
+            "convex_stable (logistic regression without clipping)",
             code="one-step-only",
         )
     if base.batch_size != "full":
         raise UnsoundGuarantee(
-            f"batches of {base.batch_size} under a one-step bound",
-            why="a record touches one batch, but the next batch starts from weights that already differ",
-            fix='batch_size = "full", or noisy_steps with local_epochs and batch_size',
+            f"batches of {base.batch_size}, with noise for one step",
+            why="a record is in one batch only, but the batches after it start from weights that this record has "
+            "changed",
+            fix='set batch_size = "full", or use noisy_steps with local_epochs and batch_size',
             code="full-batch-only",
         )
     if base.momentum:
         raise UnsoundGuarantee(
             f"momentum {base.momentum} at the client",
-            why="a momentum buffer carries un-noised gradients from one exposure into the next",
+            why="the momentum buffer of a client keeps gradients without noise, and carries them from one round "
+            "into the next",
             fix="use plain SGD at the client; momentum at the server costs nothing",
             code="client-momentum",
         )

@@ -71,8 +71,9 @@ def cuag_pfl(
     if base.server_state == "oracle" and variant not in ("published", "no_noise"):
         raise UnsoundGuarantee(
             f'server_state = "oracle" with variant = "{variant}"',
-            why="the exact change of every client's state would be sent beside what the noise protects",
-            fix='server_state = "scaled" or "leaky", or variant = "published"',
+            why="the server would receive the exact change of every client's state, beside the upload that the "
+            "noise protects",
+            fix='set server_state = "scaled" or "leaky", or variant = "published"',
             code="oracle-leaks",
         )
     if base.server_state == "oracle":

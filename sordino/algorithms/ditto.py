@@ -42,14 +42,14 @@ class Ditto(FedAvg, name="ditto"):
         if not 0 <= self.pull < float("inf") or not 0 < self.personal_lr < float("inf"):
             raise ConfigError(
                 f"pull is {self.pull}, personal_lr is {self.personal_lr}",
-                why="the one is a finite number from 0 on, the other one above 0",
+                why="pull must be a finite number, at least 0; personal_lr must be a finite number above 0",
                 code="not-positive",
             )
         if self.read.offer() is not None:
             raise PrivacyError(
-                "ditto behind a noisy reader",
-                why="it reads a client's examples twice in a round, and the reader is paid for one pass",
-                fix="noise on the uplink: the models of clients' own do not pass it",
+                "ditto with a reader that adds noise",
+                why="ditto reads a client's examples twice in a round, and such a reader is paid for one pass",
+                fix="put the noise into the uplink: the clients' own models never pass through it",
                 code="read-beyond-reservation",
             )
 

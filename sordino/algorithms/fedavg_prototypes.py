@@ -37,9 +37,9 @@ class FedAvgPrototypes(SlaugFL, name="fedavg_prototypes"):
     def check(self, home: Home) -> None:
         if home.candidates is None:
             raise ConfigError(
-                "prototypes without candidates",
-                why="everybody is handed the same images, and the server has none",
-                fix='a [candidates] table, for example source = "public_split"',
+                "an algorithm with prototypes needs candidates",
+                why="all clients get the same candidates, and the server has none",
+                fix='add a [candidates] table, for example with source = "public_split"',
                 code="no-candidates",
             )
 

@@ -38,7 +38,7 @@ class FedAvgM(FedAvg, name="fedavgm"):
         if not 0 <= self.server_momentum < 1:
             raise ConfigError(
                 f"server_momentum is {self.server_momentum}",
-                why="it is at least 0 and below 1",
+                why="it must be at least 0 and below 1",
                 code="momentum-out-of-range",
             )
 

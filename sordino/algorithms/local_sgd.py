@@ -61,7 +61,10 @@ class LocalSgd(Algorithm[S, C, D, U], ABC):
     def __post_init__(self) -> None:
         if self.local_steps is not None and self.local_epochs is not None:
             raise ConfigError(
-                "local_steps and local_epochs are both set", fix="give one of them", code="steps-and-epochs"
+                "local_steps and local_epochs are both set",
+                why="both say how long a client trains in one round",
+                fix="set only one of them",
+                code="steps-and-epochs",
             )
         for name in ("lr", "server_lr", "lr_decay"):
             if not 0 < getattr(self, name) < float("inf"):
@@ -73,12 +76,12 @@ class LocalSgd(Algorithm[S, C, D, U], ABC):
         ):
             raise ConfigError(
                 f"weight_decay is {self.weight_decay}, most_grad is {self.most_grad}",
-                why="the one is a finite number from 0 on, the other one above 0",
+                why="weight_decay must be a finite number, at least 0; most_grad must be a finite number above 0",
                 code="not-positive",
             )
         if not 0 <= self.momentum < 1:
             raise ConfigError(
-                f"momentum is {self.momentum}", why="it is at least 0 and below 1", code="momentum-out-of-range"
+                f"momentum is {self.momentum}", why="it must be at least 0 and below 1", code="momentum-out-of-range"
             )
         for name in ("local_epochs", "local_steps", "batch_size"):
             value = getattr(self, name)

@@ -43,7 +43,7 @@ class Moon(LocalSgd[Server, Client, Server, Up], name="moon"):
         if not 0 <= self.mu < float("inf") or not 0 < self.temperature < float("inf"):
             raise ConfigError(
                 f"mu is {self.mu}, temperature is {self.temperature}",
-                why="the one is a finite number from 0 on, the other one above 0",
+                why="mu must be a finite number, at least 0; temperature must be a finite number above 0",
                 code="not-positive",
             )
 

@@ -42,16 +42,17 @@ def pdp_prox(
     """
     if returns == "printed":
         raise UnsoundGuarantee(
-            "the update as Algorithm 3 returns it",
-            why="the line adds noise to one variable and returns another: the upload has no noise at all",
-            fix='returns = "noisy"',
+            'returns = "printed": the update exactly as Algorithm 3 of the paper returns it',
+            why="the paper's last line adds the noise to one variable and returns another one, so the upload has "
+            "no noise at all",
+            fix='set returns = "noisy"',
             code="un-noised-update",
         )
     if literal and mechanism != "published":
         raise UnsoundGuarantee(
             f'literal = true with mechanism = "{mechanism}"',
-            why="only the published mechanism has a literal reading",
-            fix='mechanism = "published", or leave literal out',
+            why="only the published mechanism can be taken literally",
+            fix='set mechanism = "published", or leave literal out',
             code="literal-without-published",
         )
     return base.behind(uplink=_gates(mechanism, clip, neighbours, weights, literal))

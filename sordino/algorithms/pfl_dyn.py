@@ -81,13 +81,13 @@ class PFLDyn(LocalSgd[Server, Client, Down, Up | Told], name="pfl_dyn"):
         if not 0 < self.alpha < float("inf") or not 0 <= self.keep < 1:
             raise ConfigError(
                 f"alpha is {self.alpha}, keep is {self.keep}",
-                why="the one is a finite number above 0, the other one at least 0 and below 1",
+                why="alpha must be a finite number above 0; keep must be at least 0 and below 1",
                 code="out-of-range",
             )
         if self.server_lr != 1:
             raise ConfigError(
                 f"server_lr is {self.server_lr}",
-                why="the server's step is the shift by g, which has no size of its own",
+                why="in this algorithm the server shifts the model by g, and no learning rate enters this step",
                 fix="leave server_lr out; alpha decides how far g shifts the model",
                 code="no-server-step",
             )

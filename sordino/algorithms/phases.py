@@ -114,8 +114,9 @@ class Phased:
             parts = " and ".join(f"{share:g}" for share in self.shares)
             raise ConfigError(
                 f"a preparation of {len(self.shares)} phases with {parts} of the budget",
-                why="each phase needs a part of it, and so does the training",
-                fix="algorithm.share = 0.2",
+                why="every phase needs a part of the budget, and the training after them needs the rest: the parts "
+                "must be above 0 and add up to less than 1",
+                fix="set for example algorithm.share = 0.2",
                 code="shares-out-of-range",
             )
 

@@ -70,7 +70,7 @@ class Preset(Generic[M]):
             if name in self._fixed:
                 raise ConfigError(
                     f"{self.__name__} has no key {name!r}",
-                    why="the method itself decides it: with another value it would be another method",
+                    why="the method itself fixes this value: with another one it would be another method",
                     fix=f"leave {name} out",
                     code="unknown-key",
                 )

@@ -50,8 +50,8 @@ class VHL(FedAvg, name="vhl"):
         if len(shape) != 3:
             raise ConfigError(
                 f"vhl over examples of shape {'x'.join(map(str, shape))}",
-                why="its virtual examples are images, so the clients' own must be",
-                fix="another data.source, or another algorithm",
+                why="vhl trains on artificial images beside the clients' own examples, so these must be images too",
+                fix="use another data.source, or another algorithm",
                 code="not-images",
             )
         return replace(self, _shape=(*shape, known.classes))

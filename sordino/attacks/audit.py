@@ -131,7 +131,7 @@ def audit(
     """Attacks the promises of an experiment. `twin`: the same attack on noise that is 30% too small behind the same
     claim, which must be caught. `system`: noise that cannot be repeated.
     """
-    why = "fewer of either neighbour refute no claim"
+    why = "an audit with fewer trials cannot refute any claim"
     check_range("trials", trials, Range(least=100, whole=True), "too-few-trials", why=why, fix=f"--trials {TRIALS}")
     simulation = simulated(settle(experiment))
     setup = simulation.setup
@@ -166,8 +166,8 @@ def experiment_of(word: str | None, overrides: Iterable[str] = ()) -> Experiment
     if word not in ALGORITHMS and ":" not in word:
         close = difflib.get_close_matches(word, ALGORITHMS, n=1)
         raise ConfigError(
-            f"nothing to audit is called {word!r}",
-            why="it is no file, no run folder and no algorithm",
+            f"there is nothing to audit that is called {word!r}",
+            why="it is not a file, a run folder or an algorithm",
             fix=f"did you mean {close[0]!r}?" if close else "`sordino algorithms` lists the algorithms",
             code="unknown-subject",
         )

@@ -36,8 +36,8 @@ def ratio(target: Tensor, shadows: Tensor, inside: Tensor) -> Tensor:
     one, many, seen = confidence(target), confidence(shadows), inside.bool()
     if int(torch.minimum(seen.sum(0), (~seen).sum(0)).min()) < 2:
         raise DataError(
-            "an example that fewer than two shadow models have seen, or have not seen",
-            why="its loss with and without it is compared",
+            "an example was seen by fewer than two shadow models, or left out by fewer than two",
+            why="the attack compares its losses in models that saw it with its losses in models that did not",
             fix="train more shadow models, each on a random half",
             code="too-few-shadows",
         )

@@ -36,8 +36,8 @@ def reference(z: Tensor) -> Reference:
     """
     if len(z) < 2:
         raise DataError(
-            f"a reference of {len(z)} images",
-            why="a covariance needs two at least",
+            f"a reference with {len(z)} images",
+            why="a covariance needs at least two images",
             fix="give more images of the class",
             code="reference-too-small",
         )
@@ -89,9 +89,9 @@ def play(
     """
     if not 1 <= n <= len(pool):
         raise DataError(
-            f"prototypes of {n} images out of {len(pool)}",
-            why="a prototype is the mean of one image at least, and of no image twice",
-            fix="ask for fewer, or give more images",
+            f"prototypes of {n} images each, from {len(pool)} images",
+            why="a prototype is the mean of at least one image, and each image is used at most once",
+            fix="use fewer images for each prototype, or give more images",
             code="prototype-of-too-many",
         )
     found: dict[str, list[tuple[Tensor, Tensor]]] = {name: [] for name in SCORES}

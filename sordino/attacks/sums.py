@@ -44,9 +44,10 @@ def pair(
     apart = len(set(labels.tolist()))
     if apart < len(labels):
         raise DataError(
-            f"{len(labels)} examples in question, of {apart} classes",
-            why="the promise is about one example: two of a class would move its sum together",
-            fix="choose one of each class",
+            f"{len(labels)} target examples, but of only {apart} different classes",
+            why="the attack tests the promise for one example at a time: two examples of the same class would "
+            "change the same sum",
+            fix="choose one example of each class",
             code="targets-share-a-class",
         )
     kept = torch.ones(size, dtype=torch.bool).index_fill(0, targets, False)

@@ -44,13 +44,15 @@ class Question:
         if self.cohort > self.clients:
             raise ConfigError(
                 f"a cohort of {self.cohort} out of {self.clients} clients",
-                fix="make it at most clients",
+                why="a client takes part at most once in a round",
+                fix="make the cohort at most as large as the number of clients",
                 code="cohort-too-large",
             )
         if self.delta >= 1 / self.protected:
             raise UnsoundGuarantee(
                 f"delta {self.delta} is not below 1/{self.protected}",
-                why=f"a mechanism may then publish one of the {self.protected} protected {self.unit}s outright",
+                why=f"with such a delta a mechanism may publish one of the {self.protected} protected {self.unit}s in "
+                "full and still keep its promise",
                 fix=f"set delta below {1 / self.protected:.1e}",
                 code="delta-too-large",
             )
@@ -162,8 +164,8 @@ def ask(epsilon: float | None = None, noise_multiplier: float | None = None, **f
     if (epsilon is None) == (noise_multiplier is None):
         raise ConfigError(
             "both epsilon and a noise multiplier" if epsilon is not None else "neither epsilon nor a noise multiplier",
-            why="one of them is the question and the other the answer",
-            fix="give --epsilon E to learn the noise, or --noise-multiplier Z to learn what it buys",
+            why="one of the two must be given, and the other one is computed",
+            fix="give --epsilon E to compute the noise, or --noise-multiplier Z to compute epsilon",
             code="one-direction",
         )
     question = Question(**{"epsilon": 1.0 if epsilon is None else epsilon, **DEFAULTS, **facts})
@@ -194,9 +196,11 @@ def bought(multiplier: float, question: Question) -> float:
         epsilon = math.inf
     if not 0 < epsilon < 1e6:
         raise UnsoundGuarantee(
-            f"a noise multiplier of {multiplier:g} buys {'no finite epsilon' if epsilon else 'epsilon 0'} at delta "
-            f"{q.delta:g}",
-            why="delta alone already covers so much noise" if epsilon == 0 else "so little noise hides nobody",
+            f"a noise multiplier of {multiplier:g} gives {('no finite epsilon' if epsilon else 'epsilon 0')} "
+            f"at delta {q.delta:g}",
+            why="this delta alone already allows whatever such strong noise still shows"
+            if epsilon == 0
+            else "so little noise protects nobody",
             fix="give a smaller multiplier, or a smaller delta" if epsilon == 0 else "give a larger multiplier",
             code="noise-buys-nothing",
         )

@@ -34,8 +34,8 @@ def personal(given: Mapping[str, object], clients: int, key: keys.Key) -> Floats
     if len(named) != 1 or extra:
         raise InvalidBudget(
             f"privacy.epsilon = {dict(given)!r}",
-            why=f"{', '.join(extra)} is unknown here" if extra else "it takes exactly one rule",
-            fix=f"one of {', '.join(RULES)}; linspace also takes levels",
+            why=f"{', '.join(extra)} is unknown here" if extra else "it must hold exactly one rule",
+            fix=f"use one of {', '.join(RULES)}; linspace also takes levels",
             code="budget-rule",
         )
     rule = named[0]
@@ -43,7 +43,7 @@ def personal(given: Mapping[str, object], clients: int, key: keys.Key) -> Floats
     for k in np.flatnonzero(~((budgets > 0) & np.isfinite(budgets))).tolist()[:1]:
         raise InvalidBudget(
             f"the budget of client {k} is {budgets[k]}",
-            why="a budget is a finite number above 0; who grants nothing cannot take part",
+            why="a budget is a finite number above 0; a client without a budget cannot take part",
             fix="give a number above 0, or leave the client's data out",
             code="epsilon-not-positive",
         )
@@ -84,7 +84,10 @@ def _file(path: Any, clients: int, key: keys.Key, given: Mapping[str, object]) -
             rows = list(csv.DictReader(file, skipinitialspace=True))
     except (OSError, TypeError, UnicodeDecodeError, csv.Error) as error:
         raise InvalidBudget(
-            f"cannot read the budgets in {path}", why=str(error), fix="give a CSV file", code="budget-file"
+            f"cannot read the budgets in {path}",
+            why=str(error),
+            fix="give a readable CSV file with the columns client and epsilon",
+            code="budget-file",
         ) from None
     if not rows or not {"client", "epsilon"} <= rows[0].keys():
         raise _malformed(f"{path} without the columns client and epsilon", "a first line `client,epsilon`")
@@ -98,9 +101,9 @@ def _listed(pairs: list[tuple[str, object]], clients: int, where: str) -> Floats
         known = name.isdecimal() and int(name) < clients
         if not known or int(name) in budgets:
             raise InvalidBudget(
-                f"{where} names client {name!r}" + (" twice" if known else ""),
+                f"{where} lists client {name!r}" + (" twice" if known else ", which does not exist"),
                 why=f"the clients of this federation are 0 to {clients - 1}, each with one budget",
-                fix="name every client once",
+                fix="list every client exactly once",
                 code="budget-unknown-client",
             )
         budgets[int(name)] = _number(epsilon)
@@ -108,7 +111,7 @@ def _listed(pairs: list[tuple[str, object]], clients: int, where: str) -> Floats
     if missing:
         raise InvalidBudget(
             f"{where} gives no budget for {len(missing)} of {clients} clients, the first is {missing[0]}",
-            why="a client without a budget has granted nothing",
+            why="without a budget of its own, a client has granted nothing",
             fix="give every client a line, or leave its data out",
             code="budget-missing",
         )
@@ -131,7 +134,10 @@ def _number(text: Any) -> float:
 
 def _malformed(what: str, wanted: str) -> InvalidBudget:
     return InvalidBudget(
-        what, why="budgets that are guessed are no promise", fix=f"give {wanted}", code="budget-malformed"
+        what,
+        why="sordino does not guess a budget: a promise needs an exact one",
+        fix=f"give {wanted}",
+        code="budget-malformed",
     )
 
 

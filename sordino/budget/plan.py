@@ -260,31 +260,33 @@ def _check_one_promise(offers: Sequence[tuple[Offer, float | None]], budget: Bud
     open_ended = [offer for offer, typed in offers if typed is None]
     if len(open_ended) > 1:
         raise UnsoundGuarantee(
-            "two gates want to be priced by one budget",
-            why="a record's and a client's promise are different promises, each with its own budget",
-            fix="type the multiplier of one of them",
+            "privacy.epsilon would have to set the noise of two gates",
+            why="the promise about a record and the promise about a client are different, and each needs its own "
+            "budget",
+            fix="set the noise multiplier of one of the gates by hand",
             code="two-promises-one-budget",
         )
     if budget is not None and not open_ended:
         raise UnsoundGuarantee(
-            "a privacy budget is given, but nothing in this algorithm adds noise that it could size",
-            why="epsilon is a property of a mechanism; without one the promise would be empty",
-            fix="choose a private algorithm (sordino algorithms), give it a reader or uplink with noise, or drop "
-            "[privacy] epsilon",
+            "a privacy budget is given, but nothing in this algorithm adds noise whose size it could decide",
+            why="epsilon is a property of noise; without noise the promise would be empty",
+            fix="choose a private algorithm (`sordino algorithms` lists them), add a reader or an uplink with "
+            "noise, or leave privacy.epsilon out",
             code="budget-without-mechanism",
         )
     if budget is None and open_ended:
         raise UnsoundGuarantee(
             "a private algorithm without a budget",
-            why="the noise is computed from epsilon and delta",
-            fix="set privacy.epsilon and privacy.delta, or type a noise multiplier",
+            why="the size of the noise is computed from epsilon and delta",
+            fix="set privacy.epsilon and privacy.delta, or set a noise multiplier by hand",
             code="mechanism-without-budget",
         )
     if budget is not None and budget.personal is not None and any(offer.everyone_pays for offer in open_ended):
         raise UnsoundGuarantee(
-            "personal budgets under one hidden sampling rate",
-            why="everybody is drawn and charged alike, so all would spend what the smallest budget allows",
-            fix='cohort = {name = "by_budget", size = ...}, or give one epsilon',
+            "personal budgets in a hidden cohort with one sampling rate for all",
+            why="all clients are drawn and charged alike, so no client could spend more than the smallest budget "
+            "allows",
+            fix='set cohort = {name = "by_budget", size = ...}, or give one epsilon for all',
             code="personal-budgets-one-rate",
         )
 

@@ -186,43 +186,46 @@ def _fitting(
     """The one noise and the budget, where they are what the cohort was made for."""
     if len(offers) != 1 or offers[0][1] is not None:
         raise UnsoundGuarantee(
-            f"a cohort of the kind {type(cohort).__name__} with {len(offers)} noises"
-            + (", one of them typed" if any(typed is not None for _, typed in offers) else ""),
-            why="rates and thresholds keep budgets under exactly one noise, whose size they decide",
-            fix="one private uplink, without a multiplier of its own and with an open reader",
+            f"a {type(cohort).__name__} cohort with {len(offers)} sources of noise"
+            + (", one of them with a multiplier set by hand" if any(typed is not None for _, typed in offers) else ""),
+            why="this cohort keeps everybody within budget by choosing the size of the noise, and it can do so "
+            "for exactly one noise",
+            fix="use one private uplink without a multiplier of its own, and an open reader",
             code="personal-cohort-needs-its-noise",
         )
     offer = offers[0][0]
     if budget is None:
         raise UnsoundGuarantee(
-            "a cohort drawn by budgets without a budget",
-            why="rates and thresholds are computed from epsilon and delta",
-            fix='set privacy.epsilon to a number or a rule such as {groups = {"1" = 0.5, "4" = 0.5}}',
+            "this cohort is drawn by budgets, but no budget is given",
+            why="who takes part is computed from epsilon and delta",
+            fix='set privacy.epsilon to a number, or to a rule such as {groups = {"1" = 0.5, "4" = 0.5}}',
             code="mechanism-without-budget",
         )
     local, published = offer.adversary == "server", isinstance(cohort, ThresholdPublished)
     if offer.unit != "client" or offer.mechanism.calibration != "exact" or local != published:
         raise UnsoundGuarantee(
-            f"a cohort of the kind {type(cohort).__name__} with this noise",
-            why="as published, clients noise their own uploads and everybody sees who takes part"
+            f"a {type(cohort).__name__} cohort does not fit this noise",
+            why="in the published method each client adds noise to its own upload, and everybody sees who takes part"
             if published
-            else "personal rates amplify a central Gaussian noise on sums of clipped updates that hides who takes "
-            "part, no other",
-            fix='algorithm = {name = "pdp_prox", mechanism = ...} fits its gates to each cohort',
+            else (
+                "personal rates amplify only central Gaussian noise on sums of clipped updates that hides "
+                "who takes part"
+            ),
+            fix='use algorithm = {name = "pdp_prox", mechanism = ...}: it fits its gates to each cohort',
             code="personal-cohort-needs-its-noise",
         )
     if isinstance(budget.schedule, Adaptive):
         raise UnsoundGuarantee(
-            "an adaptive schedule with rates planned in advance",
-            why="rates that follow what was released would tell who took part",
-            fix='schedule = {name = "uniform"}, or a cohort that everybody sees',
+            "an adaptive schedule, with rates that were planned in advance",
+            why="if the rates followed what was released, they would tell who took part",
+            fix='set schedule = {name = "uniform"}, or use a cohort that everybody sees',
             code="personal-schedule",
         )
     if isinstance(cohort, ByBudget) and not isinstance(budget.schedule, Uniform):
         raise UnsoundGuarantee(
-            "rates by budget with a schedule that is not uniform",
-            why="the rates were computed for equal noise in every round",
-            fix='schedule = {name = "uniform"}, or cohort = {name = "threshold"}',
+            "rates by budget, with a schedule that is not uniform",
+            why="the rates were computed for the same noise in every round",
+            fix='set schedule = {name = "uniform"}, or cohort = {name = "threshold"}',
             code="personal-schedule",
         )
     return offer, budget

@@ -82,8 +82,9 @@ class Explicit:
         object.__setattr__(self, "values", tuple(self.values))
         if not all(is_number(v) and 0 <= v < math.inf for v in self.values) or not any(self.values):
             raise InvalidBudget(
-                f"{list(self.values)} is no schedule",
-                why="shares are finite numbers, none negative, not all 0",
+                f"the shares {list(self.values)} make no schedule",
+                why="shares must be finite and not negative, and at least one must be above 0",
+                fix="give for example values = [1, 1, 2]",
                 code="shares-not-a-budget",
             )
 
@@ -91,7 +92,8 @@ class Explicit:
         if _count(exposures) > len(self.values):
             raise InvalidBudget(
                 f"a schedule of {len(self.values)} shares for {exposures} exposures",
-                fix="give one share for each planned exposure",
+                why="each round in which a client takes part needs a share",
+                fix=f"give {exposures} shares",
                 code="shares-too-few",
             )
         chosen = np.array(self.values[:exposures], dtype=np.float64)
@@ -120,7 +122,8 @@ class Adaptive:
         if not numbers or self.growth < 0 or not 0 < self.floor <= self.start <= 1:
             raise InvalidBudget(
                 f"adaptive schedule with start {self.start!r}, growth {self.growth!r}, floor {self.floor!r}",
-                why="it needs 0 < floor <= start <= 1 (in uniform shares) and growth >= 0",
+                why="needed are 0 < floor <= start <= 1, in parts of a uniform share, and growth >= 0",
+                fix="leave them out to use start 0.5, growth 0.5, floor 0.1",
                 code="adaptive-out-of-range",
             )
 
@@ -162,7 +165,12 @@ def integer_shares(shares: Sequence[float] | Shares, cap: int) -> list[int]:
 def _normalised(weights: Shares) -> Shares:
     total = math.fsum(weights)
     if total == 0:
-        raise InvalidBudget("the first shares of the schedule are all 0", code="shares-not-a-budget")
+        raise InvalidBudget(
+            f"the first {len(weights)} shares of the schedule are all 0",
+            fix="begin the schedule with a share above 0",
+            why="a client that takes part only so often would spend nothing of its budget",
+            code="shares-not-a-budget",
+        )
     return weights / total
 
 
@@ -174,8 +182,8 @@ def _count(exposures: int) -> int:
 def _too_much(what: str) -> InvalidBudget:
     return InvalidBudget(
         what,
-        why="a schedule divides the budget, it cannot enlarge it",
-        fix="lower the values, or give them as weights",
+        why="a schedule only divides the budget, it cannot make it larger",
+        fix="lower the values, or give them as weights (absolute = false)",
         code="shares-exceed-the-budget",
     )
 
@@ -183,7 +191,7 @@ def _too_much(what: str) -> InvalidBudget:
 def _exhausted() -> BudgetExhausted:
     return BudgetExhausted(
         "nothing is left of this client's budget",
-        why="every planned exposure has been spent, and spent budget never returns",
-        fix="the client abstains from now on",
+        why="all planned exposures of this client are over, and a spent budget never comes back",
+        fix="let this client take no further part",
         code="budget-exhausted",
     )

@@ -85,14 +85,16 @@ def check(
         table, dot, _ = word.partition("=")[0].partition(".")
         if table not in SETTABLE if dot else table in Experiment.model_fields:
             raise ConfigError(
-                f"{word!r} cannot be set in a check",
-                why="the laws bring their own data, cohorts and rounds",
-                fix="set parameters of the algorithm or the model: algorithm.lr=0.05",
+                f"{word!r} cannot be set in `sordino check`",
+                why="the check brings its own data, cohorts and rounds",
+                fix="set only parameters of the algorithm or the model, for example algorithm.lr=0.05",
                 code="not-for-a-check",
             )
     if not file.is_file() or file.suffix != ".py":
         raise ConfigError(
-            f"there is no Python file {file}", fix="give the file of your algorithm", code="no-algorithm-file"
+            f"there is no Python file {file}",
+            fix="give the path of the .py file that holds your algorithm",
+            code="no-algorithm-file",
         )
     path = file.resolve()
     with _beside(path), tempfile.TemporaryDirectory() as place, contextlib.redirect_stdout(io.StringIO()):
@@ -158,9 +160,11 @@ def _class(path: Path, name: str | None) -> Any:
     if wanted in classes:
         return classes[wanted]
     raise ConfigError(
-        f"{path.name} has no class {name}" if name else f"which algorithm of {path.name}?",
-        why=f"it has {', '.join(likely)}" if likely else "no class in it has a half called local or update",
-        fix="name one with --class" if likely else "write one: subclass FedAvg, as FedProx does",
+        f"{path.name} has no class {name}" if name else f"it is not clear which class of {path.name} to check",
+        why=f"it has {', '.join(likely)}" if likely else "no class in it has a method called local or update",
+        fix="name one with --class"
+        if likely
+        else "write one: a subclass of FedAvg is the easiest start, FedProx shows how",
         code="which-class",
     )
 
@@ -173,9 +177,9 @@ def _module(path: Path) -> Any:
         found = Path(spec.origin or "") if spec is not None else found
     if found != path:
         raise ConfigError(
-            f"{path.name} cannot be imported by its name",
-            why="another module is called so, or the name is no Python name",
-            fix="rename the file: letters, digits and _, and nothing that Python or a package uses",
+            f"Python cannot import {path.name} under this name",
+            why="another module has the same name, or the name is not allowed in Python",
+            fix="rename the file: use letters, digits and _, and no name of a Python module or package",
             code="module-name",
         )
     sys.modules.pop(path.stem, None)
@@ -184,6 +188,6 @@ def _module(path: Path) -> Any:
     except (Exception, SystemExit) as error:
         raise ConfigError(
             f"cannot import {path.name}: {user_code.told(error)}",
-            fix="correct it, then check again",
+            fix="correct the file, then check again",
             code="algorithm-import",
         ) from error

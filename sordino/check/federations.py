@@ -22,9 +22,10 @@ from sordino.ledger.ledger import State
 from sordino.privacy.readers.noisy_gradient import NoisyGradient
 from sordino.round import one_round
 from sordino.runs.folder import RunFolder
+from sordino.runs.play import Progress
 from sordino.runs.population import Population
 from sordino.runs.receipt import opened
-from sordino.runs.run import Progress, resume
+from sordino.runs.run import resume
 from sordino.runs.simulation import simulated
 from sordino.runs.trace import differences, trace
 from sordino.runs.verify import verify

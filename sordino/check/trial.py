@@ -21,7 +21,8 @@ from sordino.privacy.noise.sources import Counter
 from sordino.privacy.readers.beside_public import taken
 from sordino.privacy.uplink.stages import Noise
 from sordino.runs.phases import Methods
-from sordino.runs.run import Progress, start
+from sordino.runs.play import Progress
+from sordino.runs.run import start
 from sordino.runs.simulation import settle, simulated
 from sordino.runs.trace import Trace, trace
 from sordino.tree import Tree

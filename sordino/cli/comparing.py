@@ -17,7 +17,7 @@ from sordino.cli.options import Figures, Quiet
 
 if TYPE_CHECKING:
     from sordino.results.comparison import Follow
-    from sordino.runs.run import Progress
+    from sordino.runs.play import Progress
 
 
 class Format(StrEnum):

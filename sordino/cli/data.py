@@ -76,22 +76,36 @@ def schema(
         from sordino.data import missing_extra
 
         raise missing_extra("tabular", error) from None
-    from sordino.errors import RunError
 
     text = draft(table, label, group, key)
     if out is None:
         typer.echo(text, nl=False)
         return
+    write_new(out, text)
+    typer.echo(f"{out} is a draft: confirm every line, then delete `draft = true`")
+
+
+def write_new(out: Path, text: str) -> None:
+    """Writes a file that is not there yet."""
+    from sordino.errors import RunError
+
     try:
         with out.open("x", encoding="utf-8") as file:
             file.write(text)
     except FileExistsError:
         raise RunError(
-            f"{out} is already there", why="it may be yours", fix="choose another --out", code="file-exists"
+            f"{out} already exists",
+            why="sordino does not overwrite a file that may be yours",
+            fix="choose another --out",
+            code="file-exists",
         ) from None
     except OSError as error:
-        raise RunError(f"cannot write {out}", why=error.strerror or str(error), code="not-writable") from None
-    typer.echo(f"{out} is a draft: confirm every line, then delete `draft = true`")
+        raise RunError(
+            f"cannot write {out}",
+            why=error.strerror or str(error),
+            fix="choose another --out, in a folder that you may write to",
+            code="not-writable",
+        ) from None
 
 
 @app.command(cls=Verb)
@@ -127,7 +141,10 @@ def plot(
 
     if out.suffix != ".svg":
         raise DataError(
-            f"{out} is no SVG file", why="pictures of partitions are SVG", fix="use --out NAME.svg", code="not-an-svg"
+            f"{out} does not end in .svg",
+            why="pictures of partitions are always SVG files",
+            fix="use --out NAME.svg",
+            code="not-an-svg",
         )
     population = Population(_experiment(what or []))
     title = f"Who holds what: {population.dataset.name}, {_scheme(population)}"

@@ -71,9 +71,10 @@ def _lost(error: OSError) -> int:
         return CLOSED_PIPE
     return _tell(
         RunError(
-            "what was to be printed could not be written",
+            "the output could not be printed",
             why=error.strerror or str(error),
-            fix="free some space, or print elsewhere; a run is whole in its folder: `sordino show RUN` prints it again",
+            fix="free some space, or send the output elsewhere; nothing of a run is lost: `sordino show RUN` "
+            "prints it again",
             code="output-lost",
         )
     )
@@ -83,7 +84,7 @@ def _failed(error: OSError) -> RunError:
     return RunError(
         f"{error.filename} cannot be used" if error.filename else "the system refused a file operation",
         why=error.strerror or str(error),
-        fix="check that it is there, of the right kind, and that you may read or write it; then try again",
+        fix="check that the file exists, is of the right kind, and that you may read or write it; then try again",
         code="file-unusable",
     )
 
@@ -91,7 +92,7 @@ def _failed(error: OSError) -> RunError:
 def _missing(package: str) -> BackendUnavailable:
     return BackendUnavailable(
         f"sordino needs {package}, which is not installed here",
-        why="its installation is not complete, or this is another Python than the one it was installed for",
+        why="the installation is not complete, or sordino was installed for another Python than this one",
         fix=f"install sordino again, or: pip install {package}",
         code="dependency-missing",
     )

@@ -13,7 +13,20 @@ from typing import Annotated
 
 import typer
 
-from sordino.cli import auditing, checking, comparing, data, looking, machine, privacy, running, watching
+from sordino.cli import (
+    auditing,
+    checking,
+    comparing,
+    dashboard,
+    data,
+    deploying,
+    identity,
+    looking,
+    machine,
+    privacy,
+    running,
+    watching,
+)
 from sordino.cli.ending import ended
 from sordino.cli.words import Verb
 from sordino.version import __version__
@@ -29,6 +42,10 @@ app.command()(running.new)
 app.command(cls=Verb)(running.run)
 app.command()(running.resume)
 app.command()(watching.watch)
+app.command()(dashboard.dashboard)
+app.command()(deploying.serve)
+app.command()(deploying.join)
+app.command("hold-key")(deploying.hold_key)
 app.command("list")(looking.list_)
 app.command()(looking.show)
 app.command()(looking.report)
@@ -36,8 +53,12 @@ app.command(cls=Verb)(comparing.compare)
 app.command()(looking.algorithms)
 app.command()(checking.check)
 app.command(cls=Verb)(auditing.audit)
+data.app.command()(deploying.announce)
+data.app.command()(deploying.agree)
 app.add_typer(data.app, name="data")
 app.add_typer(privacy.app, name="privacy")
+app.add_typer(identity.app, name="identity")
+app.command()(identity.certificates)
 app.command()(machine.doctor)
 
 

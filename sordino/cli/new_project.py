@@ -69,12 +69,20 @@ def write(folder: Path) -> list[Path]:
     for path in files:
         if path.exists():
             raise RunError(
-                f"{path} is already there", why="it may be yours", fix="choose another folder", code="file-exists"
+                f"{path} already exists",
+                why="sordino does not overwrite a file that may be yours",
+                fix="choose another folder",
+                code="file-exists",
             )
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for path, text in files.items():
             path.write_text(text, encoding="utf-8")
     except OSError as error:
-        raise RunError(f"cannot write {folder}", why=error.strerror or str(error), code="not-writable") from None
+        raise RunError(
+            f"cannot write {folder}",
+            why=error.strerror or str(error),
+            fix="choose a folder that you may write to",
+            code="not-writable",
+        ) from None
     return list(files)

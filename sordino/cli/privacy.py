@@ -107,9 +107,9 @@ def _plan_numbers(given: dict[str, Any], as_json: bool) -> None:
 def _plan_experiment(words: list[str], options: list[str], as_json: bool) -> None:
     if options:
         raise ConfigError(
-            f"--{options[0].replace('_', '-')} beside an experiment",
-            why="an experiment brings its own numbers",
-            fix="change them as `sordino run` does, for example rounds=50 or privacy.epsilon=3",
+            f"--{options[0].replace('_', '-')} cannot be combined with an experiment",
+            why="the experiment already says these numbers",
+            fix="change the experiment instead, for example rounds=50 or privacy.epsilon=3",
             code="two-questions",
         )
     file, overrides = experiment_and_changes(words)
@@ -196,16 +196,9 @@ def verify(
 
 
 @app.command()
-def keygen(file: Annotated[Path, typer.Argument(help="Where the key goes; FILE.pub is for others.")]) -> None:
-    """Make an Ed25519 key pair that a site signs its receipts with."""
-    from sordino.runs.signature import generate
-
-    public = generate(file)
-    typer.echo(f"{file}: keep it to yourself\n{public}: give it to whoever verifies")
-
-
-@app.command()
-def sign(folder: Path, key: Annotated[Path, typer.Option(help="The site's key, as `keygen` made it.")]) -> None:
+def sign(
+    folder: Path, key: Annotated[Path, typer.Option(help="The site's key, as `sordino identity new` made it.")]
+) -> None:
     """Sign a receipt: nobody without the key can then make ledger and receipt anew together."""
     from sordino.runs.signature import sign as signed
 

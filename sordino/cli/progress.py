@@ -18,7 +18,7 @@ from rich.text import Text
 if TYPE_CHECKING:
     from sordino.evaluate.rows import Scores
     from sordino.ledger.statement import Guarantee
-    from sordino.runs.run import Progress as Step
+    from sordino.runs.play import Progress as Step
 
 EVERY = 2.0  # seconds between plain lines
 BY = {"server": "by the server", "participants": "by the participants", "public": "by the public"}

@@ -15,7 +15,7 @@ from sordino.cli.options import Json, Quiet, Track
 from sordino.cli.words import experiment_and_changes
 
 if TYPE_CHECKING:
-    from sordino.runs.run import Ended
+    from sordino.runs.play import Ended
 
 
 def new(folder: Annotated[Path, typer.Argument(help="Where to write experiment.toml and task.py.")]) -> None:
@@ -64,7 +64,7 @@ def run(
 
         return start(experiment, out if out is not None else fresh_folder(experiment.name), watch, crash, prepared)
 
-    _show_run(go, track or [], as_json, quiet)
+    show_run(go, track or [], as_json, quiet)
 
 
 def _faults(chaos: str | None, overrides: list[str]) -> int | None:
@@ -101,10 +101,11 @@ def resume(
 
         return continue_(folder, watch, fallback, moved)
 
-    _show_run(go, track or [], as_json, quiet)
+    show_run(go, track or [], as_json, quiet)
 
 
-def _show_run(go: Any, track: list[str], as_json: bool, quiet: bool) -> None:
+def show_run(go: Any, track: list[str], as_json: bool, quiet: bool, again: str = "") -> None:
+    """Plays a run and prints what came of it. `again`: what goes on with a run that was stopped, if not `resume`."""
     from sordino.runs.ranks import follow, following
 
     if following():  # under torchrun the first rank runs, the others do what it says
@@ -132,6 +133,6 @@ def _show_run(go: Any, track: list[str], as_json: bool, quiet: bool) -> None:
     if result.interrupted:
         with contextlib.suppress(OSError):  # a terminal that hung up reads no more
             Console(stderr=True, soft_wrap=True, highlight=False).print(
-                f"Stopped at a safe point. Continue with: sordino resume {escape(str(result.folder))}"
+                f"Stopped at a safe point. Continue with: {again or f'sordino resume {escape(str(result.folder))}'}"
             )
         raise typer.Exit(130)

@@ -4,14 +4,12 @@ ledger and holds nothing.
 
 from __future__ import annotations
 
-import datetime
 import json
-import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NamedTuple
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
@@ -19,28 +17,10 @@ from rich.console import Console
 from sordino.cli.options import Json
 
 if TYPE_CHECKING:
-    from sordino.evaluate.rows import Scores
-    from sordino.runs.folder import RunFolder
+    from sordino.runs.watched import Seen, WatchStart
 
 EVERY = 1.0  # seconds between two looks, and ten times what a look takes
 EXIT = {"finished": 0, "budget spent": 0, "stopped": 130, "killed": 1}
-
-
-class Seen(NamedTuple):
-    state: str  # running, or one of EXIT
-    round: int
-    rounds: int
-    score: Scores  # of the last evaluated round
-    bytes: int
-    at: float  # when the last row was written
-    promise: str  # once there is a receipt
-
-
-class WatchStart(NamedTuple):
-    """Since when rounds are counted: the begin of the run, or of the watching where the run was stopped in between."""
-
-    at: float
-    round: int
 
 
 def watch(
@@ -50,6 +30,7 @@ def watch(
 ) -> None:
     """Follow a run that goes on elsewhere until it ends. Exit code: 0 finished, 130 stopped and resumable, 1 killed."""
     from sordino.runs.folder import RunFolder
+    from sordino.runs.watched import WatchStart, beginning, look, rate
 
     folder = RunFolder(run)
     folder.check()
@@ -59,7 +40,8 @@ def watch(
     seen = look(folder)
     since = beginning(folder) or WatchStart(time.time(), seen.round)
     if as_json:
-        told = seen._asdict() | {"score": seen.score.to_json(), "rounds_per_second": rate(seen, since)}
+        sites = {name: now._asdict() for name, now in seen.sites.items()}
+        told = seen._asdict() | {"score": seen.score.to_json(), "sites": sites, "rounds_per_second": rate(seen, since)}
         typer.echo(json.dumps(told))
         return
     if not once:
@@ -72,71 +54,40 @@ def watch(
                 time.sleep(max(0.0, 10 * (time.monotonic() - begun - EVERY)))
     console.print(line(seen, since))
     if seen.state in ("stopped", "killed"):
-        console.print(f"Continue with: sordino resume {run}")
+        between = folder.environment.site
+        program = "join" if folder.environment.clients is not None else "serve"
+        again = f"sordino {program}, as before" if between else f"sordino resume {run}"
+        console.print(f"Continue with: {again}")
     if not once:
         raise typer.Exit(EXIT[seen.state])
 
 
-def look(run: RunFolder) -> Seen:
-    """How a run stands, from what it has written."""
-    from sordino.evaluate.measures import last_scored
-    from sordino.evaluate.rows import Scores
-    from sordino.runs.listing import promised
-
-    alive = run.in_use  # asked before anything is read: who ends after this is seen to have ended at the next look
-    planned, rows, file = run.experiment.rounds, run.metrics(), run.metrics_file
-    receipt = run.receipt() if run.receipt_file.exists() else None
-    if receipt is not None and receipt.rounds < len(rows):
-        receipt = None  # of an earlier stop; the run has gone on since
-    if alive:
-        state = "running"
-    elif receipt is None:
-        state = "killed"
-    elif len(rows) >= planned:
-        state = "finished"
-    else:
-        state = "budget spent" if _says_spent(run.notes()) else "stopped"
-    last = last_scored(rows)
-    return Seen(
-        state,
-        len(rows),
-        planned,
-        Scores() if last is None else Scores(accuracy=last.accuracy, loss=last.loss),
-        sum(row.bytes for row in rows),
-        file.stat().st_mtime if file.exists() else 0.0,
-        promised(receipt) if receipt is not None and not alive else "",
-    )
-
-
-def beginning(run: RunFolder) -> WatchStart | None:
-    """The time when a run began that was never resumed: every start touches the lock, so it is as old as the run."""
-    started = run.environment.started
-    try:
-        begun, touched = datetime.datetime.fromisoformat(started), run.lock_file.stat().st_mtime
-    except (OSError, ValueError):
-        return None
-    return WatchStart(begun.timestamp(), 0) if abs(touched - begun.timestamp()) < 10 else None
-
-
-def rate(seen: Seen, since: WatchStart) -> float:
-    """Rounds per second, 0 while unknown."""
-    passed = seen.at - since.at
-    return max(0.0, (seen.round - since.round) / passed) if passed > 0 else 0.0
-
-
 def line(seen: Seen, since: WatchStart) -> str:
     from sordino.cli.progress import left
+    from sordino.runs.watched import rate
 
     speed = rate(seen, since) if seen.state == "running" else 0.0
     said = [
         f"round {seen.round}/{seen.rounds}",
         seen.state,
         _reached(seen),
+        connected(seen),
         f"{speed:.2g} rounds/s" if speed else "",
         left((seen.rounds - seen.round) / speed) if speed else "",
         seen.promise,
     ]
     return "  ".join(part for part in said if part)
+
+
+def connected(seen: Seen) -> str:
+    """Who is there, of a run between sites that goes on; those who are not, by name."""
+    if seen.state != "running" or not seen.sites:
+        return ""
+    if (own := seen.sites.get("")) is not None:  # of a site's own folder
+        return own.words
+    gone = [f"{name} {now.words}" for name, now in seen.sites.items() if not now.connected]
+    there = f"{len(seen.sites) - len(gone)}/{len(seen.sites)} sites connected"
+    return there + (f" ({', '.join(gone)})" if gone else "")
 
 
 def _reached(seen: Seen) -> str:
@@ -145,22 +96,18 @@ def _reached(seen: Seen) -> str:
     return "  ".join(part for part in (seen.score.told, bytes_text(seen.bytes)) if part)
 
 
-def _says_spent(notes: list[str]) -> bool:
-    return bool(notes) and notes[-1].startswith("stopped before round")
-
-
 @contextmanager
 def _shown(console: Console) -> Iterator[Callable[[Seen, WatchStart], None]]:
     from sordino.cli.progress import is_live, rounds_bar
 
     if not is_live(console):
-        last = math.nan
+        last: tuple[int, str] | None = None
 
         def tell(seen: Seen, since: WatchStart) -> None:
             nonlocal last
-            if seen.round != last:
+            if (now := (seen.round, connected(seen))) != last:
                 console.print(line(seen, since))
-                last = seen.round
+                last = now
 
         yield tell
         return
@@ -168,6 +115,8 @@ def _shown(console: Console) -> Iterator[Callable[[Seen, WatchStart], None]]:
         task = bar.add_task("", total=None, reached="")
 
         def draw(seen: Seen, since: WatchStart) -> None:
-            bar.update(task, total=seen.rounds, completed=seen.round, reached=_reached(seen))
+            bar.update(
+                task, total=seen.rounds, completed=seen.round, reached=f"{_reached(seen)}  {connected(seen)}".rstrip()
+            )
 
         yield draw

@@ -16,9 +16,9 @@ def experiment_and_changes(words: Sequence[str]) -> tuple[str | None, list[str]]
     if len(names) > 1:
         key = next((i for i, word in enumerate(words[:-1]) if _is_key(word) and "=" not in words[i + 1]), None)
         raise ConfigError(
-            f"one experiment at a time, got {', '.join(names)}",
-            why="a setting is one word, with = and no spaces" if key is not None else "",
-            fix=f"{words[key]}={words[key + 1]}" if key is not None else "several are compared by `sordino compare`",
+            f"only one experiment can be given, not {', '.join(names)}",
+            why="a setting is one word: key=value, without spaces" if key is not None else "",
+            fix=f"write {words[key]}={words[key + 1]}" if key is not None else "`sordino compare` runs several",
             code="two-experiments",
         )
     return names[0] if names else None, changes
@@ -42,9 +42,9 @@ class Verb(TyperCommand):
             if option.startswith("--") and option not in known and _is_key(option[2:]):
                 value = value or next((after for after in args[i + 1 : i + 2] if not after.startswith("-")), "VALUE")
                 raise ConfigError(
-                    f"{option} is no option",
-                    why="the settings of an experiment are written without dashes",
-                    fix=f"{option[2:]}={value}",
+                    f"{option} is not an option",
+                    why="settings of an experiment are written without dashes",
+                    fix=f"write {option[2:]}={value}",
                     code="option-is-a-key",
                 )
         return super().parse_args(ctx, args)

@@ -63,7 +63,9 @@ class _ByThreshold(Personal):
         if len(self.waste_weights) != 2 or not all(is_number(w) and 0 <= w < math.inf for w in self.waste_weights):
             raise ConfigError(
                 f"waste_weights = {self.waste_weights!r}",
-                why="they weigh what is lost to sampling and what is lost to noise: two numbers, none negative",
+                why="they are the weights of what is lost by sampling and by noise: two numbers, neither of them "
+                "negative",
+                fix="set for example waste_weights = [0.7, 0.3]",
                 code="waste-weights",
             )
 

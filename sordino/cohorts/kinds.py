@@ -158,7 +158,13 @@ class Random(Cohort):
     def __post_init__(self) -> None:
         _check_size(self.size)
         if self.t_plan is not None:
-            check_range("t_plan", self.t_plan, COUNT, "t-plan-not-positive", why="a client takes part that often")
+            check_range(
+                "t_plan",
+                self.t_plan,
+                COUNT,
+                "t-plan-not-positive",
+                why="it is how many times a client is planned to take part",
+            )
 
     def draw(self, round_index: int, population: int, key: keys.Key) -> list[int]:
         _fits(self.size, population)
@@ -261,6 +267,6 @@ def _fits(size: int, population: int) -> None:
         raise ConfigError(
             f"a cohort of {size} out of {population} clients",
             why="a client takes part at most once in a round",
-            fix=f"a size of at most {population}",
+            fix=f"set a size of at most {population}",
             code="cohort-larger-than-population",
         )

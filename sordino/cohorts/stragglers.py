@@ -43,15 +43,17 @@ class Stragglers:
     def __post_init__(self) -> None:
         if not all(0 <= share <= 1 for share in (self.share, *self.faults)) or sum(self.faults) > 1:
             raise ConfigError(
-                f"shares of {self.share} stragglers, {self.faults[0]} lost and {self.faults[1]} late clients",
-                why="a share lies in [0, 1], and nobody is both lost and late",
+                f"the shares are {self.share} stragglers, {self.faults[0]} lost and {self.faults[1]} late clients",
+                why="each share lies between 0 and 1; lost and late clients together are at most 1, since no client "
+                "is both",
+                fix="lower stragglers.share, chaos.drop or chaos.slow",
                 code="share-out-of-range",
             )
         whole_epochs = self.epochs is not None and self.epochs >= 2
         if self.policy == "keep" and self.share > 0 and not whole_epochs and not self.divisible:
             raise ConfigError(
                 'stragglers with policy "keep" need at least two local epochs here',
-                why="noisy reads are planned as a whole: half an epoch of them is no partial work that was paid for",
+                why="a reader with noise pays for whole epochs: a part of an epoch cannot be paid for",
                 fix='set algorithm.local_epochs to 2 or more, or stragglers.policy to "drop"',
                 code="no-partial-work",
             )

@@ -77,7 +77,7 @@ def check(source: str, given: Iterable[str]) -> None:
     named = ", ".join(f"data.{key}" for key in strange)
     raise ConfigError(
         f"{named} with data.source = {source!r}",
-        why="that source has no such setting: it would change nothing",
-        fix=f"data.source={' or '.join(others)}, or leave {named} out" if others else f"leave {named} out",
+        why=f"{source!r} has no such setting, so it would change nothing",
+        fix=f"set data.source={' or '.join(others)}, or leave {named} out" if others else f"leave {named} out",
         code="setting-of-another-source",
     )

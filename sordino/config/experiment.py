@@ -33,7 +33,7 @@ class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
 
 
-# by public numbers; by mean and deviation of each channel (of a table: column), or of each pixel
+# fixed: by public numbers; channel: by mean and deviation of each channel (of a table: column); pixel: of each pixel
 Scale = Literal["fixed", "channel", "pixel"]
 
 # pydantic warns that the field `schema` hides a method of its own, which is deprecated and which nothing here calls
@@ -42,62 +42,62 @@ warnings.filterwarnings("ignore", r'Field name "schema" in "Data" shadows', User
 
 class Data(Section):
     source: Literal["digits", "images", "folder", "tabular", "quadratic", "synthetic"] = "digits"
-    path: str | None = None  # a directory or file; for images also a hub id
+    path: str | None = None  # a directory or a file; of images also the id of a data set on the hub
     label: str | None = None  # of a table: the column to predict
     group: str | None = None  # of a table: the column that names the client
-    key: str | None = None  # of a table: the column that names the row, and alone decides whether it is held back
-    schema: str | None = None  # type: ignore[assignment]  # of a table: the file that declares it, or "learned"
-    download: bool = False  # allow the hub (needs the `hub` extra)
-    # what is held back where the source has no test set of its own; 0.2, synthetic 0.1
+    key: str | None = None  # of a table: the column that names the row; this name alone decides if the row is held back
+    schema: str | None = None  # type: ignore[assignment]  # of a table: the file that says what columns hold, or "learned"
+    download: bool = False  # allow downloads from the hub (needs the extra `hub`)
+    # the share of examples held back for testing where the source has no test set: 0.2, of synthetic devices 0.1
     test_fraction: float | None = None
-    # of images: training and test images together; each client holds back `test_fraction` of its own
+    # of images: put training and test images together; then each client holds back `test_fraction` of its own
     merge: bool = False
-    standardise: Scale | None = None  # fixed, to [-1, 1]; or by mean and deviation; none: fixed, where ranges are known
-    augment: Literal["none", "crop_flip"] = "none"  # of images: training batches are cut (4 pixels off) and mirrored
-    side: int | None = None  # of images: every one is made so many pixels wide and high; folders have 32
-    fraction: float = 1.0  # of folders: so much of every class is taken, at least `at_least` images
+    standardise: Scale | None = None  # fixed: to [-1, 1]; else by mean and deviation; none: fixed if ranges are known
+    augment: Literal["none", "crop_flip"] = "none"  # of images: shift (4 pixels) and mirror at random
+    side: int | None = None  # of images: resize each to this width and height in pixels; folders: 32 by default
+    fraction: float = 1.0  # of folders: the share of every class that is used, but at least `at_least` images
     at_least: int = 20
-    train: int | None = None  # so many training examples, in the proportions of the classes
-    test: int | None = None  # and test examples
-    # labelled examples of each class that the server keeps, before clients get theirs: so many, or a share below 1
+    train: int | None = None  # use only this number of training examples, in the proportions of the classes
+    test: int | None = None  # use only this number of test examples
+    # labelled examples of each class that the server keeps before clients get theirs: a number, or a share below 1
     probe: int | float | None = None
-    clients: int | None = None  # of quadratics (10) and synthetic devices (30)
-    dim: int = 10  # of quadratics
-    heterogeneity: float = 1.0  # of quadratics
-    alpha: float = 1.0  # of synthetic devices: how much their truths differ
-    beta: float = 1.0  # and their inputs
-    iid: bool = False  # synthetic devices that are all alike
-    largest: int | None = None  # examples of a synthetic device at most
+    clients: int | None = None  # of quadratics: number of clients (10 by default); of synthetic devices: 30
+    dim: int = 10  # of quadratics: number of dimensions
+    heterogeneity: float = 1.0  # of quadratics: how much clients differ
+    alpha: float = 1.0  # of synthetic devices: how much the true models of clients differ
+    beta: float = 1.0  # of synthetic devices: how much their inputs differ
+    iid: bool = False  # of synthetic devices: all clients are alike
+    largest: int | None = None  # of synthetic devices: the most examples that a client has
 
 
 class Privacy(Section):
-    # for all clients, or a rule of `budgets`; None: private algorithms then need a typed multiplier
+    # a number for all clients, or a rule for personal budgets; none: no budget, private algorithms need a multiplier
     epsilon: float | Table | None = None
     delta: float = 1e-5
     schedule: Table = {"name": "uniform"}
-    noise: Literal["counter", "system"] = "counter"  # counter: seeded simulation; system: protects real people
-    ledger: str | None = None  # a ledger shared by several runs; default: one in the run folder
-    public_sizes: bool = True  # the number of examples of each client is public
+    noise: Literal["counter", "system"] = "counter"  # counter: a seeded simulation; system: real noise, for real people
+    ledger: str | None = None  # the path of a ledger that several runs share; none: one in the run folder
+    public_sizes: bool = True  # whether the number of examples of each client may be known to everybody
 
 
 class Slow(Section):
-    share: float = 0.0
-    policy: Literal["drop", "keep", "late"] = "drop"
+    share: float = 0.0  # the share of the clients of a round that are slow
+    policy: Literal["drop", "keep", "late"] = "drop"  # drop: no answer; keep: less work; late: too late
 
 
 class Chaos(Section):
-    """Rehearsed faults, after a round was reserved: how likely an active client never answers, or answers too late."""
+    """Rehearsed faults: after its budget was reserved, a client of the round may never answer, or answer too late."""
 
-    drop: float = 0.0
-    slow: float = 0.0
+    drop: float = 0.0  # the probability that it never answers
+    slow: float = 0.0  # the probability that it answers too late
 
 
 class EvaluationSettings(Section):
-    every: int = 1
-    models: list[str] = []  # of those the server holds, the headline first; none: the one it hands out
-    # how clients make it their own, the headline first: own, plain, finetune, proto; none: as the algorithm says
+    every: int = 1  # evaluate after every so many rounds
+    models: list[str] = []  # models of the server, the headline first; none: the one that clients get
+    # how clients personalise the model, the headline first: own, plain, finetune, proto; none: as the algorithm does
     personal: list[str] = []
-    final: int = 10  # the last rounds are always evaluated: their mean is a headline number
+    final: int = 10  # this many last rounds are always evaluated: their mean is a headline number
 
 
 class Network(Section):
@@ -105,27 +105,27 @@ class Network(Section):
     silent misses the round.
     """
 
-    latency_ms: float = Field(default=0.0, ge=0)  # each way
-    down_mbit: float | None = Field(default=None, gt=0)  # megabits per second, to a client process
-    up_mbit: float | None = Field(default=None, gt=0)  # and from it
-    compute: float = Field(default=1.0, ge=1)  # times slower than this machine
-    timeout_s: float | None = Field(default=None, gt=0)  # of a round
+    latency_ms: float = Field(default=0.0, ge=0)  # milliseconds that every message takes longer
+    down_mbit: float | None = Field(default=None, gt=0)  # megabits per second to a client process
+    up_mbit: float | None = Field(default=None, gt=0)  # megabits per second from a client process
+    compute: float = Field(default=1.0, ge=1)  # how many times slower than this machine clients compute
+    timeout_s: float | None = Field(default=None, gt=0)  # seconds after which a round goes on without silent clients
 
 
 class Engine(Section):
     executor: Literal["auto", "loop", "stack", "pooled", "processes", "ranks"] = "auto"
-    # of training; sums, clipping, noise and evaluation are fp32 or wider
+    # numbers in training; sums, clipping, noise and evaluation always use fp32 or wider
     precision: Literal["auto", "fp32", "bf16"] = "auto"
-    workers: int = 2
+    workers: int = 2  # number of client processes
     threads: int = 1  # torch threads per process
-    deadline_s: float | None = Field(default=None, gt=0)  # of `processes`: the work of one client takes no longer
-    checkpoint_every: int = 1
-    cache: str | None = None  # a directory for candidates that are dear to make; none: one of the user's own
+    deadline_s: float | None = Field(default=None, gt=0)  # of `processes`: the most seconds for the work of one client
+    checkpoint_every: int = 1  # write a checkpoint after every so many rounds
+    cache: str | None = None  # a directory to keep candidates that take long to make; none: the user's own cache
     network: Network = Network()
 
 
 class Experiment(Section):
-    """The whole of a run. `[engine]` is how, everything else is what: the digest leaves `[engine]` out."""
+    """The whole of a run. The digest leaves out `[engine]`, which is how, and where anybody's files lie."""
 
     name: str = "digits"
     seed: int = 0
@@ -146,6 +146,8 @@ class Experiment(Section):
 
     def digest(self) -> str:
         what = self.model_dump(mode="json", exclude={"engine"})
+        what["privacy"]["ledger"] = what["data"]["path"] = None
+        what["data"]["schema"] = what["data"]["schema"] and ("learned" if self.data.schema == "learned" else "declared")
         return hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()
 
     def toml(self) -> str:
@@ -183,9 +185,7 @@ def load(
     if source is not None:
         table = _read(source) if isinstance(source, Path) else copy.deepcopy(dict(source))
         table.setdefault("name", source.stem if isinstance(source, Path) else "experiment")
-        table.setdefault(
-            "privacy", {}
-        )  # a file says itself whether it has a budget; the default's does not leak into it
+        table.setdefault("privacy", {})  # a file says itself whether it has a budget; it does not get the default's
         if isinstance(table["privacy"], dict):  # else `validate` says what is wrong with it
             table["privacy"].setdefault("epsilon", None)
     # what chooses comes first, so that no parameter is lost because of its place on the command line
@@ -199,10 +199,9 @@ def validate(table: Table) -> Experiment:
     if isinstance(table.get("privacy"), dict) and (total := {"total_eps", "total_epsilon"} & table["privacy"].keys()):
         raise UnsoundGuarantee(
             f"privacy.{total.pop()}",
-            why="epsilons about different units, under different neighbours or against different adversaries do "
-            "not add up to anything",
-            fix="privacy.epsilon is the budget of the one gate that it sizes; the receipt has a row for every "
-            "other promise",
+            why="epsilons cannot be added up when they are about different units, neighbours or adversaries",
+            fix="set privacy.epsilon, the budget of the one gate whose noise it sizes; the receipt has a row for "
+            "each other promise",
             code="total-epsilon",
         )
     check_keys(table, Experiment.model_fields, "the experiment")
@@ -219,8 +218,8 @@ def validate(table: Table) -> Experiment:
     if experiment.engine.deadline_s is not None and experiment.engine.executor != "processes":
         raise ConfigError(
             f"engine.deadline_s with engine.executor = {experiment.engine.executor!r}",
-            why="only a process of its own can be given up",
-            fix='engine.executor = "processes", or leave the deadline out',
+            why="only a client process can be stopped when it takes too long",
+            fix='set engine.executor = "processes", or leave the deadline out',
             code="deadline-needs-processes",
         )
     return experiment
@@ -286,17 +285,17 @@ def _read(path: Path) -> Table:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ConfigError(
-            f"no experiment file {path}",
-            fix=f"a setting is written {path}=VALUE"
+            f"there is no experiment file {path}",
+            fix=f"to change a setting, write {path}=VALUE"
             if str(path) in Experiment.model_fields
-            else "`sordino run` without a file runs the default one",
+            else "check the path; `sordino run` without a file runs the default experiment",
             code="no-file",
         ) from None
     except IsADirectoryError:
         run = (path / "experiment.toml").is_file()
         raise ConfigError(
             f"{path} is a {'run ' * run}folder, not an experiment file",
-            fix=f"the experiment of that run is {path / 'experiment.toml'}" if run else "name a file in TOML",
+            fix=f"use {path / 'experiment.toml'}" if run else "give the path of a TOML file",
             code="no-file",
         ) from None
     except (OSError, UnicodeDecodeError) as error:
@@ -305,7 +304,7 @@ def _read(path: Path) -> Table:
         ) from None
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(
-            f"{path} is not valid TOML: {error}", fix="texts need quotes, tables a [header]", code="bad-toml"
+            f"{path} is not valid TOML: {error}", fix="put texts in quotes, tables under a [header]", code="bad-toml"
         ) from None
 
 
@@ -313,7 +312,7 @@ def _parsed(override: str) -> tuple[str, Any]:
     path, equals, text = override.partition("=")
     if not equals or not path:
         raise ConfigError(
-            f"{override!r} is not key=value", fix="for example rounds=20 or algorithm.lr=0.05", code="bad-override"
+            f"{override!r} is not key=value", fix="write it like rounds=20 or algorithm.lr=0.05", code="bad-override"
         )
     try:
         return path, tomllib.loads(f"v = {text}")["v"]
@@ -336,7 +335,9 @@ def _set(table: Table, path: str, value: object) -> None:
                 table[parent] = {"epsilon": default.epsilon}
         step = table.setdefault(parent, {})
         if not isinstance(step, dict):
-            raise ConfigError(f"{path} = {value!r}: {parent} is not a table", code="bad-override")
+            raise ConfigError(
+                f"{path} = {value!r}: {parent} is not a table", fix=f"leave {path} out", code="bad-override"
+            )
         table = step
     table[last] = value
 
@@ -346,8 +347,8 @@ def _word(override: str, text: str) -> str:
     if text.lstrip().startswith(("{", "[", '"', "'")):
         raise ConfigError(
             f"{override!r} is not valid TOML",
-            why="a bracket or a quote that opens has to close, and texts inside brackets need quotes of their own",
-            fix="""quote the whole for the shell: 'algorithm={name = "fedavg", lr = 0.1}'""",
+            why="every bracket and quote must be closed, and a text inside brackets needs quotes of its own",
+            fix="put the whole setting in quotes for the shell: 'algorithm={name = \"fedavg\", lr = 0.1}'",
             code="bad-override",
         )
     try:

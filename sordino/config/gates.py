@@ -144,7 +144,7 @@ def _stages(given: object, where: str) -> tuple[Stage, ...]:
     if not isinstance(given, list) or not all(isinstance(stage, str | Mapping) for stage in given):
         raise ConfigError(
             f"{where} = {given!r}",
-            why="it is a list of stages, each a name or a table with a name",
+            why="it must be a list of stages; a stage is a name, or a table with a name",
             fix=f'for example {where} = ["weigh"], or {where} = [{{name = "clip", radius = 1.0}}]',
             code="wrong-type",
         )

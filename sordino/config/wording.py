@@ -54,7 +54,9 @@ def wrong(error: ValidationError, where: str, keys_of: Mapping[str, Iterable[str
             f"{where} has no key {place!r}", fix=nearest(str(first["loc"][-1]), names), code="unknown-key"
         )
     if first["type"] == "missing":
-        return ConfigError(f"{where} needs {place}", fix=f"set {place}", code="wrong-type")
+        return ConfigError(
+            f"{where} needs {place}", why="this setting has no default", fix=f"give {place} a value", code="wrong-type"
+        )
     fix = _fix(first, place)
     told = "" if fix.startswith("one of: ") else ", or ".join(why)
     return ConfigError(f"{where}: {place} = {first['input']!r}", why=told, fix=fix, code="wrong-type")

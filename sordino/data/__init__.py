@@ -19,8 +19,8 @@ __all__ = ["SOURCES", "Dataset", "Split"]
 def missing_extra(source: str, error: ModuleNotFoundError) -> DataError:
     return DataError(
         f"data.source = {source!r} needs {error.name}, which is not installed",
-        why="files are read with pyarrow and pillow, which the default run can do without",
-        fix="pip install 'sordino[data]' (in a clone: pip install -e '.[data]')",
+        why="pyarrow and pillow read such files; they are an extra that the default run does not need",
+        fix="run: pip install 'sordino[data]' (in a clone: pip install -e '.[data]')",
         code="missing-data-extra",
     )
 

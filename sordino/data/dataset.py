@@ -141,7 +141,7 @@ def _check_fraction(test_fraction: float) -> None:
         INSIDE,
         "bad-test-fraction",
         error=DataError,
-        fix="use for instance 0.2",
+        fix="use for example 0.2",
     )
 
 

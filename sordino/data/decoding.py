@@ -39,8 +39,8 @@ def opened(data: bytes, where: str) -> Iterator[tuple[Image.Image, str]]:
         if claims.width * claims.height > LARGEST:
             raise DataError(
                 f"{where}: the image claims {claims.width}x{claims.height} pixels, more than {LARGEST:,}",
-                why="so large an image is a mistake or a trap: decoding it may fill the memory",
-                fix="make it smaller, or take it out",
+                why="such a large image is a mistake or an attack: decoding it may fill the memory",
+                fix="make the image smaller, or remove it",
                 code="image-too-large",
             )
         claims.verify()  # the checksums of PNG, which decoding skips; after that it must be opened again
@@ -49,7 +49,8 @@ def opened(data: bytes, where: str) -> Iterator[tuple[Image.Image, str]]:
             if mode is None:
                 raise DataError(
                     f"{where}: pixel format {image.mode} is not 8 bits per channel",
-                    fix="convert the images to 8-bit grey or RGB",
+                    why="only images with 8 bits per channel are read",
+                    fix="convert the image to 8-bit grey or RGB",
                     code="unsupported-pixel-format",
                 )
             yield image, mode
@@ -61,7 +62,7 @@ def opened(data: bytes, where: str) -> Iterator[tuple[Image.Image, str]]:
             why="Pillow does not know its format"
             if isinstance(error, UnidentifiedImageError)
             else f"{type(error).__name__}: {error}",
-            fix="fetch or write the file again",
+            fix="download or write the file again",
             code="corrupt-image",
         ) from error
 

@@ -39,7 +39,12 @@ def draft(path: str | Path, label: str, group: str | None = None, key: str | Non
     said = {name: role for role, name in roles.items()}
     lines = [(_key(name), *_suggested(column, said.get(name))) for name, column in columns.items()]
     if not any(kind in told for _, told, _ in lines for kind in ('"number"', '"levels"', '"boolean"')):
-        raise DataError(f"{file}: no column is left as a feature", code="no-features")
+        raise DataError(
+            f"{file}: no column is left as a feature",
+            fix="give a table with at least one more column",
+            why="a model needs at least one column to learn from, beside the label, group and key",
+            code="no-features",
+        )
     head = HEAD.format(name=file.name, rows=table.num_rows, columns=len(columns))
     return head + "".join(f"{name} = {{ {told} }}  # {confirm}\n" for name, told, confirm in lines)
 

@@ -62,16 +62,17 @@ def load(
     """
     if not (0 < fraction <= 1 and at_least >= 1 and 1 <= side <= LARGEST_SIDE):
         raise DataError(
-            f"no images of {side}x{side}, {fraction:g} of each class, at least {at_least}",
-            why=f"side must lie in 1..{LARGEST_SIDE}, fraction in (0, 1], and at_least must be 1 or more",
-            fix="side = 32, fraction = 0.1, at_least = 20",
+            f"cannot take images of {side}x{side}, the fraction {fraction:g} of each class, at least {at_least} images",
+            why=f"side must be from 1 to {LARGEST_SIDE}, fraction above 0 and at most 1, at_least 1 or more",
+            fix="set for example side = 32, fraction = 0.1, at_least = 20",
             code="bad-folder-settings",
         )
     root = Path(path).expanduser().resolve()
     if not root.is_dir():
         raise DataError(
             f"there is no folder {path}",
-            fix="give a folder with one folder of images per class, or with train/ and test/ that hold these",
+            fix="give a folder that holds one folder of images per class, or train/ and test/ folders with one "
+            "folder per class",
             code="missing-image-folder",
         )
     trained = _folders(root / "train")
@@ -108,16 +109,16 @@ def _check(root: Path, classes: Mapping[str, Path]) -> None:
     if set(classes) <= SPLITS:
         raise DataError(
             f"{root} holds no class folders",
-            why="the folder an image lies in is its label",
+            why="the name of the folder that an image lies in is its label",
             fix="put the images of each class into a folder of their own: ROOT/train/CLASS/*.jpg or ROOT/CLASS/*.jpg",
             code="no-class-folders",
         )
     if len(classes) == 1:
         (folder,) = classes.values()
         raise DataError(
-            f"{folder.parent} holds one class only: {folder.name}",
-            why="there is nothing to tell apart",
-            fix="add a folder for every other class; if the classes lie deeper, give the folder that holds them",
+            f"{folder.parent} holds only one class: {folder.name}",
+            why="with one class there is nothing to tell apart",
+            fix="add a folder for every other class; if the class folders lie deeper, give the folder that holds them",
             code="one-class-folder",
         )
 
@@ -126,8 +127,8 @@ def _check_test(root: Path, train: Mapping[str, Path], test: Mapping[str, Path])
     if differing := sorted(set(train) ^ set(test)):
         raise DataError(
             f"train/ and test/ of {root} hold different classes: {', '.join(differing)}",
-            why="each of these is in one of them only",
-            fix="add the missing class folders, or take test/ away: then a part of train/ is held back",
+            why="these classes are in only one of the two",
+            fix="add the missing class folders, or remove test/: then a part of train/ is held back for testing",
             code="class-folders-differ",
         )
 
@@ -140,7 +141,7 @@ def _listed(classes: Mapping[str, Path], fraction: float, at_least: int, rng: np
         if not found:
             raise DataError(
                 f"{folder} holds no images",
-                why=f"a class needs at least one; files are known by their endings: {', '.join(SUFFIXES)}",
+                why=f"each class needs at least one image; image files end in {', '.join(SUFFIXES)}",
                 fix="add images, or remove the folder",
                 code="empty-class-folder",
             )
@@ -163,7 +164,10 @@ def _read(file: Path) -> bytes:
         return file.read_bytes()
     except OSError as error:
         raise DataError(
-            f"{file} cannot be read", why=str(error), fix="check its permissions", code="unreadable-image"
+            f"{file} cannot be read",
+            why=str(error),
+            fix="check that the file is an image and that you may read it",
+            code="unreadable-image",
         ) from error
 
 

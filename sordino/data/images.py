@@ -62,14 +62,15 @@ def load(
     if test.pixels.shape[1:] != shape:
         raise DataError(
             f"train images of {folder} are {shape}, test images are {test.pixels.shape[1:]}",
-            fix="resize them to one size before writing the parquet files",
+            why="all images of a data set must have the same size and the same number of channels",
+            fix="resize or convert them before you write the parquet files",
             code="split-shapes-differ",
         )
     classes = int(max(train.labels.max(), test.labels.max())) + 1
     if classes > len(train.labels):
         raise DataError(
             f"the largest label of {folder} is {classes - 1}, with {len(train.labels)} training images",
-            why="labels must be codes 0..C-1",
+            why="with C classes, labels must be the numbers 0 to C-1",
             fix="name the label column with label=..., or renumber the labels",
             code="label-not-a-code",
         )
@@ -105,15 +106,25 @@ def _labels(files: list[Path], label: str | None) -> Array:
         column = _label_column(file, _parquet(file).schema_arrow, label)
         for batch in _batches(file, column):
             if batch.null_count:
-                raise DataError(f"{file}: column {column} has missing labels", code="missing-labels")
+                raise DataError(
+                    f"{file}: column {column} has missing labels",
+                    fix="fill in the labels, or remove these rows",
+                    why="every image needs a label",
+                    code="missing-labels",
+                )
             parts.append(batch.to_numpy(zero_copy_only=False).astype(np.int64))
     labels = np.concatenate(parts) if parts else np.zeros(0, np.int64)
     if not len(labels):
-        raise DataError(f"{files[0]} holds no rows", fix="check how it was written", code="empty-split")
+        raise DataError(
+            f"{files[0]} holds no rows",
+            why="training and testing both need examples",
+            fix="check how the file was written",
+            code="empty-split",
+        )
     if labels.min() < 0:
         raise DataError(
             f"{files[0].parent}: {(labels < 0).sum()} labels of {files[0].name} are negative",
-            why="labels must be codes 0..C-1; the hub marks withheld labels with -1",
+            why="with C classes, labels must be the numbers 0 to C-1; the hub writes -1 where labels are not published",
             fix="use a split whose labels are published",
             code="negative-labels",
         )
@@ -141,8 +152,8 @@ def _decode(
     if data is None:
         raise DataError(
             f"{where}: no image bytes",
-            why="the row has a path only, or nothing",
-            fix="write the image files into the parquet file",
+            why="the row holds only a path, or nothing",
+            fix="write the bytes of the image files into the parquet file",
             code="missing-image-bytes",
         )
     with opened(data, where) as (image, mode):
@@ -150,14 +161,16 @@ def _decode(
             first = image.size, mode
         if image.size != first[0]:  # before decoding: a size is cheap to claim
             raise DataError(
-                f"{where}: the image is {_by(image.size)}, those before are {_by(first[0])}",
+                f"{where}: the image is {_by(image.size)}, but the images before it are {_by(first[0])}",
+                why="all images of a data set must have the same size",
                 fix="resize all images to one size before writing the parquet files",
                 code="mixed-image-sizes",
             )
         if (mode, first[1]) == ("RGB", "L"):
             raise DataError(
-                f"{where}: a colour image after grey ones",
-                fix="convert all images to one pixel format",
+                f"{where}: a colour image follows grey images",
+                why="all images of a data set must have the same number of channels",
+                fix="convert all images to grey, or all to RGB",
                 code="mixed-pixel-formats",
             )
         return channels_last(image, first[1]), first
@@ -191,7 +204,10 @@ def _batches(file: Path, column: str) -> Iterator[pa.Array]:
 
 def _corrupt(file: Path, error: Exception) -> DataError:
     return DataError(
-        f"{file} is not a readable parquet file", why=str(error), fix="fetch it again", code="corrupt-parquet"
+        f"{file} is not a readable parquet file",
+        why=str(error),
+        fix="download or write the file again",
+        code="corrupt-parquet",
     )
 
 
@@ -203,7 +219,7 @@ def _label_column(file: Path, schema: pa.Schema, label: str | None) -> str:
         raise DataError(
             f"{file}: {'several' if wanted else 'no'} label columns{f' named {label}' if label else ''}",
             why=f"its integer columns are: {', '.join(integers) or 'none'}",
-            fix="name the label column with label=...",
+            fix="name the label column with data.label",
             code="several-label-columns" if wanted else "no-label-column",
         )
     return wanted[0]
@@ -232,8 +248,9 @@ def _image_column(file: Path, schema: pa.Schema) -> str:
     images: list[str] = [field.name for field in schema if is_image(field.type)]
     if len(images) != 1:
         raise DataError(
-            f"{file}: {len(images)} image columns: {', '.join(images) or 'none'}",
-            why=f"its columns are: {', '.join(schema.names)}; one must be a struct with bytes, or binary",
+            f"{file}: {len(images)} columns could be the images: {', '.join(images) or 'none'}",
+            why=f"its columns are: {', '.join(schema.names)}; an image column is binary, or a struct with a field "
+            "bytes",
             fix="keep exactly one image column",
             code="no-single-image-column",
         )

@@ -19,14 +19,15 @@ def folder(path: str | Path, allow_download: bool = False) -> Path:
     holding = [place for place in places if any(place.glob("train*.parquet"))]
     if not holding:
         raise DataError(
-            f"{root} has no train split",
-            why="neither it nor a directory in it holds train*.parquet",
+            f"{root} has no training file",
+            why="there is no train*.parquet in it, nor in a folder inside it",
             fix="name the training file train.parquet or train-00000-of-00001.parquet",
             code="missing-train-split",
         )
     if len(holding) > 1 and holding[0] != root:
         raise DataError(
             f"{root} holds several data sets: {', '.join(place.name for place in holding)}",
+            why="a run uses one data set",
             fix="give the path of one of them",
             code="several-data-sets",
         )
@@ -38,17 +39,17 @@ def shards(place: Path, split: str) -> list[Path]:
     files = sorted(place.glob(f"{split}*.parquet"))
     if not files:
         raise DataError(
-            f"{place} has no {split} split",
-            why=f"no {split}*.parquet beside the train files",
-            fix="add one; sordino does not cut a test set out of the training images on its own",
+            f"{place} has no {split} file",
+            why=f"there is no {split}*.parquet beside the training files",
+            fix="add one; sordino does not make a test set out of the training images by itself",
             code=f"missing-{split}-split",
         )
     numbered = [m for file in files if (m := re.search(r"-(\d+)-of-(\d+)\.parquet$", file.name))]
     expected = max((int(m[2]) for m in numbered), default=0)
     if numbered and {int(m[1]) for m in numbered} != set(range(expected)):
         raise DataError(
-            f"{place} has {len(numbered)} of {expected} {split} shards",
-            why="the shard numbers in the file names have gaps",
+            f"{place} has {len(numbered)} of {expected} {split} files",
+            why="the numbers in the file names have gaps",
             fix="complete the download",
             code="missing-shard",
         )
@@ -62,14 +63,14 @@ def _root(path: str | Path, allow_download: bool) -> Path:
     if not re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", str(path)):
         raise DataError(
             f"there is no directory {path}",
-            fix="give a directory with train*.parquet and test*.parquet",
+            fix="give a directory that holds train*.parquet and test*.parquet",
             code="missing-directory",
         )
     if not allow_download:
         raise DataError(
             f"there is no directory {path}",
-            why="it looks like a hub id, and downloads are off",
-            fix="give a local directory, or data.download=true with `pip install 'sordino[hub]'`",
+            why="it could be the id of a data set on the hub, but downloads are off",
+            fix="give a local directory, or set data.download=true and run: pip install 'sordino[hub]'",
             code="download-not-allowed",
         )
     try:
@@ -87,6 +88,6 @@ def _root(path: str | Path, allow_download: bool) -> Path:
         raise DataError(
             f"cannot download {path}",
             why=str(error),
-            fix="check the id and the connection, or give a local directory",
+            fix="check the id and your connection, or give a local directory",
             code="download-failed",
         ) from error

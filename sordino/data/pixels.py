@@ -52,9 +52,9 @@ def kept(path: Path, verify: bool, labels: Callable[[], Array], batches: Callabl
         found = read(path, verify=True)
     if found is None:
         raise DataError(
-            f"the image cache {path} does not read back as written",
+            f"reading the image cache {path} gave other bytes than were written",
             why="the disk is failing, or another program changes the file",
-            fix="set SORDINO_CACHE to another disk",
+            fix="set the environment variable SORDINO_CACHE to a directory on another disk",
             code="cache-unreliable",
         )
     return found
@@ -135,6 +135,6 @@ def _unwritable(path: Path, error: OSError) -> DataError:
     return DataError(
         f"cannot write the image cache {path}",
         why=str(error),
-        fix="set SORDINO_CACHE to a directory with space that you may write to",
+        fix="set the environment variable SORDINO_CACHE to a directory that has space and that you may write to",
         code="cache-not-writable",
     )

@@ -24,8 +24,10 @@ def make(clients: int, dim: int, seed: int = 0, heterogeneity: float = 1.0, exam
     """
     if min(clients, dim, examples) < 1 or not 0 <= heterogeneity < np.inf:
         raise DataError(
-            f"no quadratic problem with {clients=}, {dim=}, {examples=}, {heterogeneity=}",
-            why="counts must be at least 1, heterogeneity finite and at least 0",
+            f"there is no quadratic problem with clients={clients!r}, dim={dim!r}, examples={examples!r}, "
+            f"heterogeneity={heterogeneity!r}",
+            why="counts must be at least 1; heterogeneity must be finite and at least 0",
+            fix="set for example data.clients = 10, data.dim = 10, data.heterogeneity = 1.0",
             code="bad-quadratic",
         )
     rng = np.random.default_rng(seed)

@@ -34,8 +34,8 @@ def resized(dataset: Dataset, side: int) -> Dataset:
     if dataset.kind != "image":
         raise DataError(
             f"{dataset.name} cannot be resized to {side}x{side}",
-            why="it is a table",
-            fix="leave the side out, or use images",
+            why="its examples are rows of a table, not images",
+            fix="leave data.side out, or use images",
             code="not-an-image-set",
         )
     check_range("side", side, COUNT, "bad-side", error=DataError)
@@ -56,9 +56,9 @@ def smaller(dataset: Dataset, train: int | None, test: int | None, seed: int) ->
         return replace(dataset, train=_part(dataset, "train", train, seed), test=_part(dataset, "test", test, seed))
     if test is not None:
         raise DataError(
-            f"{test} test examples of {dataset.name}",
-            why="its training and test examples were put together, and each client holds back some of its own",
-            fix="leave the number of test examples out",
+            f"{test} test examples of {dataset.name} were asked for",
+            why="with data.merge there is no separate test set: each client holds back some of its own examples",
+            fix="leave data.test out",
             code="no-test-set-of-its-own",
         )
     both = _part(dataset, "train", train, seed)
@@ -72,9 +72,9 @@ def _part(dataset: Dataset, name: str, count: int | None, seed: int) -> Split:
     classes, held = np.unique(split.y, return_counts=True)
     if not len(classes) <= count <= len(split.y):
         raise DataError(
-            f"{count} {name} examples of {dataset.name}",
-            why=f"it has {len(split.y):,}, and each of its {len(classes)} classes keeps at least one",
-            fix=f"ask for {len(classes)} to {len(split.y):,}",
+            f"{count} {name} examples of {dataset.name} were asked for",
+            why=f"it has {len(split.y):,}, and each of its {len(classes)} classes must keep at least one",
+            fix=f"set a number from {len(classes)} to {len(split.y):,}",
             code="bad-subset-size",
         )
     rng = np.random.default_rng([seed, name == "test"])
@@ -104,18 +104,18 @@ def reserve(dataset: Dataset, probe: int | float | None, pool: float | None, see
     if probe is not None and not (0 < probe < 1 if isinstance(probe, float) else probe >= 1):
         raise DataError(
             f"data.probe = {probe}",
-            why="it is a whole number of examples of each class, at least 1, or a share of each class, above 0 and "
-            "below 1",
-            fix="data.probe = 50, or data.probe = 0.02; leave it out where no algorithm asks for it",
+            why="it must be a whole number of examples of each class, at least 1, or a share of each class, above "
+            "0 and below 1",
+            fix="set data.probe = 50 or data.probe = 0.02, or leave it out if no algorithm needs it",
             code="bad-reserve",
         )
     if pool is not None:
         why = "it is a share of each class"
-        check_range("pool", pool, INSIDE, "bad-reserve", error=DataError, why=why, fix="for example 0.1")
+        check_range("pool", pool, INSIDE, "bad-reserve", error=DataError, why=why, fix="set for example 0.1")
     if dataset.classes == 0:
         raise DataError(
-            f"nothing can be taken out of {dataset.name} class by class",
-            why="it has no classes",
+            f"examples of each class cannot be held back from {dataset.name}",
+            why="this data has no classes",
             fix="use labelled data",
             code="no-classes",
         )
@@ -130,9 +130,10 @@ def reserve(dataset: Dataset, probe: int | float | None, pool: float | None, see
         second = first + (max(1, round(pool * len(rows))) if pool else 0)
         if second >= len(rows):
             raise DataError(
-                f"class {dataset.class_names[label]} of {dataset.name} has {len(rows)} training examples, too few",
-                why=f"{first} of them would be the probe, {second - first} public, and clients need at least one",
-                fix="a smaller data.probe or pool, or more data",
+                f"class {dataset.class_names[label]} of {dataset.name} has only {len(rows)} training examples",
+                why=f"{first} of them would be the probe, {second - first} would be public, and the clients need at "
+                "least one",
+                fix="set a smaller data.probe or a smaller public share, or use more data",
                 code="class-too-small",
             )
         for name, slice_ in (("probe", rows[:first]), ("pool", rows[first:second]), ("rest", rows[second:])):

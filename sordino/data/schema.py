@@ -70,8 +70,8 @@ def read(path: str | Path) -> TableSchema:
         text = file.read_text(encoding="utf-8")
     except FileNotFoundError:
         raise DataError(
-            f"there is no schema {file}",
-            fix="draft one with `sordino data schema TABLE --label COLUMN --out FILE`, and confirm it",
+            f"there is no schema file {file}",
+            fix="write a draft with `sordino data schema TABLE --label COLUMN --out FILE`, then check and confirm it",
             code="missing-schema",
         ) from None
     except (OSError, UnicodeDecodeError) as error:
@@ -82,7 +82,10 @@ def read(path: str | Path) -> TableSchema:
         return parsed(text)
     except (ValueError, tomllib.TOMLDecodeError) as error:
         raise DataError(
-            f"{file} is no schema", why=str(error), fix="docs: Your own data and model, A schema", code="bad-schema"
+            f"{file} is not a valid schema",
+            why=str(error),
+            fix='correct it; the page "Your own data and model" of the documentation describes schemas',
+            code="bad-schema",
         ) from None
 
 

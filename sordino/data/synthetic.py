@@ -55,9 +55,11 @@ def load(
     sound = all(math.isfinite(v) and v >= 0 for v in (alpha, beta)) and 0 < test_fraction < 1
     if not sound or clients < 1 or (largest is not None and largest < 2):
         raise DataError(
-            f"no synthetic({alpha}, {beta}) with {clients=}, {largest=}, {test_fraction=}",
-            why="alpha and beta are standard deviations, clients at least 1, largest at least 2, test_fraction "
-            "inside (0, 1)",
+            f"there is no data set synthetic({alpha}, {beta}) with clients={clients!r}, largest={largest!r}, "
+            f"test_fraction={test_fraction!r}",
+            why="alpha and beta must be finite and at least 0, clients at least 1, largest at least 2, "
+            "test_fraction above 0 and below 1",
+            fix="set for example data.alpha = 1.0, data.beta = 1.0, data.clients = 30",
             code="bad-synthetic",
         )
     rng = np.random.default_rng(seed)

@@ -105,9 +105,10 @@ def check_roles(file: Path, roles: Mapping[str, str | None]) -> None:
     for role, name in given.items():
         if others := [other for other in given if other != role and given[other] == name]:
             raise DataError(
-                f"{file}: column {name} is the {role} and the {others[0]} at once",
-                why="what is predicted, who holds the row and what names it are three questions",
-                fix=f"name another column as data.{role} or data.{others[0]}, or leave data.{others[-1]} out",
+                f"{file}: column {name} is both the {role} and the {others[0]}",
+                why="a column has one role: what is predicted (label), who holds the row (group), or what names the "
+                "row (key)",
+                fix=f"choose another column as data.{role} or data.{others[0]}, or leave data.{others[-1]} out",
                 code="one-column-two-roles",
             )
 
@@ -122,10 +123,20 @@ def _learned(file: Path, label: str, group: str | None, key: str | None) -> Colu
     classes, y = _codes(file, label, find(file, columns, label), "label")
     clients = None if group is None else _codes(file, group, find(file, columns, group), "group")[1]
     if len(classes) < 2:
-        raise DataError(f"{file}: every row has the same {label}", code="one-class")
+        raise DataError(
+            f"{file}: every row has the same {label}",
+            fix="choose another column as data.label",
+            why="with one class there is nothing to tell apart",
+            code="one-class",
+        )
     features = [_feature(file, name, column) for name, column in columns.items() if name not in (label, group, key)]
     if not features:
-        raise DataError(f"{file}: no column is left as a feature", code="no-features")
+        raise DataError(
+            f"{file}: no column is left as a feature",
+            fix="give a table with at least one more column",
+            why="a model needs at least one column to learn from, beside the label, group and key",
+            code="no-features",
+        )
     return Columns(features, y, classes, clients, keys)
 
 
@@ -135,8 +146,8 @@ def read(file: Path, as_text: Sequence[str] = ()) -> pa.Table:
     """
     if file.suffix not in READERS:
         raise DataError(
-            f"{file}: cannot tell how to read a {file.suffix or 'nameless'} file",
-            fix=f"use {' or '.join(READERS)}",
+            f"{file}: sordino does not read {file.suffix or 'files without a suffix'}",
+            fix=f"use a file that ends in {' or '.join(READERS)}",
             code="unknown-table-format",
         )
     if not file.is_file():
@@ -144,11 +155,26 @@ def read(file: Path, as_text: Sequence[str] = ()) -> pa.Table:
     try:
         table = READERS[file.suffix](file, as_text)
     except (pa.ArrowException, OSError) as error:
-        raise DataError(f"{file} cannot be read", why=str(error), code="corrupt-table") from error
+        raise DataError(
+            f"{file} cannot be read",
+            why=str(error),
+            fix="check that the file is complete and of the kind that its name says",
+            code="corrupt-table",
+        ) from error
     if not table.num_rows:
-        raise DataError(f"{file} holds no rows", code="empty-table")
+        raise DataError(
+            f"{file} holds no rows",
+            fix="check how the file was written",
+            why="a data set needs at least one row",
+            code="empty-table",
+        )
     if len(set(table.column_names)) < table.num_columns:
-        raise DataError(f"{file}: two columns have the same name", fix="rename one", code="repeated-column-name")
+        raise DataError(
+            f"{file}: two columns have the same name",
+            why="a column is found by its name",
+            fix="rename one of them",
+            code="repeated-column-name",
+        )
     return table
 
 
@@ -158,6 +184,7 @@ def find(file: Path, columns: dict[str, pa.Array], wanted: str) -> pa.Array:
         raise DataError(
             f"{file} has no column {wanted!r}" + (f"; did you mean {near[0]!r}?" if near else ""),
             why=f"its columns are: {', '.join(columns)}",
+            fix="name one of these columns",
             code="unknown-column",
         )
     return columns[wanted]
@@ -172,8 +199,9 @@ def _column(file: Path, table: pa.Table, name: str) -> pa.Array:
         missing = int((~np.isfinite(column.to_numpy(zero_copy_only=False))).sum())
     if missing:
         raise DataError(
-            f"{file}: column {name} is missing, NaN or infinite in {missing} rows",
-            fix="fill or drop these rows; sordino does not guess values",
+            f"{file}: column {name} has no finite number in {missing} rows",
+            why="values are missing, NaN or infinite there, and sordino does not guess values",
+            fix="fill in these values, or remove the rows",
             code="missing-values",
         )
     return column
@@ -190,6 +218,7 @@ def _codes(file: Path, name: str, column: pa.Array, role: str) -> tuple[tuple[st
         raise DataError(
             f"{file}: {role} column {name} has type {kind}",
             why=f"a {role} must be whole numbers, strings or booleans",
+            fix="convert the column, or choose another one",
             code=f"bad-{role}-type",
         )
     values, codes = np.unique(_numpy(column), return_inverse=True)
@@ -202,8 +231,8 @@ def _feature(file: Path, name: str, column: pa.Array) -> Feature:
         if len(levels) > MAX_LEVELS:
             raise DataError(
                 f"{file}: column {name} has {len(levels)} different strings, more than {MAX_LEVELS}",
-                why="each would become a feature of its own",
-                fix="drop the column (is it an identifier?) or merge its levels",
+                why="each of these strings would become a feature",
+                fix="remove the column if it is an identifier, or merge some of its values",
                 code="too-many-levels",
             )
         return Feature(np.eye(len(levels), dtype=np.float32)[codes])
@@ -212,7 +241,8 @@ def _feature(file: Path, name: str, column: pa.Array) -> Feature:
     except pa.ArrowException as error:
         raise DataError(
             f"{file}: column {name} has type {column.type}, neither number nor string",
-            fix="convert or drop it",
+            why="a feature must be a number or a string",
+            fix="convert or remove the column",
             code="unsupported-column-type",
         ) from error
     return Feature(values[:, None], numbers=True)
@@ -262,10 +292,10 @@ def _check_agreement(file: Path, schema: TableSchema, roles: Mapping[str, str | 
         said = schema.columns[name].kind if name in schema.columns else None
         if said != role:
             raise DataError(
-                f"{file}: data.{role} = {name!r}, and the schema "
-                + ("does not name this column" if said is None else f"says that this column is of kind {said!r}"),
-                why=f"the schema's {role} is {schema.named(role) or 'not declared'}",
-                fix=f"in the schema: {name} = {{ kind = {role!r}, ... }}, or another data.{role}",
+                f"{file}: data.{role} = {name!r}, but the schema "
+                + ("does not list this column" if said is None else f"says that this column is of kind {said!r}"),
+                why=f"the {role} of the schema is {schema.named(role) or 'not declared'}",
+                fix=f"write in the schema: {name} = {{ kind = {role!r}, ... }}, or choose another data.{role}",
                 code="schema-disagrees",
             )
 
@@ -275,14 +305,14 @@ def _check_columns(file: Path, schema: TableSchema, present: Sequence[str]) -> N
         raise DataError(
             f"{file} lacks {', '.join(missing)}, which the schema declares",
             why=f"its columns are: {', '.join(present)}",
-            fix="add the column, or take it out of the schema",
+            fix="add the column, or remove it from the schema",
             code="missing-declared-column",
         )
     if unnamed := [name for name in present if name not in schema.columns]:
         raise DataError(
-            f"{file} has {', '.join(unnamed)}, which the schema does not name",
-            why="a schema says of every column what it holds, so that none is used by mistake",
-            fix=f'add to [columns]: {unnamed[0]} = {{ kind = "ignored" }}, or what it holds',
+            f"{file} has {', '.join(unnamed)}, which the schema does not list",
+            why="a schema must say of every column what it holds, so that no column is used by mistake",
+            fix=f'add to [columns]: {unnamed[0]} = {{ kind = "ignored" }}, or another kind',
             code="undeclared-column",
         )
 
@@ -314,8 +344,9 @@ def _numbers(file: Path, name: str, column: pa.Array) -> Array:
         at = next((at for at, text in enumerate(texts) if not _is_number(text)), None)
         if at is None:
             raise DataError(
-                f"{file}: column {name} has type {column.type}, and the schema says that it holds numbers",
-                fix="convert it, or declare it ignored",
+                f"{file}: column {name} has type {column.type}, but the schema says that it holds numbers",
+                why="only numbers, or texts that are numbers, can be read as numbers",
+                fix="convert the column, or declare it as ignored in the schema",
                 code="unsupported-column-type",
             ) from None
         raise _unfit(file, name, texts, at, "is no number") from None
@@ -349,7 +380,7 @@ def _places(file: Path, name: str, texts: list[str], words: tuple[str, ...], wha
 def _unfit(file: Path, name: str, texts: Sequence[str], at: int, what: str) -> DataError:
     return DataError(
         f"{file}: {name} = {texts[at]!r} {what} (row {at + 1} after the header)",
-        why="sordino does not guess values, and a row it cannot read is not dropped in silence",
-        fix="correct or drop the row, or declare what the column can hold",
+        why="sordino does not guess values, and it never drops a row silently",
+        fix="correct or remove the row, or declare in the schema what the column can hold",
         code="row-does-not-fit",
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -48,6 +48,7 @@ class Accounts:
     coordinates: int = 0  # of one upload
     void: tuple[str, ...] = ()  # why nothing that is claimed holds
     before: tuple[str, ...] = ()  # the names that earlier phases of the run have in the ledger
+    only: tuple[int, ...] | None = None  # the clients whose books these are; None: all
     # of rounds already played, under the `payer` of a client; who never took part is not in them
     exposures: dict[int, int] = field(default_factory=dict)
     spent: dict[int, tuple[int, ...]] = field(default_factory=dict)
@@ -59,6 +60,11 @@ class Accounts:
     @property
     def population(self) -> int:
         return len(self.sizes)
+
+    @property
+    def members(self) -> Sequence[int]:
+        """The clients whose books these are."""
+        return range(self.population) if self.only is None else self.only
 
     @property
     def everyone_pays(self) -> bool:
@@ -89,6 +95,10 @@ class Accounts:
 
     def _spent(self, client: int) -> tuple[int, ...]:
         return self.spent.get(client, self.plan.currency.zero())
+
+    def rated(self, t: int) -> None:
+        """Sets the rates of this round's coins, where budgets are personal."""
+        self._rates = self.plan.rates(t, self.spent)
 
     def reserve(self, t: int, prices: Mapping[int, Price | None]) -> list[int]:
         """Durable before anything is read. Returns the clients that may take part."""
@@ -193,9 +203,9 @@ class Accounts:
         if self.ledger.state(self.op(t)) is not State.DRAWN:
             raise LedgerError(
                 f"round {t + 1} has already been released elsewhere",
-                why="this folder is a copy of a run that went on, or the ledger is one: the same round would be "
-                "released with fresh noise",
-                fix="go on with the folder that holds the newest checkpoint",
+                why="this folder, or its ledger, is a copy of a run that went on elsewhere: here the same round would "
+                "be released again, with fresh noise",
+                fix="continue in the folder that holds the newest checkpoint",
                 code="released-elsewhere",
             )
         return False
@@ -250,21 +260,32 @@ class Accounts:
             rate = float(self._rates[client])
         return lambda event, adversary: event if adversary == "server" or rate == 1 else Poisson(rate, event)
 
-    def plans(self, t: int, entry: Entry, active: Sequence[int] | None = None) -> bool:
+    def skipping(self, clients: Sequence[int], most: int) -> Iterator[None]:
+        """Counts none, one, two ... further exposures of these clients, and `most` at most. A client that was cut off
+        has paid for fewer than the server counts. Who goes to the end finds the counters as they were.
+        """
+        paid = {self.payer(k): self.exposures.get(self.payer(k), 0) for k in clients}
+        for missed in range(most + 1):
+            self.exposures.update({k: many + missed for k, many in paid.items()})
+            yield
+        self.exposures.update(paid)
+
+    def plans(self, t: int, entry: Entry, active: Sequence[int] | None = None, missed: int = 0) -> bool:
         """Is this what the experiment plans for round t, after the rounds before it? Then it is counted as one of them.
 
         `active`: whom it asks; None where that follows from more than the experiment, and the entry is believed.
+        `missed`: exposures that a client may have missed.
         """
         told, who = parsed(entry.note), named(entry.note) if active is None else active
-        self._rates = self.plan.rates(t, self.spent)
-        for stalled in (False, True):  # what an adaptive schedule saw is not written down
-            asked = self._asked(t, self.prices(who, stalled))
-            if json.loads(note(asked.groups))["releases"] == told.releases:
-                break
-        else:
-            return False
-        self._paid(asked, entry.charges.keys())
-        return all(asked.charges.get(name) == charge for name, charge in entry.charges.items())
+        self.rated(t)
+        for _ in self.skipping(who, missed):
+            for stalled in (False, True):  # what an adaptive schedule saw is not written down
+                asked = self._asked(t, self.prices(who, stalled))
+                charged = all(asked.charges.get(name) == charge for name, charge in entry.charges.items())
+                if charged and json.loads(note(asked.groups))["releases"] == told.releases:
+                    self._paid(asked, entry.charges.keys())
+                    return True
+        return False
 
 
 def _draws(event: Event) -> bool:
@@ -278,7 +299,7 @@ def _draws(event: Event) -> bool:
 
 def _exhausted(t: int) -> BudgetExhausted:
     return BudgetExhausted(
-        f"the budget is spent before round {t}",
-        why="in a hidden cohort everyone pays for every round, so nobody can pay any more",
-        fix="run fewer rounds, or found a new budget with a larger epsilon",
+        f"the budget is already spent before round {t + 1}",
+        why="in a hidden cohort every client pays for every round, so no client can pay any more",
+        fix="run fewer rounds, or set a larger epsilon in a new run folder with a ledger of its own",
     )

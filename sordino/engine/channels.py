@@ -10,18 +10,24 @@ from __future__ import annotations
 
 import hashlib
 import time
+from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
-from sordino.errors import ConfigError, EmptyRound, SecAggAborted, ServerHoldsKey, UnsoundGuarantee
+from sordino.errors import ConfigError, EmptyRound, KeyMismatch, SecAggAborted, ServerHoldsKey, UnsoundGuarantee
 from sordino.privacy.uplink.secure_stages import Aggregated, Encrypted, SecureStage
 from sordino.secure.layout import Ints, Layout
 from sordino.secure.sealed import Public, Sealed, Secret, unpack
+
+if TYPE_CHECKING:
+    from sordino.secure.session import Session
 
 Uploads = Iterable[tuple[int, Ints]]
 
@@ -32,8 +38,16 @@ class Opened(NamedTuple):
     bytes_up: int
     payload: int  # bytes of one upload
     seconds: dict[str, float]  # of the processor, by part
-    saturated: int  # values at the end of the range
+    saturated: int | None  # values at the end of the range; None where only the clients know
     aborted: str = ""  # why nothing was opened
+
+
+class SumAtSites(ABC):
+    """The sum of a round whose clients live elsewhere: their halves of the protocol are where they are."""
+
+    @abstractmethod
+    def open(self, noise: Ints | None) -> Opened:
+        """Plays the protocol to its end; `noise` is what the server adds before the sum is opened."""
 
 
 class Channel(Protocol):
@@ -53,8 +67,8 @@ class Ciphertexts:
         return GENERATE[self._stage.scheme](self._stage)
 
     def sum(self, t: int, uploads: Uploads, cohort: Sequence[int], size: int, noise: Ints | None) -> Opened:
-        seconds, watch = _stopwatch()
-        own = [] if noise is None else _pieces(noise, self._layout)
+        seconds, watch = stopwatch()
+        own = [] if noise is None else pieces(noise, self._layout)
         with watch("keys"):
             holder = self._holder
         server, shared = Adder(holder.public), self._stage.keys == "shared"
@@ -78,14 +92,17 @@ class Ciphertexts:
             with watch("add"):
                 server.take(message, holder.public.header(t, size, self._layout))
         up = sum(sizes) if self._stage.mode == "full" else sizes[-1] * len(who)
-        if len(who) < self._stage.least(len(cohort)):
-            why = (
-                f"{len(who)} uploads came, the key holder opens nothing of fewer than {self._stage.least(len(cohort))}"
-            )
+        if why := too_few(self._stage, len(who), len(cohort)):
             return Opened(np.zeros(size, np.int64), [], up, sizes[-1], seconds, beyond, why)
         with watch("open"):
             total = holder.open(server.total()) + clear if who or own else clear
         return Opened(total, who, up, sizes[-1], seconds, beyond)
+
+
+def too_few(stage: Encrypted, came: int, began: int) -> str:
+    """Why so few uploads are not opened; nothing where they are enough."""
+    least = stage.least(began)
+    return "" if came >= least else f"{came} uploads came, the key holder opens nothing of fewer than {least}"
 
 
 def check_cohort(stage: SecureStage, layout: Layout, clients: int) -> None:
@@ -97,9 +114,10 @@ def check_cohort(stage: SecureStage, layout: Layout, clients: int) -> None:
     layout.check(clients)
     if clients < stage.least(clients):
         raise ConfigError(
-            f"a round has at most {clients} clients, and a sum of fewer than {stage.least(clients)} is not opened",
+            f"a round has at most {clients} clients, but a sum of fewer than {stage.least(clients)} uploads is "
+            "never opened",
             why="every round would be broken off",
-            fix="take more clients, or a smaller threshold",
+            fix="use more clients, or a smaller threshold",
             code="cohort-below-threshold",
         )
 
@@ -111,8 +129,8 @@ class Adder:
         if isinstance(public, Secret):
             raise ServerHoldsKey(
                 "the server was given a secret key",
-                why="who adds the ciphertexts must not be able to open one of them",
-                fix="give it the public half",
+                why="the server adds the ciphertexts, so it must not be able to open any of them",
+                fix="give the server only the public key",
                 code="server-holds-key",
             )
         self._public, self._sum = public, list[Sealed]()
@@ -124,12 +142,53 @@ class Adder:
     def take(self, message: bytes, expected: Any) -> None:
         self._sum = [self._public.add([*self._sum, unpack(message, expected)])]
 
+    def add(self, values: Ints, t: int, layout: Layout) -> None:
+        """What the server itself adds."""
+        self.take(self._public.encrypt(values, t, layout).pack(), self._public.header(t, len(values), layout))
+
     def total(self) -> Sealed:
         if not self._sum:
             raise EmptyRound(
-                "there is no upload to open", why="nobody took part", fix="a larger cohort", code="empty-round"
+                "there is no upload to open",
+                why="no client took part in this round",
+                fix="use a larger cohort",
+                code="empty-round",
             )
         return self._sum[0]
+
+
+@dataclass(frozen=True)
+class MaskedWords:
+    """How the integers of one round become words under masks: server and clients come to the same."""
+
+    stage: Aggregated
+    layout: Layout
+    among: int  # clients that begin the round
+
+    def session(self, run: str, t: int, size: int, model: bytes) -> Session:
+        """`model`: the digest of what goes down."""
+        from sordino.secure.session import Session
+
+        self.layout.check(self.among)
+        return Session(run, t, size, self.layout.width, self._top, self.stage.least(self.among), model)
+
+    def words(self, values: Ints) -> Ints:
+        return values + self._top // 2
+
+    def integers(self, words: NDArray[np.uint64], count: int) -> Ints:
+        """The sum of so many uploads."""
+        return words.astype(np.int64) - count * (self._top // 2)
+
+    @property
+    def too_few(self) -> str:
+        """Why such a round is not even begun; nothing where it is."""
+        least = self.stage.least(self.among)
+        return "" if self.among >= least else f"{self.among} clients began the round, {least} must stay to its end"
+
+    @property
+    def _top(self) -> int:
+        # more than an upload has bits for: its share of noise may be outside
+        return ((1 << self.layout.width) - 1) // max(1, self.among)
 
 
 class Masks:
@@ -139,31 +198,25 @@ class Masks:
         self._stage, self._layout, self._run = stage, layout, run
 
     def sum(self, t: int, uploads: Uploads, cohort: Sequence[int], size: int, noise: Ints | None) -> Opened:
-        from sordino.secure.secagg import Session, run_round
+        from sordino.secure.secagg import run_round
 
-        layout, beyond, nothing = self._layout, 0, np.zeros(size, np.int64)
-        layout.check(len(cohort))
-        # more than an upload has bits for: its share of noise may be outside
-        top = ((1 << layout.width) - 1) // max(1, len(cohort))
+        beyond, nothing, masked = 0, np.zeros(size, np.int64), MaskedWords(self._stage, self._layout, len(cohort))
 
         def words() -> Iterator[tuple[int, Ints]]:
             nonlocal beyond
             for k, values in uploads:
-                beyond += _at_the_end(values, layout)
-                yield k, values + top // 2
+                beyond += _at_the_end(values, self._layout)
+                yield k, masked.words(values)
 
-        least = self._stage.least(len(cohort))
-        if len(cohort) < least:
-            why = f"{len(cohort)} clients began the round, {least} must stay to its end"
-            return Opened(nothing, [], 0, 0, {}, 0, why)
+        if masked.too_few:
+            return Opened(nothing, [], 0, 0, {}, 0, masked.too_few)
         # all halves are played here on one model: what tells it apart from others is the run and the round
         model = hashlib.sha256(f"{self._run}/{t}".encode()).digest()
-        session = Session(self._run, t, size, layout.width, top, least, model)
         try:
-            found = run_round(session, cohort, words())
+            found = run_round(masked.session(self._run, t, size, model), cohort, words())
         except SecAggAborted as error:
             return Opened(nothing, [], 0, 0, {}, beyond, f"{error.what}: {error.why}")
-        total = found.sum.astype(np.int64) - len(found.survivors) * (top // 2)
+        total = masked.integers(found.sum, len(found.survivors))
         up = list(found.bytes_up.values())
         return Opened(total, sorted(found.survivors), sum(up), max(up), dict(found.seconds), beyond)
 
@@ -187,6 +240,36 @@ GENERATE: dict[str, Callable[[Encrypted], Secret]] = {
 }
 
 
+def public_key(stage: Encrypted, data: bytes) -> Public:
+    """The public key in these bytes, of the scheme that the experiment says."""
+    if stage.scheme == "paillier":
+        from sordino.secure import paillier
+
+        return paillier.read_public(data, stage.testing)
+    from sordino.secure import lattice
+
+    found = lattice.read_public(data)
+    if found.ring.name != stage.scheme:
+        raise KeyMismatch(
+            f"a key of {found.ring.name}, where {stage.scheme} is expected",
+            why="uploads under two schemes cannot be added",
+            fix="server, sites and key holder must have begun the same experiment",
+            code="key-of-another-scheme",
+        )
+    return found
+
+
+def secret_key(stage: Encrypted, data: bytes) -> Secret:
+    """The secret key in these bytes."""
+    if stage.scheme == "paillier":
+        from sordino.secure import paillier
+
+        return paillier.read_secret(data, stage.testing)
+    from sordino.secure import lattice
+
+    return lattice.read_secret(data)
+
+
 def channel(stage: SecureStage, layout: Layout, run: str) -> Channel:
     if isinstance(stage, Encrypted):
         return Ciphertexts(stage, layout)
@@ -194,15 +277,15 @@ def channel(stage: SecureStage, layout: Layout, run: str) -> Channel:
     return Masks(stage, layout, run)
 
 
-def _pieces(noise: Ints, layout: Layout) -> list[Ints]:
+def pieces(noise: Ints, layout: Layout) -> list[Ints]:
     """Noise that is larger than an upload may be, as several contributions."""
     most = layout.offset - 1
     count = max(1, -(-int(np.abs(noise).max(initial=0)) // most))
     if count > layout.most:
         raise UnsoundGuarantee(
-            f"noise of up to {np.abs(noise).max():.3g} steps in slots of {layout.width} bits",
-            why="it must fit beside the uploads, or a sum wraps around",
-            fix="give the layout more headroom bits",
+            f"noise of up to {np.abs(noise).max():.3g} steps does not fit into slots of {layout.width} bits",
+            why="uploads and noise share a slot, and a sum that is too large would wrap around to a wrong value",
+            fix="set more headroom bits in the quantise stage",
             code="no-room-for-noise",
         )
     return [(noise + i) // count for i in range(count)]  # they differ by 1 at most, and add up to it
@@ -212,7 +295,7 @@ def _at_the_end(values: Ints, layout: Layout) -> int:
     return int(np.count_nonzero(np.abs(values) >= layout.offset - 1))
 
 
-def _stopwatch() -> tuple[dict[str, float], Any]:
+def stopwatch() -> tuple[dict[str, float], Any]:
     seconds: dict[str, float] = defaultdict(float)
 
     @contextmanager

@@ -61,7 +61,7 @@ def save(directory: Path, step: int, trees: Mapping[str, Tree], meta: Mapping[st
     if newest is not None and newest > step:
         raise RunError(
             f"{directory} already holds round {newest}, later than round {step}",
-            why="the newest file is the state of the run",
+            why="the newest checkpoint is the state of the run, and an older round must not replace it",
             fix="use a new run folder, or delete the later checkpoints",
             code="checkpoint-order",
         )
@@ -116,6 +116,16 @@ def load(
     if aside is not None:  # a run that lost its state must not look like a new one
         raise _refusal(aside, "it was set aside", steps)
     return None
+
+
+def told(directory: Path) -> tuple[int, Json] | None:
+    """The step of the newest checkpoint, and what its caller wrote beside the trees."""
+    if (step := latest(directory)) is None:
+        return None
+    try:
+        return step, _read(_path(directory, step), step)[0]["meta"]
+    except _Damaged as damage:
+        raise _refusal(_path(directory, step), str(damage), []) from damage
 
 
 def latest(directory: Path) -> int | None:
@@ -194,12 +204,12 @@ def _read(path: Path, step: int) -> tuple[Json, dict[str, Tensor]]:
         metadata = json.loads(data[8 : 8 + length].decode())["__metadata__"]
         flat = safetensors.torch.load(data)
         if metadata["sha256"] != _seal(metadata["state"], flat):
-            raise _Damaged("its SHA-256 does not match")
+            raise _Damaged("its content does not match its SHA-256 digest")
         state = json.loads(metadata["state"])
         if state["step"] != step:
-            raise _Damaged(f"it holds round {state['step']}")
+            raise _Damaged(f"it holds round {state['step']}, and its name says round {step}")
     except (ValueError, KeyError, TypeError, RecursionError, SafetensorError) as error:
-        raise _Damaged(f"it is no checkpoint ({type(error).__name__}: {error})"[:200]) from error
+        raise _Damaged(f"it is not a checkpoint ({type(error).__name__}: {error})") from error
     if state["format"] != _FORMAT:
         raise _unfitting(path, f"it has format {state['format']}, this is format {_FORMAT}")
     return state, flat
@@ -211,7 +221,7 @@ def _refusal(path: Path, why: str, earlier: Sequence[int]) -> RunError:
         why=why,
         fix=f"`sordino resume RUN --fallback` continues from round {earlier[-1]}"
         if earlier
-        else "start the run anew in another folder; there is no earlier checkpoint",
+        else "start the run again in another folder; there is no earlier checkpoint",
         code="checkpoint-damaged",
     )
 
@@ -245,7 +255,7 @@ def _unfitting(path: Path, why: str) -> RunError:
     return RunError(
         f"{path} does not fit this experiment",
         why=why,
-        fix="resume with the experiment and version of sordino that wrote it",
+        fix="resume with the experiment and the version of sordino that wrote it",
         code="checkpoint-unfitting",
     )
 

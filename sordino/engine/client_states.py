@@ -121,7 +121,12 @@ def shape_of(name: str, state: Tree) -> Tree:
     if kind == "states":
         states = tree.map(lambda leaf: leaf.expand(int(rest), *leaf.shape), state)
         return Packed(torch.zeros(int(rest), dtype=torch.int64), states)
-    raise DataError(f"a checkpoint holds {name!r}, which this version does not know", code="unknown-state")
+    raise DataError(
+        f"a checkpoint holds {name!r}, which this version does not know",
+        fix="resume with the version of sordino that wrote it",
+        why="the checkpoint was written by another version of sordino",
+        code="unknown-state",
+    )
 
 
 def unpacked(name: str, found: Tree) -> Iterator[tuple[int, Tree]]:

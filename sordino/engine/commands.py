@@ -21,11 +21,45 @@ class Round:
     t: int
     terms: dict[int, Terms]
     apart: bool = False  # is every client told something of its own? Then there is a message for each
+    among: int = 0  # clients that begin the round, where nobody may read one upload; 0: uploads are read
     do: Literal["round"] = "round"
 
     @property
     def messages(self) -> int:
         return len(self.terms) if self.apart else 1
+
+
+@dataclass(frozen=True)
+class Mask:
+    """Take the next step of a round whose uploads are masked, with these clients."""
+
+    t: int
+    step: Literal["roster", "inbox", "request"]
+    clients: list[int]
+    do: Literal["mask"] = "mask"
+
+    @property
+    def messages(self) -> int:
+        return len(self.clients) if self.step == "inbox" else 1
+
+
+@dataclass(frozen=True)
+class Compute:
+    """Compute these clients in round t of a simulation, from states that come along: the last message."""
+
+    t: int
+    terms: dict[int, Terms]
+    apart: bool = False  # as in a round
+    handed: bool = False  # were clients given something before the first round?
+    do: Literal["compute"] = "compute"
+
+    @property
+    def round(self) -> Round:
+        return Round(self.t, self.terms, self.apart)
+
+    @property
+    def messages(self) -> int:
+        return self.round.messages + 1
 
 
 @dataclass(frozen=True)
@@ -59,14 +93,60 @@ class Restore:
 
 
 @dataclass(frozen=True)
-class End:
-    """It is over."""
+class Begin:
+    """Say whether you take part in this run."""
 
-    do: Literal["end"] = "end"
+    do: Literal["begin"] = "begin"
     messages = 0
 
 
-Command = Round | Score | Keep | Restore | End
+@dataclass(frozen=True)
+class Hand:
+    """Keep what every client is given before the first round."""
+
+    do: Literal["hand"] = "hand"
+    messages = 1
+
+
+@dataclass(frozen=True)
+class Publish:
+    """Give out the public half of your key; a key holder is asked this."""
+
+    do: Literal["publish"] = "publish"
+    messages = 0
+
+
+@dataclass(frozen=True)
+class Encrypt:
+    """Encrypt uploads under this public key."""
+
+    do: Literal["encrypt"] = "encrypt"
+    messages = 1
+
+
+@dataclass(frozen=True)
+class OpenSum:
+    """OpenSum the encrypted sum of a round; a key holder is asked this."""
+
+    t: int
+    clients: int  # whose uploads are in the sum, beside what the server has added
+    do: Literal["open"] = "open"
+    messages = 1
+
+
+@dataclass(frozen=True)
+class End:
+    """It is over."""
+
+    models: int = 0  # what was trained, for the site to keep
+    do: Literal["end"] = "end"
+
+    @property
+    def messages(self) -> int:
+        return min(1, self.models)
+
+
+Command = Round | Compute | Mask | Score | Keep | Restore | Begin | Hand | Publish | Encrypt | OpenSum | End
 _COMMAND: TypeAdapter[Command] = TypeAdapter(Annotated[Command, Field(discriminator="do")])
 
 
@@ -76,11 +156,25 @@ def packed(command: Command) -> bytes:
 
 def parsed(frame: bytes) -> Command:
     try:
-        return _COMMAND.validate_python(json.loads(frame))
-    except (ValueError, ValidationError) as error:
-        raise WireError(
-            "a site was sent what is no command",
-            why=str(error),
-            fix="server and sites must run the same version of the library",
-            code="no-command",
-        ) from None
+        return understood(json.loads(frame))
+    except ValueError as error:
+        if isinstance(error, WireError):
+            raise
+        raise _no_command(error) from None
+
+
+def understood(told: object) -> Command:
+    """The command in what was read of JSON."""
+    try:
+        return _COMMAND.validate_python(told)
+    except ValidationError as error:
+        raise _no_command(error) from None
+
+
+def _no_command(error: ValueError) -> WireError:
+    return WireError(
+        "a site was sent what is no command",
+        why=str(error),
+        fix="server and sites must run the same version of the library",
+        code="no-command",
+    )

@@ -8,6 +8,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from sordino.engine.channels import SumAtSites
 from sordino.privacy.uplink import Summed
 from sordino.tree import Tree
 from sordino.types import Params, Terms
@@ -19,10 +20,15 @@ class Clients(ABC):
     """Whoever answers in a round: all that a round needs of the clients."""
 
     @abstractmethod
-    def __call__(self, t: int, down: Tree, terms: Mapping[int, Terms]) -> Iterable[tuple[int, Tree]] | Summed:
+    def __call__(
+        self, t: int, down: Tree, terms: Mapping[int, Terms]
+    ) -> Iterable[tuple[int, Tree]] | Summed | SumAtSites:
         """Round t of every client named in `terms`: their answers in the order of their ids, as trees or as messages;
-        or already added up.
+        or already added up; or a secure sum that is opened elsewhere.
         """
+
+    def gather(self) -> None:  # noqa: B027 (a default, not a hole)
+        """Before a round: waits until enough clients can be reached. Those of one machine always can."""
 
     def away(self, client: int) -> bool:
         """Is it known that this client would not answer?"""

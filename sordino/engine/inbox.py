@@ -56,7 +56,7 @@ class Inbox:
             if k in crew.lost:
                 continue
             upload = answer
-            if isinstance(answer, bytes):
+            if isinstance(answer, bytes | memoryview):
                 try:
                     _, upload = wire.decode(answer, self.header(t, k), shape)
                 except WireError as error:  # a bad client is an absent one; what it was granted stays spent
@@ -101,9 +101,8 @@ class Inbox:
 def _not_finite(t: int, client: int) -> NonFiniteModel:
     return NonFiniteModel(
         f"the update of client {client} is not finite in round {t + 1}",
-        why="nothing bounds what a client sends here, so the model would not be finite either",
-        fix="lower algorithm.lr, or look for a NaN in your own model; with a clip in [uplink] such a client counts "
-        "as nothing. "
-        "The last good model is in the run's checkpoints",
+        why="no clip bounds what a client sends here, so the model would not be finite either",
+        fix="lower algorithm.lr, or look for NaN in your own model; with a clip in [uplink], such an upload "
+        "would count as zero. The last good model is in the run's checkpoints",
         code="model-not-finite",
     )

@@ -10,14 +10,15 @@ import numpy as np
 import torch
 
 from sordino import tree
-from sordino.engine.channels import Ciphertexts, channel, check_cohort
+from sordino.algorithms.algorithm import AnyAlgorithm
+from sordino.engine.channels import Ciphertexts, SumAtSites, channel, check_cohort
 from sordino.engine.mail import Mail
-from sordino.errors import RangeSaturation
+from sordino.errors import RangeSaturation, UnsoundGuarantee
 from sordino.privacy.uplink import Summed, Uplink, single_uploads
 from sordino.privacy.uplink.secure_stages import Encrypted, NoiseShare, check_room
 from sordino.privacy.uplink.stages import private
 from sordino.tree import Tree
-from sordino.types import NoiseSource
+from sordino.types import NoiseSource, Task
 
 OFTEN = 1e-3  # of the values beyond the range: from there on a strict run stops
 
@@ -33,7 +34,7 @@ class SecureSum:
     def __call__(
         self,
         t: int,
-        uploads: Iterable[tuple[int, Tree]],
+        uploads: Iterable[tuple[int, Tree]] | SumAtSites,
         cohort: Sequence[int],
         weights: Sequence[float],
         uplink: Uplink,
@@ -51,26 +52,31 @@ class SecureSum:
             if isinstance(noise, NoiseShare):
                 check_room(self._grid.layout, len(cohort), noise.room(bound, used))
             elif private(uplink.server) and isinstance(self._channel, Ciphertexts):
-                own = _flat(noise.release(like, bound, used, source))
+                own = flat(noise.release(like, bound, used, source))
         published = uplink.per_coordinate
         if published is not None and not published.flagged and cohort and isinstance(self._channel, Ciphertexts):
             drawn = published.release(like, [weights[k] for k in cohort], [], self._grid.scale, source)
-            own = _flat(tree.map(lambda leaf: leaf.round().long(), drawn))  # rounding a sum of integers and noise
-        flat = ((k, _flat(upload)) for k, upload in uploads)
-        found = self._channel.sum(t, flat, cohort, tree.size(like), own)
+            own = flat(tree.map(lambda leaf: leaf.round().long(), drawn))  # rounding a sum of integers and noise
+        if isinstance(uploads, SumAtSites):
+            found = uploads.open(own)
+        else:
+            found = self._channel.sum(t, ((k, flat(x)) for k, x in uploads), cohort, tree.size(like), own)
         values = max(1, len(found.who) * tree.size(like))
-        cut = 0 if uplink.shared else found.saturated  # a share of noise is beyond the range, and is not cut to it
+        cut = (
+            0 if uplink.shared or found.saturated is None else found.saturated
+        )  # a share of noise is beyond the range, and is not cut to it
         if self._grid.strict and not found.aborted and cut / values > OFTEN:
             raise RangeSaturation(
-                f"{cut} of {values} values are beyond the range of {self._grid.layout.reach:g}",
-                why="they were cut, so the sum is not the sum of the uploads",
-                fix="give the layout a larger range, or clip the uploads",
+                f"{cut} of {values} values are outside the range from {-self._grid.layout.reach:g} to "
+                f"{self._grid.layout.reach:g}",
+                why="they were cut to this range, so the sum is not the sum of the uploads",
+                fix="set a larger range in the quantise stage, or clip the uploads",
                 code="range-saturation",
             )
         mail.answered, mail.size, mail.payload = found.who, found.bytes_up, found.payload
         mail.secure = {
             "mode": self._secure.mode,
-            "saturated": cut,
+            "saturated": None if found.saturated is None else cut,
             "cpu_seconds": {part: round(value, 5) for part, value in found.seconds.items()},
             **({"aborted": found.aborted} if found.aborted else {}),
         }
@@ -89,7 +95,24 @@ def check_gate(uplink: Uplink, reads_each: bool, clients: float) -> None:
     check_cohort(uplink.secure, uplink.grid.layout, math.ceil(clients))
 
 
-def _flat(upload: Tree) -> np.ndarray[Any, np.dtype[np.int64]]:
+def check_one_broadcast(tells_each: bool) -> None:
+    """Refuses masks between sites where every client is told something else: no digest says that all got the same."""
+    if tells_each:
+        raise UnsoundGuarantee(
+            "masked uploads, of clients that are each told something of their own",
+            why="clients notice a server that sends one of them another model by comparing what all of them got",
+            fix="use another uplink, or an algorithm with one broadcast for all",
+            code="masks-need-one-broadcast",
+        )
+
+
+def words_of(algorithm: AnyAlgorithm, task: Task, t: int, down: Tree) -> int:
+    """How many integers an upload of this round has."""
+    return tree.size(algorithm.uplink.at(t, down).shape(algorithm.zero(task, down)))
+
+
+def flat(upload: Tree) -> np.ndarray[Any, np.dtype[np.int64]]:
+    """All integers of one upload."""
     found: np.ndarray[Any, np.dtype[np.int64]] = np.concatenate(
         [leaf.numpy().reshape(-1) for leaf in tree.leaves(upload)]
     )

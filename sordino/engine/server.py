@@ -16,6 +16,7 @@ from sordino.cohorts.draws import Seeded, Unseen
 from sordino.cohorts.kinds import Tossed
 from sordino.cohorts.stragglers import Crew, Stragglers
 from sordino.engine.accounts import Accounts
+from sordino.engine.channels import SumAtSites
 from sordino.engine.inbox import Inbox
 from sordino.engine.mail import Mail
 from sordino.engine.secure_sum import SecureSum
@@ -43,7 +44,7 @@ class Federation(Accounts):
         """
         if self.algorithm.names_clients:
             return sorted(self.algorithm.asks(server))
-        self._rates = self.plan.rates(t, self.spent)
+        self.rated(t)
         if isinstance(self.cohort, Tossed):
             # what nobody may know is not drawn from a seed that stands in the experiment
             unseen = self.noise == SYSTEM and self.cohort.hidden
@@ -88,18 +89,18 @@ class Federation(Accounts):
     def receive(
         self,
         t: int,
-        answers: Iterable[tuple[int, Tree]] | Summed,
+        answers: Iterable[tuple[int, Tree]] | Summed | SumAtSites,
         crew: Crew,
         down: Tree,
         prices: Mapping[int, Price | None],
         granted: Sequence[int] = (),
     ) -> tuple[Received[Tree], Mail]:
         mail, zero = Mail(), self.algorithm.zero(self.home.task, down)
+        uploads: Tree = answers
         if isinstance(answers, Summed):
             length = self.inbox.length(t, down)
             mail.answered, mail.size = answers.who, sum(map(length, answers.who))
-            uploads: Tree = answers
-        else:
+        elif not isinstance(answers, SumAtSites):
             uploads = self.inbox.open(t, answers, crew, down, mail)
         mail.payload = self.inbox.payload(t, down)
         self._coordinates, uplink = tree.size(zero), self.algorithm.uplink.at(t, down)

@@ -59,7 +59,7 @@ class Site(Executor):
             own = shards[k]
             grant = terms[k].granted(k, len(own.y), for_client(self.noise, self.key, t, k))
             grant = replace(grant, pool=pool, public=self._public(k, grant.size))
-            return Member(k, own, self._state(k), grant, keys.word(keys.fold(key, "client", k)))
+            return Member(k, own, self.state(k), grant, keys.word(keys.fold(key, "client", k)))
 
         # a stack has one broadcast and one set of public examples: not where clients are told, or hold, something of
         # their own
@@ -86,7 +86,7 @@ class Site(Executor):
 
     # for a server elsewhere -------------------------------------------------------------------------------------------
 
-    def obey(self, command: Command, messages: Sequence[bytes]) -> Iterator[bytes]:
+    def obey(self, command: Command, messages: Sequence[bytes | memoryview]) -> Iterator[bytes]:
         """What the server asks for, as it goes over the wire."""
         if isinstance(command, Round):
             for k, upload in self.uploads(command, messages):
@@ -101,7 +101,7 @@ class Site(Executor):
             self.restore(command.step, Path(command.place) / self.shelf.name)
             yield b"restored"
 
-    def uploads(self, command: Round, messages: Sequence[bytes]) -> Iterator[tuple[int, Tree]]:
+    def uploads(self, command: Round, messages: Sequence[bytes | memoryview]) -> Iterator[tuple[int, Tree]]:
         """The answers of a round, from the broadcast as it came or from what each client is told of it."""
         if not command.terms:
             return
@@ -112,7 +112,7 @@ class Site(Executor):
             _, down = wire.decode(message, self.header(command.t, -1), template)
             yield from self(command.t, down, command.terms if k is None else {k: command.terms[k]}, command.apart)
 
-    def scores(self, command: Score, message: bytes) -> Scores:
+    def scores(self, command: Score, message: bytes | memoryview) -> Scores:
         templates = (self.task.init(0),) * command.models
         _, models = wire.decode(message, self.header(command.t, -1), templates)
         return self.score(command.t, models, command.ways)
@@ -135,7 +135,7 @@ class Site(Executor):
             return WAYS["plain"](self.task, params, shard)
         if way in WAYS:
             return WAYS[way](self.task, params, shard)
-        return self.algorithm.personal(self.task, params, self._state(k), shard)
+        return self.algorithm.personal(self.task, params, self.state(k), shard)
 
     def _public(self, k: int, size: int) -> Examples | None:
         """What the client has beside its own examples: made of what was handed to everybody, once."""
@@ -145,7 +145,8 @@ class Site(Executor):
             self._made[k] = self.algorithm.equip(self.task, self.handed, size, keys.fold(self.key, "equip", k))
         return self._made[k]
 
-    def _state(self, k: int) -> Any:
+    def state(self, k: int) -> Any:
+        """What a client keeps, as it stands."""
         state = self.states.get(k)
         return self.algorithm.init_client(self.task) if state is None else state
 

@@ -5,7 +5,7 @@ changes.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 
 
@@ -16,16 +16,20 @@ class Emulated:
     up_mbit: float | None = None
     compute: float = 1.0  # times slower
 
-    def carried(self, messages: Iterable[bytes], answers: Iterator[bytes]) -> Iterator[bytes]:
-        """Each answer as late as a device would be that is `compute` times as slow, behind such a network."""
-        for message in messages:
-            self._wait(message, self.down_mbit)
-        begin = time.monotonic()
-        for answer in answers:
-            time.sleep((self.compute - 1) * (time.monotonic() - begin))
-            self._wait(answer, self.up_mbit)
-            yield answer
+    def behind(self, answer: Callable[[bytes], bytes]) -> Callable[[bytes], bytes]:
+        """The same answers, each as late as from a device that is `compute` times as slow, behind such a network."""
+        if self == Emulated():
+            return answer
+
+        def late(letter: bytes) -> bytes:
+            self._wait(letter, self.down_mbit)
             begin = time.monotonic()
+            said = answer(letter)
+            time.sleep((self.compute - 1) * (time.monotonic() - begin))
+            self._wait(said, self.up_mbit)
+            return said
+
+        return late
 
     def _wait(self, message: bytes, mbit: float | None) -> None:
         travel = 0.0 if mbit is None else 8 * len(message) / (mbit * 1e6)

@@ -83,9 +83,9 @@ class Header:
                 raise _malformed(f"{name} is {getattr(self, name)!r:.80}")
         if len(self.entries.encode()) > MAX_ENTRIES:
             raise WireError(
-                f"ledger entries of {len(self.entries.encode())} bytes do not fit a message",
-                why=f"at most {MAX_ENTRIES} bytes are allowed",
-                fix="send them in several rounds",
+                f"the ledger entries take {len(self.entries.encode())} bytes, which is too long for one message",
+                why=f"a message carries at most {MAX_ENTRIES} bytes of them",
+                fix="send the entries in several rounds",
                 code="entries-too-long",
             )
 
@@ -106,12 +106,17 @@ def schema(template: Tree) -> Schema:
     for field in fields:
         if field.dtype not in _DTYPES:
             raise WireError(
-                f"{field.name} has dtype {field.dtype}, which messages do not carry",
+                f"{field.name} has dtype {field.dtype}, which a message cannot carry",
                 fix=f"convert it to one of {', '.join(str(dtype) for dtype in _DTYPES)}",
                 code="unsupported-dtype",
             )
     if len({field.name for field in fields}) < len(fields):
-        raise WireError("two tensors have the same name", fix='use no "/" in dict keys', code="ambiguous-names")
+        raise WireError(
+            "two tensors have the same name",
+            why='the name of a tensor joins the keys on the way to it with "/", so two tensors can get the same name',
+            fix='do not use "/" in the keys of a dict',
+            code="ambiguous-names",
+        )
     return Schema(fields)
 
 
@@ -172,9 +177,10 @@ class SeenOnce:
         sender = (header.run, header.sender)
         if header.round <= self._latest.get(sender, -1):
             raise WireError(
-                f"round {header.round} came from sender {header.sender} after round {self._latest[sender]}",
-                why="a repeated or overtaken message would count a client twice",
-                fix="ignore it; the first one counts",
+                f"sender {header.sender} sent a message of round {header.round} after one of round "
+                f"{self._latest[sender]}",
+                why="a message that is repeated or comes too late would count a client twice",
+                fix="ignore this message",
                 code="replayed",
             )
         self._latest[sender] = header.round
@@ -187,10 +193,10 @@ def _check_envelope(view: memoryview, fields: Schema) -> int:
         raise _damage("message-cut", f"{len(view)} bytes came, at least {_PREFIX.size + rest} are needed")
     magic, version, length = _PREFIX.unpack_from(view)
     if magic != MAGIC:
-        raise WireError("these bytes are no sordino message", fix="check the sender", code="not-a-message")
+        raise WireError("these bytes are not a sordino message", fix="check who sent them", code="not-a-message")
     if version != VERSION:
         raise WireError(
-            f"the message has format {version}, this is format {VERSION}",
+            f"the message has format {version}, but this version of sordino reads format {VERSION}",
             fix="install the same version of sordino on both sides",
             code="foreign-version",
         )
@@ -210,7 +216,7 @@ def _check_schema(claimed: object, fields: Schema) -> None:
     if claimed != _schema_digest(fields):
         raise WireError(
             "the message carries other tensors than expected",
-            why="names, dtypes, shapes or their order differ",
+            why="their names, dtypes, shapes or order differ",
             fix="run the same experiment and version of sordino on both sides",
             code="foreign-schema",
         )
@@ -221,11 +227,13 @@ def _check_addressee(header: Header, expected: Header) -> None:
         found, wanted = getattr(header, name), getattr(expected, name)
         if found != wanted:
             raise WireError(
-                f"the message is for {name} {found}, expected {wanted}",
-                why="its sender runs another experiment: a setting differs, be it a seed" if name == "config" else "",
-                fix="give both the same experiment file"
+                f"a message with {name} {found} came where {name} {wanted} was expected",
+                why="the sender runs another experiment: at least one setting differs, perhaps only the seed"
                 if name == "config"
-                else "ignore it; it belongs to another run, round or sender",
+                else "",
+                fix="give both sides the same experiment file"
+                if name == "config"
+                else "ignore this message: it belongs to another run, round or sender",
                 code=f"foreign-{name}",
             )
 
@@ -234,13 +242,13 @@ def _parse(raw: bytes, fields: Schema) -> Header:
     try:
         found = json.loads(raw.decode())
     except (ValueError, RecursionError) as error:  # bad UTF-8, bad JSON, 5,000-digit integers; deep nesting
-        raise _malformed("it is no JSON text") from error
+        raise _malformed("it is not JSON") from error
     if type(found) is not dict or found.keys() != {*_LEGAL, "schema"}:
-        raise _malformed("its keys are not the ones of a header")
+        raise _malformed("it does not have exactly the keys of a header")
     _check_schema(found.pop("schema"), fields)
     header = Header(**found)
     if _header_bytes(header, fields) != raw:  # one text per header: no duplicate keys, spaces or other spellings
-        raise _malformed("it is not in canonical form")
+        raise _malformed("it is JSON, but not written in the one form that is allowed")
     return header
 
 
@@ -249,9 +257,9 @@ def _header_bytes(header: Header, fields: Schema) -> bytes:
     text = json.dumps(content, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
     if len(text) > MAX_HEADER:
         raise WireError(
-            f"a header of {len(text)} bytes, {MAX_HEADER} are allowed",
-            why="its ledger entries grow when quoted",
-            fix="send them in several rounds",
+            f"the header takes {len(text)} bytes, but at most {MAX_HEADER} are allowed",
+            why="the ledger entries in it grow when they are quoted as JSON",
+            fix="send the entries in several rounds",
             code="entries-too-long",
         )
     return text
@@ -271,7 +279,9 @@ def _bytes(field: Field) -> int:
 
 
 def _malformed(why: str) -> WireError:
-    return WireError("a message's header is malformed", why=why, fix="ignore it", code="header-malformed")
+    return WireError(
+        "the header of a message is malformed", why=why, fix="ignore this message", code="header-malformed"
+    )
 
 
 def _damage(code: str, why: str) -> WireError:

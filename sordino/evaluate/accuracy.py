@@ -52,9 +52,9 @@ class Evaluator:
         own, names = self._tested, list(self.task.metrics)
         if not len(own.clients):
             raise ConfigError(
-                "no client has examples to be tested on",
-                why="models of clients' own are tested on the clients' own examples",
-                fix="evaluation.personal = [], or hold some examples back",
+                "no client has test examples",
+                why="the clients' own models are tested on the clients' own test examples",
+                fix="set evaluation.personal = [], or hold back some examples of each client for testing",
                 code="nobody-is-tested",
             )
         each = torch.tensor([found[k] for k in own.clients.tolist()], dtype=torch.float64)

@@ -76,7 +76,7 @@ def check_models(names: Sequence[str], held: Mapping[str, Params]) -> None:
             raise ConfigError(
                 f"evaluation.models names {name!r}",
                 why="the server of this algorithm holds no such model",
-                fix=f"one of {', '.join(held)}",
+                fix=f"use one of {', '.join(held)}",
                 code="unknown-model-of-server",
             )
 
@@ -86,7 +86,7 @@ def check(ways: Sequence[str]) -> None:
         if way != OWN and way not in WAYS:
             raise ConfigError(
                 f"evaluation.personal names {way!r}",
-                why="nobody knows this way to make a model one's own",
-                fix=f"one of {', '.join([OWN, *WAYS])}",
+                why="there is no such way to personalise the model",
+                fix=f"use one of {', '.join([OWN, *WAYS])}",
                 code="unknown-way",
             )

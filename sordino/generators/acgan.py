@@ -84,11 +84,11 @@ def _refuse_missing(shape: GeneratorShape, labels: Tensor) -> None:
     missing = set(range(shape.classes)) - set(labels.tolist())
     if missing:
         raise DataError(
-            f"no images of {len(missing)} of {shape.classes} classes to train a generator on: "
+            f"{len(missing)} of {shape.classes} classes have no images to train the generator on: "
             f"{', '.join(map(str, sorted(missing)[:5]))}",
-            why="it would draw anything under their names",
-            fix="give candidates for every class, raise algorithm.threshold if it left none, or leave these "
-            "classes out",
+            why="without images of a class, the generator would draw arbitrary pictures for it",
+            fix="give candidates for every class, or leave these classes out; if algorithm.threshold removed the "
+            "candidates, raise it",
             code="generator-class-missing",
         )
 

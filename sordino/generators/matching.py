@@ -79,9 +79,9 @@ def discrepancy(x: Tensor, labels: Tensor, prototypes: Sequence[ClassTarget]) ->
         z, seen = extract(x[at]), labels[at]
         if x.requires_grad and not z.requires_grad:
             raise ConfigError(
-                "an extractor gives features that know nothing of the images they came from",
-                why="no gradient comes back through it, so the generator would not learn its class",
-                fix="let it be differentiable in the images",
+                "the features of an extractor have no gradient with respect to its images",
+                why="the generator learns a class only through this gradient",
+                fix="use an extractor that is differentiable in the images",
                 code="extractor-without-gradient",
             )
         for one in own:
@@ -100,9 +100,9 @@ def train(
     """Trains the generator on the classes that have a prototype; of the others it draws anything."""
     if not prototypes:
         raise DataError(
-            "no prototypes to train a generator on",
-            why="every device declined, or none was asked",
-            fix="let more devices answer, or lower how many images a prototype needs",
+            "there are no prototypes to train a generator on",
+            why="no client was asked for one, or every client declined",
+            fix="let more clients take part, or let a prototype be made of fewer images",
             code="no-prototypes",
         )
     maker = nets.filled(nets.generator(shape), nets.init(shape, keys.fold(key, "generator")), device)

@@ -46,23 +46,23 @@ class GeneratorShape:
     def __post_init__(self) -> None:
         if self.side % 4 or self.side < 8 or (self.kind == "strong" and self.side != 32):
             raise ConfigError(
-                f"a {self.kind!r} generator makes no images of {self.side}x{self.side}",
-                why="it doubles the side a fixed number of times",
-                fix='side = 32 for "strong", a multiple of 4 from 8 on for the others',
+                f"a {self.kind!r} generator cannot make images of {self.side}x{self.side}",
+                why="it doubles the size of an image a fixed number of times",
+                fix='use side = 32 for "strong", and a multiple of 4, at least 8, for the others',
                 code="generator-side",
             )
         if self.classes % self.split:
             raise ConfigError(
-                f"{self.classes} classes do not split over {self.split} generators",
-                why="each owns as many consecutive classes",
-                fix="choose a divisor",
+                f"{self.classes} classes cannot be divided equally among {self.split} generators",
+                why="each generator draws the same number of classes",
+                fix=f"use a number of generators that divides {self.classes}",
                 code="generator-split",
             )
         if self.cond == "overwrite" and self.noise < self.per:
             raise ConfigError(
-                f"{self.noise} numbers of noise have no room for {self.per} classes",
-                why='cond = "overwrite" writes the label over the first of them',
-                fix='more noise, or cond = "mul"',
+                f"{self.noise} numbers of noise are too few for {self.per} classes",
+                why='cond = "overwrite" writes the label over the first numbers of the noise, one for each class',
+                fix=f'use at least {self.per} numbers of noise, or cond = "mul"',
                 code="generator-noise",
             )
 
@@ -220,8 +220,8 @@ def read(net: nn.Module) -> GeneratorState:
     if not all(bool(v.isfinite().all()) for v in state.values()):
         raise NonFiniteModel(
             "the generator is no longer finite",
-            why="its training diverged",
-            fix="lower its learning rate",
+            why="its training diverged: a weight became NaN or infinite",
+            fix="lower the learning rate of the generator",
             code="generator-not-finite",
         )
     return state

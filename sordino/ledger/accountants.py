@@ -112,8 +112,8 @@ def epsilon_by(
     epsilon = ask(reduced, delta, tuple(orders)) if ask else None
     if epsilon is None:
         raise UnsupportedEvent(
-            f"accountant {accountant!r} has no bound for this event",
-            fix=f"known accountants: {', '.join(_ACCOUNTANTS)}",
+            f"the accountant {accountant!r} cannot bound this event",
+            fix=f"use another accountant; there are {', '.join(_ACCOUNTANTS)}",
             code="accountant-does-not-apply",
         )
     return epsilon
@@ -129,8 +129,8 @@ def amplified(epsilon: float, rate: float) -> float:
 def _reduce(event: Event, neighbours: str) -> _Reduced:
     if neighbours not in NEIGHBOURS:
         raise UnsupportedEvent(
-            f"neighbours {neighbours!r} are not defined",
-            fix=f"one of {', '.join(NEIGHBOURS)}",
+            f"there are no neighbours called {neighbours!r}",
+            fix=f"use one of {', '.join(NEIGHBOURS)}",
             code="unknown-neighbours",
         )
     mus: list[float] = []
@@ -171,9 +171,9 @@ def _reduce(event: Event, neighbours: str) -> _Reduced:
 def _only_add_remove(neighbours: str) -> None:
     if neighbours != "add_remove":
         raise UnsupportedEvent(
-            f"a Poisson-sampled mechanism under {neighbours} neighbours",
-            why="the accountants prove the sampled pair for adding or removing one unit only",
-            fix="state the guarantee for add_remove neighbours",
+            f"Poisson sampling with {neighbours} neighbours",
+            why="the price of a Poisson sample is proved only for adding or removing one unit",
+            fix='use neighbours = "add_remove"',
             code="poisson-needs-add-remove",
         )
 
@@ -185,7 +185,7 @@ def _single(inside: _Reduced) -> Gaussian | DiscreteGaussian | Laplace | None:
     (event, count), *more = inside.others
     if more or count > 1 or inside.gaussian or isinstance(event, Poisson | Response):
         raise UnsupportedEvent(
-            "a Poisson sample read by a mixture of mechanisms",
+            "one Poisson sample is read by several different mechanisms",
             why="no accountant here has a proof for it",
             fix="give each mechanism its own sample, or use Gaussian noise only",
             code="sampled-event-not-supported",

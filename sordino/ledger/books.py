@@ -158,7 +158,7 @@ class Books:
     def fold(self, sequence: object, digest: object, body: object) -> None:
         following = self.sequence + 1
         if sequence != following or not isinstance(body, bytes) or digest != (head := link(self.head, body)):
-            raise damaged(f"record {following} does not continue the chain")
+            raise damaged(f"record {following} does not follow from the record before it")
         try:
             record, _ = _parse(body.decode())
             _FOLDS[record["kind"]](self, following, record)
@@ -169,21 +169,21 @@ class Books:
     def _open(self, sequence: int, record: Json) -> None:
         ours = json.loads(canonical(self.genesis()))
         if sequence:
-            raise damaged(f"record {sequence} is a second charter")
+            raise damaged(f"record {sequence} is a second charter, and a ledger has one")
         if record["charter"] != ours["charter"]:
             parts = (part for part, value in ours["charter"].items() if record["charter"].get(part) != value)
             raise LedgerError(
                 f"the ledger has another charter: it differs in {', '.join(parts)}",
-                why="budgets of other data, of clients who hold other rows, of other units, relations or "
-                "currencies do not add up",
-                fix="keep data, partition and seed of the runs before, or found a new ledger",
+                why="budgets cannot be added up when they are about other data, other clients' rows, other units, "
+                "other neighbours or another currency",
+                fix="keep the data, partition and seed of the earlier runs, or start a new ledger",
                 code="ledger-foreign",
             )
         if any(record.get(part) != ours.get(part) for part in ("caps", "each")) and not self._listed(record):
             raise LedgerError(
-                "the ledger was founded with other caps",
-                why="a cap that can be moved is no cap",
-                fix="give the caps it was founded with",
+                "the ledger was created with other caps",
+                why="a cap that could be changed later would protect nobody",
+                fix="give the caps that the ledger was created with, or start a new ledger",
                 code="ledger-caps-changed",
             )
 
@@ -193,7 +193,7 @@ class Books:
 
     def _reserve(self, sequence: int, record: Json) -> None:
         if record["op"] in self.ops:
-            raise damaged(f"record {sequence} reserves {record['op']!r} again")
+            raise damaged(f"record {sequence} reserves {record['op']!r} a second time")
         for name, charge in charged(record):
             self.own[name] = tuple(map(add, self.own[name], charge)) if name in self.own else charge
         self.ops[record["op"]] = OperationStanding(State.RESERVED, sequence, None, sequence)
@@ -201,7 +201,7 @@ class Books:
     def _advance(self, sequence: int, record: Json) -> None:
         to, before = State(record["kind"]), self.ops[record["op"]]
         if before.state not in BEFORE[to]:
-            raise damaged(f"record {sequence} takes {record['op']!r} to {to.value} out of turn")
+            raise damaged(f"record {sequence} moves {record['op']!r} to the state {to.value}, which cannot follow here")
         stored = sequence if to is State.STORED else before.stored
         self.ops[record["op"]] = OperationStanding(to, before.reserved, stored, sequence)
 

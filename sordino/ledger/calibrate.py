@@ -28,7 +28,7 @@ def classic_multiplier(epsilon: float, delta: float, *, checked: bool = False) -
     if epsilon < 1 or (checked and delta_of(epsilon, 1 / multiplier) <= delta):
         return multiplier
     raise UnsoundGuarantee(
-        f"the classic Gaussian formula at epsilon = {epsilon:g}",
+        f"the classic Gaussian formula cannot be used at epsilon = {epsilon:g}",
         why="at this epsilon and delta it adds too little noise"
         if checked
         else "its theorem is proved for epsilon below 1 only",
@@ -112,7 +112,7 @@ def _times(exposures: int) -> int:
 def _out_of_reach(accountant: str, epsilon: float, delta: float, what: str) -> UnsoundGuarantee:
     return UnsoundGuarantee(
         f"no {what} gives ({epsilon:g}, {delta:g}) by the {accountant} accountant",
-        why="its conversion to epsilon alone costs more than the budget",
-        fix="raise epsilon or delta, or plan fewer exposures",
+        why="the conversion of this accountant to epsilon alone costs more than the whole budget",
+        fix="set a larger epsilon or delta, or plan fewer exposures",
         code="budget-out-of-reach",
     )

@@ -49,7 +49,7 @@ class Currency:
             if type(part) is not int or part < 0:
                 raise InvalidBudget(
                     f"{what} has the component {part!r}",
-                    why="floats drift, and a negative cost would refill a budget",
+                    why="the ledger counts in integers: floats are inexact, and a negative cost would refill a budget",
                     fix="build it with cost(...) or cap(...)",
                     code="amount-not-integer",
                 )
@@ -59,7 +59,12 @@ class Currency:
         """The given amount, where it costs something."""
         amount = self.amount(value, what=what)
         if not any(amount):
-            raise InvalidBudget(f"{what} is zero", why="every release costs something", code="amount-zero")
+            raise InvalidBudget(
+                f"{what} is zero",
+                why="every release costs something, so its cost is above 0",
+                fix="build it with cost(...)",
+                code="amount-zero",
+            )
         return amount
 
 
@@ -74,8 +79,8 @@ def rdp(orders: Sequence[float]) -> Currency:
     rising = all(low < high for low, high in pairwise(alphas))
     if not alphas or not rising or not all(1 < alpha < math.inf for alpha in alphas):
         raise InvalidBudget(
-            f"{list(orders)} are no Rényi orders",
-            why="orders are finite, above 1 and strictly rising",
+            f"{list(orders)} are not valid Rényi orders",
+            why="orders must be finite, above 1, and each larger than the one before",
             fix="use for example (1.5, 2, 4, 8, 16, 32, 64)",
             code="orders-invalid",
         )
@@ -96,18 +101,24 @@ def _exact(values: Sequence[float], what: str) -> list[Fraction]:
     """Each float as the decimal it prints as: 0.1 is 1/10, so that ten of them fill a cap of 1."""
     if isinstance(values, (str, bytes)) or not isinstance(values, Sequence) or not values:
         raise InvalidBudget(
-            f"{values!r} is no {what}",
-            why="it is a non-empty sequence of numbers, one for each component of the currency",
+            f"{values!r} is not a {what}",
+            why="it must be a sequence of numbers, one for each component of the currency",
+            fix="give for example [0.1]",
             code=f"{what}-shape",
         )
     for value in values:
         for wrong, why, code in _FAULTS:
             if wrong(value):
                 raise InvalidBudget(
-                    f"{what} {value!r} {why}", fix="give finite numbers, none negative", code=f"{what}-{code}"
+                    f"{what} {value!r} {why}", fix="give finite numbers that are not negative", code=f"{what}-{code}"
                 )
     if not any(values):
-        raise InvalidBudget(f"{what} {values!r} is zero everywhere", why="privacy is never free", code=f"{what}-zero")
+        raise InvalidBudget(
+            f"{what} {values!r} is zero everywhere",
+            why="privacy is never free" if what == "cost" else "nothing could be spent under it",
+            fix="give at least one number above 0",
+            code=f"{what}-zero",
+        )
     return [Fraction(value if isinstance(value, int) else float.__repr__(value)) for value in values]
 
 

@@ -98,7 +98,12 @@ class Once:
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str):
-            raise UnsupportedEvent("the name of an event is not text", why="it tells repeats", code="malformed-event")
+            raise UnsupportedEvent(
+                "the name of an event must be a text",
+                why="releases that repeat are found by this name",
+                fix="give a text",
+                code="malformed-event",
+            )
         _require_event(self.event)
 
 
@@ -150,7 +155,10 @@ class NonPrivate:
     def __post_init__(self) -> None:
         if not isinstance(self.reason, str):
             raise UnsupportedEvent(
-                "the reason of a non-private event is not text", why="a reader is shown it", code="malformed-event"
+                "the reason of a non-private event must be a text",
+                why="the receipt shows it to its readers",
+                fix="give a text",
+                code="malformed-event",
             )
 
 
@@ -241,18 +249,24 @@ def to_json(event: Event) -> Json:
 def from_json(data: Any) -> Event:
     """The event behind plain data. Only kinds listed in `KINDS` are read, with exactly their fields."""
     if not isinstance(data, Mapping):
-        raise UnsupportedEvent(f"{data!r} is no event", why="an event is an object with a kind", code="malformed-event")
+        raise UnsupportedEvent(
+            f"{data!r} is not an event",
+            why='an event is a JSON object with a key "kind"',
+            fix="read events only from a ledger or receipt that sordino wrote",
+            code="malformed-event",
+        )
     kind = data.get("kind")
     cls = KINDS.get(kind) if isinstance(kind, str) else None
     if cls is None:
         raise UnsupportedEvent(
-            f"no event is called {kind!r}", fix=f"known kinds: {', '.join(KINDS)}", code="unknown-event-kind"
+            f"there is no event of kind {kind!r}", fix=f"use one of {', '.join(KINDS)}", code="unknown-event-kind"
         )
     expected = {f.name for f in fields(cls)}
     if set(data) - {"kind"} != expected:
         raise UnsupportedEvent(
-            f"a {kind} event with fields {sorted(set(data) - {'kind'})}",
-            why=f"it has exactly {sorted(expected)}",
+            f"a {kind} event has the fields {sorted(set(data) - {'kind'})}",
+            why=f"it must have exactly {sorted(expected)}",
+            fix="read events only from a ledger or receipt that sordino wrote",
             code="malformed-event",
         )
     read: dict[str, Callable[[Any], Any]] = {"event": from_json, "events": _each}
@@ -282,15 +296,16 @@ def valid_epsilon(epsilon: float) -> float:
     """A finite epsilon above zero, or a refusal."""
     if not is_number(epsilon) or math.isnan(epsilon) or epsilon <= 0:
         raise InvalidBudget(
-            f"epsilon = {epsilon!r} is no budget",
-            why="an epsilon is above 0; at 0 the output may not depend on the data at all",
+            f"epsilon is {epsilon!r}",
+            why="it must be a number above 0: with epsilon 0 the result could not depend on the data at all",
+            fix="set for example epsilon = 8",
             code="epsilon-not-positive",
         )
     if not math.isfinite(epsilon):
         raise InvalidBudget(
             "epsilon is infinite",
-            why="an infinite budget promises nothing and has no noise level",
-            fix="run without privacy if that is meant",
+            why="an infinite epsilon promises nothing, and no noise level belongs to it",
+            fix="to run without privacy, leave epsilon out",
             code="epsilon-not-finite",
         )
     return float(epsilon)
@@ -300,7 +315,13 @@ def valid_delta(delta: float, *, zero: bool = False) -> float:
     """A delta with 0 < delta < 1, or a refusal. 0 is allowed only where a pure guarantee is asked for."""
     allowed = BELOW_ONE if zero else INSIDE
     check_range(
-        "delta", delta, allowed, "delta-out-of-range", error=InvalidBudget, why="well below 1 / (number of units)"
+        "delta",
+        delta,
+        allowed,
+        "delta-out-of-range",
+        error=InvalidBudget,
+        why="it should be well below 1 / (number of units)",
+        fix="set for example delta = 1e-5",
     )
     return float(delta)
 
@@ -308,7 +329,7 @@ def valid_delta(delta: float, *, zero: bool = False) -> float:
 def check_multiplier(multiplier: float | None, fix: str, name: str = "noise multiplier") -> None:
     """Refuses a typed noise multiplier that gives the noise no size."""
     if multiplier is not None:
-        why = "noise without a size protects nobody"
+        why = "noise of size 0 protects nobody"
         check_range(name, multiplier, POSITIVE, "noise-not-positive", error=UnsoundGuarantee, why=why, fix=fix)
 
 
@@ -324,7 +345,7 @@ def _settle(event: Event, field: str, value: object) -> None:
 def _require_event(value: object) -> None:
     if type(value) not in _NAMES:
         raise UnsupportedEvent(
-            f"{value!r} is no event", fix=f"make it with one of {', '.join(KINDS)}", code="malformed-event"
+            f"{value!r} is not an event", fix=f"make it with one of {', '.join(KINDS)}", code="malformed-event"
         )
 
 

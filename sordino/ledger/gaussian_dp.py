@@ -26,7 +26,12 @@ def delta_of(epsilon: float, mu: float) -> float:
     """The smallest delta at this epsilon (0 is allowed: then it is the total variation distance)."""
     _check_mu(mu)
     if not is_number(epsilon) or math.isnan(epsilon) or epsilon < 0:
-        raise InvalidBudget(f"epsilon = {epsilon!r} is negative or no number", code="epsilon-not-positive")
+        raise InvalidBudget(
+            f"epsilon is {epsilon!r}",
+            fix="give a number that is not negative",
+            why="it must be a number, at least 0",
+            code="epsilon-not-positive",
+        )
     if mu == 0 or epsilon == math.inf:
         return 0.0
     return 1.0 if mu == math.inf else math.exp(_log_delta(epsilon / mu - mu / 2, mu))
@@ -106,4 +111,9 @@ def bisect(keeps: Callable[[float], bool], *, good: float, bad: float, tight: fl
 
 def _check_mu(mu: float) -> None:
     if not is_number(mu) or math.isnan(mu) or mu < 0:
-        raise InvalidBudget(f"mu = {mu!r} is no Gaussian-DP parameter", why="mu is at least 0", code="mu-negative")
+        raise InvalidBudget(
+            f"mu is {mu!r}",
+            why="the parameter mu of Gaussian differential privacy is a number, at least 0",
+            fix="give a number that is not negative",
+            code="mu-negative",
+        )

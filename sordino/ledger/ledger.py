@@ -98,19 +98,17 @@ class Ledger:
         `caps` bind single principals, `each` the clients "0", "1", ... that have no cap of their own, others are
         unlimited; `total` caps what is charged to everyone.
         """
-        limits = {
-            _name(name): charter.currency.amount(cap, what=f"cap of {name}") for name, cap in (caps or {}).items()
-        }
+        amount = charter.currency.amount
+        limits = {_name(name): amount(cap, what=f"cap of {name}") for name, cap in (caps or {}).items()}
         if EVERYONE in limits:
-            raise LedgerError(f"{EVERYONE!r} has a cap", why="it is everyone", fix="use total=", code="name-invalid")
+            raise LedgerError(f"{EVERYONE!r} has a cap", why="it means all", fix="use total=...", code="name-invalid")
         if total is not None:
-            limits[EVERYONE] = charter.currency.amount(total, what="total cap")
+            limits[EVERYONE] = amount(total, what="total cap")
         if each is not None:
-            each = Each(each.clients, charter.currency.amount(each.cap, what="cap of each client"))
+            each = Each(each.clients, amount(each.cap, what="cap of each client"))
         books = Books(charter, Caps(limits, each))
-        place = (
-            None if str(path) == MEMORY else Path(os.path.realpath(path))
-        )  # a loop of links is found by whoever opens it
+        # a loop of links is found by whoever opens it
+        place = None if str(path) == MEMORY else Path(os.path.realpath(path))
         body = canonical(books.genesis()).encode()
         with refusals():
             connection = open_database(place, (link(ORIGIN, body), body))
@@ -162,7 +160,7 @@ class Ledger:
                     raise LedgerError(
                         f"operation {op!r} was reserved with other charges or another plan",
                         why="one operation is one release",
-                        fix="repeat it unchanged, or name a new operation",
+                        fix="repeat it without changes, or give the new operation another name",
                         code="op-conflict",
                     )
                 return frozenset(charges) - frozenset(known["refused"])
@@ -180,8 +178,8 @@ class Ledger:
         """Fixes the one content that this operation may ever publish. A large one stays in a file of its own."""
         if payload is not None and len(payload) > _LARGEST_PAYLOAD:
             raise LedgerError(
-                f"a payload of {len(payload)} bytes",
-                fix="keep the release in a file",
+                f"a payload of {len(payload)} bytes is too large for the ledger",
+                fix="keep the release in a file, and only its digest here",
                 code="payload-too-large",
             )
         content = {
@@ -213,7 +211,7 @@ class Ledger:
             row = self._db.execute("SELECT body FROM payload WHERE sequence = ?", (sequence,)).fetchone()
         payload = row[0] if row else None
         if record["payload"] != (None if payload is None else hashlib.sha256(payload).hexdigest()):
-            raise damaged(f"the payload of {op!r} is not the one that was stored")
+            raise damaged(f"the payload of {op!r} is not what was stored")
         return bytes.fromhex(record["digest"]), payload
 
     def state(self, op: str) -> State | None:
@@ -226,9 +224,7 @@ class Ledger:
             return books.spent(principal)
 
     def remaining(self, principal: str) -> Amount | None:
-        """The cap minus what is spent, None without a cap. Under the rule "any" an order that is used up goes
-        negative.
-        """
+        """The cap minus what is spent, None without a cap; negative for an order that the rule "any" has used up."""
         with self._reading() as books:
             cap = books.caps.get(principal)
             return None if cap is None else tuple(map(sub, cap, books.spent(principal)))
@@ -255,8 +251,12 @@ class Ledger:
 
     def head(self) -> str:
         """The hash of the last record, and through the chain of every record."""
+        return self.place().partition(":")[2]
+
+    def place(self) -> str:
+        """How many records there are, and the head: a ledger only grows."""
         with self._reading() as books:
-            return books.head.hex()
+            return f"{books.sequence + 1}:{books.head.hex()}"
 
     def descends_from(self, head: str) -> bool:
         """Whether this ledger has been at `head`: False for one restored from an older copy."""
@@ -272,17 +272,17 @@ class Ledger:
         books = Books(self._books.charter, self._books.caps)
         with self._mutex, refusals():
             if self._db.execute("PRAGMA quick_check").fetchall() != [("ok",)]:
-                raise damaged("its pages are inconsistent")
+                raise damaged("SQLite finds its pages inconsistent")
             for row in self._db.execute("SELECT sequence, hash, body FROM record ORDER BY sequence"):
                 books.fold(*row)
                 if books.sequence == self._books.sequence and books.head != self._books.head:
-                    raise damaged("its past has changed")
+                    raise damaged("a record that was already read has changed")
             if books.sequence < max(self._books.sequence, 0):
-                raise damaged("its last records are gone")
+                raise damaged("records that were already read are gone")
             for name in books.caps.told_apart(books.own):
                 # totals only grow, so caps that hold at the end held all along
                 if not books.fits(name, books.charter.currency.zero()):
-                    raise damaged(f"{name} has spent more than the cap")
+                    raise damaged(f"{name} has spent more than its cap")
             self._books = books
 
     def close(self) -> None:
@@ -303,8 +303,8 @@ class Ledger:
         if self._connection is None or os.getpid() != self._process:
             raise LedgerError(
                 "the ledger is closed in this process",
-                why="SQLite's locks do not survive a fork",
-                fix="open it again here",
+                why="the process was forked, and SQLite's locks do not survive that; or close() was called",
+                fix="open the ledger again in this process",
                 code="ledger-closed",
             )
         return self._connection
@@ -318,7 +318,7 @@ class Ledger:
             query = "SELECT sequence, hash, body FROM record WHERE sequence >= ? ORDER BY sequence"
             rows = db.execute(query, (books.sequence,)).fetchall()
             if not rows or rows[0][:2] != (books.sequence, books.head):
-                raise damaged("its last known record is gone")
+                raise damaged("the last record that was read is gone")
             for row in rows[1:]:
                 books.fold(*row)
             yield books
@@ -352,7 +352,7 @@ class Ledger:
             if op not in books.ops:
                 raise LedgerError(
                     f"operation {op!r} was never reserved",
-                    why="no release without an older reservation",
+                    why="nothing may be released before it was reserved",
                     fix="reserve it first",
                     code="op-unknown",
                 )
@@ -360,8 +360,8 @@ class Ledger:
             if _ORDER.index(at.state) >= _ORDER.index(to):
                 if at.stored is not None and any(self._record(at.stored)[part] != content[part] for part in content):
                     raise LedgerError(
-                        f"operation {op!r} has already been stored with another content",
-                        why="one operation is one release: two of them would show their difference",
+                        f"operation {op!r} has already stored another content",
+                        why="an operation releases one content: a second one would show the difference of the two",
                         fix="publish what release() returns",
                         code="op-two-releases",
                     )
@@ -369,8 +369,8 @@ class Ledger:
             if at.state not in BEFORE[to]:
                 raise LedgerError(
                     f"operation {op!r} is {at.state.value}, so it cannot be {to.value}",
-                    why="only what is stored may be published",
-                    fix="store it first",
+                    why="an operation is reserved, drawn, stored and published, in this order",
+                    fix="take the steps before it first",
                     code="op-skips-state",
                 )
             self._append({"kind": to.value, "op": op, **content}, payload)
@@ -395,6 +395,6 @@ class Ledger:
 def _name(name: object) -> str:
     if not isinstance(name, str) or not name:
         raise LedgerError(
-            f"{name!r} is no name", why="operations and principals are non-empty text", code="name-invalid"
+            f"{name!r} is no name", why="a name is a text that is not empty", fix="give a text", code="name-invalid"
         )
     return name

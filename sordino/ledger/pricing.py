@@ -66,9 +66,9 @@ class Classic:
 
     def cost(self, multiplier: float) -> tuple[float, ...]:
         raise UnsoundGuarantee(
-            "the classic Gaussian has no price of its own",
-            why="one multiplier stands for many (epsilon, delta) pairs",
-            fix='give a budget in [privacy], or use calibration = "exact"',
+            "the classic Gaussian noise has no price without a budget",
+            why="many pairs of epsilon and delta lead to the same multiplier",
+            fix='set privacy.epsilon and privacy.delta, or use calibration = "exact"',
             code="classic-needs-budget",
         )
 
@@ -105,9 +105,9 @@ def _rho(epsilon: float, delta: float) -> float:
     low, high = 1e-12, mu_of(epsilon, delta) ** 2 / 2
     if over(low):
         raise UnsoundGuarantee(
-            f"epsilon {epsilon} at delta {delta} is out of reach of the Renyi accountant",
-            why="its conversion alone costs more",
-            fix="raise epsilon or delta",
+            f"the Renyi accountant cannot reach epsilon {epsilon} at delta {delta}",
+            why="its conversion to epsilon alone costs more",
+            fix="set a larger epsilon or delta",
             code="budget-below-conversion",
         )
     for _ in range(60):
@@ -287,8 +287,9 @@ def counted_phases(
     if not good:
         raise UnsoundGuarantee(
             f"no noise was found that keeps epsilon {epsilon:g} at delta {delta:g} over {len(phases)} phases",
-            why="what its accountant needs for each of them leaves nothing",
-            fix="raise epsilon or delta, or plan fewer rounds",
+            why="the conversion of its accountant to epsilon costs more than the part of the budget that each "
+            "phase has",
+            fix="set a larger epsilon or delta, or plan fewer rounds",
             code="budget-out-of-reach",
         )
     noises, times = noise(good), tuple(times for _, times, _ in phases)
@@ -303,9 +304,9 @@ def best_order(rate: float, epsilon: float, delta: float, exposures: int) -> Ren
     usable = [(pricing, budget / exposures) for pricing, budget in candidates if budget > 0]
     if not usable:
         raise UnsoundGuarantee(
-            f"epsilon {epsilon} at delta {delta} is out of reach of the Renyi accountant",
-            why="every order's conversion already costs more",
-            fix="raise epsilon or delta, or use unsampled noise",
+            f"the Renyi accountant cannot reach epsilon {epsilon} at delta {delta}",
+            why="its conversion to epsilon alone costs more, at every order",
+            fix="set a larger epsilon or delta, or use noise without sampling",
             code="budget-below-conversion",
         )
     return min(usable, key=lambda pair: pair[0].multiplier((pair[1],)))[0]

@@ -57,7 +57,7 @@ def open_database(place: Path | None, first: tuple[bytes, bytes] | None) -> sqli
                 _create(place, first)
             if not place.is_file() or place.stat().st_size == 0:
                 # SQLite would take an empty file for a new database, and drop the journal beside it
-                raise damaged(f"{place} is empty or no file")
+                raise damaged(f"{place} is empty, or not a file")
             connection = undo.enter_context(closing(_connect(f"{place.as_uri()}?mode=rw")))
             _check_database(connection)
         undo.pop_all()
@@ -88,7 +88,7 @@ def _found(connection: sqlite3.Connection, first: tuple[bytes, bytes]) -> None:
 
 def _create(place: Path, first: tuple[bytes, bytes]) -> None:
     if Path(f"{place}-wal").exists():
-        raise damaged(f"{place} is gone, its journal is still there")
+        raise damaged(f"{place} is gone, but its journal is still there")
     with tempfile.TemporaryDirectory(prefix=f".{place.name}-", dir=place.parent) as workshop:
         draft = Path(workshop, place.name)
         with closing(_connect(f"{draft.as_uri()}?mode=rwc")) as connection:
@@ -113,7 +113,7 @@ def _check_database(connection: sqlite3.Connection) -> None:
     if version not in _READ:
         raise LedgerError(
             f"the ledger has format {version}",
-            why=f"this program reads formats {' and '.join(map(str, _READ))}",
+            why=f"this version of sordino reads the formats {' and '.join(map(str, _READ))}",
             fix="open it with the version of sordino that wrote it",
             code="ledger-version",
         )
@@ -121,8 +121,8 @@ def _check_database(connection: sqlite3.Connection) -> None:
         raise damaged("its tables are not those of a ledger")
     if _ask(connection, "journal_mode=WAL") != "wal" or _ask(connection, "synchronous") != _FULL_SYNC:
         raise LedgerError(
-            "SQLite does not sync every commit of this file",
-            why="a reservation that a power cut takes back is none",
+            "SQLite does not write every commit of this file safely to disk",
+            why="a reservation must survive a power cut",
             fix="put the ledger on a local disk",
             code="ledger-not-durable",
         )
@@ -143,9 +143,9 @@ def _check_directory(place: Path) -> None:
     kind = file_system(place.parent, mounts.read_text(errors="replace")) if mounts.exists() else ""
     if kind in _REMOTE or kind.startswith(_REMOTE_FAMILIES):
         raise LedgerError(
-            f"{place.parent} is on a {kind} file system",
-            why="locks and syncs do not hold reliably over a network",
-            fix="put the ledger on a local disk of the machine that writes it",
+            f"{place.parent} is on a network file system ({kind})",
+            why="over a network, locks and safe writes cannot be relied on",
+            fix="put the ledger on a local disk of the machine that runs sordino",
             code="ledger-network-disk",
         )
 
@@ -201,8 +201,8 @@ def turnstile(place: Path | None) -> Iterator[None]:
 def damaged(what: str) -> LedgerError:
     return LedgerError(
         f"the ledger is damaged: {what}",
-        why="what was spent can no longer be told from it, and it is never started anew",
-        fix="restore it whole from a copy whose head is the last one published",
+        why="what was spent can no longer be read from it; a ledger is never started again from zero",
+        fix="put back a complete copy of it whose last record is the last one that was published",
         code="ledger-damaged",
     )
 
@@ -210,8 +210,8 @@ def damaged(what: str) -> LedgerError:
 def missing(place: Path) -> LedgerError:
     return LedgerError(
         f"there is no ledger {place}",
-        why="without it nothing can be verified",
-        fix="put it back in its place",
+        why="without the ledger nothing can be verified",
+        fix="put the file back where it was",
         code="ledger-missing",
     )
 
@@ -220,7 +220,7 @@ def _full() -> LedgerError:
     return LedgerError(
         "the ledger cannot grow: the disk is full, or a quota or size limit is reached",
         why="nothing was recorded, so nothing may be released",
-        fix="free some space and repeat the operation",
+        fix="free some space, then repeat the operation",
         code="ledger-disk-full",
     )
 
@@ -228,7 +228,8 @@ def _full() -> LedgerError:
 def _busy() -> LedgerError:
     return LedgerError(
         f"another process has held the ledger for {PATIENCE:.0f} s",
-        fix="look for a writer that hangs, then repeat the operation",
+        why="only one process at a time writes to a ledger",
+        fix="look for a process that uses the ledger and hangs, then repeat the operation",
         code="ledger-busy",
     )
 
@@ -236,6 +237,7 @@ def _busy() -> LedgerError:
 def _unwritable() -> LedgerError:
     return LedgerError(
         "the ledger cannot be opened for writing",
+        why="sordino may not write to it",
         fix="check the owner and the permissions of the file and its directory",
         code="ledger-unwritable",
     )
@@ -244,9 +246,8 @@ def _unwritable() -> LedgerError:
 def _disk() -> LedgerError:
     return LedgerError(
         "the disk under the ledger reported an error",
-        why="an operation of the disk failed; that says nothing against the ledger, and what was recorded before "
-        "stands",
-        fix="try again: nothing is lost; if it comes back, look at the disk and at the system's log",
+        why="the disk failed; the ledger itself is not damaged, and all that was recorded before is still there",
+        fix="try again: nothing is lost; if the error comes back, check the disk and the system's log",
         code="ledger-disk-error",
     )
 

@@ -78,7 +78,10 @@ def threshold(budgets: Floats, by: Waste = WEIGHTED) -> float:
     count = found.astype(np.float64)
     if not len(levels) or not 0 < levels[0] <= levels[-1] < math.inf:
         raise InvalidBudget(
-            "no budgets to choose a threshold from", why="all are used up", code="threshold-without-budgets"
+            "there are no budgets left to choose a threshold from",
+            why="every client's budget is used up",
+            fix="run fewer rounds, or set larger budgets",
+            code="threshold-without-budgets",
         )
     tried = [(waste(levels, float(level), by, count), float(level)) for level in levels]
     for low, high in pairwise(levels.tolist()):
@@ -136,9 +139,9 @@ def balanced(budgets: Sequence[float], delta: float, rounds: int, expected: floa
     clients = len(budgets)
     if not 0 < expected <= clients:
         raise InvalidBudget(
-            f"an expected cohort of {expected:g} out of {clients} clients",
-            why="rates are probabilities",
-            fix=f"a size above 0 and at most {clients}",
+            f"an expected cohort of {expected:g} of {clients} clients",
+            why="each client takes part with a probability, so at most all of them are expected",
+            fix=f"set a size above 0 and at most {clients}",
             code="cohort-larger-than-population",
         )
 
@@ -150,9 +153,9 @@ def balanced(budgets: Sequence[float], delta: float, rounds: int, expected: floa
         low, high = high, high + math.log(4)
         if high > math.log(1e7):
             raise InvalidBudget(
-                f"no noise below a multiplier of 1e7 lets {expected:g} of {clients} clients take part",
+                f"even a noise multiplier of 1e7 does not let {expected:g} of {clients} clients take part",
                 why="the budgets are too small for so many rounds",
-                fix="fewer rounds, a smaller cohort, or larger budgets",
+                fix="run fewer rounds, or set a smaller cohort or larger budgets",
                 code="budget-out-of-reach",
             )
     while high - low > _TIGHT:
@@ -162,9 +165,9 @@ def balanced(budgets: Sequence[float], delta: float, rounds: int, expected: floa
     each = rates(budgets, delta, found, rounds)
     if not each.all():
         raise InvalidBudget(
-            f"a budget of {min(budgets):g} affords no rate at all at delta {delta:g}",
+            f"a client with the budget {min(budgets):g} cannot take part at all, at delta {delta:g}",
             why="the conversion from Renyi divergence to epsilon alone costs more",
-            fix="raise the smallest budgets or delta, or use the bounds of visible cohorts",
+            fix="raise the smallest budgets or delta, or use a cohort that everybody sees",
             code="budget-out-of-reach",
         )
     return found, each

@@ -282,8 +282,8 @@ class Natural(Scheme):
         if group is None:
             raise PartitionError(
                 "this data has no natural clients",
-                why="it comes without a group column",
-                fix="name one when loading the data, or choose another scheme",
+                why="natural clients are the groups of a column, and no group column was given",
+                fix="set data.group to the column that names the client, or choose another partition.scheme",
                 code="no-group",
             )
         keys, owner = np.unique(group, return_inverse=True)

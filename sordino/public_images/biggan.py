@@ -59,8 +59,9 @@ class BigGan:
             of = torch.tensor([int(prompt.removeprefix(NAME)) for prompt in prompts])
             if of.max() >= network.plan.num_classes:
                 raise ConfigError(
-                    f"{folder} knows {network.plan.num_classes} classes, and none has the id {int(of.max())}",
-                    fix="give a file of ids for this model in `ids`",
+                    f"the model in {folder} has {network.plan.num_classes} classes, and none of them has the id "
+                    f"{int(of.max())}",
+                    fix="give a file with the ids of this model as candidates.ids",
                     code="bad-imagenet-ids",
                 )
             with torch.inference_mode():
@@ -93,7 +94,7 @@ def _ids(path: str | None) -> dict[str, list[int]]:
         raise DataError(
             f"cannot read the ImageNet ids {path}",
             why=str(error),
-            fix='write JSON such as {"cat": ["281-285"], "frog": [30, 31, 32]}',
+            fix='write a JSON file such as {"cat": ["281-285"], "frog": [30, 31, 32]}',
             code="bad-imagenet-ids",
         ) from None
 
@@ -108,8 +109,8 @@ def _chosen(name: str, known: Mapping[str, list[int]], wanted: Wanted) -> tuple[
     if not ids:
         raise ConfigError(
             f"ImageNet has no class for {name!r}",
-            why="BigGAN draws the 1,000 classes that it was trained on, and nothing else",
-            fix="drop the class, or name its ids in a file of your own (`ids`)",
+            why="BigGAN draws only the 1,000 classes that it was trained on",
+            fix="drop the class, or give its ids in a file of your own (candidates.ids)",
             code="no-imagenet-id",
         )
     drawn = keys.integers(keys.fold(wanted.key, "imagenet", name), wanted.per_class, len(ids)).numpy()

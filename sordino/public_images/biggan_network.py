@@ -162,7 +162,7 @@ def load(folder: Path) -> BigGanNetwork:
         network.load_state_dict(weights, assign=True)
     except (OSError, ValueError, TypeError, LookupError, RuntimeError, SafetensorError) as error:
         raise ConfigError(
-            f"{folder} holds no BigGAN-deep generator",
+            f"{folder} does not hold a BigGAN-deep generator",
             why=" ".join(str(error).split())[:300],
             fix="give a folder with config.json and the published weights as model.safetensors",
             code="bad-model",

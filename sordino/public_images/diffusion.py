@@ -105,7 +105,7 @@ def _pipeline(folder: Path) -> Any:
         return AutoPipelineForText2Image.from_pretrained(str(folder), use_safetensors=True, local_files_only=True)
     except (OSError, ValueError, AttributeError, TypeError) as error:
         raise ConfigError(
-            f"{folder} holds no text-to-image pipeline that diffusers can read",
+            f"{folder} does not hold a text-to-image model that diffusers can read",
             why=" ".join(str(error).split())[:300],
             fix="give a folder with model_index.json and weights in safetensors",
             code="bad-model",

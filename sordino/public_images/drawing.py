@@ -54,8 +54,8 @@ def draw_all(
     for name, of_class in zip(wanted.classes, images, strict=True):
         if not of_class:
             raise DataError(
-                f"every image of {name!r} came out blank",
-                why=f"the model's safety filter removed it, {1 + REDRAWN} times each",
+                f"every image of {name!r} is blank",
+                why=f"the model's safety filter removed them, after {1 + REDRAWN} attempts for each image",
                 fix="use other prompts, or another model",
                 code="all-blank",
             )

@@ -40,17 +40,18 @@ class PublicSplit:
     def build(self, wanted: Wanted) -> Candidates:
         if wanted.pool is None:
             raise ConfigError(
-                "public_split has no public images",
-                why=f"they are {self.pool:.0%} of the training images, held back before those are divided",
-                fix="hold them back, or choose another source",
+                "the source public_split has no public images",
+                why=f"it takes {self.pool:.0%} of the training images, held back before the clients get theirs, and "
+                "none were held back",
+                fix="hold back public images, or choose another source",
                 code="no-public-images",
             )
         rows = [np.flatnonzero(wanted.pool.y == of) for of in range(len(wanted.classes))]
         empty = [name for name, found in zip(wanted.classes, rows, strict=True) if not len(found)]
         if empty:
             raise DataError(
-                f"the public images show no {', '.join(empty)}",
-                fix="hold back more images, or drop the class",
+                f"no public image shows {', '.join(empty)}",
+                fix="hold back more public images, or drop the class",
                 code="class-without-candidates",
             )
         images, wrong = [], []
@@ -82,8 +83,8 @@ class SklearnDigits:
         meant = [digit(name) for name in wanted.classes]
         if None in meant:
             raise ConfigError(
-                f"sklearn_digits draws no {wanted.classes[meant.index(None)]}",
-                why="it knows the classes 0 to 9",
+                f"sklearn_digits cannot draw {wanted.classes[meant.index(None)]}",
+                why="it knows only the classes 0 to 9",
                 fix="choose another source for these classes",
                 code="class-without-candidates",
             )

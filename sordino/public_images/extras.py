@@ -25,7 +25,7 @@ def extra(called: str) -> Iterator[None]:
         raise BackendUnavailable(
             f"these candidates need {error.name or 'a package'}, which does not work here",
             why=str(error),
-            fix=f"pip install 'sordino[{called}]' (in a clone: pip install -e '.[{called}]')",
+            fix=f"run: pip install 'sordino[{called}]' (in a clone: pip install -e '.[{called}]')",
             code=f"missing-{called}-extra",
         ) from None
 
@@ -49,10 +49,10 @@ def model_folder(model: str, network: bool, fetch: Callable[[bool], str]) -> Pat
                 f"the model {model} is not on this machine" if not network else f"cannot fetch the model {model}",
                 why=(str(error) or type(error).__name__).splitlines()[0]
                 if network
-                else "it is no folder, and the hub's cache does not hold it",
-                fix="check the id and the connection"
+                else "it is not a folder, and the hub's cache on this machine does not hold it",
+                fix="check the id and your connection"
                 if network
-                else "give a folder, or candidates.network = true to fetch it",
+                else "give a folder, or set candidates.network = true to download it",
                 code="no-model",
             ) from None
     _no_code(folder)
@@ -63,15 +63,16 @@ def _no_code(folder: Path) -> None:
     for file in sorted(folder.rglob("*")):
         if file.suffix == ".py":
             raise ConfigError(
-                f"the model {folder} brings code of its own: {file.name}",
-                fix="use a model that its library knows",
+                f"the model {folder} comes with program code of its own: {file.name}",
+                why="running code that came with a model could do anything on this machine",
+                fix="use a model that its library can load without such code",
                 code="code-in-model",
             )
         if file.suffix in PICKLED and not any(file.parent.glob("*.safetensors")):
             raise ConfigError(
                 f"the weights {file} are pickled",
-                why="reading them can run any program",
-                fix="convert them to safetensors where you trust them",
+                why="loading a pickled file can run any program",
+                fix="convert them to safetensors, in a place where you trust them",
                 code="pickled-weights",
             )
 

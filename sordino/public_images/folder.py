@@ -43,14 +43,17 @@ def _files(root: Path, of: int, name: str) -> list[Path]:
     if place is None:
         raise DataError(
             f"{root} has no folder for {name!r}",
-            why="each class has its candidates in a folder of its name or number",
+            why="the candidates of a class lie in a folder with its name or number",
             fix=f"put images into {root / name}, or drop the class",
             code="class-without-candidates",
         )
     files = sorted(file for file in place.iterdir() if file.suffix.lower() in SUFFIXES)
     if not files:
         raise DataError(
-            f"{place} holds no image", fix=f"put {', '.join(SUFFIXES)} files there", code="class-without-candidates"
+            f"{place} holds no image",
+            why="each class needs at least one image",
+            fix=f"put images there: {', '.join(SUFFIXES)}",
+            code="class-without-candidates",
         )
     return files
 
@@ -69,9 +72,9 @@ def _read(file: Path, wanted: Wanted) -> Array:
             decoded = np.asarray(image.convert("RGB"), np.uint8)
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
         raise DataError(
-            f"{file} is no image that can be read",
+            f"{file} cannot be read as an image",
             why=str(error),
-            fix="replace it or take it away",
+            fix="replace the file or remove it",
             code="corrupt-image",
         ) from None
     return pixels.fit(decoded[None], wanted.shape)

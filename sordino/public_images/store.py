@@ -67,8 +67,8 @@ def write(path: Path, content: bytes) -> None:
 
 def _refused(path: Path, error: OSError) -> DataError:
     return DataError(
-        f"the cache of candidates cannot use {path}",
+        f"the cache of candidates cannot use the directory {path}",
         why=str(error),
-        fix="give it a directory that you may write to, with space left",
+        fix="set engine.cache to a directory that has space and that you may write to",
         code="candidate-cache",
     )

@@ -63,7 +63,7 @@ def available() -> None:
     except ImportError:
         raise ConfigError(
             "figures need matplotlib",
-            why="it is not installed; pages and tables do without it",
+            why="it is not installed; pages and tables do not need it",
             fix='pip install "sordino[plots]"',
             code="no-matplotlib",
         ) from None
@@ -74,7 +74,9 @@ def _save(facts: Shown, drawings: Mapping[str, Callable[[Shown, Axes], bool]], o
     from matplotlib.figure import Figure
 
     if kind not in UNDATED:
-        raise ConfigError(f"no figure is a {kind!r}", fix=f"one of: {', '.join(UNDATED)}", code="unknown-figure-kind")
+        raise ConfigError(
+            f"figures cannot be saved as {kind!r}", fix=f"use one of {', '.join(UNDATED)}", code="unknown-figure-kind"
+        )
     out.mkdir(parents=True, exist_ok=True)
     written = []
     with matplotlib.rc_context(STYLE):

@@ -121,7 +121,7 @@ def gather(
     candidates, absent = _candidates(setup.experiment, home)
     wrong = _wrong(candidates) if pretended else None
     if candidates is not None and wrong is None:
-        absent = "their source does not tell" if pretended else "only a simulation may look that up"
+        absent = "their source does not know" if pretended else "only a simulation may look that up"
     plain, formula = _plain(run, setup), _formula(phases, setup, len(metrics))
     table = setup.experiment.candidates or {}
     return Preparation(
@@ -164,7 +164,7 @@ def _candidates(experiment: Experiment, home: ServersHome | None) -> tuple[Candi
     if source_of(experiment) is None:
         return None, "there are no candidates"
     if home is None:
-        return None, "the data are not looked at for this page"
+        return None, "this page is made without reading the data"
     table = experiment.candidates or {}
     if table["source"] not in AGAIN or table.get("prompts", {}).get("name") in DEAR:
         return None, "their images are not drawn again for a page"

@@ -41,7 +41,7 @@ def write(folder: Path, out: Path | None = None, facts: RunFacts | None = None, 
 
 def page(facts: RunFacts) -> str:
     """The page of one run."""
-    return assemble(f"sordino: {facts.name}", facts, "web/prepared.js", "web/run.js")
+    return assemble(f"sordino: {facts.name}", facts, "web/curves.js", "web/prepared.js", "web/run.js")
 
 
 def assemble(title: str, facts: Fact, *scripts: str) -> str:
@@ -49,14 +49,20 @@ def assemble(title: str, facts: Fact, *scripts: str) -> str:
     styled = {**facts.to_json(), "colours": palette.SERIES, "dashes": palette.DASHES}
     inserts = {
         "PALETTE": palette.css(),
-        "CSS": "\n".join(map(_read, STYLES)),
-        "SCRIPT": "\n".join(map(_read, (*SCRIPTS, *scripts))),
+        "CSS": together(*STYLES),
+        "SCRIPT": together(*SCRIPTS, *scripts),
         "TITLE": html.escape(title),
-        # inside a script element only "</" and "<!--" could end it
-        "FACTS": json.dumps(styled, separators=(",", ":")).replace("<", "\\u003c"),
+        "FACTS": in_script(styled),
     }
-    return re.sub(r"/\*([A-Z]+)\*/", lambda place: inserts[place[1]], _read("web/frame.html"))
+    return re.sub(r"/\*([A-Z]+)\*/", lambda place: inserts[place[1]], together("web/frame.html"))
 
 
-def _read(name: str) -> str:
-    return files("sordino.report").joinpath(name).read_text(encoding="utf-8")
+def in_script(told: object) -> str:
+    """JSON for a script element of a page."""
+    # only "</" and "<!--" could end the element
+    return json.dumps(told, separators=(",", ":")).replace("<", "\\u003c")
+
+
+def together(*names: str) -> str:
+    """Files of this room, one after another."""
+    return "\n".join(files("sordino.report").joinpath(name).read_text(encoding="utf-8") for name in names)

@@ -135,15 +135,15 @@ def preparation(found: Preparation) -> Group:
         of_kept = mean_of([(row.valid_kept, row.kept) for row in classes])
         of_all = mean_of([(row.valid, row.candidates or 0) for row in classes])
         if of_kept is not None and of_all is not None:
-            table.add_row("valid: kept, all (a simulation knows)", f"{of_kept:.1%}, {of_all:.1%}")
+            table.add_row("valid: of kept, of all (only a simulation knows)", f"{of_kept:.1%}, {of_all:.1%}")
     table.add_row("bytes sent", bytes_text(cost.bytes))
     table.add_row(f"as rounds of plain training, {cost.chosen} clients", f"{cost.rounds:.1f}")
     if cost.formula_rounds is not None:
-        table.add_row("the same by formula (18)", f"{cost.formula_rounds:.1f}")
+        table.add_row("the same, by the count in SlaugFL's paper", f"{cost.formula_rounds:.1f}")
     for row in cost.targets[-2:]:  # the last that was reached, and the next
         reached = f"{row.rounds}, {row.charged:.1f} with it" if isinstance(row, Reached) else "not reached"
         table.add_row(f"rounds to {row.target:.0%}", reached)
-    unread = f"whom it asked and what it kept is not told: {found.unread}" if found.unread else ""
+    unread = f"this table cannot say whom it asked and what it kept: {found.unread}" if found.unread else ""
     return Group(table, *(Text(line, style="yellow") for line in (found.label, unread) if line))
 
 

@@ -92,11 +92,9 @@ def sentence(row: Guarantee, adversaries: Sequence[Adversary]) -> str:
     what, reasons, printed = WHAT[row.unit], "; ".join(row.because), row.nominal_epsilon
     if not row.finite and printed is not None:
         composed = row.nominal_composed
-        rounds = (
-            f" (all rounds added up, the same formula gives {composed:.3g})" if composed not in (None, printed) else ""
-        )
+        rounds = f" (for all rounds together it gives {composed:.3g})" if composed not in (None, printed) else ""
         return (
-            f"Nothing is promised about {what}, against {who}. The source's formula prints epsilon {printed:.3g}"
+            f"Nothing is promised about {what}, against {who}. The published formula gives epsilon {printed:.3g}"
             f"{rounds}; it proves nothing: {reasons}."
         )
     if not row.finite:
@@ -107,7 +105,7 @@ def sentence(row: Guarantee, adversaries: Sequence[Adversary]) -> str:
     )
     if row.status == "nominal" and printed is not None:
         return (
-            f"About {what}, against {who}: the source's formula prints epsilon {printed:.3g}. That number proves "
+            f"About {what}, against {who}: the published formula gives epsilon {printed:.3g}. That number proves "
             f"nothing ({reasons}). What does hold: {holds} (epsilon {row.epsilon:.3g})."
         )
     because = f" This rests on: {reasons}." if reasons else ""
@@ -127,14 +125,15 @@ def by_phase(whole: Sequence[Guarantee], phases: Sequence[OfPhase]) -> tuple[str
         ]
         reasons = dict.fromkeys(why for row in phase.guarantees if row.adversary == "server" for why in row.because)
         nothing = f"nothing is promised: {'; '.join(reasons) or 'no noise covers it'}"
-        given = "given what went out before it, " if promised and phase is not phases[0] else ""
-        text = given + ("; ".join(promised) or nothing) if phase.releases else "has released nothing"
+        given = "given what was released before it, " if promised and phase is not phases[0] else ""
+        text = given + ("; ".join(promised) or nothing) if phase.releases else "nothing was released"
         found.setdefault(text, []).append(phase.phase)
     said = [f"{' and '.join(names)}: {text}." for text, names in found.items()]
     kept = {row.unit for row in whole if row.finite}
     parts = {row.unit: None for phase in phases for row in phase.guarantees if row.finite}
     lost = [
-        f"No end-to-end guarantee of one {unit}: what one phase noises another one gives away."
+        f"No guarantee about one {unit} for the run as a whole: one phase protects it with noise, "
+        "another phase gives it away."
         for unit in parts
         if unit not in kept
     ]

@@ -43,8 +43,9 @@ from sordino.report.preparation import label_of
 from sordino.results.frames import frame
 from sordino.results.sweeps import Notes, Setting, composed, grid
 from sordino.runs.folder import RunFolder
+from sordino.runs.play import Ended, Progress
 from sordino.runs.receipt import opened
-from sordino.runs.run import Ended, Progress, resume, start
+from sordino.runs.run import resume, start
 from sordino.runs.simulation import settle
 
 # and the share of stragglers: what becomes of them is the method's
@@ -141,8 +142,8 @@ def check_words(words: Sequence[object]) -> None:
     for word in words:
         if not isinstance(word, str | Path):
             raise ConfigError(
-                f"a {type(word).__name__} cannot be compared",
-                why="a comparison is of experiment files, so that it can be made again",
+                f"an object of type {type(word).__name__} cannot be compared",
+                why="a comparison takes experiment files, so that it can be repeated",
                 fix='give paths and changes: sordino.compare("a.toml", "b.toml", "lr=0.01,0.1")',
                 code="not-an-experiment-file",
             )
@@ -158,14 +159,16 @@ def compare(
 ) -> Comparison:
     """Run what is missing, then gather. Ctrl-C waits for the end of a round; called again, it goes on from there."""
     if seeds < 1:
-        raise ConfigError(f"seeds is {seeds}", why="it must be at least 1", code="out-of-range")
+        raise ConfigError(
+            f"seeds is {seeds}", why="it must be at least 1", fix="set for example seeds = 3", code="out-of-range"
+        )
     settings = grid(overrides)
     experiments = [_named(config.load(path, s.overrides), s) for path in files for s in settings]
     if len(experiments) < 2:
         raise ConfigError(
             f"{len(experiments)} experiment{'s' * (not experiments)} to compare",
             why="a comparison needs at least two",
-            fix="give another file, or several values: sordino compare A.toml --set lr=0.01,0.1",
+            fix="give another file, or several values of a setting: sordino compare A.toml --set lr=0.01,0.1",
             code="too-few-to-compare",
         )
     check_equal(experiments)
@@ -228,8 +231,8 @@ def _run(experiment: Experiment, folder: Path, watch: Watch | None) -> Ended:
         return start(experiment, folder, watch)
     if there.experiment.digest() != experiment.digest():
         raise RunError(
-            f"{folder} holds a run of another configuration",
-            why="the file was changed since, and old and new results must not meet in one table",
+            f"{folder} holds a run with another configuration",
+            why="the experiment file was changed since then, and old and new results must not be mixed in one table",
             fix="remove that folder, or give another --out",
             code="stale-comparison",
         )
@@ -246,14 +249,16 @@ def check_equal(experiments: Sequence[Experiment]) -> None:
             if one != another:
                 raise ConfigError(
                     f"{first.name} and {other.name} differ in {section}",
-                    why="then a difference in accuracy could come from there",
-                    fix=f"make [{section}] equal, or give it for all: sordino compare ... {section}=...",
+                    why="then this could be the reason for a difference in accuracy",
+                    fix=f"make [{section}] equal in both, or set it for all: sordino compare ... {section}=...",
                     code="unequal-comparison",
                 )
     folders = [_folder(experiment.name) for experiment in experiments]
     if len(set(folders)) < len(folders):
         raise ConfigError(
-            f"two experiments are called {sorted(folders)}", fix='give each its own name = "..."', code="same-name"
+            f"two experiments are called {sorted(folders)}",
+            fix='give each experiment its own name = "..."',
+            code="same-name",
         )
 
 

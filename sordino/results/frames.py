@@ -21,7 +21,7 @@ def frame(rows: Sequence[Mapping[str, object]], columns: Sequence[str] = (), *, 
         raise ConfigError(
             "data frames need pandas",
             why="it is not installed, and nothing else in sordino needs it",
-            fix=f"pip install 'sordino[frames]'; {instead} holds the same numbers without it",
+            fix=f"run: pip install 'sordino[frames]'; {instead} has the same numbers without pandas",
             code="pandas-missing",
         ) from None
     return pandas.DataFrame(list(rows), columns=None if rows else list(columns))

@@ -91,7 +91,7 @@ class Result:
             raise RunError(
                 f"{self.folder} has no model yet",
                 why="it is written when a run ends or is stopped",
-                fix=f"`sordino resume {self.folder}` finishes it",
+                fix=f"`sordino resume {self.folder}` finishes the run and writes it",
                 code="no-model",
             )
         return tensors(path)

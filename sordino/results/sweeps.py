@@ -33,7 +33,9 @@ def grid(overrides: Iterable[str]) -> list[Setting]:
     listed = [(override, *_values(override)) for override in overrides]
     swept = {key for _, key, values in listed if len(values) > 1}
     for key in swept & NOT_SWEPT.keys():
-        raise ConfigError(f"{key} cannot be swept", why=NOT_SWEPT[key], fix=f"give one {key}", code="not-swept")
+        raise ConfigError(
+            f"{key} cannot have several values", why=NOT_SWEPT[key], fix=f"give one value of {key}", code="not-swept"
+        )
     found = []
     options = ([f"{key}={v}" for v in values] if key in swept else [override] for override, key, values in listed)
     for choice in itertools.product(*options):

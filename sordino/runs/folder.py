@@ -18,11 +18,12 @@ from sordino.config import Experiment
 from sordino.errors import RunError, damaged
 from sordino.evaluate.rows import PreparedRow, RoundCost, RoundRow
 from sordino.ledger.facts import Fact
+from sordino.letters.events import Event
 from sordino.runs.private import FOLDER
 from sordino.runs.shapes import Environment, Receipt, parsed
 
 F = TypeVar("F", bound=Fact)
-FROM_A_COPY = "put the file back from a copy, or start the run anew in another folder"
+FROM_A_COPY = "put the file back from a copy, or start the run again in another folder"
 LOCKS = Path("/proc/locks")  # of Linux: who holds what, readable without holding anything
 
 
@@ -53,6 +54,7 @@ class RunFolder:
     receipt_file = _Named("privacy.json")
     signature_file = _Named("privacy.sig")
     model_file = _Named("model.safetensors")
+    events_file = _Named("events.jsonl")  # between sites: one object for each thing that happened
     log_file = _Named("log.txt")  # what the user was told of a run and no table shows
     page_file = _Named("report.html")
     lock_file = _Named(".lock")
@@ -90,8 +92,10 @@ class RunFolder:
         took: dict[int, list[RoundCost]] = {}
         for cost in (*_rows(self.costs_file, RoundCost), *_rows(own.costs_file, RoundCost)):
             took.setdefault(cost.round, []).append(cost)
-        rows = []
-        for row in self.public_metrics():
+        rows, public = [], self.public_metrics()
+        # a site in a hidden cohort tells nobody for which rounds it was drawn
+        own_alone = [row for number, row in evaluated.items() if number not in {row.round for row in public}]
+        for row in (*public, *own_alone):
             row = row.with_more(evaluated[row.round]) if row.round in evaluated else row
             costs = took.get(row.round, [])
             if row.secure is not None:
@@ -107,6 +111,15 @@ class RunFolder:
 
     def prepared(self) -> list[PreparedRow]:
         return _rows(self.preparation_file, PreparedRow)
+
+    def events(self) -> list[Event]:
+        """What happened between sites, as far as this user may know."""
+        whole = RunFolder(self.private).events_file
+        return _rows(whole, Event) if whole.exists() else self.public_events()
+
+    def public_events(self) -> list[Event]:
+        """What may be told to whom the statement names."""
+        return _rows(self.events_file, Event)
 
     def notes(self) -> list[str]:
         return _text(self.log_file).splitlines() if self.log_file.exists() else []
@@ -137,7 +150,7 @@ class RunFolder:
             raise RunError(
                 f"{self.path} is not a run folder",
                 why=self._why_not(),
-                fix="`sordino list` shows the runs in runs/, `sordino list FOLDER` those elsewhere",
+                fix="`sordino list` shows the runs in runs/; `sordino list FOLDER` shows the runs in another folder",
                 code="not-a-run",
             )
 
@@ -155,9 +168,9 @@ class RunFolder:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
                 raise RunError(
-                    f"{self.path} is in use",
-                    why="another process is running it",
-                    fix="wait for it, or stop it",
+                    f"the run folder {self.path} is in use",
+                    why="another process works on this run",
+                    fix="wait until it ends, or stop it",
                     code="run-in-use",
                 ) from None
             yield

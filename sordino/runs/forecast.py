@@ -27,10 +27,11 @@ from sordino.engine.server import Federation
 from sordino.errors import SordinoError
 from sordino.ledger.events import Json
 from sordino.ledger.facts import Fact
-from sordino.ledger.statement import Guarantee, Key, statement, unspent
+from sordino.ledger.statement import Guarantee, Key, unspent
 from sordino.runs.noise_level import ExpectedNoise, expected_noise, loud_enough, multiplier
 from sordino.runs.population import Population
 from sordino.runs.private import throwaway
+from sordino.runs.rehearsal import Rehearsal
 from sordino.runs.setup import Setup
 from sordino.runs.simulation import Simulation, settle, simulated
 
@@ -207,41 +208,22 @@ class Forecast:
         return self.simulation.setup
 
     @cached_property
+    def _rehearsal(self) -> Rehearsal:
+        return Rehearsal(self.setup, self.simulation.home)
+
+    @property
     def federation(self) -> Federation:
-        digest, system = self.setup.experiment.digest(), self.setup.experiment.privacy.noise == "system"
-        # as long as a run's own id, so that messages are as long as the run's
-        return self.simulation.federation(":memory:", f"{digest[:16]}-{'0' * 12}" if system else digest[:16])
+        return self._rehearsal.federation
 
-    @cached_property
+    @property
     def rounds(self) -> list[list[int]]:
-        """Who will take part and pay, round by round. Reserving fills the books of `federation`."""
-        run, played = self.federation, []
-        for t in range(self.setup.experiment.rounds):
-            crew = run.stragglers.split(run.draw(t), t, run.key)
-            played.append(run.reserve(t, run.prices(crew.active, stalled=False)))
-        return played
+        """Who will take part and pay, round by round."""
+        return self._rehearsal.rounds
 
-    @cached_property
+    @property
     def guarantees(self) -> list[Guarantee]:
         """What the receipt will say when every planned round has been played."""
-        _, run = self.rounds, self.federation
-        notes = [*self._before, *(entry.note for entry in run.ledger.entries())]
-        # where everyone pays for every round, one client's row is everyone's
-        alike = run.all_alike and not run.cohort.personal and not self._before
-        return statement(notes, 1 if alike else run.population, self.setup.experiment.privacy.delta)
-
-    @cached_property
-    def _before(self) -> list[str]:
-        """Of a preparation: everybody in every round that its phases may take, which is the most that anybody can lose
-        there.
-        """
-        notes = []
-        for phase in self.simulation.preparation:
-            run = phase.federation(":memory:", "plan")
-            for t in range(phase.setup.rounds):
-                run.reserve(t, run.prices(range(run.population), stalled=False))
-            notes += [entry.note for entry in run.ledger.entries()]
-        return notes
+        return self._rehearsal.guarantees
 
     @cached_property
     def noise(self) -> ExpectedNoise | None:

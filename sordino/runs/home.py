@@ -94,8 +94,8 @@ class ServersHome:
         if public.kind != "image":
             raise ConfigError(
                 f"[candidates] with data.source = {experiment.data.source!r}",
-                why="candidates are images, and the clients hold none",
-                fix="leave the table out, or use images",
+                why="candidates are images, but the clients' examples are not",
+                fix="leave the [candidates] table out, or use image data",
                 code="candidates-are-images",
             )
         height, width, channels = public.shape

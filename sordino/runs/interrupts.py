@@ -9,14 +9,20 @@ import threading
 from collections.abc import Callable, Iterator
 from types import FrameType
 
+_PATIENT: list[Callable[[], bool]] = []  # the one that has the signals of this process
+
 
 @contextlib.contextmanager
 def patience() -> Iterator[Callable[[], bool]]:
     """A first Ctrl-C waits for the end of the round, a second one stops at once.
 
-    So do SIGTERM and, unless somebody (nohup) had it ignored, SIGHUP. SIGQUIT ends at once.
+    So do SIGTERM and, unless somebody (nohup) had it ignored, SIGHUP. SIGQUIT ends at once. Inside another patience it
+    is the same one.
     """
     pressed = 0
+    if _PATIENT:
+        yield _PATIENT[-1]
+        return
 
     def press(number: int, frame: FrameType | None) -> None:
         nonlocal pressed
@@ -34,8 +40,10 @@ def patience() -> Iterator[Callable[[], bool]]:
     waits += [signal.SIGHUP] if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN else []
     before = {number: signal.signal(number, press) for number in waits}
     before[signal.SIGQUIT] = signal.signal(signal.SIGQUIT, signal.SIG_DFL)
+    _PATIENT.append(lambda: pressed > 0)
     try:
-        yield lambda: pressed > 0
+        yield _PATIENT[-1]
     finally:
+        _PATIENT.clear()
         for number, action in before.items():
             signal.signal(number, action)

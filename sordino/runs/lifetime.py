@@ -24,7 +24,7 @@ def lifetime(place: Path) -> Lifetime:
             raise RunError(
                 f"{place} is neither a run folder nor a ledger",
                 why="it is a file of another kind",
-                fix="`sordino list` shows the runs in runs/; a ledger is what privacy.ledger names",
+                fix="give a run folder (`sordino list` shows those in runs/), or the file that privacy.ledger names",
                 code="not-a-run",
             )
     with Ledger.as_founded(place) as ledger:
@@ -35,7 +35,8 @@ def lifetime(place: Path) -> Lifetime:
     if delta is None:
         raise LedgerError(
             f"the ledger {place} has no delta",
-            why="a statement is made at the delta that a ledger was founded with",
+            why="a statement needs the delta that the ledger was created with, and this ledger was created without one",
+            fix="give a run folder, or a ledger that a private run of sordino created",
             code="ledger-without-delta",
         )
     # what a run drew once it drew once: another run's answers are other ones

@@ -29,7 +29,7 @@ class Listed(NamedTuple):
 def listed(place: Path) -> list[Listed]:
     if not place.is_dir():
         raise RunError(
-            f"{place} is no folder",
+            f"{place} is not a folder",
             why=no_folder(place),
             fix="`sordino list FOLDER` shows the runs in a folder; `sordino show RUN` one run",
             code="no-folder",

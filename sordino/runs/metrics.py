@@ -90,17 +90,17 @@ def opened(path: Path, known: Json, private: bool, hidden: bool) -> Iterator[Row
 def _cut(path: Path, known: Json, name: str, mode: int) -> Iterator[_Kept]:
     length, fix = (
         known.get(f"{name}_bytes", 0),
-        "put the file back from a copy, or start the run anew in another folder",
+        "put the file back from a copy, or start the run again in another folder",
     )
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, mode)
     with os.fdopen(descriptor, "a+b") as file:
         if (held := os.fstat(file.fileno()).st_size) < length:
-            why = f"it has {held} bytes, and the checkpoint counts on {length}"
+            why = f"it has {held} bytes, but the checkpoint says {length}"
             raise damaged(path, why, fix)
         file.seek(0)
         digest = hashlib.sha256(file.read(length))
         if digest.hexdigest() != known.get(f"{name}_sha256", digest.hexdigest()):
-            raise damaged(path, "its rows are not those that the checkpoint counts on", fix)
+            raise damaged(path, "its rows are not those that the checkpoint was written with", fix)
         file.truncate(length)
         file.seek(0, os.SEEK_END)
         yield _Kept(file, digest)

@@ -40,6 +40,7 @@ class Population:
 
     experiment: Experiment
     data_key: bytes = field(default=b"", repr=False)  # of the digest that stands for the data
+    schema: TableSchema | None = None  # of a table, where it came without the file that the experiment names
 
     @classmethod
     def like(cls, known: Population, experiment: Experiment) -> Population:
@@ -131,7 +132,10 @@ class Population:
         for name in source.needs:
             if getattr(data, name) is None:
                 raise ConfigError(
-                    f"data.source = {data.source!r} needs data.{name}", fix=f"set data.{name}", code="missing-key"
+                    f"data.source = {data.source!r} needs data.{name}",
+                    why="this source has no default for it",
+                    fix=f"set data.{name}",
+                    code="missing-key",
                 )
         decided: Json = {"standardise": self.scaling, "schema": self.declared}
         values = {key: decided.get(key, getattr(data, key)) for key in (*source.needs, *source.loads)}
@@ -143,7 +147,7 @@ class Population:
     @cached_property
     def declared(self) -> TableSchema | None:
         """What was declared of a table's columns; None where they are learned from the rows, and of other data."""
-        return public_inputs.declared(self.experiment.data, self._real)
+        return self.schema or public_inputs.declared(self.experiment.data, self._real)
 
     @property
     def _real(self) -> bool:
@@ -192,9 +196,9 @@ class Population:
         rng = np.random.default_rng(keys.word(keys.fold(self.key, "partition")))
         if self._real and self.experiment.data.source == "tabular" and self.scheme.reads_labels:
             raise UnsoundGuarantee(
-                f"partition.scheme = {self.experiment.partition['scheme']!r} of a table, under real noise",
-                why="one changed label would move other rows to other clients, which no noise hides",
-                fix='partition = {scheme = "natural"} with data.group, or {scheme = "iid", clients = 8}',
+                f"partition.scheme = {self.experiment.partition['scheme']!r} for a table, with real noise",
+                why="one changed label would move other rows to other clients, and no noise hides that",
+                fix='set partition = {scheme = "natural"} with data.group, or {scheme = "iid", clients = 8}',
                 code="partition-from-labels",
             )
         rows = self.scheme.assign(train.y, train.group, rng)

@@ -24,12 +24,12 @@ from sordino.ledger.notes import SYSTEM
 from sordino.round import Outcome
 from sordino.runs import metrics
 from sordino.runs.folder import RunFolder
-from sordino.runs.rounds import Begun, PlayedPhase, Standing, executor, row_of, stands
-from sordino.runs.simulation import Simulation
+from sordino.runs.rounds import PlayedPhase, Standing, row_of, stands
+from sordino.runs.servers_half import Begun, ServersHalf
 from sordino.tree import Tree
 from sordino.types import HANDED, Params
 
-Watch = Callable[[Simulation, Federation, RoundRow], None]
+Watch = Callable[[ServersHalf, Federation, RoundRow], None]
 
 
 class Prepared(NamedTuple):
@@ -39,7 +39,7 @@ class Prepared(NamedTuple):
 
 
 def prepare(
-    simulation: Simulation,
+    half: ServersHalf,
     folder: Path,
     run: str,
     ledger: Path,
@@ -49,7 +49,7 @@ def prepare(
     """Every phase that is not over yet; then the state of the server before its first round of training."""
     before: Tree = None
     begun: Begun | None = None
-    for mine in simulation.preparation:
+    for mine in half.preparation:
         place = RunFolder(folder).of_phase(mine.setup.phase).path
         loaded = checkpoint.load(place / "checkpoints", mine.setup.state)
         begun = Begun(place, loaded) if loaded is not None else begun
@@ -72,16 +72,16 @@ def prepare(
                 server = stands(federation, loaded, folder).server  # ends a release that a crash cut short
         _write_tables(mine, place, server)
         before = mine.setup.result(server)
-    algorithm = simulation.setup.algorithm
-    server = algorithm.begin(simulation.setup.task, simulation.setup.key, before, simulation.home)
-    handed = algorithm.handed(before, simulation.home)
+    algorithm = half.setup.algorithm
+    server = algorithm.begin(half.setup.task, half.setup.key, before, half.home)
+    handed = algorithm.handed(before, half.home)
     if handed is not None:
-        _hand(simulation, folder, handed, begun)
+        _hand(half, folder, handed, begun)
     return Prepared(server, handed)
 
 
 def _play(
-    mine: Simulation,
+    mine: ServersHalf,
     folder: Path,
     place: Path,
     run: str,
@@ -99,7 +99,7 @@ def _play(
         written = begun.loaded.meta if begun is not None else {}
         if loaded is not None:
             standing = stands(federation, loaded, folder)
-        execute = executor(mine, folder, place, run, begun, None, stack)
+        execute = mine.executor(folder, place, run, begun, None, stack)
         real = mine.setup.experiment.privacy.noise == SYSTEM
         rows = stack.enter_context(metrics.opened(RunFolder(folder).preparation_file, written, real, hidden=False))
 
@@ -124,21 +124,21 @@ def _play(
         )
 
 
-def _write_tables(mine: Simulation, place: Path, server: Tree) -> None:
+def _write_tables(mine: ServersHalf, place: Path, server: Tree) -> None:
     """What the server found. From its state alone: written again, they say the same."""
     found = mine.setup.algorithm.tables(server)
     for name, rows in found.items():
         atomic_write(place / f"{name}.jsonl", "".join(f"{json.dumps(row)}\n" for row in rows).encode())
 
 
-def _hand(simulation: Simulation, folder: Path, handed: Params, begun: Begun | None) -> None:
+def _hand(half: ServersHalf, folder: Path, handed: Params, begun: Begun | None) -> None:
     """A file that clients in other processes read, and its bytes in the books: one message to everybody."""
     atomic_write(RunFolder(folder).handed_file, safetensors.torch.save({k: v.contiguous() for k, v in handed.items()}))
-    config = simulation.setup.experiment.digest()
+    config = half.setup.experiment.digest()
     header = wire.Header(HANDED, config, 0, -1, 0, "down")
     each = wire.size(header, wire.schema(handed))
-    row = RoundRow(phase=HANDED, round=0, bytes_down=len(simulation.setup.public.sizes) * each, bytes_up=0, payload=0)
-    written, real = begun.loaded.meta if begun is not None else {}, simulation.setup.experiment.privacy.noise == SYSTEM
+    row = RoundRow(phase=HANDED, round=0, bytes_down=len(half.setup.public.sizes) * each, bytes_up=0, payload=0)
+    written, real = begun.loaded.meta if begun is not None else {}, half.setup.experiment.privacy.noise == SYSTEM
     with metrics.opened(RunFolder(folder).preparation_file, written, real, hidden=False) as rows:
         rows.write(row)
         rows.sync()

@@ -78,9 +78,9 @@ class PriceRequest:
         noise = algorithm.uplink.noise()
         if noise is not None and noise.louder != 1 and not isinstance(self.cohort, ThresholdPublished):
             raise UnsoundGuarantee(
-                f"noise of {noise.louder:g} times what its price buys",
-                why="only the published mechanism, whose budgets are not proved, may be read by the letter",
-                fix='cohort = {name = "threshold_published"}, or literal = false',
+                f"the noise is {noise.louder:g} times as large as the budget pays for",
+                why="only the published mechanism, whose budgets are not proved, may be taken literally",
+                fix='set cohort = {name = "threshold_published"}, or literal = false',
                 code="literal-needs-its-cohort",
             )
         if (
@@ -89,10 +89,10 @@ class PriceRequest:
             and any(offer.everyone_pays for offer, _ in self.offers)
         ):
             raise UnsoundGuarantee(
-                "two private gates under a hidden cohort",
-                why="what clients pay for their examples follows from who was drawn and how many they hold, "
-                "and neither may show where the cohort is hidden",
-                fix="a cohort that everybody sees, or one of the two gates",
+                "two gates with noise, in a hidden cohort",
+                why="what clients pay for their examples tells who was drawn and how many examples they hold, and a "
+                "hidden cohort must show neither",
+                fix="use a cohort that everybody sees, or only one of the two gates",
                 code="two-gates-hidden",
             )
 
@@ -104,9 +104,9 @@ class PriceRequest:
         if algorithm.uplink.personal and budget is not None and isinstance(budget.schedule, Adaptive):
             raise UnsoundGuarantee(
                 "personal clips with an adaptive schedule",
-                why="all of them are in proportion to the least noise that the plan holds, which must be known "
-                "before the first round",
-                fix='schedule = {name = "uniform"}, or another that is fixed in advance',
+                why="personal clips are in proportion to the smallest noise of the plan, which must be known before "
+                "the first round",
+                fix='set schedule = {name = "uniform"}, or another schedule that is fixed in advance',
                 code="personal-schedule",
             )
         if isinstance(algorithm.read, NoisyGradient) and algorithm.read.sampling == "fixed_subset" and budget:
@@ -123,9 +123,11 @@ def check_reads(algorithm: AnyAlgorithm) -> None:
     asked = algorithm.wants
     if (gives := algorithm.read.gives or asked) != asked:
         raise UnsoundGuarantee(
-            f"an algorithm of {asked} with a reader of {gives}",
-            why="the reader's promise covers nothing else",
-            fix='read = {name = "cells", ...}' if asked == "episodes" else 'read = {name = "noisy_gradient", ...}',
+            f"the algorithm asks for {asked}, but the reader gives {gives}",
+            why="the promise of this reader covers nothing else",
+            fix='use read = {name = "cells", ...}'
+            if asked == "episodes"
+            else 'use read = {name = "noisy_gradient", ...}',
             code="reader-does-not-give",
         )
 
@@ -143,31 +145,33 @@ def shared(
     units = {offer.unit for offer, _ in asked}
     if any(typed is not None and offer.unit in units for phase in phases for offer, typed in phase.offers):
         raise UnsoundGuarantee(
-            "a typed multiplier beside phases that a budget prices",
-            why="what it spends of the same promise is not in the budget, so the whole would exceed it",
-            fix="leave the multiplier out, or type one in every phase and give no epsilon",
+            "one phase has a noise multiplier set by hand, and another one is paid from the budget",
+            why="the phase with its own multiplier spends of the same promise, but outside the budget, so that "
+            "the whole would exceed it",
+            fix="leave the multiplier out; or set one in every phase, and no epsilon",
             code="typed-beside-priced",
         )
     if len({(offer.unit, offer.neighbours, offer.adversary) for offer, _ in asked}) > 1:
         raise UnsoundGuarantee(
-            "phases of different promises want to be priced by one budget",
-            why="what is spent about one unit, or against one adversary, does not add up with what is spent about "
+            "one budget would have to pay for phases with different promises",
+            why="what is spent about one unit, or against one adversary, cannot be added to what is spent about "
             "another",
-            fix="type the multiplier of one of them, or leave the gate out that was put in its training",
+            fix="set the noise multiplier of one of the phases by hand, or leave out the gate that was added to "
+            "its training",
             code="two-promises-one-budget",
         )
     if len(priced) > 1 and any(offer.mechanism.calibration != "exact" for offer, _ in asked):
         raise UnsoundGuarantee(
-            "phases of different noise want to be priced by one budget",
-            why="only Gaussian noise of exact calibration adds up over phases",
-            fix='calibration = "exact", and Gaussian noise in every phase',
+            "one budget would have to pay for phases with different kinds of noise",
+            why="over several phases, only Gaussian noise with exact calibration adds up",
+            fix='use Gaussian noise with calibration = "exact" in every phase',
             code="two-noises-one-budget",
         )
     if isinstance(budget.schedule, Adaptive):
         raise UnsoundGuarantee(
-            "an adaptive schedule over phases",
-            why="it prices a round by what is left of the budget, of which other phases have their parts",
-            fix='schedule = {name = "uniform"}, or another that is fixed in advance',
+            "an adaptive schedule, with several phases",
+            why="it prices each round by what is left of the budget, but other phases have parts of this budget",
+            fix='set schedule = {name = "uniform"}, or another schedule that is fixed in advance',
             code="adaptive-over-phases",
         )
     if len(priced) == 1:

@@ -7,6 +7,7 @@ operating system keeps here
 
     clients.secret   what clients draw from once in a run
     metrics.jsonl    what an evaluator may see: accuracies and losses on the test data, client by client
+    events.jsonl     between sites, of a hidden cohort: who came, was asked and answered
     here             which folder this is, so that a copy is noticed before it releases a round again
 """
 
@@ -24,7 +25,7 @@ CLIENTS, DATA, HERE, README = "clients.secret", "data.key", "here", "README"
 NOT_TO_BE_SHARED = (
     "Not to be shared. What lies here is covered by no epsilon: who reads it learns what the run promises to hide.\n"
     "Everything else in the run folder may be shown to those whom the statement in privacy.json names,\n"
-    "but for checkpoints and data.key, which only their owner can read, too.\n"
+    "but for checkpoints, data.key and (at a site) desk, which are for their owner alone, too.\n"
 )
 
 
@@ -45,6 +46,13 @@ def settle(run: Path) -> None:
     write(place, str(place.stat().st_ino).encode())
 
 
+def check_place(run: Path, moved: bool) -> None:
+    """Refuses a copy of a run folder that goes on with real noise; `moved` says that it has taken the other's place."""
+    if moved:
+        settle(run)
+    check_no_copy(run)
+
+
 def check_no_copy(run: Path) -> None:
     """A copy has files of its own, so it is noticed, whatever is in them."""
     place = run / FOLDER / HERE
@@ -55,8 +63,10 @@ def check_no_copy(run: Path) -> None:
     if not same:
         raise RunError(
             f"{run} is a copy of a run folder",
-            why="if both went on, rounds would be released twice, each time with fresh noise and paid for once",
-            fix=f"go on in the folder where the run began; if that is gone for good, `sordino resume {run} --moved`",
+            why="if the run and its copy both went on, rounds would be released twice with fresh noise, and paid "
+            "for once",
+            fix=f"continue in the original run folder; if that folder no longer exists, use `sordino resume {run} "
+            "--moved`",
             code="copied-run",
         )
 

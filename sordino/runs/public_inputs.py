@@ -37,19 +37,19 @@ def declared(data: Data, private: bool) -> TableSchema | None:
     if data.schema is None:
         if private:
             raise UnsoundGuarantee(
-                "a table without a schema, under real noise",
-                why="columns, levels and classes would be learned from the rows: a value that one row alone has "
-                "changes the model's shape, which no noise hides",
-                fix=f"`{_drafting(data)}`, confirm what it wrote, and set data.schema to that file; or data.schema = "
-                f'"{LEARNED}", which claims nothing',
+                "a table without a schema, with real noise",
+                why="columns, levels and classes would be learned from the rows: a value that only one row has would "
+                "change the model's shape, and no noise hides that",
+                fix=f"run `{_drafting(data)}`, confirm what it wrote, and set data.schema to that file; or set "
+                f'data.schema = "{LEARNED}", which claims nothing',
                 code="table-without-schema",
             )
         return None
     found = schema.read(data.schema)
     if found.draft and private:
         raise UnsoundGuarantee(
-            f"the schema {data.schema} is a draft, under real noise",
-            why="it was made from the rows, so whoever sees the model's shape and scale learns what some row holds",
+            f"the schema {data.schema} is still a draft, with real noise",
+            why="a draft is made from the rows, so the model's shape and scale would tell what some row holds",
             fix="confirm every range, level and class from what you know of the columns, then delete `draft = true`",
             code="schema-is-a-draft",
         )
@@ -67,8 +67,8 @@ def scaling(data: Data, found: TableSchema | None) -> Scaling:
     if data.standardise == "pixel":
         raise ConfigError(
             'data.standardise = "pixel" with data.source = "tabular"',
-            why="a table has columns, no pixels",
-            fix='data.standardise = "channel", or leave it out',
+            why="a table has columns, not pixels",
+            fix='set data.standardise = "channel", or leave it out',
             code="no-such-scaling",
         )
     if found is not None:
@@ -76,8 +76,8 @@ def scaling(data: Data, found: TableSchema | None) -> Scaling:
     if data.standardise == "fixed":
         raise ConfigError(
             'data.standardise = "fixed" for a table without a schema',
-            why="nobody has declared the ranges that it would be scaled by",
-            fix=f'a data.schema, which `{_drafting(data)}` drafts, or data.standardise = "channel"',
+            why="this scaling needs ranges that somebody declared, and there are none",
+            fix=f'give a data.schema (`{_drafting(data)}` writes a draft), or set data.standardise = "channel"',
             code="no-such-scaling",
         )
     return "channel"

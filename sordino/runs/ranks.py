@@ -59,7 +59,7 @@ class Share:
         rank, world = dist.get_rank(), dist.get_world_size()
         self._clients = len(simulation.setup.public.sizes)
         which, shelf = range(rank, self._clients, world), folder / f"clients-{rank}-of-{world}"
-        self.site = simulation.site(run, which, simulation.states(folder), secret_of(folder), shelf=shelf)
+        self.site = simulation.site(run, which, simulation.setup.states(folder), secret_of(folder), shelf=shelf)
 
     def obey(self, command: Command, message: bytes) -> Summed | torch.Tensor | None:
         if isinstance(command, Round):
@@ -68,10 +68,10 @@ class Share:
             return self._score(command, message)
         if isinstance(command, Restore) and self.site.shelf is not None and not self.site.shelf.exists():
             raise RunError(
-                f"there is no {self.site.shelf}",
-                why="the run was computed by another number of ranks, and each rank keeps its own clients",
-                fix="resume it with as many ranks as it began with: they are in the names of the "
-                "clients-RANK-of-RANKS folders",
+                f"there is no folder {self.site.shelf}",
+                why="the run was begun with another number of ranks, and each rank keeps its own clients",
+                fix="resume with the number of ranks it began with: it is in the names of the clients-RANK-of-RANKS "
+                "folders",
                 code="other-ranks",
             )
         for _ in self.site.obey(command, []):
@@ -103,7 +103,15 @@ class Share:
 class Ranks(Executor):
     """The executor on rank 0."""
 
-    def __init__(self, simulation: Simulation, run: str, folder: Path) -> None:
+    def __init__(self, simulation: Simulation, run: str, folder: Path, handed: bool = False) -> None:
+        """`handed`: were clients given something before the first round?"""
+        if handed or simulation.setup.prepares:
+            raise RunError(
+                'a preparation under executor = "ranks"',
+                why="ranks share one phase of a run, and this one has several",
+                fix='executor = "processes", or "loop"',
+                code="ranks-cannot-prepare",
+            )
         _check(simulation.setup)
         _join()
         told = {"run": run, "folder": str(folder.resolve())}
@@ -142,9 +150,9 @@ class Ranks(Executor):
 def _check(setup: Setup) -> None:
     if "RANK" not in os.environ:
         raise ConfigError(
-            'engine.executor = "ranks" outside torchrun',
-            why="there is nobody to share the clients with",
-            fix="torchrun --nproc-per-node 2 -m sordino run ...; or another executor",
+            'engine.executor = "ranks" was started without torchrun',
+            why="there is no other rank to share the clients with",
+            fix="start it as torchrun --nproc-per-node 2 -m sordino run ..., or use another executor",
             code="no-ranks",
         )
     slow, chaos = setup.experiment.stragglers, setup.experiment.chaos
@@ -153,11 +161,11 @@ def _check(setup: Setup) -> None:
     each = each or setup.algorithm.uplink.secure is not None
     if late or each or setup.algorithm.reads_each:
         raise ConfigError(
-            "this run needs single uploads, and ranks send sums",
+            "this run needs single uploads, but ranks send only sums",
             why="late uploads are left out of a sum one by one"
             if late
             else "the algorithm or its uplink reads each upload",
-            fix='use engine.executor = "processes"',
+            fix='set engine.executor = "processes"',
             code="ranks-send-sums",
         )
 

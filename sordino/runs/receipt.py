@@ -29,7 +29,18 @@ from sordino.runs.agreement import Agreement
 from sordino.runs.folder import RunFolder
 from sordino.runs.home import ServersHome
 from sordino.runs.setup import Setup, Whole
-from sordino.runs.shapes import Between, Group, OfClient, OfPhase, Promised, Receipt, ReceiptBudget, Spending, Subject
+from sordino.runs.shapes import (
+    Between,
+    Environment,
+    Group,
+    OfClient,
+    OfPhase,
+    Promised,
+    Receipt,
+    ReceiptBudget,
+    Spending,
+    Subject,
+)
 from sordino.types import TRAINING
 
 T = TypeVar("T", int, float)
@@ -43,13 +54,19 @@ TUNING = "choosing hyper-parameters on the same data is not accounted for"
 ARITHMETIC = "sums of clipped gradients are exact up to floating-point rounding"
 BUDGETS = "the budget of every client is public, and chosen without looking at its data"
 EVALUATION = "test metrics were computed by the evaluator and are no releases"
+AT_THE_SERVER = (
+    "test metrics were computed on the server's own examples, or are scores that sites chose to share, which no noise "
+    "covers"
+)
+SHARED = "this site told the server how well models meet its test examples: no noise covers these scores"
+NOT_SHARED = "this site told the server no scores"
 OWN_MODELS = (
     "scores of clients' own models depend on their training examples, and nothing covers them: the evaluator, who sees "
     "them, is not in this table"
 )
 
 
-def receipt(setup: Setup, federation: Federation) -> Receipt:
+def receipt(setup: Setup, federation: Federation, environment: Environment) -> Receipt:
     """The receipt that follows from the ledger alone, so that it can be made again: a round that was begun counts,
     finished or not.
     """
@@ -59,7 +76,8 @@ def receipt(setup: Setup, federation: Federation) -> Receipt:
     rows = statement(notes, len(federation.sizes), experiment.privacy.delta)
     simulated_ = simulated(notes) if notes else federation.noise != SYSTEM
     budget = _budget(setup, federation)
-    assumptions = [SIMULATED if simulated_ else ON_GRID, TUNING, ARITHMETIC, EVALUATION, *setup.public.assumed]
+    noise = SIMULATED if simulated_ else ON_GRID
+    assumptions = [noise, TUNING, ARITHMETIC, _scored(environment), *setup.public.assumed]
     if setup.budget is not None and setup.budget.personal is not None:
         assumptions.append(BUDGETS)
     if setup.ways:
@@ -70,7 +88,7 @@ def receipt(setup: Setup, federation: Federation) -> Receipt:
         config=federation.config,
         simulated=simulated_,
         rounds=len(notes),
-        clients=len(federation.sizes),
+        clients=len(federation.members),
         guarantees=tuple(_as_published(setup, row, len(notes), budget) for row in rows),
         budget=budget,
         phases=_by_phase(setup, federation) if setup.preparation else (),
@@ -79,9 +97,16 @@ def receipt(setup: Setup, federation: Federation) -> Receipt:
     )
 
 
+def _scored(environment: Environment) -> str:
+    """What is to be said of test metrics."""
+    if environment.clients is not None:
+        return SHARED if environment.shares_scores else NOT_SHARED
+    return AT_THE_SERVER if environment.site else EVALUATION
+
+
 def write_receipt(folder: Path, setup: Setup, federation: Federation) -> Receipt:
     """The receipt, bound to the files it is shown with; both are fixed in the ledger."""
-    made = receipt(setup, federation).beside(files=seal.digests(folder))
+    made = receipt(setup, federation, RunFolder(folder).environment).beside(files=seal.digests(folder))
     if seal.still_shows(folder, made):
         made = _with_page(folder, made)
     return _sealed(folder, made, federation)
@@ -158,16 +183,16 @@ def _as_published(setup: Setup, row: Guarantee, rounds: int, budget: ReceiptBudg
     return row if budget is None else row.beside(nominal_epsilon=budget.epsilon * budget.spent_share.max)
 
 
-def spending(folder: Path, most: int | None = None) -> Spending:
-    """What a run has spent so far, from its ledger: guarantees, and one row per client; `most` rows where there are
-    more, at even distances.
+def spending(folder: Path, most: int | None = None, ledger: Path | None = None) -> Spending:
+    """What a run has spent so far, from its ledger or a copy of it: guarantees, and one row per client; `most` rows
+    where there are more, at even distances.
     """
-    setup, federation = opened(folder)
+    setup, federation = opened(folder, ledger)
     try:
-        made = receipt(setup, federation)
-        plan, ledger = federation.plan, federation.ledger
-        paid = {name for entry in ledger.entries() for name in entry.charges}  # by any run on this ledger
-        spent = {name: tuple(part / UNIT for part in ledger.spent(name)) for name in (*paid, EVERYONE)}
+        made = receipt(setup, federation, RunFolder(folder).environment)
+        plan, books, members = federation.plan, federation.ledger, federation.members
+        paid = {name for entry in books.entries() for name in entry.charges}  # by any run on this ledger
+        spent = {name: tuple(part / UNIT for part in books.spent(name)) for name in (*paid, EVERYONE)}
         clients = tuple(
             OfClient(
                 client=k,
@@ -178,28 +203,31 @@ def spending(folder: Path, most: int | None = None) -> Spending:
                 granted=None if (cap := plan.cap_of(k)) is None else tuple(part / UNIT for part in cap),
                 epsilon=None if plan.budget is None else plan.budget.of(k),
             )
-            for k in some_of(len(federation.sizes), most)
+            for k in (members[i] for i in some_of(len(members), most))
         )
     finally:
         federation.ledger.close()
     return Spending(**dict(made), by_client=clients, currency=federation.plan.currency.name)
 
 
-def some_of(clients: int, most: int | None) -> Sequence[int]:
-    """All clients, or `most` of them at even distances."""
-    return range(clients) if most is None or clients <= most else [i * clients // most for i in range(most)]
+def some_of(many: int, most: int | None) -> Sequence[int]:
+    """The places of so many things, or of `most` of them at even distances."""
+    return range(many) if most is None or many <= most else [i * many // most for i in range(most)]
 
 
-def opened(folder: Path) -> tuple[Setup, Federation]:
-    """What is public of a run, and its federation on the ledger it used: no data are read."""
+def opened(folder: Path, ledger: Path | None = None) -> tuple[Setup, Federation]:
+    """What is public of a run, and its federation on the ledger it used, or on a copy of that: no data are read."""
     mine = RunFolder(folder)
     mine.check()
     agreed = Agreement.read(folder)
-    if not mine.ledger.exists():
-        raise missing(mine.ledger)
+    place = mine.ledger if ledger is None else ledger
+    if not place.exists():
+        raise missing(place)
     whole = Whole(mine.experiment, agreed.public, agreed.coordinates)
     setup = whole.phases[-1]
-    return setup, setup.federation(ServersHome(whole), agreed.dataset, mine.ledger, mine.environment.run)
+    return setup, setup.federation(
+        ServersHome(whole), agreed.dataset, place, mine.environment.run, mine.environment.clients
+    )
 
 
 def _budget(setup: Setup, federation: Federation) -> ReceiptBudget | None:
@@ -207,10 +235,12 @@ def _budget(setup: Setup, federation: Federation) -> ReceiptBudget | None:
     plan = federation.plan
     if plan.cap is None or plan.budget is None:
         return None
-    everyone, people = federation.all_alike, len(federation.sizes)
+    everyone, members = federation.all_alike, federation.members
+    people = len(members)
     # by this run, in a shared ledger too
     spent = [share_of(federation, client) for client in federation.spent]
-    planned = dict(zip(*(found.tolist() for found in np.unique(plan.exposures, return_counts=True)), strict=True))
+    exposures = np.asarray(plan.exposures)[np.asarray(members)]
+    planned = dict(zip(*(found.tolist() for found in np.unique(exposures, return_counts=True)), strict=True))
     personal = plan.budget.personal is not None
     return ReceiptBudget(
         epsilon=plan.budget.epsilon,

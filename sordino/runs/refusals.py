@@ -20,9 +20,9 @@ RARELY = 0.01  # of delta: what a round that is broken off may cost, in all roun
 def check_everybody_has_data(sizes: Sequence[int]) -> None:
     if (fewest := min(sizes)) < 1:
         raise EmptyClient(
-            f"client {list(sizes).index(fewest)} has no training examples, of {len(sizes)} clients "
-            f"{sum(not n for n in sizes)} have none",
-            why="there is nothing it could train on, and weights and noise are in proportion to what a client holds",
+            f"client {list(sizes).index(fewest)} has no training examples; {sum(not n for n in sizes)} of "
+            f"{len(sizes)} clients have none",
+            why="it cannot train, and weights and noise are in proportion to the number of a client's examples",
             fix="partition with a minimum size of at least 1, or into fewer clients",
             code="empty-client",
         )
@@ -32,12 +32,15 @@ def check_delta(offer: Offer, privacy: Privacy, population: int, examples: int) 
     protected = population if offer.unit == "client" else examples
     if not 0 < privacy.delta < 1:
         raise InvalidBudget(
-            f"privacy.delta is {privacy.delta}", why="delta is a probability", code="delta-out-of-range"
+            f"privacy.delta is {privacy.delta}",
+            why="delta is a probability: it must be above 0 and below 1",
+            fix="set for example privacy.delta = 1e-5",
+            code="delta-out-of-range",
         )
     if privacy.delta >= 1 / protected:
         raise UnsoundGuarantee(
             f"privacy.delta {privacy.delta} is not below 1/{protected}",
-            why=f"a mechanism may then publish one of the {protected} protected {offer.unit}s outright and still "
+            why=f"a mechanism may then publish one of the {protected} protected {offer.unit}s in full and still "
             "keep its promise",
             fix=f"set privacy.delta below {1 / protected:.1e}",
             code="delta-too-large",
@@ -48,9 +51,9 @@ def check_sizes(privacy: Privacy) -> None:
     """Where numbers follow from how many examples a client has, these are public."""
     if not privacy.public_sizes:
         raise UnsoundGuarantee(
-            "the weights or the noise scale depend on n, but public_sizes = false",
-            why="a number that follows a secret n tells n",
-            fix="set privacy.public_sizes = true, or protect whole clients and leave Weigh out",
+            "the weights or the size of the noise depend on the clients' numbers of examples, but public_sizes = false",
+            why="a number that is computed from a secret size tells this size",
+            fix="set privacy.public_sizes = true, or protect whole clients and use no stage that weighs by examples",
             code="sizes-not-public",
         )
 
@@ -76,21 +79,26 @@ def check_secure(
         chance = rounds * too_few(population, cohort.expected(population) / population, secure.least(0))
         if faults:
             raise UnsoundGuarantee(
-                "clients that are lost or slow, under a secure sum of a hidden cohort",
-                why="whether enough of those who began stay to the end is seen by everybody, and it follows from who "
-                "was drawn",
-                fix="no [stragglers], no [chaos] and no timeout, or a cohort that everybody sees",
+                "clients can be lost or late, in a secure sum over a hidden cohort",
+                why="everybody sees whether enough clients stay to the end of a round, and that depends on who was "
+                "drawn",
+                fix="use no [stragglers], no [chaos] and no timeout, or a cohort that everybody sees",
                 code="broken-rounds-tell",
             )
         if cohort.personal or chance > RARELY * delta:
             raise UnsoundGuarantee(
-                f"a hidden cohort under a sum of at least {secure.least(0)} clients",
-                why=f"a round of fewer is broken off, which everybody sees: in {rounds} rounds with a chance of "
-                f"{chance:.1g}, and delta is {delta:g}"
+                f"a hidden cohort, with a secure sum of at least {secure.least(0)} clients",
+                why=(
+                    f"a round with fewer clients is broken off, which everybody sees: over {rounds} rounds "
+                    f"the probability is {chance:.1g}, and delta is {delta:g}"
+                )
                 if not cohort.personal
-                else "a round of fewer is broken off, which everybody sees, and with personal rates that is not "
-                "accounted for",
-                fix='a lower threshold, a larger cohort, or a cohort that everybody sees, with neighbours = "zero_out"',
+                else (
+                    "a round with fewer clients is broken off, which everybody sees, and with personal rates "
+                    "this is not accounted for"
+                ),
+                fix="set a lower threshold, a larger cohort, or use a cohort that everybody sees, with "
+                'neighbours = "zero_out"',
                 code="broken-rounds-tell",
             )
 

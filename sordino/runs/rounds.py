@@ -10,24 +10,20 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from sordino import tree
 from sordino.engine import checkpoint
 from sordino.engine.executor import Clients, Executor
-from sordino.engine.processes import Processes
 from sordino.engine.server import Federation
-from sordino.errors import LedgerError, NonFiniteModel, RunError
+from sordino.errors import LedgerError, NonFiniteModel
 from sordino.evaluate.rows import RoundRow, Secure
 from sordino.privacy.uplink import Summed
 from sordino.round import Outcome, one_round
 from sordino.runs.metrics import Rows
-from sordino.runs.private import secret_of
-from sordino.runs.ranks import Ranks
 from sordino.runs.setup import Setup
-from sordino.runs.simulation import Simulation
 from sordino.tree import Tree
-from sordino.types import Params, Terms
+from sordino.types import Terms
 
 
 class Standing(NamedTuple):
@@ -134,53 +130,6 @@ def stands(federation: Federation, loaded: checkpoint.Loaded, folder: Path) -> S
         federation.store(loaded.step - 1, bytes.fromhex(loaded.meta["release"]))  # where the crash came between the two
         federation.publish(loaded.step - 1)
     return Standing(loaded.trees["server"], loaded.step, loaded.meta["stalled"])
-
-
-class Begun(NamedTuple):
-    """What the clients of a phase start from: their states in a checkpoint of this phase or of the one before."""
-
-    place: Path
-    loaded: checkpoint.Loaded
-
-
-def executor(
-    simulation: Simulation, folder: Path, place: Path, run: str, begun: Begun | None, handed: Params | None, stack: Any
-) -> Executor:
-    """The clients of a phase, as [engine] places them, standing where they stopped."""
-    setup, secret = simulation.setup, secret_of(folder)
-    engine = setup.experiment.engine
-    if engine.executor == "processes":
-        site = simulation.site(run, range(0), secret=secret)
-        workers: Executor = stack.enter_context(
-            Processes(
-                folder,
-                place,
-                run,
-                setup.stage,
-                engine.workers,
-                lambda t: site.header(t, -1),
-                engine.network.timeout_s,
-                engine.deadline_s,
-                setup.algorithm.told if setup.algorithm.tells_each else None,
-            )
-        )
-        if begun is not None:
-            workers.restore(begun.loaded.step, begun.place)
-        return workers
-    if engine.executor == "ranks":
-        if setup.prepares or handed is not None:
-            raise RunError(
-                'a preparation under executor = "ranks"',
-                why="ranks share one phase of a run, and this one has several",
-                fix='executor = "processes", or "loop"',
-                code="ranks-cannot-prepare",
-            )
-        ranks: Executor = stack.enter_context(Ranks(simulation, run, folder))
-        if begun is not None:
-            ranks.restore(begun.loaded.step, begun.place)
-        return ranks
-    states = simulation.states(place, begun.loaded if begun is not None else None)
-    return simulation.site(run, states=states, secret=secret, handed=handed)
 
 
 class PowerCut(Clients):

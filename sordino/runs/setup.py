@@ -22,8 +22,9 @@ from sordino.cohorts.by_budget import COHORTS
 from sordino.cohorts.kinds import Cohort, Everyone
 from sordino.cohorts.stragglers import Stragglers
 from sordino.config import Engine, Experiment, build
-from sordino.engine.client_states import shape_of
+from sordino.engine.client_states import States, shape_of
 from sordino.engine.server import Federation
+from sordino.engine.wire import Header
 from sordino.errors import ConfigError
 from sordino.evaluate.evaluation import ways
 from sordino.ledger.ledger import Charter, Each, Ledger
@@ -59,6 +60,11 @@ class Whole:
         """All phases in their order; the last one is the training."""
         return tuple(Setup(self, i) for i in range(len(self.methods.phases)))
 
+    @property
+    def hides_cohorts(self) -> bool:
+        """Is there a phase whose cohort nobody may know?"""
+        return any(phase.cohort.hidden for phase in self.phases)
+
     @cached_property
     def task(self) -> Task:
         """The model and its losses."""
@@ -68,7 +74,12 @@ class Whole:
         options = {k: v for k, v in experiment.model.items() if k not in ("name", "options")}
         own = experiment.model.get("options", {})
         if not isinstance(own, dict):
-            raise ConfigError(f"model.options = {own!r}", why="it is a table of arguments", code="wrong-type")
+            raise ConfigError(
+                f"model.options = {own!r}",
+                why="it must be a table with the arguments of your class",
+                fix="set for example model.options = {width = 64}",
+                code="wrong-type",
+            )
         options |= own
         name, shape, image = str(experiment.model.get("name")), public.shape, public.kind == "image"
         inputs, outputs = (shape[-1], *shape[:-1]) if image else shape, public.named * training.heads
@@ -178,6 +189,11 @@ class Setup:
         """What the next phase, or the training, begins from."""
         return self.algorithm.result(server) if isinstance(self.algorithm, Phase) else server
 
+    def header(self, run: str) -> Callable[[int, int], Header]:
+        """What a message of this phase must say: (round, sender; -1 the server)."""
+        phase, config = self.run_of(run), self.experiment.digest()
+        return lambda t, sender: Header(phase, config, t, sender, 0, "down" if sender < 0 else "up")
+
     # the method -------------------------------------------------------------------------------------------------------
 
     @property
@@ -245,6 +261,10 @@ class Setup:
             return of_an_upload(self.whole.agreed, self.phase)
         return tree.size(algorithm.zero(self.task, algorithm.broadcast(algorithm.init(self.task, 0))))
 
+    def states(self, folder: Path | None = None, trees: Mapping[str, Tree] | None = None) -> States:
+        """What clients keep, as it stands in a checkpoint; beyond what memory should hold it lies in the folder."""
+        return States(self.algorithm.init_client(self.task), folder).restore(trees or {})
+
     def state(self, name: str) -> Tree:
         """The shape of a tree in a checkpoint, by name."""
         if name.partition("/")[0] == "server":
@@ -308,8 +328,10 @@ class Setup:
         """What is public of all this."""
         return Agreement(dataset, self.public, {phase.phase: phase.coordinates for phase in self.whole.phases})
 
-    def federation(self, home: Home, dataset: str, ledger: Path | str, run: str) -> Federation:
-        """The server's side of this phase, on its ledger."""
+    def federation(
+        self, home: Home, dataset: str, ledger: Path | str, run: str, only: tuple[int, ...] | None = None
+    ) -> Federation:
+        """The server's side of this phase, on its ledger; or the books of a site, which has `only` these clients."""
         plan, people = self.promising, len(self.public.sizes)
         cap, together = plan.cap, plan.offer is not None and plan.offer.everyone_pays and not plan.individual
         own = plan.budget is not None and plan.budget.personal is not None and not together
@@ -331,4 +353,5 @@ class Setup:
             coordinates=self.coordinates,
             void=self.public.void,
             before=tuple(phase.run_of(run) for phase in self.preparation[: self.stage]),
+            only=only,
         )

@@ -31,6 +31,9 @@ class Environment(Fact):
     cores: int = 0
     started: str = ""
     prepared: str = ""  # the run whose preparation was taken over
+    site: str = ""  # whose folder this is, in a run between sites; "server" for the server's
+    clients: tuple[int, ...] | None = None  # of a site: its own, by their numbers
+    shares_scores: bool | None = None  # of a site: does it tell the server how well models meet its examples?
 
 
 class Agreed(Fact):

@@ -24,8 +24,8 @@ def generate(path: Path) -> Path:
     if path.exists() or public.exists():
         raise ConfigError(
             f"{path} already exists",
-            why="who loses a key can sign nothing with it any more",
-            fix="choose another path",
+            why="a key that is overwritten can never sign anything again",
+            fix="choose another file name",
             code="key-exists",
         )
     key = Ed25519PrivateKey.generate()
@@ -37,7 +37,7 @@ def generate(path: Path) -> Path:
 
 def sign(folder: Path, path: Path) -> Path:
     """Sign the receipt as it stands; a later receipt needs a new signature."""
-    key = _private(path)
+    key = private_key(path)
     public = key.public_key().public_bytes_raw().hex()
     signed = {"public_key": public, "signature": key.sign(_receipt(folder)).hex()}
     place = RunFolder(folder).signature_file
@@ -55,7 +55,7 @@ def wrong(folder: Path, path: Path | None) -> list[str]:
     try:
         told = json.loads(place.read_text())
         key = Ed25519PublicKey.from_public_bytes(bytes.fromhex(told["public_key"]))
-        if path is not None and key.public_bytes_raw() != _public(path).public_bytes_raw():
+        if path is not None and key.public_bytes_raw() != public_key(path).public_bytes_raw():
             return ["the signature is by another key"]
         key.verify(bytes.fromhex(told["signature"]), _receipt(folder))
     except InvalidSignature:
@@ -74,7 +74,7 @@ def _receipt(folder: Path) -> bytes:
         ) from None
 
 
-def _private(path: Path) -> Ed25519PrivateKey:
+def private_key(path: Path) -> Ed25519PrivateKey:
     try:
         key = serialization.load_pem_private_key(path.read_bytes(), None)
         if not isinstance(key, Ed25519PrivateKey):
@@ -84,7 +84,7 @@ def _private(path: Path) -> Ed25519PrivateKey:
     return key
 
 
-def _public(path: Path) -> Ed25519PublicKey:
+def public_key(path: Path) -> Ed25519PublicKey:
     try:
         key = serialization.load_pem_public_key(path.read_bytes())
         if not isinstance(key, Ed25519PublicKey):
@@ -96,8 +96,8 @@ def _public(path: Path) -> Ed25519PublicKey:
 
 def _no_key(path: Path, why: str) -> ConfigError:
     return ConfigError(
-        f"{path} is no Ed25519 key that can be read",
+        f"{path} cannot be read as an Ed25519 key",
         why=why,
-        fix="`sordino privacy keygen FILE` makes FILE, which signs, and FILE.pub, which verifies",
+        fix="make a pair with `sordino identity new FILE`: FILE signs, and FILE.pub verifies",
         code="no-key",
     )

@@ -4,29 +4,29 @@ its own data, the clients' half its own rows; nothing else passes between the tw
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from functools import cached_property
 from pathlib import Path
 
 import numpy as np
 import torch
 
 from sordino.config import Experiment, Privacy
-from sordino.engine.checkpoint import Loaded
 from sordino.engine.client_states import States
-from sordino.engine.server import Federation
-from sordino.engine.shards import PreparedShards, Shards
+from sordino.engine.executor import Executor
+from sordino.engine.shards import Shards
 from sordino.engine.site import Site
-from sordino.engine.wire import Header
 from sordino.evaluate.accuracy import Evaluator
 from sordino.evaluate.evaluation import Evaluation, check, check_models
-from sordino.privacy.noise.sources import for_run
-from sordino.runs.agreement import Agreement
+from sordino.runs.clients import clients_of
 from sordino.runs.home import ServersHome
 from sordino.runs.phases import Methods
 from sordino.runs.population import Population
-from sordino.runs.setup import Setup, Whole
-from sordino.types import Examples, NoiseSource, Params
+from sordino.runs.private import secret_of
+from sordino.runs.processes import in_processes
+from sordino.runs.servers_half import Begun, ServersHalf
+from sordino.runs.setup import Whole
+from sordino.types import Examples, Params
 
 
 def simulated(experiment: Experiment, data_key: bytes = b"") -> Simulation:
@@ -46,39 +46,22 @@ def settle(experiment: Experiment) -> Experiment:
 
 
 @dataclass(frozen=True)
-class Simulation:
+class Simulation(ServersHalf):
     """One phase of a run, with everybody's rows."""
 
     population: Population
-    setup: Setup
-    home: ServersHome
 
     @classmethod
     def of(cls, population: Population, stage: int = -1) -> Simulation:
         whole = Whole(population.experiment, population.public)
-        return cls(population, whole.phases[stage], ServersHome(whole, population.kept))
+        return cls(whole.phases[stage], ServersHome(whole, population.kept), population)
 
     def at(self, stage: int) -> Simulation:
-        """Another phase of the same run."""
         return replace(self, setup=self.setup.whole.phases[stage])
 
-    @cached_property
-    def preparation(self) -> tuple[Simulation, ...]:
-        """The phases before the training."""
-        return tuple(self.at(i) for i in range(len(self.setup.preparation)))
-
-    def agreement(self) -> Agreement:
-        """What is public of all this."""
-        return self.setup.agreement(self.population.fingerprint)
-
-    def federation(self, ledger: Path | str, run: str) -> Federation:
-        """The server's side."""
-        return self.setup.federation(self.home, self.population.fingerprint, ledger, run)
-
-    def states(self, folder: Path | None, loaded: Loaded | None = None) -> States:
-        """What clients keep; beyond what memory should hold it lies in the folder."""
-        states = States(self.setup.algorithm.init_client(self.setup.task), folder)
-        return states.restore(loaded.trees if loaded else {})
+    @property
+    def dataset(self) -> str:
+        return self.population.fingerprint
 
     def site(
         self,
@@ -90,40 +73,30 @@ class Simulation:
         shelf: Path | None = None,
     ) -> Site:
         """The clients' side: all of them, or those of one process."""
-        setup, population = self.setup, self.population
-        config, named, key, noise = (
-            setup.experiment.digest(),
-            population.named,
-            setup.key,
-            setup.experiment.privacy.noise,
-        )
-        phase = setup.run_of(run)
-
-        def header(t: int, sender: int) -> Header:
-            return Header(phase, config, t, sender, 0, "down" if sender < 0 else "up")
-
-        def once(client: int) -> NoiseSource:
-            return for_run(noise, key, secret, client)
-
-        rows, tested = population.shares
+        (rows, tested), named = self.population.shares, self.population.named
         which = range(len(rows)) if which is None else which
-        shards: Shards | PreparedShards = Shards(named.train, rows, which)
-        tests = Shards(named.test, tested, which)
-        if setup.algorithm.read.redraw is not None:
-            shards = PreparedShards(shards, setup.algorithm.read, once)
-        return Site(
-            setup.algorithm,
-            setup.task,
-            shards,
-            header,
-            self.states(None) if states is None else states,
-            tests,
-            handed,
-            setup.phase_key,
-            noise,
-            setup.sharing,
-            shelf,
-        )
+        trained, tests = Shards(named.train, rows, which), Shards(named.test, tested, which)
+        kept = self.setup.states() if states is None else states
+        return clients_of(self.setup, run, trained, tests, kept, secret, handed, shelf)
+
+    def executor(
+        self, folder: Path, place: Path, run: str, begun: Begun | None, handed: Params | None, stack: ExitStack
+    ) -> Executor:
+        """The clients as [engine] places them: in this process, in others, or on the ranks of torch.distributed."""
+        setup, engine = self.setup, self.setup.experiment.engine
+        if engine.executor not in ("processes", "ranks"):
+            states = setup.states(place, begun.loaded.trees if begun is not None else {})
+            return self.site(run, states=states, secret=secret_of(folder), handed=handed)
+        if engine.executor == "processes":
+            clients: Executor = in_processes(setup, folder, place, run)
+        else:
+            from sordino.runs.ranks import Ranks
+
+            clients = Ranks(self, run, folder, handed is not None)
+        clients = stack.enter_context(clients)
+        if begun is not None:
+            clients.restore(begun.loaded.step, begun.place)
+        return clients
 
     def evaluation(self) -> Evaluation:
         """The evaluator, who has everybody's test examples."""

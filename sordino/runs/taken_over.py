@@ -21,8 +21,9 @@ from sordino.ledger.notes import under
 from sordino.ledger.op import Op
 from sordino.runs.folder import RunFolder
 from sordino.runs.receipt import opened
+from sordino.runs.servers_half import ServersHalf
 from sordino.runs.setup import Setup
-from sordino.runs.simulation import Simulation, simulated
+from sordino.runs.simulation import simulated
 from sordino.version import __version__
 
 DEPENDS = ("seed", "data", "partition", "model", "candidates", "chaos")  # tables that every preparation looks at
@@ -36,7 +37,7 @@ def check_source(setup: Setup, source: Path) -> None:
     if not setup.preparation or not other.preparation:
         raise RunError(
             f"there is no preparation to take from {source}",
-            why="its algorithm makes none" if setup.preparation else "this experiment makes none",
+            why="its algorithm has no preparation" if setup.preparation else "this experiment has no preparation",
             fix="leave --prepared out",
             code="nothing-prepared",
         )
@@ -44,23 +45,23 @@ def check_source(setup: Setup, source: Path) -> None:
     differs = [name for name in here | there if here.get(name) != there.get(name)]
     if differs:
         raise RunError(
-            f"{source} has prepared something else",
-            why=f"not the same here: {', '.join(differs)}",
-            fix="change back what differs, or leave --prepared out and prepare again",
+            f"the preparation of {source} does not fit this experiment",
+            why=f"these differ: {', '.join(differs)}",
+            fix="change them back, or leave --prepared out and prepare again",
             code="prepared-otherwise",
         )
     if _priced(setup) and (setup.experiment.privacy.ledger or other.experiment.privacy.ledger):
         raise RunError(
-            f"{source} has paid for its preparation on a ledger that several runs share",
-            why="there the same release would be charged once more",
-            fix="leave --prepared out, or use ledgers of the runs' own",
+            f"{source} paid for its preparation from a ledger that several runs share",
+            why="there, the same release would be charged a second time",
+            fix="leave --prepared out, or let each run have its own ledger",
             code="prepared-on-shared-ledger",
         )
     for phase, (loaded, entries) in _released(other, source).items():
         done = loaded is not None and all(entry.state is State.PUBLISHED for entry in entries)
         if not done or loaded.step != len(entries) or not _phase(other, phase).over(loaded.trees["server"]):
             raise RunError(
-                f"{source} is still preparing",
+                f"the preparation of {source} is not finished",
                 why=f"its phase {phase} is not over",
                 fix=f"`sordino resume {source}` finishes it",
                 code="still-preparing",
@@ -109,11 +110,11 @@ def _released(setup: Setup, source: Path) -> dict[str, tuple[Any, list[Entry]]]:
     }
 
 
-def adopt(simulation: Simulation, folder: Path, run: str, ledger: Path, source: Path) -> None:
+def adopt(half: ServersHalf, folder: Path, run: str, ledger: Path, source: Path) -> None:
     """Phase by phase into a new run folder: first the ledger, then the rows, then the checkpoint by which the phase is
     over. Cut short, it is done again.
     """
-    setup = simulation.setup
+    setup = half.setup
     ours, theirs = RunFolder(folder), RunFolder(source)
     places = {mine.phase: ours.of_phase(mine.phase).checkpoints for mine in setup.preparation}
     if all(checkpoint.latest(place) is not None for place in places.values()):
@@ -125,7 +126,7 @@ def adopt(simulation: Simulation, folder: Path, run: str, ledger: Path, source: 
     for phase, (loaded, entries) in _released(setup, source).items():
         if checkpoint.latest(places[phase]) is not None:
             continue
-        with (federation := simulation.at(_phase(setup, phase).stage).federation(ledger, run)).ledger as book:
+        with (federation := half.at(_phase(setup, phase).stage).federation(ledger, run)).ledger as book:
             for entry in entries:
                 op = federation.op(Op.of(entry.op).round)
                 said = under(entry.note, federation.config)

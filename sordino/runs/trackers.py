@@ -28,7 +28,7 @@ from sordino.runs.metrics import shown
 from sordino.runs.shapes import Receipt
 
 if TYPE_CHECKING:
-    from sordino.runs.run import Ended, Progress
+    from sordino.runs.play import Ended, Progress
 
 # how many were drawn is what a hidden cohort hides
 CROWD = {"active", "answered", "bytes_down", "bytes_up", "device_flops"}
@@ -169,7 +169,7 @@ def tracked(go: Callable[[Watch], Ended], to: Sequence[str], watch: Watch | None
 def _open(name: str) -> Tracker:
     if name not in TRACKERS:
         raise ConfigError(
-            f"no tracker is called {name!r}", fix=f"one of: {', '.join(TRACKERS)}", code="unknown-tracker"
+            f"no tracker is called {name!r}", fix=f"use one of {', '.join(TRACKERS)}", code="unknown-tracker"
         )
     tracker = TRACKERS[name]()
     for variable, value in tracker.quiet.items():
@@ -180,7 +180,7 @@ def _open(name: str) -> Tracker:
         raise ConfigError(
             f"{name} cannot be used: {type(error).__name__}: {error}",
             why=f"the package {tracker.needs} is needed, and nothing else in sordino needs it",
-            fix="pip install 'sordino[track]', or run without it",
+            fix="run: pip install 'sordino[track]', or run without the tracker",
             code="tracker-missing",
         ) from None
     return tracker

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from sordino import user_code
-from sordino.algorithms.algorithm import Home
 from sordino.config import Experiment
 from sordino.engine.server import Federation
 from sordino.errors import RunError
@@ -68,8 +67,8 @@ def examine(folder: Path, key: Path | None = None, code: bool = False) -> Verdic
     else:
         setup, federation = opened(folder)
         with federation.ledger:
-            again, compared = receipt(setup, federation).to_json(), COMPARED
-        wrong += _replayed(setup, federation.home, entries)
+            again, compared = receipt(setup, federation, mine.environment).to_json(), COMPARED
+        wrong += _replayed(setup, federation, entries, between=bool(mine.environment.site))
         wrong += [f"{name}: in the receipt only" for name in sorted(claimed.keys() - again.keys() - {"files"})]
     wrong += [
         f"{name}: the ledger says {again.get(name)!r}, the receipt {claimed.get(name)!r}"
@@ -116,16 +115,21 @@ def _edited(experiment: Experiment, entries: list[Entry]) -> list[str]:
     return wrong[:3]
 
 
-def _replayed(setup: Setup, home: Home, entries: list[Entry]) -> list[str]:
+def _replayed(setup: Setup, known: Federation, entries: list[Entry], between: bool = False) -> list[str]:
     """Every release as the experiment plans it: the same claims, which hold the noise, at the same price. A ledger that
-    was written anew as a whole is found here.
+    was written anew as a whole is found here. `between`: between sites, where who is away is not asked, and a site may
+    have missed rounds.
     """
     wrong: list[str] = []
     for mine in (*setup.preparation, setup):
-        with (again := mine.federation(home, "", ":memory:", "again")).ledger:
+        with (again := mine.federation(known.home, "", ":memory:", "again", known.only)).ledger:
             for entry in entries:
                 _, phase, t = Op.of(entry.op)
-                if phase == mine.phase and (t < 0 or not again.plans(t, entry, _active(mine, again, t))):
+                if phase != mine.phase:
+                    continue
+                active = None if between and not mine.cohort.hidden else _active(mine, again, t)
+                missed = t if between and known.only is not None and not again.everyone_pays else 0
+                if t < 0 or not again.plans(t, entry, active, missed):
                     wrong.append(f"{entry.op}: its noise, its price or who took part is not what experiment.toml plans")
     return wrong[:3]
 
@@ -137,7 +141,8 @@ def _active(setup: Setup, again: Federation, t: int) -> list[int] | None:
         return None
     if setup.cohort.hidden:
         return []
-    return again.stragglers.split(again.draw(t), t, again.key).active
+    active = again.stragglers.split(again.draw(t), t, again.key).active
+    return [k for k in active if k in again.members]
 
 
 def _claimed(folder: Path) -> Json:

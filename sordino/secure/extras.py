@@ -33,6 +33,7 @@ def _unavailable(name: str, error: ImportError) -> BackendUnavailable:
     return BackendUnavailable(
         f"{name} does not work here",
         why=str(error),
-        fix="pip install 'sordino[he]', or choose another scheme; sums in the clear are no substitute",
+        fix="run: pip install 'sordino[he]', or choose another scheme; sordino never falls back to sums "
+        "without encryption",
         code="backend-unavailable",
     )

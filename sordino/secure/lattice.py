@@ -65,9 +65,10 @@ class LatticePublic:
     def check(self, layout: Layout, count: int) -> None:
         if count > self.most(layout):
             raise HeadroomExceeded(
-                f"k={count} > {self.most(layout)} for b={layout.bits},h={layout.headroom} under {self.ring.name}",
-                why="the sum would wrap around the plaintext",
-                fix="take fewer bits or fewer clients, or give the layout more headroom",
+                f"{count} uploads are too many: {self.ring.name} with {layout.bits} bits and {layout.headroom} "
+                f"headroom bits adds up at most {self.most(layout)}",
+                why="the sum would wrap around to a wrong value",
+                fix="use fewer bits or fewer clients, or set more headroom bits",
                 code="plaintext-overflow",
             )
 
@@ -84,7 +85,10 @@ class LatticePublic:
         kept = list(messages)
         if not kept:
             raise EmptyRound(
-                "nothing to add", why="no client sent a message", fix="skip the round", code="nothing-to-add"
+                "there are no messages to add",
+                why="no client sent a message",
+                fix="skip the round",
+                code="nothing-to-add",
             )
         header = self.agreed(message.header for message in kept)
         totals = self.vectors(kept[0])
@@ -170,9 +174,9 @@ def generate(scheme: str) -> LatticeSecret:
     """A fresh key pair."""
     if scheme not in _PAIRS:
         raise ConfigError(
-            f"no lattice scheme {scheme!r}",
-            why="there are bfv and ckks",
-            fix="choose bfv",
+            f"there is no lattice scheme {scheme!r}",
+            why="the schemes are bfv and ckks",
+            fix="use bfv",
             code="unknown-lattice-scheme",
         )
     public, secret = _PAIRS[scheme]
@@ -186,9 +190,9 @@ def read_public(data: bytes) -> LatticePublic:
         if not (context.is_private() or context.has_secret_key()):
             return _PAIRS[ring.name][0](data, context)
     raise ServerHoldsKey(
-        "a secret key came where a public one is expected",
-        why="who adds encrypted updates must not be able to open them",
-        fix="hand out `secret.public`, and make a new key: this one has been shown",
+        "a secret key was given where a public one is expected",
+        why="the server adds the encrypted updates, so it must not be able to open them",
+        fix="make a new key, because this one has been shown, and hand out only `secret.public`",
         code="secret-key-as-public",
     )
 
@@ -196,9 +200,9 @@ def read_public(data: bytes) -> LatticePublic:
 def read_secret(data: bytes) -> LatticeSecret:
     if not data.startswith(_KEY):
         raise NoSecretKey(
-            "these bytes hold no secret key",
-            why="a sum is opened with one",
-            fix="ask the key holder",
+            "these bytes do not hold a secret key",
+            why="only a secret key can open a sum",
+            fix="ask the key holder to open the sum",
             code="no-secret-key",
         )
     length = int.from_bytes(data[4:8], "little")

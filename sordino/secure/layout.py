@@ -55,9 +55,10 @@ class Layout:
     def check(self, count: int) -> None:
         if count > self.most:
             raise HeadroomExceeded(
-                f"k={count} > {self.most} for b={self.bits},h={self.headroom}",
-                why="a carry would run into the neighbouring slot",
-                fix="give the layout more headroom bits, or take fewer clients",
+                f"{count} uploads are too many: with {self.bits} bits and {self.headroom} headroom bits a slot "
+                f"adds up at most {self.most}",
+                why="a larger sum would overflow into the neighbouring slot",
+                fix="set more headroom bits in the quantise stage, or use fewer clients",
                 code="headroom-exceeded",
             )
 
@@ -66,9 +67,9 @@ class Layout:
         beyond = np.flatnonzero((values >= self.offset) | (values <= -self.offset))
         if len(beyond):
             raise DomainError(
-                f"the value {values[beyond[0]]} at index {beyond[0]} is beyond {self.bits} bits",
+                f"the value {values[beyond[0]]} at index {beyond[0]} needs more than {self.bits} bits",
                 why=why,
-                fix="encode real numbers with the layout",
+                fix="encode real numbers with the layout of the run",
                 code=code,
             )
 
@@ -77,8 +78,9 @@ class Layout:
         wide = np.asarray(values, np.float64)
         if not np.isfinite(wide).all():
             raise NonFiniteUpdate(
-                f"client {who} uploads {wide[~np.isfinite(wide)][0]} at index {int(np.argmin(np.isfinite(wide)))}",
-                why="NaN and infinity have no fixed-point number",
+                f"client {who} uploads the value {wide[~np.isfinite(wide)][0]} at index "
+                f"{int(np.argmin(np.isfinite(wide)))}",
+                why="NaN and infinity cannot be written as integers",
                 fix="lower the learning rate, or clip the update first; the round is broken off and the model is "
                 "unchanged",
                 code="non-finite-update",
@@ -94,8 +96,8 @@ class Layout:
 def no_sum(what: str, code: str) -> IntegrityError:
     """The refusal of decrypted numbers that are no sum of contributions."""
     return IntegrityError(
-        f"what was decrypted is no sum of these contributions: {what}",
-        why="the key is another one, or the message was changed or counted wrongly",
+        f"what was decrypted is not the sum of these uploads: {what}",
+        why="the key is another one, or a message was changed or counted wrongly",
         fix="drop this round; the model is unchanged",
         code=code,
     )

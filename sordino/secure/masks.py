@@ -76,9 +76,9 @@ def agree(own: X25519PrivateKey, peer: bytes) -> bytes:
         return own.exchange(X25519PublicKey.from_public_bytes(peer))
     except ValueError:
         raise SecAggAborted(
-            f"the public key {peer.hex()} is no usable one",
-            why="every agreement with it is the same, and known",
-            fix="leave its client out and run the round again",
+            f"the public key {peer.hex()} cannot be used",
+            why="with this key every agreed secret would be the same, and known to everybody",
+            fix="leave out the client that sent it, and run the round again",
             code="secagg-weak-point",
         ) from None
 
@@ -98,8 +98,8 @@ def unseal(key: bytes, sealed: bytes, who: int) -> bytes:
         return AESGCM(key).decrypt(sealed[:12], sealed[12:], None)
     except InvalidTag:
         raise SecAggAborted(
-            f"what client {who} sent does not open",
-            why="it was altered, or the server showed the two clients different rosters",
-            fix="nothing was uploaded; run the round again, and ask the server's owner if it happens twice",
+            f"what client {who} sent cannot be opened",
+            why="it was changed on the way, or the server showed the two clients different lists of members",
+            fix="run the round again; nothing was uploaded. If it happens twice, ask whoever runs the server",
             code="secagg-unsealed",
         ) from None

@@ -57,10 +57,10 @@ def unpack(sums: Sequence[int], count: int, size: int, slots: int, layout: Layou
         raise no_sum(f"a guard holds {guards[guards != count][0]} where {count} were added", "guard-mismatch")
     offset = np.uint64(count * layout.offset)
     if (body[size:] != offset).any():
-        raise no_sum("the padding is not that of so many contributions", "padding-mismatch")
+        raise no_sum(f"the padding is not that of {count} uploads", "padding-mismatch")
     most = np.uint64(count * ((1 << layout.bits) - 1))
     if ((body < count) | (body > most)).any():
-        raise no_sum(f"a slot holds what {count} contributions cannot add up to", "slot-out-of-range")
+        raise no_sum(f"a slot holds a number that {count} uploads cannot add up to", "slot-out-of-range")
     return (body[:size] - offset).view(np.int64)
 
 

@@ -136,8 +136,8 @@ class PaillierPublic:
         length, count = self.bits // 4, integers(message.header.size, message.header.slots)
         if len(message.body) != length * count:
             raise MalformedCiphertext(
-                f"{len(message.body)} bytes of ciphertexts",
-                why=f"{message.header.size} values are {count} ciphertexts of {length} bytes",
+                f"{len(message.body)} bytes of ciphertexts came",
+                why=f"{message.header.size} values need {count} ciphertexts of {length} bytes each",
                 fix="ignore the message",
                 code="ciphertext-length",
             )
@@ -147,7 +147,7 @@ class PaillierPublic:
             if not 0 < number < self.square:
                 raise MalformedCiphertext(
                     f"ciphertext {index} is {'0' if number == 0 else 'not below n^2'}",
-                    why="ciphertexts lie between 0 and n^2",
+                    why="a ciphertext must lie between 0 and n^2",
                     fix="ignore the message",
                     code="ciphertext-out-of-range",
                 )
@@ -272,15 +272,15 @@ def _strong(bits: int, testing: bool) -> None:
     if bits not in (FOR_TESTS, *STRONG):
         raise WeakKey(
             f"a Paillier key of {bits} bits",
-            why=f"keys have {FOR_TESTS} (tests), {STRONG[0]} or {STRONG[1]} bits",
-            fix=f"take {STRONG[0]}",
+            why=f"keys have {STRONG[0]} or {STRONG[1]} bits, or {FOR_TESTS} for tests",
+            fix=f"use {STRONG[0]}",
             code="key-bits",
         )
     if bits == FOR_TESTS and not testing:
         raise WeakKey(
             f"a Paillier key of {bits} bits outside tests",
-            why="it has 112 bits of security, 128 are promised",
-            fix=f"take {STRONG[0]}, or say that this is a test",
+            why="it has 112 bits of security, but 128 are promised",
+            fix=f"use {STRONG[0]}, or set testing = true if this is a test",
             code="key-for-tests-only",
         )
 
@@ -288,11 +288,13 @@ def _strong(bits: int, testing: bool) -> None:
 def _shared(what: str) -> MalformedCiphertext:
     return MalformedCiphertext(
         f"{what} holds a number that shares a factor with n",
-        why="no encryption has one, and it would tell the secret key",
+        why="no honest encryption has such a number, and it would reveal the secret key",
         fix="ignore the message, and ask who made it",
         code="ciphertext-not-coprime",
     )
 
 
 def _no_key(why: str) -> SecureError:
-    return SecureError("this is no Paillier key", why=why, fix="read the file that `pack` wrote", code="malformed-key")
+    return SecureError(
+        "these bytes are not a Paillier key", why=why, fix="give the bytes that `pack` wrote", code="malformed-key"
+    )

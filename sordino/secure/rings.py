@@ -70,8 +70,8 @@ def read(data: bytes) -> tuple[Ring, Foreign]:
         found = [ring for ring in found if ring.exact or context.global_scale == ring.scale]
     if not found:
         raise WeakKey(
-            "a lattice key of other parameters",
-            why="security and overflow are known for two parameter sets only",
+            "the lattice key has other parameters than those used here",
+            why="the security and the largest sum are known for two sets of parameters only",
             fix="make the key with `generate`",
             code="lattice-parameters",
         )
@@ -107,8 +107,8 @@ def bare(ring: Ring, vector: Foreign) -> bytes:
     part: bytes = data[len(before) + 3 : len(data) - len(after)]
     if data != _enveloped(ring, part):
         raise BackendUnavailable(
-            "tenseal writes ciphertexts in a way that is not known here",
-            why="its envelope has changed",
+            "this version of tenseal writes ciphertexts in an unknown form",
+            why="the bytes around them differ from those of tenseal 0.3.18",
             fix="install tenseal 0.3.18",
             code="tenseal-envelope",
         )
@@ -133,7 +133,7 @@ def load(ring: Ring, context: Foreign, part: bytes) -> Foreign:
 
 def malformed(why: str) -> MalformedCiphertext:
     return MalformedCiphertext(
-        "bytes that are no lattice ciphertext or key", why=why, fix="ignore it", code="malformed-lattice"
+        "these bytes are not a lattice ciphertext or key", why=why, fix="ignore this message", code="malformed-lattice"
     )
 
 

@@ -56,7 +56,7 @@ def unpack(data: bytes, expected: SealedHeader) -> Sealed:
         raise _malformed(f"{len(data)} bytes came, a header alone has {_HEAD.size}")
     magic, version, scheme, key, round, size, bits, headroom, reach, slots, count, body = _HEAD.unpack_from(data)
     if magic != MAGIC or version != VERSION:
-        raise _malformed("it does not begin like one")
+        raise _malformed("it does not begin like a ciphertext of sordino")
     if len(data) != _HEAD.size + body:
         raise _malformed(f"{len(data)} bytes came, its header says {_HEAD.size + body}")
     name = scheme.rstrip(b"\0").decode("ascii", "replace")
@@ -87,21 +87,21 @@ def _agree(found: SealedHeader, expected: SealedHeader) -> None:
         raise _malformed(f"it is of the scheme {found.scheme!r}, expected {expected.scheme!r}")
     if found.key != expected.key:
         raise KeyMismatch(
-            f"a ciphertext of key {found.key.hex()}, expected {expected.key.hex()}",
-            why="a sum under two keys can be opened by nobody",
+            f"a ciphertext under the key {found.key.hex()}, but {expected.key.hex()} is expected",
+            why="nobody could open a sum under two keys",
             fix="give all clients the same public key",
             code="key-mismatch",
         )
     if found.round != expected.round:
         raise RoundMismatch(
-            f"a ciphertext of round {found.round}, expected {expected.round}",
-            why="an upload counts in its own round only",
-            fix="ignore it",
+            f"a ciphertext of round {found.round}, but round {expected.round} is expected",
+            why="an upload counts only in its own round",
+            fix="ignore this message",
             code="round-mismatch",
         )
     if replace(found, count=expected.count) != expected:
         raise LayoutMismatch(
-            f"a ciphertext of {found.size} values in {found.slots} slots of {found.layout}",
+            f"a ciphertext with {found.size} values in {found.slots} slots of {found.layout}",
             why=f"expected {expected.size} values in {expected.slots} slots of {expected.layout}",
             fix="give all clients the same experiment",
             code="layout-mismatch",
@@ -132,4 +132,6 @@ class Secret(Protocol):
 
 
 def _malformed(why: str) -> MalformedCiphertext:
-    return MalformedCiphertext("a message is no ciphertext", why=why, fix="ignore it", code="malformed-ciphertext")
+    return MalformedCiphertext(
+        "a message is not a ciphertext", why=why, fix="ignore this message", code="malformed-ciphertext"
+    )

@@ -43,8 +43,8 @@ class Participant:
         self._roster = {who: Advert(*fields) for who, *fields in records}
         if len(self._roster) != len(records) or self._roster.get(self._who) != self._advert():
             raise abort(
-                "the roster is wrong",
-                f"client {self._who} is not in it as it came, or somebody is in it twice",
+                "the list of members from the server is wrong",
+                f"client {self._who} is not in it with its own keys, or a client is in it twice",
                 code="secagg-roster",
             )
         for who, advert in self._roster.items():
@@ -69,7 +69,11 @@ class Participant:
         _, records = self._session.unpack(inbox, MessageKind.INBOX)
         peers = {sender for sender, _ in records}
         if len(peers) != len(records) or not peers <= self._roster.keys() - {self._who}:
-            raise abort("the inbox is wrong", "somebody is in it twice, or is not in the roster", code="secagg-inbox")
+            raise abort(
+                "the shares that the server passed on are wrong",
+                "a client sent two, or is not in the list of members",
+                code="secagg-inbox",
+            )
         self._session.check_enough(len(peers) + 1)
         for sender, sealed in records:
             row = masks.unseal(self._lock(sender, self._who), sealed, sender)
@@ -93,20 +97,20 @@ class Participant:
         dropped = {who for who, survived in records if not survived}
         if both := survivors & dropped:
             raise abort(
-                f"asked for both shares of client {min(both)}",
-                "together they open its upload",
+                f"the server asked for both shares of client {min(both)}",
+                "with both of them the upload of this client could be opened",
                 code="secagg-both-shares",
             )
         if self._who in dropped:
             raise abort(
-                f"client {self._who} is called dropped out",
-                "its upload is there: its mask key would open it",
+                f"the server says that client {self._who} dropped out",
+                "but its upload was sent, and the key that is asked for would open it",
                 code="secagg-called-dropped",
             )
         if len(records) != len(self._held) or survivors | dropped != self._held.keys():
             raise abort(
-                "the request does not name each client once",
-                f"{len(self._held)} have shared their secrets",
+                "the server's request does not name each client exactly once",
+                f"{len(self._held)} clients have shared their secrets",
                 code="secagg-request",
             )
         self._session.check_enough(len(survivors))
@@ -116,8 +120,8 @@ class Participant:
     def _take(self, step: MessageKind) -> None:
         if self._due is not step:
             raise abort(
-                f"client {self._who} is sent a message of kind {step.name.lower()}",
-                "it takes each step once, in order",
+                f"client {self._who} got a message of kind {step.name.lower()} at the wrong time",
+                "a client takes each step of the round once, in order",
                 code="secagg-step",
             )
         self._due = None
@@ -143,7 +147,7 @@ class Participant:
         if low < 0 or high > top:
             raise LayoutMismatch(
                 f"client {self._who} uploads words from {low} to {high}",
-                why=f"they are from 0 to {top}; beyond that the sum could wrap around",
+                why=f"they must be from 0 to {top}: beyond that the sum could wrap around to a wrong value",
                 fix="encode the values with the layout of the run",
                 code="secagg-word-range",
             )

@@ -39,18 +39,20 @@ class Aggregator:
 
     def receive(self, data: bytes) -> None:
         if self._due is None:
-            raise abort("the round is over", "a message came after its end", fix=IGNORE, code="secagg-over")
+            raise abort(
+                "the round is over", "a message came after the end of the round", fix=IGNORE, code="secagg-over"
+            )
         sender, records = self._session.unpack(data, self._due)
         if sender in self._heard:
             raise abort(
                 f"client {sender} sends its {self._due.name.lower()} twice",
-                "the first one counts",
+                "only the first one counts",
                 fix=IGNORE,
                 code="secagg-twice",
             )
         if self._awaited is not None and sender not in self._awaited:
             raise abort(
-                f"client {sender} was not asked",
+                f"client {sender} was not asked for a message",
                 "it took no part in the step before",
                 fix=IGNORE,
                 code="secagg-stranger",
@@ -104,14 +106,15 @@ class Aggregator:
         masks.cut(self._total, self._session.width)
         if self._total[-1] != len(self.survivors):
             raise _untrue(
-                f"the guard is {int(self._total[-1])}, there are {len(self.survivors)} survivors", code="secagg-guard"
+                f"the check word of the sum is {int(self._total[-1])}, but {len(self.survivors)} clients uploaded",
+                code="secagg-guard",
             )
         return self._total[:-1].astype(np.uint64)
 
     def _forget(self, dropped: int, key: X25519PrivateKey) -> None:
         """Takes out what survivors added for a peer that never uploaded."""
         if key.public_key().public_bytes_raw() != self._adverts[dropped].mask:
-            raise _untrue(f"the shares restore another mask key than that of client {dropped}", code="secagg-wrong-key")
+            raise _untrue(f"the shares give another mask key than that of client {dropped}", code="secagg-wrong-key")
         for survivor in self.survivors:
             pair = masks.pair_key(key, self._adverts[survivor].mask, self._context, survivor, dropped)
             masks.blend(self._total, pair, np.subtract if dropped > survivor else np.add)
@@ -120,7 +123,7 @@ class Aggregator:
         if self._due is not step:
             raise abort(
                 f"the server cannot end the step of {step.name.lower()}",
-                "it takes each step once, in order",
+                "the server takes each step of the round once, in order",
                 code="secagg-server-step",
             )
         heard = sorted(self._heard)
@@ -132,15 +135,20 @@ class Aggregator:
     def _advert(self, sender: int, records: list[Record]) -> None:
         advert = Advert(*records[0])
         if sender == SERVER:
-            raise abort(f"a client calls itself {SERVER}", "that is the server", fix=IGNORE, code="secagg-number")
+            raise abort(
+                f"a client uses the number {SERVER}",
+                "this is the number of the server",
+                fix=IGNORE,
+                code="secagg-number",
+            )
         self._session.check_model(sender, advert)
         self._adverts[sender] = advert
 
     def _shares(self, sender: int, records: list[Record]) -> None:
         if [peer for peer, _ in records] != [peer for peer in sorted(self._adverts) if peer != sender]:
             raise abort(
-                f"client {sender} does not share with everybody once",
-                "all must be able to help",
+                f"client {sender} did not send exactly one share to each other client",
+                "each client must be able to help when another one drops out",
                 fix=IGNORE,
                 code="secagg-shares",
             )
@@ -153,8 +161,8 @@ class Aggregator:
     def _answer(self, sender: int, records: list[Record]) -> None:
         if [(who, survived) for who, survived, _ in records] != self._request:
             raise abort(
-                f"client {sender} repeats or leaves out a share",
-                "each that was asked for is given once",
+                f"client {sender} sent a share twice, or left one out",
+                "each share that was asked for is given once",
                 fix=IGNORE,
                 code="secagg-answer",
             )
@@ -164,7 +172,7 @@ class Aggregator:
 def _untrue(what: str, *, code: str) -> IntegrityError:
     return IntegrityError(
         what,
-        why="an upload or a share was not honest",
-        fix="the sum is thrown away and the model is unchanged; run the round again",
+        why="an upload or a share was not made as the protocol says",
+        fix="run the round again; this sum is thrown away and the model is unchanged",
         code=code,
     )

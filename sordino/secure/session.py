@@ -96,7 +96,10 @@ class Session:
             check_range(name, value, allowed, "secagg-out-of-range")
         if len(self.model) != 32:
             raise ConfigError(
-                f"the digest of the model has {len(self.model)} bytes", why="SHA-256 has 32", code="secagg-digest"
+                f"the digest of the model has {len(self.model)} bytes",
+                why="SHA-256 has 32",
+                fix="give the SHA-256 digest of the model",
+                code="secagg-digest",
             )
 
     @property
@@ -108,16 +111,18 @@ class Session:
         """Refuses a round that so many clients may not run."""
         if count * self.top >= 1 << self.width:
             raise HeadroomExceeded(
-                f"k={count} > {((1 << self.width) - 1) // self.top} for words up to {self.top} of {self.width} bits",
-                why="the sum would wrap around",
-                fix="give the words more bits, or take fewer clients",
+                f"{count} uploads are too many: at most {((1 << self.width) - 1) // self.top} words up to "
+                f"{self.top} can be added in {self.width} bits",
+                why="the sum would wrap around to a wrong value",
+                fix="use more bits for a word, or fewer clients",
                 code="secagg-headroom",
             )
         if not count < 2 * self.threshold:
             raise ConfigError(
                 f"the threshold is {self.threshold} of {count} clients",
-                why="two halves of the clients could each be told another story, and together open an upload",
-                fix=f"take more than half; {two_thirds(count)} is usual",
+                why="with half of the clients or fewer, a server could tell two groups different things, and open an "
+                "upload with the answers of both",
+                fix=f"set more than half of the clients; {two_thirds(count)} is usual",
                 code="secagg-low-threshold",
             )
 
@@ -125,16 +130,16 @@ class Session:
         if advert.model != self.model:
             raise abort(
                 f"client {who} has another model: {advert.model.hex()[:16]}, not {self.model.hex()[:16]}",
-                "uploads for different models must not be added; a server can send one client another model to "
-                "single it out",
+                "uploads for different models must not be added: a server could send one client another model to "
+                "learn its upload",
                 code="secagg-model",
             )
 
     def check_enough(self, count: int) -> None:
         if count < self.threshold:
             raise abort(
-                f"{count} clients are left, the threshold is {self.threshold}",
-                "fewer cannot open the sum, and may not",
+                f"only {count} clients are left, but the threshold is {self.threshold}",
+                "a sum of fewer clients cannot and must not be opened",
                 code="secagg-too-few",
             )
 
@@ -148,26 +153,26 @@ class Session:
             raise _malformed(f"{len(data)} bytes came, a header alone has {_HEAD.size}")
         magic, version, found, sender, run, round, *shape = _HEAD.unpack_from(data)
         if magic != MAGIC or version != VERSION:
-            raise _malformed("it does not begin like one")
+            raise _malformed("it does not begin like a message of secure aggregation")
         if (run, round) != (self._run, self.round):
             raise RoundMismatch(
-                f"a message of round {round}, expected round {self.round} of the run {self.run!r}",
-                why="an upload counts in its own round only",
-                fix="ignore it",
+                f"a message of round {round} came, but round {self.round} of the run {self.run!r} is expected",
+                why="an upload counts only in its own round",
+                fix="ignore this message",
                 code="secagg-round",
             )
         if tuple(shape) != self._shape:
             raise LayoutMismatch(
-                f"a message for (size, width, top, threshold) = {tuple(shape)}, expected {self._shape}",
-                why="only equal words can be added",
+                f"a message for (size, width, top, threshold) = {tuple(shape)} came, but {self._shape} is expected",
+                why="only uploads of the same form can be added",
                 fix="give all clients the same experiment",
                 code="secagg-layout",
             )
         if found != kind:
             raise SecAggAborted(
-                f"a message of kind {found} where {kind.name.lower()} ({kind.value}) is due",
-                why="each step of the round is taken once and in order",
-                fix="ignore it; who sends it too late counts as dropped out",
+                f"a message of kind {found} came, but {kind.name.lower()} ({kind.value}) is expected",
+                why="each step of the round is taken once, in order",
+                fix="ignore this message; a client that sends it too late counts as dropped out",
                 code="secagg-order",
             )
         record, length = self._record(kind), len(data) - _HEAD.size
@@ -193,11 +198,11 @@ class Session:
 
 def _malformed(why: str) -> MalformedCiphertext:
     return MalformedCiphertext(
-        "a message of secure aggregation is none", why=why, fix="ignore it", code="secagg-malformed"
+        "a message is not one of secure aggregation", why=why, fix="ignore this message", code="secagg-malformed"
     )
 
 
 def abort(what: str, why: str, *, fix: str = "", code: str) -> SecAggAborted:
     return SecAggAborted(
-        what, why=why, fix=fix or "nothing was opened and the model is unchanged; run the round again", code=code
+        what, why=why, fix=fix or "run the round again; nothing was opened and the model is unchanged", code=code
     )

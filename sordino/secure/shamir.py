@@ -41,12 +41,12 @@ def share(hidden: Sequence[bytes], points: Sequence[int], threshold: int) -> lis
 def reconstruct(rows: Sequence[tuple[int, Row]], threshold: int) -> list[bytes]:
     """The secrets, from `threshold` rows or more with their points."""
     if len({point for point, _ in rows}) != len(rows):
-        raise _unusable("a point gives its shares twice", "share-repeated")
+        raise _unusable("the shares of one client are given twice", "share-repeated")
     if len(rows) < threshold:
         raise _unusable(f"{len(rows)} shares came, {threshold} are needed", "share-missing")
     points, held = zip(*rows[:threshold], strict=True)
     if len({len(row) for row in held}) > 1:
-        raise _unusable("points hold shares of different secrets", "share-unequal")
+        raise _unusable("the clients hold shares of different secrets", "share-unequal")
     if any(len(part) != SHARE_BYTES or int.from_bytes(part, "little") >= PRIME for row in held for part in row):
         raise _unusable(f"a share is no number below 2^521 - 1 in {SHARE_BYTES} bytes", "share-malformed")
     weights = _lagrange(points)
@@ -75,9 +75,9 @@ def _secret(weights: list[int], parts: Row) -> bytes:
     value = sum(weight * int.from_bytes(part, "little") for weight, part in zip(weights, parts, strict=True)) % PRIME
     if value >> (8 * SECRET_BYTES):
         raise IntegrityError(
-            "shares restore no secret",
-            why="they belong to different secrets, or were altered",
-            fix="the round is broken off and the model is unchanged; run it again",
+            "the shares do not restore a secret",
+            why="they belong to different secrets, or were changed",
+            fix="run the round again; this one is broken off and the model is unchanged",
             code="share-altered",
         )
     return value.to_bytes(SECRET_BYTES, "little")
@@ -86,7 +86,7 @@ def _secret(weights: list[int], parts: Row) -> bytes:
 def _unusable(what: str, code: str) -> SecAggAborted:
     return SecAggAborted(
         what,
-        why="a secret is restored from enough different shares, or not at all",
+        why="a secret is restored only from enough shares that differ",
         fix="run the round again",
         code=code,
     )

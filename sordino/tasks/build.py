@@ -19,7 +19,7 @@ def build_net(name: str, shape: tuple[int, ...], classes: int, options: Mapping[
     if name not in NETS:
         raise ConfigError(
             f"no model called {name!r}",
-            fix=f"one of {', '.join(NETS)}, or your own as module:Class",
+            fix=f"use one of {', '.join(NETS)}, or your own class as module:Class",
             code="unknown-model",
         )
     return _built(name, lambda: NETS[name](shape, classes, **options))
@@ -29,7 +29,9 @@ def _users_own(path: str, options: Mapping[str, object]) -> nn.Module:
     cls = user_code.load(path, "model")
     if not (isinstance(cls, type) and issubclass(cls, nn.Module)):
         raise ConfigError(
-            f"{path!r} is not a torch.nn.Module class", fix="name a class, not an object", code="model-not-a-module"
+            f"{path!r} is not a torch.nn.Module class",
+            fix="give the name of a class, not of an object",
+            code="model-not-a-module",
         )
     return _built(path, lambda: cls(**options))
 
@@ -42,7 +44,7 @@ def _built(name: str, make: Callable[[], nn.Module]) -> nn.Module:
     except Exception as error:
         raise ConfigError(
             f"cannot build the model {name!r}: {user_code.told(error)}",
-            fix="give what it takes in [model] (your own class: in [model.options])",
+            fix="put the arguments that it takes into [model]; those of your own class into [model.options]",
             code="model-options",
         ) from error
 
@@ -57,13 +59,13 @@ def fits(net: nn.Module, name: str, shape: tuple[int, ...], classes: int) -> Non
         raise DataError(
             f"the model {name!r} does not fit examples of shape {'x'.join(map(str, shape))}",
             why=user_code.told(error),
-            fix="choose a model for this size" + (", or resize the images" if len(shape) == 3 else ""),
+            fix="choose a model for examples of this shape" + (", or resize the images" if len(shape) == 3 else ""),
             code="model-does-not-fit",
         ) from error
     if not isinstance(out, Tensor) or tuple(out.shape) != (2, classes):
         given = f"{tuple(out.shape[1:])}" if isinstance(out, Tensor) else f"a {type(out).__name__} as"
         raise DataError(
-            f"the model {name!r} gives {given} outputs, the data have {classes} classes",
-            fix="let it return one logit per class",
+            f"the model {name!r} gives {given} outputs, but the data has {classes} classes",
+            fix="let the model return one number (logit) for each class",
             code="model-outputs",
         )

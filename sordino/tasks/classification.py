@@ -62,8 +62,9 @@ class Classification:
         if self.mixes_examples:
             raise UnsoundGuarantee(
                 f"the model has a {self.mixes_examples} layer",
-                why="its running statistics mix the examples of a batch and of all clients, outside every clip",
-                fix="use nn.GroupNorm",
+                why="its running statistics mix the examples of a batch, and those of all clients, where no clip "
+                "bounds it",
+                fix="use nn.GroupNorm instead",
                 code="batch-norm",
             )
         self.feature_radius = bounded(net)
@@ -72,6 +73,7 @@ class Classification:
             raise ConfigError(
                 f"the model {name!r} has no trainable parameters",
                 why="there is nothing to learn",
+                fix="leave requires_grad = True for at least one parameter",
                 code="model-without-parameters",
             )
         self._trained = [(name, p) for name, p in net.named_parameters() if p.requires_grad]

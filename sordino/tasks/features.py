@@ -83,9 +83,10 @@ class Head:
             or [s[0] for s in seen].count(last[0]) > 1
         ):
             raise ConfigError(
-                f"the model {name!r} has no features",
-                why="its logits are not what an nn.Linear gives that is used once",
-                fix="let an nn.Linear come last",
+                f"the model {name!r} has no features that can be found",
+                why="features are the input of the last layer: an nn.Linear that is used once and whose output is the "
+                "logits",
+                fix="end the model with an nn.Linear",
                 code="model-without-head",
             )
         self._path, self._layer = last[:2]

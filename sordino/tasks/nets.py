@@ -68,7 +68,13 @@ class Ball(nn.Module):
 
     def __init__(self, radius: float) -> None:
         super().__init__()
-        check_range("model.radius", radius, Range(above=1), "radius-out-of-range", why="it bounds (features, 1)")
+        check_range(
+            "model.radius",
+            radius,
+            Range(above=1),
+            "radius-out-of-range",
+            why="it bounds the length of the features with a 1 appended, which is always above 1",
+        )
         self.radius = radius
 
     def forward(self, x: Tensor) -> Tensor:
@@ -220,8 +226,8 @@ def projected(net: nn.Module, width: int = 256) -> nn.Sequential:
     if not isinstance(last, nn.Linear):
         raise ConfigError(
             "the model has no place for a projection head",
-            why="it goes before the last linear layer of a torch.nn.Sequential, and there is none",
-            fix="choose a built-in model, or contrast the features themselves",
+            why="the head goes before the last linear layer of a torch.nn.Sequential, and this model has none",
+            fix="choose a built-in model, or set the algorithm to contrast the features themselves",
             code="no-place-for-projection",
         )
     d = last.in_features

@@ -37,13 +37,16 @@ def stored(task: Task, path: str) -> Params:
         found = safetensors.torch.load_file(Path(path))
     except (OSError, ValueError, safetensors.SafetensorError) as error:
         raise ConfigError(
-            f"no extractor can be read from {path}", why=str(error), fix="give a model.safetensors", code="no-extractor"
+            f"an extractor cannot be read from {path}",
+            why=str(error),
+            fix="give a model.safetensors file",
+            code="no-extractor",
         ) from None
     if {n: t.shape for n, t in found.items()} != {n: t.shape for n, t in wanted.items()}:
         raise ConfigError(
             f"{path} holds another network",
-            why="the extractor has the architecture of the model",
-            fix="train it with the same [model] and as many outputs",
+            why="the extractor must have the same layers and sizes as the model",
+            fix="train the extractor with the same [model] and as many classes",
             code="extractor-does-not-fit",
         )
     return {name: found[name].to(leaf.dtype) for name, leaf in wanted.items()}

@@ -89,8 +89,7 @@ class Quadratic:
 def _no_features() -> ConfigError:
     return ConfigError(
         "quadratics have no classes and no features",
-        why="there is nothing to tell apart and no network whose last layer sees anything, and the algorithm or "
-        "evaluation chosen needs both",
-        fix="learn to classify something (another data.source), or choose another algorithm",
+        why="the algorithm or the evaluation that was chosen needs both",
+        fix="use data with classes (another data.source), or choose another algorithm",
         code="model-without-head",
     )

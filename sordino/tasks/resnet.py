@@ -48,8 +48,8 @@ def resnet18(
     if norm not in get_args(Norm):
         raise ConfigError(
             f"resnet18 has no norm {norm!r}",
-            why="running statistics of a batch mix examples and clients outside every clip",
-            fix='norm = "group" or "none"',
+            why="the other kind, batch normalisation, mixes examples and clients where no clip bounds it",
+            fix='set norm = "group" or "none"',
             code="resnet-norm",
         )
     layers: list[nn.Module] = [*_convolution(shape[0], width, 3, 1, norm, groups), nn.ReLU()]

@@ -64,9 +64,9 @@ def generator_shape(kind: Kind, scenario: int, shape: tuple[int, ...], classes: 
     """
     if len(shape) != 3:
         raise ConfigError(
-            "a generator of images for clients that hold none",
-            why="their examples are rows of a table",
-            fix='image data, such as data.source = "digits", or another algorithm',
+            "a generator of images, for clients that have no images",
+            why="the examples of these clients are rows of a table",
+            fix='use image data, such as data.source = "digits", or another algorithm',
             code="nothing-to-draw",
         )
     side, _, channels = shape
@@ -112,14 +112,15 @@ class Recipe:
         if wrong:
             raise ConfigError(
                 " and ".join(f"{name} is {value}" for name, value in wrong.items()),
-                why="counts are at least 1, rates finite and above 0",
+                why="counts must be at least 1; rates must be finite and above 0",
                 code="not-positive",
             )
         if self.threshold is not None and not 0 < self.threshold <= 2:
             raise ConfigError(
                 f"threshold is {self.threshold}",
-                why="it is a cosine distance: above 0, at most 2",
-                fix="leave it out to keep the nearest ones, however far they are",
+                why="it is a cosine distance: it must be above 0 and at most 2",
+                fix="set a number in this range; without a threshold the nearest candidates are kept, whatever their "
+                "distance",
                 code="threshold-out-of-range",
             )
 
@@ -135,8 +136,8 @@ class Recipe:
         if self.scenario == 1 and home.candidates is None:
             raise ConfigError(
                 "scenario 1 without candidates",
-                why="its generator is trained on images that the server already has",
-                fix='a [candidates] table, for example source = "public_split", or scenario = 2',
+                why="in scenario 1 the generator is trained on candidates, and the server has none",
+                fix='add a [candidates] table, for example with source = "public_split", or set scenario = 2',
                 code="no-candidates",
             )
 

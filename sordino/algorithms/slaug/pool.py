@@ -82,9 +82,10 @@ class Pool(LocalSgd[Pooled, tuple[()], Told, Sums], Phase[Pooled, tuple[()], Tol
             stored(home.task, self.extractor)
         elif home.candidates is None:
             raise ConfigError(
-                "sums of features without an extractor",
-                why="it is trained on candidates, or was trained before on public data",
-                fix="a [candidates] table, or algorithm.extractor = a model.safetensors",
+                "sums of features need an extractor",
+                why="an extractor is trained on candidates, or comes from a file that was trained on public data; "
+                "here there is neither",
+                fix="add a [candidates] table, or set algorithm.extractor to a model.safetensors file",
                 code="no-extractor",
             )
 

@@ -94,9 +94,10 @@ class Train(LocalSgd[Ranked, Owner, Any, Up], Phase[Ranked, Owner, Any, Up]):
         given_examples(self, home)
         if len(home.sizes) < self.ranks:
             raise ConfigError(
-                f"{len(home.sizes)} clients, {self.ranks} of which are ranked",
-                why="who declines is followed by the next best",
-                fix="take more clients",
+                f"{len(home.sizes)} clients, but {self.ranks} clients are ranked for each class",
+                why="when the best client declines, the next one in the ranking is asked, so there must be enough of "
+                "them",
+                fix=f"use at least {self.ranks} clients",
                 code="too-few-devices",
             )
 
@@ -144,10 +145,11 @@ class Train(LocalSgd[Ranked, Owner, Any, Up], Phase[Ranked, Owner, Any, Up]):
         models = {int(up.device): tree.add(s.x, up.delta) for up in sent}
         if len(models) < self.ranks:
             raise RunError(
-                f"{len(models)} devices answered, {self.ranks} of them are ranked",
-                why="who declines is followed by the next best",
-                fix="resume when more of them are back; where a shared ledger has nothing left for them, "
-                "take another ledger or a larger budget",
+                f"only {len(models)} clients answered, but {self.ranks} clients are ranked for each class",
+                why="when the best client declines, the next one in the ranking is asked, so there must be enough of "
+                "them",
+                fix="resume when more clients are back; if a shared ledger has no budget left for them, use another "
+                "ledger or a larger budget",
                 code="too-few-devices-answered",
             )
         recall, f1, sure = torch.zeros_like(s.recall), torch.zeros_like(s.f1), torch.full_like(s.recall, -1.0)
@@ -225,9 +227,10 @@ class Ask(LocalSgd[Asking, Owner, Any, Prototype], Phase[Asking, Owner, Any, Pro
         self.recipe.check(home)
         if self.recipe.scenario == 2 and not self._answers(home):
             raise ConfigError(
-                "prototypes alone, and nobody has one",
-                why=f"they are made of images that a client holds back, and of fewer than {FEWEST} none are",
-                fix="fewer clients, more data, or scenario = 1 with a [candidates] table",
+                "no client has a prototype, and nothing else would train the generator",
+                why=f"prototypes are made of images that a client holds back, and a client needs at least {FEWEST} of "
+                "them",
+                fix="use fewer clients or more data, or set scenario = 1 with a [candidates] table",
                 code="nobody-holds-back",
             )
 
@@ -242,9 +245,9 @@ class Ask(LocalSgd[Asking, Owner, Any, Prototype], Phase[Asking, Owner, Any, Pro
         classes = known.classes
         if not 0 < (self.prototypes or classes) <= self.ranks * classes:
             raise ConfigError(
-                f"prototypes = {self.prototypes}, of {classes} classes",
-                why=f"a class is asked of {self.ranks} devices at most",
-                fix=f"1 to {self.ranks * classes} of them, or none for one of each class",
+                f"prototypes = {self.prototypes} for {classes} classes",
+                why=f"for each class at most {self.ranks} clients are asked",
+                fix=f"set a number from 1 to {self.ranks * classes}, or leave it out for one prototype of each class",
                 code="prototypes-out-of-range",
             )
         return replace(self, recipe=self.recipe.fitted(known), known=known)
@@ -362,8 +365,8 @@ def given_examples(phase: Train, home: Home) -> Examples:
     found: Examples | None = getattr(home, sources[phase.probe])
     if found is None:
         raise ConfigError(
-            f"probe = {phase.probe!r}, and the server has none",
-            why="devices are ranked by what their models say of labelled examples",
+            f"probe = {phase.probe!r}, but the server has no probe",
+            why="the server ranks clients by how well their models do on labelled examples of its own",
             fix='set data.probe = 50, or probe = "candidates" with a [candidates] table',
             code="no-probe",
         )

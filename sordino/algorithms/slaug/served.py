@@ -60,9 +60,10 @@ class Served(Calibrated[Holding, Any, Model]):
         changed = [stage for stage in self.uplink.client if not isinstance(stage, Weigh)]
         if changed or self.uplink.server:
             raise ConfigError(
-                'proto_upload = "server_side" behind an uplink that changes what is sent',
-                why="the server makes prototypes of the models as they are, and must know whose each of them is",
-                fix='proto_upload = "devices", or no other uplink',
+                'proto_upload = "server_side" with an uplink that changes the uploads',
+                why="the server computes prototypes from the unchanged model of each client, and must know which "
+                "client sent it",
+                fix='set proto_upload = "devices", or leave the uplink out',
                 code="server-side-needs-models",
             )
 

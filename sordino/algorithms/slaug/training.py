@@ -102,12 +102,18 @@ class Calibrated(LocalSgd[S, State, D, U], ABC):
         for name in ("synthetic", "separation"):
             if not 0 <= getattr(self, name) < float("inf"):
                 raise ConfigError(
-                    f"{name} is {getattr(self, name)}", why="it is a finite number from 0 on", code="not-positive"
+                    f"{name} is {getattr(self, name)}",
+                    why="it must be a finite number, at least 0",
+                    code="not-positive",
                 )
         if not 0 < self.temperature < float("inf"):
-            raise ConfigError(f"temperature is {self.temperature}", why="it is above 0", code="not-positive")
+            raise ConfigError(f"temperature is {self.temperature}", why="it must be above 0", code="not-positive")
         if self.count is not None and self.count < 1:
-            raise ConfigError(f"count is {self.count}", why="everybody draws at least one image", code="not-positive")
+            raise ConfigError(
+                f"count is {self.count}",
+                why="every client draws at least one image, so it must be at least 1",
+                code="not-positive",
+            )
 
     def fitted(self, known: Known) -> Self:
         return replace(self, _shape=generator_shape(self.generator, self.scenario, known.shape, known.classes))

@@ -87,5 +87,5 @@ def _check(scale: float) -> None:
         Range(above=0, most=_MOST),
         "integer-noise-scale",
         error=UnsoundGuarantee,
-        fix="choose another grid",
+        fix="set other bits or another range in the quantise stage",
     )

@@ -45,9 +45,15 @@ def parameters(dimension: int, epsilon: float) -> Cap:
         dimension,
         SEVERAL,
         "privunit-dimension",
-        why="a cap needs a sphere",
+        why="PrivUnit draws from a part of a sphere, which needs at least two dimensions",
     )
-    check_range("epsilon of PrivUnit", epsilon, Range(above=0, most=MOST), "privunit-epsilon")
+    check_range(
+        "epsilon of PrivUnit",
+        epsilon,
+        Range(above=0, most=MOST),
+        "privunit-epsilon",
+        why="PrivUnit is computed for this range only",
+    )
     from scipy.optimize import minimize_scalar
 
     def log_length(odds: float) -> float:

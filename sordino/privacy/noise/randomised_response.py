@@ -61,9 +61,9 @@ def from_float(x: Tensor, k: int = GREYS, rounding: Rounding = "nearest") -> Ten
     outside = ~(x.abs() <= 1)  # NaN included
     if outside.any():
         raise DomainError(
-            f"a pixel is {x[outside][0].item()}, at index {torch.nonzero(outside)[0].tolist()}",
-            why="levels divide the range from -1 to 1",
-            fix="scale images to [-1, 1] first, as 2 v / 255 - 1",
+            f"a pixel has the value {x[outside][0].item()}, at index {torch.nonzero(outside)[0].tolist()}",
+            why="the levels divide the range from -1 to 1",
+            fix="scale the images to [-1, 1] first: 2 * v / 255 - 1 for a byte v",
             code="pixel-out-of-range",
         )
     steps = np.floor(10_000 * (x.double().numpy() + 1) + 0.5).astype(np.int64)
@@ -111,10 +111,10 @@ def respond(index: Tensor, epsilon: float, k: int, source: NoiseSource) -> Tenso
     fits = not index.is_floating_point() and np.can_cast(np.min_scalar_type(k - 1), index.numpy().dtype)
     if not fits or (index.numel() and not 0 <= int(index.min()) <= int(index.max()) < k):
         raise DomainError(
-            f"values of type {str(index.dtype).removeprefix('torch.')} that are not, or cannot be, all whole "
-            f"numbers from 0 to {k - 1}",
-            why=f"the response is drawn among {k} values",
-            fix="number the values from 0, and count them right",
+            f"values of type {str(index.dtype).removeprefix('torch.')}, which are not all whole numbers from 0 "
+            f"to {k - 1}, or cannot be",
+            why=f"the response is one of {k} values",
+            fix=f"number the values from 0 to {k - 1}",
             code="level-out-of-range",
         )
     given = index.numpy().reshape(-1)
@@ -185,12 +185,14 @@ def _check_epsilon(epsilon: float) -> float:
 
 def _check_levels(k: int, most: int = MOST) -> int:
     allowed = Range(least=2, most=most, whole=True)
-    check_range("levels", k, allowed, "response-levels", why="a response is one of so many values", fix="use 21")
+    check_range(
+        "levels", k, allowed, "response-levels", why="it is the number of values that a response can have", fix="use 21"
+    )
     return k
 
 
 def _check_count(count: int) -> int:
-    check_range("the number of values that share a budget", count, COUNT, "response-count")
+    check_range("the number of values that share one budget", count, COUNT, "response-count")
     return count
 
 
@@ -207,8 +209,8 @@ def _check_bytes(pixels: Tensor) -> None:
 
 def _wrong_type(x: Tensor, wanted: str) -> DomainError:
     return DomainError(
-        f"pixels of type {str(x.dtype).removeprefix('torch.')}",
-        why=f"these levels are those of {wanted}",
-        fix="take images as they are loaded, before they are normalised",
+        f"the pixels have type {str(x.dtype).removeprefix('torch.')}",
+        why=f"these levels are defined for {wanted}",
+        fix="use the images as they were loaded, before they are normalised",
         code="pixel-wrong-type",
     )

@@ -106,7 +106,7 @@ class System:
             Range(above=1e-290),
             "noise-scale-not-positive",
             error=UnsoundGuarantee,
-            why="below it a step of the grid is no float",
+            why="below this number a step of the noise's grid is too small for a float",
             fix="bound the input with a clip",
         )
         step = grid_step(scale)
@@ -215,9 +215,10 @@ def for_run(name: str, key: int, secret: bytes | None, client: int) -> NoiseSour
         return Counter(keys.word(keys.fold(key, "once"))).child("one of", client)
     if secret is None or len(secret) < SECRET:
         raise RunError(
-            "the clients' secret is gone",
-            why="clients answer once in a run; without the secret they would answer anew, or from the public seed",
-            fix="put private/clients.secret back from where it was kept, or start a new run",
+            "the clients' secret is missing",
+            why="a client draws its random response once in a run; without the secret it would answer anew, or "
+            "from the public seed",
+            fix="put private/clients.secret back from your copy, or start a new run",
             code="no-secret",
         )
     return Kept(secret).child("one of", client)

@@ -36,9 +36,10 @@ class BesidePublic:
         """The gradient of one loss of (params, sealed rows, public rows, keys)."""
         if self._raw is None:
             raise PrivacyError(
-                "a loss over sealed and public examples together",
-                why="one example then changes the gradients of others, and no clip bounds that",
-                fix="ask for the gradient of losses of single examples, and for that of the public ones apart from it",
+                "a loss that joins sealed and public examples",
+                why="then one example changes the gradients of others, and no clip bounds that",
+                fix="ask for the gradient of the losses of single examples, and separately for the gradient of the "
+                "public examples",
                 code="joint-loss",
             )
         raw = self._raw()

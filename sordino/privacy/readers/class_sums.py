@@ -81,8 +81,8 @@ class SumShard(Covered[ClassSums]):
 
     def refused(self, what: str) -> PrivacyError:
         return PrivacyError(
-            f"{what} from a reader of sums per class",
-            why="its promise covers clipped sums per class, nothing else",
+            f"the algorithm asks for {what}, but the reader gives sums per class",
+            why="the promise of this reader covers clipped sums per class and nothing else",
             fix="use another reader",
             code="sums-only",
         )

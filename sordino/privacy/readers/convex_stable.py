@@ -45,12 +45,18 @@ class ConvexStable(Noised):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_range("radius", self.radius, Range(above=1), "radius-too-small", why="it bounds (x, 1)")
+        check_range(
+            "radius",
+            self.radius,
+            Range(above=1),
+            "radius-too-small",
+            why="it bounds the length of the features with a 1 appended, which is always above 1",
+        )
         most = 4 / self.radius**2
         if not 0 < self.lr <= most:
             raise UnsoundGuarantee(
-                f"step size {self.lr} with radius {self.radius}",
-                why=f"the step is non-expansive up to 4/radius^2 = {most:.3g} only",
+                f"the step size {self.lr} is too large for radius {self.radius}",
+                why=f"a step of gradient descent moves two models no further apart only up to 4/radius^2 = {most:.3g}",
                 fix=f"set lr to at most {most:.3g}, or scale the features into a smaller radius",
                 code="step-too-large-for-convexity",
             )
@@ -61,16 +67,16 @@ class ConvexStable(Noised):
     def check(self, work: Work, task: Task) -> None:
         if work.batch_size is not None:
             raise UnsoundGuarantee(
-                f"batches of {work.batch_size} in convex_stable",
-                why="the step is non-expansive for the full batch only",
-                fix='batch_size = "full"',
+                f"convex_stable with batches of {work.batch_size}",
+                why="the proof behind it holds for full batches only",
+                fix='set batch_size = "full"',
                 code="minibatch-under-full-batch-bound",
             )
         if task.feature_radius != self.radius:
             raise UnsoundGuarantee(
-                "convex_stable without bounded features",
-                why="the bound holds for logistic regression on features scaled into a public ball",
-                fix=f'model = {{name = "logistic", radius = {self.radius}}}',
+                "convex_stable needs bounded features",
+                why="its bound holds for logistic regression on features that are scaled into a public ball",
+                fix=f'set model = {{name = "logistic", radius = {self.radius}}}',
                 code="convex-needs-bounded-logistic",
             )
 
@@ -110,9 +116,11 @@ class StableShard(GradientsOnly[ConvexStable]):
         check_unread(self._read, "the batch", "call grad once")
         if losses != self._task.losses:
             raise PrivacyError(
-                "losses of an algorithm's own under the bound of convex steps",
-                why="it holds for the cross-entropy of logistic regression, and nobody knows the slope of another loss",
-                fix="ask for the gradient of task.losses, or clip: noisy_steps pays for every step of any loss",
+                "a loss of the algorithm's own, with a reader whose bound is for convex steps",
+                why="the bound holds for the cross-entropy of logistic regression; for another loss the slope is not "
+                "known",
+                fix="ask for the gradient of task.losses, or use a reader that clips: noisy_steps pays for every step "
+                "of any loss",
                 code="convex-needs-own-losses",
             )
         self._read = True

@@ -27,16 +27,21 @@ R = TypeVar("R", bound=Reader)
 def check_apart(task: Task) -> None:
     """Refuses, before anything starts, a network in which one example reaches what is computed of another."""
     if task.mixes_examples:
-        raise UnsoundGuarantee(f"{task.mixes_examples} mixes examples", fix="use nn.GroupNorm", code="batch-norm")
+        raise UnsoundGuarantee(
+            f"{task.mixes_examples} mixes examples",
+            why="one example then changes the gradients of others, and no clip bounds that",
+            fix="use nn.GroupNorm",
+            code="batch-norm",
+        )
     if task.remembers:
         raise remembering(task.remembers)
 
 
 def remembering(name: str) -> UnsoundGuarantee:
     return UnsoundGuarantee(
-        f"the model changes its own {name} when it is used",
-        why="what it keeps of one example reaches the gradients of others, outside every clip",
-        fix="let forward compute from its arguments alone, and write nothing to self",
+        f"the model changes its own {name} during a forward pass",
+        why="what it keeps of one example reaches the gradients of other examples, where no clip bounds it",
+        fix="compute the forward pass from its arguments alone, and do not write to self in it",
         code="model-remembers",
     )
 

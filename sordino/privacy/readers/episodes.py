@@ -70,9 +70,9 @@ def _enough(labels: Tensor) -> bool:
 def check_rows(labels: Tensor, client: int) -> None:
     if not _enough(labels):
         raise DataError(
-            f"client {client} has {len(labels)} examples of {len(torch.unique(labels))} class",
-            why="prototypes compare at least two examples of at least two classes",
-            fix="leave the client out, or partition so that everybody holds two classes",
+            f"client {client} has {len(labels)} examples of {len(torch.unique(labels))} classes",
+            why="an episode needs at least two examples of at least two classes",
+            fix="leave this client out, or partition so that every client holds at least two classes",
             code="no-episode",
         )
 
@@ -173,9 +173,9 @@ class CellGradient(Clipped):
         super().check(work, task)
         if work.steps is None:
             raise ConfigError(
-                "episodes without a number of steps",
-                why="every step is paid for before the round starts",
-                fix="set local_steps",
+                "episodes need a number of steps",
+                why="every step must be paid for before the round starts",
+                fix="set algorithm.local_steps",
                 code="episodes-need-steps",
             )
 
@@ -191,9 +191,9 @@ class CellShard(Covered[CellGradient]):
 
     def refused(self, what: str) -> PrivacyError:
         return PrivacyError(
-            f"{what} from a reader of episodes",
-            why="its promise covers episodes within cells, nothing else",
-            fix="use shard.episodes, or another reader",
+            f"the algorithm asks for {what}, but the reader gives episodes",
+            why="the promise of this reader covers episodes within cells and nothing else",
+            fix="ask for shard.episodes, or use another reader",
             code="episodes-only",
         )
 

@@ -97,9 +97,9 @@ def check_reservation(opened: bool, reads: int, reserved: int | None, what: str)
     """Refuses a second pass over a shard, and more noisy reads of it than the round has paid for."""
     if opened or (reserved is not None and reads > reserved):
         raise PrivacyError(
-            f"a second pass over the {what}" if opened else f"{reads} reads where {reserved} were reserved",
+            f"a second pass over the {what}" if opened else f"{reads} reads, but only {reserved} were reserved",
             why=PAID,
-            fix="let the algorithm's `work` say how often it reads, and read once",
+            fix="return the true number of reads from the algorithm's `work`, and go over the examples once",
             code="read-beyond-reservation",
         )
 

@@ -64,9 +64,9 @@ class NoisyGradient(Clipped):
             object.__setattr__(self, "clip_order", self.mechanism.order)
         if self.mechanism.order == 1 and self.clip_order == 2:
             raise UnsoundGuarantee(
-                "Laplace noise after a clip in the 2-norm",
-                why="a vector of 2-norm C can have 1-norm C*sqrt(d): the Laplace scale would be too small by that "
-                "factor",
+                "Laplace noise with a clip in the 2-norm",
+                why="Laplace noise is sized by the 1-norm; a vector of 2-norm C can have a 1-norm of C*sqrt(d), so "
+                "the noise would be too small by that factor",
                 fix="clip in the 1-norm, or use Gaussian noise",
                 code="laplace-needs-l1-clip",
             )
@@ -75,15 +75,15 @@ class NoisyGradient(Clipped):
         if self.sampling == "poisson" and self.neighbours != "add_remove":
             raise UnsoundGuarantee(
                 "Poisson sampling with replace neighbours",
-                why="the sampled-Gaussian accountant is proved for adding or removing a record",
-                fix='use neighbours = "add_remove"',
+                why="the price of a Poisson sample is proved only for adding or removing a record",
+                fix='set neighbours = "add_remove"',
                 code="poisson-needs-add-remove",
             )
         if self.sampling in ("fixed_batches", "fixed_subset") and self.neighbours == "add_remove":
             raise UnsoundGuarantee(
-                f"{self.sampling} with add_remove neighbours",
-                why="one record more or less shifts all others into other batches, so more than one batch changes",
-                fix='use neighbours = "replace"',
+                f'sampling = "{self.sampling}" with add_remove neighbours',
+                why="one record more or less moves other records into other batches, so more than one batch changes",
+                fix='set neighbours = "replace"',
                 code="fixed-rows-add-remove",
             )
 
@@ -110,17 +110,18 @@ class NoisyGradient(Clipped):
         super().check(work, task)
         if self.sampling == "full" and work.batch_size is not None:
             raise UnsoundGuarantee(
-                f"batches of {work.batch_size} with full-batch noise",
-                why="after the first batch the runs with and without a record stand at different weights, so "
-                "nothing cancels any more",
-                fix='batch_size = "full", or sampling = "fixed_batches" or "poisson", or bound the whole update '
+                f"batches of {work.batch_size}, with noise for the full batch",
+                why="after the first batch, the runs with and without a record have different weights, so nothing "
+                "cancels any more",
+                fix='set batch_size = "full", or sampling = "fixed_batches" or "poisson", or bound the whole update '
                 "(whole_update)",
                 code="minibatch-under-full-batch-bound",
             )
         if self.sampling == "fixed_batches" and (work.epochs is None or work.batch_size is None):
             raise UnsoundGuarantee(
                 "fixed batches need local_epochs and batch_size",
-                why="parallel composition inside an epoch needs whole epochs of known batches",
+                why="every record must be in exactly one batch of an epoch, which needs whole epochs with batches of "
+                "a known size",
                 fix="set local_epochs and batch_size instead of local_steps",
                 code="fixed-batches-need-epochs",
             )
@@ -152,9 +153,9 @@ class GradientsOnly(Covered[R]):
 
     def refused(self, what: str) -> PrivacyError:
         return PrivacyError(
-            f"{what} from a reader of gradients",
-            why="its promise covers clipped gradients of single examples, nothing else",
-            fix='use another reader: {name = "cells"} gives episodes, {name = "class_sums"} sums per class',
+            f"the algorithm asks for {what}, but the reader gives gradients",
+            why="the promise of this reader covers clipped gradients of single examples and nothing else",
+            fix='use another reader: {name = "cells"} gives episodes, {name = "class_sums"} gives sums per class',
             code="gradients-only",
         )
 

@@ -49,9 +49,9 @@ class Responses(Open):
                 rr.keep_probability(epsilon, self.levels)  # refuses what is no epsilon
         if self.delta and self.of == "value":
             raise ConfigError(
-                f"delta = {self.delta} beside an epsilon for each value",
-                why="a single response is pure",
-                fix='of = "image" cuts an (epsilon, delta) over its values',
+                f"delta = {self.delta} with an epsilon for each value",
+                why="a single randomised response has an epsilon only, its delta is 0",
+                fix='leave delta out, or set of = "image": then the values of an image share one epsilon and delta',
                 code="delta-of-a-response",
             )
 
@@ -60,21 +60,23 @@ class Responses(Open):
         if len(shape) != 3:
             raise DomainError(
                 f"randomised response on examples of shape {'x'.join(map(str, shape))}",
-                why="its levels are grey values of images",
-                fix='use data.source = "images" or "digits"',
+                why="its levels are the grey values of images",
+                fix='use image data, such as data.source = "images" or "digits"',
                 code="response-not-images",
             )
         if self.side is not None and not 1 <= self.side <= min(shape[:2]):
             raise ConfigError(
                 f"side is {self.side}",
-                why=f"images of {shape[0]} x {shape[1]} are averaged to 1 to {min(shape[:2])} values a side",
+                why=f"images of {shape[0]} x {shape[1]} are reduced to at least 1 and at most {min(shape[:2])} values "
+                "a side",
+                fix=f"set side to a number from 1 to {min(shape[:2])}",
                 code="response-side",
             )
         if self.side is not None and any(length % self.side for length in shape[:2]):
             raise UnsoundGuarantee(
-                f"side = {self.side} for images of {shape[0]} x {shape[1]}",
-                why="where windows overlap one pixel enters several answers, and its promise counts one",
-                fix=f"a side that divides {shape[0]} and {shape[1]}",
+                f"side = {self.side} does not divide images of {shape[0]} x {shape[1]}",
+                why="where windows overlap, one pixel enters several answers, but the promise counts one",
+                fix=f"set a side that divides {shape[0]} and {shape[1]}",
                 code="response-windows-overlap",
             )
         count = shape[0] * shape[1] * shape[2] if self.side is None else self.side**2 * shape[2]
@@ -126,5 +128,10 @@ class Responses(Open):
 
     def check(self, work: Work, task: Task) -> None:
         if self.levels > 256:
-            raise ConfigError(f"levels is {self.levels}", why="bytes tell 256 apart", code="response-levels")
+            raise ConfigError(
+                f"levels is {self.levels}",
+                why="images are bytes, which have 256 different values",
+                fix="set levels to at most 256",
+                code="response-levels",
+            )
         _ = self.each  # refuses what is no delta

@@ -20,8 +20,8 @@ Stages that promise nothing together are refused:
 >>> Uplink(client=(Noise(), Clip(0.5)))
 Traceback (most recent call last):
 sordino.errors.UnsoundGuarantee: a clip after the noise
-why: the bound must hold before noise is added; the noise would be sized for the wrong input
-fix: put Clip before Noise
+why: the clip must come first: the noise is sized for vectors that are already clipped
+fix: put the clip before the noise
 """
 
 from sordino.privacy.uplink.uplink import Summed, Uplink, single_uploads

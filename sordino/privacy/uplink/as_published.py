@@ -263,9 +263,10 @@ class Discounted(UserLevel):
         super().__post_init__()
         if self.horizon is None or self.clip is not None:
             raise ConfigError(
-                "rounds discounting without a horizon, or with a fixed clip",
-                why="it shrinks a number of rounds that is known from the start, and learns beside the median",
-                fix="set horizon to the number of rounds and leave clip out",
+                "rounds discounting needs a horizon and no fixed clip",
+                why="it uses up a number of rounds that is known from the start, and it learns its clip from the "
+                "median",
+                fix="set horizon to the number of rounds, and leave clip out",
                 code="discount-without-horizon",
             )
 

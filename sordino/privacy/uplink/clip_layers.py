@@ -46,8 +46,9 @@ class ClipLayers(Stage):
             Clip(number)  # refuses what is no radius
         if not 1e-30 < self.least <= self.most:
             raise ConfigError(
-                f"radii between {self.least} and {self.most}",
-                why="the least is a number above 1e-30 and not above the most",
+                f"least is {self.least} and most is {self.most}",
+                why="the smallest radius must be above 1e-30, and at most as large as the largest",
+                fix="set least to at most most",
                 code="radius-out-of-range",
             )
 

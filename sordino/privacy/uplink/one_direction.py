@@ -46,7 +46,7 @@ class OneDirection(Noise):
         if self.neighbours == "add_remove":
             raise UnsoundGuarantee(
                 "PrivUnit with add_remove neighbours",
-                why="the server sees who uploads",
+                why="the server sees which clients upload, so it is no secret whether a client is there",
                 fix='use neighbours = "replace"',
                 code="local-noise-add-remove",
             )

@@ -50,9 +50,9 @@ class OneField(Stage):
     def weight(self, size: int, largest: int, precision: float = 1.0) -> float:
         if (weight := self.stage.weight(size, largest, precision)) != 1:
             raise ConfigError(
-                "a weight on one field of an upload",
-                why="the sum is divided by one number, whatever the field",
-                fix="weigh whole uploads",
+                "a weight for one field of an upload only",
+                why="the whole sum is divided by one number, so all fields must have the same weight",
+                fix="put the weight on the whole upload",
                 code="weight-of-a-field",
             )
         return weight

@@ -29,9 +29,9 @@ def check_ends(least: float, most: float) -> None:
     tenths = all(math.isclose(10 * end, round(10 * end)) for end in (least, most))
     if not (0 < least <= most <= 1 and tenths):
         raise ConfigError(
-            f"compression rates between {least} and {most}",
-            why="they are shares that are kept, in tenths, the least not above the most",
-            fix="for instance least = 0.2, most = 0.5",
+            f"least is {least} and most is {most}",
+            why="both are shares of the numbers that are kept, in tenths, and least must not be above most",
+            fix="set for example least = 0.2, most = 0.5",
             code="rate-out-of-range",
         )
 
@@ -82,7 +82,9 @@ class LayerByLayer(Stage, ABC):
             check_ends(self.least, self.most)
         else:
             why = "it is the share of the numbers that is kept"
-            check_range("a compression rate", self.rate, FRACTION, "rate-out-of-range", why=why, fix="for instance 0.3")
+            check_range(
+                "a compression rate", self.rate, FRACTION, "rate-out-of-range", why=why, fix="set for example 0.3"
+            )
 
     @abstractmethod
     def measured(self, layer: Tensor, rate: float) -> Tensor: ...

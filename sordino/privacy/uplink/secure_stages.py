@@ -107,14 +107,14 @@ class Encrypted(SecureStage):
         if self.server_has_key:
             raise ServerHoldsKey(
                 "server_has_key = true",
-                why="who adds the ciphertexts must not be able to open one of them",
-                fix='leave it out; keys = "authority" opens sums for the server',
+                why="the server adds the ciphertexts, so it must not be able to open any of them",
+                fix='leave it out; with keys = "authority" a key holder opens the sums for the server',
                 code="server-holds-key",
             )
         if self.keys == "threshold":
             raise BackendUnavailable(
-                'keys = "threshold" needs openfhe',
-                why="its wheels hold binaries for other Pythons than this one, and nothing else here shares a "
+                'keys = "threshold" needs openfhe, which cannot be used here',
+                why="openfhe is published for other versions of Python only, and nothing else here can share a "
                 "lattice key",
                 fix='use keys = "shared" or "authority", or secure aggregation, which has no key holder',
                 code="backend-unavailable",
@@ -124,19 +124,21 @@ class Encrypted(SecureStage):
         ):
             raise WeakKey(
                 f"a Paillier key of {self.key_bits} bits",
-                why="3072 bits are 128 bits of security; 2048 are 112, for tests",
-                fix="use 3072 or 4096, or testing = true with 2048",
+                why="3072 bits give 128 bits of security; 2048 bits give 112, enough for tests only",
+                fix="use 3072 or 4096, or 2048 with testing = true",
                 code="weak-key",
             )
         if self.scheme == "ckks" and self.keys == "authority":
             raise UnsoundGuarantee(
                 'ckks with keys = "authority"',
-                why="an opened sum carries the noise of its encryption: a server that has both can compute the key "
-                "(Li and Micciancio, EUROCRYPT 2021)",
-                fix='use bfv or paillier, or keys = "shared", where the server sees nothing opened',
+                why="an opened ckks sum carries the noise of its encryption: a server that has the sum and its "
+                "ciphertext can compute the key (Li and Micciancio, EUROCRYPT 2021)",
+                fix='use bfv or paillier, or keys = "shared", where the server never sees an opened sum',
                 code="ckks-opened-for-server",
             )
-        check_range("at_least", self.at_least, SEVERAL, "authority-opens-one", why="a sum of one is an upload")
+        check_range(
+            "at_least", self.at_least, SEVERAL, "authority-opens-one", why="the sum of a single upload is that upload"
+        )
 
     def needs(self) -> None:
         (extras.gmpy2 if self.scheme == "paillier" else extras.tenseal)()
@@ -166,7 +168,13 @@ class Aggregated(SecureStage):
 
     def __post_init__(self) -> None:
         if self.threshold is not None:
-            check_range("threshold", self.threshold, SEVERAL, "threshold-too-small", why="a sum of one is an upload")
+            check_range(
+                "threshold",
+                self.threshold,
+                SEVERAL,
+                "threshold-too-small",
+                why="the sum of a single upload is that upload",
+            )
 
     def least(self, cohort: int) -> int:
         return max(2, 2 * cohort // 3 + 1 if self.threshold is None else self.threshold, cohort // 2 + 1)
@@ -207,13 +215,13 @@ class NoiseShare(Noise):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        why = "noise that one client adds alone is its own: that is a noise stage"
+        why = 'noise that one client adds alone is not in shares: use the stage "noise" at the client for that'
         check_range("survivors", self.survivors, SEVERAL, "threshold-too-small", why=why)
         if not isinstance(self.mechanism, GaussianNoise):
             raise UnsoundGuarantee(
                 "Laplace noise in shares",
-                why="a sum of Laplace variables is not a Laplace variable",
-                fix='law = "gaussian"',
+                why="a sum of Laplace noise is not Laplace noise",
+                fix='set law = "gaussian"',
                 code="shares-are-gaussian",
             )
         object.__setattr__(self, "mechanism", replace(self.mechanism, calibration="discrete"))
@@ -228,9 +236,9 @@ class NoiseShare(Noise):
         part = multiplier / math.sqrt(self.survivors)
         if part * self.sensitivity(bound) < SPREAD:
             raise UnsoundGuarantee(
-                f"a share of noise of {part * self.sensitivity(bound):.2g} steps of the grid",
-                why=f"sums of shares are discrete Gaussians only from {SPREAD:g} steps on",
-                fix="give the layout more bits or a smaller range, or spend less budget",
+                f"one share of the noise is only {part * self.sensitivity(bound):.2g} steps of the grid",
+                why=f"shares add up to discrete Gaussian noise only if each is at least {SPREAD:g} steps",
+                fix="set more bits or a smaller range in the quantise stage, or spend less of the budget in a round",
                 code="share-too-narrow",
             )
 
@@ -244,9 +252,9 @@ def check_room(layout: Layout, count: int, noise: float) -> None:
     layout.check(count)
     if count * ((1 << layout.bits) - 1 + 2 * noise) > (1 << layout.width) - 1:
         raise UnsoundGuarantee(
-            f"shares of noise of up to {noise:.3g} steps in {count} uploads of {layout.bits} bits and slots of "
-            f"{layout.width}",
-            why="twelve deviations of the noise must fit, or a sum wraps around",
-            fix="give the layout more headroom bits",
+            f"shares of noise of up to {noise:.3g} steps do not fit: {count} uploads of {layout.bits} bits in "
+            f"slots of {layout.width}",
+            why="twelve standard deviations of the noise must fit, or a sum wraps around to a wrong value",
+            fix="set more headroom bits in the quantise stage",
             code="no-room-for-noise",
         )

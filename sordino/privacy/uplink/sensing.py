@@ -142,7 +142,7 @@ class Sensing(LayerByLayer):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_range("block", self.block, COUNT, "block-empty", fix="512 is usual")
+        check_range("block", self.block, COUNT, "block-empty", fix="512 is a usual size")
 
     def bound(self, bound: Bound, coordinates: int) -> Bound:
         if bound.l2 == math.inf:

@@ -95,7 +95,10 @@ class Clip(Stage):
         check_range("the radius of a clip", self.radius, POSITIVE, "clip-not-positive")
         if self.order not in (1, 2):
             raise ConfigError(
-                f"clip order is {self.order}", why="bounds are known in the 1-norm and the 2-norm", code="clip-order"
+                f"the order of the clip is {self.order}",
+                why="a length is measured in the 1-norm (order 1) or the 2-norm (order 2)",
+                fix="set order = 1 or order = 2",
+                code="clip-order",
             )
 
     def bound(self, bound: Bound, coordinates: int) -> Bound:
@@ -162,9 +165,9 @@ class Noise(Stage):
         limit = bound.of(self.mechanism.order)
         if not math.isfinite(limit):
             raise UnsoundGuarantee(
-                f"{type(self.mechanism).__name__} needs a bounded input, got an L{self.mechanism.order} bound of inf",
+                f"{type(self.mechanism).__name__} comes after no clip, so its input has no bound",
                 why="without a bound one client can move the sum without limit, and no amount of noise hides it",
-                fix="put Clip(radius) before it in the uplink",
+                fix="put a clip before the noise in the uplink",
                 code="unbounded-sensitivity",
             )
         return 2 * limit if self.neighbours == "replace" else limit

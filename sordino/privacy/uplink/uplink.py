@@ -202,9 +202,9 @@ class Uplink(Links):
             raise single_uploads()
         if uploads is None:
             raise ConfigError(
-                "this algorithm reads single uploads without saying so",
-                why="they are let go as soon as they are added, so that a large cohort fits into memory",
-                fix="set `reads_each = True` in the class of the algorithm",
+                "this algorithm reads single uploads, but does not say so",
+                why="an upload is deleted as soon as it is added, so that a large cohort fits into memory",
+                fix="write `reads_each = True` in the class of the algorithm",
                 code="reads-each",
             )
         plain = (u if w == 1.0 else tree.scale(1 / w, u) for u, w in zip(uploads, weights, strict=True))
@@ -214,7 +214,7 @@ class Uplink(Links):
 def single_uploads() -> UnsoundGuarantee:
     return UnsoundGuarantee(
         "this algorithm reads single uploads, but the uplink releases only their sum",
-        why="the promise covers the noised sum, not what one client sent",
+        why="the promise covers the sum with noise, not what one client sent",
         fix="use an uplink without central noise or encryption, or another algorithm",
         code="aggregate-only",
     )

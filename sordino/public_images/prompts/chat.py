@@ -60,14 +60,15 @@ class OpenAIChat:
             url = urllib.parse.urlsplit("")
         if url.scheme not in ("http", "https") or not url.hostname or url.username or url.query or url.fragment:
             raise ConfigError(
-                f"{self.base_url!r} is no address of a chat server",
-                fix="for example http://127.0.0.1:8000/v1; the key belongs in an environment variable",
+                f"{self.base_url!r} is not the address of a chat server",
+                fix="use an address such as http://127.0.0.1:8000/v1, and put the key into an environment variable",
                 code="bad-base-url",
             )
         if url.scheme == "http" and os.environ.get(self.key_env) and not self.local:
             raise ConfigError(
-                f"the key in {self.key_env} would travel in the clear to {url.hostname}",
-                fix="use https, or name a variable that is not set in key_env",
+                f"the key in {self.key_env} would be sent unencrypted to {url.hostname}",
+                why="anybody on the way could read it",
+                fix="use https, or set key_env to the name of a variable that does not exist",
                 code="key-in-the-clear",
             )
 
@@ -85,8 +86,8 @@ class OpenAIChat:
     def prompts(self, name: str, count: int, wanted: Wanted) -> Prompts:
         if not (wanted.network or self.local):
             raise ConfigError(
-                f"the chat server {self.host} is another machine, and the network is off",
-                fix="candidates.network = true, or a server on 127.0.0.1",
+                f"the chat server {self.host} is another machine, but the network is not allowed",
+                fix="set candidates.network = true, or use a server on 127.0.0.1",
                 code="network-off",
             )
         depends = {"backend": "openai_chat", "url": self.base_url, "model": self.model, "class": name, "count": count}
@@ -134,7 +135,7 @@ class OpenAIChat:
     def _status(self, code: int, said: str) -> SordinoError:
         if code in (401, 403):
             return ConfigError(
-                f"the chat server {self.host} does not let us in ({code})",
+                f"the chat server {self.host} refuses access ({code})",
                 fix=f"put a valid key into the environment variable {self.key_env}",
                 code="chat-denied",
             )
@@ -143,7 +144,7 @@ class OpenAIChat:
             "run it again later: prompts of the classes before this one are kept; `retries` says how often it is tried"
         )
         return BackendUnavailable(
-            f"the chat server {self.host} answers {code}",
+            f"the chat server {self.host} answers with status {code}",
             why=" ".join(said.split())[:200],
             fix=wait
             if busy
@@ -185,7 +186,7 @@ def _reply(body: bytes) -> Reply:
         return Reply(text or refusal or "", bool(refusal) or choice.get("finish_reason") == "content_filter")
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise WireError(
-            "the chat server does not speak /v1/chat/completions",
+            "the chat server does not answer as /v1/chat/completions must",
             why=f"{type(error).__name__}: {error}; it said: {body[:100].decode('utf-8', 'replace')}",
             fix="check base_url: it usually ends with /v1",
             code="chat-protocol",

@@ -68,6 +68,6 @@ def _useless(backend: str, name: str, does: str, code: str, text: str) -> DataEr
     return DataError(
         f"the language model {does} {name!r}",
         why=f"it said: {' '.join(text.split())[:160] or 'nothing'}",
-        fix='take another model, or prompts = { name = "template" }, which needs none',
+        fix='use another model, or prompts = { name = "template" }, which needs no model',
         code=code,
     )

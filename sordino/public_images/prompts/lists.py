@@ -27,7 +27,7 @@ class File:
         if place is None:
             raise DataError(
                 f"{folder} has no prompts for {name}",
-                fix=f"add {name}.txt or {name}.jsonl",
+                fix=f"add {name}.txt or {name}.jsonl to the folder",
                 code="no-prompt-file",
             )
         found = _read(place)
@@ -46,7 +46,7 @@ def _read(place: Path) -> list[str]:
         ) from None
     texts = [_of_json(place, line) for line in lines] if place.suffix == ".jsonl" else lines
     if not texts:
-        raise DataError(f"{place} is empty", fix="write a prompt on each line", code="bad-prompt-file")
+        raise DataError(f"{place} is empty", fix="write one prompt on each line", code="bad-prompt-file")
     return unique(texts)
 
 
@@ -58,7 +58,7 @@ def _of_json(place: Path, line: str) -> str:
     text = value.get("prompt") if isinstance(value, dict) else value
     if not isinstance(text, str) or not text.strip():
         raise DataError(
-            f"{place} has a line that is no prompt: {line[:60]}",
+            f"{place} has a line that is not a prompt: {line[:60]}",
             fix='write "text" or {"prompt": "text"} on each line',
             code="bad-prompt-file",
         )

@@ -86,7 +86,7 @@ def _load(transformers: Any, folder: str, asked: Device) -> tuple[Any, Any]:
         model = transformers.AutoModelForCausalLM.from_pretrained(folder, local_files_only=True, use_safetensors=True)
     except (OSError, ValueError, KeyError) as error:
         raise ConfigError(
-            f"{folder} holds no language model that transformers can read",
+            f"{folder} does not hold a language model that transformers can read",
             why=" ".join(str(error).split())[:300],
             fix="give the folder of a causal language model saved with safetensors",
             code="bad-model",

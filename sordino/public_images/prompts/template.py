@@ -64,8 +64,8 @@ class Template:
         total = prod(map(len, parts))
         if count > total // 2:
             raise ConfigError(
-                f"the grammar has {total // 2} prompts for {name}, not {count}",
-                fix="ask for fewer images per class, or take another source of prompts",
+                f"the template has only {total // 2} prompts for {name}, and {count} are needed",
+                fix="ask for fewer images per class, or use another source of prompts",
                 code="too-few-prompts",
             )
         # four times as many draws as prompts: none comes twice, and more than half of the grammar is never wanted

@@ -6,14 +6,16 @@ const HEIGHT = 270;
 function figure(parent, { title, about, columns, rows, unproved = false }) {
   const made = make("figure", parent, null, unproved ? { class: "unproved" } : {});
   const caption = make("figcaption", made, title);
-  if (unproved) make("span", caption, "nominal: not a guarantee", { class: "badge unproved", style: "margin-left:.6rem" });
+  if (unproved) make("span", caption, "nominal: not a guarantee", { class: "badge unproved" });
   make("small", caption, about);
   const box = make("div", made, null, { class: "plot", role: "img", "aria-label": `${title}. ${about} The numbers are in the table below.` });
   const below = make("div", made), fold = make("details", made);
   make("summary", fold, "Numbers");
   // a thousand clients make a large table: it is built when somebody wants it
-  fold.addEventListener("toggle", () => { if (fold.open && fold.children.length === 1) table(fold, { columns, rows: rows(), caption: title }); });
-  return { box, below };
+  const fill = () => { if (fold.open && fold.children.length === 1) table(fold, { columns, rows: rows(), caption: title }); };
+  fold.addEventListener("toggle", fill);
+  const renew = () => { if (fold.children.length > 1) fold.lastChild.remove(); fill(); }; // the numbers have changed
+  return { box, below, renew };
 }
 
 function paint(box, draw) {
@@ -36,17 +38,14 @@ function start() {
 
 // Lines ------------------------------------------------------------------------------------------------------------------
 // series: [{ label, data, colour, dash, band: [low, high] }], all over the same x; null where there is no point.
+// Gives a function that draws the same series with other numbers.
 
 function lines({ box, below }, { x, xLabel, series, format, xFormat = v => digits(v, 4), range, logX = false, whole = true }) {
   const HINT = "Point at the chart, or focus it and press ← →, to read values.";
   const keys = make("ul", below, null, { class: "legend" }), reading = make("div", below, null, { class: "reading", "aria-live": "polite" });
   reading.textContent = HINT;
-  const data = [x], at = []; // position of each series and of its band
-  for (const s of series) {
-    at.push(data.length);
-    data.push(s.data);
-    if (s.band) data.push(...s.band);
-  }
+  const columns = () => [x, ...series.flatMap(s => [s.data, ...(s.band || [])])], at = []; // position of each series and of its band
+  series.reduce((next, s) => { at.push(next); return next + (s.band ? 3 : 1); }, 1);
   const shown = series.map(() => true);
   let chart;
   const show = i => {
@@ -80,7 +79,7 @@ function lines({ box, below }, { x, xLabel, series, format, xFormat = v => digit
     const axis = { stroke: css("soft"), grid: { stroke: css("line"), width: 1 }, ticks: { stroke: css("line"), width: 1 }, font: "12px system-ui, sans-serif" };
     const plain = { width: 0, stroke: "transparent", points: { show: false } };
     const drawn = series.flatMap(s => [
-      { label: s.label, stroke: css(s.colour), width: 2, dash: s.dash, spanGaps: true, points: { show: x.length < 4, size: 6, fill: css(s.colour) } },
+      { label: s.label, stroke: css(s.colour), width: 2, dash: s.dash, spanGaps: true, points: { show: () => x.length < 4, size: 6, fill: css(s.colour) } },
       ...(s.band ? [{ ...plain, spanGaps: true }, { ...plain, spanGaps: true }] : []),
     ]);
     const bands = series.flatMap((s, i) => (s.band ? [{ series: [at[i] + 2, at[i] + 1], fill: css(s.colour) + "2b" }] : []));
@@ -93,9 +92,14 @@ function lines({ box, below }, { x, xLabel, series, format, xFormat = v => digit
         { ...axis, size: 62, values: (u, ticks) => ticks.map(v => (v === null ? "" : format(v).replace(".0 ", " "))) },
       ],
       series: [{ label: xLabel }, ...drawn], hooks: { setCursor: [tell] },
-    }, data, box);
+    }, columns(), box);
     series.forEach((s, i) => { if (!shown[i]) show(i); });
   });
+  return (nextX, nextSeries) => {
+    x = nextX;
+    series = series.map((s, i) => ({ ...s, ...nextSeries[i] }));
+    if (chart) chart.setData(columns());
+  };
 }
 
 function nearest(values, idx) {

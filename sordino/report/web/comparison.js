@@ -42,7 +42,7 @@ function learning(place) {
   curves(place, { title: `${name} over rounds`, about: `Global model, mean over seeds.${band}`, axis: "round", xLabel: "round", xFormat: plain, read: mean });
   curves(place, { title: `${name} over bytes sent`, about: `Both directions, really serialised${facts.prepared ? ", from before the first round on" : ""}.${band}`, axis: "bytes", xLabel: "sent", xFormat: size, read: mean, whole: false, logX: Math.max(...ends) > 10 * Math.min(...ends) });
   const computed = methods.flatMap(m => m.curve.slice(-1).map(p => p.flops)).filter(v => v !== null);
-  curves(place, { title: `${name} over device compute`, about: `Of all devices together, counted from public sizes.${computed.length < ends.length ? " Not every method tells." : ""}${band}`, axis: "flops", xLabel: "computed", xFormat: flops, read: mean, whole: false, logX: Math.max(...computed) > 10 * Math.min(...computed) });
+  curves(place, { title: `${name} over device compute`, about: `Of all devices together, counted from public sizes.${computed.length < ends.length ? " It is not known for every method." : ""}${band}`, axis: "flops", xLabel: "computed", xFormat: flops, read: mean, whole: false, logX: Math.max(...computed) > 10 * Math.min(...computed) });
   curves(place, { title: "Worst 10 % of clients", about: `Mean ${facts.metric} of the tenth of the clients that is served worst.${band}`, axis: "round", xLabel: "round", xFormat: plain, read: p => [p.worst, p.worst_std] });
 }
 
@@ -50,7 +50,7 @@ function tradeoff(place) {
   for (const unit of new Set(facts.points.map(p => p.unit))) {
     const list = facts.points.filter(p => p.unit === unit).map(p => ({ ...p, colour: style[methods.findIndex(m => m.name === p.name)].colour }));
     const box = figure(place, {
-      title: `Accuracy and epsilon per ${unit}`, about: "Filled: an epsilon that holds. Red cross: what a formula prints, which proves nothing; the dotted line leads to what holds. Methods without a finite epsilon are not here.",
+      title: `Accuracy and epsilon per ${unit}`, about: "Filled: an epsilon that holds. Red cross: what a published formula gives, which proves nothing; the dotted line leads to what holds. Methods without a finite epsilon are not drawn.",
       columns: ["method", "against", "epsilon that holds", "nominal epsilon", "delta", "status", "accuracy, mean of last 10", "± std"],
       rows: () => list.map(p => [p.name, p.by, digits(p.x, 4), either(p.nominal, v => digits(v, 4)), digits(p.delta), p.status, score(p.y), either(p.std, score)]),
     });
@@ -82,7 +82,7 @@ function fairness(place) {
 }
 
 function again(place) {
-  make("p", place, "This command makes it again; what is finished is not run twice:");
+  make("p", place, "This command makes the comparison again; finished runs are not repeated:");
   make("pre", place, facts.command, { tabindex: "0" });
   for (const m of methods) folded(place, `Configuration of ${m.name}, seed 0`, m.experiment, "experiment.toml");
   folded(place, "Environment", JSON.stringify(facts.environment, null, 2));

@@ -4,9 +4,9 @@ const WAYS = { down: "↓", up: "↑" }, tenths = v => v.toFixed(1), count = v =
 function prepared(place, found) {
   const { cost, classes } = found, asked = classes.flatMap(c => c.asked), refused = asked.filter(a => !a.answered).length;
   const told = [`It sent ${size(cost.bytes)}: as much as ${tenths(cost.rounds)} rounds of plain training with ${cost.chosen} clients each.`];
-  if (cost.formula_rounds !== undefined) told.push(`Formula (18) of SlaugFL says ${tenths(cost.formula_rounds)}; it does not count the first model that goes out, nor headers.`);
+  if (cost.formula_rounds !== undefined) told.push(`By the count in SlaugFL's paper it is ${tenths(cost.formula_rounds)}; that count leaves out the first model that is sent to the clients, and the headers of messages.`);
   if (asked.length) told.push(`${asked.length} requests for prototypes, ${refused} declined.`);
-  if (found.unread) told.push(`Whom it asked and what it kept is not told: ${found.unread}.`);
+  if (found.unread) told.push(`This page cannot say whom it asked and what it kept: ${found.unread}.`);
   make("p", place, told.join(" "));
   if (found.source) make("p", place, `Candidates: ${found.source}${found.label ? ` (${found.label})` : ""}.`);
   messages(make("figure", place, null, { class: "row" }), found);
@@ -18,22 +18,22 @@ function prepared(place, found) {
 function messages(place, { messages, cost }) {
   const sum = key => messages.reduce((total, m) => total + (m[key] || 0), 0), formula = columns => (cost.formula_parameters === undefined ? [] : columns);
   table(place, {
-    columns: ["phase", "", "message", ...formula(["formula (18), parameters", "in bytes"]), "sent, bytes"], words: ["message"], wide: true, caption: "Traffic beyond plain training, by kind of message",
+    columns: ["phase", "", "message", ...formula(["by the paper's count, parameters", "in bytes"]), "sent, bytes"], words: ["message"], wide: true, caption: "Traffic beyond plain training, by kind of message",
     rows: [
       ...messages.map(m => [m.phase, WAYS[m.way], m.what, ...formula([either(m.parameters, count), either(m.formula_bytes, size)]), size(m.bytes)]),
       ["all", "", "", ...formula([count(sum("parameters")), size(sum("formula_bytes"))]), size(sum("bytes"))],
     ],
   });
-  if (cost.formula_ratio !== undefined) note(place, `Published as R_e, the share of the traffic of ${count(cost.formula_over)} rounds of plain training: ${(100 * cost.formula_ratio).toFixed(2)} %. It gets smaller the longer one trains; the rounds above do not.`);
+  if (cost.formula_ratio !== undefined) note(place, `SlaugFL's paper calls this R_e, the share of the traffic of ${count(cost.formula_over)} rounds of plain training: ${(100 * cost.formula_ratio).toFixed(2)} %. This share gets smaller with more rounds; the number of rounds above does not.`);
 }
 
 function targets(place, { targets, formula_rounds }) {
-  const formula = formula_rounds === undefined ? [] : ["by formula (18)"];
+  const formula = formula_rounds === undefined ? [] : ["by the paper's count"];
   table(place, {
-    columns: ["accuracy", "rounds", "with the preparation", ...formula, "sent", "with the preparation"], caption: "To a target, in rounds of plain training and in bytes", wide: true,
+    columns: ["accuracy", "rounds", "with the preparation", ...formula, "sent", "with the preparation"], caption: "What it takes to reach an accuracy, in rounds of plain training and in bytes", wide: true,
     rows: targets.map(t => [percent(t.target), ...(t.rounds === null ? ["not reached", "not reached", ...formula.map(() => "not reached"), "not reached", "not reached"] : [t.rounds, tenths(t.charged), ...formula.map(() => tenths(t.formula_charged)), size(t.bytes), size(t.bytes_with)])]),
   });
-  note(place, "The first evaluated round that reached it. All that was sent until then counts, divided by what a round of plain training sends.");
+  note(place, "Rounds: the first evaluated round with this accuracy. With the preparation: everything that was sent until then, divided by what one round of plain training sends.");
 }
 
 function chosen(place, { classes, rank, unknown }) {
@@ -48,8 +48,8 @@ function chosen(place, { classes, rank, unknown }) {
       ...(keeps ? [either(c.candidates, String), c.kept] : []), ...(known ? [share(c.valid), share(c.valid_kept)] : []),
     ]),
   });
-  const ranked = asks ? `Devices are ranked by ${rank === "f1" ? "F1" : rank} on labelled examples of the server. ` : "";
-  note(place, ranked + (known ? "Valid: shows the class it says. Only a simulation may look that up." : unknown && keeps ? `Which of them show another class is not told: ${unknown}.` : ""));
+  const ranked = asks ? `Clients are ranked by ${rank === "f1" ? "F1" : rank} on labelled examples of the server. ` : "";
+  note(place, ranked + (known ? "Valid: the image shows the class of its label. Only a simulation may look that up." : unknown && keeps ? `This page cannot say which of them show another class: ${unknown}.` : ""));
 }
 
 function gallery(place, { gallery, classes, unknown }) {
@@ -67,7 +67,7 @@ function gallery(place, { gallery, classes, unknown }) {
     }
   });
   const some = gallery.rows.length < gallery.classes ? `${gallery.rows.length} of ${gallery.classes} classes. ` : "", framed = kinds.some(([kind]) => kind === "kept") && !unknown;
-  note(place, `${some}Some of each, at even distances, none chosen by hand.${framed ? " In a red frame: shows another class than it says, which only a simulation may look up." : ""}`);
+  note(place, `${some}A few of each kind, at equal distances in their order; none was chosen by hand.${framed ? " A red frame: the image shows another class than its label says. Only a simulation may look that up." : ""}`);
 }
 
 function note(place, text) {

@@ -1,7 +1,5 @@
 // The report of one run.
-const rows = facts.metrics, scored = rows.filter(r => "loss" in r), last = scored[scored.length - 1] || {};
-const metric = "accuracy" in last ? "accuracy" : "loss", score = metric === "accuracy" ? percent : v => digits(v, 4);
-const within = metric === "accuracy" ? (u, low, high) => { const [a, b] = uPlot.rangeNum(low, high, 0.1, true); return [Math.max(0, a), Math.min(1, b)]; } : undefined;
+const rows = facts.metrics, { scored, last, metric, score, within } = measured(rows);
 const total = key => rows.reduce((sum, row) => sum + (row[key] || 0), 0);
 const counted = rows.every(row => "bytes_up" in row); // of a hidden cohort nobody is told how many were drawn
 const front = facts.before ? [facts.before] : []; // what came before the first round, as a round 0
@@ -9,7 +7,7 @@ const DASHES = facts.dashes, COLOURS = facts.colours;
 
 head(facts.name,
   `${facts.algorithm} on ${facts.data}: ${facts.clients} clients, ${facts.examples} examples, ${facts.parameters} parameters, ${rows.length} rounds. ${facts.note}${facts.candidates ? ` Candidates: ${facts.candidates}.` : ""}`,
-  !facts.evaluated ? "What may be shown of this run: accuracies and who holds what are its evaluator's alone (sordino report --evaluator)." : facts.simulated && "A simulation: the noise came from a seed. The numbers describe what the same run promises with real noise; this run itself protects nobody.");
+  !facts.evaluated ? "This page holds what may be shown of this run. Accuracies, and who holds what, are for its evaluator only (sordino report --evaluator)." : facts.simulated && "A simulation: the noise came from a seed. The numbers describe what the same run promises with real noise; this run itself protects nobody.");
 headline();
 promises(section("What can still be learned, by whom"), facts.guarantees);
 unfolded("Phase by phase", facts.by_phase);
@@ -24,7 +22,7 @@ start();
 function headline() {
   const list = [], ten = scored.slice(-10), finite = facts.guarantees.filter(g => g.epsilon !== "inf");
   const promise = finite.find(g => g.unit === "client") || finite[0];
-  if (promise) list.push([`ε per ${promise.unit}, against ${promise.by}`, epsilon(promise.epsilon), promise.nominal_epsilon === undefined ? `${promise.status}, δ ${digits(promise.delta)}` : `holds; the formula's ${epsilon(promise.nominal_epsilon)} proves nothing`]);
+  if (promise) list.push([`ε per ${promise.unit}, against ${promise.by}`, epsilon(promise.epsilon), promise.nominal_epsilon === undefined ? `${promise.status}, δ ${digits(promise.delta)}` : `holds; the published ${epsilon(promise.nominal_epsilon)} proves nothing`]);
   else list.push(["epsilon", "∞", "nothing is promised"]);
   if (last[metric] !== undefined) {
     list.push([`test ${metric}, final`, score(last[metric])]);
@@ -48,21 +46,7 @@ function unfolded(title, lines) {
 }
 
 function learning(place) {
-  if (scored.length) {
-    const x = scored.map(r => r.round), global = scored.map(r => r[metric]), of = f => scored.map(r => (r.clients ? f(r.clients) : null));
-    const mean = of(c => c.mean), worst = of(c => c.worst_tenth);
-    const band = metric === "accuracy" ? [of(c => Math.max(0, c.mean - c.std)), of(c => Math.min(1, c.mean + c.std))] : [of(c => c.mean - c.std), of(c => c.mean + c.std)];
-    const box = figure(place, {
-      title: `Test ${metric}`, about: "Band: mean over clients ± one standard deviation. Every point is this round's, never the best so far.",
-      columns: ["round", facts.model, "mean over clients", "± std", "worst 10 %"],
-      rows: () => scored.map((r, i) => [r.round, score(global[i]), either(mean[i], score), either(r.clients && r.clients.std, score), either(worst[i], score)]),
-    });
-    lines(box, { x, xLabel: "round", format: score, range: within, series: [
-      { label: facts.model, data: global, colour: "c0" },
-      { label: "mean over clients", data: mean, colour: "c2", dash: DASHES[2], band },
-      { label: "worst 10 % of clients", data: worst, colour: "c1", dash: DASHES[1] },
-    ] });
-  }
+  if (scored.length) learned(place, facts.model, rows);
   if (last.clients && last.clients.each) {
     const each = last.clients.each.map((v, k) => [v, k]).filter(([v]) => v !== null).sort(([a], [b]) => (metric === "loss" ? b - a : a - b));
     const tenth = Math.max(1, Math.ceil(each.length / 10));
@@ -74,13 +58,7 @@ function learning(place) {
   }
   against(place, { title: `Test ${metric} over bytes sent`, about: "Both directions, really serialised.", xLabel: "sent", xFormat: size, of: r => r.bytes_down + r.bytes_up });
   against(place, { title: `Test ${metric} over device compute`, about: "Of all devices together, counted from public sizes: operations of the network, there and back.", xLabel: "computed", xFormat: flops, of: r => r.device_flops });
-  let down = 0, up = 0;
-  const cost = [...front, ...rows].map(r => [r.round, (down += r.bytes_down), (up += r.bytes_up)]);
-  if (!cost.length || !counted) return;
-  const box = figure(place, { title: "Traffic", about: "Bytes really serialised, added up over rounds and clients.", columns: ["round", "down", "up"], rows: () => cost.map(([t, d, u]) => [t, size(d), size(u)]) });
-  lines(box, { x: cost.map(c => c[0]), xLabel: "round", format: size, range: (u, low, high) => [0, high * 1.05 || 1], series: [
-    { label: "down, to clients", data: cost.map(c => c[1]), colour: "c3" }, { label: "up, from clients", data: cost.map(c => c[2]), colour: "c2", dash: DASHES[1] },
-  ] });
+  if (rows.length && counted) traffic(place, [...front, ...rows]);
 }
 
 // What was spent until each evaluated round, the preparation in front; not drawn where a round does not tell.
@@ -103,11 +81,11 @@ function privacy(place) {
   if (held.length) {
     epsilons(place, held.map(c => ({ ...c, shown: c.points })), { title: "Epsilon that holds, over rounds", about: `At delta ${digits(facts.delta)}, for the client that spent most; one line per unit and adversary.` });
     const nominal = held.filter(c => c.nominal);
-    if (nominal.length) epsilons(place, nominal.map(c => ({ ...c, shown: c.nominal })), { title: "What the formula prints", unproved: true, about: "The source's own count. It is drawn for comparison and proves nothing: read the other chart." });
+    if (nominal.length) epsilons(place, nominal.map(c => ({ ...c, shown: c.nominal })), { title: "What the published formula gives", unproved: true, about: "The publication's own count of epsilon. It proves nothing and is drawn only for comparison: read the other chart." });
   }
   if (!held.length) make("p", place, "Nothing with a finite epsilon was released: no row of this run is protected.");
   budgets(place);
-  if (held.length && endless.length) make("p", place, `Not drawn, because nothing bounds it: ${endless.map(g => `one ${g.unit}, against ${g.by}`).join("; ")}.`);
+  if (held.length && endless.length) make("p", place, `Not drawn, because there is no finite epsilon: ${endless.map(g => `one ${g.unit}, against ${g.by}`).join("; ")}.`);
 }
 
 function epsilons(place, curves, { title, about, unproved = false }) {
@@ -125,7 +103,7 @@ function budgets(place) {
   if (!clients.length || !clients[0].granted) return;
   const list = clients.map(c => [Math.max(...c.spent.map((s, i) => s / c.granted[i])), c]).sort(([a], [b]) => b - a), numbers = v => v.map(part => digits(part, 4)).join(", ");
   const box = figure(place, {
-    title: "Spent of granted, client by client", about: claimed ? "In the source's own count of epsilon, which proves nothing: read the table below." : `In ${facts.currency}, the currency that adds up. Nobody is asked again once the budget is spent.`,
+    title: "Spent of granted, client by client", about: claimed ? "In the publication's own count of epsilon, which proves nothing: read the table below." : `In ${facts.currency}, the currency that adds up. A client whose budget is spent is not asked again.`,
     columns: ["client", "examples", "exposures", "planned", "spent", "granted"],
     rows: () => clients.map(c => [c.client, c.examples, c.exposures, c.planned, numbers(c.spent), numbers(c.granted)]),
   });
@@ -134,7 +112,7 @@ function budgets(place) {
   const of = facts.budget.subject, span = e => (e.min === e.max ? digits(e.min) : `${digits(e.min)} to ${digits(e.max)}`);
   const over = g => (g.spent === "inf" || g.spent > g.granted * (1 + 1e-9) ? ", over budget" : "");
   table(make("figure", place, null, { class: "row" }), {
-    caption: `Personal budgets: epsilon of one ${of.unit} (${of.neighbours}) against ${of.adversary}, at delta ${digits(facts.budget.delta)}${claimed ? "; what the source's count claims, and what holds" : ""}`, wide: true,
+    caption: `Personal budgets: epsilon of one ${of.unit} (${of.neighbours}) against ${of.adversary}, at delta ${digits(facts.budget.delta)}${claimed ? "; what the publication's count claims, and what holds" : ""}`, wide: true,
     columns: ["granted", "clients", "exposures", ...(claimed ? ["claimed (nominal)"] : []), "spent", "status"],
     rows: groups.map(g => [digits(g.granted), g.clients, span(g.exposures), ...(claimed ? [digits(g.claimed)] : []), g.spent === "inf" ? "∞" : digits(g.spent), g.status + over(g)]),
   });

@@ -1,0 +1,65 @@
+"""`sordino dashboard`: a run in a browser while it goes on. A program of its own: it holds no keys of the run, can come
+and go at any time, and what goes wrong in it stays in it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from sordino.cli.options import Quiet
+
+
+def dashboard(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder: of a simulation, a server or a site.")],
+    bind: Annotated[
+        str, typer.Option(metavar="HOST:PORT", help="Where to listen; port 0 is any free one.")
+    ] = "127.0.0.1:0",
+    token_file: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Ask for the token in this file; a new one is made where there is none."),
+    ] = None,
+    certificates: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="The server's certificate, as `sordino certificates` lays it out."),
+    ] = None,
+    evaluator: Annotated[
+        bool,
+        typer.Option("--evaluator", help="With real noise: also what only the evaluator may see. Wants a token."),
+    ] = False,
+    open_: Annotated[bool, typer.Option("--open", help="Show it in the browser.")] = False,
+    quiet: Quiet = False,
+) -> None:
+    """Show a run in the browser as it goes on: rounds, scores, sites, what was spent. It only reads files.
+
+    Another address than this machine's own needs --certificates and --token-file.
+    """
+    from sordino.dashboard.door import Dashboard, new_token, token_of
+    from sordino.dashboard.facts import Watched
+    from sordino.deploy.certificates import of_server
+    from sordino.runs.folder import RunFolder
+
+    RunFolder(run).check()
+    watched = Watched(run, evaluator)
+    token, new = (None, False) if token_file is None else token_of(token_file)
+    if token is None and evaluator and watched.real:
+        token, new = new_token(), True
+    tls = None if certificates is None else of_server(certificates)
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        with contextlib.suppress(KeyboardInterrupt), Dashboard(watched, bind, tls, token) as server:
+            watched.look()
+            link = f"{server.link}?token={token}" if new else server.link
+            if not quiet or new:
+                typer.echo(link)
+            if token is not None and not new:
+                typer.echo(f"The token is in {token_file}: open {server.link}?token=...")
+            if open_:
+                typer.launch(f"{server.link}?token={token}" if token is not None else link)
+            server.serve_forever()
+    finally:
+        signal.signal(signal.SIGTERM, before)

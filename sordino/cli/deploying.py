@@ -1,0 +1,296 @@
+"""The verbs of real sites: serve, join, and what is agreed on before."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+
+from sordino.cli.options import Json, Quiet
+
+if TYPE_CHECKING:
+    from sordino.deploy.invitation import Via
+    from sordino.deploy.joining import Proposed
+    from sordino.letters.attending import Standing
+    from sordino.letters.events import Event
+    from sordino.runs.play import Ended, Progress
+
+UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+Identity = Annotated[Path, typer.Option(help="The key that signs letters, as `sordino identity new` made it.")]
+Certificates = Annotated[
+    Path | None,
+    typer.Option(metavar="DIR", help="Certificates of this end, as `sordino certificates` lays them out."),
+]
+Rehearsal = Annotated[
+    bool, typer.Option("--rehearsal", help="A trial with seeded noise: nobody is protected, and the receipt says so.")
+]
+Moved = Annotated[
+    bool, typer.Option("--moved", help="With real noise: this folder has taken the place of the one that began.")
+]
+Data = Annotated[Path, typer.Option("--data", metavar="PATH", help="This site's own data; they never leave it.")]
+Name = Annotated[str, typer.Option(help="The name of this client in the agreement.")]
+
+
+def seconds(text: str) -> float:
+    """A time like 30s, 10m or 2h.
+
+    >>> seconds("10m"), seconds("1.5h")
+    (600.0, 5400.0)
+    """
+    told = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)([smhd])", text.strip())
+    if told is None or not float(told[1]):
+        raise typer.BadParameter(f"{text!r} is no time: write 30s, 10m or 2h")
+    return float(told[1]) * UNITS[told[2]]
+
+
+def carrier(text: str) -> Via:
+    if text not in ("grpc", "flower"):
+        raise typer.BadParameter(f"--via knows grpc and flower, not {text!r}")
+    return "grpc" if text == "grpc" else "flower"
+
+
+def announce(
+    experiment: Annotated[Path, typer.Argument(metavar="EXPERIMENT.toml", help="The experiment of the run.")],
+    data: Data,
+    name: Annotated[str, typer.Option(help="What this client is to be called.")],
+    identity: Identity,
+    out: Annotated[Path | None, typer.Option(help="Write it there; what is there is never overwritten.")] = None,
+) -> None:
+    """Say what the others must know of this site's data: sizes, the shape of an example, a digest; no row."""
+    from sordino import config
+    from sordino.deploy.joining import data_key
+    from sordino.deploy.own_data import OwnData
+    from sordino.runs.signature import private_key
+
+    own = OwnData(config.load(experiment), data, data_key(private_key(identity)))
+    _write(own.announced(name).toml(), out)
+
+
+def agree(
+    announced: Annotated[list[Path], typer.Argument(metavar="ANNOUNCED.toml ...", help="What each site announced.")],
+    out: Annotated[Path | None, typer.Option(help="Write it there; what is there is never overwritten.")] = None,
+) -> None:
+    """Make one agreement of what all sites have announced, if it fits together."""
+    from sordino.deploy.agreed import merged, read
+
+    _write(merged([read(path) for path in announced]).toml(), out)
+
+
+def _write(text: str, out: Path | None) -> None:
+    from sordino.cli.data import write_new
+
+    if out is None:
+        typer.echo(text, nl=False)
+    else:
+        write_new(out, text)
+        typer.echo(str(out))
+
+
+def serve(
+    experiment: Annotated[Path, typer.Argument(metavar="EXPERIMENT.toml", help="The experiment, as in a simulation.")],
+    identity: Identity,
+    allowed: Annotated[Path, typer.Option("--list", help="The sites that are believed: see `sordino identity`.")],
+    agreement: Annotated[
+        Path | None, typer.Option(help="What the sites have agreed on: see `sordino data agree`.")
+    ] = None,
+    simulate: Annotated[
+        bool, typer.Option("--simulate", help="Spread a simulation over hosts, which join with --simulate too.")
+    ] = False,
+    bind: Annotated[str, typer.Option(metavar="HOST:PORT", help="Where to listen.")] = "127.0.0.1:9443",
+    address: Annotated[
+        str, typer.Option(metavar="HOST:PORT", help="Where sites find it, if that is another address.")
+    ] = "",
+    certificates: Certificates = None,
+    own: Annotated[
+        Path | None, typer.Option(metavar="PATH", help="The server's own data, to measure the model on.")
+    ] = None,
+    minimum: Annotated[int, typer.Option(min=1, help="Clients that a round needs; with fewer it waits.")] = 2,
+    deadline: Annotated[str, typer.Option(metavar="TIME", help="How long a round waits for the others.")] = "10m",
+    out: Annotated[Path | None, typer.Option(help="The run folder; a run that is there goes on.")] = None,
+    via: Annotated[str, typer.Option(metavar="grpc|flower", help="What carries the letters.")] = "grpc",
+    moved: Moved = False,
+    rehearsal: Rehearsal = False,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Serve a run between real sites. The same command again goes on where it stopped."""
+    from sordino import config
+    from sordino.cli.running import show_run
+    from sordino.deploy.certificates import of_server
+    from sordino.deploy.serving import Serving
+    from sordino.deploy.serving import serve as serving
+    from sordino.letters.events import ROUTINE
+    from sordino.letters.sites import Patience
+    from sordino.runs.signature import private_key
+
+    loaded, console = config.load(experiment), Console(stderr=True, quiet=quiet or as_json)
+    folder, key = out or Path("runs") / loaded.name, private_key(identity)
+    tls = None if certificates is None else of_server(certificates)
+    if simulate:
+        from sordino.deploy.hosting import Spreading, spread
+
+        spreading = Spreading(loaded, folder, key, allowed, bind, address, tls)
+        show_run(lambda watch: spread(spreading, watch, _noting(console)), [], as_json, quiet, "the same command")
+        return
+    if agreement is None:
+        raise typer.BadParameter("real sites need --agreement, and a simulation on hosts --simulate")
+    asked = Serving(
+        loaded,
+        agreement,
+        folder,
+        key,
+        allowed,
+        bind,
+        address,
+        tls,
+        own,
+        Patience(timeout=seconds(deadline), minimum=minimum),
+        rehearsal,
+        carrier(via),
+        moved,
+    )
+    say = _noting(console)
+
+    def hears(event: Event) -> None:
+        if event.event not in ROUTINE:
+            say(event.words)
+
+    def go(watch: Callable[[Progress], None]) -> Ended:
+        return serving(asked, watch, hears, lambda invitation: say(f"sites join with {invitation}"))
+
+    show_run(go, [], as_json, quiet, "the same command")
+
+
+def join(
+    invitation: Annotated[Path, typer.Argument(metavar="INVITATION.toml", help="What the server's operator sent.")],
+    name: Name,
+    identity: Identity,
+    data: Annotated[
+        Path | None, typer.Option("--data", metavar="PATH", help="This site's own data; they never leave it.")
+    ] = None,
+    certificates: Certificates = None,
+    address: Annotated[str, typer.Option(metavar="HOST:PORT", help="Of the server, if not as invited.")] = "",
+    simulate: Annotated[
+        bool, typer.Option("--simulate", help="Compute clients of a simulation; this host may come and go.")
+    ] = False,
+    max_epsilon: Annotated[
+        float | None, typer.Option(help="Take part only if the whole run costs this client no more.")
+    ] = None,
+    share_scores: Annotated[
+        bool, typer.Option("--share-scores", help="Tell the server how well models meet this site's test examples.")
+    ] = False,
+    key_digest: Annotated[
+        str, typer.Option(help="Of an encrypted sum: the digest that the key holder told you, not the server.")
+    ] = "",
+    show_plan: Annotated[bool, typer.Option("--show-plan", help="Say what would leave this site, and stop.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Consent without being asked.")] = False,
+    out: Annotated[Path | None, typer.Option(help="The folder of this site; one that is there goes on.")] = None,
+    moved: Moved = False,
+    rehearsal: Rehearsal = False,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Take part in a run with this site's data. It connects to the server; nothing listens here."""
+    from sordino.deploy.hosting import Host, lend
+    from sordino.deploy.joining import Joining, proposed
+    from sordino.deploy.joining import join as joining
+    from sordino.report.site_plan import plan
+    from sordino.runs.interrupts import patience
+    from sordino.runs.signature import private_key
+
+    shown = Console(stderr=True, quiet=quiet or as_json)
+    if simulate:
+        host = Host(invitation, name, private_key(identity), data, address, certificates)
+        with patience() as stopped:
+            lend(host, stopped, _standing(shown))
+        return
+    if data is None:
+        raise typer.BadParameter("a site takes part with --data of its own; a host of a simulation with --simulate")
+    asked = proposed(
+        Joining(
+            invitation,
+            data,
+            name,
+            private_key(identity),
+            out,
+            address,
+            certificates,
+            max_epsilon,
+            share_scores,
+            key_digest,
+            moved,
+            rehearsal,
+        )
+    )
+    console = Console()
+    if show_plan:
+        plan(console, asked)
+        asked.check_cap()
+        return
+
+    def consent(found: Proposed) -> bool:
+        plan(console if not (quiet or as_json) else shown, found)
+        return yes or typer.confirm("Take part?", default=False)
+
+    with patience() as stopped:
+        left = joining(asked, consent, stopped, _standing(shown))
+    if left is None:
+        shown.print("Declined: nothing was sent, nothing was spent.")
+        raise typer.Exit(4)
+    if as_json:
+        typer.echo(json.dumps({"folder": str(asked.folder), "over": left.over, **left.receipt.to_json()}))
+    elif not quiet:
+        from sordino.report.tables import guarantees
+
+        if left.receipt.guarantees:
+            console.print(guarantees(left.receipt.guarantees, left.receipt.phases))
+        else:
+            console.print("Nothing was asked of this site, and nothing was spent.")
+        console.print(f"What this site has spent is in [bold]{escape(str(asked.folder))}[/bold].")
+    if not left.over:
+        shown.print("Stopped: the run goes on. The same command takes part again.")
+        raise typer.Exit(130)
+
+
+def hold_key(
+    invitation: Annotated[Path, typer.Argument(metavar="INVITATION.toml", help="What the server's operator sent.")],
+    identity: Identity,
+    certificates: Certificates = None,
+    address: Annotated[str, typer.Option(metavar="HOST:PORT", help="Of the server, if not as invited.")] = "",
+    out: Annotated[Path | None, typer.Option(help="Where the key lies; one that is there is used again.")] = None,
+    rehearsal: Rehearsal = False,
+    quiet: Quiet = False,
+) -> None:
+    """Hold the key of a run whose sums are encrypted: it opens sums, and has no data."""
+    from sordino.deploy.key_holding import KeyHolding, hold
+    from sordino.runs.interrupts import patience
+    from sordino.runs.signature import private_key
+
+    shown = Console(stderr=True, quiet=quiet)
+    asked = KeyHolding(invitation, private_key(identity), out, address, certificates, rehearsal)
+    with patience() as stopped:
+        hold(asked, stopped, _standing(shown), _noting(shown))
+
+
+def _noting(console: Console) -> Callable[[str], None]:
+    return lambda text: console.print(f"[dim]{escape(text)}[/dim]", highlight=False, soft_wrap=True)
+
+
+def _standing(console: Console) -> Callable[[Standing, str], None]:
+    """Prints how a site stands, where that has changed."""
+    last = ""
+
+    def say(standing: Standing, why: str) -> None:
+        nonlocal last
+        text = "connected" if standing in ("waiting", "working") else f"{standing}{': ' + why if why else ''}"
+        if text != last:
+            last = text
+            console.print(f"[dim]{escape(text)}[/dim]", highlight=False, soft_wrap=True)
+
+    return say

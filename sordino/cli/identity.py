@@ -1,0 +1,85 @@
+"""`sordino identity` and `sordino certificates`: who may take part, and how one knows them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+app = typer.Typer(help="Keys that sign letters, and the list of those that are believed.", no_args_is_help=True)
+
+List = Annotated[Path, typer.Option("--list", help="The list: a TOML file.")]
+DAYS = 365
+
+
+@app.command()
+def new(file: Annotated[Path, typer.Argument(help="Where the key goes; FILE.pub is for others.")]) -> None:
+    """Make the key pair that a server or a site signs its letters with."""
+    from sordino.deploy.identity import fingerprint
+    from sordino.runs.signature import generate, public_key
+
+    public = generate(file)
+    typer.echo(
+        f"{file}: keep it to yourself\n{public}: give it to those who should believe you\n"
+        f"fingerprint: {fingerprint(public_key(public))}"
+    )
+
+
+@app.command()
+def show(file: Annotated[Path, typer.Argument(help="A key: FILE or FILE.pub.")]) -> None:
+    """Print a public key and its fingerprint, which two people compare on the phone."""
+    from sordino.deploy.identity import fingerprint
+    from sordino.runs.signature import private_key, public_key
+
+    key = public_key(file) if file.suffix == ".pub" else private_key(file).public_key()
+    typer.echo(
+        f"name: {file.stem if file.suffix == '.pub' else file.name}\npublic key: {key.public_bytes_raw().hex()}\n"
+        f"fingerprint: {fingerprint(key)}"
+    )
+
+
+@app.command("allow")
+def allow_(
+    name: Annotated[str, typer.Argument(help="Of the site.")],
+    key: Annotated[Path, typer.Argument(metavar="KEY.pub", help="Its public key.")],
+    place: List,
+) -> None:
+    """Put a site on the list. Compare the fingerprint with its owner first."""
+    from sordino.deploy.identity import allow, fingerprint
+    from sordino.runs.signature import public_key
+
+    public = public_key(key)
+    allow(place, name, public)
+    typer.echo(f"{name} is on {place}\nfingerprint: {fingerprint(public)}")
+
+
+@app.command("revoke")
+def revoke_(name: Annotated[str, typer.Argument(help="Of the site.")], place: List) -> None:
+    """Take a site off the list: its key is believed no more, by running servers neither."""
+    from sordino.deploy.identity import revoke
+
+    revoke(place, name)
+    typer.echo(f"{name} is off {place}; its key stays there as revoked")
+
+
+def certificates(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Of the CA.")],
+    server: Annotated[
+        list[str] | None, typer.Option(help="Host name or address of the server; repeatable. Makes a new CA.")
+    ] = None,
+    site: Annotated[list[str] | None, typer.Option(help="Name of a site; repeatable.")] = None,
+    days: Annotated[int, typer.Option(help="For how long they hold.")] = DAYS,
+) -> None:
+    """Make certificates for a trial: a CA, one for the server, one for each site. Without --server, more sites."""
+    from sordino.deploy.certificates import add, make
+
+    if server:
+        make(folder, server, site or [], days)
+        typer.echo(f"{folder}/ca.key: lets anybody in; keep it where it is\n{folder}/server.pem, .key: for the server")
+    elif site:
+        add(folder, site, days)
+    else:
+        raise typer.BadParameter("say --server HOST, --site NAME, or both")
+    for name in site or []:
+        typer.echo(f"{folder / name}: for {name}, over a channel that nobody else reads")

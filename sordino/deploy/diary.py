@@ -1,0 +1,123 @@
+"""events.jsonl: what happened in a run between sites, with its time, as it happens. It is only added to.
+
+With real noise the whole lies in the private folder, as it does with metrics (see `runs.metrics`). What may be shown
+has no free texts, which are sites' own words; and of a hidden cohort nothing that tells who was drawn or who answered.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+
+from sordino.errors import SordinoError
+from sordino.ledger.notes import SYSTEM
+from sordino.letters.attending import Says, Standing
+from sordino.letters.carrier import Carrier
+from sordino.letters.events import OF_NOBODY, Event, What
+from sordino.runs.folder import RunFolder
+from sordino.runs.setup import Whole
+
+LOOK = 0.5  # seconds between two looks at who is there
+
+
+@dataclass
+class Diary:
+    """Writes events down, and passes them on to whoever listens. `real`: with real noise; `hidden`: of a cohort that is
+    not to be told.
+    """
+
+    folder: Path
+    real: bool
+    hidden: bool
+    hears: Callable[[Event], None] = lambda event: None
+    _turn: threading.Lock = field(default_factory=threading.Lock, repr=False)
+
+    @classmethod
+    def of(cls, folder: Path, whole: Whole, hears: Callable[[Event], None] = lambda event: None) -> Diary:
+        real = whole.phases[-1].experiment.privacy.noise == SYSTEM
+        return cls(folder, real, whole.hides_cohorts, hears)
+
+    def __call__(self, event: Event) -> None:
+        """Any thread may call it. A run does not end because its diary cannot be written."""
+        run = RunFolder(self.folder)
+        with self._turn:
+            event = event.beside(at=datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z"))
+            with contextlib.suppress(OSError):
+                if self.real:
+                    _append(RunFolder(run.private).events_file, event, 0o600)
+                if (told := shown(event, self.hidden) if self.real else event) is not None:
+                    _append(run.events_file, told, 0o644)
+            self.hears(event)
+
+    @contextmanager
+    def kept(self, sites: Iterable[str] = ()) -> Iterator[None]:
+        """What is written from the start of a process to its end, and why it ended where that was an error. `sites`:
+        who is waited for, at a server.
+        """
+        self(Event(event="started", sites=tuple(sites)))
+        try:
+            yield
+        except SordinoError as error:
+            self(Event(event="stopped", why=error.what))
+            raise
+
+    @contextmanager
+    def watching(self, carrier: Carrier) -> Iterator[None]:
+        """Writes down who comes and goes, while the server does other things."""
+        done = threading.Event()
+        thread = threading.Thread(target=self._watch, args=(carrier, done), daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            done.set()
+            thread.join()
+
+    def standing(self, says: Says) -> Says:
+        """Writes down how a site stands with its server, where that has changed."""
+        last: tuple[What, str] = ("started", "")
+
+        def say(standing: Standing, why: str) -> None:
+            nonlocal last
+            now: tuple[What, str]
+            if standing == "waiting" or standing == "working":
+                now = ("connected", "")
+            else:
+                now = (standing, why)
+            if now != last:
+                last = now
+                self(Event(event=now[0], why=now[1]))
+            says(standing, why)
+
+        return say
+
+    def _watch(self, carrier: Carrier, done: threading.Event) -> None:
+        there = frozenset[str]()
+        while not done.is_set():
+            now = carrier.peers()
+            changes: tuple[tuple[What, frozenset[str]], ...] = ("connected", now - there), ("cut off", there - now)
+            for what, sites in changes:
+                for site in sorted(sites):
+                    self(Event(event=what, site=site))
+            there = now
+            done.wait(LOOK)
+
+
+def shown(event: Event, hidden: bool) -> Event | None:
+    """What may be told of an event to those whom the statement names; nothing, where it would say too much."""
+    return None if hidden and event.event not in OF_NOBODY else event.beside(why="")
+
+
+def _append(path: Path, event: Event, mode: int) -> None:
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, mode)
+    with os.fdopen(descriptor, "r+b", buffering=0) as file:
+        if (length := file.seek(0, os.SEEK_END)) and os.pread(descriptor, 1, length - 1) != b"\n":
+            file.truncate(os.pread(descriptor, length, 0).rfind(b"\n") + 1)  # a kill cut the last line short
+        file.write(json.dumps(event.to_json()).encode() + b"\n")

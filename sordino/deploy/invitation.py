@@ -1,0 +1,106 @@
+"""invitation.toml: all that a site must know to decide whether it takes part. It holds no secret; what protects it from
+a stranger's hand is the fingerprint of the server's key, which sites compare by another way.
+"""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Literal, TypeAlias
+
+import tomli_w
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from pydantic import Field, ValidationError
+
+from sordino import config
+from sordino.config import Experiment
+from sordino.data import schema
+from sordino.data.schema import TableSchema
+from sordino.deploy import agreed
+from sordino.deploy.agreed import SitesAgreement
+from sordino.errors import ConfigError
+from sordino.ledger.facts import Fact
+from sordino.runs.public_inputs import LEARNED
+
+FORMAT: Literal[1] = 1
+Via: TypeAlias = Literal["grpc", "flower"]
+
+
+class Invited(Fact, extra="forbid"):
+    """The file."""
+
+    format: Literal[1]
+    run: str = Field(max_length=64)
+    server: str  # HOST:PORT
+    carrier: Via = "grpc"
+    server_key: str = Field(pattern="^[0-9a-f]{64}$")  # Ed25519
+    experiment: str  # TOML
+    agreement: str = ""  # TOML; nothing of a simulation
+    table_schema: str = ""  # TOML
+    simulates: bool = False  # are hosts asked to compute clients of a simulation, and no sites?
+
+
+@dataclass(frozen=True)
+class Invitation:
+    """What is in the file, understood."""
+
+    told: Invited
+
+    @cached_property
+    def experiment(self) -> Experiment:
+        return config.load(tomllib.loads(self.told.experiment))
+
+    @cached_property
+    def agreement(self) -> SitesAgreement:
+        return agreed.read_toml(self.told.agreement, "the agreement in the invitation")
+
+    @property
+    def server_key(self) -> Ed25519PublicKey:
+        return Ed25519PublicKey.from_public_bytes(bytes.fromhex(self.told.server_key))
+
+    @property
+    def declared(self) -> TableSchema | None:
+        return schema.parsed(self.told.table_schema) if self.told.table_schema else None
+
+    def toml(self) -> str:
+        return tomli_w.dumps(self.told.to_json(), multiline_strings=True)
+
+
+def invite(
+    run: str, address: str, via: Via, identity: Ed25519PrivateKey, experiment: Experiment, agreed: SitesAgreement
+) -> Invitation:
+    """The invitation of a server. No path of anybody's is in it; the schema of a table comes along as text."""
+    text, data = "", experiment.data
+    if data.source == "tabular" and data.schema not in (None, LEARNED):
+        text = Path(str(data.schema)).expanduser().read_text(encoding="utf-8")
+    shown = experiment.model_copy(update={"data": data.model_copy(update={"path": None})})
+    return Invitation(
+        Invited(
+            format=FORMAT,
+            run=run,
+            server=address,
+            carrier=via,
+            server_key=identity.public_key().public_bytes_raw().hex(),
+            experiment=shown.toml(),
+            agreement=agreed.toml(),
+            table_schema=text,
+        )
+    )
+
+
+def read(path: Path) -> Invitation:
+    try:
+        told = Invited.model_validate_json(json.dumps(tomllib.loads(path.read_text(encoding="utf-8"))))
+        found = Invitation(told)
+        _ = found.server_key, found.experiment, found.declared, told.simulates or found.agreement
+    except (OSError, UnicodeDecodeError, ValidationError, tomllib.TOMLDecodeError) as error:
+        raise ConfigError(
+            f"{path} is no invitation",
+            why=str(error)[:300],
+            fix="`sordino serve` writes invitation.toml into its run folder: ask for that file",
+            code="no-invitation",
+        ) from None
+    return found

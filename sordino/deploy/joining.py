@@ -1,0 +1,247 @@
+"""`sordino join`: one site of a run. It decides by itself, from the invitation and its own data, whether it takes part,
+and pays from its own ledger for every answer. Nothing listens here: the site connects to the server.
+"""
+
+from __future__ import annotations
+
+import hmac
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from sordino.budget.plan import Plan
+from sordino.config import Experiment
+from sordino.deploy import invitation as invitations
+from sordino.deploy.attending import attend_for
+from sordino.deploy.certificates import of_site
+from sordino.deploy.diary import Diary
+from sordino.deploy.invitation import Invitation
+from sordino.deploy.membership import Membership
+from sordino.deploy.own_data import OwnData
+from sordino.deploy.serving import AGREEMENT, INVITATION, SERVER, settled
+from sordino.engine.memory import keep_freed_memory
+from sordino.errors import ConfigError, RunError, UnsoundGuarantee
+from sordino.ledger.notes import SYSTEM
+from sordino.ledger.statement import Guarantee
+from sordino.letters.attending import Says, Standing
+from sordino.letters.events import Event
+from sordino.letters.letter import Letterhead
+from sordino.runs import private
+from sordino.runs.folder import RunFolder
+from sordino.runs.founding import environment_of, found
+from sordino.runs.home import ServersHome
+from sordino.runs.rehearsal import Rehearsal
+from sordino.runs.setup import Whole
+from sordino.runs.shapes import Receipt
+
+TAKEN_IN = 1 << 30  # bytes of the longest letter that a site reads: a model, or what all clients are handed
+
+
+@dataclass(frozen=True)
+class Joining:
+    """What a site is started with."""
+
+    invitation: Path
+    data: Path
+    name: str
+    identity: Ed25519PrivateKey = field(repr=False)
+    folder: Path | None = None
+    address: str = ""  # of the server; nothing: as the invitation says
+    certificates: Path | None = None  # the folder of this site
+    max_epsilon: float | None = None
+    shares_scores: bool = False
+    key_digest: str = ""  # of the key holder's public key, as the holder told it
+    moved: bool = False  # has this folder taken the place of the one that joined?
+    rehearsal: bool = False
+
+
+@dataclass(frozen=True)
+class Proposed:
+    """What a site is asked to take part in, worked out here and believed to nobody."""
+
+    asked: Joining
+    invitation: Invitation
+
+    @property
+    def client(self) -> int:
+        """The number of this client in the agreement."""
+        names = [client.name for client in self.invitation.agreement.clients]
+        if self.asked.name not in names:
+            raise ConfigError(
+                f"{self.asked.name!r} is no client of this run",
+                why=f"the agreement names {', '.join(names)}",
+                fix="--name must be the name that was announced",
+                code="unknown-client",
+            )
+        return names.index(self.asked.name)
+
+    @property
+    def site(self) -> str:
+        """Where this client lies."""
+        return self.invitation.agreement.clients[self.client].site
+
+    @property
+    def experiment(self) -> Experiment:
+        """The experiment as it is played here: with this site's own file."""
+        experiment = settled(self.invitation.experiment, self.asked.rehearsal)
+        own: dict[str, object] = {"path": str(self.asked.data)}
+        if self.invitation.told.table_schema:
+            own["schema"] = str(self.folder / "schema.toml")
+        return experiment.model_copy(update={"data": experiment.data.model_copy(update=own)})
+
+    @property
+    def whole(self) -> Whole:
+        return Whole(self.experiment, self.invitation.agreement.public)
+
+    @property
+    def folder(self) -> Path:
+        return self.asked.folder or Path("runs") / f"{self.invitation.told.run}-{self.asked.name}"
+
+    @property
+    def guarantees(self) -> list[Guarantee]:
+        """What this client can lose in the whole run, as its own ledger will have it."""
+        whole = self.whole
+        return Rehearsal(whole.phases[-1], ServersHome(whole), {self.client}).guarantees
+
+    @property
+    def plan(self) -> Plan:
+        return self.whole.phases[-1].promising
+
+    @property
+    def epsilon(self) -> float:
+        """What the gate that has the noise promises this client; infinite, where none has."""
+        offer = self.plan.offer
+        if offer is None:
+            return math.inf
+        subject = (offer.unit, offer.neighbours, offer.adversary)
+        return max((row.epsilon for row in self.guarantees if row.subject == subject), default=math.inf)
+
+    def check_cap(self) -> None:
+        """Refuses a plan that would cost more than this site allows."""
+        most = self.asked.max_epsilon
+        if most is not None and not (cost := self.epsilon) <= most:
+            raise UnsoundGuarantee(
+                f"the plan costs this site epsilon {cost:.4g}, and --max-epsilon is {most:g}",
+                why="its ledger would be charged for that much before the last round",
+                fix="ask for a plan with a smaller budget or fewer rounds, or allow more",
+                code="above-own-cap",
+            )
+
+
+class Left(NamedTuple):
+    """How a site left a run: what it has spent, and whether the run is over."""
+
+    receipt: Receipt
+    over: bool
+
+
+def proposed(asked: Joining) -> Proposed:
+    found = invitations.read(asked.invitation)
+    if found.told.simulates:
+        raise ConfigError(
+            f"{asked.invitation} asks for hosts of a simulation",
+            why="no site takes part in it with data of its own",
+            fix="join with --simulate, or ask for the invitation to a run between sites",
+            code="is-a-simulation",
+        )
+    return Proposed(asked, found)
+
+
+def join(
+    asked: Proposed, consent: Callable[[Proposed], bool], stop: Callable[[], bool], say: Says = lambda s, why: None
+) -> Left | None:
+    """Takes part until the run is over or somebody stops it; nothing where the site declined."""
+    asked.check_cap()
+    folder, known = asked.folder, RunFolder(asked.folder).exists
+    if asked.asked.certificates is not None:
+        of_site(asked.asked.certificates, asked.site).read()  # what is wrong with them is said before anybody consents
+    if known:
+        _check_same(asked)
+    elif not consent(asked):
+        return None
+    data = _own_data(asked)
+    data.check(asked.invitation.agreement, asked.client)
+    whole = asked.whole
+    if not known:
+        _found(asked, whole, data)
+    torch.set_num_threads(whole.experiment.engine.threads)
+    keep_freed_memory()
+    agreed, told = asked.invitation.agreement, asked.invitation.told
+    letterhead = Letterhead(
+        asked.site,
+        told.run,
+        whole.experiment.digest(),
+        agreed.digest,
+        asked.asked.identity,
+        {SERVER: asked.invitation.server_key},
+    )
+    rows = {asked.client: data.trained}, {asked.client: data.tested}
+    told_before = asked.asked.shares_scores, asked.asked.key_digest
+    diary = Diary.of(folder, whole)
+    with RunFolder(folder).locked(), diary.kept():
+        member = Membership(folder, told.run, agreed, whole, *rows, letterhead, *told_before, diary)
+        done = False
+
+        def heard(standing: Standing, why: str) -> None:
+            nonlocal done
+            done = member.over and standing != "working"  # the server has the last answer, or is gone
+            say(standing, why)
+
+        try:
+            own, answer, says = asked.asked, member.desk.answer, diary.standing(heard)
+            attend_for(asked.invitation, asked.site, own, folder, answer, lambda: done or stop(), TAKEN_IN, says)
+            diary(Event(event="over" if member.over else "stopped"))
+            return Left(member.receipt(), member.over)
+        finally:
+            member.close()
+
+
+def data_key(identity: Ed25519PrivateKey) -> bytes:
+    """The key of the digest that stands for a site's data: whoever has not the identity cannot try out rows."""
+    return hmac.digest(identity.private_bytes_raw(), b"sordino data", "sha256")
+
+
+def _own_data(asked: Proposed) -> OwnData:
+    schema = asked.invitation.declared
+    return OwnData(asked.experiment, asked.asked.data, data_key(asked.asked.identity), schema)
+
+
+def _found(asked: Proposed, whole: Whole, data: OwnData) -> None:
+    told, agreed = asked.invitation.told, asked.invitation.agreement
+    scores = asked.asked.shares_scores
+    environment = environment_of(whole.experiment, run=told.run)
+    environment = environment.beside(site=asked.site, clients=(asked.client,), shares_scores=scores)
+    more = {
+        AGREEMENT: agreed.toml(),
+        INVITATION: asked.invitation.toml(),
+        **({"schema.toml": told.table_schema} if told.table_schema else {}),
+    }
+    agreement = whole.phases[-1].agreement(data.commitment)
+    found(asked.folder, whole.phases[-1], agreement, environment, b"", more=more)
+
+
+def _check_same(asked: Proposed) -> None:
+    """A site that has joined goes on with what it has accepted, and with nothing else."""
+    if asked.experiment.privacy.noise == SYSTEM:
+        private.check_place(asked.folder, asked.asked.moved)
+    before, scores = invitations.read(asked.folder / INVITATION), RunFolder(asked.folder).environment.shares_scores
+    now = asked.invitation
+    for what, there, here in (
+        ("run", before.told.run, now.told.run),
+        ("experiment", before.experiment.digest(), now.experiment.digest()),
+        ("agreement", before.agreement.digest, now.agreement.digest),
+        ("key of the server", before.told.server_key, now.told.server_key),
+        ("answer to whether it shares scores", scores, asked.asked.shares_scores),
+    ):
+        if there != here:
+            raise RunError(
+                f"{asked.folder} belongs to another {what} than this invitation",
+                why="what a site has accepted does not change while the run goes on",
+                fix="use the invitation that this site joined with, or another --out for another run",
+                code="other-invitation",
+            )

@@ -1,0 +1,200 @@
+"""`sordino serve`: the server of a run between sites. It holds no data of theirs; what it knows of them is the
+agreement. The same command goes on with a run that was stopped or killed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from sordino.config import Experiment
+from sordino.deploy.agreed import SitesAgreement
+from sordino.deploy.agreed import read as read_agreement
+from sordino.deploy.diary import Diary
+from sordino.deploy.identity import AllowList
+from sordino.deploy.invitation import Via, invite
+from sordino.deploy.own_data import servers_rows
+from sordino.deploy.secure_sums import kind_of_sites, peers_of
+from sordino.deploy.servers_side import PostOffice, ServersSide
+from sordino.engine import checkpoint, wire
+from sordino.errors import ConfigError, RunError, UnsoundGuarantee
+from sordino.ledger.ledger import Ledger
+from sordino.ledger.notes import SYSTEM
+from sordino.letters.carrier import Carrier
+from sordino.letters.certificates import Certificates
+from sordino.letters.events import Event
+from sordino.letters.letter import Letterhead
+from sordino.letters.rpc import Rpc
+from sordino.letters.sites import Patience
+from sordino.runs import private
+from sordino.runs.folder import RunFolder
+from sordino.runs.founding import environment_of, found
+from sordino.runs.home import ServersRows
+from sordino.runs.interrupts import patience
+from sordino.runs.phases import Methods, decided
+from sordino.runs.play import Ended, Progress, play
+from sordino.runs.setup import Whole
+from sordino.runs.shapes import Environment
+from sordino.runs.simulation import settle
+
+SERVER = "server"
+AGREEMENT, INVITATION, HOME = "agreement.toml", "invitation.toml", ".flower"
+BESIDE = 1 << 22  # bytes of a letter beside its uploads
+
+
+@dataclass(frozen=True)
+class Serving:
+    """What a server is started with."""
+
+    experiment: Experiment
+    agreement: Path
+    folder: Path
+    identity: Ed25519PrivateKey = field(repr=False)
+    allowed: Path  # the list of the sites that are believed
+    bind: str = "127.0.0.1:9443"
+    address: str = ""  # where sites find it; nothing: where it listens
+    tls: Certificates | None = None
+    own: Path | None = None  # the server's own data
+    patience: Patience = Patience()
+    rehearsal: bool = False  # a trial with noise from a seed, which protects nobody
+    via: Via = "grpc"  # what carries the letters
+    moved: bool = False  # has this folder taken the place of the one where the run began?
+
+
+def serve(
+    asked: Serving,
+    watch: Callable[[Progress], None] | None = None,
+    hears: Callable[[Event], None] = lambda event: None,
+    invited: Callable[[Path], None] = lambda invitation: None,
+) -> Ended:
+    """Plays a run between sites, from where it stands to its end. `hears` is told what happens, and `invited` where the
+    invitation is.
+    """
+    experiment, agreed = settled(asked.experiment, asked.rehearsal), read_agreement(asked.agreement)
+    whole = Whole(experiment, agreed.public)
+    for phase in whole.phases:
+        _ = phase.plan, kind_of_sites(phase)  # every refusal happens before a folder exists
+    environment, known = _environment(asked.folder, experiment, agreed), AllowList(asked.allowed)
+    peers = peers_of(whole, agreed)
+    if asked.folder.exists() and experiment.privacy.noise == SYSTEM:
+        private.check_place(asked.folder, asked.moved)
+    carrier = _carrier(asked, environment.run, peers, longest(whole, agreed), known)
+    letterhead = Letterhead(SERVER, environment.run, experiment.digest(), agreed.digest, asked.identity, known)
+    diary = Diary.of(asked.folder, whole, hears)
+    rows = ServersRows() if asked.own is None else servers_rows(experiment, asked.own)
+    side = ServersSide.of(whole, agreed, PostOffice(carrier, letterhead, asked.patience, diary), rows)
+    for phase in whole.phases:
+        phase.algorithm.check(side.home)
+    if not asked.folder.exists():
+        invitation = invite(environment.run, asked.address or asked.bind, asked.via, asked.identity, experiment, agreed)
+        more = {AGREEMENT: agreed.toml(), INVITATION: invitation.toml()}
+        found(asked.folder, side.setup, side.agreement(), environment, b"", side.home.story, more)
+    invited(asked.folder / INVITATION)
+    with carrier, diary.kept(peers), diary.watching(carrier), patience() as side.post.stopped:
+        if strangers := [site for site in peers if site not in known]:
+            diary(Event(event="unlisted", sites=tuple(strangers)))
+        ended = play(side, asked.folder, watch)
+        if not ended.interrupted:
+            _end(side, asked.folder, environment.run)
+        diary(Event(event="stopped" if ended.interrupted else "over"))
+    return ended
+
+
+def _carrier(asked: Serving, run: str, peers: list[str], most: int, known: AllowList) -> Carrier:
+    if asked.via == "grpc":
+        return Rpc(asked.bind, peers, most, known.__contains__, asked.tls)
+    from sordino.letters.flower.pinned import check_installed
+
+    check_installed()
+    from sordino.letters.flower.fleet import Fleet
+
+    return Fleet(asked.bind, run, peers, known, most, with_certificates(asked.tls), asked.folder.parent / HOME)
+
+
+def with_certificates(tls: Certificates | None) -> Certificates:
+    """Flower's own network code knows no other way to tell who is at the other end."""
+    if tls is None:
+        raise ConfigError(
+            "--via flower without certificates",
+            why="the door for Flower's nodes lets nobody in without one",
+            fix="--certificates DIR; `sordino certificates` makes some for a trial",
+            code="flower-needs-certificates",
+        )
+    return tls
+
+
+def settled(experiment: Experiment, rehearsal: bool) -> Experiment:
+    """The experiment as it is played between sites."""
+    experiment = settle(experiment)
+    if experiment.privacy.noise != SYSTEM and not rehearsal:
+        raise UnsoundGuarantee(
+            f"privacy.noise = {experiment.privacy.noise!r} between real sites",
+            why="noise from a seed can be drawn again by everybody who has the experiment, so it hides nothing",
+            fix='privacy.noise = "system"; for a trial without real people, --rehearsal',
+            code="seeded-noise-between-sites",
+        )
+    if not experiment.privacy.public_sizes:
+        raise UnsoundGuarantee(
+            "privacy.public_sizes = false between sites",
+            why="the agreement names how many examples each client has",
+            fix="privacy.public_sizes = true",
+            code="sizes-are-agreed",
+        )
+    if experiment.privacy.ledger is not None:
+        raise ConfigError(
+            "privacy.ledger between sites",
+            why="every site keeps its own ledger, and the server one for this run",
+            fix="leave it out",
+            code="shared-ledger-between-sites",
+        )
+    engine = decided(experiment.engine, Methods(experiment).training)
+    return experiment.model_copy(update={"engine": engine})
+
+
+def longest(whole: Whole, agreed: SitesAgreement) -> int:
+    """The bytes of the longest letter that a site may send: twice what its uploads should be, and four times where they
+    are encrypted.
+    """
+    each = 0
+    for phase in whole.phases:
+        algorithm = phase.algorithm
+        down = algorithm.broadcast(phase.state("server"))
+        shape = algorithm.uplink.at(0, down).shape(algorithm.zero(phase.task, down))
+        times = 2 if algorithm.uplink.secure is None else 4
+        each = max(each, times * wire.payload_bytes(wire.schema(shape)))
+    return BESIDE + each * max(map(len, agreed.sites.values()))
+
+
+def _environment(folder: Path, experiment: Experiment, agreed: SitesAgreement) -> Environment:
+    """That of the run in the folder, if it is this one; a new one where there is none."""
+    if not folder.exists():
+        return environment_of(experiment).beside(site=SERVER)
+    mine = RunFolder(folder)
+    mine.check()
+    if mine.environment.site != SERVER or not (folder / AGREEMENT).is_file():
+        raise RunError(
+            f"{folder} holds a run that is not one between sites",
+            fix="choose another --out",
+            code="run-exists",
+        )
+    if mine.environment.config != experiment.digest() or read_agreement(folder / AGREEMENT).digest != agreed.digest:
+        raise RunError(
+            f"{folder} holds a run of another experiment or another agreement",
+            why="sites have accepted that one, and it may not change while it runs",
+            fix="put the old files back, or choose another --out for a new run",
+            code="edited-run",
+        )
+    return mine.environment
+
+
+def _end(side: ServersSide, folder: Path, run: str) -> None:
+    """Tells the sites that it is over, and gives them the model."""
+    with Ledger.as_founded(RunFolder(folder).ledger) as ledger:
+        stands = ledger.place()
+    side.post.ledger = lambda: stands
+    loaded = checkpoint.load(RunFolder(folder).checkpoints, side.setup.state)
+    model = None if loaded is None else next(iter(side.setup.algorithm.models(loaded.trees["server"]).values()))
+    side.end(run, model)

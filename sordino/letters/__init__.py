@@ -1,0 +1,1 @@
+"""What a server and its sites say to each other, whatever carries it."""

@@ -1,0 +1,63 @@
+"""Who carries letters from the server to its sites and brings the answers."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import NamedTuple, Self, TypeAlias
+
+from sordino.errors import SordinoError
+
+Writes: TypeAlias = Callable[[], bytes]  # makes the bytes of a letter, whenever one is handed out
+
+
+class Arrived(NamedTuple):
+    """The answer to one letter."""
+
+    ticket: int
+    letter: bytes
+
+
+class Carrier(ABC):
+    """Brings letters to sites and answers back: late, in any order, twice, or not at all. What must not be lost, its
+    users send again; what came twice, they take once.
+    """
+
+    again: float | None = None  # seconds without an answer after which a letter is sent again; None: never
+
+    @abstractmethod
+    def peers(self) -> frozenset[str]:
+        """The names of the sites that can be reached now."""
+
+    @abstractmethod
+    def send(self, to: str, letter: Writes) -> int:
+        """Takes a letter, and gives a ticket for its answer. A site gets one letter after another."""
+
+    @abstractmethod
+    def came(self, seconds: float) -> Sequence[Arrived]:
+        """The answers that have come; waits for the first of them, and no longer than so many seconds. A site that is
+        gone for good is an error where the run cannot go on without it.
+        """
+
+    @abstractmethod
+    def cancel(self, ticket: int) -> None:
+        """Nobody waits for this answer any more: the letter need not be delivered."""
+
+    @property
+    @abstractmethod
+    def who(self) -> Sequence[str]:
+        """The names of all sites, whether they can be reached or not."""
+
+    def given_up(self, peer: str, seconds: float) -> SordinoError | None:
+        """The error of a run whose site has been silent for so long; None where one waits on."""
+        return None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Nothing is carried any more."""
+        return

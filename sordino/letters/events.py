@@ -1,0 +1,75 @@
+"""Events of a run between sites: who came and went, who was asked and answered. A line of events.jsonl each."""
+
+from __future__ import annotations
+
+from typing import Literal, TypeAlias
+
+from sordino.ledger.facts import Fact
+
+What: TypeAlias = Literal[
+    "started",
+    "stopped",
+    "over",
+    "unlisted",
+    "connected",
+    "cut off",
+    "accepted",
+    "refused",
+    "failed",
+    "gathering",
+    "asked",
+    "answered",
+    "waiting",
+    "deadline",
+    "dropped",
+    "missing",
+]
+# Of a hidden cohort these alone tell nobody who was drawn. Who is connected tells who cannot have answered; and the
+# time when a round begins tells how long the one before it took, which grows with the sites that were asked.
+OF_NOBODY = frozenset[What]({"started", "stopped", "over"})
+OF_ROUNDS = frozenset[What]({"asked", "answered"})  # of which there are many in every round
+ROUTINE = OF_ROUNDS | {"started", "accepted"}  # a terminal has a bar for these, and says how many sites are there
+
+
+class Event(Fact):
+    """Something that happened, and what is known of it."""
+
+    at: str = ""  # UTC
+    event: What
+    site: str = ""  # whom it is about; nothing: the one who writes this
+    sites: tuple[str, ...] = ()
+    phase: str = ""  # of a preparation
+    round: int | None = None
+    count: int | None = None  # sites that take part, or clients that have answered
+    of: int | None = None
+    needed: int | None = None
+    why: str = ""
+
+    @property
+    def words(self) -> str:
+        """The event as a person is told it."""
+        who, why = self.site or "this one", f": {self.why}" if self.why else ""
+        where = f"{self.phase + ', ' if self.phase else ''}round {self.round}"
+        few = f"{self.count} of {self.of} clients have answered"
+        return {
+            "started": "started",
+            "stopped": f"stopped{why}",
+            "over": "the run is over",
+            "unlisted": f"not on the list yet: {', '.join(self.sites)}; `sordino identity allow` puts them there",
+            "connected": f"{self.site} is connected" if self.site else "connected to the server",
+            "cut off": f"{who} is cut off{why}" if self.site else f"cut off from the server{why}",
+            "accepted": f"{who} takes part",
+            "refused": f"{who}{why or ' has refused'}" if self.site else f"refused by the server{why}",
+            "failed": f"the work on a round failed{why}",
+            "gathering": f"{self.count} of {self.of} sites are there",
+            "asked": f"{where}: asked {', '.join(self.sites) or 'nobody'}",
+            "answered": f"{where}: {self.site + ' has ' if self.site else ''}answered",
+            "waiting": f"{where} waits: {few}, {self.needed} are needed{_without(self.sites)}",
+            "dropped": f"{where}{why or f': a client of {who} drops out'}",
+            "missing": f"waits for the {self.site}",
+            "deadline": f"{where}: the deadline has passed, {few}; it goes on{_without(self.sites)}",
+        }[self.event]
+
+
+def _without(sites: tuple[str, ...]) -> str:
+    return f"; no answer from {', '.join(sites)}" if sites else ""

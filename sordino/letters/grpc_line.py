@@ -1,0 +1,123 @@
+"""What both ends of a gRPC line agree on: two methods, and how a letter travels.
+
+    /sordino.Post/Fetch     nothing -> an empty message, and the next letter if there is one
+    /sordino.Post/Answer    a letter -> nothing
+
+A letter is a stream: its ticket and its length (16 bytes), then pieces of at most a mebibyte. So memory grows with what
+has come and not with what is claimed, and the server looks at who speaks before it takes in anything.
+"""
+
+from __future__ import annotations
+
+import io
+import ipaddress
+import os
+import socket
+import struct
+from collections.abc import Iterator
+from typing import Any, NamedTuple, TypeAlias
+
+from sordino.errors import BackendUnavailable, ConfigError, WireError
+
+Foreign: TypeAlias = Any  # an object of grpc, which has no types
+
+SERVICE, FETCH, ANSWER = "sordino.Post", "Fetch", "Answer"
+NAME = "sordino-name"  # where a site says its name to a server of its own machine
+HEAD = struct.Struct("<qQ")
+PIECE = 1 << 20  # bytes
+PING = 10_000  # ms without a sign of life before one is asked for, and how long one is waited for
+OPTIONS = (
+    ("grpc.max_receive_message_length", PIECE),
+    ("grpc.max_metadata_size", 8 << 10),
+    ("grpc.absolute_max_metadata_size", 16 << 10),
+    ("grpc.keepalive_time_ms", PING),
+    ("grpc.keepalive_timeout_ms", PING),
+    ("grpc.http2.max_pings_without_data", 0),  # no limit: a site may work for hours
+)
+
+
+class Posted(NamedTuple):
+    """A letter on its way."""
+
+    ticket: int
+    letter: bytes
+
+
+def package() -> Foreign:
+    """The package behind the line."""
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # else whoever knocks at the port fills the server's screen
+    try:
+        import grpc
+
+        return grpc
+    except ImportError as error:
+        raise BackendUnavailable(
+            "gRPC does not work here",
+            why=str(error),
+            fix="pip install 'sordino[sites]' (in a clone: pip install -e '.[sites]')",
+            code="missing-sites-extra",
+        ) from None
+
+
+def pieces(ticket: int, letter: bytes) -> Iterator[bytes]:
+    yield HEAD.pack(ticket, len(letter))
+    view = memoryview(letter)
+    for begin in range(0, len(letter), PIECE):
+        yield bytes(view[begin : begin + PIECE])
+
+
+def begun(stream: Iterator[bytes], most: int) -> tuple[int, int] | None:
+    """The ticket and the length of the letter that begins; None where the stream ends instead."""
+    if (head := next(stream, None)) is None:
+        return None
+    if len(head) != HEAD.size:
+        raise WireError("what came is no beginning of a letter", fix="ignore it", code="no-letter")
+    ticket, length = HEAD.unpack(head)
+    if length > most:
+        raise WireError(
+            f"a letter of {length} bytes; {most} are allowed",
+            fix="both sides must have begun the same run from the same files",
+            code="too-long",
+        )
+    return ticket, length
+
+
+def rest(stream: Iterator[bytes], length: int) -> bytes:
+    """The letter behind its beginning: no more than so many bytes are taken in."""
+    taken = io.BytesIO()  # grows with what comes, and gives its content away without a copy
+    while (came := taken.tell()) < length:
+        if not (piece := next(stream, b"")):
+            raise WireError(f"{came} of {length} bytes of a letter came", fix="ignore it", code="letter-cut")
+        if came + len(piece) > length:
+            raise WireError(f"more than the {length} bytes of a letter came", fix="ignore it", code="no-letter")
+        taken.write(piece)
+    return taken.getvalue()
+
+
+def check_loopback(address: str) -> None:
+    """Refuses to speak without certificates to anything but this machine."""
+    if not is_loopback(address):
+        raise ConfigError(
+            f"{address} is another machine's business, and there are no certificates",
+            why="without them anybody on the way reads all letters, and anybody can say to be a site",
+            fix="give certificates (`sordino certificates DIR` makes some for a trial), or use 127.0.0.1",
+            code="remote-without-tls",
+        )
+
+
+def is_loopback(address: str) -> bool:
+    """Does this host:port mean this machine alone, whatever names stand for it?"""
+    try:
+        found = {str(one[4][0]) for one in socket.getaddrinfo(host_and_port(address)[0], None)}
+    except OSError:
+        return False  # nobody knows what it will mean
+    return bool(found) and all(ipaddress.ip_address(one.partition("%")[0]).is_loopback for one in found)
+
+
+def host_and_port(address: str) -> tuple[str, int]:
+    host, colon, port = address.rpartition(":")
+    if not colon or not host or not port.isdecimal():
+        raise ConfigError(
+            f"{address!r} is no address", fix="write HOST:PORT, such as 127.0.0.1:7443", code="no-address"
+        )
+    return host.strip("[]"), int(port)

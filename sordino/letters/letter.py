@@ -1,0 +1,171 @@
+"""A letter: what the server asks of a site, or what the site answers.
+
+    u32 length of the head | head | signature (64 bytes) | bodies
+
+The head is JSON of at most a mebibyte: who writes to whom, about which run and which phase, what is said, and how long
+the bodies are that follow. The signature is Ed25519 over the head, which holds a digest of the bodies; it is zero where
+nobody signs (between processes of one machine). Every length is checked before anything is read, and nothing in a
+letter names code.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import struct
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Annotated, Any, NamedTuple
+
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from pydantic import Field, TypeAdapter, ValidationError
+
+from sordino.errors import WireError
+
+LENGTH = struct.Struct("<I")
+MOST_HEAD = 1 << 20  # bytes
+SIGNATURE = 64
+UNSIGNED = bytes(SIGNATURE)
+DOMAIN = b"sordino letter 1\n"  # a signature of a letter is a signature of nothing else
+
+Name = Annotated[str, Field(max_length=128)]
+Size = Annotated[int, Field(ge=0)]
+
+
+@dataclass(frozen=True)
+class Heading:
+    """All of a letter but its bodies."""
+
+    run: Name
+    stage: int  # of the phases of the run
+    sender: Name
+    to: Name
+    said: Mapping[str, Any]  # a command, or the answer to one
+    config: Name = ""  # digest of the experiment
+    agreement: Name = ""  # digest of the agreement
+    ledger: Name = ""  # the head of the sender's ledger
+    attempt: int = 0
+    sizes: tuple[Size, ...] = ()  # of the bodies
+    digest: Name = ""  # of the bodies, where somebody signs
+
+
+class Letter(NamedTuple):
+    head: Heading
+    bodies: tuple[memoryview, ...]
+
+
+_HEAD: TypeAdapter[Heading] = TypeAdapter(Heading)
+
+
+@dataclass(frozen=True)
+class Letterhead:
+    """What stands on all letters that one side writes in a run, and whom it believes."""
+
+    name: str
+    run: str
+    config: str = ""
+    agreement: str = ""
+    key: Ed25519PrivateKey | None = field(default=None, repr=False)
+    known: Mapping[str, Ed25519PublicKey] | None = None  # whose letters are read; None: nobody signs
+
+    def write(
+        self,
+        to: str,
+        stage: int,
+        said: Mapping[str, Any],
+        bodies: Sequence[bytes | memoryview] = (),
+        attempt: int = 0,
+        ledger: str = "",
+    ) -> bytes:
+        digest = digest_of(bodies) if self.key is not None else ""
+        sizes = tuple(len(body) for body in bodies)
+        head = Heading(
+            self.run, stage, self.name, to, said, self.config, self.agreement, ledger, attempt, sizes, digest
+        )
+        text = json.dumps(asdict(head)).encode()
+        if len(text) > MOST_HEAD:
+            raise _no_letter(f"its head would have {len(text)} bytes, {MOST_HEAD} are allowed")
+        signature = UNSIGNED if self.key is None else self.key.sign(DOMAIN + text)
+        return b"".join([LENGTH.pack(len(text)), text, signature, *bodies])
+
+    def read(self, data: bytes | memoryview) -> Letter:
+        """A letter to this side about this run, written by somebody whom it believes."""
+        view = memoryview(data).cast("B")
+        head, text, signature = _opened(view)
+        if self.known is not None:
+            _check_signature(self.known, head, text, signature)
+        for what, found, wanted in (
+            ("run", head.run, self.run),
+            ("receiver", head.to, self.name),
+            ("experiment", head.config, self.config),
+            ("agreement", head.agreement, self.agreement),
+        ):
+            if found != wanted:
+                raise WireError(
+                    f"a letter with another {what}: {found!r:.80}, expected {wanted!r:.80}",
+                    why="both sides must have begun the same run from the same files",
+                    fix="give both the same experiment and agreement, and the invitation of this run",
+                    code=f"other-{what}",
+                )
+        begin = LENGTH.size + len(text) + SIGNATURE
+        if begin + sum(head.sizes) != len(view):
+            raise _no_letter(f"its bodies should have {sum(head.sizes)} bytes, {len(view) - begin} came")
+        bodies = []
+        for size in head.sizes:
+            bodies.append(view[begin : begin + size])
+            begin += size
+        if self.known is not None and digest_of(bodies) != head.digest:
+            raise _no_letter("its bodies are not those that were signed")
+        return Letter(head, tuple(bodies))
+
+
+def peek(data: bytes | memoryview) -> Heading:
+    """The head of a letter, believed by nobody yet."""
+    return _opened(memoryview(data).cast("B"))[0]
+
+
+def digest_of(bodies: Sequence[bytes | memoryview]) -> str:
+    """One digest of all bodies and of where each of them ends."""
+    total = hashlib.sha256()
+    for body in bodies:
+        total.update(struct.pack("<Q", len(body)))
+        total.update(body)
+    return total.hexdigest()
+
+
+def _opened(view: memoryview) -> tuple[Heading, bytes, bytes]:
+    if len(view) < LENGTH.size:
+        raise _no_letter(f"{len(view)} bytes came")
+    (length,) = LENGTH.unpack_from(view)
+    end = LENGTH.size + length
+    if length > MOST_HEAD or len(view) < end + SIGNATURE:
+        raise _no_letter(f"it claims a head of {length} bytes, and {len(view)} came in all")
+    text = bytes(view[LENGTH.size : end])
+    try:
+        head = _HEAD.validate_python(json.loads(text), strict=False)
+    except (ValueError, RecursionError, ValidationError) as error:
+        raise _no_letter(f"its head cannot be read: {error}"[:300]) from None
+    return head, text, bytes(view[end : end + SIGNATURE])
+
+
+def _check_signature(known: Mapping[str, Ed25519PublicKey], head: Heading, text: bytes, signature: bytes) -> None:
+    if (key := known.get(head.sender)) is None:
+        raise WireError(
+            f"a letter from {head.sender!r}, who is not on the list",
+            fix="`sordino identity allow` puts a site on the list",
+            code="unknown-sender",
+        )
+    try:
+        key.verify(signature, DOMAIN + text)
+    except InvalidSignature:
+        raise WireError(
+            f"a letter that {head.sender!r} did not sign",
+            why="it was written by somebody else, or changed on its way",
+            fix="ignore it; if the site has a new key, take the old one off the list and allow the new one",
+            code="wrong-signature",
+        ) from None
+
+
+def _no_letter(why: str) -> WireError:
+    return WireError("what came is no letter", why=why, fix="ignore it", code="no-letter")

@@ -1,0 +1,162 @@
+"""Sites on other machines: they may refuse, be cut off and come back, and they keep their own states."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from sordino.engine.channels import SumAtSites
+from sordino.engine.commands import Command, Score
+from sordino.errors import SordinoError, UnsoundGuarantee
+from sordino.letters.answers import Accepted, heard
+from sordino.letters.events import Event
+from sordino.letters.letter import Letter
+from sordino.letters.sites import Sites
+from sordino.privacy.uplink.secure_stages import SecureStage
+from sordino.tree import Tree
+from sordino.types import Terms
+
+SOON = 0.5  # seconds between two looks at who is there
+
+
+@dataclass
+class RemoteSites(Sites):
+    """All sites of a phase, on machines of their own."""
+
+    secure: SecureStage | None = field(kw_only=True)  # what adds uploads that nobody may read
+    note: Callable[[Event], None] = lambda event: None
+    ledger: Callable[[], str] = lambda: ""  # where the server's ledger stands
+    prelude: Sequence[tuple[Command, Sequence[bytes]]] = ()  # what a site is asked before it is asked for a round
+    accepted: dict[str, Accepted] = field(default_factory=dict)  # the sites that take part
+    stopped: Callable[[], bool] = lambda: False  # does somebody want the run to stop?
+    _gathered: bool = False  # have all been waited for, before the first round?
+    _ready: set[str] = field(default_factory=set)  # the sites that have answered the prelude
+    _refusing: dict[str, float] = field(default_factory=dict)  # those that have refused it, and when
+    _rounds: dict[int, int] = field(default_factory=dict)  # of letters that ask for a whole round: which one
+
+    def gather(self) -> None:
+        """Waits until as many clients can be reached as a round needs; before the first round for all of them, as long
+        as a round waits.
+        """
+        first, told = not self._gathered, -1
+        until = time.monotonic() + (self.patience.timeout if first else 0.0)
+        while True:
+            for peer in self.members:
+                self._introduce(peer)
+            here = [peer for peer in self.members if peer in self._ready and self._free(peer)]
+            many = sum(len(self.members[peer]) for peer in here)
+            everybody = len(self._ready | self._refusing.keys()) == len(self.members)
+            if len(here) != told and (first or many < self.patience.minimum):
+                told = len(here)
+                self.note(Event(event="gathering", count=told, of=len(self.members)))
+            if many >= max(1, self.patience.minimum) and (time.monotonic() >= until or everybody):
+                break
+            if self.stopped():
+                raise KeyboardInterrupt
+            self._wait(time.monotonic() + SOON)
+        self._gathered = True
+
+    def __call__(self, t: int, down: Tree, terms: Mapping[int, Terms]) -> Iterator[tuple[int, memoryview]] | SumAtSites:
+        if self.secure is not None:
+            raise UnsoundGuarantee(
+                "uploads of a secure sum would travel in clear",
+                why="the server would read every one of them, and nobody may",
+                fix="this is a mistake of the program: a secure sum between sites needs the sites that encrypt or mask",
+                code="clear-uploads",
+            )
+        return super().__call__(t, down, terms)
+
+    def keep(self, step: int) -> Mapping[str, Tree]:
+        """Every answer was durable at its site before it came."""
+        return {}
+
+    def restore(self, step: int, place: Path) -> None:
+        """Asked again, a site gives the answer that it gave."""
+
+    @property
+    def _patience_of_all(self) -> float:
+        return self.patience.timeout
+
+    def _may_be_asked(self, peer: str, command: Command) -> bool:
+        if not isinstance(command, Score):
+            return peer in self._ready
+        return peer in self.accepted and self.accepted[peer].scores
+
+    def _refused(self, peer: str, error: SordinoError) -> None:
+        """It counts as absent, and somebody should know why."""
+        self.note(Event(event="refused", site=peer, why=error.what + (f" ({error.why})" if error.why else "")))
+
+    def _enough(self, t: int, of: Mapping[int, int]) -> bool:
+        there = sum(
+            ticket not in self._out and isinstance(self._came.get(ticket, ""), Letter | str) for ticket in of.values()
+        )
+        return self.suffices(t, there, len(of))
+
+    def suffices(self, t: int, there: int, asked: int) -> bool:
+        """Have enough clients answered, now that the deadline has passed?"""
+        enough = there >= self.patience.minimum
+        if self.stopped() and not enough:
+            raise KeyboardInterrupt
+        late = tuple(sorted({out.peer for out in self._out.values()}))
+        told = Event(event="waiting", sites=late, round=t + 1, count=there, of=asked)
+        self.note(told.beside(event="deadline") if enough else told.beside(needed=self.patience.minimum))
+        return enough
+
+    def have_been_asked(self, t: int, peers: Iterable[str]) -> None:
+        self.note(Event(event="asked", sites=tuple(sorted(peers)), round=t + 1))
+
+    def have_answered(self, t: int, clients: Iterable[int]) -> None:
+        for peer in sorted({self._site_of[k] for k in clients}):
+            self.note(Event(event="answered", site=peer, round=t + 1))
+
+    def _close(self) -> None:
+        """Nobody waits any more, and what has not been answered need not be."""
+        super()._close()
+        for ticket in self._tickets:
+            self.carrier.cancel(ticket)
+        self._tickets.clear()
+        self._out.clear()
+        self._rounds.clear()
+
+    def named(self, peer: str) -> str:
+        return peer
+
+    def _writer(self, peer: str, command: Command, bodies: Sequence[bytes], ledger: str = "") -> Callable[[int], bytes]:
+        return super()._writer(peer, command, bodies, self.ledger())
+
+    def asked(self, terms: Mapping[int, Terms]) -> dict[str, list[int]]:
+        return {peer: clients for peer, clients in super().asked(terms).items() if peer in self._ready}
+
+    def _ask_round(self, t: int, down: Tree, terms: Mapping[int, Terms]) -> dict[int, int]:
+        of = super()._ask_round(t, down, terms)
+        self._rounds = dict.fromkeys(of.values(), t)
+        self.have_been_asked(t, {self._site_of[k] for k in of})
+        return of
+
+    def _introduce(self, peer: str) -> None:
+        """Asks a site what must be asked first."""
+        if not self._free(peer) or peer in self._ready:  # in this order: its answer may just have come
+            return
+        for command, bodies in self._first_letters(peer):
+            self._send(peer, command, bodies)
+        self._refusing.pop(peer, None)
+
+    def _first_letters(self, peer: str) -> Sequence[tuple[Command, Sequence[bytes]]]:
+        return self.prelude
+
+    def _settled(self, ticket: int, found: Letter | SordinoError) -> None:
+        peer = self._out[ticket].peer
+        super()._settled(ticket, found)
+        if ticket in self._rounds and isinstance(found, Letter):
+            self.note(Event(event="answered", site=peer, round=self._rounds[ticket] + 1))
+        if peer in self._ready:
+            return
+        if isinstance(found, SordinoError):
+            self._refusing[peer] = time.monotonic()
+        elif isinstance(answer := heard(found.head.said), Accepted):
+            self.accepted[peer] = answer
+        if peer not in self._refusing and not self._owes(peer):
+            self._ready.add(peer)
+            self.note(Event(event="accepted", site=peer))

@@ -1,0 +1,76 @@
+"""What a site is told before it takes part: what leaves it, how often, and what that can cost, against whom."""
+
+from __future__ import annotations
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from sordino.deploy.identity import fingerprint
+from sordino.deploy.joining import Proposed
+from sordino.engine import wire
+from sordino.report.tables import bytes_text, epsilon_text, guarantees
+from sordino.report.words import described
+from sordino.runs.setup import Setup
+
+
+def plan(console: Console, asked: Proposed) -> None:
+    """Everything here is worked out at this site, from the experiment and the agreement in the invitation."""
+    told, whole, rows = asked.invitation.told, asked.whole, asked.guarantees
+    console.print(f"[bold]{escape(asked.asked.name)}[/bold] is asked to take part in run {told.run}.")
+    table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
+    for name, said in (
+        ("server", f"{asked.asked.address or told.server}, with the key {fingerprint(asked.invitation.server_key)}"),
+        ("method", ", then ".join(_method(phase) for phase in whole.phases)),
+        ("clients", f"{len(whole.public.sizes)} of {len(asked.invitation.agreement.sites)} sites"),
+    ):
+        table.add_row(f"[dim]{name}[/dim]", escape(said))
+    console.print(table)
+    console.print("\n[bold]What leaves this site[/bold]")
+    for phase in whole.phases:
+        console.print(f"  · {_leaves(phase, asked.client)}", highlight=False)
+    scores = "how well models meet this site's test examples; no noise covers that" if asked.asked.shares_scores else ""
+    console.print(f"  · {scores or 'no scores: the server does not learn how well models work here'}", highlight=False)
+    console.print("  · never a row of the data, and nothing to anybody but this server\n", highlight=False)
+    console.print(guarantees(rows))
+    for row in described(rows):
+        console.print(f"[dim]· {escape(row.words)}[/dim]", highlight=False)
+    for line in (*whole.public.assumed, *whole.public.void):
+        console.print(f"[dim]· {escape(line)}[/dim]", highlight=False)
+    most = asked.asked.max_epsilon
+    allowed = "" if most is None else f" (this site allows {most:g})"
+    console.print(
+        f"\nThe whole run would cost this client epsilon [bold]{epsilon_text(asked.epsilon)}[/bold]{allowed}."
+    )
+
+
+def _method(phase: Setup) -> str:
+    name = phase.phase or str(phase.experiment.algorithm.get("name"))
+    return f"{name} ({phase.rounds} rounds)"
+
+
+def _leaves(phase: Setup, client: int) -> str:
+    """One message of a phase, in a sentence."""
+    algorithm = phase.algorithm
+    down = algorithm.broadcast(phase.state("server"))
+    size = wire.payload_bytes(wire.schema(algorithm.uplink.at(0, down).shape(algorithm.zero(phase.task, down))))
+    often = phase.plan.exposures[client]
+    when = f"in the phase {phase.phase}" if phase.phase else "in the training"
+    times = "once" if often == 1 else f"up to {often} times"
+    return f"{when}, {times}: a message of {bytes_text(size)}, {_protected(phase)}"
+
+
+def _protected(phase: Setup) -> str:
+    uplink, read = phase.algorithm.uplink, phase.algorithm.read
+    found = []
+    if read.offer() is not None:
+        found.append("computed from answers to which noise was added here, so that no single example shows")
+    if uplink.noise() is not None:
+        found.append(
+            "cut to a bounded length here; the server adds noise to the sum of all clients"
+            if uplink.central
+            else "cut to a bounded length, with noise that is drawn here"
+        )
+    if uplink.secure is not None:
+        found.append("masked or encrypted, so that the server reads nothing but the sum")
+    return "; ".join(found) or "as it was computed: no noise covers it"

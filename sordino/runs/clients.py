@@ -1,0 +1,46 @@
+"""The clients of one place as a site of the engine, from the rules of a phase and their own rows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from sordino.engine.client_states import States
+from sordino.engine.shards import PreparedShards
+from sordino.engine.site import Site
+from sordino.privacy.noise.sources import for_run
+from sordino.runs.setup import Setup
+from sordino.types import Examples, NoiseSource, Params
+
+
+def clients_of(
+    setup: Setup,
+    run: str,
+    trained: Mapping[int, Examples],
+    tested: Mapping[int, Examples],
+    states: States,
+    secret: bytes | None = None,
+    handed: Params | None = None,
+    shelf: Path | None = None,
+) -> Site:
+    """`secret`: what clients draw from once in a run, where noise is real; `shelf`: where they keep their states."""
+    noise = setup.experiment.privacy.noise
+
+    def once(client: int) -> NoiseSource:
+        return for_run(noise, setup.key, secret, client)
+
+    if setup.algorithm.read.redraw is not None:
+        trained = PreparedShards(trained, setup.algorithm.read, once)
+    return Site(
+        setup.algorithm,
+        setup.task,
+        trained,
+        setup.header(run),
+        states,
+        tested,
+        handed,
+        setup.phase_key,
+        noise,
+        setup.sharing,
+        shelf,
+    )

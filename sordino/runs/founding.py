@@ -1,0 +1,86 @@
+"""A new run folder, with all that `resume` needs: it appears whole or not at all."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+import platform
+import secrets
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+
+from sordino.config import Experiment
+from sordino.engine import checkpoint
+from sordino.engine.checkpoint import atomic_write
+from sordino.errors import RunError
+from sordino.ledger.events import Json
+from sordino.ledger.notes import SYSTEM
+from sordino.runs import private
+from sordino.runs.agreement import Agreement
+from sordino.runs.folder import RunFolder
+from sordino.runs.setup import Setup
+from sordino.runs.shapes import Environment
+from sordino.version import __version__
+
+
+def found(
+    folder: Path,
+    setup: Setup,
+    agreement: Agreement,
+    environment: Environment,
+    data_key: bytes,
+    story: Json | None = None,
+    more: Mapping[str, str] | None = None,
+) -> None:
+    """`story`: how the server's own images were made; `more`: further files, by name."""
+    experiment, young = setup.experiment, folder.with_name(f".{folder.name}.{secrets.token_hex(4)}")
+    try:
+        parents = list(folder.absolute().parents)
+        around = parents[: 1 + next(i for i, parent in enumerate(parents) if parent.exists())]
+        young.mkdir(parents=True)
+        mine = RunFolder(young)
+        atomic_write(mine.experiment_file, experiment.toml().encode())
+        atomic_write(mine.environment_file, json.dumps(environment.to_json(), indent=2).encode())
+        if story is not None:
+            atomic_write(mine.candidates_file, json.dumps(story, indent=2).encode())
+        if experiment.privacy.noise == SYSTEM:
+            readers = (phase.algorithm.read for phase in setup.whole.phases)
+            private.found(young, clients=any(reader.redraw is not None for reader in readers))
+        private.write(young / private.DATA, data_key)
+        if (shared := experiment.privacy.ledger) is not None:
+            private.share_key(shared, data_key)
+        agreement.write(young)
+        for name, text in (more or {}).items():
+            atomic_write(young / name, text.encode())
+        young.rename(folder)
+        for parent in around:
+            checkpoint.sync(parent)
+    except OSError as error:
+        raise RunError(
+            f"cannot create {folder}", why=error.strerror or str(error), fix="choose another --out", code="not-writable"
+        ) from None
+    finally:
+        shutil.rmtree(young, ignore_errors=True)
+
+
+def environment_of(experiment: Experiment, prepared: Path | None = None, run: str = "") -> Environment:
+    """`prepared`: the run whose preparation is taken over; `run`: the name of the run, where somebody else gave it."""
+    digest = experiment.digest()
+    # a seeded run is the same release whenever it is repeated; noise from the system never is
+    run = run or (digest[:16] if experiment.privacy.noise != SYSTEM else f"{digest[:16]}-{secrets.token_hex(6)}")
+    return Environment(
+        run=run,
+        config=digest,
+        sordino=__version__,
+        python=platform.python_version(),
+        torch=str(torch.__version__),
+        platform=platform.platform(),
+        processor=platform.machine(),
+        cores=os.cpu_count() or 0,
+        started=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        prepared="" if prepared is None else str(prepared.resolve()),
+    )

@@ -1,0 +1,195 @@
+"""A run from its first round to its receipt, in a folder that was founded for it: rounds, metrics, checkpoints. Only
+the server's half is known here, so simulations and real sites are played alike.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import safetensors.torch
+import torch
+
+from sordino import tree, user_code
+from sordino.config import Experiment, Network
+from sordino.engine import checkpoint
+from sordino.engine.checkpoint import atomic_write
+from sordino.engine.memory import keep_freed_memory
+from sordino.engine.server import Federation
+from sordino.errors import BudgetExhausted, RunError
+from sordino.evaluate.rows import RoundCost, RoundRow
+from sordino.ledger.notes import SYSTEM
+from sordino.round import Outcome
+from sordino.runs import metrics
+from sordino.runs.folder import RunFolder
+from sordino.runs.interrupts import patience
+from sordino.runs.noise_level import drowning
+from sordino.runs.preparation import Prepared, prepare
+from sordino.runs.receipt import write_receipt
+from sordino.runs.rounds import PlayedPhase, Standing, row_of, stands
+from sordino.runs.servers_half import Begun, ServersHalf
+from sordino.runs.setup import Setup
+from sordino.runs.shapes import Receipt
+from sordino.runs.taken_over import adopt
+from sordino.tree import Tree
+
+LOST = (
+    "was cut off after its noise was drawn: a second release would be unpaid, so it is left out, and what it cost "
+    "stays spent"
+)
+
+
+class Progress(NamedTuple):
+    round: int  # 0 in a preparation, whose phase is in the metrics
+    rounds: int
+    metrics: RoundRow
+    folder: Path
+    setup: Setup
+    federation: Federation
+
+
+@dataclass(frozen=True)
+class Ended:
+    folder: Path
+    metrics: list[RoundRow]
+    receipt: Receipt
+    notes: list[str]  # what the user should know and no table shows
+    interrupted: bool
+
+
+def play(
+    half: ServersHalf,
+    folder: Path,
+    watch: Callable[[Progress], None] | None = None,
+    fallback: bool = False,
+    crash: int | None = None,
+) -> Ended:
+    setup, experiment = half.setup, half.setup.experiment
+    torch.set_num_threads(experiment.engine.threads)
+    keep_freed_memory()
+    mine, environment = RunFolder(folder), RunFolder(folder).environment
+    run = environment.run
+    with mine.locked(), _on_disk(folder), contextlib.ExitStack() as stack:
+        ledger, real = mine.ledger, experiment.privacy.noise == SYSTEM
+        asked, silent = stack.enter_context(patience()), list[str]()
+
+        def prepared(phase: ServersHalf, rules: Federation, row: RoundRow) -> None:
+            if row.active and not row.answered:
+                silent.append(f"phase {phase.setup.phase}, round {row.round}: nobody could take part")
+            silent.extend(f"phase {phase.setup.phase}, {remark}" for remark in rules.inbox.remarks)
+            rules.inbox.remarks.clear()
+            if watch is not None:
+                watch(Progress(0, experiment.rounds, row, folder, phase.setup, rules))
+
+        try:
+            if environment.prepared:
+                adopt(half, folder, run, ledger, Path(environment.prepared))
+            begun = prepare(half, folder, run, ledger, asked, prepared)
+        except KeyboardInterrupt:
+            begun = Prepared(None, None, done=False)
+        federation = half.federation(ledger, run)
+        stack.callback(federation.ledger.close)
+        notes = [
+            *setup.cohort.warnings(experiment.rounds, len(setup.public.sizes)),
+            *drowning(setup),
+            *half.home.disclosed,
+            *silent,
+        ]
+        for phase in setup.preparation:
+            notes += phase.algorithm.warns(half.home)
+        evaluate, interrupted = half.evaluation(), False
+        if not begun.done:
+            return _ended(setup, folder, federation, None, notes, interrupted=True)
+        loaded = checkpoint.load(mine.checkpoints, setup.state, fallback=fallback)
+        at = Standing(begun.server, 0) if loaded is None else stands(federation, loaded, folder)
+        known = None if loaded is None else Begun(folder, loaded)
+        execute = half.executor(folder, folder, run, known, begun.handed, stack)
+        written = {} if loaded is None else loaded.meta
+        hidden = setup.cohort.hidden
+        rows = stack.enter_context(metrics.opened(mine.metrics_file, written, private=real, hidden=hidden))
+
+        def tell(t: int, outcome: Outcome) -> RoundRow:
+            row = row_of(setup, t + 1, outcome)
+            if _due(t + 1, experiment):
+                norm = float(tree.norm(next(iter(setup.algorithm.models(outcome.server).values()))))
+                row = row.with_more(evaluate(t, outcome.server, execute.score)).beside(model_norm=norm)
+            rows.write(row)
+            if outcome.secure:
+                note_cost(RoundCost(round=t + 1, cpu_seconds=outcome.secure["cpu_seconds"]))
+            return row
+
+        def note_cost(cost: RoundCost) -> None:
+            """Seconds tell how many there were to add."""
+            with open((RunFolder(mine.private) if real else mine).costs_file, "a") as costs:
+                costs.write(json.dumps(cost.to_json()) + "\n")
+
+        played_by = PlayedPhase(setup, federation, execute, folder, rows, tell)
+
+        def more(at: Standing) -> bool:
+            nonlocal interrupted
+            return at.t < experiment.rounds and not (interrupted := asked())
+
+        def played(now: Standing, outcome: Outcome) -> None:
+            nonlocal at
+            at = now
+            if outcome.lost:
+                notes.append(f"round {now.t} {LOST}")
+            elif not outcome.answered and not federation.everyone_pays:
+                notes.append(f"round {now.t}: nobody could take part, the model stays as it was")
+            if experiment.engine.network != Network():
+                note_cost(RoundCost(round=now.t, seconds=round(played_by.seconds, 3)))
+            if watch is not None:
+                watch(Progress(now.t, experiment.rounds, played_by.row, folder, setup, federation))
+
+        try:
+            played_by.play(at, more, played, crash)
+        except BudgetExhausted as error:
+            notes.append(f"stopped before round {at.t + 1}: {error.what}")
+        except KeyboardInterrupt:
+            interrupted = True
+        rows.sync()
+        return _ended(setup, folder, federation, at.server, notes, interrupted)
+
+
+def _ended(
+    setup: Setup, folder: Path, federation: Federation, server: Tree, notes: list[str], interrupted: bool
+) -> Ended:
+    made, remarks = _finish(setup, folder, federation, server), federation.inbox.remarks
+    # a remark names a client that was asked, which a hidden cohort does not tell
+    hidden = setup.cohort.hidden and setup.experiment.privacy.noise == SYSTEM
+    mine = RunFolder(folder)
+    for place, told in ((RunFolder(mine.private) if hidden else mine, remarks), (mine, notes)):
+        with open(place.log_file, "a", encoding="utf-8") as log:
+            log.writelines(f"{note}\n" for note in told)
+    return Ended(folder, mine.metrics(), made, [*remarks, *notes], interrupted)
+
+
+def _due(t: int, experiment: Experiment) -> bool:
+    """Is the model evaluated after round t?"""
+    return t % experiment.evaluation.every == 0 or t > experiment.rounds - max(1, experiment.evaluation.final)
+
+
+def _finish(setup: Setup, folder: Path, federation: Federation, server: Tree) -> Receipt:
+    if server is not None:
+        model = next(iter(setup.algorithm.models(server).values()))
+        packed = safetensors.torch.save({name: value.contiguous() for name, value in model.items()})
+        atomic_write(RunFolder(folder).model_file, packed)
+    return write_receipt(folder, setup, federation)
+
+
+@contextlib.contextmanager
+def _on_disk(folder: Path) -> Iterator[None]:
+    try:
+        with user_code.blamed():
+            yield
+    except OSError as error:
+        raise RunError(
+            f"cannot write in {folder}",
+            why=str(error),
+            fix="free some space or check the permissions, then resume",
+            code="not-writable",
+        ) from error

@@ -1,0 +1,40 @@
+"""Clients in processes of this machine, which the server starts: client k lives in process k mod workers.
+
+With a timeout a process that is silent costs its clients the round, and others are asked in their place until it has
+answered.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from pathlib import Path
+
+from sordino.config import Network
+from sordino.engine import wire
+from sordino.letters.letter import Letterhead
+from sordino.letters.pipes import Pipes
+from sordino.letters.sites import Patience, Sites
+from sordino.runs.setup import Setup
+
+ROOM = 1 << 26  # bytes of uploads in one letter: what a process holds before it answers
+MANY = 1000  # clients in one letter
+
+
+def in_processes(setup: Setup, folder: Path, place: Path, run: str) -> Sites:
+    """The clients of a phase; `place` is where it keeps their states."""
+    engine, header = setup.experiment.engine, setup.header(run)
+    network, algorithm, workers = engine.network, setup.algorithm, engine.workers
+    command = [sys.executable, "-m", "sordino.runs.site_process", str(folder), str(place), run, str(setup.stage)]
+    upload = wire.payload_bytes(wire.schema(algorithm.zero(setup.task, algorithm.broadcast(setup.state("server")))))
+    return Sites(
+        Pipes([[*command, str(i), str(workers)] for i in range(workers)]),
+        Letterhead("", run),
+        setup.stage,
+        {str(i): range(i, len(setup.public.sizes), workers) for i in range(workers)},
+        lambda t: header(t, -1),
+        algorithm.told if algorithm.tells_each else None,
+        Patience(network.timeout_s or math.inf, 0, engine.deadline_s or math.inf),
+        # a slow network is one of each client alone
+        1 if network != Network() else max(1, min(MANY, ROOM // max(1, upload))),
+    )

@@ -1,0 +1,65 @@
+"""A run's books, filled as if every planned round had been played, and nothing computed: who pays, and what the receipt
+will say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from functools import cached_property
+
+from sordino.algorithms.algorithm import Home
+from sordino.engine.server import Federation
+from sordino.ledger.ledger import MEMORY
+from sordino.ledger.notes import SYSTEM
+from sordino.ledger.statement import Guarantee, statement
+from sordino.runs.setup import Setup
+
+
+@dataclass(frozen=True)
+class Rehearsal:
+    """The training of a run and the phases before it, on ledgers in memory."""
+
+    setup: Setup
+    home: Home
+    only: Collection[int] | None = None  # the clients whose books are kept; None for all
+
+    @cached_property
+    def federation(self) -> Federation:
+        digest, system = self.setup.experiment.digest(), self.setup.experiment.privacy.noise == SYSTEM
+        # as long as a run's own id, so that messages are as long as the run's
+        return self.setup.federation(self.home, "", MEMORY, f"{digest[:16]}-{'0' * 12}" if system else digest[:16])
+
+    @cached_property
+    def rounds(self) -> list[list[int]]:
+        """Who will take part and pay, round by round. Reserving fills the books of `federation`."""
+        run, played = self.federation, []
+        for t in range(self.setup.experiment.rounds):
+            crew = run.stragglers.split(run.draw(t), t, run.key)
+            played.append(run.reserve(t, run.prices(self._kept(crew.active), stalled=False)))
+        return played
+
+    @cached_property
+    def guarantees(self) -> list[Guarantee]:
+        """What the receipt will say when every planned round has been played."""
+        _, run = self.rounds, self.federation
+        notes = [*self._before, *(entry.note for entry in run.ledger.entries())]
+        # where everyone pays for every round, one client's row is everyone's
+        alike = run.all_alike and not run.cohort.personal and not self._before
+        return statement(notes, 1 if alike else run.population, self.setup.experiment.privacy.delta)
+
+    @cached_property
+    def _before(self) -> list[str]:
+        """Of a preparation: everybody in every round that its phases may take, which is the most that anybody can lose
+        there.
+        """
+        notes = []
+        for phase in self.setup.preparation:
+            run = phase.federation(self.home, "", MEMORY, "plan")
+            for t in range(phase.rounds):
+                run.reserve(t, run.prices(self._kept(range(run.population)), stalled=False))
+            notes += [entry.note for entry in run.ledger.entries()]
+        return notes
+
+    def _kept(self, clients: Collection[int]) -> list[int]:
+        return [k for k in clients if self.only is None or k in self.only]

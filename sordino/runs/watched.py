@@ -1,0 +1,132 @@
+"""How a run stands, seen from outside: from its files, and from whether its lock is held. No ledger is opened."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from sordino.evaluate.measures import last_scored
+from sordino.evaluate.rows import RoundRow, Scores
+from sordino.letters.events import Event
+from sordino.runs.folder import RunFolder
+from sordino.runs.listing import promised
+from sordino.runs.shapes import Receipt
+
+
+class SiteNow(NamedTuple):
+    """How a site stands with the server, as the last events say."""
+
+    connected: bool = False
+    since: str = ""  # UTC; nothing: it has not come yet
+    takes_part: bool = False
+    asked: int = 0  # the last round that it was asked for
+    answered: int = 0  # and the last one that it answered
+    why: str = ""
+
+    @property
+    def words(self) -> str:
+        if not self.since:
+            return self.why or "not there yet"
+        return "connected" if self.connected else "not connected" + (f": {self.why}" if self.why else "")
+
+
+class Seen(NamedTuple):
+    state: str  # running, finished, budget spent, stopped or killed
+    round: int
+    rounds: int
+    score: Scores  # of the last evaluated round
+    bytes: int
+    at: float  # when the last row was written
+    promise: str  # once there is a receipt
+    sites: Mapping[str, SiteNow] = {}  # by name, in a run between sites; of a site's own folder one without a name
+
+
+class WatchStart(NamedTuple):
+    """Since when rounds are counted: the begin of the run, or of the watching where the run was stopped in between."""
+
+    at: float
+    round: int
+
+
+def look(run: RunFolder) -> Seen:
+    """How a run stands, from what it has written."""
+    alive = run.in_use  # asked before anything is read: who ends after this is seen to have ended at the next look
+    planned, rows, file = run.experiment.rounds, run.metrics(), run.metrics_file
+    events = run.events()
+    receipt = run.receipt() if run.receipt_file.exists() else None
+    if receipt is not None and receipt.rounds < len(rows):
+        receipt = None  # of an earlier stop; the run has gone on since
+    last = last_scored(rows)
+    return Seen(
+        state(run, alive, rows, events, receipt),
+        len(rows) if run.environment.clients is None or not rows else rows[-1].round,  # a site may miss some
+        planned,
+        Scores() if last is None else Scores(accuracy=last.accuracy, loss=last.loss),
+        sum(row.bytes for row in rows),
+        file.stat().st_mtime if file.exists() else 0.0,
+        promised(receipt) if receipt is not None and not alive else "",
+        sites(events, alive),
+    )
+
+
+def state(
+    run: RunFolder, alive: bool, rows: Sequence[RoundRow], events: Sequence[Event], receipt: Receipt | None
+) -> str:
+    """The state of a run, in a word."""
+    if alive:
+        return "running"
+    if run.environment.clients is not None:  # a site: how many rounds it is asked for is not its decision
+        said = next((event.event for event in reversed(events) if event.event in ("over", "stopped", "started")), "")
+        return {"over": "finished", "stopped": "stopped"}.get(said, "killed")
+    if receipt is None:
+        return "killed"
+    if len(rows) >= run.experiment.rounds:
+        return "finished"
+    return "budget spent" if _says_spent(run.notes()) else "stopped"
+
+
+def sites(events: Sequence[Event], alive: bool) -> dict[str, SiteNow]:
+    """Everybody who was heard of since the last start. Who was there before it may be gone, and where nothing is
+    `alive` nobody is connected.
+    """
+    found: dict[str, SiteNow] = {}
+    for event in events:
+        before = found.get(event.site, SiteNow())
+        match event.event:
+            case "started":
+                known = {site: found.get(site, SiteNow()) for site in event.sites or ("",)}
+                found = {site: was._replace(connected=False, since="", why="") for site, was in known.items()}
+            case "connected" | "cut off":
+                there = event.event == "connected"
+                found[event.site] = before._replace(connected=there, since=event.at, why=event.why)
+            case "accepted":
+                found[event.site] = before._replace(takes_part=True)
+            case "refused":
+                found[event.site] = before._replace(why=event.why)
+            case "answered":
+                found[event.site] = before._replace(answered=event.round or 0)
+            case "asked":
+                for site in event.sites:
+                    found[site] = found.get(site, SiteNow())._replace(asked=event.round or 0)
+    return found if alive else {site: now._replace(connected=False) for site, now in found.items()}
+
+
+def beginning(run: RunFolder) -> WatchStart | None:
+    """The time when a run began that was never resumed: every start touches the lock, so it is as old as the run."""
+    started = run.environment.started
+    try:
+        begun, touched = datetime.datetime.fromisoformat(started), run.lock_file.stat().st_mtime
+    except (OSError, ValueError):
+        return None
+    return WatchStart(begun.timestamp(), 0) if abs(touched - begun.timestamp()) < 10 else None
+
+
+def rate(seen: Seen, since: WatchStart) -> float:
+    """Rounds per second, 0 while unknown."""
+    passed = seen.at - since.at
+    return max(0.0, (seen.round - since.round) / passed) if passed > 0 else 0.0
+
+
+def _says_spent(notes: Sequence[str]) -> bool:
+    return bool(notes) and notes[-1].startswith("stopped before round")
