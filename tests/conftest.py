@@ -1,29 +1,57 @@
-"""What every test may ask for."""
+"""What every test may ask for.
+
+Nothing heavy is imported here: the process that hands the tests out loads this file too, and its workers wait for it.
+"""
 
 from __future__ import annotations
 
+import gc
+import os
+import shutil
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
-from sordino.engine import processes
-from sordino.runs.run import start
-from tests.helpers.command_line import Said, spoken
-from tests.helpers.prepared_runs import tiny
 from tests.laws import warm
+
+if TYPE_CHECKING:
+    from tests.helpers.command_line import Said
 
 
 @pytest.fixture
 def cli(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Callable[..., Said]:
     """`sordino ...` in this process."""
+    from tests.helpers.command_line import spoken
+
     return partial(spoken, capsys, monkeypatch)
+
+
+def pytest_configure() -> None:
+    """Put the folders of tests into memory where it has room: on a disk they wait for thousands of syncs."""
+    memory = Path("/dev/shm")
+    if memory.is_dir() and shutil.disk_usage(memory).free > 2 << 30:
+        os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(memory))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection() -> None:
+    """While modules are imported, nothing is garbage: looking for it again and again costs seconds."""
+    gc.disable()
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtestloop(session: pytest.Session) -> None:
-    """Before any test has run: what all warm processes are forked from."""
+    """Before any test has run: what all warm processes are forked from.
+
+    What has been imported stays until the end, so no later search for garbage has to pass through it, and seldom is
+    often enough.
+    """
+    gc.freeze()
+    gc.set_threshold(20_000)
+    gc.enable()
     if session.items and not session.config.option.collectonly:
         warm.start()
 
@@ -31,12 +59,17 @@ def pytest_runtestloop(session: pytest.Session) -> None:
 @pytest.fixture
 def quick_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Client processes that are forked, not started."""
-    monkeypatch.setattr(processes, "subprocess", warm.stand_in())
+    from sordino.letters import pipes
+
+    monkeypatch.setattr(pipes, "subprocess", warm.stand_in())
 
 
 @pytest.fixture(scope="session")
 def once(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The run that never stopped."""
+    from sordino.runs.run import start
+    from tests.helpers.prepared_runs import tiny
+
     folder = tmp_path_factory.mktemp("phases") / "run"
     start(tiny(), folder)
     return folder

@@ -3,22 +3,18 @@ the place, in one process and in several."""
 
 from __future__ import annotations
 
-import json
 import os
-import select
 import subprocess
 import sys
-import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from sordino import config, user_code
-from sordino.engine import processes
-from sordino.engine.lines import FAILED, LARGEST, Line, failed, failure
-from sordino.errors import ConfigError, NonFiniteModel, OwnCodeError, RunError, SordinoError, WireError
+from sordino.errors import ConfigError, NonFiniteModel, OwnCodeError, RunError, SordinoError
+from sordino.letters import pipes
 from sordino.runs.run import start
 from tests.laws import warm
 
@@ -152,7 +148,7 @@ def test_an_algorithm_that_fails_in_a_later_round_is_told_with_its_place(
 def test_so_it_is_in_a_client_process_and_nobody_is_left_behind(
     kind: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(processes, "subprocess", warm.stand_in())
+    monkeypatch.setattr(pipes, "subprocess", warm.stand_in())
     with pytest.raises(OwnCodeError) as refusal, _all_gone():
         start(experiment(f"{name}:Mine", "processes", parameters={"kind": kind}), tmp_path / "run")
     told(refusal.value, name, kind)
@@ -174,7 +170,7 @@ def test_a_process_that_is_gone_or_never_answers_ends_the_run_in_words(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     """With a timeout too: a round goes on without who is silent, a run does not go on for ever without them."""
-    monkeypatch.setattr(processes, "subprocess", warm.stand_in())
+    monkeypatch.setattr(pipes, "subprocess", warm.stand_in())
     engine = {"deadline_s": 0.7, "network": {"timeout_s": timeout} if timeout else {}}
     made = experiment(
         f"{name}:Mine",
@@ -194,7 +190,7 @@ def test_a_process_that_is_gone_or_never_answers_ends_the_run_in_words(
 def test_a_client_that_is_not_finite_stops_the_run_with_its_name_everywhere(
     executor: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(processes, "subprocess", warm.stand_in())
+    monkeypatch.setattr(pipes, "subprocess", warm.stand_in())
     partition = {"scheme": "iid", "clients": 4}
     made = experiment(
         f"{name}:Mine", executor, parameters={"kind": "is not a number"}, partition=partition,
@@ -248,62 +244,6 @@ def test_a_module_that_ends_the_program_when_it_is_imported(text: str, name: str
     assert f"({name}x.py, line" in refusal.value.what
 
 
-# lines ----------------------------------------------------------------------------------------------------------------
-
-
-def spoken(data: bytes, deadline: float | None = None) -> Line:
-    process = subprocess.Popen(
-        [sys.executable, "-c", "import os, sys; os.write(1, bytes.fromhex(sys.argv[1])); sys.stdin.read()", data.hex()],
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-    )  # fmt: skip
-    return Line(process, deadline)
-
-
-def framed(data: bytes) -> bytes:
-    return len(data).to_bytes(8, "little") + data
-
-
-def test_a_failure_that_comes_too_late_for_its_round_is_told_all_the_same() -> None:
-    """Nobody waits for it any more, and it is no answer that may be thrown away."""
-    line = spoken(framed(failed(OwnCodeError("it failed", why="there", fix="mend it"))))
-    line.owed = 1
-    with pytest.raises(OwnCodeError, match="it failed"):
-        _until_settled(line)
-    line.process.communicate()
-
-
-def _until_settled(line: Line) -> None:
-    while not line.settled():
-        select.select([line.process.stdout], [], [], 10)
-
-
-def test_a_frame_of_a_length_beyond_reason_is_no_frame() -> None:
-    line = spoken((LARGEST + 1).to_bytes(8, "little"))
-    with pytest.raises(WireError) as refusal:
-        line.receive(time.monotonic() + 20)
-    assert refusal.value.code == "no-frame"
-    line.process.communicate()
-
-
-@pytest.mark.parametrize("text", [b"", b"{", b"[]", b"3", b"{}", b'{"own": 1}', b"\xff", b"null"])
-def test_the_text_of_a_failure_is_shown_and_not_believed(text: bytes) -> None:
-    found = failure(FAILED + text)
-    assert (type(found), found.code) == (RunError, "client-refused")
-    kind = json.dumps({"own": "LedgerError", "what": "w", "why": "y", "fix": "f"}).encode()
-    assert type(failure(FAILED + kind)) is RunError  # nothing but `true` makes it the user's own
-
-
-def test_a_deadline_counts_from_the_last_that_was_heard() -> None:
-    line = spoken(framed(b"one"), deadline=0.3)
-    assert line.receive(time.monotonic() + 20) == b"one"
-    begun = time.monotonic()
-    with pytest.raises(RunError) as refusal:
-        line.receive()
-    assert refusal.value.code == "deadline-passed"
-    assert 0.25 <= time.monotonic() - begun < 5
-    line.process.communicate()
-
-
 # a worker's streams ---------------------------------------------------------------------------------------------------
 
 
@@ -311,7 +251,7 @@ WORKER = """
 import os, sys, time
 from sordino.runs import site_process as worker
 
-def endless(arguments, commands, answers):
+def endless(arguments, letters, answers):
     os.write(1, b"printed by a library\\n")
     print("printed", sys.stdin.read())
     answers.write(b"answer")
@@ -347,17 +287,16 @@ class _all_gone:
 
     def __enter__(self) -> None:
         self.made: list[Any] = []
-        self.whole = Line.__init__
-        made, whole = self.made, self.whole
+        self.whole = pipes._started
 
-        def noting(line: Line, process: Any, *rest: Any) -> None:
-            made.append(process)
-            whole(line, process, *rest)
+        def noting(command: Sequence[str]) -> Any:
+            self.made.append(self.whole(command))
+            return self.made[-1]
 
-        Line.__init__ = noting  # type: ignore[method-assign]
+        pipes._started = noting
 
     def __exit__(self, *_: object) -> None:
-        Line.__init__ = self.whole  # type: ignore[method-assign]
+        pipes._started = self.whole
         assert self.made
         assert not {process.pid for process in self.made} & set(_alive())
 

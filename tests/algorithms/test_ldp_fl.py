@@ -13,12 +13,12 @@ import pytest
 import safetensors.torch
 import torch
 
-from sordino.engine import processes
 from sordino.engine.shards import PreparedShards, Shards
 from sordino.errors import ConfigError, DomainError, SordinoError
 from sordino.ledger.events import Once, Repeat, Response, from_json
 from sordino.ledger.notes import note
 from sordino.ledger.statement import Guarantee, statement
+from sordino.letters import pipes
 from sordino.privacy.noise.sources import Counter
 from sordino.privacy.readers.responses import Responses
 from sordino.runs.private import CLIENTS, FOLDER, secret_of
@@ -183,7 +183,7 @@ def test_nobody_keeps_a_secret_for_nothing(tmp_path: Path) -> None:
 def test_clients_of_their_own_processes_answer_the_same(
     noise: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(processes, "subprocess", warm.stand_in())
+    monkeypatch.setattr(pipes, "subprocess", warm.stand_in())
     table: dict[str, Any] = {"privacy": {"noise": noise}, "engine": {"executor": "processes", "workers": 2}}
     apart = finished(made(LDP, **table), tmp_path / "apart")
     assert same_model(Rounds(made(LDP, **table), secret_of(tmp_path / "apart")), tmp_path / "apart")

@@ -13,7 +13,8 @@ from sordino.algorithms.algorithm import Algorithm
 from sordino.algorithms.learning import Adapting, AdaptingPhase
 from sordino.algorithms.phases import Phase
 from sordino.config import Experiment
-from sordino.runs.run import Progress, resume, start
+from sordino.runs.play import Progress
+from sordino.runs.run import resume, start
 from tests.helpers.prepared_runs import TINY, tiny
 from tests.laws.traces import differences, trace
 

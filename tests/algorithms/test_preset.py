@@ -135,7 +135,7 @@ def test_what_a_method_decides_is_refused_with_the_reason(name: str) -> None:
                 make(name, **{field: 1})
             assert refusal.value.code == "unknown-key"
             assert field in str(refusal.value)
-            assert "the method itself decides it" in refusal.value.why
+            assert "the method itself fixes this value" in refusal.value.why
 
 
 def test_steps_leave_epochs_and_epochs_leave_steps() -> None:

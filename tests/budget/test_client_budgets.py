@@ -81,7 +81,7 @@ def test_balanced_rates_add_up_and_keep_every_budget(expected: float) -> None:
 
 @pytest.mark.parametrize(
     ("granted", "why"),
-    [([0.01] * 10, "too small for so many rounds"), ([0.01] * 2 + [4.0] * 8, "affords no rate at all")],
+    [([0.01] * 10, "too small for so many rounds"), ([0.01] * 2 + [4.0] * 8, "cannot take part at all")],
     ids=["everybody's", "somebody's"],
 )
 def test_budgets_below_the_conversion_buy_no_rate(granted: list[float], why: str) -> None:

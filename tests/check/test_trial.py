@@ -13,15 +13,15 @@ import pytest
 
 from sordino.check import LAWS, Law, Report, check
 from sordino.cli import main
-from sordino.engine import processes
 from sordino.errors import ConfigError
+from sordino.letters import pipes
 from tests.check.broken_twins import FEDPROX, PRELUDE, TWINS
 from tests.laws import warm
 
 
 @pytest.fixture
 def judged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Report]:
-    monkeypatch.setattr(processes, "subprocess", warm.stand_in())
+    monkeypatch.setattr(pipes, "subprocess", warm.stand_in())
 
     def call(source: str, *words: str, name: str | None = "Mine") -> Report:
         file = tmp_path / f"algorithm_{tmp_path.name}.py"
@@ -195,7 +195,7 @@ def test_a_check_sets_parameters_only(word: str, tmp_path: Path) -> None:
 def test_the_command_says_what_is_broken_and_ends_with_2(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(processes, "subprocess", warm.stand_in())
+    monkeypatch.setattr(pipes, "subprocess", warm.stand_in())
     monkeypatch.setenv("COLUMNS", "160")
     (tmp_path / "my_mine.py").write_text(PRELUDE + TWINS["uphill"].source)
     (tmp_path / "my_prox.py").write_text(FEDPROX)

@@ -250,7 +250,7 @@ def test_the_command_draws(cli: Callable[..., Said], tmp_path: Path) -> None:
         (("plot", "--out", "partition.png"), 3, "not-an-svg"),
         (("plot", "--out", "no/such/folder/p.svg"), 6, "not-writable"),
         (("partition", "no.toml"), 2, "no-file"),
-        (("partition", "one.toml", "two.toml"), 2, "one experiment at a time"),
+        (("partition", "one.toml", "two.toml"), 2, "only one experiment"),
         (("partition", "partition.clients=100000"), 3, "(clients)"),
         (("list", "data.source=tabular"), 2, "missing-key"),
     ],

@@ -22,7 +22,8 @@ from sordino.cli.progress import progress
 from sordino.config import experiment
 from sordino.errors import ConfigError
 from sordino.runs.folder import RunFolder
-from sordino.runs.run import Progress, resume, start
+from sordino.runs.play import Progress
+from sordino.runs.run import resume, start
 from tests.helpers.command_line import Said
 from tests.laws import warm
 from tests.laws.cases import BY_NAME
@@ -162,7 +163,7 @@ def test_what_cannot_be_printed_is_said_and_is_no_success(words: tuple[str, ...]
         process = warm.Process([sys.executable, "-m", "sordino", *words], cwd=runs, stdout=full, stderr=stderr)
         assert process.wait(60) == 6
     said = (tmp_path / "stderr").read_text()
-    assert "what was to be printed could not be written" in said
+    assert "the output could not be printed" in said
     assert "No space left on device" in said
     assert "Traceback" not in said
 
@@ -249,14 +250,14 @@ def test_without_torch_there_is_one_message(runs: Path) -> None:
 # words that mean something else ---------------------------------------------------------------------------------------
 
 MEANT: list[tuple[tuple[str, ...], str, str]] = [
-    (("run", "--rounds", "3"), "option-is-a-key", "fix rounds=3"),
-    (("run", "--privacy.epsilon=2"), "option-is-a-key", "fix privacy.epsilon=2"),
-    (("audit", "--seed.x", "2"), "option-is-a-key", "fix seed.x=2"),
-    (("privacy", "plan", "--algorithm", "fedavg"), "option-is-a-key", "fix algorithm=fedavg"),
-    (("run", "rounds", "3"), "two-experiments", "fix rounds=3"),
+    (("run", "--rounds", "3"), "option-is-a-key", "fix write rounds=3"),
+    (("run", "--privacy.epsilon=2"), "option-is-a-key", "fix write privacy.epsilon=2"),
+    (("audit", "--seed.x", "2"), "option-is-a-key", "fix write seed.x=2"),
+    (("privacy", "plan", "--algorithm", "fedavg"), "option-is-a-key", "fix write algorithm=fedavg"),
+    (("run", "rounds", "3"), "two-experiments", "fix write rounds=3"),
     (("data", "list", "a.toml", "b.toml"), "two-experiments", "compare"),
     (("run", "rounds"), "no-file", "rounds=VALUE"),
-    (("run", 'algorithm={name="fedavg"'), "bad-override", "has to close"),
+    (("run", 'algorithm={name="fedavg"'), "bad-override", "must be closed"),
     (("run", "cohort.size=5"), "unknown-key", "fix choose one that does: cohort.name=round_robin or random"),
     (("run", "data=mnist"), "wrong-type", "fix one of: digits, images"),
     (("run", "data=digit"), "wrong-type", "did you mean 'digits'?"),
@@ -265,11 +266,11 @@ MEANT: list[tuple[tuple[str, ...], str, str]] = [
     (("run", "evaluation.models=3"), "wrong-type", "why a list is expected here"),
     (("run", "uplink=[[],[],[]]", "algorithm=fedavg"), "wrong-type", "a list of stages"),
     (("run", "uplink={server=3}", "algorithm=fedavg"), "wrong-type", "a list of stages"),
-    (("run", "data.path=no.csv", "data.label=outcome", "data.group=clinic"), "setting-of-another-source", "fix data.source=tabular"),
-    (("run", "data.dim=3"), "setting-of-another-source", "fix data.source=quadratic"),
-    (("run", "algorithm=fedgen", "data=quadratic", "partition={scheme='natural'}"), "model-without-head", "learn to classify"),
+    (("run", "data.path=no.csv", "data.label=outcome", "data.group=clinic"), "setting-of-another-source", "fix set data.source=tabular"),
+    (("run", "data.dim=3"), "setting-of-another-source", "fix set data.source=quadratic"),
+    (("run", "algorithm=fedgen", "data=quadratic", "partition={scheme='natural'}"), "model-without-head", "use data with classes"),
     (("run", "algorithm=vhl", "data=quadratic", "partition={scheme='natural'}"), "not-images", "another data.source"),
-    (("run", "RUN"), "no-file", "fix the experiment of that run is"),
+    (("run", "RUN"), "no-file", "experiment.toml"),
     (("compare", "RUN", "RUN"), "no-file", "is a run folder, not an experiment file"),
 ]  # fmt: skip
 

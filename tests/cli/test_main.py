@@ -276,7 +276,8 @@ def test_a_disk_that_fills_between_checkpoints_is_said_to_be_full(
 ) -> None:
     """The metrics are synced before each checkpoint: that may fail like everything else."""
     from sordino.config import load
-    from sordino.runs.run import Progress, resume, start
+    from sordino.runs.play import Progress
+    from sordino.runs.run import resume, start
 
     def full(_: int) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -332,7 +333,8 @@ def test_a_run_folder_is_durable_under_its_name_before_the_first_round(
 ) -> None:
     """A rename is durable when the folder around it is synced, and a new folder when the one around that is."""
     from sordino.config import load
-    from sordino.runs.run import Progress, start
+    from sordino.runs.play import Progress
+    from sordino.runs.run import start
 
     out, calls = tmp_path / depth, list[str]()
     fsync, rename = os.fsync, Path.rename

@@ -17,8 +17,9 @@ from sordino.cli import progress as module
 from sordino.cli.progress import LiveSpending, ProgressSoFar, left, progress
 from sordino.evaluate.rows import RoundRow, Scores
 from sordino.ledger.statement import statement
+from sordino.runs.play import Progress
 from sordino.runs.receipt import opened
-from sordino.runs.run import Progress, start
+from sordino.runs.run import start
 
 ROUNDS = 6
 FEW = [f"rounds={ROUNDS}", "partition=iid", "partition.clients=3", "evaluation.every=3", "evaluation.final=0"]

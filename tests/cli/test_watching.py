@@ -19,13 +19,14 @@ from rich.console import Console
 
 from sordino import config
 from sordino.cli import main, watching
-from sordino.cli.watching import Seen, WatchStart, beginning, line, look, rate
+from sordino.cli.watching import connected, line
 from sordino.evaluate.rows import Scores
 from sordino.runs import folder
 from sordino.runs.folder import RunFolder
 from sordino.runs.listing import promise
 from sordino.runs.run import start
 from sordino.runs.verify import verify
+from sordino.runs.watched import Seen, SiteNow, WatchStart, beginning, look, rate
 from tests.laws import warm
 
 SMALL = ("rounds=3", "partition=iid", "partition.clients=3", "evaluation.final=1")
@@ -214,6 +215,16 @@ def test_rate_and_time_left() -> None:
     said = line(seen(50, 1010.0), WatchStart(1000.0, 30))
     assert said == "round 50/100  running  accuracy 50.00%  2.5 MB  2 rounds/s  25 s left"
     assert line(seen(50, 1010.0, "stopped"), WatchStart(1000.0, 30)) == "round 50/100  stopped  accuracy 50.00%  2.5 MB"
+
+
+def test_who_is_connected_is_said_while_a_run_goes_on() -> None:
+    there, gone = SiteNow(True, "t"), SiteNow(False, "t", why="no route")
+    said = seen(50, 1010.0)._replace(sites={"a": there, "b": gone, "c": SiteNow()})
+    assert connected(said) == "1/3 sites connected (b not connected: no route, c not there yet)"
+    assert connected(said._replace(sites={"a": there})) == "1/1 sites connected"
+    assert connected(said._replace(sites={"": there})) == "connected"
+    assert connected(said._replace(sites={"": gone})) == "not connected: no route"
+    assert connected(said._replace(state="stopped")) == connected(seen(50, 1010.0)) == ""
 
 
 def test_a_pause_does_not_count_as_work(finished: Path, tmp_path: Path) -> None:

@@ -140,7 +140,7 @@ def test_shards_are_read_in_order_and_none_may_be_missing(tiny: SimpleNamespace,
     assert np.array_equal(images.load(tiny.root, cache).train.x, tiny.x["train"])
     (tiny.root / "train-00001-of-00003.parquet").unlink()
     error = refused(lambda: images.load(tiny.root, cache))
-    assert (error.code, "2 of 3 train shards" in str(error)) == ("missing-shard", True)
+    assert (error.code, "2 of 3 train files" in str(error)) == ("missing-shard", True)
 
 
 def test_grey_among_colour_becomes_colour_and_colour_among_grey_is_refused(tmp_path: Path, cache: Path) -> None:
@@ -217,7 +217,7 @@ def test_missing_places_and_splits(tiny: SimpleNamespace, tmp_path: Path, cache:
     assert refused(lambda: images.load(tmp_path / "empty", cache)).code == "missing-train-split"
     (tiny.root / "test.parquet").rename(tiny.root / "validation.parquet")
     error = refused(lambda: images.load(tiny.root, cache))
-    assert (error.code, "has no test split" in str(error)) == ("missing-test-split", True)
+    assert (error.code, "has no test file" in str(error)) == ("missing-test-split", True)
     assert not cache.exists()  # refused before anything was decoded
     for name in ("a", "b"):
         put(tmp_path / "two" / name / "train.parquet", [IMAGE], label=[0])

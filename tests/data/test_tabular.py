@@ -70,7 +70,7 @@ BAD_TABLES: dict[str, tuple[dict[str, Any], str, str]] = {  # code: (columns, la
     "missing-values": (
         {**TABLE, "age": [None, 40, None, 60] * 5},
         "outcome",
-        "column age is missing, NaN or infinite in 10 rows",
+        "column age has no finite number in 10 rows",
     ),
     "one-class": ({**TABLE, "outcome": ["yes"] * 20}, "outcome", "the same outcome"),
     "no-features": ({"outcome": ["yes", "no"] * 10}, "outcome", "no column is left"),

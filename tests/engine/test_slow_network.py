@@ -7,10 +7,7 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +16,11 @@ import safetensors.torch
 import torch
 
 from sordino import config, tree
-from sordino.engine.lines import Line, write
 from sordino.engine.slow_network import Emulated
-from sordino.errors import ConfigError, RunError
+from sordino.errors import ConfigError
 from sordino.runs.folder import RunFolder
-from sordino.runs.run import Progress, start
+from sordino.runs.play import Progress
+from sordino.runs.run import start
 
 Table = dict[str, Any]
 TEN: Table = {
@@ -47,71 +44,16 @@ def model(folder: Path) -> torch.Tensor:
     return tree.flat(safetensors.torch.load_file(folder / "model.safetensors"))
 
 
-# a line ---------------------------------------------------------------------------------------------------------------
-
-ECHO = (
-    "import sys, time, struct\n"
-    "while (head := sys.stdin.buffer.read(8)):\n"
-    "    data = sys.stdin.buffer.read(struct.unpack('<Q', head)[0])\n"
-    "    time.sleep(float(data.split()[0]))\n"
-    "    sys.stdout.buffer.write(head + data); sys.stdout.buffer.flush()\n"
-)
-
-
-@pytest.fixture
-def line() -> Iterator[Line]:
-    process = subprocess.Popen([sys.executable, "-c", ECHO], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-    yield Line(process)
-    process.kill()
-    process.communicate()
-
-
-def test_what_comes_late_is_thrown_away(line: Line) -> None:
-    line.send(b"0.6 late")
-    assert line.receive(time.monotonic() + 0.05) is None
-    line.owed += 1
-    assert not line.settled()
-    assert (
-        line.receive(time.monotonic() + 10) == b"0.6 late"
-    )  # it did come; now once more, without anybody waiting for it
-    line.send(b"0.0 first")
-    line.send(b"0.0 second")
-    until = time.monotonic() + 10
-    while not line.settled():
-        assert time.monotonic() < until
-        time.sleep(0.01)
-    assert line.receive(time.monotonic() + 10) == b"0.0 second"  # the first was owed
-
-
-def test_long_frames_come_in_pieces(line: Line) -> None:
-    long = b"0 " + bytes(300_000)
-    line.send(long)
-    line.send(b"0 short")
-    assert line.receive(time.monotonic() + 10) == long
-    assert line.receive(time.monotonic() + 10) == b"0 short"
-
-
-def test_who_is_dead_is_told(line: Line) -> None:
-    line.process.kill()
-    with pytest.raises(RunError) as told:
-        line.receive(time.monotonic() + 10)
-    assert told.value.code == "client-process-ended"
-
-
 def test_waiting_is_in_proportion_to_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     slept: list[float] = []
     monkeypatch.setattr(time, "sleep", slept.append)
     device = Emulated(latency_ms=20.0, down_mbit=8.0, up_mbit=2.0, compute=3.0)
-    ticks = iter([0.0, 2.0, 2.0, 2.5, 2.5])
+    ticks = iter([0.0, 2.0])
     monkeypatch.setattr(time, "monotonic", lambda: next(ticks))
-    sent = [bytes(1_000_000), bytes(500_000)]
-    assert list(device.carried([bytes(1_000_000)], iter(sent))) == sent
-    # down; then what took 2 s takes 6 there, and up; and again
-    assert slept == pytest.approx([0.02 + 1.0, 4.0, 0.02 + 4.0, 1.0, 0.02 + 2.0])
-    slept.clear()
-    ticks = iter([0.0, 2.0, 2.0])
-    assert list(Emulated().carried([bytes(1_000_000)], iter([b"a"]))) == [b"a"]
-    assert slept == [0.0, 0.0, 0.0]
+    assert device.behind(lambda letter: bytes(500_000))(bytes(1_000_000)) == bytes(500_000)
+    assert slept == pytest.approx([0.02 + 1.0, 4.0, 0.02 + 2.0])  # down; what took 2 s takes 6 there; up
+    at_once = len
+    assert Emulated().behind(at_once) is at_once  # type: ignore[arg-type, comparison-overlap]
 
 
 @pytest.mark.parametrize(
@@ -206,9 +148,3 @@ def test_a_silent_device_is_not_waited_for_and_somebody_else_is_asked(tmp_path: 
     )  # only the round in which it was first waited for: then the one left over is asked in its place
     assert answered[-1] == 9
     assert json.loads((tmp_path / "run" / "privacy.json").read_text())["rounds"] == 6
-
-
-def test_frames_are_written_whole(tmp_path: Path) -> None:
-    with open(tmp_path / "frames", "wb") as file:
-        write(file, b"abc")
-    assert (tmp_path / "frames").read_bytes() == (3).to_bytes(8, "little") + b"abc"

@@ -14,9 +14,9 @@ import pytest
 
 from sordino import config
 from sordino.config import Experiment
-from sordino.engine import processes
 from sordino.errors import SordinoError
 from sordino.evaluate.rows import RoundRow
+from sordino.letters import pipes
 from sordino.privacy.noise.sources import Counter
 from sordino.privacy.readers.open import Open
 from sordino.runs.folder import RunFolder
@@ -120,7 +120,7 @@ def test_what_is_not_asked_for_is_the_algorithms_own(tmp_path: Path) -> None:
 
 
 def test_client_processes_score_what_the_loop_scores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(processes, "subprocess", warm.stand_in())
+    monkeypatch.setattr(pipes, "subprocess", warm.stand_in())
     asked = {"models": BOTH, "personal": THREE}
     loop = run(tmp_path / "loop", evaluation=asked)
     apart = run(tmp_path / "apart", evaluation=asked, engine={"executor": "processes", "workers": 2})

@@ -6,6 +6,9 @@ import json
 import re
 import shutil
 import subprocess
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -40,6 +43,7 @@ PROBE = """<script>addEventListener("load", () => setTimeout(() => {
 }, 400));</script>"""
 
 FLAGS = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--hide-scrollbars"]
+CONSOLE = re.compile(r':CONSOLE[:(][^"]*"(.*)", source: ')
 QUIET = ["--disable-background-networking", "--disable-component-update", "--disable-sync"]
 
 
@@ -79,9 +83,32 @@ def picture(source: Path, target: Path, theme: str, width: int, height: int) -> 
 
 
 def _chromium(folder: Path, source: Path, theme: str, *flags: str) -> str:
+    own = f"--user-data-dir={folder}/profile"
+    command = [_browser(), *FLAGS, *QUIET, own, *_themed(theme), *flags, source.resolve().as_uri()]
+    return subprocess.run(command, capture_output=True, text=True, timeout=180, check=True).stdout
+
+
+def _browser() -> str:
     browser = shutil.which("chromium")
     assert browser is not None, "install chromium (.ci/run does)"
-    if theme == "dark":
-        flags = ("--blink-settings=preferredColorScheme=0", *flags)
-    command = [browser, *FLAGS, *QUIET, f"--user-data-dir={folder}/profile", *flags, source.resolve().as_uri()]
-    return subprocess.run(command, capture_output=True, text=True, timeout=180, check=True).stdout
+    return browser
+
+
+def _themed(theme: str) -> list[str]:
+    return ["--blink-settings=preferredColorScheme=0"] if theme == "dark" else []
+
+
+@contextmanager
+def opened(address: str, folder: Path, theme: str = "light") -> Iterator[Iterator[str]]:
+    """A page that stays open: what it writes to its console, line by line, for a minute at the most."""
+    command = [_browser(), *FLAGS, *QUIET, *_themed(theme), f"--user-data-dir={folder}/profile"]
+    command += ["--enable-logging=stderr", "--v=0", "--remote-debugging-port=0", address]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
+        late = threading.Timer(60, process.kill)
+        late.start()
+        try:
+            assert process.stderr is not None
+            yield (found[1] for line in process.stderr if (found := CONSOLE.search(line)))
+        finally:
+            late.cancel()
+            process.terminate()

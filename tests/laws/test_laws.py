@@ -24,11 +24,11 @@ import torch
 from sordino import keys, tree
 from sordino.algorithms import ALGORITHMS
 from sordino.algorithms.fedavg import Client, FedAvg, Server, Up
-from sordino.engine import processes
 from sordino.engine.site import Site
 from sordino.errors import LedgerError
 from sordino.ledger.ledger import EVERYONE, State
 from sordino.ledger.notes import parsed
+from sordino.letters import pipes
 from sordino.runs.receipt import opened
 from sordino.runs.run import resume, start
 from sordino.types import Grant, Shard, Task, Terms
@@ -82,7 +82,7 @@ def test_the_order_law_catches_shared_randomness(tmp_path: Path, monkeypatch: py
 def test_other_processes_say_the_same_bytes(
     case: Case, base: Base, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(processes, "subprocess", warm.stand_in())
+    monkeypatch.setattr(pipes, "subprocess", warm.stand_in())
     apart = finished(case.experiment(engine={"executor": "processes", "workers": 2}), tmp_path / "run")
     assert differences(base.trace(case), apart) == []
 

@@ -12,7 +12,8 @@ import pytest
 from sordino.config import Experiment, load
 from sordino.engine.server import Federation
 from sordino.runs import rounds
-from sordino.runs.run import Progress, resume, start
+from sordino.runs.play import Progress
+from sordino.runs.run import resume, start
 from sordino.runs.simulation import Simulation, simulated
 from sordino.runs.trace import Trace, differences, trace
 

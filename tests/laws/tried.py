@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from sordino.engine.site import Site
-from sordino.runs.run import Progress, start
+from sordino.runs.play import Progress
+from sordino.runs.run import start
 from sordino.types import Terms
 from tests.laws.cases import CASES, Case
 from tests.laws.traces import Trace, trace

@@ -109,7 +109,7 @@ def complaining(file: Path) -> list[int]:
 
 
 def stand_in() -> Any:
-    """What `sordino.engine.processes` may use instead of `subprocess`."""
+    """What `sordino.letters.pipes` may use instead of `subprocess`."""
     return types.SimpleNamespace(Popen=Process, PIPE=subprocess.PIPE, DEVNULL=subprocess.DEVNULL)
 
 
@@ -188,14 +188,14 @@ def _entries() -> dict[str, Callable[[list[str]], None]]:
     import sordino.report.tables  # noqa: F401
     from sordino import config
     from sordino.cli import main
-    from sordino.engine import processes
+    from sordino.letters import pipes
     from sordino.runs import site_process
     from sordino.runs.run import start
 
     few = ["rounds=1", "partition=iid", "partition.clients=2"]
     with tempfile.TemporaryDirectory() as folder:
         start(config.load(None, few), Path(folder) / "run")
-    processes.subprocess = stand_in()  # type: ignore[attr-defined]
+    pipes.subprocess = stand_in()  # type: ignore[attr-defined]
     from tests.engine import checkpoint_workers
 
     def command_line(arguments: list[str]) -> None:

@@ -206,7 +206,7 @@ HOSTILE = [
     one(
         "a signature of anybody",
         "runs/signature.py",
-        "if path is not None and key.public_bytes_raw() != _public(path).public_bytes_raw():",
+        "if path is not None and key.public_bytes_raw() != public_key(path).public_bytes_raw():",
         "if False:",
         f"{BINDING}::test_a_signature_is_of_one_key_and_one_receipt",
     ),
@@ -265,10 +265,10 @@ HOSTILE = [
     ),
     one(
         "what each client is told goes to all",
-        "engine/processes.py",
-        "parts = [down] if told is None else [told(down, k) for k in clients]",
-        "parts = [down] if told is None else [down for k in clients]",
-        "tests/engine/test_processes.py::test_what_one_client_is_told_goes_to_it_alone",
+        "letters/sites.py",
+        "wire.encode(self.header(t), self.told(down, k)) for k in clients",
+        "wire.encode(self.header(t), down) for k in clients",
+        "tests/letters/test_pipes.py::test_what_one_client_is_told_goes_to_it_alone",
     ),
     # tables, ledgers, clients
     one(

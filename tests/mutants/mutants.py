@@ -1,10 +1,11 @@
 """Seeded privacy bugs, one small change each, and the tests that must notice.
 
-`hostile` holds those that a hostile reader would look for.
+`hostile` holds those that a hostile reader would look for, `deployed` those of runs between sites.
 """
 
 from __future__ import annotations
 
+from tests.mutants.deployed import DEPLOYED
 from tests.mutants.hostile import HOSTILE
 from tests.mutants.mutant import Mutant, one
 
@@ -396,4 +397,4 @@ MUTANTS = [
         "tests/algorithms/test_ditto.py::test_the_global_model_is_that_of_fedavg",
     ),
 ]
-MUTANTS += HOSTILE
+MUTANTS += [*HOSTILE, *DEPLOYED]

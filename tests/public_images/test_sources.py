@@ -288,7 +288,7 @@ def test_a_folder_with_something_wrong_is_named(tmp_path: Path, wanted: Callable
     whole = (tmp_path / "cat" / "1.png").read_bytes()
     for broken in (b"", b"GIF89a", b"hello", whole[:60]):
         (tmp_path / "dog" / "2.png").write_bytes(broken)
-        assert refusal("dog/2.png is no image") == "corrupt-image"
+        assert refusal("dog/2.png cannot be read as an image") == "corrupt-image"
     assert not (tmp_path / "cache").exists()
 
 

@@ -204,14 +204,14 @@ def test_a_browser_draws_a_run(facts: RunFacts, tmp_path: Path, theme: str) -> N
     raw = seen.raw
     assert raw["plots"] == [
         "Test accuracy", "Each client at the end, from worst to best", "Test accuracy over bytes sent", "Test accuracy over device compute", "Traffic",
-        "Epsilon that holds, over rounds", "What the formula prints", "Spent of granted, client by client", "Labels of each client",
+        "Epsilon that holds, over rounds", "What the published formula gives", "Spent of granted, client by client", "Labels of each client",
     ]  # fmt: skip
     assert raw["ground"] == rgb(getattr(palette, theme.upper())["paper"])
     assert raw["reading"].startswith("round 4: global model")  # by keyboard
     assert raw["tables"]["Test accuracy"][-1][1] == f"{100 * facts.metrics[-1].accuracy:.1f} %"
     (line,) = facts.epsilon
     assert float(raw["tables"]["Epsilon that holds, over rounds"][-1][1]) == pytest.approx(line.points[-1][1], rel=1e-3)
-    assert float(raw["tables"]["What the formula prints"][-1][1]) == pytest.approx(8.0)
+    assert float(raw["tables"]["What the published formula gives"][-1][1]) == pytest.approx(8.0)
     counts = [[int(v) for v in row[1:-1]] for row in raw["tables"]["Labels of each client"][1:]]
     assert counts == [list(row) for row in facts.partition]
     assert "nominal ε 8: proves nothing" in raw["badges"]

@@ -271,7 +271,7 @@ def test_a_checkpoint_that_cannot_be_read_takes_nothing_else_away(
     assert "is damaged" in facts.unread
     assert (facts.cost, facts.messages) == (whole.cost, whole.messages)
     assert all(row.asked == () and row.kept == 0 for row in facts.classes)
-    assert "is not told" in cli("show", other).out
+    assert "cannot say whom it asked" in cli("show", other).out
 
 
 def test_nothing_is_said_of_a_run_that_did_not_prepare(tmp_path: Path, cli: Callable[..., Said]) -> None:

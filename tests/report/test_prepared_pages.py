@@ -113,9 +113,12 @@ def test_a_browser_draws_what_was_prepared(folder: Path, compared: Comparison, t
     assert sum(row[1].count("declined") for row in asked[1:]) == declined > 0
     sent = raw["tables"]["Traffic beyond plain training, by kind of message"]
     assert f"{found.cost.formula_parameters:,}" in sent[-1]
-    assert any("not reached" in row for row in raw["tables"]["To a target, in rounds of plain training and in bytes"])
+    assert any(
+        "not reached" in row
+        for row in raw["tables"]["What it takes to reach an accuracy, in rounds of plain training and in bytes"]
+    )
     assert PROXY in raw["text"]
-    assert "only a simulation may look up" in raw["text"]
+    assert "Only a simulation may look that up" in raw["text"]
     seen = look(compared.report(tmp_path / "comparison.html").read_text(), tmp_path, theme)
     assert seen.wrong == []
     assert "Test accuracy over device compute" in seen.raw["plots"]

@@ -18,8 +18,11 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
 
+import typer.main
+
 from sordino import config
 from sordino.cli import main
+from sordino.cli.main import app
 from sordino.cohorts.by_budget import COHORTS
 from sordino.data import schema
 from sordino.partition.schemes import SCHEMES
@@ -35,6 +38,9 @@ READ_BY_PEOPLE = {"text", "json", "mermaid"}
 
 
 FENCE = re.compile(r"^(?P<mark>`{3,})(?P<info>[^\n`]*)\n(?P<body>.*?)^(?P=mark)\s*$", re.MULTILINE | re.DOTALL)
+
+
+CODE = re.compile(r"(?<!`)`([^`\n]+)`(?!`)")
 
 
 class Block(NamedTuple):
@@ -173,3 +179,32 @@ def script(name: str) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+def spoken(text: str) -> str:
+    """A page without its blocks."""
+    return FENCE.sub("", text)
+
+
+def wrong_commands(text: str) -> list[str]:
+    """Inline commands whose verb or option does not exist."""
+    wrong = []
+    for quoted in CODE.findall(spoken(text)):
+        if not quoted.startswith("sordino "):
+            continue
+        command: Any = typer.main.get_command(app)
+        for word in quoted.split()[1:]:
+            if word.startswith("--"):
+                known = {name for p in command.params for name in p.opts} | {
+                    "--help",
+                    "--install-completion",
+                    "--show-completion",
+                }
+                if word.partition("=")[0] not in known:
+                    wrong.append(quoted)
+            elif getattr(command, "commands", None):
+                if word not in command.commands:
+                    wrong.append(quoted)
+                    break
+                command = command.commands[word]
+    return wrong

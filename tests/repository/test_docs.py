@@ -22,14 +22,11 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
-import typer.main
 
-from sordino.cli.main import app
 from sordino.errors import DataError
-from tests.repository.following import DOCS, FENCE, ROOT, Broken, blocks, follow, script
+from tests.repository.following import DOCS, ROOT, Broken, blocks, follow, script, spoken, wrong_commands
 
 MADE = {"_build", "generated"}
 
@@ -122,39 +119,7 @@ def test_a_slow_block_waits_for_the_slow_tier(desk: Path) -> None:
 
 
 # claims that are no blocks --------------------------------------------------------------------------------------------
-CODE = re.compile(r"(?<!`)`([^`\n]+)`(?!`)")
-
-
 LINK = re.compile(r"""(?:!?\[[^\]]*\]\(|src="|srcset=")([^)\s"]+)""")
-
-
-def spoken(text: str) -> str:
-    """A page without its blocks."""
-    return FENCE.sub("", text)
-
-
-def wrong_commands(text: str) -> list[str]:
-    """Inline commands whose verb or option does not exist."""
-    wrong = []
-    for quoted in CODE.findall(spoken(text)):
-        if not quoted.startswith("sordino "):
-            continue
-        command: Any = typer.main.get_command(app)
-        for word in quoted.split()[1:]:
-            if word.startswith("--"):
-                known = {name for p in command.params for name in p.opts} | {
-                    "--help",
-                    "--install-completion",
-                    "--show-completion",
-                }
-                if word.partition("=")[0] not in known:
-                    wrong.append(quoted)
-            elif getattr(command, "commands", None):
-                if word not in command.commands:
-                    wrong.append(quoted)
-                    break
-                command = command.commands[word]
-    return wrong
 
 
 def wrong_tests(text: str) -> list[str]:

@@ -42,7 +42,7 @@ from sordino.results import comparison
 from sordino.results.comparison import Comparison, Method, check_equal, compare, table
 from sordino.results.sweeps import Notes, composed, grid, split
 from sordino.runs.folder import RunFolder
-from sordino.runs.run import Ended
+from sordino.runs.play import Ended
 from sordino.runs.simulation import simulated
 
 ACCURACY = [0.1, 0.9, 0.4, 0.5]  # the best round is not the last

@@ -1,5 +1,4 @@
-"""Receipt, ledger, experiment and files belong together, on any machine and without the data. Every word that somebody
-edits is found, and so is a ledger that was written anew."""
+"""Receipt, ledger, experiment and files belong together: every word that somebody edits is found."""
 
 from __future__ import annotations
 
@@ -21,8 +20,9 @@ from sordino.errors import RunError
 from sordino.ledger.notes import parsed
 from sordino.runs import seal, signature
 from sordino.runs.agreement import Agreement
+from sordino.runs.folder import RunFolder
 from sordino.runs.lifetime import lifetime
-from sordino.runs.receipt import opened, receipt
+from sordino.runs.receipt import opened, receipt, spending
 from sordino.runs.run import resume, start
 from sordino.runs.simulation import simulated
 from sordino.runs.verify import examine, verify
@@ -199,7 +199,7 @@ def test_a_ledger_with_ten_times_the_noise_is_not_what_the_experiment_plans(
     wrong = verify(folder)
     assert wrong
     assert all("plans" in line for line in wrong)
-    monkeypatch.setattr(Accounts, "plans", lambda self, t, entry, active: True)  # the twin that believes the chain
+    monkeypatch.setattr(Accounts, "plans", lambda *_: True)  # the twin that believes the chain
     assert verify(folder) == []
 
 
@@ -208,7 +208,7 @@ def test_a_ledger_with_ten_times_the_noise_is_not_what_the_experiment_plans(
 
 def test_a_signature_is_of_one_key_and_one_receipt(run: Path, tmp_path: Path, cli: Callable[..., Said]) -> None:
     mine, other = tmp_path / "mine", tmp_path / "other"
-    assert cli("privacy", "keygen", mine).code == 0
+    assert cli("identity", "new", mine).code == 0
     signature.generate(other)
     assert stat.S_IMODE(mine.stat().st_mode) == 0o600
     assert examine(run, Path(f"{mine}.pub")).wrong == ["there is no signature"]
@@ -226,8 +226,8 @@ def test_keys_that_are_none(broken: bytes, run: Path, tmp_path: Path, cli: Calla
     (tmp_path / "key").write_bytes(broken)
     said = cli("privacy", "sign", run, "--key", tmp_path / "key")
     assert said.code == 2
-    assert "keygen" in said.err
-    assert cli("privacy", "keygen", tmp_path / "key").code == 2  # a key is never overwritten
+    assert "sordino identity new" in said.err
+    assert cli("identity", "new", tmp_path / "key").code == 2  # a key is never overwritten
 
 
 # one word -------------------------------------------------------------------------------------------------------------
@@ -253,7 +253,7 @@ def test_a_simulation_does_not_become_real_by_one_word(before: int, tmp_path: Pa
     setup, federation = opened(tmp_path / "run")
     with federation.ledger as ledger:
         assert {parsed(entry.note).noise for entry in ledger.entries()} == {"counter"}
-        assert receipt(setup, federation).simulated
+        assert receipt(setup, federation, RunFolder(tmp_path / "run").environment).simulated
 
 
 def test_how_a_run_is_computed_may_change(tmp_path: Path) -> None:
@@ -360,6 +360,13 @@ def test_answers_of_two_runs_are_two_draws(tmp_path: Path) -> None:
         assert pixel(lifetime(tmp_path / "shared.sqlite").to_json()["guarantees"]) == pytest.approx(alone, rel=1e-3)
 
 
+# its noise is a formula: none has to be searched for
+VISIBLE = {
+    "cohort": {"name": "round_robin", "size": 2},
+    "uplink": {"client": [{"name": "clip", "radius": 1.0}], "server": [{"name": "noise", "neighbours": "zero_out"}]},
+}
+
+
 def test_sizes_that_are_nobodys_business_are_written_nowhere(tmp_path: Path) -> None:
     """privacy.public_sizes = false: what is left of two federations of other sizes is the same, and verifies."""
     told = []
@@ -367,17 +374,12 @@ def test_sizes_that_are_nobodys_business_are_written_nowhere(tmp_path: Path) -> 
         made = BY_NAME["central"].experiment(
             privacy={"epsilon": 8.0, "delta": 1e-3, "noise": "system", "public_sizes": False},
             partition={"scheme": "dirichlet", "clients": 5, "alpha": alpha},
+            **VISIBLE,
         )
         start(made, tmp_path / name)
         assert verify(tmp_path / name) == []
-        from sordino.runs.receipt import spending
-
-        told.append(
-            (
-                Agreement.read(tmp_path / name).public.sizes,
-                [row.examples for row in spending(tmp_path / name).by_client],
-            )
-        )
+        examples = [row.examples for row in spending(tmp_path / name).by_client]
+        told.append((Agreement.read(tmp_path / name).public.sizes, examples))
     assert told[0] == told[1] == ((1,) * 5, [None] * 5)
 
 

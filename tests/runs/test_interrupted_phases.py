@@ -16,9 +16,10 @@ import pytest
 import torch
 
 from sordino import config, keys
-from sordino.engine import checkpoint, processes
+from sordino.engine import checkpoint
 from sordino.engine.server import Federation
 from sordino.errors import SordinoError
+from sordino.letters import pipes
 from sordino.runs import preparation
 from sordino.runs.rounds import PlayedPhase
 from sordino.runs.run import resume, start
@@ -48,7 +49,7 @@ def whole(folder: Path) -> Whole:
         loaded = checkpoint.load(place / "checkpoints", mine.setup.state)
         assert loaded is not None
         held = [loaded, *(checkpoint.load(worker, mine.setup.state) for worker in sorted(place.glob("clients-*")))]
-        states = mine.states(None)
+        states = mine.setup.states()
         for one in held:
             assert one is not None
             states.restore(one.trees)
@@ -180,7 +181,7 @@ def test_a_device_is_asked_for_features_through_the_model_that_it_trained(once: 
     )
     assert before is not None
     assert after is not None
-    server, states = after.trees["server"], train.states(None, before)
+    server, states = after.trees["server"], train.setup.states(None, before.trees)
     shards, found = ask.site("run").shards, 0
     for slot in torch.nonzero(server.state == 1).flatten().tolist():
         label = int(server.slots[slot])
@@ -279,7 +280,7 @@ def test_after_ctrl_c_the_preparation_goes_on_where_it_stopped(
 def test_clients_in_other_processes_say_the_same_bytes(
     unstopped: Whole, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(processes, "subprocess", warm.stand_in())
+    monkeypatch.setattr(pipes, "subprocess", warm.stand_in())
     out, apart_ = tmp_path / "run", {"executor": "processes", "workers": 2}
     with killed_in("ask", "stored", 0):
         start(tiny(engine=apart_), out)

@@ -27,8 +27,9 @@ from sordino.engine.server import Federation
 from sordino.errors import LedgerError, RunError
 from sordino.ledger.ledger import Entry, State
 from sordino.privacy.uplink import Uplink
+from sordino.runs.play import Progress
 from sordino.runs.receipt import opened
-from sordino.runs.run import Progress, resume, start
+from sordino.runs.run import resume, start
 from sordino.runs.verify import verify
 from tests.laws.cases import BY_NAME, CASES, Case
 from tests.laws.traces import POINTS, Killed, Trace, differences, finished, killed_at, parts_of, trace

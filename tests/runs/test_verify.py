@@ -19,7 +19,7 @@ def test_what_is_no_round_is_planned_by_nobody(tmp_path: Path) -> None:
     setup, federation = opened(tmp_path / "run")
     with federation.ledger as ledger:
         entries = list(ledger.entries())
-    assert verification._replayed(setup, federation.home, entries) == []
+    assert verification._replayed(setup, federation, entries) == []
     for name in ("last", "-1", ""):
         other = [*entries[:-1], entries[-1]._replace(op=f"{federation.run}/{name}")]
-        assert len(verification._replayed(setup, federation.home, other)) == 1
+        assert len(verification._replayed(setup, federation, other)) == 1

@@ -84,7 +84,7 @@ def test_513_at_24_bits_are_refused_before_anything_is_encrypted_or_added() -> N
     public.check(WIDE, 512)
     with refused(HeadroomExceeded, "plaintext-overflow") as raised:
         public.check(WIDE, 513)
-    assert "k=513 > 512 for b=24" in str(raised.value)
+    assert "bfv with 24 bits and 12 headroom bits adds up at most 512" in str(raised.value)
     unread = Sealed(replace(public.header(0, 5, WIDE), count=513), b"not even a ciphertext")
     with refused(HeadroomExceeded, "plaintext-overflow"):
         public.add([unread])

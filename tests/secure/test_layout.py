@@ -57,7 +57,9 @@ def test_the_contributions_that_fit_are_counted_exactly(bits: int, headroom: int
     assert layout.most == most
     assert most * largest < 1 << layout.width <= (most + 1) * largest
     layout.check(most)
-    with pytest.raises(HeadroomExceeded, match=f"k={most + 1} > {most} for b={bits},h={headroom}"):
+    with pytest.raises(
+        HeadroomExceeded, match=f"{bits} bits and {headroom} headroom bits a slot adds up at most {most}"
+    ):
         layout.check(most + 1)
 
 
@@ -83,7 +85,7 @@ def test_rounding_is_to_the_nearest_step(values: list[float], bits: int) -> None
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
 def test_numbers_without_a_fixed_point_name_client_and_place(bad: float) -> None:
-    with pytest.raises(NonFiniteUpdate, match=f"client 7 uploads {bad} at index 2"):
+    with pytest.raises(NonFiniteUpdate, match=f"client 7 uploads the value {bad} at index 2"):
         LAYOUT.encode(np.array([0.0, 1.0, bad, bad]), who=7)
 
 
@@ -252,7 +254,7 @@ def test_joining_adds_the_counts_up_to_what_fits(counts: list[int]) -> None:
     if sum(counts) <= LAYOUT.most:
         assert joined(headers) == replace(HEADER, count=sum(counts))
     else:
-        with pytest.raises(HeadroomExceeded, match=f"k={sum(counts)} > 256"):
+        with pytest.raises(HeadroomExceeded, match=f"{sum(counts)} uploads are too many"):
             joined(headers)
 
 

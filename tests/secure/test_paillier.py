@@ -177,7 +177,7 @@ def test_as_many_as_fit_are_exact_and_one_more_is_refused(value: int) -> None:
     one = secret.public.encrypt(np.full(20, value), 1, LAYOUT)
     total = secret.public.add([one] * 256)
     assert secret.open(total).tolist() == [256 * value] * 20
-    with pytest.raises(HeadroomExceeded, match="k=257 > 256 for b=24,h=8"):
+    with pytest.raises(HeadroomExceeded, match="257 uploads are too many: with 24 bits and 8 headroom bits"):
         secret.public.add([total, replace(one, body=b"refused before it is looked at")])
     with pytest.raises(HeadroomExceeded):
         secret.open(replace(total, header=replace(total.header, count=257)))

@@ -181,7 +181,9 @@ def test_no_sum_wraps_around() -> None:
     SIX.check(7)
     wide = replace(SIX, threshold=200)
     wide.check(256)
-    assert "k=257 > 256" in str(refused("secagg-headroom", HeadroomExceeded, lambda: wide.check(257)))
+    assert "257 uploads are too many: at most 256" in str(
+        refused("secagg-headroom", HeadroomExceeded, lambda: wide.check(257))
+    )
     edge = replace(wide, top=1 << 24)
     edge.check(255)
     refused("secagg-headroom", HeadroomExceeded, lambda: edge.check(256))  # 2^32 itself is one too many
@@ -225,7 +227,7 @@ def test_the_guard_notices_what_is_no_sum() -> None:
     play = Play(SIX, list(range(6)))
     play.clients[2].__class__ = CountsTwice
     play.share().upload(vectors).ask().answer()
-    assert "guard is 7" in str(refused("secagg-guard", IntegrityError, play.server.open))
+    assert "check word of the sum is 7" in str(refused("secagg-guard", IntegrityError, play.server.open))
 
 
 @pytest.mark.parametrize(("absent", "code"), [(frozenset(), "secagg-guard"), (frozenset({5}), "secagg-wrong-key")])

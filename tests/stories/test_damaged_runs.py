@@ -14,7 +14,8 @@ import pytest
 
 from sordino import errors
 from sordino.config import load
-from sordino.runs.run import Progress, start
+from sordino.runs.play import Progress
+from sordino.runs.run import start
 from tests.helpers.command_line import Said
 from tests.helpers.prepared_runs import tiny
 
@@ -170,7 +171,7 @@ SAMPLE = [  # file, harm, verb, exit code, what is said
     ("metrics.jsonl", "another table", "report", 6, "round: Input should be a valid integer"),
     ("metrics.jsonl", "no text", "watch", 6, "from a copy"),
     ("metrics.jsonl", "no text", "list", 0, "damaged"),
-    ("metrics.jsonl", "cut", "resume", 6, "and the checkpoint counts on"),
+    ("metrics.jsonl", "cut", "resume", 6, "but the checkpoint says"),
     ("metrics.jsonl", "gone", "resume", 6, "it has 0 bytes"),
     ("environment.json", "null", "resume", 6, "environment.json is damaged"),
     ("environment.json", "a folder", "spent", 6, "it has no environment.json"),

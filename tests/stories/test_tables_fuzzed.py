@@ -17,7 +17,7 @@ from sordino.runs.run import start
 from sordino.runs.simulation import simulated
 from tests.stories.table_fuzzer import table
 
-FAST, WHOLE = 60, 3000
+FAST, WHOLE = 50, 3000
 
 
 def ends(seed: int, folder: Path) -> str:

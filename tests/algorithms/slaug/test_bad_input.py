@@ -119,7 +119,7 @@ WRONG: dict[str, Wrong] = {
     "a corrupt candidate": Wrong(FOLDER, 3, "corrupt-image", "drawn/9/a.png", a_corrupt_candidate),
     "a class that ImageNet has not": Wrong(('candidates={source="biggan", path="nowhere"}',), 2, "no-imagenet-id"),
     "digits for photographs": Wrong(
-        (*TAKEN, 'candidates={source="sklearn_digits"}'), 2, "class-without-candidates", "draws no a", photographs
+        (*TAKEN, 'candidates={source="sklearn_digits"}'), 2, "class-without-candidates", "cannot draw a", photographs
     ),
     "a corrupt photograph": Wrong(TAKEN, 3, "corrupt-image", "taken/train/b/7.png", a_corrupt_photograph),
     "a class without tests": Wrong(TAKEN, 3, "class-folders-differ", "b", a_class_without_tests),
@@ -128,7 +128,7 @@ WRONG: dict[str, Wrong] = {
     "a class without a device": Wrong(
         ('partition={scheme="classes", clients=3, k=2}',), 3, "unheld-class", "nobody holds class 4"
     ),
-    "prototypes of nobody": Wrong((*TINY, "algorithm.scenario=2"), 2, "nobody-holds-back", "fewer than 4"),
+    "prototypes of nobody": Wrong((*TINY, "algorithm.scenario=2"), 2, "nobody-holds-back", "at least 4"),
     "a probe of nothing": Wrong(("data.probe=0",), 3, "bad-reserve", "data.probe = 0"),
     "a negative probe": Wrong(("data.probe=-3",), 3, "bad-reserve", "data.probe = -3"),
     "a probe of all": Wrong(("data.probe=1.0",), 3, "bad-reserve", "a share of each class"),
@@ -145,7 +145,7 @@ WRONG: dict[str, Wrong] = {
         ('data={source="synthetic"}', "model=logistic", "partition=natural"), 2, "nothing-to-draw"
     ),
     "a budget of nothing": Wrong((*PRIVATE, "privacy.epsilon=0"), 4, "epsilon-not-positive"),
-    "a budget too small": Wrong((*PRIVATE, "privacy.epsilon=0.001"), 4, "budget-below-conversion", "out of reach"),
+    "a budget too small": Wrong((*PRIVATE, "privacy.epsilon=0.001"), 4, "budget-below-conversion", "cannot reach"),
     "no budget": Wrong(PRIVATE, 4, "mechanism-without-budget"),
     "a preparation that spends everything": Wrong(
         (*PRIVATE, "privacy.epsilon=4", "algorithm.share=1.0"), 2, "shares-out-of-range"

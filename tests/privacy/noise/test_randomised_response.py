@@ -314,7 +314,7 @@ BAD: dict[str, tuple[type[SordinoError], str, str, Callable[[], Any]]] = {
     "no budget to split": (ConfigError, "response-epsilon", "0.0", lambda: rr.split_evenly(0.0, 5)),
     "one level": (ConfigError, "response-levels", "levels is 1", lambda: rr.respond(INDEX, 1.0, 1, Counter(1))),
     "more levels than bytes": (ConfigError, "response-levels", "257", lambda: rr.levels(BYTES, 257)),
-    "no values": (ConfigError, "response-count", "share a budget is 0", lambda: rr.split_evenly(1.0, 0)),
+    "no values": (ConfigError, "response-count", "share one budget is 0", lambda: rr.split_evenly(1.0, 0)),
     "delta of one": (ConfigError, "response-delta", "1.0", lambda: rr.split_evenly(1.0, 5, 1.0)),
     "delta nan": (ConfigError, "response-delta", "nan", lambda: rr.split_evenly(1.0, 5, math.nan)),
     "rounding": (ConfigError, "response-rounding", "'down'", lambda: rr.levels(BYTES, rounding="down")),  # type: ignore[arg-type]

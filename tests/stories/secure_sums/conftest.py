@@ -1,17 +1,30 @@
-"""One key for all of them."""
+"""One key of every kind for all of them."""
 
 from __future__ import annotations
+
+from functools import cache
+from typing import Any
 
 import pytest
 
 from sordino.engine import channels
 from tests.stories.secure_sums.sums import key_for_tests
 
+FRESH = dict(channels.GENERATE)
+
+
+@cache
+def lattice_key(scheme: str) -> Any:
+    return FRESH[scheme](None)  # type: ignore[arg-type]  # a stage says nothing about its keys
+
 
 @pytest.fixture(autouse=True)
 def one_test_key(monkeypatch: pytest.MonkeyPatch) -> None:
     """Keys for tests and their tables are made once; keys of full length in every run."""
-    generate = channels.GENERATE["paillier"]
-    monkeypatch.setitem(
-        channels.GENERATE, "paillier", lambda stage: key_for_tests() if stage.testing else generate(stage)
-    )
+
+    def paillier(stage: Any) -> Any:
+        return key_for_tests() if stage.testing else FRESH["paillier"](stage)
+
+    monkeypatch.setitem(channels.GENERATE, "paillier", paillier)
+    for scheme in ("bfv", "ckks"):
+        monkeypatch.setitem(channels.GENERATE, scheme, lambda _, scheme=scheme: lattice_key(scheme))

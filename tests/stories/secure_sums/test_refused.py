@@ -302,7 +302,7 @@ def test_noise_that_does_not_fit_is_refused_before_anything_is_masked() -> None:
         sums.mean({0: {"w": torch.zeros(3)}, 1: {"w": torch.zeros(3)}}, {0: 1, 1: 1})
     assert refusal.value.code == "no-room-for-noise"
     with pytest.raises(UnsoundGuarantee) as refusal:
-        channels._pieces(np.array([1 << 40]), Layout(8, 4))
+        channels.pieces(np.array([1 << 40]), Layout(8, 4))
     assert refusal.value.code == "no-room-for-noise"
     narrow = NoiseShare(neighbours="zero_out", multiplier=1.0, survivors=4)
     with pytest.raises(UnsoundGuarantee) as refusal:
@@ -316,6 +316,6 @@ def test_noise_that_does_not_fit_is_refused_before_anything_is_masked() -> None:
 @given(st.lists(st.integers(-(2**12), 2**12), min_size=1, max_size=9), st.integers(6, 12))
 def test_noise_larger_than_an_upload_travels_in_pieces(noise: list[int], bits: int) -> None:
     layout = Layout(bits, 16)
-    found = channels._pieces(np.array(noise), layout)
+    found = channels.pieces(np.array(noise), layout)
     assert np.array_equal(np.sum(found, axis=0), noise)
     assert all(np.abs(piece).max() < layout.offset for piece in found)

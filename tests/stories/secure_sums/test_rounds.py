@@ -169,7 +169,7 @@ def federations(draw: st.DrawFn) -> tuple[dict[int, Any], dict[int, int], Layout
 
 
 @pytest.mark.parametrize("stage", [Aggregated(), Encrypted("bfv")], ids=["secagg", "bfv"])
-@settings(deadline=None, derandomize=True, max_examples=15)
+@settings(deadline=None, derandomize=True, max_examples=10)
 @given(federation=federations())
 def test_any_sum_decodes_within_the_bound(
     stage: SecureStage, federation: tuple[dict[int, Any], dict[int, int], Layout]

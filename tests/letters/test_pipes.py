@@ -8,7 +8,7 @@ import io
 import signal
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partialmethod
 from pathlib import Path
 from typing import Any
@@ -19,13 +19,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sordino.engine import checkpoint, wire
-from sordino.engine.commands import Keep, packed
-from sordino.engine.lines import LARGEST, read, write
-from sordino.engine.processes import Processes
+from sordino.engine.commands import Keep
 from sordino.engine.site import Site
 from sordino.engine.wire import Header
-from sordino.errors import RunError
+from sordino.errors import OwnCodeError, RunError
 from sordino.ledger.ledger import State
+from sordino.letters.carrier import Arrived
+from sordino.letters.in_process import InProcess
+from sordino.letters.letter import Letterhead
+from sordino.letters.pipes import FRAME, LARGEST, Pipes, read, write
+from sordino.letters.sites import Patience, Sites
+from sordino.runs.processes import in_processes
 from sordino.runs.receipt import opened
 from sordino.runs.run import resume, start
 from sordino.runs.simulation import Simulation, simulated
@@ -85,13 +89,17 @@ def test_the_number_of_workers_does_not_matter(workers: int, tmp_path: Path, qui
     assert differences(loop, trace(tmp_path / "apart")) == []
 
 
-def executor(folder: Path) -> tuple[Simulation, Processes]:
+def executor(folder: Path) -> tuple[Simulation, Sites]:
     folder.mkdir()
     made = CASE.experiment(engine=TWO)
     (folder / "experiment.toml").write_text(made.toml())
-    return simulated(made), Processes(
-        folder, folder, "run", 0, 2, lambda t: simulated(made).site("run", range(0)).header(t, -1)
-    )
+    simulation = simulated(made)
+    return simulation, in_processes(simulation.setup, folder, folder, "run")
+
+
+def processes_of(sites: Sites) -> list[Any]:
+    assert isinstance(sites.carrier, Pipes)
+    return list(sites.carrier._processes.values())
 
 
 def asked(parts: Simulation, t: int) -> tuple[Any, dict[int, Terms]]:
@@ -107,8 +115,7 @@ def test_a_worker_that_dies_is_told_and_the_run_goes_on_later(tmp_path: Path, qu
     with workers:
         down, terms = asked(parts, 0)
         assert [k for k, _ in workers(0, down, terms)] == [0, 1, 2, 3, 4]
-        workers._lines[1].process.kill()
-        workers._lines[1].process.wait()
+        processes_of(workers)[1].kill()
         with pytest.raises(RunError) as refusal:
             list(workers(1, down, terms))
     assert refusal.value.code == "client-process-ended"
@@ -120,11 +127,11 @@ def test_what_a_worker_refuses_is_told_in_its_words(tmp_path: Path, quick_worker
     parts, workers = executor(tmp_path / "run")
     with workers:
         down, terms = asked(parts, 0)
-        only, header = {0: terms[0]}, workers._header
-        workers._header = lambda t: header(0)
-        with pytest.raises(RunError, match="round 0, expected 3") as refusal:
+        only, header = {0: terms[0]}, workers.header
+        workers.header = lambda t: header(0)
+        with pytest.raises(RunError, match="round 0 came where round 3 was expected") as refusal:
             list(workers(3, down, only))
-        workers._header = header
+        workers.header = header
         assert refusal.value.code == "client-refused"
         assert [k for k, _ in workers(0, down, only)] == [0]
 
@@ -185,24 +192,23 @@ def test_a_checkpoint_of_which_only_some_parts_were_written(
 ) -> None:
     """The run stands where its server stands: client states that are a round ahead are set back."""
     loop = finished(CASE.experiment(), tmp_path / "loop")
-    whole_save, whole_call = checkpoint.save, Processes._all
+    whole_save, whole_call = checkpoint.save, Sites._all
 
     def dying_save(directory: Path, step: int, *rest: Any, **more: Any) -> Path:
         if directory.name == part and step == 3:
             raise Killed
         return whole_save(directory, step, *rest, **more)
 
-    def dying_call(self: Processes, command: Any, message: bytes | None = None) -> list[bytes]:
+    def dying_call(self: Sites, command: Any, message: bytes | None = None) -> Any:
         if command == Keep(3) and part.startswith("clients"):
-            ahead = self._lines[1 - int(part[-1])]  # the other worker saves, then everything is gone
-            ahead.send(packed(command))
-            ahead.receive()
+            self.members = {peer: held for peer, held in self.members.items() if peer != part[-1]}
+            whole_call(self, command, message)  # the other worker saves, then everything is gone
             raise Killed
         return whole_call(self, command, message)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(checkpoint, "save", dying_save)
-        patch.setattr(Processes, "_all", dying_call)
+        patch.setattr(Sites, "_all", dying_call)
         with pytest.raises(Killed):
             start(CASE.experiment(engine=TWO), tmp_path / "apart")
     assert checkpoint.latest(tmp_path / "apart" / "checkpoints") == 2
@@ -249,13 +255,90 @@ def test_what_one_client_is_told_goes_to_it_alone() -> None:
     header = Header("run", "0" * 64, 0, -1, 0, "down")
 
     def sent(told: Any) -> list[bytes]:
-        executor = Processes.__new__(Processes)
-        executor._told, executor._header = told, lambda t: header
-        return list(executor._messages(0, {"labels": labels}, [0, 2]))
+        letters: list[bytes] = []
+
+        def desk(letter: bytes) -> bytes:
+            letters.append(letter)
+            return Letterhead("0", "run").write("", 0, {"do": "answered", "clients": []})
+
+        own = Letterhead("", "run")
+        sites = Sites(InProcess({"0": desk}), own, 0, {"0": range(3)}, lambda t: header, told, most=1)
+        list(sites(0, {"labels": labels}, {0: Terms(), 2: Terms()}))
+        return [bytes(body) for letter in letters for body in Letterhead("0", "run").read(letter).bodies]
 
     own = sent(lambda down, k: {"labels": down["labels"][k : k + 1]})
     for message, k in zip(own, (0, 2), strict=True):
         _, held = wire.decode(message, header, {"labels": labels[:1]})
         assert held["labels"].tolist() == [labels[k].item()]
         assert all(other.numpy().tobytes() not in message for i, other in enumerate(labels) if i != k)
-    assert [all(label.numpy().tobytes() in message for label in labels) for message in sent(None)] == [True]
+    assert all(label.numpy().tobytes() in message for message in sent(None) for label in labels)
+
+
+# processes that say what they should not ------------------------------------------------------------------------------
+
+
+def spoken(data: bytes) -> Pipes:
+    """A process that says these bytes, whatever it hears."""
+    program = "import os, sys; os.write(1, bytes.fromhex(sys.argv[1])); sys.stdin.read()"
+    return Pipes([[sys.executable, "-c", program, data.hex()]])
+
+
+def framed(*frames: bytes) -> bytes:
+    return b"".join(FRAME.pack(len(frame)) + frame for frame in frames)
+
+
+@pytest.mark.parametrize("text", [b"", b"{", b"[]", b"3", b"{}", b'{"do": "refused"}', b"\xff", b"null"])
+def test_the_text_of_a_failure_is_shown_and_not_believed(text: bytes) -> None:
+    with pytest.raises(RunError) as refusal, spoken(framed(text)):
+        pass
+    assert refusal.value.code == "client-refused"
+
+
+def ended(pipes: Pipes) -> Pipes:
+    """Its process reads the end of its letters, and ends."""
+    stream = pipes._processes["0"].stdin
+    assert stream is not None
+    stream.close()
+    return pipes
+
+
+@pytest.mark.parametrize(
+    "data", [FRAME.pack(LARGEST + 1), framed(b"ready", b"asked by nobody"), framed(b"ready") + b"x"]
+)
+def test_what_is_no_frame_or_was_not_asked_for_ends_the_process(data: bytes) -> None:
+    pipes = spoken(data)
+    with pytest.raises(RunError) as refusal, pipes:
+        ended(pipes).came(20)
+    assert refusal.value.code == "client-process-ended"
+
+
+def test_what_comes_late_is_thrown_away_unless_it_is_a_failure(quick_workers: None) -> None:
+    """A round goes on without a process that is silent; it is asked nothing until it has answered."""
+    own, there = Letterhead("", "run"), Letterhead("0", "run")
+    answer = there.write("", 0, {"do": "answered", "clients": []})
+    refusal = there.write("", 0, {"do": "refused", "what": "it failed", "own": True})
+    for late, error in ((answer, None), (refusal, OwnCodeError)):
+        carrier = Slow({"0": lambda letter: b""})
+        sites = Sites(carrier, own, 0, {"0": [0]}, lambda t: HEADER, None, Patience(timeout=0.02))
+        assert list(sites(0, {}, {0: Terms()})) == []
+        assert sites.away(0)
+        carrier.arrived = [late]
+        if error is None:
+            assert not sites.away(0)
+        else:
+            with pytest.raises(error, match="it failed"):
+                sites.away(0)
+
+
+HEADER = Header("run", "0" * 64, 0, -1, 0, "down")
+
+
+class Slow(InProcess):
+    """Answers when it is told to."""
+
+    arrived: Sequence[bytes] = ()
+
+    def came(self, seconds: float) -> list[Arrived]:
+        time.sleep(min(seconds, 0.02))
+        found, self.arrived = [Arrived(1, letter) for letter in self.arrived], []
+        return found

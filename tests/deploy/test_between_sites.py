@@ -1,0 +1,21 @@
+"""Between sites every algorithm trains the model that the simulation trains, and everybody's books agree."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from sordino.runs.run import start
+from tests.helpers.between_sites import Federated, ledger_of, model_of
+from tests.laws.cases import CASES, Case
+from tests.laws.tried import AGAIN, tried_on
+
+
+# one case of every way that a run may go, with a preparation and a ledger that charges; the slow tier tries all
+@tried_on(CASES, AGAIN - {"slaug_fl", "gaussian_gdp"})
+def test_sites_train_what_the_simulation_trains(case: Case, tmp_path: Path) -> None:
+    start(case.experiment(), tmp_path / "loop")
+    between = Federated(case.experiment(), tmp_path)
+    between.play()
+    assert not [note for note in between.notes if "are there" not in note]
+    assert model_of(between.folder) == model_of(tmp_path / "loop")
+    assert ledger_of(between.folder) == ledger_of(tmp_path / "loop")

@@ -1,0 +1,220 @@
+"""Letters that are lost, late or twice there, sites and servers that die anywhere: the run ends as if nothing had been."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sordino.deploy.purse import Purse
+from sordino.engine import checkpoint
+from sordino.engine.server import Federation
+from sordino.engine.site import Site
+from sordino.letters.carrier import Arrived, Writes
+from sordino.letters.in_process import InProcess
+from sordino.letters.shelf import Shelf
+from sordino.letters.sites import Patience
+from sordino.runs.run import start
+from tests.helpers.between_sites import Federated, ledger_of, model_of
+from tests.laws.cases import BY_NAME
+from tests.laws.traces import Killed, killed_at
+
+SLOW = pytest.mark.slow
+STATEFUL = "scaffold"  # the one with the richest client state
+PRIVATE = "gaussian_gdp"
+PHASED = "slaug_fl_rigorous_b"
+
+
+def simulated(name: str, place: Path) -> Path:
+    start(BY_NAME[name].experiment(), place / "loop")
+    return place / "loop"
+
+
+def same(between: Federated, loop: Path) -> bool:
+    return model_of(between.folder) == model_of(loop) and ledger_of(between.folder) == ledger_of(loop)
+
+
+class Unreliable(InProcess):
+    """Loses letters and answers, brings answers twice, and late, in another order."""
+
+    again = 0.001
+
+    def __init__(self, desks: Mapping[str, Callable[[bytes], bytes]], seed: int = 0) -> None:
+        super().__init__(desks)
+        self._chance, self._late = random.Random(seed), list[Arrived]()
+
+    def came(self, seconds: float) -> Sequence[Arrived]:
+        self._chance.shuffle(self._late)
+        found = [self._late.pop()] if self._late and self._chance.random() < 0.5 else []
+        for arrived in super().came(seconds):
+            fate = self._chance.choice(["lost", "late", "once", "twice"])
+            found += [arrived] * {"lost": 0, "late": 0, "once": 1, "twice": 2}[fate]
+            self._late += [arrived] * (fate == "late")
+        return found
+
+
+@pytest.mark.parametrize("name", [STATEFUL, *(pytest.param(n, marks=SLOW) for n in (PRIVATE, PHASED))])
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=SLOW) for seed in (1, 2))])
+def test_an_unreliable_carrier_changes_nothing(name: str, seed: int, tmp_path: Path) -> None:
+    loop = simulated(name, tmp_path)
+    between = Federated(BY_NAME[name].experiment(), tmp_path, carried=lambda desks: Unreliable(desks, seed))
+    between.play()
+    assert same(between, loop)
+
+
+# sites that die -------------------------------------------------------------------------------------------------------
+
+MOMENTS: Mapping[str, tuple[Any, str]] = {
+    "before paying": (Purse, "pay"),
+    "paid": (Federation, "reserve"),
+    "computed": (Site, "obey"),
+    "half shelved": (checkpoint, "save"),
+    "shelved": (Shelf, "put"),
+    "stored": (Federation, "store"),
+    "answered": (Purse, "release"),
+}
+
+
+class Mortal(InProcess):
+    """A site that is killed does not answer; it comes back, and is asked again."""
+
+    again = 0.001
+
+    def __init__(self, desks: Mapping[str, Callable[[bytes], bytes]], between: Federated) -> None:
+        super().__init__(desks)
+        self._between = between
+
+    def came(self, seconds: float) -> Sequence[Arrived]:
+        try:
+            return super().came(seconds)
+        except Killed:
+            for site, member in list(self._between.members.items()):
+                member.close()
+                self._between.member(site)
+            return []
+
+
+@contextmanager
+def dying(moment: str, before: bool, times: int, step: int) -> Iterator[list[int]]:
+    """Whoever passes this moment for the n-th time, or is about to, is gone; so often at most."""
+    owner, name = MOMENTS[moment]
+    whole, passed, deaths = getattr(owner, name), [0], [0]
+
+    def mortal(*arguments: Any, **named: Any) -> Any:
+        in_server = isinstance(arguments[0], Federation) and arguments[0].only is None
+        in_server = in_server or (name == "save" and "desk" not in str(arguments[0]))
+        passed[0] += not in_server
+        dies = not in_server and passed[0] % step == 0 and deaths[0] < times
+        deaths[0] += dies
+        if dies and before:
+            raise Killed
+        found = whole(*arguments, **named)
+        if name == "obey":
+            found = iter(list(found))
+        if dies:
+            raise Killed
+        return found
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(owner, name, mortal)
+        yield deaths
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+@pytest.mark.parametrize("before", [True, False], ids=["before", "after"])
+@pytest.mark.parametrize("name", [STATEFUL, *(pytest.param(n, marks=SLOW) for n in (PRIVATE, PHASED))])
+def test_a_site_that_dies_anywhere_and_comes_back_changes_nothing(
+    moment: str, before: bool, name: str, tmp_path: Path
+) -> None:
+    loop = simulated(name, tmp_path)
+    between = Federated(BY_NAME[name].experiment(), tmp_path)
+    between.carried = lambda desks: Mortal(desks, between)
+    with dying(moment, before, times=3, step=2) as deaths:
+        between.play()
+    assert deaths == [3]
+    assert same(between, loop)
+    for site, which in between.agreed.sites.items():  # and nobody paid twice
+        mine = {entry.op: entry.charges for entry in ledger_of(tmp_path / site)}
+        for entry in ledger_of(between.folder):
+            own = {str(k): entry.charges[str(k)] for k in which if str(k) in entry.charges}
+            assert mine.get(entry.op, {}) == own
+
+
+@pytest.mark.parametrize("point", ["reserved", "computed", "kept", "stored", "published"])
+@pytest.mark.parametrize("name", [PRIVATE, pytest.param(STATEFUL, marks=SLOW)])
+def test_a_server_that_dies_and_comes_back_changes_nothing(point: str, name: str, tmp_path: Path) -> None:
+    loop = simulated(name, tmp_path)
+    between = Federated(BY_NAME[name].experiment(), tmp_path)
+    with killed_at_server(point, 1):
+        between.play()
+    between.play()
+    assert same(between, loop)
+
+
+@contextmanager
+def killed_at_server(point: str, round: int) -> Iterator[None]:
+    """As `killed_at`, but for the books of sites."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("reserve", "store", "publish"):
+            whole = getattr(Federation, name)
+
+            def of_sites(self: Federation, *rest: Any, whole: Any = whole, name: str = name) -> Any:
+                return whole(self, *rest) if self.only is None else UNTOUCHED[name](self, *rest)
+
+            patch.setattr(Federation, name, of_sites)
+        with killed_at(point, round):
+            yield
+
+
+UNTOUCHED = {name: getattr(Federation, name) for name in ("reserve", "store", "publish")}
+
+
+# sites that are not there ---------------------------------------------------------------------------------------------
+
+
+class Away(InProcess):
+    """One site is cut off for some rounds."""
+
+    gone: str = ""
+
+    def peers(self) -> frozenset[str]:
+        return super().peers() - {self.gone}
+
+    def send(self, to: str, letter: Writes) -> int:
+        assert to != self.gone
+        return super().send(to, letter)
+
+
+def test_who_is_cut_off_misses_its_rounds_and_the_others_go_on(tmp_path: Path) -> None:
+    carriers: list[Away] = []
+
+    def carried(desks: Mapping[str, Callable[[bytes], bytes]]) -> Away:
+        carriers.append(Away(desks))
+        return carriers[0]
+
+    everyone = {"cohort": {"name": "everyone"}}
+    between = Federated(BY_NAME[STATEFUL].experiment(**everyone), tmp_path, carried=carried, patience=Patience(5.0, 2))
+    whole = Federation.publish
+
+    def publish(self: Federation, t: int) -> None:
+        whole(self, t)
+        if self.only is None:
+            carriers[0].gone = "site-2" if t < 2 else ""
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Federation, "publish", publish)
+        ended = between.play()
+    assert [row.answered for row in ended.metrics] == [5, 4, 4, 5]
+
+
+def test_a_round_with_too_few_waits_and_says_so(tmp_path: Path) -> None:
+    """Silence is no empty round: the server waits until enough have answered."""
+    between = Federated(BY_NAME["fedavg"].experiment(cohort={"name": "everyone"}), tmp_path, patience=Patience(0.01, 5))
+    between.carried = lambda desks: Unreliable(desks, 3)
+    ended = between.play()
+    assert [row.answered for row in ended.metrics] == [5] * 4
+    assert [note for note in between.notes if "waits" in note and "5 are needed" in note]

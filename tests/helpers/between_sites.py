@@ -1,0 +1,141 @@
+"""A simulated experiment, played between sites: each client's rows go to a site of its own, and the server keeps none."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from sordino.config import Experiment
+from sordino.deploy.agreed import AgreedClient, SitesAgreement, about
+from sordino.deploy.key_holder import KeyHolder
+from sordino.deploy.membership import Membership
+from sordino.deploy.secure_sums import peers_of
+from sordino.deploy.servers_side import PostOffice, ServersSide
+from sordino.engine.shards import Shards
+from sordino.ledger.ledger import Entry
+from sordino.letters.carrier import Carrier
+from sordino.letters.encrypted_sites import HOLDER
+from sordino.letters.events import ROUTINE, Event
+from sordino.letters.in_process import InProcess
+from sordino.letters.letter import Letterhead
+from sordino.letters.sites import Patience
+from sordino.runs.folder import RunFolder
+from sordino.runs.founding import environment_of, found
+from sordino.runs.phases import Methods, decided
+from sordino.runs.play import Ended, play
+from sordino.runs.receipt import opened
+from sordino.runs.setup import Whole
+from sordino.runs.simulation import settle, simulated
+
+SERVER = "server"
+
+
+@dataclass
+class Federated:
+    """An experiment between a server and its sites, all in this process."""
+
+    experiment: Experiment
+    place: Path
+    per_site: int = 1  # clients
+    shares_scores: bool = False
+    patience: Patience = Patience()
+    carried: Callable[[Mapping[str, Callable[[bytes], bytes]]], Carrier] = InProcess
+    keys: dict[str, Ed25519PrivateKey] = field(default_factory=dict)
+    holder: KeyHolder | None = None
+    members: dict[str, Membership] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+    hears: Callable[[Event], None] = lambda event: None
+
+    def __post_init__(self) -> None:
+        experiment = settle(self.experiment)
+        engine = decided(experiment.engine, Methods(experiment).training)
+        self.experiment = experiment.model_copy(update={"engine": engine})
+        self.simulation = simulated(self.experiment)
+        population = self.simulation.population
+        tested = population.shares[1]
+        clients = tuple(
+            AgreedClient(name=f"c{k}", site=f"site-{k // self.per_site}", examples=n, tested=len(tested[k]))
+            for k, n in enumerate(population.sizes)
+        )
+        self.agreed = SitesAgreement(format=1, data=about(population.public), clients=clients)
+        self.environment = environment_of(self.experiment)
+        whole = Whole(self.experiment, self.agreed.public)
+        peers = peers_of(whole, self.agreed)
+        for name in (SERVER, *peers):
+            self.keys.setdefault(name, Ed25519PrivateKey.generate())
+        if HOLDER in peers:
+            self.holder = KeyHolder(self.place / HOLDER, whole, self.letterhead(HOLDER))
+
+    @property
+    def run(self) -> str:
+        return self.environment.run
+
+    @property
+    def folder(self) -> Path:
+        return self.place / SERVER
+
+    def letterhead(self, name: str) -> Letterhead:
+        known = {who: key.public_key() for who, key in self.keys.items() if (who == SERVER) != (name == SERVER)}
+        return Letterhead(name, self.run, self.experiment.digest(), self.agreed.digest, self.keys[name], known)
+
+    def member(self, site: str) -> Membership:
+        """A site as it stands in its folder: call it again, and it has been restarted."""
+        whole, population = Whole(self.experiment, self.agreed.public), self.simulation.population
+        which, folder = self.agreed.sites[site], self.place / site
+        own = range(which[0], which[-1] + 1)
+        if not folder.exists():
+            environment = self.environment.beside(site=site, clients=tuple(which), shares_scores=self.shares_scores)
+            found(folder, whole.phases[-1], whole.phases[-1].agreement(f"data of {site}"), environment, b"key")
+        rows, tests = population.shares
+        trained = Shards(population.named.train, rows, own)
+        tested = Shards(population.named.test, tests, own)
+        member = Membership(
+            folder, self.run, self.agreed, whole, trained, tested, self.letterhead(site), self.shares_scores
+        )
+        if self.holder is not None:
+            member.key_digest = self.holder.digest
+        self.members[site] = member
+        return member
+
+    def stop(self, site: str) -> None:
+        self.members.pop(site).close()
+
+    def half(self, carrier: Carrier) -> ServersSide:
+        whole = Whole(self.experiment, self.agreed.public)
+        post = PostOffice(carrier, self.letterhead(SERVER), self.patience, self._note)
+        return ServersSide.of(whole, self.agreed, post, self.simulation.population.kept._replace(tested=None))
+
+    def _note(self, event: Event) -> None:
+        if event.event not in ROUTINE:
+            self.notes.append(event.words)
+        self.hears(event)
+
+    def play(self, carrier: Carrier | None = None) -> Ended:
+        """From where it stands to the end; sites that are not there are started."""
+        with ExitStack() as stack:
+            for site in self.agreed.sites:
+                if site not in self.members:
+                    self.member(site)
+                stack.callback(self.stop, site)
+            desks = {site: lambda letter, site=site: self.members[site].desk.answer(letter) for site in self.members}
+            if self.holder is not None:
+                desks[HOLDER] = self.holder.answer
+            half = self.half(carrier or self.carried(desks))
+            if not self.folder.exists():
+                environment = self.environment.beside(site=SERVER)
+                found(self.folder, half.setup, half.agreement(), environment, b"key", half.home.story)
+            return play(half, self.folder)
+
+
+def ledger_of(folder: Path) -> list[Entry]:
+    _, federation = opened(folder)
+    with federation.ledger as ledger:
+        return [entry._replace(sequence=0, hash="") for entry in ledger.entries()]
+
+
+def model_of(folder: Path) -> bytes:
+    return RunFolder(folder).model_file.read_bytes()

@@ -1,0 +1,158 @@
+"""What a site answers is checked before it counts: a bad answer is an absent client, and the rest of the round is as it
+would have been."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, replace
+from typing import Any
+
+import pytest
+import torch
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from sordino import tree
+from sordino.cohorts.stragglers import Crew
+from sordino.engine import wire
+from sordino.engine.mail import Mail
+from sordino.engine.server import Federation
+from sordino.letters.answers import Answered
+from sordino.letters.in_process import InProcess
+from sordino.letters.letter import Letterhead
+from sordino.letters.remote_sites import RemoteSites
+from sordino.letters.sites import Patience
+from sordino.runs.simulation import Simulation, simulated
+from sordino.tree import Tree
+from tests.laws.cases import BY_NAME
+
+KEYS = {name: Ed25519PrivateKey.generate() for name in ("server", "good", "bad", "stranger")}
+KNOWN = {name: key.public_key() for name, key in KEYS.items() if name != "stranger"}
+DIGEST = "0" * 64
+
+
+class Round:
+    """Round 1 of two sites: the good one holds clients 0 and 1, the other one client 2, and may say anything."""
+
+    def __init__(self) -> None:
+        self.simulation: Simulation = simulated(BY_NAME["fedavg"].experiment())
+        setup = self.simulation.setup
+        self.federation: Federation = self.simulation.federation(":memory:", "run")
+        self.site, self.down = self.simulation.site("run"), setup.algorithm.broadcast(setup.state("server"))
+        self.terms = {k: self.federation.terms(k, None) for k in range(3)}
+        self.header = setup.header("run")
+        self.bodies = {k: wire.encode(self.header(0, k), up) for k, up in self.site(0, self.down, self.terms)}
+
+    def letterhead(self, name: str) -> Letterhead:
+        return Letterhead(name, "run", DIGEST, DIGEST, KEYS[name], KNOWN)
+
+    def good(self, letter: bytes) -> bytes:
+        return self.letterhead("good").write("server", 0, asdict(Answered([0, 1])), [self.bodies[0], self.bodies[1]])
+
+    def heard(self, bad: Callable[[bytes], bytes]) -> list[tuple[int, Tree]]:
+        """The uploads that count when the other site says this."""
+        members = {"good": [0, 1], "bad": [2]}
+        sites = RemoteSites(
+            InProcess({"good": self.good, "bad": bad}),
+            self.letterhead("server"),
+            0,
+            members,
+            lambda t: self.header(t, -1),
+            patience=Patience(timeout=5.0),
+            secure=None,
+        )
+        sites._ready.update(members)
+        crew = Crew([0, 1, 2], frozenset(), {})
+        answers = sites(0, self.down, self.terms)
+        return list(self.federation.inbox.open(0, answers, crew, self.down, Mail()))
+
+
+@pytest.fixture(scope="module")
+def once() -> Iterator[Round]:
+    made = Round()
+    with made.federation.ledger:
+        yield made
+
+
+def bad_letters(once: Round, seed: int) -> dict[str, bytes]:
+    """One letter of every class of bad answers."""
+    chance = random.Random(seed)
+    own, body = once.letterhead("bad"), once.bodies[2]
+    whole = own.write("server", 0, asdict(Answered([2])), [body])
+
+    def said(told: Any, bodies: Sequence[bytes] = (body,), **changes: Any) -> bytes:
+        return replace(once.letterhead("bad"), **changes).write("server", 0, told, list(bodies))
+
+    def flipped(data: bytes, begin: int = 0) -> bytes:
+        place = chance.randrange(begin, len(data))
+        return data[:place] + bytes([data[place] ^ (1 << chance.randrange(8))]) + data[place + 1 :]
+
+    def message(change: Callable[[Tree], Tree], t: int = 0, sender: int = 2) -> bytes:
+        zero = once.simulation.setup.algorithm.zero(once.simulation.setup.task, once.down)
+        return wire.encode(once.header(t, sender), change(zero))
+
+    header = json.dumps({"__metadata__": {}}).encode()
+    return {
+        "nothing": b"",
+        "a few bytes": chance.randbytes(chance.randrange(1, 64)),
+        "a long length": (2**32 - 1).to_bytes(4, "little") + chance.randbytes(200),
+        "a flipped bit": flipped(whole),
+        "a flipped bit of the body": flipped(whole, len(whole) - len(body)),
+        "cut": whole[: chance.randrange(len(whole))],
+        "longer": whole + chance.randbytes(chance.randrange(1, 99)),
+        "twice": whole + whole,
+        "unsigned": said(asdict(Answered([2])), key=None),
+        "signed by a stranger": said(asdict(Answered([2])), key=KEYS["stranger"]),
+        "signed by the other site": said(asdict(Answered([2])), key=KEYS["good"]),
+        "in the name of the other site": once.letterhead("good").write("server", 0, asdict(Answered([2])), [body]),
+        "in the name of nobody": said(asdict(Answered([2])), name="nobody"),
+        "another run": said(asdict(Answered([2])), run="other"),
+        "another experiment": said(asdict(Answered([2])), config="1" * 64),
+        "another agreement": said(asdict(Answered([2])), agreement="1" * 64),
+        "to somebody else": own.write("good", 0, asdict(Answered([2])), [body]),
+        "of another phase": own.write("server", 1, asdict(Answered([2])), [body]),
+        "another kind": said({"do": "done"}),
+        "an accepting kind": said({"do": "accepted", "clients": [2]}),
+        "no kind": said({}),
+        "a kind that is none": said({"do": chance.choice(["eval", "__import__", "round", ""])}),
+        "a refusal": said({"do": "refused", "what": "no", "own": True}, ()),
+        "a class for a text": said({"do": "refused", "what": {"$class": "os.system"}}, ()),
+        "clients that are no list": said({"do": "answered", "clients": "2"}),
+        "clients that are no numbers": said({"do": "answered", "clients": [None]}),
+        "somebody else's client": said(asdict(Answered([0]))),
+        "no clients": said(asdict(Answered([]))),
+        "more clients than bodies": said(asdict(Answered([2, 0]))),
+        "more bodies than clients": said(asdict(Answered([2])), [body, body]),
+        "no body": said(asdict(Answered([2])), []),
+        "an empty body": said(asdict(Answered([2])), [b""]),
+        "another client's body": said(asdict(Answered([2])), [once.bodies[0]]),
+        "a body of another round": said(asdict(Answered([2])), [message(lambda zero: zero, t=7)]),
+        "a body of the server": said(asdict(Answered([2])), [wire.encode(once.header(0, -1), once.down)]),
+        "a body with a flipped bit": said(asdict(Answered([2])), [flipped(body)]),
+        "a body that is cut": said(asdict(Answered([2])), [body[: chance.randrange(len(body))]]),
+        "a body that is longer": said(asdict(Answered([2])), [body + b"\0"]),
+        "numbers of another kind": said(asdict(Answered([2])), [message(lambda z: tree.map(torch.Tensor.double, z))]),
+        "numbers of another shape": said(
+            asdict(Answered([2])), [message(lambda z: tree.map(lambda leaf: leaf.reshape(-1)[:1], z))]
+        ),
+        "a file of tensors": said(asdict(Answered([2])), [len(header).to_bytes(8, "little") + header]),
+    }
+
+
+@pytest.mark.parametrize("seed", [0, pytest.param(None, marks=pytest.mark.slow)])
+def test_a_bad_answer_is_an_absent_client(once: Round, seed: int | None) -> None:
+    """40 classes: once in the fast tier, 25 times in the slow one."""
+    whole = once.heard(
+        lambda letter: once.letterhead("bad").write("server", 0, asdict(Answered([2])), [once.bodies[2]])
+    )
+    assert [k for k, _ in whole] == [0, 1, 2]  # the control: a good answer counts
+    tried = 0
+    for one in [seed] if seed is not None else range(1, 26):
+        for what, letter in bad_letters(once, one).items():
+            found = once.heard(lambda _, letter=letter: letter)
+            assert [k for k, _ in found] == [0, 1], what
+            for (_, a), (_, b) in zip(found, whole, strict=False):
+                assert all(map(torch.equal, tree.leaves(a), tree.leaves(b))), what
+            tried += 1
+    assert tried >= (40 if seed is not None else 1000)

@@ -1,0 +1,127 @@
+"""Seeded bugs in what real sites do: what leaves them, and what a server can make them do. See `mutants` for what a row
+is."""
+
+from __future__ import annotations
+
+from tests.mutants.mutant import one
+
+MASKED = "tests/deploy/test_masked_sums.py"
+ENCRYPTED = "tests/deploy/test_encrypted_sums.py"
+
+PURSE = "tests/deploy/test_purse.py"
+FAULTS = "tests/deploy/test_faults.py"
+
+DEPLOYED = [
+    one(
+        "a site plays with whatever noise it is told",
+        "deploy/purse.py",
+        "    if asked.multiplier is not None and not asked.multiplier >= least:",
+        "    if False:",
+        f"{PURSE}::test_a_forged_round_is_refused_and_costs_nothing",
+    ),
+    one(
+        "a rounding of the server takes noise away",
+        "deploy/purse.py",
+        "    return replace(asked, multiplier=price.multiplier)",
+        "    return asked",
+        f"{PURSE}::test_a_client_that_was_cut_off_takes_part_again",
+    ),
+    one(
+        "a server that forgot what it spent",
+        "deploy/purse.py",
+        "if int(length) < int(before) or",
+        "if",
+        f"{PURSE}::test_a_server_that_forgot_what_it_spent_is_refused",
+    ),
+    one(
+        "a site's ledger tells for which hidden rounds it was drawn",
+        "deploy/purse.py",
+        "        if not books.everyone_pays:\n            books.store",
+        "        if True:\n            books.store",
+        f"{PURSE}::test_a_site_tells_nobody_for_which_rounds_it_was_drawn",
+    ),
+    one(
+        "another content under an old name",
+        "letters/shelf.py",
+        "if known.asked != asked:",
+        "if False:",
+        f"{PURSE}::test_the_same_round_has_one_answer",
+    ),
+    one(
+        "a deadline between two answers ends a round of too few",
+        "letters/sites.py",
+        "                    if self._enough(t, of):\n                        break\n",
+        "                    break\n",
+        f"{FAULTS}::test_a_round_with_too_few_waits_and_says_so",
+    ),
+    one(
+        "masked words leave before the shelf knows it",
+        "letters/masked_desk.py",
+        "        keep(given[1])\n",
+        "",
+        f"{MASKED}::test_a_round_whose_words_have_left_is_not_begun_again",
+    ),
+    one(
+        "a masked round begun again after its words have left",
+        "letters/desk.py",
+        "return before  # nobody: what masked the words that have left is lost",
+        "pass",
+        f"{MASKED}::test_a_round_whose_words_have_left_is_not_begun_again",
+    ),
+    one(
+        "two answers to one step of a masked sum",
+        "letters/masked_desk.py",
+        "if before[0] != asked.digest:",
+        "if False:",
+        f"{MASKED}::test_a_letter_that_comes_again_gets_the_same_bytes",
+    ),
+    one(
+        "another model for some sites goes unnoticed",
+        "secure/session.py",
+        "if advert.model != self.model:",
+        "if False:",
+        f"{MASKED}::test_another_broadcast_for_some_sites_opens_nothing",
+    ),
+    one(
+        "a site sends in clear what it is asked for in clear",
+        "letters/desk.py",
+        "if (secure is not None) != (asked.command.among > 0):",
+        "if secure is None and asked.command.among > 0:",
+        f"{MASKED}::test_a_site_sends_no_upload_in_clear",
+    ),
+    one(
+        "uploads of a secure sum carried in clear",
+        "letters/remote_sites.py",
+        "if self.secure is not None:",
+        "if False:",
+        f"{MASKED}::test_a_site_sends_no_upload_in_clear",
+    ),
+    one(
+        "a message of one client taken for another's",
+        "letters/masked_sites.py",
+        "if client is None or self._session.unpack(message, kind)[0] != client:",
+        "if client is None:",
+        f"{MASKED}::test_no_site_speaks_for_the_clients_of_another",
+    ),
+    one(
+        "any public key believed",
+        "deploy/key_holder.py",
+        "if not hmac.compare_digest(hashlib.sha256(key).hexdigest(), digest):",
+        "if False:",
+        f"{ENCRYPTED}::test_a_site_encrypts_under_no_key_but_the_holders",
+    ),
+    one(
+        "two sums of one round opened",
+        "deploy/key_holder.py",
+        "if self._opened.setdefault(name, digest) != digest:",
+        "if self._opened.setdefault(name, digest) == '':",
+        f"{ENCRYPTED}::test_a_second_sum_of_a_round_is_not_opened_not_even_after_a_restart",
+    ),
+    one(
+        "the number of uploads believed against the message",
+        "deploy/key_holder.py",
+        " or command.clients > total.header.count:",
+        ":",
+        f"{ENCRYPTED}::test_the_holder_opens_no_sum_of_too_few_and_none_of_another_round",
+    ),
+]
