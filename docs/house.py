@@ -18,6 +18,11 @@ def parsed(file: Path) -> ast.Module:
     return ast.parse(file.read_text(encoding="utf-8"))
 
 
+@cache
+def nodes(file: Path) -> list[ast.AST]:
+    return list(ast.walk(parsed(file)))
+
+
 def rooms() -> dict[str, str]:
     """Every folder and every file of the top floor, and its first sentence."""
     places = [path for path in PACKAGE.iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()]
@@ -30,6 +35,7 @@ def _first_sentence(file: Path) -> str:
     return said.partition("\n\n")[0].replace("\n", " ").partition(". ")[0].rstrip(".")
 
 
+@cache
 def imports() -> dict[str, set[str]]:
     """The rooms that each room takes something from."""
     known = rooms()
@@ -42,7 +48,7 @@ def imports() -> dict[str, set[str]]:
 
 
 def _imported(file: Path) -> Iterator[str]:
-    for node in ast.walk(parsed(file)):
+    for node in nodes(file):
         if isinstance(node, ast.ImportFrom) and node.module is not None and node.module.split(".")[0] == "sordino":
             parts = node.module.split(".")[1:]
             yield from parts[:1] or (alias.name for alias in node.names)
