@@ -17,9 +17,10 @@ from sordino.version import __version__
 if TYPE_CHECKING:
     from sordino.results.comparison import Comparison
     from sordino.results.one_run import Result
+    from sordino.results.prediction import Prediction
     from sordino.runs.play import Ended
 
-__all__ = ["__version__", "compare", "open_run", "resume", "run"]
+__all__ = ["__version__", "compare", "open_run", "predict", "resume", "run"]
 
 
 def run(
@@ -75,6 +76,17 @@ def open_run(folder: str | Path) -> Result:
     from sordino.results.one_run import open_run as open_
 
     return open_(folder)
+
+
+def predict(folder: str | Path, rows: object, *, score: bool = False, with_code: bool = False) -> Prediction:
+    """Uses the model of a run on new examples: a file or folder, a list of dictionaries, a data frame, or an array of
+    raw inputs.
+
+    `score`: the true classes are there too, and are compared. `with_code`: import a model class of somebody's own.
+    """
+    from sordino.results.prediction import predict as predict_
+
+    return predict_(Path(folder), rows, score, with_code)
 
 
 def _followed(go: Callable[[Any], Ended], shown: bool, track: Sequence[str]) -> Result:

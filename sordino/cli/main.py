@@ -23,6 +23,7 @@ from sordino.cli import (
     identity,
     looking,
     machine,
+    predicting,
     privacy,
     running,
     watching,
@@ -49,6 +50,7 @@ app.command("hold-key")(deploying.hold_key)
 app.command("list")(looking.list_)
 app.command()(looking.show)
 app.command()(looking.report)
+app.command()(predicting.predict)
 app.command(cls=Verb)(comparing.compare)
 app.command()(looking.algorithms)
 app.command()(checking.check)

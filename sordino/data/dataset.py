@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from sordino.data.schema import Column
 from sordino.errors import INSIDE, DataError, check_range
 
 Array = NDArray[Any]
@@ -40,6 +41,7 @@ class Dataset:
     names: tuple[str, ...] = ()  # of the classes, where they are known
     taken_as_public: tuple[str, ...] = ()  # sentences: what was decided from all examples together, and how
     declared: str = ""  # a digest of what was said of the columns before any row was read
+    columns: Mapping[str, Column] = field(default_factory=dict)  # of a table: the features, in the order of x
 
     @property
     def shape(self) -> tuple[int, ...]:

@@ -96,11 +96,11 @@ def _open(name: str, split: str, files: list[Path], label: str | None, cache: Pa
     source = [(str(f.resolve()), f.stat().st_size, f.stat().st_mtime_ns) for f in files]
     key = hashlib.sha256(repr((source, label)).encode()).hexdigest()[:16]
     return pixels.kept(
-        cache / f"{name}-{split}-{key}.u8", verify, lambda: _labels(files, label), lambda: _decoded(files)
+        cache / f"{name}-{split}-{key}.u8", verify, lambda: labels_of(files, label), lambda: _decoded(files)
     )
 
 
-def _labels(files: list[Path], label: str | None) -> Array:
+def labels_of(files: list[Path], label: str | None) -> Array:
     parts = []
     for file in files:
         column = _label_column(file, _parquet(file).schema_arrow, label)
@@ -135,15 +135,20 @@ def _decoded(files: list[Path]) -> Iterator[pixels.PixelBatch]:
     first: tuple[tuple[int, int], str] | None = None  # the size and mode that every image must have
     for file in files:
         row = 0
-        for column in _batches(file, _image_column(file, _parquet(file).schema_arrow)):
-            encoded = (pc.struct_field(column, "bytes") if pa.types.is_struct(column.type) else column).to_pylist()
+        for encoded in encoded_batches(file):
             images = []
             for data in encoded:
                 image, size_and_mode = _decode(data, f"{file}, row {row}", first)
                 first = first or size_and_mode
                 images.append(image)
                 row += 1
-            yield pixels.PixelBatch(np.stack(images), sum(data.startswith(JPEG) for data in encoded))
+            yield pixels.PixelBatch(np.stack(images), sum((data or b"").startswith(JPEG) for data in encoded))
+
+
+def encoded_batches(file: Path) -> Iterator[list[bytes | None]]:
+    """The images of a parquet file, as they are encoded there; None where a row holds no bytes."""
+    for column in _batches(file, _image_column(file, _parquet(file).schema_arrow)):
+        yield (pc.struct_field(column, "bytes") if pa.types.is_struct(column.type) else column).to_pylist()
 
 
 def _decode(

@@ -40,6 +40,9 @@ LISTS = {
 }  # kind -> its list, and its least length
 
 
+FEATURES = ("number", "levels", "boolean")
+
+
 @dataclass(frozen=True)
 class Column:
     kind: str
@@ -58,6 +61,11 @@ class TableSchema:
     def digest(self) -> str:
         """The digest of what is declared, not of how it is written down."""
         return hashlib.sha256(repr(list(self.columns.items())).encode()).hexdigest()
+
+    @property
+    def features(self) -> dict[str, Column]:
+        """The columns that a model sees, in their order."""
+        return {name: column for name, column in self.columns.items() if column.kind in FEATURES}
 
     def named(self, kind: str) -> str | None:
         """The column of a kind that at most one column has."""
@@ -103,7 +111,7 @@ def parsed(text: str) -> TableSchema:
     for kind in ("label", "group", "key"):
         if len(several := [name for name, column in columns.items() if column.kind == kind]) > 1:
             raise ValueError(f"{' and '.join(several)}: only one column can be the {kind}")
-    if not any(column.kind in ("number", "levels", "boolean") for column in columns.values()):
+    if not any(column.kind in FEATURES for column in columns.values()):
         raise ValueError("no column is a feature: number, levels or boolean")
     return TableSchema(columns, draft)
 

@@ -12,6 +12,7 @@ levels. Rows are held back for tests by their place or key alone.
 from __future__ import annotations
 
 import difflib
+import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -58,6 +59,7 @@ class Columns(NamedTuple):
     classes: tuple[str, ...]
     group: Array | None
     keys: list[str] | None  # the names of the rows
+    said: Mapping[str, Column]  # what the columns of the features hold
 
 
 def load(
@@ -97,7 +99,8 @@ def load(
         std[std == 0] = 1.0
     scale = tuple(mean.tolist()), tuple(std.tolist())
     declared = "" if schema is None else schema.digest
-    return Dataset(file.stem, "table", len(found.classes), train, test, *scale, names=found.classes, declared=declared)
+    about = {"names": found.classes, "declared": declared, "columns": found.said}
+    return Dataset(file.stem, "table", len(found.classes), train, test, *scale, **about)  # type: ignore[arg-type]
 
 
 def check_roles(file: Path, roles: Mapping[str, str | None]) -> None:
@@ -119,7 +122,7 @@ def check_roles(file: Path, roles: Mapping[str, str | None]) -> None:
 def _learned(file: Path, label: str, group: str | None, key: str | None) -> Columns:
     table = read(file, () if key is None else (key,))
     columns = {name: _column(file, table, name) for name in table.column_names}
-    keys = None if key is None else _texts(find(file, columns, key))
+    keys = None if key is None else texts_of(find(file, columns, key))
     classes, y = _codes(file, label, find(file, columns, label), "label")
     clients = None if group is None else _codes(file, group, find(file, columns, group), "group")[1]
     if len(classes) < 2:
@@ -129,7 +132,9 @@ def _learned(file: Path, label: str, group: str | None, key: str | None) -> Colu
             why="with one class there is nothing to tell apart",
             code="one-class",
         )
-    features = [_feature(file, name, column) for name, column in columns.items() if name not in (label, group, key)]
+    features = {
+        name: _feature(file, name, column) for name, column in columns.items() if name not in (label, group, key)
+    }
     if not features:
         raise DataError(
             f"{file}: no column is left as a feature",
@@ -137,7 +142,8 @@ def _learned(file: Path, label: str, group: str | None, key: str | None) -> Colu
             why="a model needs at least one column to learn from, beside the label, group and key",
             code="no-features",
         )
-    return Columns(features, y, classes, clients, keys)
+    said = {name: what for name, (_, what) in features.items()}
+    return Columns([feature for feature, _ in features.values()], y, classes, clients, keys, said)
 
 
 def read(file: Path, as_text: Sequence[str] = ()) -> pa.Table:
@@ -225,7 +231,8 @@ def _codes(file: Path, name: str, column: pa.Array, role: str) -> tuple[tuple[st
     return tuple(map(str, values.tolist())), codes.astype(np.int64)
 
 
-def _feature(file: Path, name: str, column: pa.Array) -> Feature:
+def _feature(file: Path, name: str, column: pa.Array) -> tuple[Feature, Column]:
+    """What a column gives the model, and what a schema that says so would say of it."""
     if is_text(column.type):
         levels, codes = np.unique(_numpy(column), return_inverse=True)
         if len(levels) > MAX_LEVELS:
@@ -235,7 +242,8 @@ def _feature(file: Path, name: str, column: pa.Array) -> Feature:
                 fix="remove the column if it is an identifier, or merge some of its values",
                 code="too-many-levels",
             )
-        return Feature(np.eye(len(levels), dtype=np.float32)[codes])
+        words = Column("levels", words=tuple(levels.tolist()))
+        return Feature(np.eye(len(levels), dtype=np.float32)[codes]), words
     try:
         values = pc.cast(column, pa.float64()).to_numpy(zero_copy_only=False).astype(np.float32)
     except pa.ArrowException as error:
@@ -245,7 +253,8 @@ def _feature(file: Path, name: str, column: pa.Array) -> Feature:
             fix="convert or remove the column",
             code="unsupported-column-type",
         ) from error
-    return Feature(values[:, None], numbers=True)
+    said = Column("boolean") if pa.types.is_boolean(column.type) else Column("number", -math.inf, math.inf)
+    return Feature(values[:, None], numbers=True), said
 
 
 def _numpy(column: pa.Array) -> Any:
@@ -253,7 +262,7 @@ def _numpy(column: pa.Array) -> Any:
     return values.astype(str) if is_text(column.type) else values
 
 
-def _texts(column: pa.Array) -> list[str]:
+def texts_of(column: pa.Array) -> list[str]:
     texts: list[str] = pc.cast(column, pa.string()).to_pylist()
     return texts
 
@@ -272,15 +281,12 @@ def _declared(file: Path, schema: TableSchema, label: str, group: str | None, ke
     }
     classes = schema.columns[label].words
     return Columns(
-        [
-            _as_declared(file, name, columns[name], said)
-            for name, said in schema.columns.items()
-            if said.kind in ("number", "levels", "boolean")
-        ],
-        _places(file, label, _texts(columns[label]), classes, "class"),
+        [as_declared(file, name, columns[name], said) for name, said in schema.features.items()],
+        _places(file, label, texts_of(columns[label]), classes, "class"),
         classes,
         None if group is None else _groups(file, group, columns[group], schema.columns[group].words),
-        None if key is None else _texts(columns[key]),
+        None if key is None else texts_of(columns[key]),
+        schema.features,
     )
 
 
@@ -317,15 +323,15 @@ def _check_columns(file: Path, schema: TableSchema, present: Sequence[str]) -> N
         )
 
 
-def _as_declared(file: Path, name: str, column: pa.Array, said: Column) -> Feature:
+def as_declared(file: Path, name: str, column: pa.Array, said: Column) -> Feature:
     if said.kind == "number":
         values = np.clip(_numbers(file, name, column), said.low, said.high).astype(np.float32)
         return Feature(values[:, None], (said.low + said.high) / 2, (said.high - said.low) / 2, numbers=True)
-    texts = _texts(column)
+    texts = texts_of(column)
     if said.kind == "boolean":
         truths = [BOOLEANS.get(text.strip().lower()) for text in texts]
         if None in truths:
-            raise _unfit(file, name, texts, truths.index(None), "is neither true, false, 1 nor 0")
+            raise unfit(file, name, texts, truths.index(None), "is neither true, false, 1 nor 0")
         return Feature(np.array(truths, np.float32)[:, None], 0.5, 0.5, numbers=True)
     place = {level: at for at, level in enumerate(said.words)}
     nothing = len(said.words) if said.other is None else place[said.other]
@@ -349,9 +355,9 @@ def _numbers(file: Path, name: str, column: pa.Array) -> Array:
                 fix="convert the column, or declare it as ignored in the schema",
                 code="unsupported-column-type",
             ) from None
-        raise _unfit(file, name, texts, at, "is no number") from None
+        raise unfit(file, name, texts, at, "is no number") from None
     if not (finite := np.isfinite(values)).all():
-        raise _unfit(file, name, _texts(column), int(np.argmin(finite)), "is not finite")
+        raise unfit(file, name, texts_of(column), int(np.argmin(finite)), "is not finite")
     return values
 
 
@@ -365,7 +371,7 @@ def _is_number(text: str) -> bool:
 
 def _groups(file: Path, name: str, column: pa.Array, names: tuple[str, ...]) -> Array:
     """Codes in the order of the declared names, or, where none are declared, in that of their own."""
-    texts = _texts(column)
+    texts = texts_of(column)
     return _places(file, name, texts, names or tuple(sorted(set(texts))), "group")
 
 
@@ -373,11 +379,11 @@ def _places(file: Path, name: str, texts: list[str], words: tuple[str, ...], wha
     place = {word: at for at, word in enumerate(words)}
     found = [place.get(text) for text in texts]
     if None in found:
-        raise _unfit(file, name, texts, found.index(None), f"is no {what} that the schema declares: {', '.join(words)}")
+        raise unfit(file, name, texts, found.index(None), f"is no {what} that the schema declares: {', '.join(words)}")
     return np.array(found, np.int64)
 
 
-def _unfit(file: Path, name: str, texts: Sequence[str], at: int, what: str) -> DataError:
+def unfit(file: Path, name: str, texts: Sequence[str], at: int, what: str) -> DataError:
     return DataError(
         f"{file}: {name} = {texts[at]!r} {what} (row {at + 1} after the header)",
         why="sordino does not guess values, and it never drops a row silently",

@@ -181,10 +181,10 @@ def join(
         {SERVER: asked.invitation.server_key},
     )
     rows = {asked.client: data.trained}, {asked.client: data.tested}
-    told_before = asked.asked.shares_scores, asked.asked.key_digest
+    told_before, declared = (asked.asked.shares_scores, asked.asked.key_digest), asked.invitation.declared
     diary = Diary.of(folder, whole)
     with RunFolder(folder).locked(), diary.kept():
-        member = Membership(folder, told.run, agreed, whole, *rows, letterhead, *told_before, diary)
+        member = Membership(folder, told.run, agreed, whole, *rows, letterhead, *told_before, diary, declared)
         done = False
 
         def heard(standing: Standing, why: str) -> None:

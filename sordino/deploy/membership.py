@@ -11,6 +11,7 @@ from pathlib import Path
 import safetensors.torch
 from safetensors import SafetensorError
 
+from sordino.data.schema import TableSchema
 from sordino.deploy.agreed import SitesAgreement
 from sordino.deploy.key_holder import pinned
 from sordino.deploy.purse import Purse
@@ -38,6 +39,7 @@ from sordino.letters.events import Event
 from sordino.letters.letter import Letterhead
 from sordino.letters.shelf import Shelf
 from sordino.privacy.uplink.secure_stages import Encrypted, SecureStage
+from sordino.runs import bundle
 from sordino.runs.agreement import Agreement
 from sordino.runs.clients import clients_of
 from sordino.runs.folder import RunFolder
@@ -66,6 +68,7 @@ class Membership(Porter):
     shares_scores: bool = False
     key_digest: str = ""  # of the key holder's public key, as the holder told this site by another way
     note: Callable[[Event], None] = lambda event: None
+    declared: TableSchema | None = None  # of a table: what its columns hold
     over: bool = field(default=False, init=False)  # has the server said so?
     _told: set[tuple[str, int]] = field(default_factory=set, init=False)  # rounds that metrics.jsonl knows
 
@@ -205,7 +208,7 @@ class Membership(Porter):
         setup = self.whole.phases[-1]
         models = setup.algorithm.models(setup.state("server"))
         _, found = wire.decode(message, setup.header(self.run)(setup.rounds, -1), next(iter(models.values())))
-        atomic_write(self._mine.model_file, safetensors.torch.save({k: v.contiguous() for k, v in found.items()}))
+        bundle.write(self.folder, setup, found, self.declared.features if self.declared is not None else {})
 
     def receipt(self) -> Receipt:
         """What this site has spent until now, written and sealed."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from safetensors.torch import save
 
+from sordino.data.schema import Column, TableSchema
 from sordino.deploy.agreed import SitesAgreement
 from sordino.deploy.secure_sums import kind_of_sites
 from sordino.engine import wire
@@ -52,10 +53,22 @@ class ServersSide(ServersHalf):
 
     agreed: SitesAgreement
     post: PostOffice = field(repr=False)
+    declared: TableSchema | None = None  # of a table
 
     @classmethod
-    def of(cls, whole: Whole, agreed: SitesAgreement, post: PostOffice, rows: ServersRows) -> ServersSide:
-        return cls(whole.phases[-1], ServersHome(whole, rows), agreed, post)
+    def of(
+        cls,
+        whole: Whole,
+        agreed: SitesAgreement,
+        post: PostOffice,
+        rows: ServersRows,
+        declared: TableSchema | None = None,
+    ) -> ServersSide:
+        return cls(whole.phases[-1], ServersHome(whole, rows), agreed, post, declared)
+
+    @property
+    def columns(self) -> Mapping[str, Column]:
+        return self.declared.features if self.declared is not None else {}
 
     @property
     def dataset(self) -> str:

@@ -11,6 +11,7 @@ from pathlib import Path
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from sordino.config import Experiment
+from sordino.deploy import invitation as invitations
 from sordino.deploy.agreed import SitesAgreement
 from sordino.deploy.agreed import read as read_agreement
 from sordino.deploy.diary import Diary
@@ -85,11 +86,15 @@ def serve(
     letterhead = Letterhead(SERVER, environment.run, experiment.digest(), agreed.digest, asked.identity, known)
     diary = Diary.of(asked.folder, whole, hears)
     rows = ServersRows() if asked.own is None else servers_rows(experiment, asked.own)
-    side = ServersSide.of(whole, agreed, PostOffice(carrier, letterhead, asked.patience, diary), rows)
+    if asked.folder.exists():
+        invitation = invitations.read(asked.folder / INVITATION)
+    else:
+        invitation = invite(environment.run, asked.address or asked.bind, asked.via, asked.identity, experiment, agreed)
+    post = PostOffice(carrier, letterhead, asked.patience, diary)
+    side = ServersSide.of(whole, agreed, post, rows, invitation.declared)
     for phase in whole.phases:
         phase.algorithm.check(side.home)
     if not asked.folder.exists():
-        invitation = invite(environment.run, asked.address or asked.bind, asked.via, asked.identity, experiment, agreed)
         more = {AGREEMENT: agreed.toml(), INVITATION: invitation.toml()}
         found(asked.folder, side.setup, side.agreement(), environment, b"", side.home.story, more)
     invited(asked.folder / INVITATION)

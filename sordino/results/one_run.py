@@ -15,7 +15,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sordino.errors import RunError
 from sordino.evaluate.measures import Metrics, final, headline, last_scored, scores
 from sordino.evaluate.rows import PreparedRow, RoundRow
 from sordino.ledger.books import EVERYONE
@@ -83,17 +82,13 @@ class Result:
 
     @property
     def model(self) -> dict[str, Tensor]:
-        """The global model where the run last stopped: parameters by name, for `net.load_state_dict`."""
+        """The global model where the run last stopped: all that the network holds, for `net.load_state_dict`."""
         from sordino.engine.checkpoint import tensors
+        from sordino.runs.bundle import no_model
 
         path = self._run.model_file
         if not path.exists():
-            raise RunError(
-                f"{self.folder} has no model yet",
-                why="it is written when a run ends or is stopped",
-                fix=f"`sordino resume {self.folder}` finishes the run and writes it",
-                code="no-model",
-            )
+            raise no_model(self.folder)
         return tensors(path)
 
     # data frames ----------------------------------------------------------------------------------------------------

@@ -54,6 +54,7 @@ class RunFolder:
     receipt_file = _Named("privacy.json")
     signature_file = _Named("privacy.sig")
     model_file = _Named("model.safetensors")
+    description_file = _Named("model.json")  # how the model is used
     events_file = _Named("events.jsonl")  # between sites: one object for each thing that happened
     log_file = _Named("log.txt")  # what the user was told of a run and no table shows
     page_file = _Named("report.html")

@@ -11,20 +11,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-import safetensors.torch
 import torch
 
 from sordino import tree, user_code
 from sordino.config import Experiment, Network
 from sordino.engine import checkpoint
-from sordino.engine.checkpoint import atomic_write
 from sordino.engine.memory import keep_freed_memory
 from sordino.engine.server import Federation
 from sordino.errors import BudgetExhausted, RunError
 from sordino.evaluate.rows import RoundCost, RoundRow
 from sordino.ledger.notes import SYSTEM
 from sordino.round import Outcome
-from sordino.runs import metrics
+from sordino.runs import bundle, metrics
 from sordino.runs.folder import RunFolder
 from sordino.runs.interrupts import patience
 from sordino.runs.noise_level import drowning
@@ -103,7 +101,7 @@ def play(
             notes += phase.algorithm.warns(half.home)
         evaluate, interrupted = half.evaluation(), False
         if not begun.done:
-            return _ended(setup, folder, federation, None, notes, interrupted=True)
+            return _ended(half, folder, federation, None, notes, interrupted=True)
         loaded = checkpoint.load(mine.checkpoints, setup.state, fallback=fallback)
         at = Standing(begun.server, 0) if loaded is None else stands(federation, loaded, folder)
         known = None if loaded is None else Begun(folder, loaded)
@@ -152,13 +150,16 @@ def play(
         except KeyboardInterrupt:
             interrupted = True
         rows.sync()
-        return _ended(setup, folder, federation, at.server, notes, interrupted)
+        return _ended(half, folder, federation, at.server, notes, interrupted)
 
 
 def _ended(
-    setup: Setup, folder: Path, federation: Federation, server: Tree, notes: list[str], interrupted: bool
+    half: ServersHalf, folder: Path, federation: Federation, server: Tree, notes: list[str], interrupted: bool
 ) -> Ended:
-    made, remarks = _finish(setup, folder, federation, server), federation.inbox.remarks
+    setup = half.setup
+    if server is not None:
+        bundle.write(folder, setup, next(iter(setup.algorithm.models(server).values())), half.columns)
+    made, remarks = write_receipt(folder, setup, federation), federation.inbox.remarks
     # a remark names a client that was asked, which a hidden cohort does not tell
     hidden = setup.cohort.hidden and setup.experiment.privacy.noise == SYSTEM
     mine = RunFolder(folder)
@@ -171,14 +172,6 @@ def _ended(
 def _due(t: int, experiment: Experiment) -> bool:
     """Is the model evaluated after round t?"""
     return t % experiment.evaluation.every == 0 or t > experiment.rounds - max(1, experiment.evaluation.final)
-
-
-def _finish(setup: Setup, folder: Path, federation: Federation, server: Tree) -> Receipt:
-    if server is not None:
-        model = next(iter(setup.algorithm.models(server).values()))
-        packed = safetensors.torch.save({name: value.contiguous() for name, value in model.items()})
-        atomic_write(RunFolder(folder).model_file, packed)
-    return write_receipt(folder, setup, federation)
 
 
 @contextlib.contextmanager

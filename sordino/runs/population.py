@@ -31,7 +31,6 @@ from sordino.runs.home import ServersRows, source_of
 from sordino.runs.refusals import check_everybody_has_data
 
 TRUSTED = "{} is somebody's own program, which is trusted not to keep or send what it is shown"
-SCALING = "inputs are scaled by the mean and deviation of all training data, whose release is not accounted for"
 
 
 @dataclass(frozen=True)
@@ -83,7 +82,7 @@ class Population:
     @property
     def _assumed(self) -> tuple[str, ...]:
         """What every number rests on, because of how the data were read."""
-        scaled = (SCALING,) if self.scaled_by_rows else ()
+        scaled = (public_inputs.SCALING,) if self.scaled_by_rows else ()
         named = [str(table.get("name")) for table in (self.experiment.algorithm, self.experiment.model)]
         trusted = tuple(TRUSTED.format(name) for name in named if user_code.is_own(name))
         return (*scaled, *self.drawn_from_labels, *(() if self._real else self.learned_from_rows), *trusted)

@@ -24,6 +24,8 @@ RESERVED = (
     "which examples are used, and which the server keeps, was drawn from all labels: the choice is taken as public"
 )
 
+SCALING = "inputs are scaled by the mean and deviation of all training data, whose release is not accounted for"
+
 Scaling = Literal["fixed", "channel", "pixel", "none"]
 
 
@@ -81,6 +83,11 @@ def scaling(data: Data, found: TableSchema | None) -> Scaling:
             code="no-such-scaling",
         )
     return "channel"
+
+
+def of_rows(*said: tuple[str, ...]) -> bool:
+    """Did rows decide columns, classes or what inputs are scaled by, as the sentences of a receipt tell?"""
+    return any(sentence in (SCALING, COLUMNS, CLASSES) for sentences in said for sentence in sentences)
 
 
 def learned(data: Data, found: TableSchema | None) -> tuple[str, ...]:

@@ -20,7 +20,14 @@ PAGE = _ANY.page_file.name
 # what is shown to others, and is the same for every executor; experiment.toml has a digest of its own
 FILES = tuple(
     file.name
-    for file in (_ANY.agreement_file, _ANY.metrics_file, _ANY.preparation_file, _ANY.handed_file, _ANY.model_file)
+    for file in (
+        _ANY.agreement_file,
+        _ANY.metrics_file,
+        _ANY.preparation_file,
+        _ANY.handed_file,
+        _ANY.model_file,
+        _ANY.description_file,
+    )
 )
 
 

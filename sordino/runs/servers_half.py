@@ -5,13 +5,14 @@ simulation everybody's rows lie beside it; between sites there is nothing else.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple, Self
 
+from sordino.data.schema import Column
 from sordino.engine.checkpoint import Loaded
 from sordino.engine.executor import Executor
 from sordino.engine.server import Federation
@@ -42,6 +43,11 @@ class ServersHalf(ABC):
     @abstractmethod
     def dataset(self) -> str:
         """The digest that stands for the data."""
+
+    @property
+    @abstractmethod
+    def columns(self) -> Mapping[str, Column]:
+        """Of a table: what its features hold, for whoever uses the model."""
 
     @abstractmethod
     def at(self, stage: int) -> Self:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from sordino import keys, tree
+from sordino import keys, tree, user_code
 from sordino.algorithms.algorithm import AnyAlgorithm, Home, Known
 from sordino.algorithms.learning import adapting
 from sordino.algorithms.phases import Phase
@@ -35,9 +35,8 @@ from sordino.runs.agreement import Agreement, PublicNumbers, of_an_upload
 from sordino.runs.phases import Methods, decided, reads_plainly
 from sordino.runs.prices import PriceRequest, check_reads, shared
 from sordino.runs.refusals import check_secure
-from sordino.tasks.build import build_net, fits
+from sordino.tasks.build import Architecture
 from sordino.tasks.classification import Classification
-from sordino.tasks.nets import projected
 from sordino.tasks.quadratic import Quadratic
 from sordino.tree import Tree
 from sordino.types import Offer, Task
@@ -71,8 +70,25 @@ class Whole:
         experiment, public, training = self.experiment, self.public, self.methods.training
         if public.classes == 0:
             return Quadratic(public.shape[0] // 2)
-        options = {k: v for k, v in experiment.model.items() if k not in ("name", "options")}
-        own = experiment.model.get("options", {})
+        net = self.architecture.built(keys.word(keys.fold(keys.root(experiment.seed), "model")))
+        return Classification(
+            net,
+            name=self.architecture.name,
+            shape=public.shape,
+            mean=public.mean,
+            std=public.std,
+            image=public.kind == "image",
+            precision=torch.bfloat16 if decided(experiment.engine, training).precision == "bf16" else torch.float32,
+            augment=experiment.data.augment,
+            labels=public.named,
+            keeps=self.architecture.is_own and not experiment.model.get("reset", False),
+        )
+
+    @cached_property
+    def architecture(self) -> Architecture:
+        """What the model is built from."""
+        table, public, training = self.experiment.model, self.public, self.methods.training
+        own, name, reset = table.get("options", {}), str(table.get("name")), table.get("reset")
         if not isinstance(own, dict):
             raise ConfigError(
                 f"model.options = {own!r}",
@@ -80,26 +96,21 @@ class Whole:
                 fix="set for example model.options = {width = 64}",
                 code="wrong-type",
             )
-        options |= own
-        name, shape, image = str(experiment.model.get("name")), public.shape, public.kind == "image"
-        inputs, outputs = (shape[-1], *shape[:-1]) if image else shape, public.named * training.heads
-        with torch.random.fork_rng(devices=[]):
-            # a user's class may draw buffers or bare parameters: the same ones in every process
-            torch.default_generator.manual_seed(keys.word(keys.fold(keys.root(experiment.seed), "model")))
-            net = build_net(name, inputs, outputs, options)
-            if width := training.projection:
-                net = projected(net, width)
-        fits(net, name, inputs, outputs)
-        return Classification(
-            net,
-            name=name,
-            shape=shape,
-            mean=public.mean,
-            std=public.std,
-            image=image,
-            precision=torch.bfloat16 if decided(experiment.engine, training).precision == "bf16" else torch.float32,
-            augment=experiment.data.augment,
-            labels=public.named,
+        if reset is not None and not (isinstance(reset, bool) and user_code.is_own(name)):
+            raise ConfigError(
+                f"model.reset = {reset!r} with model.name = {name!r}",
+                why="it says, true or false, whether the initial values of a class of your own are drawn anew; those "
+                "of a built-in network always are",
+                fix="leave it out, or set model.reset = true with a class of your own",
+                code="no-reset",
+            )
+        shape, image = public.shape, public.kind == "image"
+        return Architecture(
+            name,
+            {key: value for key, value in table.items() if key not in ("name", "options", "reset")} | own,
+            (shape[-1], *shape[:-1]) if image else shape,
+            public.named * training.heads,
+            training.projection,
         )
 
     @cached_property

@@ -4,6 +4,7 @@ its own data, the clients' half its own rows; nothing else passes between the tw
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,6 +13,7 @@ import numpy as np
 import torch
 
 from sordino.config import Experiment, Privacy
+from sordino.data.schema import Column
 from sordino.engine.client_states import States
 from sordino.engine.executor import Executor
 from sordino.engine.shards import Shards
@@ -62,6 +64,10 @@ class Simulation(ServersHalf):
     @property
     def dataset(self) -> str:
         return self.population.fingerprint
+
+    @property
+    def columns(self) -> Mapping[str, Column]:
+        return self.population.dataset.columns
 
     def site(
         self,

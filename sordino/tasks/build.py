@@ -2,14 +2,58 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import contextlib
+import random
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from sordino import user_code
 from sordino.errors import ConfigError, DataError, SordinoError
-from sordino.tasks.nets import NETS
+from sordino.tasks.nets import NETS, projected
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """All that a network is built from, so that anybody can build the same one again."""
+
+    name: str
+    options: Mapping[str, object] = field(default_factory=dict)
+    inputs: tuple[int, ...] = ()  # of one example, as the network sees it: channels first
+    outputs: int = 0
+    projection: int = 0  # the width of a projection head before the classifier; 0 for none
+
+    @property
+    def is_own(self) -> bool:
+        return user_code.is_own(self.name)
+
+    def built(self, seed: int) -> nn.Module:
+        """The network, which fits its inputs. Whatever its constructor draws it draws from the seed, so it is the same
+        in every process and after every stop."""
+        with _drawing(seed):
+            net = build_net(self.name, self.inputs, self.outputs, self.options)
+            if self.projection:
+                net = projected(net, self.projection)
+            fits(net, self.name, self.inputs, self.outputs)  # lazy layers draw when they see their first example
+        return net
+
+
+@contextlib.contextmanager
+def _drawing(seed: int) -> Iterator[None]:
+    """The generators that a constructor may use, seeded; nobody else's draws are moved."""
+    plain, numbers = random.getstate(), np.random.get_state()
+    try:
+        with torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(seed)
+            random.seed(seed)
+            np.random.seed(seed % 2**32)
+            yield
+    finally:
+        random.setstate(plain)
+        np.random.set_state(numbers)
 
 
 def build_net(name: str, shape: tuple[int, ...], classes: int, options: Mapping[str, object]) -> nn.Module:

@@ -43,8 +43,10 @@ class Classification:
         precision: torch.dtype = torch.float32,
         augment: str = "none",
         labels: int | None = None,
+        keeps: bool = False,
     ) -> None:
-        """`labels`: how many classes there are, where the network has outputs beyond them."""
+        """`labels`: how many classes there are, where the network has outputs beyond them; `keeps`: training starts
+        from the values that the network has now, and not from values drawn by a key."""
         self.name, self._labels = name, labels
         self._augment = AUGMENT[augment]
         self._net, self._image, self._shape = net, image, shape
@@ -77,6 +79,8 @@ class Classification:
                 code="model-without-parameters",
             )
         self._trained = [(name, p) for name, p in net.named_parameters() if p.requires_grad]
+        self._held = {name: p.detach().clone() for name, p in self._trained} if keeps else None
+        self._rest = _beside(net, dict(self._trained))
         self._chain = Chain.of(net, shape)
         # bf16 pays where convolutions do the work; weights, sums and everything private stay in fp32
         self.precision = precision if self._chain is not None and self._chain.images else torch.float32
@@ -86,13 +90,27 @@ class Classification:
         )
 
     def init(self, key: keys.Key) -> Params:
+        """The values that training starts from: drawn by the key, but where the network keeps its own."""
+        if self._held is not None:
+            return {name: value.clone() for name, value in self._held.items()}
+        if self._chain is None:
+            for _, p in self._trained:
+                p.data = p.data.clone()  # `gradient` has put somebody's weights there
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(keys.word(key))  # of other devices nothing is drawn
             for module in self._net.modules():
                 reset = getattr(module, "reset_parameters", None)
                 if callable(reset):
                     reset()
-        return {name: p.detach().clone() for name, p in self._net.named_parameters() if p.requires_grad}
+        for name, value in self._net.state_dict(keep_vars=True).items():
+            if isinstance(kept := self._rest.get(name), Tensor):  # what is frozen, and buffers, stay as they were
+                value.data.copy_(kept)
+        return {name: p.detach().clone() for name, p in self._trained}
+
+    def state_dict(self, params: Params) -> Params:
+        """All that the network holds at these parameters, by the names of its own `state_dict`: also what is frozen,
+        and buffers as its constructor left them."""
+        return {name: params[kept] if isinstance(kept, str) else kept for name, kept in self._rest.items()}
 
     def losses(self, params: Params, x: Tensor, y: Tensor, keys: Tensor) -> Tensor:
         self._net.train()
@@ -353,3 +371,13 @@ class Classification:
             return False
         slow = one_by_one(losses, params, batch, draws, 0.5, 2)
         return fast is not None and all(torch.allclose(fast[k], slow[k], rtol=1e-3, atol=1e-5) for k in slow)
+
+
+def _beside(net: nn.Module, trained: Params) -> dict[str, Tensor | str]:
+    """What a network's `state_dict` holds, in its order: the name of a trained parameter, or what nobody trains."""
+    names = {id(p): name for name, p in trained.items()}
+    return {
+        name: names.get(id(value)) or value.detach().clone()
+        for name, value in net.state_dict(keep_vars=True).items()
+        if isinstance(value, Tensor)
+    }

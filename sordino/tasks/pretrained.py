@@ -42,7 +42,8 @@ def stored(task: Task, path: str) -> Params:
             fix="give a model.safetensors file",
             code="no-extractor",
         ) from None
-    if {n: t.shape for n, t in found.items()} != {n: t.shape for n, t in wanted.items()}:
+    whole = task.state_dict(wanted)
+    if {n: t.shape for n, t in found.items()} != {n: t.shape for n, t in whole.items()}:
         raise ConfigError(
             f"{path} holds another network",
             why="the extractor must have the same layers and sizes as the model",

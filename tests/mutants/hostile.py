@@ -282,7 +282,7 @@ HOSTILE = [
         "classes of the labels that are there",
         "data/tabular.py",
         "classes = schema.columns[label].words",
-        "classes = tuple(sorted(set(_texts(columns[label]))))",
+        "classes = tuple(sorted(set(texts_of(columns[label]))))",
         f"{NEIGHBOURING_TABLES}::test_a_learned_table_tells_one_row_from_another",
         f"{NEIGHBOURING_TABLES}::test_neighbouring_tables_teach_the_same_before_the_noise",
     ),

@@ -1,0 +1,151 @@
+"""New examples for a trained model: rows of a table, or images, read by what was known of them in training. What the
+new ones hold decides nothing, and one that does not fit is refused with its place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from sordino.data import images, tabular
+from sordino.data.area import area
+from sordino.data.dataset import Array
+from sordino.data.decoding import channels_last, opened
+from sordino.data.folders import SUFFIXES
+from sordino.data.schema import Column
+from sordino.errors import DataError
+
+
+class NewRows(NamedTuple):
+    """Raw, as they were in training."""
+
+    x: Array
+    names: tuple[str, ...]  # the number of a row, or the file of an image
+    truth: tuple[str, ...] | None = None  # its class, where that was asked for
+
+
+# of a table -----------------------------------------------------------------------------------------------------------
+
+
+def table(file: Path, columns: Mapping[str, Column], label: str | None = None) -> NewRows:
+    """`columns`: the features, as the model knows them; all others are not looked at, but for a `label`."""
+    return rows_of(tabular.read(file, (*columns, *([] if label is None else [label]))), columns, label, file)
+
+
+def given(rows: object, columns: Mapping[str, Column], label: str | None = None) -> NewRows:
+    """The same of rows in memory: a list of dictionaries, a dictionary of columns, a data frame, an arrow table."""
+    where = Path("the rows")
+    try:
+        listed = isinstance(rows, Sequence) and not isinstance(rows, str | bytes)
+        found = rows if isinstance(rows, pa.Table) else pa.Table.from_pylist(rows) if listed else pa.table(rows)
+    except (pa.ArrowException, TypeError, ValueError) as error:
+        raise DataError(
+            f"{where} cannot be read",
+            why=str(error),
+            fix="give a list of dictionaries, a dictionary of columns, or a data frame; each column of one type",
+            code="unreadable-rows",
+        ) from None
+    return rows_of(found, columns, label, where)
+
+
+def rows_of(found: pa.Table, columns: Mapping[str, Column], label: str | None, file: Path) -> NewRows:
+    asked = [*columns, *([] if label is None else [label])]
+    if missing := [name for name in asked if name not in found.column_names]:
+        raise DataError(
+            f"{file} lacks {', '.join(missing)}",
+            why=f"the model was trained with these columns; here are: {', '.join(found.column_names) or 'none'}",
+            fix="add them, spelled in the same way" + (", or ask for no score" if missing == [label] else ""),
+            code="missing-column",
+        )
+    held = {name: _complete(file, name, found.column(name)) for name in asked}
+    for name, said in columns.items():
+        if said.kind == "levels" and said.other is None:
+            texts = tabular.texts_of(held[name])
+            if (at := next((at for at, text in enumerate(texts) if text not in said.words), None)) is not None:
+                raise tabular.unfit(file, name, texts, at, f"is no level that the model knows: {', '.join(said.words)}")
+    parts = [tabular.as_declared(file, name, held[name], said).values for name, said in columns.items()]
+    names = tuple(str(at) for at in range(1, found.num_rows + 1))
+    return NewRows(np.hstack(parts), names, None if label is None else tuple(tabular.texts_of(held[label])))
+
+
+def _complete(file: Path, name: str, column: pa.ChunkedArray) -> pa.Array:
+    whole = column.combine_chunks()
+    if pa.types.is_dictionary(whole.type):
+        whole = whole.dictionary_decode()
+    if whole.null_count:
+        at = int(np.argmax(pc.is_null(whole).to_numpy(zero_copy_only=False)))
+        raise DataError(
+            f"{file}: {name} is missing (row {at + 1} after the header)",
+            why="sordino does not guess values",
+            fix="fill in the value, or remove the row",
+            code="missing-values",
+        )
+    return whole
+
+
+# images ---------------------------------------------------------------------------------------------------------------
+
+
+def pictures(
+    path: Path, shape: tuple[int, ...], resize: bool, classes: Sequence[str], label: str | None, score: bool
+) -> NewRows:
+    """Images in a folder (of any depth), in one file, or in a parquet file. `resize`: were those of the training
+    brought to this size? `score`: tell the class of each, the folder that it lies in, or a number in a parquet file.
+    """
+    if path.suffix == ".parquet":
+        encoded = [data for batch in images.encoded_batches(_there(path)) for data in batch]
+        names = [str(at) for at in range(1, len(encoded) + 1)]
+        codes = images.labels_of([path], label).tolist() if score else []
+        truth = [classes[code] if code < len(classes) else str(code) for code in codes]
+    else:
+        files = _files(_there(path))
+        encoded, names = [file.read_bytes() for file in files], [str(file.relative_to(path)) for file in files]
+        names = [path.name] if path.is_file() else names
+        truth = [file.parent.name for file in files]
+    x = np.stack([_picture(data, name, shape, resize) for data, name in zip(encoded, names, strict=True)])
+    return NewRows(x, tuple(names), tuple(truth) if score else None)
+
+
+def _there(path: Path) -> Path:
+    if not path.exists():
+        raise DataError(f"there is no {path}", fix="check the path", code="missing-file")
+    return path
+
+
+def _files(path: Path) -> list[Path]:
+    found: Iterable[Path] = [path] if path.is_file() else sorted(path.rglob("*"))
+    files = [file for file in found if file.suffix.lower() in SUFFIXES and file.is_file()]
+    if not files:
+        raise DataError(
+            f"{path} holds no images",
+            why=f"image files end in {', '.join(SUFFIXES)}; a table of images is a parquet file",
+            fix="give an image, a folder of images, or a parquet file",
+            code="no-images",
+        )
+    return files
+
+
+def _picture(data: bytes | None, name: str, shape: tuple[int, ...], resize: bool) -> Array:
+    height, width, channels = shape
+    with opened(data or b"", name) as (image, mode):
+        if mode == "RGB" and channels == 1:
+            raise DataError(
+                f"{name}: a colour image",
+                why="the model was trained with grey images",
+                fix="convert it to grey",
+                code="mixed-pixel-formats",
+            )
+        if image.size != (width, height) and not resize:
+            raise DataError(
+                f"{name}: the image is {image.size[0]}x{image.size[1]}",
+                why=f"the model was trained with images of {width}x{height}, which were not resized",
+                fix="resize it in the way in which the training images were made",
+                code="mixed-image-sizes",
+            )
+        found = channels_last(image, "L" if channels == 1 else "RGB")
+    return found if found.shape == shape else np.asarray(area(found[None], width)[0])

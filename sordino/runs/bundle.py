@@ -1,0 +1,233 @@
+"""model.json, beside model.safetensors: all that it takes to use the model, without the data and without this library.
+
+What it says is public where the data's schema and the agreement are: columns, levels, classes, numbers to scale by.
+Where rows decided these, in a run with real noise, no epsilon covers the file, and it lies in the private folder.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import safetensors.torch
+from pydantic import model_validator
+from torch import nn
+
+from sordino.data.schema import Column
+from sordino.engine.checkpoint import atomic_write
+from sordino.errors import ConfigError, RunError, damaged
+from sordino.ledger.facts import Fact
+from sordino.ledger.notes import SYSTEM
+from sordino.runs import private, public_inputs, seal
+from sordino.runs.folder import RunFolder
+from sordino.runs.shapes import MOST, parsed
+from sordino.tasks.build import Architecture
+from sordino.types import Params
+
+if TYPE_CHECKING:
+    from sordino.runs.setup import Setup
+
+FORMAT: Literal[1] = 1
+AGAIN = "`sordino resume` writes it again where the run and its data are"
+
+
+class InputColumn(Fact):
+    """One column, as the model sees it. A number outside its range is moved to the nearer end; each level is an input
+    of its own, 1 or 0."""
+
+    name: str
+    kind: Literal["number", "levels", "boolean"]
+    range: tuple[float, float] | None = None
+    levels: tuple[str, ...] = ()
+    other: str | None = None  # the level that stands for unknown ones
+
+    @property
+    def column(self) -> Column:
+        low, high = self.range or (-math.inf, math.inf)
+        return Column(self.kind, low, high, self.levels, self.other)
+
+    @property
+    def width(self) -> int:
+        return len(self.levels) if self.kind == "levels" else 1
+
+
+class BundledInputs(Fact):
+    """How an example becomes the input of the network: (value - mean) / deviation, of an image after a division by
+    255."""
+
+    kind: Literal["image", "table"]
+    shape: tuple[int, ...]  # images: height, width, channels
+    mean: tuple[float, ...]
+    deviation: tuple[float, ...]
+    columns: tuple[InputColumn, ...] = ()  # of a table, in the order of its inputs
+    resized: bool = False  # were images brought to this size?
+
+
+class BundledModel(Fact):
+    """What is built, and filled with the weights."""
+
+    name: str
+    options: Mapping[str, Any] = {}
+    inputs: tuple[int, ...]  # channels first
+    outputs: int
+    projection: int = 0
+
+    @property
+    def architecture(self) -> Architecture:
+        return Architecture(self.name, self.options, self.inputs, self.outputs, self.projection)
+
+
+class Bundle(Fact):
+    """The file."""
+
+    format: Literal[1]
+    task: Literal["classification"]
+    weights: str  # the file of the weights
+    model: BundledModel
+    inputs: BundledInputs
+    classes: tuple[str, ...]  # in the order of the outputs; outputs beyond them are an algorithm's own
+    label: str | None = None  # the column that is predicted
+    personalised: bool = False  # do clients make this model their own before they use it?
+
+    @model_validator(mode="after")
+    def _possible(self) -> Bundle:
+        shape, wide = self.inputs.shape, sum(feature.width for feature in self.inputs.columns)
+        sizes = (1, shape[-1], math.prod(shape)) if shape else ()
+        if not shape or min(shape) < 1 or math.prod(shape) > MOST:
+            raise ValueError(f"shape is {list(shape)}")
+        if len(self.inputs.mean) not in sizes or len(self.inputs.deviation) != len(self.inputs.mean):
+            raise ValueError("mean and deviation do not belong to examples of this shape")
+        if self.inputs.columns and (wide,) != shape:
+            raise ValueError(f"the columns give {wide} inputs, and the shape says {list(shape)}")
+        if not 1 <= len(self.classes) <= self.model.outputs <= MOST:
+            raise ValueError("there are more classes than outputs, or none")
+        return self
+
+
+def described(setup: Setup, columns: Mapping[str, Column]) -> Bundle | None:
+    """The bundle of a run; nothing where nothing is predicted."""
+    experiment, public = setup.experiment, setup.public
+    if not public.classes:
+        return None
+    built = setup.whole.architecture
+    anonymous = public.named != public.classes or bool(experiment.partition.get("anonymous", False))
+    return Bundle(
+        format=FORMAT,
+        task="classification",
+        weights=RunFolder(Path()).model_file.name,
+        model=BundledModel(
+            name=built.name,
+            options=built.options,
+            inputs=built.inputs,
+            outputs=built.outputs,
+            projection=built.projection,
+        ),
+        inputs=BundledInputs(
+            kind=public.kind,
+            shape=public.shape,
+            mean=public.mean,
+            deviation=public.std,
+            columns=tuple(_feature(name, column) for name, column in columns.items()),
+            resized=experiment.data.source == "folder" or experiment.data.side is not None,
+        ),
+        classes=tuple(map(str, range(public.named))) if anonymous else public.class_names,
+        label=experiment.data.label,
+        personalised=bool(setup.ways),
+    )
+
+
+def _feature(name: str, said: Column) -> InputColumn:
+    made = InputColumn(name=name, kind=said.kind, levels=said.words, other=said.other)  # type: ignore[arg-type]
+    return made.beside(range=(said.low, said.high)) if math.isfinite(said.high) and said.kind == "number" else made
+
+
+def write(folder: Path, setup: Setup, model: Params, columns: Mapping[str, Column]) -> None:
+    """The weights, whole, and what they are used with."""
+    mine = RunFolder(folder)
+    whole = {name: value.contiguous().clone() for name, value in setup.task.state_dict(model).items()}
+    atomic_write(mine.model_file, safetensors.torch.save(whole))
+    if (told := described(setup, columns)) is None:
+        return
+    text = json.dumps(told.to_json(), indent=2).encode()
+    if setup.experiment.privacy.noise == SYSTEM and public_inputs.of_rows(setup.public.assumed, setup.public.void):
+        private.write(RunFolder(mine.private).description_file, text)
+    else:
+        atomic_write(mine.description_file, text)
+
+
+# somebody uses it -----------------------------------------------------------------------------------------------------
+
+
+def read(folder: Path) -> Bundle:
+    """The bundle in a run folder, or in a folder that holds these two files and nothing else. Where a receipt lies
+    beside them, they must be the files of the receipt."""
+    mine = RunFolder(folder)
+    if not mine.model_file.is_file():
+        mine.check()
+        raise no_model(folder)
+    place = next((f for f in (mine, RunFolder(mine.private)) if f.description_file.is_file()), None)
+    if place is None:
+        raise RunError(
+            f"{folder} has weights, and no {mine.description_file.name} that says how to use them",
+            why="the run is of an older version, it learns no classes, or the file lies in a private folder elsewhere",
+            fix=AGAIN,
+            code="no-bundle",
+        )
+    try:
+        text = place.description_file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise damaged(place.description_file, str(error), AGAIN) from None
+    if mine.receipt_file.is_file():
+        _check_sealed(folder)
+    return parsed(place.description_file, text, Bundle, AGAIN)
+
+
+def no_model(folder: Path) -> RunError:
+    return RunError(
+        f"{folder} has no model yet",
+        why="it is written when a run ends or is stopped",
+        fix=f"`sordino resume {folder}` finishes the run and writes it",
+        code="no-model",
+    )
+
+
+def _check_sealed(folder: Path) -> None:
+    mine = RunFolder(folder)
+    names = tuple(file.name for file in (mine.model_file, mine.description_file))
+    if changed := [line for line in seal.wrong(folder, seal.claimed(folder)) if line.startswith(names)]:
+        raise RunError(
+            f"the model in {folder} is not the one that the run has written",
+            why="; ".join(changed),
+            fix=f"put the file back from a copy; `sordino privacy verify {folder}` says what else was changed",
+            code="edited-bundle",
+        )
+
+
+def loaded(folder: Path, bundle: Bundle, code: bool) -> nn.Module:
+    """The network with its weights. A class of somebody's own is a program: it is imported with `code` only."""
+    built, file = bundle.model.architecture, RunFolder(folder).model_file
+    if built.is_own and not code:
+        raise ConfigError(
+            f"the model is {built.name}, a class of somebody's own",
+            why="to build it, its file has to be imported, and that runs it",
+            fix="say --with-code (in Python with_code=True), where you trust that file",
+            code="own-model-needs-code",
+        )
+    net = built.built(0)
+    try:
+        net.load_state_dict(safetensors.torch.load_file(file), strict=True)
+    except (OSError, RuntimeError, safetensors.SafetensorError) as error:
+        raise RunError(
+            f"the weights in {file} do not fit the model {built.name}",
+            why=str(error).partition("\n")[0][:300],
+            fix="use the class and the options that the run was made with, and the file that it has written",
+            code="weights-do-not-fit",
+        ) from None
+    return net
+
+
+def columns_of(bundle: Bundle) -> dict[str, Column]:
+    return {feature.name: feature.column for feature in bundle.inputs.columns}
