@@ -47,7 +47,7 @@ class ServersHalf(ABC):
     @property
     @abstractmethod
     def columns(self) -> Mapping[str, Column]:
-        """Of a table: what its features hold, for whoever uses the model."""
+        """What the features of a table hold, for whoever uses the model."""
 
     @abstractmethod
     def at(self, stage: int) -> Self:

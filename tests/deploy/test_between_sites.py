@@ -19,3 +19,5 @@ def test_sites_train_what_the_simulation_trains(case: Case, tmp_path: Path) -> N
     assert not [note for note in between.notes if "are there" not in note]
     assert model_of(between.folder) == model_of(tmp_path / "loop")
     assert ledger_of(between.folder) == ledger_of(tmp_path / "loop")
+    told = {file.read_bytes() for file in tmp_path.glob("*/model.json")}
+    assert len(told) == (case.name != "quadratic"), "server and sites know how the model is used, and say the same"

@@ -96,6 +96,7 @@ class Federated:
         member = Membership(
             folder, self.run, self.agreed, whole, trained, tested, self.letterhead(site), self.shares_scores
         )
+        member.declared = population.declared
         if self.holder is not None:
             member.key_digest = self.holder.digest
         self.members[site] = member
@@ -107,7 +108,8 @@ class Federated:
     def half(self, carrier: Carrier) -> ServersSide:
         whole = Whole(self.experiment, self.agreed.public)
         post = PostOffice(carrier, self.letterhead(SERVER), self.patience, self._note)
-        return ServersSide.of(whole, self.agreed, post, self.simulation.population.kept._replace(tested=None))
+        population = self.simulation.population
+        return ServersSide.of(whole, self.agreed, post, population.kept._replace(tested=None), population.declared)
 
     def _note(self, event: Event) -> None:
         if event.event not in ROUTINE:
