@@ -87,7 +87,7 @@ def serve(
     diary = Diary.of(asked.folder, whole, hears)
     rows = ServersRows() if asked.own is None else servers_rows(experiment, asked.own)
     if asked.folder.exists():
-        invitation = invitations.read(asked.folder / INVITATION)
+        invitation = invitations.read(asked.folder / INVITATION, with_code=True)  # its own
     else:
         invitation = invite(environment.run, asked.address or asked.bind, asked.via, asked.identity, experiment, agreed)
     post = PostOffice(carrier, letterhead, asked.patience, diary)

@@ -51,6 +51,8 @@ def same(trial: Trial) -> None:
         own = tmp_path / f"site-{k}-run"
         assert verify(own) == []
         assert model_of(own) == model_of(loop)  # every site is given what was trained
+        if (loop / "model.json").exists():
+            assert (own / "model.json").read_bytes() == (loop / "model.json").read_bytes()
         mine = {entry.op: entry.charges for entry in ledger_of(own)}
         for entry in ledger_of(loop):
             if str(k) in entry.charges:

@@ -8,6 +8,7 @@ The containers and the services of examples/sites say the same words, so they ar
 from __future__ import annotations
 
 import configparser
+import json
 import os
 import re
 import shlex
@@ -82,7 +83,7 @@ def test_what_the_page_prints_is_what_the_programs_print() -> None:
         "sites are there",
         "sites join with",
         "What leaves this site",
-        "The whole run would cost this client epsilon",
+        "The whole run would cost this client",
         "another process of this name has connected",
         "the server does not know this name, or does not allow it any more",
         "clients have answered",
@@ -207,7 +208,10 @@ class Machines:
         """All have the same model, and receipts that hold."""
         folders = [self.place / machine / "runs" / "study" for machine in (SERVER, *SITES)]
         assert [verify(folder) for folder in folders] == [[]] * 4
-        assert len({(folder / "model.safetensors").read_bytes() for folder in folders}) == 1
+        for name in ("model.safetensors", "model.json"):
+            assert len({(folder / name).read_bytes() for folder in folders}) == 1
+        columns = json.loads((folders[0] / "model.json").read_text())["inputs"]["columns"]
+        assert columns, "everybody can use the model on rows of the agreed table"
 
 
 @pytest.fixture
