@@ -208,8 +208,12 @@ def option_row(option: Any) -> tuple[str, str, str]:
 
 CHOICES: Mapping[str, tuple[str, str, Mapping[str, Callable[..., Any]]]] = {
     "partition": ("scheme", "Who holds what.", SCHEMES),
-    "model": ("name", "What is learned; `module:Class` names a `torch.nn.Module` of your own: `options` are the arguments of its "
-        "constructor, and with `reset = true` its initial values are drawn anew.", NETS),
+    "model": (
+        "name",
+        "What is learned; `module:Class` names a `torch.nn.Module` of your own: `options` are the arguments of its "
+        "constructor, and with `reset = true` its initial values are drawn anew.",
+        NETS,
+    ),
     "cohort": ("name", "Who takes part in a round.", COHORTS),
     "privacy.schedule": ("name", "How a budget is spread over a client's rounds.", SCHEDULES),
     "read": ("name", "Gate 1, for algorithms that come without one.", gates.READERS),

@@ -2,7 +2,7 @@
 
 experiment.toml   resolved      environment.json  where it ran          metrics.jsonl     one object per round
 ledger.sqlite     what was spent   checkpoints/   old or new, never half   privacy.json   the receipt
-                  model.safetensors
+model.safetensors the whole network   model.json   how it is used
 agreement.json    public numbers   private/       not to be shared (see `runs.private`)
 candidates.json   how the server's own images were made, where an algorithm asks for such
 """
