@@ -5,7 +5,6 @@ tensor is loaded.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -18,9 +17,11 @@ from sordino.config import Experiment
 from sordino.errors import RunError, damaged
 from sordino.evaluate.rows import PreparedRow, RoundCost, RoundRow
 from sordino.ledger.facts import Fact
+from sordino.ledger.storage import lock
 from sordino.letters.events import Event
 from sordino.runs.private import FOLDER
-from sordino.runs.shapes import Environment, Receipt, parsed
+from sordino.runs.shapes import FORMAT, RECEIPT_FORMAT, Environment, Receipt, parsed
+from sordino.version import __version__
 
 F = TypeVar("F", bound=Fact)
 FROM_A_COPY = "put the file back from a copy, or start the run again in another folder"
@@ -77,7 +78,9 @@ class RunFolder:
     @cached_property
     def environment(self) -> Environment:
         path = self.environment_file
-        return parsed(path, _text(path), Environment, FROM_A_COPY)
+        found = parsed(path, _text(path), Environment, FROM_A_COPY)
+        _check_known(path, found.format, FORMAT)
+        return found
 
     @property
     def ledger(self) -> Path:
@@ -133,7 +136,9 @@ class RunFolder:
         if not self.receipt_file.exists():
             why = "it is written when a run ends"
             raise RunError(f"{self.path} has no receipt yet", why=why, fix=fix, code="no-receipt")
-        return parsed(self.receipt_file, _text(self.receipt_file, fix), Receipt, fix)
+        found = parsed(self.receipt_file, _text(self.receipt_file, fix), Receipt, fix)
+        _check_known(self.receipt_file, found.format, RECEIPT_FORMAT)
+        return found
 
     # whether it is one, and whose -------------------------------------------------------------------------------------
 
@@ -166,7 +171,7 @@ class RunFolder:
         """The run is this process's as long as this lasts."""
         with open(self.lock_file, "w") as file:
             try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                lock(file.fileno())
             except OSError:
                 raise RunError(
                     f"the run folder {self.path} is in use",
@@ -189,10 +194,20 @@ class RunFolder:
             return any(words[1] == "FLOCK" and words[5].rpartition(":")[2] == str(found.st_ino) for words in held)
         with open(self.lock_file) as file:  # elsewhere there is no asking without trying, for an instant and shared
             try:
-                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+                lock(file.fileno(), shared=True)
             except OSError:
                 return True
             return False
+
+
+def _check_known(path: Path, format: int, newest: int) -> None:
+    if format > newest:
+        raise RunError(
+            f"{path} has format {format}",
+            why=f"a newer sordino wrote it: this one, {__version__}, knows formats up to {newest}",
+            fix="open the run with a version that is at least as new as the one that wrote it",
+            code="newer-run",
+        )
 
 
 def no_folder(path: Path) -> str:
