@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from rich.console import Console, Group, RenderableType
+from rich.markup import escape
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
@@ -213,7 +214,7 @@ def spending(clients: Sequence[OfClient], currency: str) -> Table:
     for row in clients:
         granted = "unlimited" if row.granted is None else _amounts(row.granted)
         told = ("-" if count is None else str(count) for count in (row.examples, row.exposures, row.planned))
-        table.add_row(str(row.client), *told, _amounts(row.spent), granted)
+        table.add_row(escape(row.name) or str(row.client), *told, _amounts(row.spent), granted)
     return table
 
 
