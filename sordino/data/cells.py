@@ -101,6 +101,12 @@ def numbers_in(column: pa.Array) -> Array:
     return np.array([is_number(word.strip()) for word in words.tolist()], bool)[codes]
 
 
+def numbers_with_commas(column: pa.Array) -> Array:
+    """The same where the decimal mark is a comma: a point is then none."""
+    dotted = np.asarray(pc.match_substring(column, ".").to_numpy(zero_copy_only=False), bool)
+    return numbers_in(pc.replace_substring(column, ",", ".")) & ~dotted
+
+
 def without_gaps(
     rows: Rows, names: Sequence[str], missing: Missing, fill: Mapping[str, str], numbers: Sequence[str] = ()
 ) -> Kept:

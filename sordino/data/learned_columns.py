@@ -9,7 +9,18 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sordino.data.cells import MAX_LEVELS, Columns, Feature, Kept, Missing, is_text, numbers_in, texts, whole
+from sordino.data.cells import (
+    MAX_LEVELS,
+    Columns,
+    Feature,
+    Kept,
+    Missing,
+    is_text,
+    numbers_in,
+    numbers_with_commas,
+    texts,
+    whole,
+)
 from sordino.data.cells import without_gaps as closed
 from sordino.data.dataset import Array
 from sordino.data.table_files import Rows, Written, read
@@ -135,7 +146,7 @@ def _check_are_words(held: Kept, name: str, column: pa.Array) -> None:
     dialect = held.rows.files[0].dialect
     own = "." if dialect is None else dialect.decimal
     for decimal in (own, "," if own == "." else "."):
-        fits = numbers_in(column if decimal == "." else pc.replace_substring(column, ",", "."))
+        fits = numbers_in(column) if decimal == "." else numbers_with_commas(column)
         if 2 * fits.sum() < len(fits):
             continue
         at = int(np.argmin(fits)) if decimal == own else 0

@@ -202,6 +202,7 @@ def _read_one(
         else:
             dialect = written.dialect(file, _first_line(file))
             table = _read_text(file, dialect, as_text)
+        names = table.column_names  # which may hold bytes that are no letters
     except (pa.ArrowException, OSError, EOFError, UnicodeError) as error:
         told = "" if dialect is None else f" It was read with {dialect}."
         raise DataError(
@@ -218,7 +219,7 @@ def _read_one(
             why="a data set needs at least one row",
             code="empty-table",
         )
-    if len(set(table.column_names)) < table.num_columns:
+    if len(set(names)) < len(names):
         raise DataError(
             f"{file}: two columns have the same name",
             why="a column is found by its name",

@@ -101,6 +101,8 @@ def results(metrics: Sequence[RoundRow]) -> Table:
             table.add_row("test accuracy, global", f"{last.accuracy:.2%}")
             recent = [score for _, score in scores(metrics[-10:])]
             table.add_row(f"test accuracy, mean of last {len(recent)}", f"{sum(recent) / len(recent):.2%}")
+            if last.majority is not None:
+                table.add_row("always the most frequent class", f"{last.majority:.2%}")
         table.add_row("test loss", f"{last.loss:.4f}")
         if (found := last.clients) is not None:
             form = "{:.2%}" if found.metric == "accuracy" else "{:.4f}"

@@ -28,6 +28,7 @@ function headline() {
     list.push([`test ${metric}, final`, score(last[metric])]);
     list.push([`mean of last ${ten.length}`, score(ten.reduce((sum, r) => sum + r[metric], 0) / ten.length)]);
   }
+  if (last.majority !== undefined && last.majority !== null) list.push(["always the most frequent class", score(last.majority)]);
   if (last.clients) {
     list.push(["mean over clients", score(last.clients.mean), `± ${score(last.clients.std)} between them`]);
     list.push(["worst 10 % of clients", score(last.clients.worst_tenth)]);
