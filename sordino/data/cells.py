@@ -104,7 +104,8 @@ def numbers_in(column: pa.Array) -> Array:
 def numbers_with_commas(column: pa.Array) -> Array:
     """The same where the decimal mark is a comma: a point is then none."""
     dotted = np.asarray(pc.match_substring(column, ".").to_numpy(zero_copy_only=False), bool)
-    return np.logical_and(numbers_in(pc.replace_substring(column, ",", ".")), ~dotted)
+    fits: Array = np.logical_and(numbers_in(pc.replace_substring(column, ",", ".")), ~dotted)
+    return fits
 
 
 def without_gaps(

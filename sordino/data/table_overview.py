@@ -110,6 +110,10 @@ def _listed(words: Sequence[str]) -> str:
 def _of_classes(rows: Rows, label: str) -> list[str]:
     counts = _counts(rows.column(label).drop_null())
     everything, found = sum(counts.values()), []
+    if len(counts) > MANY_CLASSES:
+        return [
+            f"{len(counts):,} classes: is it a number to be predicted (regression)? Each value is a class of its own"
+        ]
     often = next(iter(counts), "")
     for name in (name for name, n in counts.items() if n < RARE * everything):
         found.append(
@@ -121,9 +125,7 @@ def _of_classes(rows: Rows, label: str) -> list[str]:
         found.append(
             f"the label {several[0]} looks like several labels at once: it is a class of its own, beside each of them"
         )
-    if len(counts) > MANY_CLASSES:
-        found.append(f"{len(counts):,} classes: a number to be predicted (regression) would be taken for classes")
-    return found[: 2 * LISTED]
+    return found
 
 
 def _of_clients(rows: Rows, group: str | None) -> list[str]:
