@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sordino.data.dataset import Array
-from sordino.data.table_files import Rows
+from sordino.data.table_files import TableRows
 from sordino.errors import DataError
 
 Missing = Literal["refuse", "drop", "fill"]
@@ -44,10 +44,10 @@ class Columns(NamedTuple):
     kept: Array  # the numbers of the rows in the files
 
 
-class Kept(NamedTuple):
+class WithoutGaps(NamedTuple):
     """Columns without gaps, and which rows they are of."""
 
-    rows: Rows
+    rows: TableRows
     columns: Mapping[str, pa.Array]
     numbers: Array
 
@@ -96,7 +96,7 @@ def is_number(text: str) -> bool:
 
 
 def numbers_in(column: pa.Array) -> Array:
-    """Of each text, whether it is a number."""
+    """True where a text is a number."""
     words, codes = np.unique(column.to_numpy(zero_copy_only=False).astype(str), return_inverse=True)
     return np.array([is_number(word.strip()) for word in words.tolist()], bool)[codes]
 
@@ -109,8 +109,8 @@ def numbers_with_commas(column: pa.Array) -> Array:
 
 
 def without_gaps(
-    rows: Rows, names: Sequence[str], missing: Missing, fill: Mapping[str, str], numbers: Sequence[str] = ()
-) -> Kept:
+    rows: TableRows, names: Sequence[str], missing: Missing, fill: Mapping[str, str], numbers: Sequence[str] = ()
+) -> WithoutGaps:
     """The columns of these names. `fill`: what was declared for gaps, by column; `numbers`: columns of numbers."""
     columns = {name: rows.column(name) for name in names}
     holes = {name: hole for name, column in columns.items() if (hole := gaps(column)).any()}
@@ -125,12 +125,14 @@ def without_gaps(
                 '{ kind = "ignored" } in the schema',
                 code="every-row-dropped",
             )
-        return Kept(rows, {name: column.filter(pa.array(kept)) for name, column in columns.items()}, everybody[kept])
+        return WithoutGaps(
+            rows, {name: column.filter(pa.array(kept)) for name, column in columns.items()}, everybody[kept]
+        )
     for name, hole in holes.items():
         if missing == "refuse" or name not in fill:
             raise _gap(rows, name, hole, missing)
         columns[name] = _filled(columns[name], hole, fill[name], name in numbers)
-    return Kept(rows, columns, everybody)
+    return WithoutGaps(rows, columns, everybody)
 
 
 def _filled(column: pa.Array, hole: Array, value: str, number: bool) -> pa.Array:
@@ -139,7 +141,7 @@ def _filled(column: pa.Array, hole: Array, value: str, number: bool) -> pa.Array
     return pc.if_else(pa.array(hole), value, pc.cast(column, pa.string()))
 
 
-def _gap(rows: Rows, name: str, hole: Array, missing: Missing) -> DataError:
+def _gap(rows: TableRows, name: str, hole: Array, missing: Missing) -> DataError:
     file, row = rows.place(int(np.argmax(hole)))
     several = f"; so it is in {int(hole.sum()):,} rows" if hole.sum() > 1 else ""
     return DataError(

@@ -8,10 +8,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sordino.data.cells import Columns, Feature, Kept, Missing, is_number, is_text, texts, without_gaps
+from sordino.data.cells import Columns, Feature, WithoutGaps, Missing, is_number, is_text, texts, without_gaps
 from sordino.data.dataset import Array
 from sordino.data.schema import BOOLEANS, Column, TableSchema
-from sordino.data.table_files import Rows, Written, read
+from sordino.data.table_files import TableRows, Written, read
 from sordino.errors import DataError
 
 FEATURES = ("number", "levels", "boolean")
@@ -25,7 +25,7 @@ def declared(
     key: str | None,
     missing: Missing,
     written: Written,
-) -> tuple[Rows, Columns]:
+) -> tuple[TableRows, Columns]:
     _check_agreement(schema, {"label": label, "group": group, "key": key})
     said = schema.columns
     numbers = [name for name, column in said.items() if column.kind == "number"]
@@ -67,7 +67,7 @@ def _check_agreement(schema: TableSchema, roles: Mapping[str, str | None]) -> No
             )
 
 
-def _check_columns(rows: Rows, schema: TableSchema) -> None:
+def _check_columns(rows: TableRows, schema: TableSchema) -> None:
     present, dialect = rows.table.column_names, rows.files[0].dialect
     if missing := [name for name in schema.columns if name not in present]:
         raise DataError(
@@ -86,7 +86,7 @@ def _check_columns(rows: Rows, schema: TableSchema) -> None:
         )
 
 
-def _feature(held: Kept, name: str, said: Column) -> Feature:
+def _feature(held: WithoutGaps, name: str, said: Column) -> Feature:
     if said.kind == "number":
         values = _numbers(held, name)
         if said.strict and (beyond := (values < said.low) | (values > said.high)).any():
@@ -106,7 +106,7 @@ def _feature(held: Kept, name: str, said: Column) -> Feature:
     return Feature(rows[[place.get(text, nothing) for text in words]])
 
 
-def _numbers(held: Kept, name: str) -> Array:
+def _numbers(held: WithoutGaps, name: str) -> Array:
     """float64, finite."""
     column = held.columns[name]
     if is_text(column.type):
@@ -132,7 +132,7 @@ def _numbers(held: Kept, name: str) -> Array:
     return values
 
 
-def _places(held: Kept, name: str, words: tuple[str, ...], what: str) -> Array:
+def _places(held: WithoutGaps, name: str, words: tuple[str, ...], what: str) -> Array:
     """The place of each cell among the declared words; 1.0 is the word 1, if 1.0 is none."""
     place = {word: at for at, word in enumerate(words)}
     for word, at in [*place.items()]:

@@ -13,7 +13,7 @@ from sordino.data.cells import (
     MAX_LEVELS,
     Columns,
     Feature,
-    Kept,
+    WithoutGaps,
     Missing,
     is_text,
     numbers_in,
@@ -23,7 +23,7 @@ from sordino.data.cells import (
 )
 from sordino.data.cells import without_gaps as closed
 from sordino.data.dataset import Array
-from sordino.data.table_files import Rows, Written, read
+from sordino.data.table_files import TableRows, Written, read
 from sordino.errors import DataError
 
 AN_ACCIDENT = 10  # so many different numbers in a column of texts are not its levels
@@ -31,7 +31,7 @@ AN_ACCIDENT = 10  # so many different numbers in a column of texts are not its l
 
 def learned(
     path: str | Sequence[str], label: str, group: str | None, key: str | None, missing: Missing, written: Written
-) -> tuple[Rows, Columns]:
+) -> tuple[TableRows, Columns]:
     if missing == "fill":
         raise DataError(
             'data.missing = "fill" for a table without a schema',
@@ -60,7 +60,7 @@ def learned(
     return rows, Columns(features, y, classes, named[1], named[0], False, keys, held.numbers)
 
 
-def no_features(rows: Rows) -> DataError:
+def no_features(rows: TableRows) -> DataError:
     return DataError(
         f"{rows.name}: no column is left as a feature",
         fix="give a table with at least one more column",
@@ -69,7 +69,7 @@ def no_features(rows: Rows) -> DataError:
     )
 
 
-def find(rows: Rows, wanted: str) -> None:
+def find(rows: TableRows, wanted: str) -> None:
     names = rows.table.column_names
     if wanted in names:
         return
@@ -84,7 +84,7 @@ def find(rows: Rows, wanted: str) -> None:
     )
 
 
-def _codes(held: Kept, name: str, role: str) -> tuple[tuple[str, ...], Array]:
+def _codes(held: WithoutGaps, name: str, role: str) -> tuple[tuple[str, ...], Array]:
     """The values in sorted order, and 0..C-1 for each row."""
     column = whole(held.columns[name])
     kind = column.type
@@ -113,7 +113,7 @@ def _codes(held: Kept, name: str, role: str) -> tuple[tuple[str, ...], Array]:
     return tuple(map(str, values.tolist())), codes.astype(np.int64)
 
 
-def _feature(held: Kept, name: str) -> Feature:
+def _feature(held: WithoutGaps, name: str) -> Feature:
     column = held.columns[name]
     if is_text(column.type):
         levels, codes = np.unique(column.to_numpy(zero_copy_only=False).astype(str), return_inverse=True)
@@ -141,7 +141,7 @@ def _feature(held: Kept, name: str) -> Feature:
     return Feature(values.astype(np.float32)[:, None], numbers=True)
 
 
-def _check_are_words(held: Kept, name: str, column: pa.Array) -> None:
+def _check_are_words(held: WithoutGaps, name: str, column: pa.Array) -> None:
     """Refuses a column of numbers that a few cells make a column of texts."""
     dialect = held.rows.files[0].dialect
     own = "." if dialect is None else dialect.decimal

@@ -73,7 +73,7 @@ class TableFile(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Rows:
+class TableRows:
     """The rows of one or several files, one after the other."""
 
     table: pa.Table
@@ -142,7 +142,7 @@ def read(
     as_text: Sequence[str] = (),
     written: Written = AS_SEEN,
     numbers: Sequence[str] = (),
-) -> Rows:
+) -> TableRows:
     """The rows of all files. Of text files the columns `as_text` are read as they stand; those of them that are
     `numbers` get a decimal point.
     """
@@ -162,7 +162,7 @@ def read(
             )
     tables = [table.select(first.column_names) for table, _ in read_each]
     told = tuple(TableFile(file, t.num_rows, how) for file, (t, how) in zip(files, read_each, strict=True))
-    return Rows(tables[0] if len(tables) == 1 else _joined(tables), told, alone)
+    return TableRows(tables[0] if len(tables) == 1 else _joined(tables), told, alone)
 
 
 def _joined(tables: Sequence[pa.Table]) -> pa.Table:

@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 
 from sordino.data.cells import gaps, is_text, numbers_in, texts
 from sordino.data.schema import TableSchema
-from sordino.data.table_files import Rows, Written, read
+from sordino.data.table_files import TableRows, Written, read
 from sordino.data.table_names import stem_of
 
 LISTED = 6  # words of a column
@@ -49,7 +49,7 @@ def overview(
     encoding: str | None = None,
     **_: object,
 ) -> TableFacts:
-    """Of the files that `load` reads with the same settings."""
+    """What stands in the files that `load` reads with the same settings."""
     said = {} if schema is None else schema.columns
     numbers = [name for name, one in said.items() if one.kind == "number"]
     text = tuple(said) or (() if key is None else (key,))
@@ -63,7 +63,7 @@ def overview(
     return TableFacts(files, columns, [*_of_classes(rows, label), *_of_clients(rows, group)])
 
 
-def _facts(rows: Rows, name: str, roles: Mapping[str, str], schema: TableSchema | None) -> ColumnFacts:
+def _facts(rows: TableRows, name: str, roles: Mapping[str, str], schema: TableSchema | None) -> ColumnFacts:
     column, said = rows.column(name), None if schema is None else schema.columns.get(name)
     empty, present = int(gaps(column).sum()), column.drop_null()
     kind = roles.get(name) or ("levels" if is_text(column.type) else "number") if said is None else said.kind
@@ -107,7 +107,7 @@ def _listed(words: Sequence[str]) -> str:
     return ", ".join(words[:LISTED]) + more
 
 
-def _of_classes(rows: Rows, label: str) -> list[str]:
+def _of_classes(rows: TableRows, label: str) -> list[str]:
     counts = _counts(rows.column(label).drop_null())
     everything, found = sum(counts.values()), []
     if len(counts) > MANY_CLASSES:
@@ -128,7 +128,7 @@ def _of_classes(rows: Rows, label: str) -> list[str]:
     return found
 
 
-def _of_clients(rows: Rows, group: str | None) -> list[str]:
+def _of_clients(rows: TableRows, group: str | None) -> list[str]:
     if group is not None:
         sizes = _counts(rows.column(group).drop_null())
     else:

@@ -8,7 +8,7 @@ Where there are several files and no group column, each file is one client, name
 
 x stays raw. mean and std are for the task to apply: the middle and half the width of a declared range, which gives
 [-1, 1], or those of the training rows; one-hot features keep mean 0 and std 1, since standardising would blow up rare
-levels. Rows are held back for tests by their place or key alone.
+levels. TableRows are held back for tests by their place or key alone.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from sordino.data.dataset import Array, Dataset, Split, apart, check_split
 from sordino.data.declared_columns import declared
 from sordino.data.learned_columns import learned
 from sordino.data.schema import TableSchema
-from sordino.data.table_files import Rows, Written
+from sordino.data.table_files import TableRows, Written
 from sordino.data.table_names import stem_of
 from sordino.errors import DataError
 
@@ -45,7 +45,7 @@ def load(
     decimal: str | None = None,
     encoding: str | None = None,
 ) -> Dataset:
-    """A table of numbers and categories. label, group and key are no features. Rows with the same key stay together:
+    """A table of numbers and categories. label, group and key are no features. TableRows with the same key stay together:
     all train, or all test.
 
     `standardise`: "fixed" by the declared ranges, "channel" by mean and deviation of the training rows; None: fixed
@@ -101,7 +101,7 @@ def check_roles(roles: Mapping[str, str | None]) -> None:
             )
 
 
-def _by_file(rows: Rows, found: Columns) -> Columns:
+def _by_file(rows: TableRows, found: Columns) -> Columns:
     """Each file is one client."""
     names = tuple(stem_of(file.path) for file in rows.files)
     if len(set(names)) < len(names):
@@ -116,7 +116,7 @@ def _by_file(rows: Rows, found: Columns) -> Columns:
     return found._replace(group=owner.astype(np.int64), groups=names, groups_declared=True)
 
 
-def _apart(rows: Rows, found: Columns, test_fraction: float, seed: int) -> tuple[Array, Array]:
+def _apart(rows: TableRows, found: Columns, test_fraction: float, seed: int) -> tuple[Array, Array]:
     """Which of the rows that are kept train, and which test. A row that is left out moves no other."""
     if found.keys is not None:
         return apart([len(found.y)], found.keys, test_fraction, seed)

@@ -103,7 +103,7 @@ def _drafting(data: Data) -> str:
 
 
 def check_dropped(data: Data, sizes_are_public: bool, natural: bool) -> None:
-    """With real noise: may rows be left out that lack a value?"""
+    """Refuses to leave out rows that lack a value, where real noise could not hide it."""
     if data.source != "tabular" or data.missing != "drop" or (natural and not sizes_are_public):
         return
     raise UnsoundGuarantee(
