@@ -7,14 +7,16 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import re
 import sys
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from sordino.errors import ConfigError, OwnCodeError, SordinoError
 
+_NAME = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
 _HERE = str(Path(__file__).parent)
 _FILES: set[str] = set()  # of classes that were named in this process, and of those they are made from
 
@@ -22,6 +24,19 @@ _FILES: set[str] = set()  # of classes that were named in this process, and of t
 def is_own(name: str) -> bool:
     """Whether a name is that of somebody's own class."""
     return ":" in name
+
+
+def named(table: object) -> Iterator[str]:
+    """Every name of somebody's own class in an experiment, wherever it stands."""
+    if isinstance(table, str):
+        if _NAME.fullmatch(table):
+            yield table
+    elif isinstance(table, Mapping):
+        for value in table.values():
+            yield from named(value)
+    elif isinstance(table, list | tuple):
+        for value in table:
+            yield from named(value)
 
 
 def load(path: str, what: str) -> Any:

@@ -33,6 +33,9 @@ Rehearsal = Annotated[
 Moved = Annotated[
     bool, typer.Option("--moved", help="With real noise: this folder has taken the place of the one that began.")
 ]
+WithCode = Annotated[
+    bool, typer.Option("--with-code", help="Run classes of somebody's own that the invitation names: read them first.")
+]
 Data = Annotated[Path, typer.Option("--data", metavar="PATH", help="This site's own data; they never leave it.")]
 Name = Annotated[str, typer.Option(help="The name of this client in the agreement.")]
 
@@ -191,6 +194,7 @@ def join(
     show_plan: Annotated[bool, typer.Option("--show-plan", help="Say what would leave this site, and stop.")] = False,
     yes: Annotated[bool, typer.Option("--yes", help="Consent without being asked.")] = False,
     out: Annotated[Path | None, typer.Option(help="The folder of this site; one that is there goes on.")] = None,
+    with_code: WithCode = False,
     moved: Moved = False,
     rehearsal: Rehearsal = False,
     as_json: Json = False,
@@ -206,7 +210,7 @@ def join(
 
     shown = Console(stderr=True, quiet=quiet or as_json)
     if simulate:
-        host = Host(invitation, name, private_key(identity), data, address, certificates)
+        host = Host(invitation, name, private_key(identity), data, address, certificates, with_code)
         with patience() as stopped:
             lend(host, stopped, _standing(shown))
         return
@@ -224,6 +228,7 @@ def join(
             max_epsilon,
             share_scores,
             key_digest,
+            with_code,
             moved,
             rehearsal,
         )
@@ -239,7 +244,7 @@ def join(
         return yes or typer.confirm("Take part?", default=False)
 
     with patience() as stopped:
-        left = joining(asked, consent, stopped, _standing(shown))
+        left = joining(asked, consent, stopped, _standing(shown), _failures(shown))
     if left is None:
         shown.print("Declined: nothing was sent, nothing was spent.")
         raise typer.Exit(4)
@@ -264,6 +269,7 @@ def hold_key(
     certificates: Certificates = None,
     address: Annotated[str, typer.Option(metavar="HOST:PORT", help="Of the server, if not as invited.")] = "",
     out: Annotated[Path | None, typer.Option(help="Where the key lies; one that is there is used again.")] = None,
+    with_code: WithCode = False,
     rehearsal: Rehearsal = False,
     quiet: Quiet = False,
 ) -> None:
@@ -273,13 +279,19 @@ def hold_key(
     from sordino.runs.signature import private_key
 
     shown = Console(stderr=True, quiet=quiet)
-    asked = KeyHolding(invitation, private_key(identity), out, address, certificates, rehearsal)
+    asked = KeyHolding(invitation, private_key(identity), out, address, certificates, rehearsal, with_code)
     with patience() as stopped:
         hold(asked, stopped, _standing(shown), _noting(shown))
 
 
 def _noting(console: Console) -> Callable[[str], None]:
     return lambda text: console.print(f"[dim]{escape(text)}[/dim]", highlight=False, soft_wrap=True)
+
+
+def _failures(console: Console) -> Callable[[Event], None]:
+    """Says what went wrong at this site, which the server is not told."""
+    say = _noting(console)
+    return lambda event: say(event.words) if event.event == "failed" else None
 
 
 def _standing(console: Console) -> Callable[[Standing, str], None]:

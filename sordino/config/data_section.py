@@ -5,7 +5,9 @@ from __future__ import annotations
 import warnings
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
+
+from sordino.config.digest import SINCE
 
 STRICT = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
 
@@ -29,11 +31,14 @@ class Data(BaseModel):
     group: str | None = None  # of a table: the column that names the client
     key: str | None = None  # of a table: the column that names the row; this name alone decides if the row is held back
     schema: str | None = None  # type: ignore[assignment]  # of a table: the file that says what columns hold, or "learned"
-    separator: Literal[",", ";", "\t", "|"] | None = None  # of a table: between cells; none: as the first line shows
-    decimal: Literal[".", ","] | None = None  # of a table: the decimal mark; none: a comma beside semicolons
-    encoding: Encoding | None = None  # of a table: how letters are written; none: as the first line shows
+    # of a table: between cells; none: as the first line shows
+    separator: Literal[",", ";", "\t", "|"] | None = Field(default=None, json_schema_extra=SINCE)
+    # of a table: the decimal mark; none: a comma beside semicolons
+    decimal: Literal[".", ","] | None = Field(default=None, json_schema_extra=SINCE)
+    # of a table: how letters are written; none: as the first line shows
+    encoding: Encoding | None = Field(default=None, json_schema_extra=SINCE)
     # of a table: what becomes of a row that lacks a value; fill: it gets what the schema declares for the column
-    missing: Literal["refuse", "drop", "fill"] = "refuse"
+    missing: Literal["refuse", "drop", "fill"] = Field(default="refuse", json_schema_extra=SINCE)
     download: bool = False  # allow downloads from the hub (needs the extra `hub`)
     # the share of examples held back for testing where the source has no test set: 0.2, of synthetic devices 0.1
     test_fraction: float | None = None

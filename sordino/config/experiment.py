@@ -7,9 +7,7 @@ callable's signature is the schema, so an algorithm file is all there is to writ
 from __future__ import annotations
 
 import copy
-import hashlib
 import inspect
-import json
 import tomllib
 from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache
@@ -22,6 +20,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 from sordino import user_code
 from sordino.config import data_sources
 from sordino.config.data_section import STRICT, Data
+from sordino.config.digest import digest_of
 from sordino.config.wording import check_keys, nearest, sweep, wrong
 from sordino.errors import ConfigError, Range, UnsoundGuarantee, check_range
 
@@ -108,11 +107,7 @@ class Experiment(Section):
     engine: Engine = Engine()
 
     def digest(self) -> str:
-        what = self.model_dump(mode="json", exclude={"engine"})
-        what["privacy"]["ledger"] = None
-        what["data"] |= dict.fromkeys(("path", "separator", "decimal", "encoding"))
-        what["data"]["schema"] = what["data"]["schema"] and ("learned" if self.data.schema == "learned" else "declared")
-        return hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()
+        return digest_of(self)
 
     def toml(self) -> str:
         return tomli_w.dumps(_without_none(self.model_dump(mode="json")))

@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sordino.data.cells import Columns, Feature, WithoutGaps, Missing, is_number, is_text, texts, without_gaps
+from sordino.data.cells import Columns, Feature, Missing, WithoutGaps, is_number, is_text, texts, without_gaps
 from sordino.data.dataset import Array
 from sordino.data.schema import BOOLEANS, Column, TableSchema
 from sordino.data.table_files import TableRows, Written, read

@@ -8,7 +8,7 @@ Where there are several files and no group column, each file is one client, name
 
 x stays raw. mean and std are for the task to apply: the middle and half the width of a declared range, which gives
 [-1, 1], or those of the training rows; one-hot features keep mean 0 and std 1, since standardising would blow up rare
-levels. TableRows are held back for tests by their place or key alone.
+levels. Rows are held back for tests by their place or key alone.
 """
 
 from __future__ import annotations
@@ -45,14 +45,15 @@ def load(
     decimal: str | None = None,
     encoding: str | None = None,
 ) -> Dataset:
-    """A table of numbers and categories. label, group and key are no features. TableRows with the same key stay together:
+    """A table of numbers and categories. label, group and key are no features. Rows with the same key stay together:
     all train, or all test.
 
     `standardise`: "fixed" by the declared ranges, "channel" by mean and deviation of the training rows; None: fixed
     where there is a schema.
     """
     check_roles({"label": label, "group": group, "key": key})
-    written, where = Written(separator, decimal, encoding), path if isinstance(path, list | tuple) else str(path)
+    written = Written(separator, decimal, encoding)
+    where = path if isinstance(path, list | tuple) else str(path)
     if schema is None:
         rows, found = learned(where, label, group, key, missing, written)
     else:

@@ -98,9 +98,16 @@ def spread(
     for phase in plain.setup.whole.phases:
         _ = phase.plan
         phase.algorithm.check(plain.home)
+    if asked.folder.exists():
+        RunFolder(asked.folder).check()
     environment = RunFolder(asked.folder).environment if asked.folder.exists() else environment_of(experiment)
     if environment.config != experiment.digest():
-        raise ConfigError(f"{asked.folder} holds another experiment", fix="choose another --out", code="run-exists")
+        raise ConfigError(
+            f"{asked.folder} holds a run of another experiment",
+            why="the same folder would hold rounds of both",
+            fix="choose another --out, or put the old experiment back",
+            code="run-exists",
+        )
     known = AllowList(asked.allowed)
     most = 2 * (BESIDE + ROOM + max(map(upload_bytes, plain.setup.whole.phases)))
     carrier = Rpc(asked.bind, list(known), most, known.__contains__, asked.tls)
@@ -149,11 +156,12 @@ class Host:
     data: Path | None = None  # where the experiment's data lie here, if not where it says
     address: str = ""
     certificates: Path | None = None
+    with_code: bool = False  # may classes that the invitation names run here?
 
 
 def lend(asked: Host, stop: Callable[[], bool], say: Says) -> None:
     """Computes clients of a simulation until it is over or somebody stops it."""
-    invitation = invitations.read(asked.invitation)
+    invitation = invitations.read(asked.invitation, asked.with_code)
     if not invitation.told.simulates:
         raise ConfigError(
             f"{asked.invitation} is an invitation to real sites",
@@ -162,6 +170,13 @@ def lend(asked: Host, stop: Callable[[], bool], say: Says) -> None:
             code="not-a-simulation",
         )
     experiment = invitation.experiment
+    if asked.data is None and experiment.data.path is not None:
+        raise ConfigError(
+            f"the simulation reads data from {experiment.data.path}",
+            why="the server's operator chose that path, and on this machine it may hold something else",
+            fix="say where the data lie here: --data PATH",
+            code="host-needs-data",
+        )
     if asked.data is not None:
         own = experiment.data.model_copy(update={"path": str(asked.data)})
         experiment = experiment.model_copy(update={"data": own})

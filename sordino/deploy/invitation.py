@@ -9,14 +9,14 @@ import tomllib
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import tomli_w
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from pydantic import Field, ValidationError
 
-from sordino import config
-from sordino.config import Experiment
+from sordino import config, user_code
+from sordino.config import Engine, Experiment
 from sordino.data import schema
 from sordino.data.schema import TableSchema
 from sordino.deploy import agreed
@@ -51,7 +51,10 @@ class Invitation:
 
     @cached_property
     def experiment(self) -> Experiment:
-        return config.load(tomllib.loads(self.told.experiment))
+        """How this machine works is its own affair: of `[engine]`, only what changes numbers is taken."""
+        told = config.load(tomllib.loads(self.told.experiment))
+        engine = Engine(executor=told.engine.executor, precision=told.engine.precision)
+        return told.model_copy(update={"engine": engine})
 
     @cached_property
     def agreement(self) -> SitesAgreement:
@@ -91,10 +94,12 @@ def invite(
     )
 
 
-def read(path: Path) -> Invitation:
+def read(path: Path, with_code: bool = False) -> Invitation:
+    """`with_code`: whoever reads it has looked at the classes that it names, and lets them run."""
     try:
         told = Invited.model_validate_json(json.dumps(tomllib.loads(path.read_text(encoding="utf-8"))))
         found = Invitation(told)
+        _check_text(path, tomllib.loads(told.experiment), told, with_code)
         _ = found.server_key, found.experiment, found.declared, told.simulates or found.agreement
     except (OSError, UnicodeDecodeError, ValidationError, tomllib.TOMLDecodeError) as error:
         raise ConfigError(
@@ -104,3 +109,23 @@ def read(path: Path) -> Invitation:
             code="no-invitation",
         ) from None
     return found
+
+
+def _check_text(path: Path, experiment: dict[str, Any], told: Invited, with_code: bool) -> None:
+    """What a stranger's experiment may not ask of this machine: to run a program, or to read one of its files."""
+    if not with_code and (named := sorted(set(user_code.named(experiment)))):
+        raise ConfigError(
+            f"{path} names code: {', '.join(named)}",
+            why="it would run here, beside this site's data, with all that you may do on this machine",
+            fix="read that file on this machine, and if you trust it, say --with-code",
+            code="code-in-invitation",
+        )
+    data = experiment.get("data")
+    schema = data.get("schema") if isinstance(data, dict) else None
+    if schema not in (None, LEARNED) and not told.table_schema:
+        raise ConfigError(
+            f"{path} names the file {schema!r} as the schema of the table, and does not hold it",
+            why="another file than the server's may lie there on this machine",
+            fix="ask for an invitation that `sordino serve` wrote: it holds the schema",
+            code="schema-not-in-invitation",
+        )

@@ -8,6 +8,7 @@ import hmac
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
 
@@ -56,6 +57,7 @@ class Joining:
     max_epsilon: float | None = None
     shares_scores: bool = False
     key_digest: str = ""  # of the key holder's public key, as the holder told it
+    with_code: bool = False  # may classes that the invitation names run here?
     moved: bool = False  # has this folder taken the place of the one that joined?
     rehearsal: bool = False
 
@@ -85,7 +87,7 @@ class Proposed:
         """Where this client lies."""
         return self.invitation.agreement.clients[self.client].site
 
-    @property
+    @cached_property
     def experiment(self) -> Experiment:
         """The experiment as it is played here: with this site's own file."""
         experiment = settled(self.invitation.experiment, self.asked.rehearsal)
@@ -94,7 +96,7 @@ class Proposed:
             own["schema"] = str(self.folder / "schema.toml")
         return experiment.model_copy(update={"data": experiment.data.model_copy(update=own)})
 
-    @property
+    @cached_property
     def whole(self) -> Whole:
         return Whole(self.experiment, self.invitation.agreement.public)
 
@@ -102,7 +104,7 @@ class Proposed:
     def folder(self) -> Path:
         return self.asked.folder or Path("runs") / f"{self.invitation.told.run}-{self.asked.name}"
 
-    @property
+    @cached_property
     def guarantees(self) -> list[Guarantee]:
         """What this client can lose in the whole run, as its own ledger will have it."""
         whole = self.whole
@@ -113,21 +115,23 @@ class Proposed:
         return self.whole.phases[-1].promising
 
     @property
-    def epsilon(self) -> float:
-        """What the gate that has the noise promises this client; infinite, where none has."""
+    def promised(self) -> Guarantee | None:
+        """What the gate that has the noise promises this client; nothing, where none has."""
         offer = self.plan.offer
-        if offer is None:
-            return math.inf
-        subject = (offer.unit, offer.neighbours, offer.adversary)
-        return max((row.epsilon for row in self.guarantees if row.subject == subject), default=math.inf)
+        subject = None if offer is None else (offer.unit, offer.neighbours, offer.adversary)
+        return next((row for row in self.guarantees if row.subject == subject), None)
+
+    @property
+    def epsilon(self) -> float:
+        return math.inf if self.promised is None else self.promised.epsilon
 
     def check_cap(self) -> None:
         """Refuses a plan that would cost more than this site allows."""
         most = self.asked.max_epsilon
-        if most is not None and not (cost := self.epsilon) <= most:
+        if most is not None and not self.epsilon <= most:
             raise UnsoundGuarantee(
-                f"the plan costs this site epsilon {cost:.4g}, and --max-epsilon is {most:g}",
-                why="its ledger would be charged for that much before the last round",
+                f"the plan costs this client more than --max-epsilon {most:g}",
+                why="in the whole run it would spend " + (self.promised.in_short if self.promised else "without end"),
                 fix="ask for a plan with a smaller budget or fewer rounds, or allow more",
                 code="above-own-cap",
             )
@@ -141,7 +145,7 @@ class Left(NamedTuple):
 
 
 def proposed(asked: Joining) -> Proposed:
-    found = invitations.read(asked.invitation)
+    found = invitations.read(asked.invitation, asked.with_code)
     if found.told.simulates:
         raise ConfigError(
             f"{asked.invitation} asks for hosts of a simulation",
@@ -153,7 +157,11 @@ def proposed(asked: Joining) -> Proposed:
 
 
 def join(
-    asked: Proposed, consent: Callable[[Proposed], bool], stop: Callable[[], bool], say: Says = lambda s, why: None
+    asked: Proposed,
+    consent: Callable[[Proposed], bool],
+    stop: Callable[[], bool],
+    say: Says = lambda s, why: None,
+    hears: Callable[[Event], None] = lambda event: None,
 ) -> Left | None:
     """Takes part until the run is over or somebody stops it; nothing where the site declined."""
     asked.check_cap()
@@ -182,7 +190,7 @@ def join(
     )
     rows = {asked.client: data.trained}, {asked.client: data.tested}
     told_before = asked.asked.shares_scores, asked.asked.key_digest
-    diary = Diary.of(folder, whole)
+    diary = Diary.of(folder, whole, hears)
     with RunFolder(folder).locked(), diary.kept():
         member = Membership(folder, told.run, agreed, whole, *rows, letterhead, *told_before, diary)
         done = False
@@ -229,7 +237,10 @@ def _check_same(asked: Proposed) -> None:
     """A site that has joined goes on with what it has accepted, and with nothing else."""
     if asked.experiment.privacy.noise == SYSTEM:
         private.check_place(asked.folder, asked.asked.moved)
-    before, scores = invitations.read(asked.folder / INVITATION), RunFolder(asked.folder).environment.shares_scores
+    before, scores = (
+        invitations.read(asked.folder / INVITATION, with_code=True),
+        RunFolder(asked.folder).environment.shares_scores,
+    )
     now = asked.invitation
     for what, there, here in (
         ("run", before.told.run, now.told.run),

@@ -28,11 +28,12 @@ class KeyHolding:
     address: str = ""  # of the server; nothing: as the invitation says
     certificates: Path | None = None
     rehearsal: bool = False
+    with_code: bool = False  # may classes that the invitation names run here?
 
 
 def hold(asked: KeyHolding, stop: Callable[[], bool], say: Says, note: Callable[[str], None]) -> None:
     """Opens the sums of a run until it is over or somebody stops it."""
-    invitation = invitations.read(asked.invitation)
+    invitation = invitations.read(asked.invitation, asked.with_code)
     agreed, told = invitation.agreement, invitation.told
     experiment, done = settled(invitation.experiment, asked.rehearsal), False
     whole, folder = Whole(experiment, agreed.public), asked.folder or Path("runs") / f"{told.run}-{HOLDER}"

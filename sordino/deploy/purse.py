@@ -145,20 +145,11 @@ class Purse:
         # asked more often than was accepted
         often = {k: phase.rounds if phase.prepares else books.plan.exposures[k] for k in who}
         if books.plan.pricing is not None and any(books.exposures.get(books.payer(k), 0) >= often[k] for k in who):
-            raise UnsoundGuarantee(
-                f"{ASKS} more rounds than the {min(often.values())} that are planned",
-                why=PLAN,
-                fix=KEEP_TO,
-                code="more-rounds-than-planned",
-            )
+            raise _too_often(min(often.values()))
         books.rated(t)
         prices = self._prices(books, t, who, command.terms)
         if not set(who) <= prices.keys() or not set(who) <= set(books.reserve(t, prices)):
-            raise PrivacyError(
-                f"the budget of this site is spent before round {t + 1}",
-                fix="run fewer rounds, or agree on a new run with a budget of its own",
-                code="site-exhausted",
-            )
+            raise _too_often(t)
         if not books.everyone_pays:
             books.ledger.drawn(books.op(t))
         return replace(command, terms={k: _as_paid(terms, prices[k]) for k, terms in command.terms.items()})
@@ -213,6 +204,15 @@ class Purse:
             )
         if length != before:
             atomic_write(self._seen, told.encode(), private=True)
+
+
+def _too_often(planned: int) -> UnsoundGuarantee:
+    return UnsoundGuarantee(
+        f"{ASKS} more rounds than the {planned} that this site's budget is for",
+        why=PLAN,
+        fix=KEEP_TO,
+        code="more-rounds-than-planned",
+    )
 
 
 def _planned(books: Federation, client: int, price: Price | None) -> Terms:

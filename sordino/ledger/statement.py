@@ -58,6 +58,14 @@ class Guarantee(Fact):
         return self.unit, self.neighbours, self.adversary
 
     @property
+    def in_short(self) -> str:
+        """An epsilon with all that it depends on, in one line."""
+        return (
+            f"epsilon {self.epsilon:.4g} per {self.unit} ({self.neighbours}) against the {self.adversary} "
+            f"at delta {self.delta:g}, {self.status}"
+        )
+
+    @property
     def finite(self) -> bool:
         return math.isfinite(self.epsilon)
 

@@ -34,7 +34,9 @@ class RemoteSites(Sites):
     _gathered: bool = False  # have all been waited for, before the first round?
     _ready: set[str] = field(default_factory=set)  # the sites that have answered the prelude
     _refusing: dict[str, float] = field(default_factory=dict)  # those that have refused it, and when
-    _rounds: dict[int, int] = field(default_factory=dict)  # of letters that ask for a whole round: which one
+    _rounds: dict[int, int] = field(
+        default_factory=dict
+    )  # the round of each letter that asks for one and was not refused
 
     def gather(self) -> None:
         """Waits until as many clients can be reached as a round needs; before the first round for all of them, as long
@@ -89,9 +91,7 @@ class RemoteSites(Sites):
         self.note(Event(event="refused", site=peer, why=error.what + (f" ({error.why})" if error.why else "")))
 
     def _enough(self, t: int, of: Mapping[int, int]) -> bool:
-        there = sum(
-            ticket not in self._out and isinstance(self._came.get(ticket, ""), Letter | str) for ticket in of.values()
-        )
+        there = sum(ticket in self._rounds and ticket not in self._out for ticket in of.values())
         return self.suffices(t, there, len(of))
 
     def suffices(self, t: int, there: int, asked: int) -> bool:
@@ -151,6 +151,8 @@ class RemoteSites(Sites):
         super()._settled(ticket, found)
         if ticket in self._rounds and isinstance(found, Letter):
             self.note(Event(event="answered", site=peer, round=self._rounds[ticket] + 1))
+        elif isinstance(found, SordinoError):
+            self._rounds.pop(ticket, None)  # a refusal is no answer
         if peer in self._ready:
             return
         if isinstance(found, SordinoError):

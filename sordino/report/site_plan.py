@@ -8,8 +8,9 @@ from rich.table import Table
 
 from sordino.deploy.identity import fingerprint
 from sordino.deploy.joining import Proposed
+from sordino.deploy.purse import PLAIN
 from sordino.engine import wire
-from sordino.report.tables import bytes_text, epsilon_text, guarantees
+from sordino.report.tables import bytes_text, guarantees
 from sordino.report.words import described
 from sordino.runs.setup import Setup
 
@@ -29,9 +30,12 @@ def plan(console: Console, asked: Proposed) -> None:
     console.print("\n[bold]What leaves this site[/bold]")
     for phase in whole.phases:
         console.print(f"  · {_leaves(phase, asked.client)}", highlight=False)
-    scores = "how well models meet this site's test examples; no noise covers that" if asked.asked.shares_scores else ""
-    console.print(f"  · {scores or 'no scores: the server does not learn how well models work here'}", highlight=False)
-    console.print("  · never a row of the data, and nothing to anybody but this server\n", highlight=False)
+    console.print(f"  · {_scores(asked)}", highlight=False)
+    console.print(
+        "  · nothing else. No row is sent as it is, and every message goes to this server alone; what the server and "
+        "others can learn from the messages is in the table.\n",
+        highlight=False,
+    )
     console.print(guarantees(rows))
     for row in described(rows):
         console.print(f"[dim]· {escape(row.words)}[/dim]", highlight=False)
@@ -39,9 +43,16 @@ def plan(console: Console, asked: Proposed) -> None:
         console.print(f"[dim]· {escape(line)}[/dim]", highlight=False)
     most = asked.asked.max_epsilon
     allowed = "" if most is None else f" (this site allows {most:g})"
-    console.print(
-        f"\nThe whole run would cost this client epsilon [bold]{epsilon_text(asked.epsilon)}[/bold]{allowed}."
-    )
+    cost = asked.promised.in_short if asked.promised else "more than any epsilon says: no noise covers it"
+    console.print(f"\nThe whole run would cost this client [bold]{escape(cost)}[/bold]{allowed}.")
+
+
+def _scores(asked: Proposed) -> str:
+    if not asked.asked.shares_scores:
+        return "no scores: the server does not learn how well models work here"
+    learns = any(way != PLAIN for way in asked.whole.phases[-1].ways)
+    own = ", after learning from its training examples as well" if learns else ""
+    return f"scores: how well models meet this site's test examples{own}; no noise covers that"
 
 
 def _method(phase: Setup) -> str:

@@ -20,7 +20,8 @@ from sordino.evaluate.rows import PreparedRow, RoundCost, RoundRow
 from sordino.ledger.facts import Fact
 from sordino.letters.events import Event
 from sordino.runs.private import FOLDER
-from sordino.runs.shapes import Environment, Receipt, parsed
+from sordino.runs.shapes import FORMAT, RECEIPT_FORMAT, Environment, Receipt, parsed
+from sordino.version import __version__
 
 F = TypeVar("F", bound=Fact)
 FROM_A_COPY = "put the file back from a copy, or start the run again in another folder"
@@ -76,7 +77,9 @@ class RunFolder:
     @cached_property
     def environment(self) -> Environment:
         path = self.environment_file
-        return parsed(path, _text(path), Environment, FROM_A_COPY)
+        found = parsed(path, _text(path), Environment, FROM_A_COPY)
+        _check_known(path, found.format, FORMAT)
+        return found
 
     @property
     def ledger(self) -> Path:
@@ -132,7 +135,9 @@ class RunFolder:
         if not self.receipt_file.exists():
             why = "it is written when a run ends"
             raise RunError(f"{self.path} has no receipt yet", why=why, fix=fix, code="no-receipt")
-        return parsed(self.receipt_file, _text(self.receipt_file, fix), Receipt, fix)
+        found = parsed(self.receipt_file, _text(self.receipt_file, fix), Receipt, fix)
+        _check_known(self.receipt_file, found.format, RECEIPT_FORMAT)
+        return found
 
     # whether it is one, and whose -------------------------------------------------------------------------------------
 
@@ -192,6 +197,16 @@ class RunFolder:
             except OSError:
                 return True
             return False
+
+
+def _check_known(path: Path, format: int, newest: int) -> None:
+    if format > newest:
+        raise RunError(
+            f"{path} has format {format}",
+            why=f"a newer sordino wrote it: this one, {__version__}, knows formats up to {newest}",
+            fix="open the run with a version that is at least as new as the one that wrote it",
+            code="newer-run",
+        )
 
 
 def no_folder(path: Path) -> str:

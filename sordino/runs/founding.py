@@ -23,7 +23,7 @@ from sordino.runs import private
 from sordino.runs.agreement import Agreement
 from sordino.runs.folder import RunFolder
 from sordino.runs.setup import Setup
-from sordino.runs.shapes import Environment
+from sordino.runs.shapes import FORMAT, Environment
 from sordino.version import __version__
 
 
@@ -73,6 +73,7 @@ def environment_of(experiment: Experiment, prepared: Path | None = None, run: st
     # a seeded run is the same release whenever it is repeated; noise from the system never is
     run = run or (digest[:16] if experiment.privacy.noise != SYSTEM else f"{digest[:16]}-{secrets.token_hex(6)}")
     return Environment(
+        format=FORMAT,
         run=run,
         config=digest,
         sordino=__version__,

@@ -14,6 +14,8 @@ from sordino.ledger.claims import Adversary, Neighbours, Status, Unit
 from sordino.ledger.facts import Epsilon, Fact, Number
 from sordino.ledger.statement import Guarantee, Written
 
+FORMAT = 1  # of run folders: a folder of any format up to this one is read, by a version of sordino that knows it
+RECEIPT_FORMAT = 2  # of privacy.json
 MOST, MOST_CLIENTS = 10**9, 10**7  # of anything that is counted here
 F = TypeVar("F", bound=Fact)
 
@@ -21,6 +23,7 @@ F = TypeVar("F", bound=Fact)
 class Environment(Fact):
     """environment.json: which run this is, and where it was computed."""
 
+    format: int = 1  # of the whole folder; the first one did not say it
     run: str
     config: str
     sordino: str

@@ -12,13 +12,17 @@ import pytest
 
 from sordino.deploy.purse import Purse
 from sordino.engine import checkpoint
+from sordino.engine.commands import Round
 from sordino.engine.server import Federation
 from sordino.engine.site import Site
+from sordino.errors import DataError
 from sordino.letters.carrier import Arrived, Writes
+from sordino.letters.events import Event
 from sordino.letters.in_process import InProcess
 from sordino.letters.shelf import Shelf
 from sordino.letters.sites import Patience
 from sordino.runs.run import start
+from sordino.runs.verify import verify
 from tests.helpers.between_sites import Federated, ledger_of, model_of
 from tests.laws.cases import BY_NAME
 from tests.laws.traces import Killed, killed_at
@@ -189,7 +193,9 @@ class Away(InProcess):
         return super().send(to, letter)
 
 
-def test_who_is_cut_off_misses_its_rounds_and_the_others_go_on(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", [STATEFUL, PRIVATE, "gaussian_gdp_adaptive"])
+def test_who_is_cut_off_misses_its_rounds_and_the_others_go_on(name: str, tmp_path: Path) -> None:
+    """And everybody's receipt holds, though the experiment plans that nobody is away."""
     carriers: list[Away] = []
 
     def carried(desks: Mapping[str, Callable[[bytes], bytes]]) -> Away:
@@ -197,7 +203,7 @@ def test_who_is_cut_off_misses_its_rounds_and_the_others_go_on(tmp_path: Path) -
         return carriers[0]
 
     everyone = {"cohort": {"name": "everyone"}}
-    between = Federated(BY_NAME[STATEFUL].experiment(**everyone), tmp_path, carried=carried, patience=Patience(5.0, 2))
+    between = Federated(BY_NAME[name].experiment(**everyone), tmp_path, carried=carried, patience=Patience(5.0, 2))
     whole = Federation.publish
 
     def publish(self: Federation, t: int) -> None:
@@ -209,6 +215,45 @@ def test_who_is_cut_off_misses_its_rounds_and_the_others_go_on(tmp_path: Path) -
         patch.setattr(Federation, "publish", publish)
         ended = between.play()
     assert [row.answered for row in ended.metrics] == [5, 4, 4, 5]
+    assert verify(between.folder) == []
+    for site in between.agreed.sites:
+        member = between.member(site)
+        assert member.receipt().rounds == (2 if site == "site-2" else 4)
+        between.stop(site)
+        assert verify(between.place / site) == []
+
+
+def test_what_goes_wrong_at_a_site_is_told_to_nobody_else(tmp_path: Path) -> None:
+    """The words of an error may repeat what stands in a row. The control: the site itself is told."""
+    everyone = BY_NAME["fedavg"].experiment(cohort={"name": "everyone"})
+    between = Federated(everyone, tmp_path, patience=Patience(1e-6, 4))
+    told, sent = list[Event](), list[bytes]()
+
+    class Reading(InProcess):
+        def came(self, seconds: float) -> Sequence[Arrived]:
+            found = super().came(seconds)
+            sent.extend(bytes(one.letter) for one in found)
+            return found
+
+    whole = Site.obey
+
+    def obey(self: Site, command: Any, messages: Any) -> Any:
+        if isinstance(command, Round) and 0 in command.terms:
+            raise DataError("row 17 holds 'HIV-positive'", why="its name is Alice", fix="-", code="secret-row")
+        return whole(self, command, messages)
+
+    between.carried = Reading
+    between.member("site-0").note = told.append
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Site, "obey", obey)
+        ended = between.play()
+    assert {row.answered for row in ended.metrics} == {4}
+    failures = [event.why for event in told if event.event == "failed"]
+    assert set(failures) == {"row 17 holds 'HIV-positive' its name is Alice"}
+    assert any(b"failed-at-site" in letter for letter in sent)
+    for word in (b"HIV", b"Alice", b"row 17", b"secret-row"):
+        assert not any(word in letter for letter in sent)
+        assert not any(word.decode() in note for note in between.notes)
 
 
 def test_a_round_with_too_few_waits_and_says_so(tmp_path: Path) -> None:

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import shutil
+import tomllib
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import tomli_w
 
 from sordino import config
+from sordino.config import Engine
 from sordino.data import Split
 from sordino.data.digits import load as digits
 from sordino.deploy import agreed
 from sordino.deploy.invitation import Invitation, invite, read
 from sordino.deploy.joining import Joining, Proposed, join
+from sordino.deploy.joining import proposed as asked_to
 from sordino.deploy.serving import settled
 from sordino.errors import ConfigError, DataError, RunError, SordinoError, UnsoundGuarantee
 from sordino.runs.folder import RunFolder
@@ -145,6 +149,44 @@ def test_what_was_accepted_does_not_change(trial: Trial, tmp_path: Path) -> None
         changed.write_text(Invitation(told.beside(**changes)).toml())
         assert refusal(asked(trial, tmp_path / "own", invitation=changed), RunError) == "other-invitation"
     assert refusal(asked(trial, tmp_path / "own", shares_scores=True), RunError) == "other-invitation"
+
+
+def renamed(trial: Trial, at: Path, **tables: Any) -> Path:
+    """The invitation with other tables in its experiment."""
+    told = read(trial.place / "invitation.toml").told
+    at.write_text(Invitation(told.beside(experiment=tomli_w.dumps(tomllib.loads(told.experiment) | tables))).toml())
+    return at
+
+
+@pytest.mark.parametrize(
+    "tables",
+    [{"algorithm": {"name": "stolen:Method"}}, {"model": {"name": "stolen:Net"}}, {"uplink": [{"name": "stolen:It"}]}],
+    ids=str,
+)
+def test_an_invitation_runs_no_code_that_its_reader_has_not_allowed(
+    tables: Any, trial: Trial, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not even to show the plan."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "stolen.py").write_text("from pathlib import Path\nPath('was-here').touch()\n")
+    joining = asked(trial, tmp_path / "own", invitation=renamed(trial, tmp_path / "changed.toml", **tables))
+    with pytest.raises(ConfigError) as caught:
+        _ = asked_to(joining).guarantees
+    assert caught.value.code == "code-in-invitation"
+    assert not (tmp_path / "was-here").exists()
+    allowed = asked_to(replace(joining, with_code=True)).invitation.experiment  # the control
+    assert "stolen:" in str(allowed.model_dump())
+
+
+def test_an_invitation_asks_nothing_of_the_machine_that_reads_it(trial: Trial, tmp_path: Path) -> None:
+    engine = {"executor": "loop", "precision": "fp32", "threads": 99, "cache": "/elsewhere", "workers": 77}
+    read_here = read(renamed(trial, tmp_path / "changed.toml", engine=engine)).experiment
+    assert read_here.engine == Engine(executor="loop", precision="fp32")
+    assert read_here.digest() == trial.experiment.digest()
+    table = {"source": "tabular", "label": "y", "schema": "/somebody/else's/file.toml"}
+    with pytest.raises(ConfigError) as caught:
+        read(renamed(trial, tmp_path / "changed.toml", data=table))
+    assert caught.value.code == "schema-not-in-invitation"
 
 
 def test_what_is_no_invitation_or_agreement_is_told(trial: Trial, tmp_path: Path) -> None:

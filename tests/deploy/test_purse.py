@@ -90,8 +90,8 @@ class Server:
 
 
 @contextmanager
-def serving(name: str, place: Path, **more: Any) -> Iterator[Server]:
-    made = Server(Federated(BY_NAME[name].experiment(), place, **more))
+def serving(name: str, place: Path, shares_scores: bool = False, **tables: Any) -> Iterator[Server]:
+    made = Server(Federated(BY_NAME[name].experiment(**tables), place, shares_scores=shares_scores))
     try:
         yield made
     finally:
@@ -166,7 +166,41 @@ def test_a_budget_that_is_spent_buys_no_further_round(tmp_path: Path) -> None:
         for t in range(server.phase.rounds):
             answer, _ = server.says(replace(plan, t=t))
             codes.append(answer.code if isinstance(answer, Refused) else "")
-        assert codes == ["", "", "site-exhausted", "site-exhausted"]  # it was planned for two rounds of the four
+        assert codes == [
+            "",
+            "",
+            "more-rounds-than-planned",
+            "more-rounds-than-planned",
+        ]  # two of the four rounds are its own
+        assert server.spent() == 2
+
+
+def test_a_typed_noise_is_for_as_many_rounds_as_the_plan_showed(tmp_path: Path) -> None:
+    """A server may ask one site in another's place."""
+    typed = {"name": "gaussian_gdp", "clip": 1.0, "lr": 0.5, "multiplier": 4.0}
+    with serving("gaussian_gdp", tmp_path, algorithm=typed, privacy={"epsilon": None}) as server:
+        often = server.member.purse.training.plan.exposures[server.own]
+        assert 0 < often < server.phase.rounds
+        plan, refused = server.planned(), []
+        for t in range(server.phase.rounds):
+            answer, _ = server.says(replace(plan, t=t))
+            refused.append(answer.code if isinstance(answer, Refused) else "")
+        assert refused == [""] * often + ["more-rounds-than-planned"] * (server.phase.rounds - often)
+        assert server.spent() == often
+
+
+def test_a_plan_that_counts_too_many_exposures_is_stopped_by_the_budget(tmp_path: Path) -> None:
+    """The twin of the test above, with a plan that would let four rounds through."""
+    with serving("gaussian_gdp", tmp_path) as server:
+        plan, codes, books = server.planned(), [], server.member.purse.training
+        many = [4 * times for times in books.plan.exposures]
+        for t in range(server.phase.rounds):
+            with pytest.MonkeyPatch.context() as patch:
+                if t >= 2:  # the rounds before were priced by the true plan
+                    patch.setattr(books, "plan", replace(books.plan, exposures=many))
+                answer, _ = server.says(replace(plan, t=t))
+            codes.append(answer.code if isinstance(answer, Refused) else "")
+        assert codes == ["", "", "terms-beyond-plan", "terms-beyond-plan"]
         assert server.spent() == 2
 
 
@@ -226,6 +260,17 @@ def test_a_server_that_forgot_what_it_spent_is_refused(tmp_path: Path) -> None:
             assert isinstance(answer, Refused)
             assert answer.code == "server-rolled-back"
         assert isinstance(server.says(server.planned(1), place=50)[0], Answered)
+
+
+def test_a_site_scores_what_is_planned_and_nothing_else(tmp_path: Path) -> None:
+    """A way in which a client makes a model its own learns from its training examples."""
+    with serving("fedavg", tmp_path, shares_scores=True) as server:
+        for forged in (Score(0, 1, ["finetune"]), Score(0, 1, ["plain", "own"]), Score(0, 9, ["plain"])):
+            answer, bodies = server.says(forged)
+            assert isinstance(answer, Refused)
+            assert answer.code == "scores-beyond-plan"
+            assert not bodies
+        assert not isinstance(server.says(Score(0, 1, ["plain"]))[0], Refused)  # the control
 
 
 def test_what_is_not_for_sites_is_refused(tmp_path: Path) -> None:

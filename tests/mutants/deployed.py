@@ -13,6 +13,41 @@ FAULTS = "tests/deploy/test_faults.py"
 
 DEPLOYED = [
     one(
+        "a refusal counts as an answer",
+        "letters/remote_sites.py",
+        "            self._rounds.pop(ticket, None)",
+        "            pass",
+        f"{FAULTS}::test_what_goes_wrong_at_a_site_is_told_to_nobody_else",
+    ),
+    one(
+        "the words of an error leave the site",
+        "deploy/membership.py",
+        "        if isinstance(error, OF_MESSAGES):",
+        "        if True:",
+        f"{FAULTS}::test_what_goes_wrong_at_a_site_is_told_to_nobody_else",
+    ),
+    one(
+        "an invitation runs code",
+        "deploy/invitation.py",
+        "    if not with_code and",
+        "    if False and",
+        "tests/deploy/test_joining.py::test_an_invitation_runs_no_code_that_its_reader_has_not_allowed",
+    ),
+    one(
+        "a site scores whatever it is asked for",
+        "deploy/purse.py",
+        "        if not set(command.ways) <= planned or",
+        "        if",
+        f"{PURSE}::test_a_site_scores_what_is_planned_and_nothing_else",
+    ),
+    one(
+        "a typed noise is for as many rounds as the server likes",
+        "deploy/purse.py",
+        "if books.plan.pricing is not None and any(",
+        "if False and any(",
+        f"{PURSE}::test_a_typed_noise_is_for_as_many_rounds_as_the_plan_showed",
+    ),
+    one(
         "a site plays with whatever noise it is told",
         "deploy/purse.py",
         "    if asked.multiplier is not None and not asked.multiplier >= least:",

@@ -72,7 +72,7 @@ NOT_IN_A_TABLE = {
     **dict.fromkeys(
         ["other-clients", "round-beyond-plan", "terms-beyond-plan"], "test_a_forged_round_is_refused_and_costs_nothing"
     ),
-    "site-exhausted": "test_a_budget_that_is_spent_buys_no_further_round",
+    "scores-beyond-plan": "test_a_site_scores_what_is_planned_and_nothing_else",
     **dict.fromkeys(
         ["more-rounds-than-planned", "phase-beyond-plan"], "test_no_phase_is_asked_for_more_often_than_planned"
     ),

@@ -82,7 +82,7 @@ def test_what_the_page_prints_is_what_the_programs_print() -> None:
         "sites are there",
         "sites join with",
         "What leaves this site",
-        "The whole run would cost this client epsilon",
+        "The whole run would cost this client",
         "another process of this name has connected",
         "the server does not know this name, or does not allow it any more",
         "clients have answered",

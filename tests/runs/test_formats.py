@@ -1,0 +1,51 @@
+"""Run folders of every format there ever was, as the version of their day wrote them: all verbs read them, and a stopped
+one goes on to the bytes of a run that never stopped.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from sordino.runs.folder import RunFolder
+from sordino.runs.run import resume, start
+from sordino.runs.shapes import FORMAT
+from sordino.runs.verify import verify
+from tests.helpers.command_line import Said
+
+GOLDEN = Path(__file__).parents[1] / "golden"
+FORMATS = range(1, FORMAT + 1)
+
+
+@pytest.fixture(params=FORMATS, ids="format {}".format)
+def old(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    """The folders of one format, where they may be written to."""
+    return Path(shutil.copytree(GOLDEN / f"format_{request.param}", tmp_path / "old"))
+
+
+def test_the_receipt_of_an_old_run_holds_and_every_verb_reads_it(old: Path, cli: Callable[..., Said]) -> None:
+    assert verify(old / "finished") == []
+    for verb in (["show"], ["privacy", "spent"], ["report"], ["privacy", "verify"]):
+        assert cli(*verb, old / "finished").code == 0, verb
+    assert cli("list", old).code == 0
+
+
+def test_an_old_run_that_was_stopped_goes_on(old: Path, tmp_path: Path) -> None:
+    resume(old / "stopped")
+    assert verify(old / "stopped") == []
+    start(RunFolder(old / "stopped").experiment, tmp_path / "fresh")
+    assert RunFolder(old / "stopped").model_file.read_bytes() == RunFolder(tmp_path / "fresh").model_file.read_bytes()
+
+
+def test_a_folder_of_a_format_to_come_is_refused(old: Path, cli: Callable[..., Said]) -> None:
+    for name, verbs in (("environment_file", ("privacy verify", "resume")), ("receipt_file", ("show", "report"))):
+        place = Path(shutil.copytree(old / "finished", old / name))
+        file: Path = getattr(RunFolder(place), name)
+        file.write_text(json.dumps(json.loads(file.read_text()) | {"format": 99}))
+        for verb in verbs:
+            said = cli(*verb.split(), place)
+            assert (said.code, "newer-run" in said.err) == (6, True), (verb, said)
