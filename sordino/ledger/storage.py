@@ -170,6 +170,20 @@ def identity(place: Path | None) -> tuple[int, int] | None:
     return (found.st_dev, found.st_ino) if found else None
 
 
+def lock(descriptor: int, shared: bool = False) -> None:
+    """Takes the lock of an open file for this process; `BlockingIOError` where another one has it."""
+    try:
+        import fcntl  # here, so that all that needs no lock works where there is none
+    except ImportError:
+        raise LedgerError(
+            "this system has no file locks that sordino knows",
+            why="two processes could spend the same budget, or write the same run",
+            fix="run it on Linux or macOS, or on Windows inside WSL",
+            code="no-file-locks",
+        ) from None
+    fcntl.flock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+
+
 @contextmanager
 def turnstile(place: Path | None) -> Iterator[None]:
     """Lets writers pass one at a time, checkpoint included.
@@ -180,14 +194,12 @@ def turnstile(place: Path | None) -> Iterator[None]:
     if place is None:
         yield
         return
-    import fcntl  # here, so that ledgers in memory work where there is none
-
     gate = os.open(f"{place}-lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         deadline = time.monotonic() + PATIENCE
         while True:
             try:
-                fcntl.flock(gate, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                lock(gate)
                 break
             except BlockingIOError:
                 if time.monotonic() > deadline:

@@ -5,7 +5,6 @@ tensor is loaded.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from sordino.config import Experiment
 from sordino.errors import RunError, damaged
 from sordino.evaluate.rows import PreparedRow, RoundCost, RoundRow
 from sordino.ledger.facts import Fact
+from sordino.ledger.storage import lock
 from sordino.letters.events import Event
 from sordino.runs.private import FOLDER
 from sordino.runs.shapes import FORMAT, RECEIPT_FORMAT, Environment, Receipt, parsed
@@ -170,7 +170,7 @@ class RunFolder:
         """The run is this process's as long as this lasts."""
         with open(self.lock_file, "w") as file:
             try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                lock(file.fileno())
             except OSError:
                 raise RunError(
                     f"the run folder {self.path} is in use",
@@ -193,7 +193,7 @@ class RunFolder:
             return any(words[1] == "FLOCK" and words[5].rpartition(":")[2] == str(found.st_ino) for words in held)
         with open(self.lock_file) as file:  # elsewhere there is no asking without trying, for an instant and shared
             try:
-                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+                lock(file.fileno(), shared=True)
             except OSError:
                 return True
             return False

@@ -37,9 +37,12 @@ def patience() -> Iterator[Callable[[], bool]]:
         yield lambda: False
         return
     waits: list[int] = [signal.SIGINT, signal.SIGTERM]
-    waits += [signal.SIGHUP] if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN else []
+    known = signal.Signals.__members__  # Windows has no signals of terminals
+    if "SIGHUP" in known and signal.getsignal(known["SIGHUP"]) is not signal.SIG_IGN:
+        waits.append(known["SIGHUP"])
     before = {number: signal.signal(number, press) for number in waits}
-    before[signal.SIGQUIT] = signal.signal(signal.SIGQUIT, signal.SIG_DFL)
+    if "SIGQUIT" in known:
+        before[known["SIGQUIT"]] = signal.signal(known["SIGQUIT"], signal.SIG_DFL)
     _PATIENT.append(lambda: pressed > 0)
     try:
         yield _PATIENT[-1]

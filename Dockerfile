@@ -1,5 +1,6 @@
-# One image for the server and the sites; no key, no data and no experiment is in it. From the root of a clone:
-#   docker build -f examples/sites/Dockerfile -t sordino-sites .
+# One image for simulations, the server and the sites; no key, no data and no experiment is in it. From the root of a clone:
+#   docker build -t sordino .
+#   docker run --rm -v "$PWD":/work sordino run
 FROM python:3.11-slim
 
 # torch for processors: without this line its GPU libraries come along, which are several gigabytes
