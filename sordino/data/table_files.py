@@ -186,7 +186,7 @@ def _joined(tables: Sequence[pa.Table]) -> pa.Table:
 def _read_one(
     file: Path, as_text: tuple[str, ...], written: Written, numbers: tuple[str, ...]
 ) -> tuple[pa.Table, Dialect | None]:
-    if kind_of(file) not in TABLES:
+    if kind_of(file) not in TABLES and (file.suffix or file.exists()):
         raise DataError(
             f"{file}: sordino does not read {file.suffix or 'files without a suffix'}",
             why="the end of its name says how a file is to be read",
@@ -194,7 +194,7 @@ def _read_one(
             code="unknown-table-format",
         )
     if not file.is_file():
-        raise DataError(f"there is no file {file}", fix="check the path", code="missing-file")
+        raise DataError(f"there is no file or folder {file}", fix="check the path", code="missing-file")
     dialect = None
     try:
         if kind_of(file) == ".parquet":  # which says itself what its columns are

@@ -202,7 +202,7 @@ def test_files_that_do_not_go_together(tmp_path: Path) -> None:
     said = {
         "no-files": [tmp_path / "x*.csv", [], tmp_path],
         "file-named-twice": [[str(folder), str(folder / "Ost.tsv")]],
-        "missing-file": [[str(folder / "Ost.tsv"), str(folder / "Ozt.tsv")]],
+        "missing-file": [tmp_path / "nowhere", [str(folder / "Ost.tsv"), str(folder / "Ozt.tsv")]],
     }
     for code, paths in said.items():
         for path in paths:
