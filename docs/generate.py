@@ -21,6 +21,7 @@ from typing import Any
 
 import typer.main
 from marking import code, joined, table, toctree
+from pydantic import BaseModel
 
 import sordino
 from sordino import config, errors, types
@@ -248,7 +249,7 @@ def experiment_file() -> str:
 
 
 def is_section(kind: Any) -> bool:
-    return isinstance(kind, type) and issubclass(kind, config.Section)
+    return isinstance(kind, type) and issubclass(kind, BaseModel)
 
 
 def field_rows(section: Any, keep: Callable[[Any], bool]) -> list[tuple[str, str, str, str]]:

@@ -3,7 +3,7 @@
     epsilon = 1.0
     epsilon = {groups = {"1" = 0.54, "2" = 0.37, "4" = 0.09}}     shares of the clients, dealt by the seed
     epsilon = {linspace = [1.0, 4.0], levels = 20}                equal groups between two budgets, dealt by the seed
-    epsilon = {clients = {"0" = 1.0, "1" = 2.0}}                  one by one
+    epsilon = {clients = {"North" = 1.0, "South" = 2.0}}          one by one: by name, or by number where there are none
     epsilon = {file = "budgets.csv"}                              two columns: client, epsilon
 
 Budgets are public (Jorgensen, Yu and Cormode 2015): whoever deduces something about a client's data from the budget it
@@ -14,9 +14,9 @@ from __future__ import annotations
 
 import csv
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,8 +27,23 @@ from sordino.errors import InvalidBudget, is_number
 Floats = NDArray[np.float64]
 
 
-def personal(given: Mapping[str, object], clients: int, key: keys.Key) -> Floats:
-    """The budget of every client."""
+class _Clients(NamedTuple):
+    many: int
+    names: tuple[str, ...]
+
+    def number(self, word: str) -> int | None:
+        """A client by its name; by its number only where no name is a number, so that nobody is taken for another."""
+        if word in self.names:
+            return self.names.index(word)
+        plain = word.isdecimal() and int(word) < self.many and not any(name.isdecimal() for name in self.names)
+        return int(word) if plain else None
+
+    def __str__(self) -> str:
+        return ", ".join(self.names) if self.names else f"0 to {self.many - 1}"
+
+
+def personal(given: Mapping[str, object], clients: int, key: keys.Key, names: Sequence[str] = ()) -> Floats:
+    """The budget of every client. `names` are those of the clients, where they have names."""
     named = [name for name in RULES if name in given]
     extra = sorted(given.keys() - {*named, *(["levels"] if named == ["linspace"] else [])})
     if len(named) != 1 or extra:
@@ -39,10 +54,10 @@ def personal(given: Mapping[str, object], clients: int, key: keys.Key) -> Floats
             code="budget-rule",
         )
     rule = named[0]
-    budgets = RULES[rule](given[rule], clients, keys.fold(key, "budgets"), given)
+    budgets = RULES[rule](given[rule], _Clients(clients, tuple(names)), keys.fold(key, "budgets"), given)
     for k in np.flatnonzero(~((budgets > 0) & np.isfinite(budgets))).tolist()[:1]:
         raise InvalidBudget(
-            f"the budget of client {k} is {budgets[k]}",
+            f"the budget of client {names[k] if names else k} is {budgets[k]}",
             why="a budget is a finite number above 0; a client without a budget cannot take part",
             fix="give a number above 0, or leave the client's data out",
             code="epsilon-not-positive",
@@ -50,18 +65,18 @@ def personal(given: Mapping[str, object], clients: int, key: keys.Key) -> Floats
     return budgets
 
 
-def _groups(table: object, clients: int, key: keys.Key, given: Mapping[str, object]) -> Floats:
+def _groups(table: object, clients: _Clients, key: keys.Key, given: Mapping[str, object]) -> Floats:
     if not isinstance(table, Mapping) or not all(is_number(share) and 0 <= share <= 1 for share in table.values()):
         raise _malformed(f"groups = {table!r}", 'a table {"epsilon" = share of the clients, ...}')
     levels = np.array([_number(level) for level in table])
     shares = np.array(list(table.values()), dtype=np.float64)
     if abs(math.fsum(shares) - 1) > 1e-9:
         raise _malformed(f"groups with shares that add up to {math.fsum(shares):g}", "shares that add up to 1")
-    ends = np.rint(np.cumsum(shares) * clients).astype(np.int64)
+    ends = np.rint(np.cumsum(shares) * clients.many).astype(np.int64)
     return _dealt(np.repeat(levels, np.diff(ends, prepend=0)), key)
 
 
-def _linspace(ends: Any, clients: int, key: keys.Key, given: Mapping[str, object]) -> Floats:
+def _linspace(ends: Any, clients: _Clients, key: keys.Key, given: Mapping[str, object]) -> Floats:
     levels = given.get("levels", 20)
     pair = isinstance(ends, list) and len(ends) == 2 and all(map(is_number, ends))
     if not pair or isinstance(levels, bool) or not isinstance(levels, int) or levels < 1:
@@ -69,16 +84,16 @@ def _linspace(ends: Any, clients: int, key: keys.Key, given: Mapping[str, object
             f"linspace = {ends!r}, levels = {levels!r}", "linspace = [lo, hi] and a whole number of levels"
         )
     steps = np.linspace(ends[0], ends[1], levels)
-    return _dealt(steps[np.arange(clients) * levels // clients], key)
+    return _dealt(steps[np.arange(clients.many) * levels // clients.many], key)
 
 
-def _clients(table: object, clients: int, key: keys.Key, given: Mapping[str, object]) -> Floats:
+def _clients(table: object, clients: _Clients, key: keys.Key, given: Mapping[str, object]) -> Floats:
     if not isinstance(table, Mapping):
         raise _malformed(f"clients = {table!r}", 'a table {"client" = epsilon, ...}')
     return _listed([(str(client), epsilon) for client, epsilon in table.items()], clients, "privacy.epsilon.clients")
 
 
-def _file(path: Any, clients: int, key: keys.Key, given: Mapping[str, object]) -> Floats:
+def _file(path: Any, clients: _Clients, key: keys.Key, given: Mapping[str, object]) -> Floats:
     try:
         with open(Path(path), newline="", encoding="utf-8") as file:
             rows = list(csv.DictReader(file, skipinitialspace=True))
@@ -94,28 +109,28 @@ def _file(path: Any, clients: int, key: keys.Key, given: Mapping[str, object]) -
     return _listed([(str(row["client"]), row["epsilon"]) for row in rows], clients, str(path))
 
 
-def _listed(pairs: list[tuple[str, object]], clients: int, where: str) -> Floats:
+def _listed(pairs: list[tuple[str, object]], clients: _Clients, where: str) -> Floats:
     budgets: dict[int, float] = {}
     for name, epsilon in pairs:
-        name = name.strip()
-        known = name.isdecimal() and int(name) < clients
-        if not known or int(name) in budgets:
+        client = clients.number(name.strip())
+        if client is None or client in budgets:
             raise InvalidBudget(
-                f"{where} lists client {name!r}" + (" twice" if known else ", which does not exist"),
-                why=f"the clients of this federation are 0 to {clients - 1}, each with one budget",
+                f"{where} lists client {name.strip()!r}" + (", which does not exist" if client is None else " twice"),
+                why=f"the clients of this federation are {clients}, each with one budget",
                 fix="list every client exactly once",
                 code="budget-unknown-client",
             )
-        budgets[int(name)] = _number(epsilon)
-    missing = [k for k in range(clients) if k not in budgets]
+        budgets[client] = _number(epsilon)
+    missing = [k for k in range(clients.many) if k not in budgets]
     if missing:
         raise InvalidBudget(
-            f"{where} gives no budget for {len(missing)} of {clients} clients, the first is {missing[0]}",
+            f"{where} gives no budget for {len(missing)} of {clients.many} clients, the first is "
+            f"{clients.names[missing[0]] if clients.names else missing[0]}",
             why="without a budget of its own, a client has granted nothing",
             fix="give every client a line, or leave its data out",
             code="budget-missing",
         )
-    return np.array([budgets[k] for k in range(clients)])
+    return np.array([budgets[k] for k in range(clients.many)])
 
 
 def _dealt(budgets: Floats, key: keys.Key) -> Floats:
@@ -141,7 +156,7 @@ def _malformed(what: str, wanted: str) -> InvalidBudget:
     )
 
 
-RULES: dict[str, Callable[[Any, int, keys.Key, Mapping[str, object]], Floats]] = {
+RULES: dict[str, Callable[[Any, _Clients, keys.Key, Mapping[str, object]], Floats]] = {
     "groups": _groups,
     "linspace": _linspace,
     "clients": _clients,

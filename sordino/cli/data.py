@@ -14,14 +14,18 @@ from sordino.cli.options import Json
 from sordino.cli.words import Verb, experiment_and_changes
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from rich.table import Table
 
     from sordino.config import Experiment
+    from sordino.data.table_overview import TableFacts
     from sordino.runs.population import Population
 
 app = typer.Typer(help="Data and partitions: list, schema, partition, plot.", no_args_is_help=True)
 
 
+FEW = 3  # examples: a client that can hardly learn
 ROWS, COLUMNS = 40, 12  # what one screen holds: more clients are cut in the middle, more classes to the most frequent
 
 What = Annotated[
@@ -43,11 +47,18 @@ def list_(what: What = None, as_json: Json = False) -> None:
     if what:
         from sordino.runs.population import Population
 
-        facts = _facts(Population(_experiment(what)))
+        population = Population(_experiment(what))
+        facts, held = _facts(population), _table_facts(population)
         if as_json:
-            typer.echo(json.dumps(facts))
-        else:
-            Console().print(_two_columns("Data", {name: _said(value) for name, value in facts.items()}))
+            told = {} if held is None else held._asdict() | {"columns": [one._asdict() for one in held.columns]}
+            typer.echo(json.dumps(facts | told))
+            return
+        out = Console()
+        out.print(_two_columns("Data", {name: _said(value) for name, value in facts.items()}))
+        if held is not None:
+            for table in (_files(held), _columns(held)):
+                out.print(table)
+            _note(out, held.remarks)
         return
     from sordino.config.data_sources import SOURCES
 
@@ -63,21 +74,31 @@ def list_(what: What = None, as_json: Json = False) -> None:
 
 @app.command(cls=Verb)
 def schema(
-    table: Annotated[Path, typer.Argument(metavar="TABLE", help="A CSV or parquet file.")],
+    tables: Annotated[list[str], typer.Argument(metavar="TABLE...", help="CSV or parquet files, or a folder of them.")],
     label: Annotated[str, typer.Option(help="The column to predict.")],
     group: Annotated[str | None, typer.Option(help="The column that names the client.")] = None,
     key: Annotated[str | None, typer.Option(help="The column that names the row.")] = None,
     out: Annotated[Path | None, typer.Option(help="Write it there; what is there is never overwritten.")] = None,
+    separator: Annotated[str | None, typer.Option(help="What stands between cells: , ; | or a tab.")] = None,
+    decimal: Annotated[str | None, typer.Option(help="The decimal mark: . or ,")] = None,
+    encoding: Annotated[str | None, typer.Option(help="How letters are written: utf-8, cp1252, latin-1, ...")] = None,
 ) -> None:
     """Draft a table's schema: what its columns can hold, for you to confirm from what you know of them."""
+    from sordino import config
+
+    told = {"separator": separator, "decimal": decimal, "encoding": encoding}
+    given = {name: value for name, value in told.items() if value is not None}
     try:
         from sordino.data.drafting import draft
+        from sordino.data.table_files import Written
     except ModuleNotFoundError as error:
         from sordino.data import missing_extra
 
         raise missing_extra("tabular", error) from None
 
-    text = draft(table, label, group, key)
+    how = config.validate({"data": {"source": "tabular", **given}}).data  # refuses what is no separator, for example
+    written = Written(how.separator, how.decimal, how.encoding)
+    text = draft(tables[0] if len(tables) == 1 else tables, label, group, key, written)
     if out is None:
         typer.echo(text, nl=False)
         return
@@ -124,8 +145,7 @@ def partition(
     out = Console()
     out.print(_two_columns(f"Partition: {found['scheme']}", _differences(found)))
     out.print(_clients(found, everybody))
-    for warning in _warnings(found):
-        out.print(f"[yellow]note[/yellow] {warning}")
+    _note(out, _warnings(found))
 
 
 @app.command(cls=Verb)
@@ -149,7 +169,7 @@ def plot(
     population = Population(_experiment(what or []))
     title = f"Who holds what: {population.dataset.name}, {_scheme(population)}"
     names = population.dataset.class_names or ["all"]
-    atomic_write(out, svg(_counts(population), title, names).encode())
+    atomic_write(out, svg(_counts(population), title, names, population.clients).encode())
     typer.echo(str(out))
 
 
@@ -178,6 +198,35 @@ def _facts(population: Population) -> dict[str, Any]:
     }
 
 
+def _table_facts(population: Population) -> TableFacts | None:
+    """Column by column; None where the data are no table in files."""
+    if population.experiment.data.source != "tabular":
+        return None
+    from sordino.data.table_overview import overview
+
+    return overview(**population.asked)
+
+
+def _files(held: TableFacts) -> Table:
+    table = _table("Files", "file", "rows", "written with")
+    for file in held.files:
+        table.add_row(escape(file["name"]), f"{file['rows']:,}", file["written"] or "-")
+    return table
+
+
+def _columns(held: TableFacts) -> Table:
+    table = _table("Columns, for your eyes only", "column", "kind", "can be", "holds", "empty", "outside")
+    for one in held.columns:
+        counts = (f"{count:,}" if count else "" for count in (one.empty, one.outside))
+        table.add_row(escape(one.name), one.kind, escape(one.can_be), escape(one.holds), *counts)
+    return table
+
+
+def _note(out: Console, remarks: Sequence[str]) -> None:
+    for remark in remarks:
+        out.print(f"[yellow]note[/yellow] {escape(remark)}")
+
+
 def _counts(population: Population) -> Any:
     import numpy as np
 
@@ -200,8 +249,14 @@ def _portrait(population: Population) -> dict[str, Any]:
     rows, tests = population.shares
     labels, classes = np.asarray(population.dataset.train.y), population.dataset.classes
     numbers = summary(labels, rows, max(classes, 1))
+    smallest = int(np.argmin([len(held) for held in rows]))
     clients = [
-        {"client": k, "train": int(held.sum()), "test": len(tests[k]), "labels": held.tolist() if classes else None}
+        {
+            "client": population.clients[k] if population.clients else k,
+            "train": int(held.sum()),
+            "test": len(tests[k]),
+            "labels": held.tolist() if classes else None,
+        }
         for k, held in enumerate(_counts(population))
     ]
     return {
@@ -209,7 +264,7 @@ def _portrait(population: Population) -> dict[str, Any]:
         "scheme": _scheme(population),
         "classes": classes,
         "summary": numbers,
-        "smallest": min(clients, key=lambda client: (client["train"], client["client"]))["client"],
+        "smallest": clients[smallest]["client"],
         "without_test": [client["client"] for client in clients if not client["test"]],
         "unused": len(labels) - int(numbers["examples"]),
         "clients": clients,
@@ -235,9 +290,11 @@ def _differences(found: dict[str, Any]) -> dict[str, str]:
 
 
 def _warnings(found: dict[str, Any]) -> list[str]:
+    few = [client["client"] for client in found["clients"] if 0 < client["train"] <= FEW]
     empty = [client["client"] for client in found["clients"] if not client["train"]]
     told = {
         "hold no training examples": empty,
+        f"hold {FEW} training examples or fewer": few,
         "have no test examples, so their own accuracy cannot be said": found["without_test"],
     }
     return [
@@ -255,7 +312,7 @@ def _clients(found: dict[str, Any], everybody: bool) -> Table:
     table = _table("Examples of each client", "client", "train", "test", *labels, right=True)
     cut = not everybody and len(rows) > ROWS
     if cut:  # the extremes say more than the first few
-        ranked = sorted(rows, key=lambda row: (row["train"], row["client"]))
+        ranked = sorted(rows, key=lambda row: int(row["train"]))
         table.title = (
             f"The {ROWS // 4} smallest, the middle and the largest of {len(rows):,} clients (--all shows every one)"
         )
@@ -265,7 +322,8 @@ def _clients(found: dict[str, Any], everybody: bool) -> Table:
         picked = [rows]
     for block in picked:
         for row in block:
-            table.add_row(*(f"{row[key]:,}" for key in ("client", "train", "test")), *_labels(row["labels"], wide))
+            name = escape(str(row["client"]))
+            table.add_row(name, *(f"{row[key]:,}" for key in ("train", "test")), *_labels(row["labels"], wide))
         table.add_section()
     return table
 

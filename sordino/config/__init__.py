@@ -3,10 +3,10 @@
 Its tables and keys, the gates it may name, and what is said of a wrong one.
 """
 
+from sordino.config.data_section import Data
 from sordino.config.experiment import (
     CHOOSERS,
     Chaos,
-    Data,
     Engine,
     EvaluationSettings,
     Experiment,

@@ -3,7 +3,7 @@ never ignored."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from sordino.errors import ConfigError
@@ -44,9 +44,9 @@ SOURCES = {
         ("test_fraction", *IMAGES),
     ),
     "tabular": DataSource(
-        "one CSV or parquet table",
+        "tables, CSV or parquet: one, or a file for each client",
         ("path", "label"),
-        ("group", "key", "schema", "standardise", "test_fraction"),
+        ("group", "key", "schema", "standardise", "test_fraction", "missing", "separator", "decimal", "encoding"),
         SLICES,
     ),
     "synthetic": DataSource(
@@ -68,8 +68,25 @@ def keys(source: object) -> set[str]:
     return {key for one in known for key in (*one.needs, *one.takes)}
 
 
-def check(source: str, given: Iterable[str]) -> None:
-    """Refuses keys that the source does not take. `given`: the keys of [data] that are not as they are by default."""
+def has_natural_clients(data: object) -> bool:
+    """Does [data] name the column of the clients, or give each of them a file?"""
+    from sordino.data.table_names import is_one_file
+
+    if not isinstance(data, Mapping) or data.get("source") != "tabular":
+        return False
+    return data.get("group") is not None or (data.get("path") is not None and not is_one_file(data["path"]))
+
+
+def check(given: Mapping[str, object]) -> None:
+    """Refuses keys that the source does not take. `given`: what of [data] is not as it is by default."""
+    source = str(given.get("source", "digits"))
+    if isinstance(given.get("path"), list) and source != "tabular":
+        raise ConfigError(
+            f"data.path = {given['path']!r} with data.source = {source!r}",
+            why="only tables can lie in a list of files",
+            fix="give one path, or set data.source=tabular",
+            code="setting-of-another-source",
+        )
     strange = [key for key in given if key not in ("source", *keys(source))]
     if not strange:
         return

@@ -13,10 +13,12 @@ SINCE: dict[str, Any] = {"since": 2}
 
 
 def digest_of(experiment: BaseModel) -> str:
-    """`[engine]`, which is how, and where anybody's files lie are left out."""
+    """`[engine]`, which is how, and where anybody's files lie and how they are written are left out."""
     what = experiment.model_dump(mode="json", exclude={"engine"})
     _forget_new(experiment, what)
     what["privacy"]["ledger"] = what["data"]["path"] = None
+    for written in ("separator", "decimal", "encoding"):
+        what["data"].pop(written, None)
     schema = what["data"]["schema"]
     what["data"]["schema"] = schema and ("learned" if schema == "learned" else "declared")
     return hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()

@@ -9,7 +9,6 @@ from __future__ import annotations
 import copy
 import inspect
 import tomllib
-import warnings
 from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache
 from pathlib import Path
@@ -20,6 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 
 from sordino import user_code
 from sordino.config import data_sources
+from sordino.config.data_section import STRICT, Data
 from sordino.config.digest import digest_of
 from sordino.config.wording import check_keys, nearest, sweep, wrong
 from sordino.errors import ConfigError, Range, UnsoundGuarantee, check_range
@@ -29,44 +29,7 @@ Table = dict[str, Any]
 
 
 class Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
-
-
-# fixed: by public numbers; channel: by mean and deviation of each channel (of a table: column); pixel: of each pixel
-Scale = Literal["fixed", "channel", "pixel"]
-
-# pydantic warns that the field `schema` hides a method of its own, which is deprecated and which nothing here calls
-warnings.filterwarnings("ignore", r'Field name "schema" in "Data" shadows', UserWarning)
-
-
-class Data(Section):
-    source: Literal["digits", "images", "folder", "tabular", "quadratic", "synthetic"] = "digits"
-    path: str | None = None  # a directory or a file; of images also the id of a data set on the hub
-    label: str | None = None  # of a table: the column to predict
-    group: str | None = None  # of a table: the column that names the client
-    key: str | None = None  # of a table: the column that names the row; this name alone decides if the row is held back
-    schema: str | None = None  # type: ignore[assignment]  # of a table: the file that says what columns hold, or "learned"
-    download: bool = False  # allow downloads from the hub (needs the extra `hub`)
-    # the share of examples held back for testing where the source has no test set: 0.2, of synthetic devices 0.1
-    test_fraction: float | None = None
-    # of images: put training and test images together; then each client holds back `test_fraction` of its own
-    merge: bool = False
-    standardise: Scale | None = None  # fixed: to [-1, 1]; else by mean and deviation; none: fixed if ranges are known
-    augment: Literal["none", "crop_flip"] = "none"  # of images: shift (4 pixels) and mirror at random
-    side: int | None = None  # of images: resize each to this width and height in pixels; folders: 32 by default
-    fraction: float = 1.0  # of folders: the share of every class that is used, but at least `at_least` images
-    at_least: int = 20
-    train: int | None = None  # use only this number of training examples, in the proportions of the classes
-    test: int | None = None  # use only this number of test examples
-    # labelled examples of each class that the server keeps before clients get theirs: a number, or a share below 1
-    probe: int | float | None = None
-    clients: int | None = None  # of quadratics: number of clients (10 by default); of synthetic devices: 30
-    dim: int = 10  # of quadratics: number of dimensions
-    heterogeneity: float = 1.0  # of quadratics: how much clients differ
-    alpha: float = 1.0  # of synthetic devices: how much the true models of clients differ
-    beta: float = 1.0  # of synthetic devices: how much their inputs differ
-    iid: bool = False  # of synthetic devices: all clients are alike
-    largest: int | None = None  # of synthetic devices: the most examples that a client has
+    model_config = STRICT
 
 
 class Privacy(Section):
@@ -201,6 +164,8 @@ def validate(table: Table) -> Experiment:
             code="total-epsilon",
         )
     check_keys(table, Experiment.model_fields, "the experiment")
+    if "partition" not in table and data_sources.has_natural_clients(table.get("data")):
+        table = {**table, "partition": {"scheme": "natural"}}
     try:
         experiment = Experiment.model_validate(table)
     except ValidationError as error:
@@ -210,7 +175,7 @@ def validate(table: Table) -> Experiment:
         for part in place.split("."):
             value = getattr(value, part)
         check_range(place, value, Range(least=low), "out-of-range")
-    data_sources.check(experiment.data.source, experiment.data.model_dump(exclude_defaults=True))
+    data_sources.check(experiment.data.model_dump(exclude_defaults=True))
     if experiment.engine.deadline_s is not None and experiment.engine.executor != "processes":
         raise ConfigError(
             f"engine.deadline_s with engine.executor = {experiment.engine.executor!r}",

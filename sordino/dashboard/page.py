@@ -238,7 +238,7 @@ def _by_client(run: Watched, spending: Spending) -> Html:
     clients = [client for client in spending.by_client if client.granted]
     if not clients:
         return Html("")
-    listed = [(_client(run, one.client), _share(one), _granted(one), one.exposures or 0) for one in clients]
+    listed = [(_client(run, one), _share(one), _granted(one), one.exposures or 0) for one in clients]
     some = "" if len(clients) == spending.clients else f", {len(clients)} of {spending.clients}"
     return tag(
         "details",
@@ -247,10 +247,10 @@ def _by_client(run: Watched, spending: Spending) -> Html:
     )
 
 
-def _client(run: Watched, number: int) -> str:
-    if number >= len(run.clients):
-        return str(number)
-    client = run.clients[number]
+def _client(run: Watched, one: OfClient) -> str:
+    if one.client >= len(run.clients):
+        return one.name or str(one.client)
+    client = run.clients[one.client]
     return client.name if client.name == client.site else f"{client.name} at {client.site}"
 
 

@@ -42,6 +42,8 @@ class Dataset:
     taken_as_public: tuple[str, ...] = ()  # sentences: what was decided from all examples together, and how
     declared: str = ""  # a digest of what was said of the columns before any row was read
     columns: Mapping[str, Column] = field(default_factory=dict)  # of a table: the features, in the order of x
+    groups: tuple[str, ...] = ()  # names of the natural clients, by their codes, where they are known
+    groups_declared: bool = False  # were these names said by somebody, or read off the rows?
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -116,18 +118,20 @@ def stratified(labels: Array, test_fraction: float, seed: int) -> tuple[Array, A
     return _parted(in_test, test_fraction, "each class is divided on its own, rounded to whole rows")
 
 
-def apart(rows: int, keys: Sequence[str] | None, test_fraction: float, seed: int) -> tuple[Array, Array]:
-    """Row numbers of train and test, both in file order. Every row has a coin that its place decides, or its key.
+def apart(rows: Sequence[int], keys: Sequence[str] | None, test_fraction: float, seed: int) -> tuple[Array, Array]:
+    """Row numbers of train and test, both in file order; `rows` are the numbers of rows of the files. Every row has a
+    coin that its place in its file decides, or its key.
 
     What a row holds plays no part, and no row moves another: with keys, none that comes or goes; without, none that is
     exchanged or added at the end.
     """
     _check_fraction(test_fraction)
     if keys is None:
-        coins = np.random.default_rng(seed).random(rows)  # the i-th number is the same, however many are drawn
+        # the i-th number is the same, however many are drawn
+        coins = np.concatenate([np.random.default_rng([seed, i] if i else seed).random(n) for i, n in enumerate(rows)])
     else:
         coins = np.array([_coin(key, seed) for key in keys])
-    return _parted(coins < test_fraction, test_fraction, "every row is held back by a coin of its own")
+    return _parted(coins < test_fraction, test_fraction, BY_A_COIN)
 
 
 def _coin(key: str, seed: int) -> float:
@@ -148,11 +152,19 @@ def _check_fraction(test_fraction: float) -> None:
 
 
 def _parted(in_test: Array, test_fraction: float, how: str) -> tuple[Array, Array]:
-    if in_test.all() or not in_test.any():
+    train, test = np.flatnonzero(~in_test), np.flatnonzero(in_test)
+    check_split(len(train), len(test), test_fraction, how)
+    return train, test
+
+
+BY_A_COIN = "every row is held back by a coin of its own"
+
+
+def check_split(train: int, test: int, test_fraction: float, how: str = BY_A_COIN) -> None:
+    if not train or not test:
         raise DataError(
-            f"test_fraction = {test_fraction} leaves the train or the test split of {len(in_test)} rows empty",
+            f"test_fraction = {test_fraction} leaves the train or the test split of {train + test} rows empty",
             why=how,
             fix="use another test_fraction or more data",
             code="empty-split",
         )
-    return np.flatnonzero(~in_test), np.flatnonzero(in_test)

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import tomli_w
 
-from sordino.data.tabular import BOOLEANS, MAX_LEVELS, check_roles, find, is_text, read
-from sordino.errors import DataError
+from sordino.data.cells import MAX_LEVELS, gaps, is_text, numbers_in, whole
+from sordino.data.learned_columns import AN_ACCIDENT, find, no_features
+from sordino.data.schema import BOOLEANS
+from sordino.data.table_files import AS_SEEN, Written, read
+from sordino.data.tabular import check_roles
 
 HEAD = """\
 # A draft of a schema for {name}, for somebody to confirm who knows what its columns can hold.
-# Looked at: {rows:,} rows of {columns} columns. Levels and classes were read off the rows, ranges rounded outwards.
+# Looked at: {rows:,} rows of {columns} columns{files}. Levels, classes and ranges were read off the rows.
 # But what follows from the rows tells of the rows: a level that one row alone has would be a feature of every model.
 # So write here what a column CAN hold, as the form or the device knows it that fills the column; then delete the line
 # `draft = true`. Until then real noise (privacy.noise = "system") does not start.
@@ -26,38 +29,40 @@ draft = true
 """
 
 
-def draft(path: str | Path, label: str, group: str | None = None, key: str | None = None) -> str:
+def draft(
+    paths: str | Sequence[str],
+    label: str,
+    group: str | None = None,
+    key: str | None = None,
+    written: Written = AS_SEEN,
+) -> str:
     """The text of a TOML schema, line by line as the columns come."""
-    file = Path(path).expanduser()
     roles = {"label": label, "group": group, "key": key}
-    check_roles(file, roles)
-    table = read(file)
-    columns = {name: _decoded(table.column(name).combine_chunks()) for name in table.column_names}
+    check_roles(roles)
+    rows = read(paths, written=written)
     for name in roles.values():
         if name is not None:
-            find(file, columns, name)
+            find(rows, name)
     said = {name: role for role, name in roles.items()}
-    lines = [(_key(name), *_suggested(column, said.get(name))) for name, column in columns.items()]
+    lines = []
+    for name in rows.table.column_names:
+        told, confirm = _suggested(column := rows.column(name), said.get(name))
+        empty = int(gaps(column).sum())
+        lines.append((_key(name), told, confirm + f"; {empty:,} rows have no value" * (empty > 0)))
     if not any(kind in told for _, told, _ in lines for kind in ('"number"', '"levels"', '"boolean"')):
-        raise DataError(
-            f"{file}: no column is left as a feature",
-            fix="give a table with at least one more column",
-            why="a model needs at least one column to learn from, beside the label, group and key",
-            code="no-features",
-        )
-    head = HEAD.format(name=file.name, rows=table.num_rows, columns=len(columns))
+        raise no_features(rows)
+    many = len(rows.files)
+    files = "" if many == 1 else f" in {many} files"
+    columns = rows.table.num_columns
+    head = HEAD.format(name=rows.files[0].path.name, rows=rows.table.num_rows, columns=columns, files=files)
     return head + "".join(f"{name} = {{ {told} }}  # {confirm}\n" for name, told, confirm in lines)
-
-
-def _decoded(column: pa.Array) -> pa.Array:
-    return column.dictionary_decode() if pa.types.is_dictionary(column.type) else column
 
 
 def _suggested(column: pa.Array, role: str | None) -> tuple[str, str]:
     """What is said of a column, and what to confirm."""
     if role == "key":
         return 'kind = "key"', "names the row, and is no feature"
-    present = column.drop_null()
+    present = (whole(column) if role else column).drop_null()
     words = _words(present) if role or is_text(column.type) else []
     if role == "label":
         return f'kind = "label", classes = {_toml(words)}', "confirm: are these all the classes that can be?"
@@ -67,6 +72,11 @@ def _suggested(column: pa.Array, role: str | None) -> tuple[str, str]:
             "confirm: all clients, in the order in which they are numbered",
         )
     if is_text(column.type):
+        fits = numbers_in(present)
+        if len(words) > AN_ACCIDENT and 2 * fits.sum() >= len(fits):
+            values = np.array([text for text, fit in zip(present.to_pylist(), fits, strict=True) if fit], np.float64)
+            bad, odd = present[int(np.argmin(fits))].as_py(), int((~fits).sum())
+            return _numeric(values, f"but {odd:,} cells are no numbers, {bad!r} is one")
         if len(words) > MAX_LEVELS:
             return 'kind = "ignored"', f"more than {MAX_LEVELS} different words: is it an identifier?"
         return (
@@ -82,10 +92,11 @@ def _suggested(column: pa.Array, role: str | None) -> tuple[str, str]:
         return 'kind = "ignored"', f"of type {column.type}: neither number nor word"
     if set(values.tolist()) <= set(BOOLEANS.values()):
         return 'kind = "boolean"', "confirm: only 0 and 1"
-    return (
-        f'kind = "number", range = {_toml(outwards(values.min(), values.max()))}',
-        "confirm: the lowest and the highest value that can be",
-    )
+    return _numeric(values, "confirm: the lowest and the highest value that can be")
+
+
+def _numeric(values: Any, confirm: str) -> tuple[str, str]:
+    return f'kind = "number", range = {_toml(outwards(values.min(), values.max()))}', confirm
 
 
 def _words(column: pa.Array) -> list[Any]:

@@ -10,15 +10,19 @@ from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
-from sordino.data import images, tabular
+from sordino.data import images
 from sordino.data.area import area
+from sordino.data.cells import texts, whole, without_gaps
 from sordino.data.dataset import Array
+from sordino.data.declared_columns import as_declared
 from sordino.data.decoding import channels_last, opened
 from sordino.data.folders import SUFFIXES
 from sordino.data.schema import Column
+from sordino.data.table_files import TableFile, TableRows, read
 from sordino.errors import DataError
+
+FIX = "correct or remove the row"
 
 
 class NewRows(NamedTuple):
@@ -34,7 +38,8 @@ class NewRows(NamedTuple):
 
 def table(file: Path, columns: Mapping[str, Column], label: str | None = None) -> NewRows:
     """`columns`: the features, as the model knows them; all others are not looked at, but for a `label`."""
-    return rows_of(tabular.read(file, (*columns, *([] if label is None else [label]))), columns, label, file)
+    as_text = (*columns, *([] if label is None else [label]))
+    return rows_of(read(file, as_text, numbers=_numbers(columns)), columns, label)
 
 
 def given(rows: object, columns: Mapping[str, Column], label: str | None = None) -> NewRows:
@@ -50,42 +55,33 @@ def given(rows: object, columns: Mapping[str, Column], label: str | None = None)
             fix="give a list of dictionaries, a dictionary of columns, or a data frame; each column of one type",
             code="unreadable-rows",
         ) from None
-    return rows_of(found, columns, label, where)
+    return rows_of(TableRows(found, (TableFile(where, found.num_rows, None),), True), columns, label)
 
 
-def rows_of(found: pa.Table, columns: Mapping[str, Column], label: str | None, file: Path) -> NewRows:
+def rows_of(found: TableRows, columns: Mapping[str, Column], label: str | None) -> NewRows:
     asked = [*columns, *([] if label is None else [label])]
-    if missing := [name for name in asked if name not in found.column_names]:
+    present = found.table.column_names
+    if missing := [name for name in asked if name not in present]:
         raise DataError(
-            f"{file} lacks {', '.join(missing)}",
-            why=f"the model was trained with these columns; here are: {', '.join(found.column_names) or 'none'}",
+            f"{found.name} lacks {', '.join(missing)}",
+            why=f"the model was trained with these columns; here are: {', '.join(present) or 'none'}",
             fix="add them, spelled in the same way" + (", or ask for no score" if missing == [label] else ""),
             code="missing-column",
         )
-    held = {name: _complete(file, name, found.column(name)) for name in asked}
+    held = without_gaps(found, asked, "refuse", {}, _numbers(columns), fix="fill in the value, or remove the row")
     for name, said in columns.items():
         if said.kind == "levels" and said.other is None:
-            texts = tabular.texts_of(held[name])
-            if (at := next((at for at, text in enumerate(texts) if text not in said.words), None)) is not None:
-                raise tabular.unfit(file, name, texts, at, f"is no level that the model knows: {', '.join(said.words)}")
-    parts = [tabular.as_declared(file, name, held[name], said).values for name, said in columns.items()]
-    names = tuple(str(at) for at in range(1, found.num_rows + 1))
-    return NewRows(np.hstack(parts), names, None if label is None else tuple(tabular.texts_of(held[label])))
+            words = texts(held.columns[name])
+            if (at := next((at for at, text in enumerate(words) if text not in said.words), None)) is not None:
+                known = ", ".join(said.words)
+                raise held.unfit(name, words[at], at, f"is no level that the model knows: {known}", FIX)
+    parts = [as_declared(held, name, said).values for name, said in columns.items()]
+    names = tuple(str(at) for at in range(1, found.table.num_rows + 1))
+    return NewRows(np.hstack(parts), names, None if label is None else tuple(texts(whole(held.columns[label]))))
 
 
-def _complete(file: Path, name: str, column: pa.ChunkedArray) -> pa.Array:
-    whole = column.combine_chunks()
-    if pa.types.is_dictionary(whole.type):
-        whole = whole.dictionary_decode()
-    if whole.null_count:
-        at = int(np.argmax(pc.is_null(whole).to_numpy(zero_copy_only=False)))
-        raise DataError(
-            f"{file}: {name} is missing (row {at + 1} after the header)",
-            why="sordino does not guess values",
-            fix="fill in the value, or remove the row",
-            code="missing-values",
-        )
-    return whole
+def _numbers(columns: Mapping[str, Column]) -> list[str]:
+    return [name for name, said in columns.items() if said.kind == "number"]
 
 
 # images ---------------------------------------------------------------------------------------------------------------

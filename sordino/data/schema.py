@@ -4,12 +4,14 @@
     age = { kind = "number", range = [0, 110] }              # values outside are moved to the nearer end
     ward = { kind = "levels", levels = ["A", "B", "rest"], other = "rest" }  # other takes unknown levels
     smokes = { kind = "boolean" }                            # true, false, 1 or 0
+    weight = { kind = "number", range = [2, 300], outside = "refuse", missing = 70 }  # else a value outside is moved
     note = { kind = "ignored" }
     visit_id = { kind = "key" }                              # names the row
     clinic = { kind = "group", names = ["North", "South"] }  # names may be left out
     outcome = { kind = "label", classes = ["ill", "well"] }
 
-`draft = true` marks a file that was made from the rows and that nobody has confirmed.
+`missing` is what `data.missing = "fill"` puts into a gap of the column. `draft = true` marks a file that was made from
+the rows and that nobody has confirmed.
 """
 
 from __future__ import annotations
@@ -25,14 +27,15 @@ from typing import Any
 from sordino.errors import DataError
 
 TAKES: Mapping[str, tuple[str, ...]] = {  # kind of column -> what may be said of it
-    "number": ("range",),
-    "levels": ("levels", "other"),
-    "boolean": (),
+    "number": ("range", "outside", "missing"),
+    "levels": ("levels", "other", "missing"),
+    "boolean": ("missing",),
     "ignored": (),
     "key": (),
     "group": ("names",),
     "label": ("classes",),
 }
+BOOLEANS = {"true": 1.0, "1": 1.0, "false": 0.0, "0": 0.0}
 LISTS = {
     "levels": ("levels", 1),
     "label": ("classes", 2),
@@ -50,6 +53,8 @@ class Column:
     high: float = 0.0
     words: tuple[str, ...] = ()  # levels, classes or names, as a file spells them
     other: str | None = None
+    strict: bool = False  # is a number beyond the range refused?
+    missing: str | None = None  # what stands for a gap, as a file spells it
 
 
 @dataclass(frozen=True)
@@ -124,7 +129,18 @@ def _column(name: str, said: Any) -> Column:
         takes = ", ".join(TAKES[kind]) or "nothing more"
         raise ValueError(f"{name}: {unknown[0]!r} says nothing of kind {kind!r}, which takes {takes}")
     if kind == "number":
-        return Column(kind, *_range(name, said.get("range")))
+        low, high = _range(name, said.get("range"))
+        outside, gap = said.get("outside", "move"), said.get("missing")
+        if outside not in ("move", "refuse"):
+            raise ValueError(f'{name}: outside = {outside!r} is neither "move" nor "refuse"')
+        if gap is not None and not (type(gap) in (int, float) and low <= gap <= high):
+            raise ValueError(f"{name}: missing = {gap!r} is no number in its range")
+        return Column(kind, low, high, strict=outside == "refuse", missing=None if gap is None else repr(gap))
+    if kind == "boolean":
+        gap = _text(said.get("missing")) if "missing" in said else None
+        if "missing" in said and gap not in BOOLEANS:
+            raise ValueError(f"{name}: missing = {said['missing']!r} is neither true nor false")
+        return Column(kind, missing=gap)
     if kind not in LISTS or (kind == "group" and "names" not in said):
         return Column(kind)
     listed, least = LISTS[kind]
@@ -132,7 +148,10 @@ def _column(name: str, said: Any) -> Column:
     other = said.get("other")
     if other is not None and (other := _text(other)) not in words:
         raise ValueError(f"{name}: other = {other!r} is not among its levels")
-    return Column(kind, words=words, other=other)
+    gap = said.get("missing")
+    if gap is not None and (gap := _text(gap)) not in words:
+        raise ValueError(f"{name}: missing = {gap!r} is not among its levels")
+    return Column(kind, words=words, other=other, missing=gap)
 
 
 def _range(name: str, ends: Any) -> tuple[float, float]:

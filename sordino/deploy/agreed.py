@@ -105,6 +105,7 @@ class SitesAgreement(Fact, extra="forbid"):
             void=data.void,
             note=data.note,
             names=data.names,
+            clients=tuple(client.name for client in self.clients),
         )
 
     def toml(self) -> str:

@@ -43,9 +43,11 @@ class Evaluator:
         scores, own = self.task.score(params, self.test), self._tested
         means = [values.mean().double() for values in scores.values()]
         if not len(own.clients):
-            return Scores(**dict(zip(scores, torch.stack(means).tolist(), strict=True)))
+            found = dict(zip(scores, torch.stack(means).tolist(), strict=True))
+            return Scores(**found, majority=self._majority)
         each = scores[next(iter(scores))].double()[own.rows]
-        return self._told(list(scores), means, torch.segment_reduce(each, "mean", lengths=own.sizes, unsafe=True))
+        each = torch.segment_reduce(each, "mean", lengths=own.sizes, unsafe=True)
+        return self._told(list(scores), means, each).beside(majority=self._majority)
 
     def of_each(self, found: Mapping[int, Sequence[float]]) -> Scores:
         """The same of a model for each client, from the means of every client that has test examples."""
@@ -76,6 +78,13 @@ class Evaluator:
             metric="loss" if metric == "loss" else "accuracy", mean=mean, std=std, worst_tenth=tenth, each=single
         )
         return Scores(**dict(zip(names, found[: len(names)], strict=True)), clients=clients)
+
+    @cached_property
+    def _majority(self) -> float | None:
+        """How often whoever always answers the most frequent class is right; None where there are no classes."""
+        if "accuracy" not in self.task.metrics:
+            return None
+        return int(torch.bincount(self.test.y).max()) / len(self.test.y)
 
     @cached_property
     def _tested(self) -> _Tested:

@@ -76,8 +76,8 @@ class Frame:
         return self.bottom - (label + 0.5) * self.row  # label 0 lies lowest
 
 
-def svg(counts: Array, title: str, names: Sequence[str] | None = None) -> str:
-    """The counts [clients, classes] as an SVG text; `names` are those of the classes."""
+def svg(counts: Array, title: str, names: Sequence[str] | None = None, clients_are: Sequence[str] = ()) -> str:
+    """The counts [clients, classes] as an SVG text; `names` are those of the classes, `clients_are` of the clients."""
     clients, classes = counts.shape
     sizes, names = counts.sum(1), names or [str(c) for c in range(classes)]
     frame = Frame(clients, classes, max(LEFT, 40 + LETTER * max(len(_short(name)) for name in names)))
@@ -88,6 +88,7 @@ def svg(counts: Array, title: str, names: Sequence[str] | None = None) -> str:
         f"{np.median(sizes):,.0f}"
     )
     axis = "client" if named else "clients, in the order of their most frequent label"
+    called = [*(clients_are or map(str, range(clients)))]
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {frame.height:.0f}" width="{WIDTH}" '
         f'height="{frame.height:.0f}" role="img" aria-labelledby="title said">',
@@ -96,8 +97,8 @@ def svg(counts: Array, title: str, names: Sequence[str] | None = None) -> str:
         f'<text class="title" x="{frame.left}" y="30">{escape(title)}</text><text x="{frame.left}" '
         f'y="52">{said}</text>',
         *_sizes(frame, sizes[order]),
-        *_axes(frame, names, axis, ticks=named, lines=not shaded),
-        *(_cells if shaded else _bubbles)(frame, counts[order], names),
+        *_axes(frame, names, axis, called, ticks=named, lines=not shaded),
+        *(_cells(frame, counts[order], names) if shaded else _bubbles(frame, counts[order], names, called)),
         "</svg>",
     ]
     return "\n".join(parts) + "\n"
@@ -121,7 +122,9 @@ def _sizes(frame: Frame, sizes: Array) -> Iterator[str]:
     )
 
 
-def _axes(frame: Frame, names: Sequence[str], axis: str, ticks: bool, lines: bool) -> Iterator[str]:
+def _axes(
+    frame: Frame, names: Sequence[str], axis: str, clients: Sequence[str], ticks: bool, lines: bool
+) -> Iterator[str]:
     if lines:
         drawn = "".join(f"M{frame.left} {frame.y(c):.1f}H{WIDTH - RIGHT}" for c in range(frame.classes))
         yield f'<path class="grid" d="{drawn}"/>'
@@ -132,7 +135,8 @@ def _axes(frame: Frame, names: Sequence[str], axis: str, ticks: bool, lines: boo
     yield f'<text class="mid" transform="translate(18 {middle:.1f}) rotate(-90)">label</text>'
     step = _nice(frame.clients / 10)
     for k in range(0, frame.clients, step) if ticks else ():
-        yield f'<text class="mid" x="{frame.x(k):.1f}" y="{frame.bottom + 18:.1f}">{k:,}</text>'
+        name = escape(_short(clients[k]))
+        yield f'<text class="mid" x="{frame.x(k):.1f}" y="{frame.bottom + 18:.1f}">{name}</text>'
     yield f'<text class="mid" x="{(frame.left + WIDTH - RIGHT) / 2}" y="{frame.bottom + 40:.1f}">{axis}</text>'
 
 
@@ -146,11 +150,11 @@ def _nice(least: float) -> int:
     return next(int(n * power) for n in (1, 2, 5, 10) if n * power >= least)
 
 
-def _bubbles(frame: Frame, counts: Array, names: Sequence[str]) -> Iterator[str]:
+def _bubbles(frame: Frame, counts: Array, names: Sequence[str], clients: Sequence[str]) -> Iterator[str]:
     most = max(int(counts.max()), 1)
     yield '<g class="mark" fill-opacity="0.7">'
     for k, c in np.argwhere(counts):
-        text = f"client {k}, label {names[c]}: {counts[k, c]:,}"
+        text = f"client {clients[k]}, label {names[c]}: {counts[k, c]:,}"
         radius = frame.radius * math.sqrt(counts[k, c] / most)
         yield (
             f'<circle cx="{frame.x(k):.1f}" cy="{frame.y(c):.1f}" '

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from rich.console import Console, Group, RenderableType
+from rich.markup import escape
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
@@ -100,6 +101,8 @@ def results(metrics: Sequence[RoundRow]) -> Table:
             table.add_row("test accuracy, global", f"{last.accuracy:.2%}")
             recent = [score for _, score in scores(metrics[-10:])]
             table.add_row(f"test accuracy, mean of last {len(recent)}", f"{sum(recent) / len(recent):.2%}")
+            if last.majority is not None:
+                table.add_row("always the most frequent class", f"{last.majority:.2%}")
         table.add_row("test loss", f"{last.loss:.4f}")
         if (found := last.clients) is not None:
             form = "{:.2%}" if found.metric == "accuracy" else "{:.4f}"
@@ -213,7 +216,7 @@ def spending(clients: Sequence[OfClient], currency: str) -> Table:
     for row in clients:
         granted = "unlimited" if row.granted is None else _amounts(row.granted)
         told = ("-" if count is None else str(count) for count in (row.examples, row.exposures, row.planned))
-        table.add_row(str(row.client), *told, _amounts(row.spent), granted)
+        table.add_row(escape(row.name) or str(row.client), *told, _amounts(row.spent), granted)
     return table
 
 

@@ -40,11 +40,16 @@ class PublicNumbers:
     void: tuple[str, ...] = ()  # why nothing that is claimed holds
     note: str = ""  # said beside every result
     names: tuple[str, ...] = ()  # of the classes
+    clients: tuple[str, ...] = ()  # the names of the clients, where they have names that may be told
 
     @cached_property
     def largest(self) -> int:
         """The size of the largest client."""
         return max(self.sizes)
+
+    def called(self, client: int) -> str:
+        """The name of a client, or its number."""
+        return self.clients[client] if self.clients else str(client)
 
     @property
     def class_names(self) -> tuple[str, ...]:
@@ -77,6 +82,7 @@ class Agreement:
             void=known.void,
             note=known.note,
             names=known.names,
+            clients=known.clients,
         )
 
     def write(self, folder: Path) -> None:
@@ -109,6 +115,7 @@ class Agreement:
             void=told.void,
             note=told.note,
             names=told.names,
+            clients=told.clients,
         )
         return cls(told.dataset, public, told.coordinates)
 

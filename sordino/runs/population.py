@@ -12,6 +12,7 @@ import hmac
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
@@ -64,7 +65,7 @@ class Population:
     def public(self) -> PublicNumbers:
         """What everybody may know of these data."""
         data, sizes = self.dataset, self.sizes
-        check_everybody_has_data(sizes)
+        check_everybody_has_data(sizes, self.clients)
         return PublicNumbers(
             kind=data.kind,
             shape=data.shape,
@@ -77,7 +78,16 @@ class Population:
             void=self.learned_from_rows if self._real else (),
             note=data.note,
             names=data.names,
+            clients=self.clients,
         )
+
+    @property
+    def clients(self) -> tuple[str, ...]:
+        """The names of the clients. With real noise only those that somebody has declared: a group may be a person."""
+        data, held = self.dataset, self.dataset.train.group
+        if held is None or not data.groups or not isinstance(self.scheme, Natural):
+            return ()
+        return () if self._real and not data.groups_declared else tuple(data.groups[k] for k in np.unique(held))
 
     @property
     def _assumed(self) -> tuple[str, ...]:
@@ -126,6 +136,11 @@ class Population:
 
     @cached_property
     def _loaded(self) -> Dataset:
+        return SOURCES[self.experiment.data.source](**self.asked)
+
+    @property
+    def asked(self) -> dict[str, Any]:
+        """What the loader of these data is asked for, by the names of its settings."""
         data = self.experiment.data
         source = data_sources.SOURCES[data.source]
         for name in source.needs:
@@ -136,12 +151,15 @@ class Population:
                     fix=f"set data.{name}",
                     code="missing-key",
                 )
+        if self._real:
+            natural = isinstance(self.scheme, Natural)
+            public_inputs.check_dropped(data, self.experiment.privacy.public_sizes, natural)
         decided: Json = {"standardise": self.scaling, "schema": self.declared}
         values = {key: decided.get(key, getattr(data, key)) for key in (*source.needs, *source.loads)}
         given = {key: value for key, value in values.items() if value is not None}
         if source.seeded:
             given["seed"] = keys.word(keys.fold(self.key, "data"))
-        return SOURCES[data.source](**given)
+        return given
 
     @cached_property
     def declared(self) -> TableSchema | None:

@@ -9,6 +9,7 @@ from typing import Literal
 from sordino.config import Data
 from sordino.data import schema
 from sordino.data.schema import TableSchema
+from sordino.data.table_names import is_one_file
 from sordino.errors import ConfigError, UnsoundGuarantee
 
 LEARNED = "learned"  # data.schema: from the rows
@@ -103,7 +104,21 @@ def _drafting(data: Data) -> str:
     """The command that drafts the schema."""
     roles = {role: getattr(data, role) for role in ("label", "group", "key")}
     named = [f"--{role} {shlex.quote(name)}" for role, name in roles.items() if name is not None]
-    file = Path(str(data.path))
-    return " ".join(
-        ["sordino data schema", shlex.quote(str(file)), *named, "--out", shlex.quote(f"{file.stem}.schema.toml")]
+    paths = data.path if isinstance(data.path, list) else [str(data.path)]
+    out = f"{Path(paths[0]).stem}.schema.toml" if is_one_file(data.path) else "draft.schema.toml"
+    return " ".join(["sordino data schema", *map(shlex.quote, paths), *named, "--out", shlex.quote(out)])
+
+
+def check_dropped(data: Data, sizes_are_public: bool, natural: bool) -> None:
+    """Refuses to leave out rows that lack a value, where real noise could not hide it."""
+    if data.source != "tabular" or data.missing != "drop" or (natural and not sizes_are_public):
+        return
+    raise UnsoundGuarantee(
+        'data.missing = "drop", with real noise',
+        why="whether a row lacks a value would decide how many rows its client has, and that is told to everybody"
+        if sizes_are_public
+        else "a row that lacks a value would move other rows to other clients",
+        fix='set data.missing = "fill", with missing = VALUE for columns of the schema, so that each row stays; or, '
+        "where whole clients are protected, privacy.public_sizes = false with natural clients",
+        code="rows-dropped",
     )

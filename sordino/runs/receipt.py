@@ -197,6 +197,7 @@ def spending(folder: Path, most: int | None = None, ledger: Path | None = None) 
         clients = tuple(
             OfClient(
                 client=k,
+                name=setup.public.clients[k] if setup.public.clients else "",
                 examples=federation.sizes[k] if setup.experiment.privacy.public_sizes else None,
                 exposures=federation.exposures.get(federation.payer(k), 0),
                 planned=plan.exposures[k],

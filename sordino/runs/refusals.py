@@ -17,10 +17,11 @@ from sordino.types import Offer
 RARELY = 0.01  # of delta: what a round that is broken off may cost, in all rounds together
 
 
-def check_everybody_has_data(sizes: Sequence[int]) -> None:
+def check_everybody_has_data(sizes: Sequence[int], names: Sequence[str] = ()) -> None:
     if (fewest := min(sizes)) < 1:
+        who = list(sizes).index(fewest)
         raise EmptyClient(
-            f"client {list(sizes).index(fewest)} has no training examples; {sum(not n for n in sizes)} of "
+            f"client {names[who] if names else who} has no training examples; {sum(not n for n in sizes)} of "
             f"{len(sizes)} clients have none",
             why="it cannot train, and weights and noise are in proportion to the number of a client's examples",
             fix="partition with a minimum size of at least 1, or into fewer clients",

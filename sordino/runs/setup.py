@@ -124,7 +124,7 @@ class Whole:
         if not isinstance(privacy.epsilon, dict):
             return Budget(privacy.epsilon, privacy.delta, schedule)
         people, key = len(self.public.sizes), keys.root(self.experiment.seed)
-        each = client_budgets.personal(privacy.epsilon, people, key).tolist()
+        each = client_budgets.personal(privacy.epsilon, people, key, self.public.clients).tolist()
         return Budget(max(each), privacy.delta, schedule, each)
 
     @cached_property

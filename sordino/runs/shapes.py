@@ -54,6 +54,7 @@ class Agreed(Fact):
     void: tuple[str, ...]
     note: str
     names: tuple[str, ...]
+    clients: tuple[str, ...] = ()
 
     @model_validator(mode="after")
     def _possible(self) -> Agreed:
@@ -65,6 +66,8 @@ class Agreed(Fact):
             raise ValueError(f"sizes are of no client, or of more than {MOST_CLIENTS:,}")
         if not all(0 <= many <= MOST for many in (self.classes, self.named, *self.coordinates.values())):
             raise ValueError("a count is negative, or it is too large")
+        if self.clients and len(set(self.clients)) != sum(many for _, many in self.sizes):
+            raise ValueError("there is not one name for each client")
         return self
 
 
@@ -145,6 +148,7 @@ class OfClient(Fact):
     """What one client has spent; None: unknown, or nothing that may be told."""
 
     client: int
+    name: str = ""  # where clients have names
     examples: int | None
     exposures: int | None
     planned: int | None

@@ -299,6 +299,9 @@ def test_a_key_that_may_be_set_for_one_source_is_not_ambiguous_for_another() -> 
     assert "alpha" in experiment._section({"data": {"source": "synthetic"}}, "data")
 
 
+OF_TABLES = {"missing": "drop", "separator": ";", "decimal": ",", "encoding": "latin-1"}
+
+
 def test_every_key_of_data_belongs_to_some_source() -> None:
     from sordino.config import data_sources
 
@@ -306,7 +309,7 @@ def test_every_key_of_data_belongs_to_some_source() -> None:
     for name in data_sources.SOURCES:
         for key in set(config.Data.model_fields) - data_sources.keys(name) - {"source"}:
             default = config.Data.model_fields[key].default
-            other: Any = {bool: not default, float: 0.25, int: 7}.get(type(default), "fixed" if key == "standardise" else "crop_flip" if key == "augment" else None)  # fmt: skip
+            other: Any = {bool: not default, float: 0.25, int: 7}.get(type(default), {"standardise": "fixed", "augment": "crop_flip", **OF_TABLES}.get(key))  # fmt: skip
             if other is None:
                 other = {"path": "x", "label": "x", "group": "x", "key": "x", "schema": "x"}.get(
                     key, 0.5 if key in ("test_fraction",) else 3

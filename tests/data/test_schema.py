@@ -131,7 +131,7 @@ def test_a_row_that_does_not_fit_is_refused_by_name(change: Row, said: str, tmp_
 
 COLUMNS_THAT_DO_NOT_FIT: dict[str, tuple[Row, Row, str]] = {  # code: (of the table, of load, what is said)
     "undeclared-column": ({"name": "Ann"}, {}, 'name = { kind = "ignored" }'),
-    "missing-values": ({"ward": ""}, {}, "column ward has no finite number"),
+    "missing-values": ({"ward": ""}, {}, "column ward has no value (row 1 after"),
     "schema-disagrees": ({}, {"label": "ward"}, "kind 'levels'"),
     "one-column-two-roles": ({}, {"group": "outcome"}, "both the label and the group"),
 }

@@ -229,7 +229,7 @@ def test_labels_of_clients_in_a_page_are_found_out(tmp_path: Path, monkeypatch: 
 
 def clinics(tmp_path: Path, changed: bool) -> Path:
     """A table of 60 rows; in its twin one outcome is another."""
-    rng, kept = np.random.default_rng(7), tabular.apart(60, None, 0.2, 0)[0][0]
+    rng, kept = np.random.default_rng(7), tabular.apart([60], None, 0.2, 0)[0][0]
     lines = ["age,clinic,outcome"]
     for i in range(60):
         outcome = rng.integers(2)

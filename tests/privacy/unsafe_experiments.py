@@ -155,5 +155,13 @@ EXPERIMENTS: dict[str, tuple[str, Table]] = {
         "table-without-schema",
         {"data": {"source": "tabular", "path": "t.csv", "label": "y"}, "privacy": {"epsilon": 2.0, "noise": "system"}},
     ),
+    "rows left out for what they lack, in a private table": (
+        "rows-dropped",
+        {
+            "data": {"source": "tabular", "path": "t.csv", "label": "y", "missing": "drop", "schema": "s.toml"},
+            "partition": {"scheme": "iid", "clients": 2},
+            "privacy": {"epsilon": 2.0, "noise": "system"},
+        },
+    ),
     "a budget typed with a slip": ("unknown-key", {"privacy": {"epsilom": 1.0}}),
 }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import shutil
 import sys
@@ -17,6 +16,7 @@ from PIL import Image
 from safetensors.torch import load_file
 
 import sordino
+from sordino import user_code
 from sordino.data.dataset import apart
 from sordino.errors import ConfigError, DataError, RunError, SordinoError
 from sordino.runs.simulation import simulated
@@ -76,7 +76,7 @@ def run(clinic: Path, tmp_path: Path) -> Path:
 
 def held_back(rows: list[Row]) -> list[Row]:
     """The rows that the run was tested on, found by other means."""
-    return [rows[at] for at in apart(len(rows), None, 0.2, 0)[1]]
+    return [rows[at] for at in apart([len(rows)], None, 0.2, 0)[1]]
 
 
 def rows_of() -> list[Row]:
@@ -105,7 +105,7 @@ def test_the_bundle_is_as_good_as_the_run_has_measured(clinic: Path, tmp_path: P
 def test_plain_pytorch_gives_the_same(clinic: Path) -> None:
     """Read with json and safetensors alone: the frozen base, the buffer and the numbers to scale by are all there."""
     told = json.loads((clinic / "run/model.json").read_text())
-    net = importlib.import_module("own_bundled").Net(**told["model"]["options"])
+    net = user_code.load("own_bundled:Net", "model")(**told["model"]["options"])
     net.load_state_dict(load_file(clinic / "run" / told["weights"]), strict=True)
     rows, inputs = rows_of(), []
     for row in rows:
@@ -147,7 +147,7 @@ def test_new_rows_need_the_features_and_nothing_else(clinic: Path, tmp_path: Pat
     [
         ({"status": "unknown"}, "status = 'unknown' is no level"),
         ({"age": "old"}, "age = 'old' is no number"),
-        ({"age": ""}, "age is missing"),
+        ({"age": ""}, "column age has no value (row 4 after the header)"),
         ({"smokes": "perhaps"}, "smokes = 'perhaps' is neither"),
     ],
 )

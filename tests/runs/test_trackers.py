@@ -32,7 +32,7 @@ SMALL: dict[str, Any] = {
     "evaluation.final": 0,
 }
 NUMBERS = {"active", "answered", "bytes_down", "bytes_up", "payload", "accuracy", "loss", "model_norm"}
-NUMBERS |= {"device_flops"}
+NUMBERS |= {"device_flops", "majority"}
 NUMBERS |= {"clients_mean", "clients_std", "clients_worst_tenth"}
 
 

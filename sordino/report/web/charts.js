@@ -128,9 +128,12 @@ function svg(parent, width, height, attributes = {}) {
 }
 
 // Bars -------------------------------------------------------------------------------------------------------------------
-// One per client, thin where there are thousands. colours: one name per bar; limit: a dashed line with its name.
+// One per client, thin where there are thousands. colours: one name per bar; names: of the clients, written where there is room;
+// limit: a dashed line with its name.
 
-function bars({ box }, { values, colours, format, top, xLabel, limit }) {
+const short = (name, room) => { const text = String(name); return text.length <= room ? text : `${text.slice(0, Math.max(room - 1, 1))}…`; };
+
+function bars({ box }, { values, names, colours, format, top, xLabel, limit }) {
   paint(box, width => {
     box.replaceChildren();
     const left = 56, right = 8, bottom = HEIGHT - 40, upper = 22, high = top || 1;
@@ -141,18 +144,19 @@ function bars({ box }, { values, colours, format, top, xLabel, limit }) {
     }
     const gap = step > 4 ? step * 0.15 : 0;
     values.forEach((v, i) => draw("rect", { x: left + i * step + gap, width: Math.max(step - 2 * gap, 0.4), y: y(v), height: Math.max(bottom - y(v), 0.5), fill: `var(--${colours[i]})` }));
+    if (step > 40) (names || []).forEach((name, i) => draw("text", { x: left + (i + 0.5) * step, y: bottom + 15, "text-anchor": "middle" }, short(name, Math.floor(step / 8))));
     if (limit) {
       draw("line", { x1: left, x2: width - right, y1: y(limit.at), y2: y(limit.at), stroke: "var(--ink)", "stroke-width": 2, "stroke-dasharray": "6 4" });
       draw("text", { x: width - right, y: y(limit.at) - 6, "text-anchor": "end", class: "name" }, limit.name);
     }
-    draw("text", { x: (left + width) / 2, y: HEIGHT - 12, "text-anchor": "middle" }, xLabel);
+    draw("text", { x: (left + width) / 2, y: HEIGHT - 8, "text-anchor": "middle" }, xLabel);
   });
 }
 
 // Heat map ---------------------------------------------------------------------------------------------------------------
 // counts[client][class], darker is more. Above 120 clients each row shows the mean of neighbours.
 
-function heat({ box }, counts) {
+function heat({ box }, counts, names) {
   const group = Math.ceil(counts.length / 120), classes = counts[0].length, rows = [];
   for (let k = 0; k < counts.length; k += group) {
     const some = counts.slice(k, k + group);
@@ -161,7 +165,7 @@ function heat({ box }, counts) {
   const top = Math.max(...rows.flat(), 1), shade = v => Math.sqrt(v / top);
   paint(box, width => {
     box.replaceChildren();
-    const left = 46, upper = 4, tall = Math.max(4, Math.min(18, Math.floor(400 / rows.length))), wide = (width - left - 4) / classes;
+    const longest = Math.max(...names.map(name => String(name).length)), left = Math.max(46, 30 + 7 * Math.min(longest, 12)), upper = 4, tall = Math.max(4, Math.min(18, Math.floor(400 / rows.length))), wide = (width - left - 4) / classes;
     const bottom = upper + tall * rows.length, height = bottom + 84, sharp = devicePixelRatio || 1;
     const canvas = make("canvas", box, null, { width: width * sharp, height: height * sharp, style: `width:${width}px;height:${height}px` });
     const g = canvas.getContext("2d");
@@ -179,7 +183,7 @@ function heat({ box }, counts) {
     g.font = "12px system-ui, sans-serif";
     g.textAlign = "right";
     const every = Math.ceil(16 / tall), between = Math.ceil(22 / wide);
-    rows.forEach((_, i) => { if (i % every === 0) g.fillText(i * group, left - 6, upper + i * tall + Math.min(tall, 18) / 2 + 4); });
+    rows.forEach((_, i) => { if (i % every === 0) g.fillText(short(names[i * group], 12), left - 6, upper + i * tall + Math.min(tall, 18) / 2 + 4); });
     g.textAlign = "center";
     counts[0].forEach((_, j) => { if (j % between === 0) g.fillText(j, left + (j + 0.5) * wide, bottom + 15); });
     g.fillText("class", left + (width - left) / 2, bottom + 32);

@@ -28,6 +28,7 @@ function headline() {
     list.push([`test ${metric}, final`, score(last[metric])]);
     list.push([`mean of last ${ten.length}`, score(ten.reduce((sum, r) => sum + r[metric], 0) / ten.length)]);
   }
+  if (last.majority !== undefined && last.majority !== null) list.push(["always the most frequent class", score(last.majority)]);
   if (last.clients) {
     list.push(["mean over clients", score(last.clients.mean), `± ${score(last.clients.std)} between them`]);
     list.push(["worst 10 % of clients", score(last.clients.worst_tenth)]);
@@ -45,6 +46,9 @@ function unfolded(title, lines) {
   for (const text of lines) make("li", list, text);
 }
 
+// the name of a client, where clients have names that may be told
+const names = new Map(facts.by_client.map(c => [c.client, c.name])), called = k => names.get(k) || k;
+
 function learning(place) {
   if (scored.length) learned(place, facts.model, rows);
   if (last.clients && last.clients.each) {
@@ -52,9 +56,9 @@ function learning(place) {
     const tenth = Math.max(1, Math.ceil(each.length / 10));
     const box = figure(place, {
       title: `Each client at the end, from worst to best`, about: `Test ${metric} of the ${facts.model} on each client's own share; the worst tenth stands out.`,
-      columns: ["client", `test ${metric}`], rows: () => each.map(([v, k]) => [k, score(v)]),
+      columns: ["client", `test ${metric}`], rows: () => each.map(([v, k]) => [called(k), score(v)]),
     });
-    bars(box, { values: each.map(([v]) => v), colours: each.map((_, i) => (i < tenth ? "c1" : "c0")), format: score, top: metric === "accuracy" ? 1 : Math.max(...each.map(([v]) => v)), xLabel: `${each.length} clients` });
+    bars(box, { values: each.map(([v]) => v), names: each.map(([, k]) => called(k)), colours: each.map((_, i) => (i < tenth ? "c1" : "c0")), format: score, top: metric === "accuracy" ? 1 : Math.max(...each.map(([v]) => v)), xLabel: `${each.length} clients` });
   }
   against(place, { title: `Test ${metric} over bytes sent`, about: "Both directions, really serialised.", xLabel: "sent", xFormat: size, of: r => r.bytes_down + r.bytes_up });
   against(place, { title: `Test ${metric} over device compute`, about: "Of all devices together, counted from public sizes: operations of the network, there and back.", xLabel: "computed", xFormat: flops, of: r => r.device_flops });
@@ -105,9 +109,9 @@ function budgets(place) {
   const box = figure(place, {
     title: "Spent of granted, client by client", about: claimed ? "In the publication's own count of epsilon, which proves nothing: read the table below." : `In ${facts.currency}, the currency that adds up. A client whose budget is spent is not asked again.`,
     columns: ["client", "examples", "exposures", "planned", "spent", "granted"],
-    rows: () => clients.map(c => [c.client, c.examples, c.exposures, c.planned, numbers(c.spent), numbers(c.granted)]),
+    rows: () => clients.map(c => [called(c.client), c.examples, c.exposures, c.planned, numbers(c.spent), numbers(c.granted)]),
   });
-  bars(box, { values: list.map(([share]) => share), colours: list.map(() => "c0"), format: percent, top: 1, xLabel: `${list.length} clients, from most to least spent`, limit: { at: 1, name: "granted" } });
+  bars(box, { values: list.map(([share]) => share), names: list.map(([, c]) => called(c.client)), colours: list.map(() => "c0"), format: percent, top: 1, xLabel: `${list.length} clients, from most to least spent`, limit: { at: 1, name: "granted" } });
   if (!groups) return;
   const of = facts.budget.subject, span = e => (e.min === e.max ? digits(e.min) : `${digits(e.min)} to ${digits(e.max)}`);
   const over = g => (g.spent === "inf" || g.spent > g.granted * (1 + 1e-9) ? ", over budget" : "");
@@ -122,12 +126,12 @@ function partition(place) {
   const counts = facts.partition, sizes = counts.map(row => row.reduce((a, b) => a + b, 0));
   if (counts[0].length > 1) {
     heat(figure(place, {
-      title: "Labels of each client", columns: ["client", ...counts[0].map((_, j) => `class ${j}`), "all"], rows: () => counts.map((row, k) => [k, ...row, sizes[k]]),
+      title: "Labels of each client", columns: ["client", ...counts[0].map((_, j) => `class ${j}`), "all"], rows: () => counts.map((row, k) => [called(k), ...row, sizes[k]]),
       about: `How many training examples of each class a client holds. Darker is more${counts.length > 120 ? `; each row is the mean of ${Math.ceil(counts.length / 120)} neighbouring clients` : ""}.`,
-    }), counts);
+    }), counts, counts.map((_, k) => called(k)));
   } else {
-    bars(figure(place, { title: "Examples of each client", about: "One bar per client.", columns: ["client", "examples"], rows: () => sizes.map((n, k) => [k, n]) }),
-      { values: sizes, colours: sizes.map(() => "c0"), format: v => digits(v), top: Math.max(...sizes), xLabel: `${sizes.length} clients` });
+    bars(figure(place, { title: "Examples of each client", about: "One bar per client.", columns: ["client", "examples"], rows: () => sizes.map((n, k) => [called(k), n]) }),
+      { values: sizes, names: sizes.map((_, k) => called(k)), colours: sizes.map(() => "c0"), format: v => digits(v), top: Math.max(...sizes), xLabel: `${sizes.length} clients` });
   }
   const made = make("figure", place);
   table(made, { columns: ["measure", "value"], caption: "How different the clients are", wide: true, rows: Object.entries(facts.heterogeneity).map(([name, v]) => [name.replaceAll("_", " "), typeof v === "number" ? digits(v, 4) : String(v)]) });

@@ -1,0 +1,165 @@
+"""Cells of a table: which are missing and what becomes of their rows, and which do not fit.
+
+`missing`: "refuse"; "drop" the row; "fill" with the value that the schema declares for the column. Each is decided row
+by row, from the row itself and what was declared: no row has a say in what becomes of another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Literal, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from sordino.data.dataset import Array
+from sordino.data.schema import Column
+from sordino.data.table_files import TableRows
+from sordino.errors import DataError
+
+Missing = Literal["refuse", "drop", "fill"]
+MAX_LEVELS = 64
+HINT = "correct or remove the row, or declare in the schema what the column can hold"
+
+
+class Feature(NamedTuple):
+    """What one column gives the model."""
+
+    values: Array  # float32 [n, width]
+    middle: float = 0.0
+    half: float = 1.0  # values are used as (value - middle) / half
+    numbers: bool = False  # may they be scaled by their mean and deviation?
+
+
+class Columns(NamedTuple):
+    """What a table gives: of the rows that are kept."""
+
+    features: list[Feature]
+    y: Array
+    classes: tuple[str, ...]
+    group: Array | None
+    groups: tuple[str, ...]  # the names of the groups
+    groups_declared: bool  # or were they read off the rows?
+    keys: list[str] | None  # the names of the rows
+    kept: Array  # the numbers of the rows in the files
+    said: Mapping[str, Column]  # what the columns of the features hold
+
+
+class WithoutGaps(NamedTuple):
+    """Columns without gaps, and which rows they are of."""
+
+    rows: TableRows
+    columns: Mapping[str, pa.Array]
+    numbers: Array
+
+    def unfit(self, name: str, value: object, at: int, what: str, fix: str = HINT) -> DataError:
+        """The refusal of one cell; `at` is its place among the rows that are kept."""
+        file, row = self.rows.place(int(self.numbers[at]))
+        return DataError(
+            f"{file}: {name} = {value!r} {what} (row {row} after the header)",
+            why="sordino does not guess values, and it never drops a row silently",
+            fix=fix,
+            code="row-does-not-fit",
+        )
+
+
+def is_text(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
+
+
+def texts(column: pa.Array) -> list[str]:
+    found: list[str] = pc.cast(column, pa.string()).to_pylist()
+    return found
+
+
+def gaps(column: pa.Array) -> Array:
+    """Where a cell is empty, or not a number."""
+    empty = column.is_null(nan_is_null=pa.types.is_floating(column.type))
+    return np.asarray(empty.to_numpy(zero_copy_only=False), bool)
+
+
+def whole(column: pa.Array) -> pa.Array:
+    """Numbers that are whole as whole numbers: a column with gaps is often written as 0.0 and 1.0."""
+    if pa.types.is_floating(column.type):
+        try:
+            return pc.cast(column, pa.int64())
+        except pa.ArrowException:
+            return column
+    return column
+
+
+def is_number(text: str) -> bool:
+    try:
+        pc.cast(pa.scalar(text), pa.float64())
+    except pa.ArrowException:
+        return False
+    return True
+
+
+def numbers_in(column: pa.Array) -> Array:
+    """True where a text is a number."""
+    words, codes = np.unique(column.to_numpy(zero_copy_only=False).astype(str), return_inverse=True)
+    return np.array([is_number(word.strip()) for word in words.tolist()], bool)[codes]
+
+
+def numbers_with_commas(column: pa.Array) -> Array:
+    """The same where the decimal mark is a comma: a point is then none."""
+    dotted = np.asarray(pc.match_substring(column, ".").to_numpy(zero_copy_only=False), bool)
+    fits: Array = np.logical_and(numbers_in(pc.replace_substring(column, ",", ".")), ~dotted)
+    return fits
+
+
+def without_gaps(
+    rows: TableRows,
+    names: Sequence[str],
+    missing: Missing,
+    fill: Mapping[str, str],
+    numbers: Sequence[str] = (),
+    fix: str = "",
+) -> WithoutGaps:
+    """The columns of these names. `fill`: what was declared for gaps, by column; `numbers`: columns of numbers; `fix`:
+    what to do about a gap, where it is not the data of an experiment.
+    """
+    columns = {name: rows.column(name) for name in names}
+    holes = {name: hole for name, column in columns.items() if (hole := gaps(column)).any()}
+    everybody = np.arange(rows.table.num_rows)
+    if missing == "drop" and holes:
+        kept = ~np.logical_or.reduce(list(holes.values()))
+        if not kept.any():
+            raise DataError(
+                f"{rows.name}: no row has a value in every column",
+                why='data.missing = "drop" leaves out each row that lacks one',
+                fix="ignore the columns that are mostly empty: leave them out of the table, or declare them as "
+                '{ kind = "ignored" } in the schema',
+                code="every-row-dropped",
+            )
+        return WithoutGaps(
+            rows, {name: column.filter(pa.array(kept)) for name, column in columns.items()}, everybody[kept]
+        )
+    for name, hole in holes.items():
+        if missing == "refuse" or name not in fill:
+            raise _gap(rows, name, hole, missing, fix)
+        columns[name] = _filled(columns[name], hole, fill[name], name in numbers)
+    return WithoutGaps(rows, columns, everybody)
+
+
+def _filled(column: pa.Array, hole: Array, value: str, number: bool) -> pa.Array:
+    if number and not is_text(column.type):
+        return pc.if_else(pa.array(hole), float(value), pc.cast(column, pa.float64()))
+    return pc.if_else(pa.array(hole), value, pc.cast(column, pa.string()))
+
+
+def _gap(rows: TableRows, name: str, hole: Array, missing: Missing, fix: str) -> DataError:
+    file, row = rows.place(int(np.argmax(hole)))
+    several = f"; so it is in {int(hole.sum()):,} rows" if hole.sum() > 1 else ""
+    return DataError(
+        f"{file}: column {name} has no value (row {row} after the header){several}",
+        why="sordino does not guess values"
+        if missing == "refuse"
+        else "the schema declares no value for gaps in this column, and none is learned from other rows",
+        fix=fix
+        or 'correct the file; or set data.missing = "drop" to leave out such rows, or "fill" to put in what the '
+        f"schema declares: {name} = {{ ..., missing = VALUE }}",
+        code="missing-values",
+    )

@@ -1,0 +1,145 @@
+"""What a schema says of a table, applied to each row by itself: no row has a say in it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from sordino.data.cells import Columns, Feature, Missing, WithoutGaps, is_number, is_text, texts, without_gaps
+from sordino.data.dataset import Array
+from sordino.data.schema import BOOLEANS, FEATURES, Column, TableSchema
+from sordino.data.table_files import TableRows, Written, read
+from sordino.errors import DataError
+
+
+def declared(
+    path: str | Sequence[str],
+    schema: TableSchema,
+    label: str,
+    group: str | None,
+    key: str | None,
+    missing: Missing,
+    written: Written,
+) -> tuple[TableRows, Columns]:
+    _check_agreement(schema, {"label": label, "group": group, "key": key})
+    said = schema.columns
+    numbers = [name for name, column in said.items() if column.kind == "number"]
+    rows = read(path, tuple(said), written, numbers)
+    _check_columns(rows, schema)
+    used = [name for name, one in said.items() if one.kind in ("label", *FEATURES) or name in (group, key)]
+    fill = {name: one.missing for name, one in said.items() if one.missing is not None}
+    held = without_gaps(rows, used, missing, fill, numbers)
+    features = [as_declared(held, name, one) for name, one in schema.features.items()]
+    y = _places(held, label, said[label].words, "class")
+    names: tuple[str, ...] = ()
+    if group is not None:
+        names = said[group].words or tuple(sorted(set(texts(held.columns[group]))))
+    return rows, Columns(
+        features,
+        y,
+        said[label].words,
+        None if group is None else _places(held, group, names, "group"),
+        names,
+        group is not None and bool(said[group].words),
+        None if key is None else texts(held.columns[key]),
+        held.numbers,
+        schema.features,
+    )
+
+
+def _check_agreement(schema: TableSchema, roles: Mapping[str, str | None]) -> None:
+    """The experiment names the columns, the schema says what they are; a group that only the schema names is unused."""
+    for role, name in roles.items():
+        if name is None:
+            continue
+        said = schema.columns[name].kind if name in schema.columns else None
+        if said != role:
+            raise DataError(
+                f"data.{role} = {name!r}, but the schema "
+                + ("does not list this column" if said is None else f"says that this column is of kind {said!r}"),
+                why=f"the {role} of the schema is {schema.named(role) or 'not declared'}",
+                fix=f"write in the schema: {name} = {{ kind = {role!r}, ... }}, or choose another data.{role}",
+                code="schema-disagrees",
+            )
+
+
+def _check_columns(rows: TableRows, schema: TableSchema) -> None:
+    present, dialect = rows.table.column_names, rows.files[0].dialect
+    if missing := [name for name in schema.columns if name not in present]:
+        raise DataError(
+            f"{rows.name} lacks {', '.join(missing)}, which the schema declares",
+            why=f"its columns are: {', '.join(present)}",
+            fix="add the column, or remove it from the schema"
+            + (f"; or say how the file is written, which was read with {dialect}: data.separator" if dialect else ""),
+            code="missing-declared-column",
+        )
+    if unnamed := [name for name in present if name not in schema.columns]:
+        raise DataError(
+            f"{rows.name} has {', '.join(unnamed)}, which the schema does not list",
+            why="a schema must say of every column what it holds, so that no column is used by mistake",
+            fix=f'add to [columns]: {unnamed[0]} = {{ kind = "ignored" }}, or another kind',
+            code="undeclared-column",
+        )
+
+
+def as_declared(held: WithoutGaps, name: str, said: Column) -> Feature:
+    if said.kind == "number":
+        values = _numbers(held, name)
+        if said.strict and (beyond := (values < said.low) | (values > said.high)).any():
+            at = int(np.argmax(beyond))
+            raise held.unfit(name, float(values[at]), at, f"is not in the declared range [{said.low:g}, {said.high:g}]")
+        values = np.clip(values, said.low, said.high).astype(np.float32)
+        return Feature(values[:, None], (said.low + said.high) / 2, (said.high - said.low) / 2, numbers=True)
+    words = texts(held.columns[name])
+    if said.kind == "boolean":
+        truths = [BOOLEANS.get(text.strip().lower()) for text in words]
+        if None in truths:
+            raise held.unfit(name, words[at := truths.index(None)], at, "is neither true, false, 1 nor 0")
+        return Feature(np.array(truths, np.float32)[:, None], 0.5, 0.5, numbers=True)
+    place = {level: at for at, level in enumerate(said.words)}
+    nothing = len(said.words) if said.other is None else place[said.other]
+    rows = np.eye(len(said.words) + 1, len(said.words), dtype=np.float32)  # the last one is empty
+    return Feature(rows[[place.get(text, nothing) for text in words]])
+
+
+def _numbers(held: WithoutGaps, name: str) -> Array:
+    """float64, finite."""
+    column = held.columns[name]
+    if is_text(column.type):
+        column = pc.utf8_trim_whitespace(column)
+    try:
+        values: Array = pc.cast(column, pa.float64()).to_numpy(zero_copy_only=False)
+    except pa.ArrowException:
+        words = [] if not is_text(column.type) else column.to_pylist()
+        at = next((at for at, text in enumerate(words) if not is_number(text)), None)
+        if at is None:
+            raise DataError(
+                f"{held.rows.name}: column {name} has type {column.type}, but the schema says that it holds numbers",
+                why="only numbers, or texts that are numbers, can be read as numbers",
+                fix="convert the column, or declare it as ignored in the schema",
+                code="unsupported-column-type",
+            ) from None
+        comma = is_number(words[at].replace(",", "."))
+        more = {"fix": 'say how the file is written: data.decimal = ",", or correct the cell'} if comma else {}
+        raise held.unfit(name, words[at], at, "is no number", **more) from None
+    if not (finite := np.isfinite(values)).all():
+        at = int(np.argmin(finite))
+        raise held.unfit(name, texts(column)[at], at, "is not finite")
+    return values
+
+
+def _places(held: WithoutGaps, name: str, words: tuple[str, ...], what: str) -> Array:
+    """The place of each cell among the declared words; 1.0 is the word 1, if 1.0 is none."""
+    place = {word: at for at, word in enumerate(words)}
+    for word, at in [*place.items()]:
+        if word.lstrip("-").isdecimal():
+            place.setdefault(f"{word}.0", at)
+    cells = texts(held.columns[name])
+    found = [place.get(text) for text in cells]
+    if None in found:
+        at = found.index(None)
+        raise held.unfit(name, cells[at], at, f"is no {what} that the schema declares: {', '.join(words)}")
+    return np.array(found, np.int64)

@@ -1,0 +1,294 @@
+"""Which files a table lies in, how they are written, and their rows, each with its place.
+
+How a text file is written follows from its name and its first line alone: the names of columns are public, what rows
+hold is not, and one row must not change how another is read. A setting overrides what was seen.
+"""
+
+from __future__ import annotations
+
+import glob
+import gzip
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.csv as csv
+import pyarrow.parquet as pq
+
+from sordino.data.table_names import TABLES, is_pattern, kind_of
+from sordino.errors import DataError
+
+HEAD = 2**20  # bytes in which a first line must end
+MARKS = {b"\xef\xbb\xbf": "utf-8", b"\xff\xfe": "utf-16", b"\xfe\xff": "utf-16"}  # that some programs put in front
+SEPARATORS = (",", ";", "\t", "|")
+SPELLED = {",": "comma", ";": "semicolon", "\t": "tab", "|": "bar"}
+
+
+class Dialect(NamedTuple):
+    """How a text file is written."""
+
+    separator: str = ","
+    decimal: str = "."
+    encoding: str = "utf-8"
+
+    def __str__(self) -> str:
+        return f"separator {SPELLED[self.separator]}, decimal {SPELLED.get(self.decimal, 'point')}, {self.encoding}"
+
+
+@dataclass(frozen=True)
+class Written:
+    """What somebody says of how all files are written; None: see for yourself."""
+
+    separator: str | None = None
+    decimal: str | None = None
+    encoding: str | None = None
+
+    def dialect(self, file: Path, first: bytes) -> Dialect:
+        encoding = self.encoding or next((name for mark, name in MARKS.items() if first.startswith(mark)), None)
+        if encoding is None:
+            try:
+                first.decode()
+                encoding = "utf-8"
+            except UnicodeDecodeError:
+                encoding = "cp1252"  # as Windows writes Western languages; latin-1 has the same letters
+        outside = "".join(first.decode(encoding, "replace").split('"')[::2])  # of quotes
+        counts = {mark: outside.count(mark) for mark in SEPARATORS}
+        likely = "\t" if kind_of(file) == ".tsv" else max(counts, key=lambda mark: counts[mark])  # else the first
+        separator = self.separator or likely
+        # whoever separates with semicolons mostly does so because commas are taken
+        return Dialect(separator, self.decimal or ("," if separator == ";" else "."), encoding)
+
+
+AS_SEEN = Written()
+
+
+class TableFile(NamedTuple):
+    path: Path
+    rows: int
+    dialect: Dialect | None  # None: the file says itself what its columns are
+
+
+@dataclass(frozen=True)
+class TableRows:
+    """The rows of one or several files, one after the other."""
+
+    table: pa.Table
+    files: tuple[TableFile, ...]
+    alone: bool  # was one file named, and no folder, pattern or list?
+
+    @property
+    def name(self) -> str:
+        """The file in words, or the files."""
+        return str(self.files[0].path) if self.alone else f"{self.files[0].path.parent} ({len(self.files)} files)"
+
+    @property
+    def starts(self) -> list[int]:
+        found = [0]
+        for file in self.files:
+            found.append(found[-1] + file.rows)
+        return found
+
+    def place(self, at: int) -> tuple[Path, int]:
+        """The file of a row, and its number there, from 1."""
+        which = bisect_right(self.starts, at) - 1
+        return self.files[which].path, at - self.starts[which] + 1
+
+    def column(self, name: str) -> pa.Array:
+        column = self.table.column(name).combine_chunks()
+        return column.dictionary_decode() if pa.types.is_dictionary(column.type) else column
+
+
+def found_files(path: str | Path | Sequence[str | Path]) -> tuple[Path, ...]:
+    """The files that a path names: one, those of a folder or a pattern by their names, those of a list as listed."""
+    if not isinstance(path, str | Path):
+        files = [file for one in path for file in found_files(one)]
+        if not files:
+            raise _nothing("data.path is an empty list")
+    elif is_pattern(str(place := Path(path).expanduser())):
+        files = sorted(file for file in map(Path, glob.glob(str(place))) if kind_of(file) in TABLES)
+        if not files:
+            raise _nothing(f"no table fits {path}")
+    elif place.is_dir():
+        files = sorted(file for file in place.iterdir() if kind_of(file) in TABLES and file.name[0] not in ".~")
+        if not files:
+            raise _nothing(f"no table is in the folder {path}")
+    else:
+        files = [place]
+    if len({file.resolve() for file in files}) < len(files):
+        raise DataError(
+            f"a file is named twice among {', '.join(map(str, files))}",
+            why="its rows would count twice",
+            fix="name every file once",
+            code="file-named-twice",
+        )
+    return tuple(files)
+
+
+def _nothing(what: str) -> DataError:
+    return DataError(
+        what,
+        why=f"tables are files that end in {', '.join(TABLES)}, or in one of these and .gz",
+        fix="set data.path to a file, a folder, a pattern like 'clinics/*.csv', or a list of files",
+        code="no-files",
+    )
+
+
+def read(
+    path: str | Path | Sequence[str | Path],
+    as_text: Sequence[str] = (),
+    written: Written = AS_SEEN,
+    numbers: Sequence[str] = (),
+) -> TableRows:
+    """The rows of all files. Of text files the columns `as_text` are read as they stand; those of them that are
+    `numbers` get a decimal point.
+    """
+    files = found_files(path)
+    alone = isinstance(path, str | Path) and files == (Path(path).expanduser(),)
+    read_each = [_read_one(file, tuple(as_text), written, tuple(numbers)) for file in files]
+    first = read_each[0][0]
+    for file, (table, _) in zip(files, read_each, strict=True):
+        if differing := set(table.column_names) ^ set(first.column_names):
+            one = sorted(differing)[0]
+            has, lacks = (file, files[0]) if one in table.column_names else (files[0], file)
+            raise DataError(
+                f"{has} has a column {one!r}, and {lacks} has not",
+                why="one model must fit all files, so all have the same columns",
+                fix="add the column, or remove it, so that all files have the same; or leave a file out of data.path",
+                code="columns-differ",
+            )
+    tables = [table.select(first.column_names) for table, _ in read_each]
+    told = tuple(TableFile(file, t.num_rows, how) for file, (t, how) in zip(files, read_each, strict=True))
+    return TableRows(tables[0] if len(tables) == 1 else _joined(tables), told, alone)
+
+
+def _joined(tables: Sequence[pa.Table]) -> pa.Table:
+    """One below the other. A column that is text in one of them is text in all."""
+    for name in tables[0].column_names:
+        types = {table.schema.field(name).type for table in tables}
+        if len(types) > 1 and any(pa.types.is_string(kind) for kind in types):
+            at = tables[0].column_names.index(name)
+            tables = [table.set_column(at, name, pc.cast(table.column(name), pa.string())) for table in tables]
+    try:
+        return pa.concat_tables(tables, promote_options="permissive")
+    except pa.ArrowException as error:
+        raise DataError(
+            "the files cannot be put together",
+            why=str(error),
+            fix="give a column the same type in every file",
+            code="columns-differ",
+        ) from None
+
+
+def _read_one(
+    file: Path, as_text: tuple[str, ...], written: Written, numbers: tuple[str, ...]
+) -> tuple[pa.Table, Dialect | None]:
+    if kind_of(file) not in TABLES and (file.suffix or file.exists()):
+        raise DataError(
+            f"{file}: sordino does not read {file.suffix or 'files without a suffix'}",
+            why="the end of its name says how a file is to be read",
+            fix=f"use a file that ends in {', '.join(TABLES)}, or in one of these and .gz",
+            code="unknown-table-format",
+        )
+    if not file.is_file():
+        raise DataError(f"there is no file or folder {file}", fix="check the path", code="missing-file")
+    dialect = None
+    try:
+        if kind_of(file) == ".parquet":  # which says itself what its columns are
+            table = pq.read_table(file)
+        else:
+            dialect = written.dialect(file, _first_line(file))
+            table = _read_text(file, dialect, as_text)
+        names = table.column_names  # which may hold bytes that are no letters
+    except (pa.ArrowException, OSError, EOFError, UnicodeError) as error:
+        told = "" if dialect is None else f" It was read with {dialect}."
+        raise DataError(
+            f"{file} cannot be read",
+            why=f"{error}.{told}",
+            fix="check that the file is complete and of the kind that its name says"
+            + (told and "; or say how it is written: data.separator, data.decimal, data.encoding"),
+            code="corrupt-table",
+        ) from None
+    if not table.num_rows:
+        raise DataError(
+            f"{file} holds no rows",
+            fix="check how the file was written",
+            why="a data set needs at least one row",
+            code="empty-table",
+        )
+    if len(set(names)) < len(names):
+        raise DataError(
+            f"{file}: two columns have the same name",
+            why="a column is found by its name",
+            fix="rename one of them",
+            code="repeated-column-name",
+        )
+    if dialect is not None:
+        _check_letters(file, table, dialect)
+        if dialect.decimal == ",":
+            table = _with_points(file, table, [name for name in numbers if name in table.column_names])
+    return table, dialect
+
+
+def _first_line(file: Path) -> bytes:
+    with gzip.open(file) if file.suffix == ".gz" else open(file, "rb") as opened:
+        return opened.readline(HEAD)
+
+
+def _read_text(file: Path, dialect: Dialect, as_text: Sequence[str]) -> pa.Table:
+    read_ = csv.ReadOptions(encoding=dialect.encoding)
+    parse = csv.ParseOptions(delimiter=dialect.separator)
+
+    def options(kind: pa.DataType) -> csv.ConvertOptions:
+        # an empty text is a missing value, not a level of its own
+        return csv.ConvertOptions(
+            strings_can_be_null=True, column_types=dict.fromkeys(as_text, kind), decimal_point=dialect.decimal
+        )
+
+    try:
+        return csv.read_csv(file, read_, parse, options(pa.string()))
+    except pa.ArrowInvalid as error:
+        if "UTF8" not in str(error):
+            raise
+        return csv.read_csv(file, read_, parse, options(pa.binary()))  # which cell it is, is found below
+
+
+def _check_letters(file: Path, table: pa.Table, dialect: Dialect) -> None:
+    """Bytes that are no letters in the encoding of the file come back as they are."""
+    for name in table.column_names:
+        if not pa.types.is_binary(table.column(name).type):
+            continue
+        for at, cell in enumerate(table.column(name).to_pylist()):
+            try:
+                _ = cell is None or cell.decode()
+            except UnicodeDecodeError:
+                raise DataError(
+                    f"{file}: {name} = {cell.decode('cp1252', 'replace')!r} is not written in {dialect.encoding} "
+                    f"(row {at + 1} after the header)",
+                    why="the encoding is seen in the first line alone, so that no row changes how another is read",
+                    fix='say how the file is written: data.encoding = "cp1252" or "latin-1", for example',
+                    code="wrong-encoding",
+                ) from None
+
+
+def _with_points(file: Path, table: pa.Table, names: Sequence[str]) -> pa.Table:
+    """Decimal commas become points. What has a point already is not guessed: 1.234 may be a thousand or one."""
+    for name in names:
+        column = table.column(name)
+        if not pa.types.is_string(column.type):
+            continue
+        dotted = pc.fill_null(pc.match_substring(column, "."), False)
+        if (at := pc.index(dotted, True).as_py()) >= 0:
+            raise DataError(
+                f"{file}: {name} = {column[at].as_py()!r} has a point, and this file a decimal comma "
+                f"(row {at + 1} after the header)",
+                why="a point may stand for thousands or for decimals, and sordino does not guess values",
+                fix='say how the file is written: data.decimal = ".", or correct the cell',
+                code="wrong-decimal",
+            )
+        column = pc.replace_substring(column, ",", ".")
+        table = table.set_column(table.column_names.index(name), name, column)
+    return table
