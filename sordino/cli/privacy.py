@@ -155,11 +155,11 @@ def spent(
         typer.echo(json.dumps(found.to_json()))
         return
     console = Console()
-    console.print(guarantees(found.guarantees, found.phases))
+    console.print(guarantees(found.guarantees, found.simulated, found.phases))
     for run in shared.runs if shared is not None else ():
         console.print(f"[dim]· {run.run}: {run.releases} releases[/dim]")
     if found.budget is not None and found.budget.groups:
-        console.print(groups(found.budget))
+        console.print(groups(found.budget, found.simulated))
     if by_client:
         console.print(spending_table(found.by_client, found.currency))
 

@@ -11,6 +11,7 @@ from functools import cache
 from sordino.dashboard.facts import Now, Watched
 from sordino.evaluate.measures import last_scored
 from sordino.evaluate.rows import RoundRow
+from sordino.ledger.claims import standing
 from sordino.ledger.events import Json
 from sordino.letters.events import OF_ROUNDS, Event
 from sordino.report import palette
@@ -171,7 +172,7 @@ def _cards(run: Watched, now: Now) -> Html:
         if row is None:
             cards.append(("epsilon", "∞", "nothing is promised"))
         else:
-            price = f"{row.status}, {_after(now.spending)}"
+            price = f"{standing(row.status, now.spending.simulated)}, {_after(now.spending)}"
             cards.append((f"ε per {row.unit}, against {row.adversary}", f"{row.epsilon:.3g}", price))
     if now.rows and all(row.bytes_up is not None for row in now.rows):
         down, up = sum(row.bytes_down or 0 for row in now.rows), sum(row.bytes_up or 0 for row in now.rows)
@@ -219,11 +220,11 @@ def _spent(run: Watched, now: Now) -> Html:
         tag(
             "li",
             tag("span", "ε ∞" if row.epsilon == float("inf") else f"ε {row.epsilon:.3g}", class_="badge"),
-            tag("span", f"{row.status}, {row.strength}" if row.status != "none" else row.strength, class_="badge"),
+            tag("span", f"{row.standing}, {row.strength}" if row.status != "none" else row.strength, class_="badge"),
             row.words,
             class_=row.status,
         )
-        for row in described(now.spending.guarantees)
+        for row in described(now.spending.guarantees, now.spending.simulated)
     ]
     whose = "this site's ledger" if run.of_site else "the ledger"
     lead = f"By {whose}, {_after(now.spending)}:"

@@ -79,6 +79,7 @@ class Tradeoff(Fact):
     status: Status
     y: float
     std: float | None
+    standing: str  # the status, as it is shown
 
 
 class Machine(Fact):
@@ -116,7 +117,7 @@ def gather(
     command: str,
 ) -> ComparisonFacts:  # fmt: skip
     metric = headline([row for side in sides for run in side.runs for row in run])
-    seeds, promised = len(sides[0].runs), [described(side.promise) for side in sides]
+    seeds, promised = len(sides[0].runs), [described(side.promise, side.simulated) for side in sides]
     both = zip(sides, promised, _differences(sides), strict=True)
     return ComparisonFacts(
         title=" · ".join(side.name for side in sides),
@@ -180,6 +181,7 @@ def _points(row: Row, guarantees: Sequence[Described]) -> list[Tradeoff]:
                 status=g.status,
                 y=row.measured["last_ten"].mean,
                 std=row.measured["last_ten"].std,
+                standing=g.standing,
             )
             found.setdefault(g.unit, point)
     return list(found.values())

@@ -11,7 +11,7 @@ import numpy as np
 
 from sordino.evaluate.preparation_cost import in_front
 from sordino.evaluate.rows import RoundRow
-from sordino.ledger.claims import Adversary, Neighbours, Status, Unit
+from sordino.ledger.claims import Adversary, Neighbours, Status, Unit, standing
 from sordino.ledger.currency import UNIT
 from sordino.ledger.facts import Fact, Number
 from sordino.ledger.ledger import Entry
@@ -50,6 +50,7 @@ class DrawnCurve(Curve):
 
     by: str
     nominal: Points | None
+    standing: str  # the status, as it is shown
 
 
 class RunFacts(Fact):
@@ -122,10 +123,12 @@ def gather(folder: Path, evaluator: bool = False) -> RunFacts:
         before=next(iter(in_front(run.prepared())), None),
         prepared=preparation.gather(folder, setup, home, rounds=metrics),
         secure=tuple(secure(metrics)),
-        guarantees=described(spent.guarantees),
-        by_phase=by_phase(spent.guarantees, spent.phases),
+        guarantees=described(spent.guarantees, spent.simulated),
+        by_phase=by_phase(spent.guarantees, spent.phases, spent.simulated),
         delta=experiment.privacy.delta,
-        epsilon=_drawn(curve(notes, len(public.sizes), experiment.privacy.delta), _printed(entries, spent.budget)),
+        epsilon=_drawn(
+            curve(notes, len(public.sizes), experiment.privacy.delta), _printed(entries, spent.budget), spent.simulated
+        ),
         budget=spent.budget,
         by_client=spent.by_client,
         currency=spent.currency,
@@ -186,9 +189,14 @@ def _stops(rounds: int) -> list[int]:
     return sorted({max(1, round(rounds * i / POINTS)) for i in range(1, POINTS + 1)}) if rounds else []
 
 
-def _drawn(curves: Sequence[Curve], printed: Points) -> tuple[DrawnCurve, ...]:
+def _drawn(curves: Sequence[Curve], printed: Points, simulated: bool) -> tuple[DrawnCurve, ...]:
     return tuple(
-        DrawnCurve(**dict(line), by=subject(by), nominal=printed if line.status == "nominal" and printed else None)
+        DrawnCurve(
+            **dict(line),
+            by=subject(by),
+            nominal=printed if line.status == "nominal" and printed else None,
+            standing=standing("holds" if line.status == "nominal" else line.status, simulated),
+        )
         for line, by in merged(curves)
     )
 

@@ -9,6 +9,7 @@ from rich.table import Table
 from sordino.deploy.identity import fingerprint
 from sordino.deploy.joining import Proposed
 from sordino.engine import wire
+from sordino.ledger.notes import SYSTEM
 from sordino.report.tables import bytes_text, epsilon_text, guarantees
 from sordino.report.words import described
 from sordino.runs.setup import Setup
@@ -32,8 +33,9 @@ def plan(console: Console, asked: Proposed) -> None:
     scores = "how well models meet this site's test examples; no noise covers that" if asked.asked.shares_scores else ""
     console.print(f"  · {scores or 'no scores: the server does not learn how well models work here'}", highlight=False)
     console.print("  · never a row of the data, and nothing to anybody but this server\n", highlight=False)
-    console.print(guarantees(rows))
-    for row in described(rows):
+    simulated = asked.experiment.privacy.noise != SYSTEM
+    console.print(guarantees(rows, simulated))
+    for row in described(rows, simulated):
         console.print(f"[dim]· {escape(row.words)}[/dim]", highlight=False)
     for line in (*whole.public.assumed, *whole.public.void):
         console.print(f"[dim]· {escape(line)}[/dim]", highlight=False)

@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Protocol, TypeVar
 
-from sordino.ledger.claims import Adversary, Neighbours, Status, Unit
+from sordino.ledger.claims import Adversary, Neighbours, Status, Unit, standing
 from sordino.ledger.events import Json
 from sordino.ledger.facts import Epsilon, Fact
 from sordino.ledger.statement import Guarantee
@@ -60,6 +60,7 @@ class Described(Fact):
     by: str
     words: str
     strength: str
+    standing: str  # the status, as it is shown
 
 
 def merged(rows: Sequence[Line]) -> list[tuple[Line, list[Adversary]]]:
@@ -71,10 +72,16 @@ def merged(rows: Sequence[Line]) -> list[tuple[Line, list[Adversary]]]:
     return list(found.values())
 
 
-def described(rows: Sequence[Guarantee]) -> tuple[Described, ...]:
+def described(rows: Sequence[Guarantee], simulated: bool) -> tuple[Described, ...]:
     return tuple(
         Described.model_validate(
-            dict(row) | {"by": subject(by), "words": sentence(row, by), "strength": strength(row.epsilon)}
+            dict(row)
+            | {
+                "by": subject(by),
+                "words": sentence(row, by),
+                "strength": strength(row.epsilon),
+                "standing": standing(row.status, simulated),
+            }
         )
         for row, by in merged(rows)
     )
@@ -112,7 +119,7 @@ def sentence(row: Guarantee, adversaries: Sequence[Adversary]) -> str:
     return f"About {what}, against {who}: {holds}.{because}"
 
 
-def by_phase(whole: Sequence[Guarantee], phases: Sequence[OfPhase]) -> tuple[str, ...]:
+def by_phase(whole: Sequence[Guarantee], phases: Sequence[OfPhase], simulated: bool) -> tuple[str, ...]:
     """What each phase of a run adds to the promise, and what that makes of the whole; nothing where there is one
     phase.
     """
@@ -120,7 +127,7 @@ def by_phase(whole: Sequence[Guarantee], phases: Sequence[OfPhase]) -> tuple[str
     for phase in phases:
         promised = [
             f"epsilon {row.epsilon:.3g} at delta {row.delta:g} of one {row.unit} ({row.neighbours}) "
-            f"against {subject(by)}, {row.status}"
+            f"against {subject(by)}, {standing(row.status, simulated)}"
             for row, by in merged([row for row in phase.guarantees if row.finite])
         ]
         reasons = dict.fromkeys(why for row in phase.guarantees if row.adversary == "server" for why in row.because)

@@ -52,7 +52,7 @@ function tradeoff(place) {
     const box = figure(place, {
       title: `Accuracy and epsilon per ${unit}`, about: "Filled: an epsilon that holds. Red cross: what a published formula gives, which proves nothing; the dotted line leads to what holds. Methods without a finite epsilon are not drawn.",
       columns: ["method", "against", "epsilon that holds", "nominal epsilon", "delta", "status", "accuracy, mean of last 10", "± std"],
-      rows: () => list.map(p => [p.name, p.by, digits(p.x, 4), either(p.nominal, v => digits(v, 4)), digits(p.delta), p.status, score(p.y), either(p.std, score)]),
+      rows: () => list.map(p => [p.name, p.by, digits(p.x, 4), either(p.nominal, v => digits(v, 4)), digits(p.delta), p.standing, score(p.y), either(p.std, score)]),
     });
     points(box, { list, xLabel: `epsilon per ${unit}`, yLabel: "test accuracy", format: score });
   }

@@ -73,7 +73,7 @@ function promises(parent, guarantees) {
       make("span", item, `holds: ε ${epsilon(g.epsilon)}, ${g.strength}`, { class: "badge" });
     } else {
       make("span", item, g.epsilon === "inf" ? "ε ∞" : `ε ${epsilon(g.epsilon)}`, { class: "badge" });
-      make("span", item, g.epsilon === "inf" ? g.strength : `${g.status}, ${g.strength}`, { class: "badge" });
+      make("span", item, g.epsilon === "inf" ? g.strength : `${g.standing}, ${g.strength}`, { class: "badge" });
     }
     item.append(g.words);
   }

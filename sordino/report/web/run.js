@@ -22,7 +22,7 @@ start();
 function headline() {
   const list = [], ten = scored.slice(-10), finite = facts.guarantees.filter(g => g.epsilon !== "inf");
   const promise = finite.find(g => g.unit === "client") || finite[0];
-  if (promise) list.push([`ε per ${promise.unit}, against ${promise.by}`, epsilon(promise.epsilon), promise.nominal_epsilon === undefined ? `${promise.status}, δ ${digits(promise.delta)}` : `holds; the published ${epsilon(promise.nominal_epsilon)} proves nothing`]);
+  if (promise) list.push([`ε per ${promise.unit}, against ${promise.by}`, epsilon(promise.epsilon), promise.nominal_epsilon === undefined ? `${promise.standing}, δ ${digits(promise.delta)}` : `holds; the published ${epsilon(promise.nominal_epsilon)} proves nothing`]);
   else list.push(["epsilon", "∞", "nothing is promised"]);
   if (last[metric] !== undefined) {
     list.push([`test ${metric}, final`, score(last[metric])]);
@@ -91,7 +91,7 @@ function privacy(place) {
 function epsilons(place, curves, { title, about, unproved = false }) {
   const stops = [...new Set(curves.flatMap(c => c.shown.map(p => p[0])))].sort((a, b) => a - b);
   const series = curves.map((c, i) => {
-    const at = new Map(c.shown), label = `one ${c.unit}, against ${c.by}${unproved ? " (nominal)" : c.status === "nominal" ? "" : ` (${c.status})`}`;
+    const at = new Map(c.shown), label = `one ${c.unit}, against ${c.by}${unproved ? " (nominal)" : `: ${c.standing}`}`;
     return { label, data: stops.map(s => at.get(s) ?? null), colour: unproved ? "warn" : COLOURS[i % COLOURS.length], dash: unproved ? [2, 6] : DASHES[i % DASHES.length] };
   });
   const box = figure(place, { title, about, unproved, columns: ["round", ...series.map(s => s.label)], rows: () => stops.map((s, i) => [s, ...series.map(c => either(c.data[i], v => digits(v, 4)))]) });
@@ -114,7 +114,7 @@ function budgets(place) {
   table(make("figure", place, null, { class: "row" }), {
     caption: `Personal budgets: epsilon of one ${of.unit} (${of.neighbours}) against ${of.adversary}, at delta ${digits(facts.budget.delta)}${claimed ? "; what the publication's count claims, and what holds" : ""}`, wide: true,
     columns: ["granted", "clients", "exposures", ...(claimed ? ["claimed (nominal)"] : []), "spent", "status"],
-    rows: groups.map(g => [digits(g.granted), g.clients, span(g.exposures), ...(claimed ? [digits(g.claimed)] : []), g.spent === "inf" ? "∞" : digits(g.spent), g.status + over(g)]),
+    rows: groups.map(g => [digits(g.granted), g.clients, span(g.exposures), ...(claimed ? [digits(g.claimed)] : []), g.spent === "inf" ? "∞" : digits(g.spent), g.status + (facts.simulated ? " (simulation)" : "") + over(g)]),
   });
 }
 
