@@ -222,6 +222,7 @@ def _spent(run: Watched, now: Now) -> Html:
             tag("span", "ε ∞" if row.epsilon == float("inf") else f"ε {row.epsilon:.3g}", class_="badge"),
             tag("span", f"{row.standing}, {row.strength}" if row.status != "none" else row.strength, class_="badge"),
             row.words,
+            tag("p", row.belief, class_="belief"),
             class_=row.status,
         )
         for row in described(now.spending.guarantees, now.spending.simulated)

@@ -22,10 +22,11 @@ from sordino.evaluate.preparation_cost import flops_until
 from sordino.ledger.claims import Adversary, Neighbours, Status, Unit
 from sordino.ledger.facts import Epsilon, Fact, Number
 from sordino.ledger.statement import Guarantee
+from sordino.report.belief import subject
 from sordino.report.comparison_table import Row, caption, lines, shaped, sources
 from sordino.report.run_page import assemble
 from sordino.report.tables import epsilon_text
-from sordino.report.words import Described, described, merged, subject
+from sordino.report.words import Described, described, merged
 from sordino.version import __version__
 
 UNSAID = ("name", "seed", "engine")  # how a run is done, or told apart

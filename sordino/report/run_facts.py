@@ -19,9 +19,10 @@ from sordino.ledger.notes import SYSTEM
 from sordino.ledger.statement import Key, statement
 from sordino.partition.describe import summary, table
 from sordino.report import preparation
+from sordino.report.belief import subject
 from sordino.report.preparation import Preparation
 from sordino.report.tables import secure
-from sordino.report.words import Described, by_phase, described, merged, subject
+from sordino.report.words import Described, by_phase, described, merged
 from sordino.runs.folder import RunFolder
 from sordino.runs.population import Population
 from sordino.runs.receipt import opened, some_of, spending

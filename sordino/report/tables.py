@@ -16,6 +16,7 @@ from sordino.evaluate.preparation_cost import Reached
 from sordino.evaluate.rows import RoundRow
 from sordino.ledger.claims import Status, standing
 from sordino.ledger.statement import Guarantee
+from sordino.report.belief import headline
 from sordino.report.words import by_phase
 from sordino.runs.shapes import OfClient, OfPhase, Receipt, ReceiptBudget
 
@@ -192,7 +193,8 @@ def guarantees(rows: Sequence[Guarantee], simulated: bool, phases: Sequence[OfPh
         by = "anyone" if len(adversaries) == 3 else "\n".join(adversaries)
         table.add_row(unit, by, epsilon, delta, neighbours, f"[{style}]{standing(status, simulated)}[/{style}]", why)
     notes = [Padding(Text(f"({number}) {reason}"), (0, 0, 0, 1)) for reason, number in reasons.items()]
-    return Group(table, *notes, *(Padding(Text(line), (0, 0, 0, 1)) for line in by_phase(rows, phases, simulated)))
+    said = [*by_phase(rows, phases, simulated), headline(rows, simulated)]
+    return Group(table, *notes, *(Padding(Text(line), (0, 0, 0, 1)) for line in said if line))
 
 
 def _epsilons(row: Guarantee) -> str:

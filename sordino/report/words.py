@@ -11,6 +11,7 @@ from sordino.ledger.claims import Adversary, Neighbours, Status, Unit, standing
 from sordino.ledger.events import Json
 from sordino.ledger.facts import Epsilon, Fact
 from sordino.ledger.statement import Guarantee
+from sordino.report.belief import FORMALITY, believed, subject
 from sordino.runs.shapes import OfPhase
 
 WHO: Mapping[Adversary, str] = {
@@ -61,6 +62,7 @@ class Described(Fact):
     words: str
     strength: str
     standing: str  # the status, as it is shown
+    belief: str  # how sure somebody can become
 
 
 def merged(rows: Sequence[Line]) -> list[tuple[Line, list[Adversary]]]:
@@ -81,16 +83,11 @@ def described(rows: Sequence[Guarantee], simulated: bool) -> tuple[Described, ..
                 "words": sentence(row, by),
                 "strength": strength(row.epsilon),
                 "standing": standing(row.status, simulated),
+                "belief": believed(row, by, simulated),
             }
         )
         for row, by in merged(rows)
     )
-
-
-def subject(adversaries: Sequence[Adversary]) -> str:
-    """Against whom, in a few words."""
-    names = {"server": "the server", "participants": "participants", "public": "the public"}
-    return "anyone" if len(adversaries) == len(WHO) else " and ".join(names[a] for a in adversaries)
 
 
 def sentence(row: Guarantee, adversaries: Sequence[Adversary]) -> str:
@@ -151,7 +148,7 @@ def strength(epsilon: float) -> str:
     """How a number reads, without pretending that there is a threshold."""
     if epsilon == math.inf:
         return "no protection"
-    grades = ((1, "strong"), (4, "moderate"), (10, "weak but real"))
+    grades = ((1, "strong"), (4, "moderate"), (FORMALITY, "weak but real"))
     return next((word for limit, word in grades if epsilon <= limit), "little more than a formality")
 
 

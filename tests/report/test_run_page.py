@@ -12,9 +12,10 @@ import pytest
 
 from sordino import run
 from sordino.ledger.statement import Guarantee
+from sordino.report.belief import subject
 from sordino.report.run_facts import gather
 from sordino.report.run_page import page
-from sordino.report.words import described, merged, sentence, strength, subject
+from sordino.report.words import described, merged, sentence, strength
 from sordino.runs.listing import promise
 
 ROW = Guarantee(

@@ -76,6 +76,7 @@ function promises(parent, guarantees) {
       make("span", item, g.epsilon === "inf" ? g.strength : `${g.standing}, ${g.strength}`, { class: "badge" });
     }
     item.append(g.words);
+    make("p", item, g.belief, { class: "belief" });
   }
 }
 
