@@ -196,6 +196,14 @@ def verify(
 
 
 @app.command()
+def schema() -> None:
+    """The JSON Schema of privacy.json: every field with its type and its meaning, for programs that read receipts."""
+    from sordino.runs.receipt_schema import receipt_schema
+
+    typer.echo(json.dumps(receipt_schema(), indent=2))
+
+
+@app.command()
 def sign(
     folder: Path, key: Annotated[Path, typer.Option(help="The site's key, as `sordino identity new` made it.")]
 ) -> None:

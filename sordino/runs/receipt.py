@@ -30,6 +30,7 @@ from sordino.runs.folder import RunFolder
 from sordino.runs.home import ServersHome
 from sordino.runs.setup import Setup, Whole
 from sordino.runs.shapes import (
+    FORMAT,
     Between,
     Environment,
     Group,
@@ -83,7 +84,7 @@ def receipt(setup: Setup, federation: Federation, environment: Environment) -> R
     if setup.ways:
         assumptions.append(OWN_MODELS)
     return Receipt(
-        format=2,
+        format=FORMAT,
         run=federation.run,
         config=federation.config,
         simulated=simulated_,

@@ -14,6 +14,7 @@ from sordino.ledger.claims import Adversary, Neighbours, Status, Unit
 from sordino.ledger.facts import Epsilon, Fact, Number
 from sordino.ledger.statement import Guarantee, Written
 
+FORMAT = 2  # of a receipt
 MOST, MOST_CLIENTS = 10**9, 10**7  # of anything that is counted here
 F = TypeVar("F", bound=Fact)
 
@@ -75,6 +76,8 @@ class Promised(Guarantee):
 
 
 class OfPhase(Fact):
+    """What one phase released, and what it promises."""
+
     phase: str
     releases: int
     guarantees: tuple[Promised, ...]
