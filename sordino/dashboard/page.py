@@ -4,8 +4,7 @@ the stream brings them anew.
 
 from __future__ import annotations
 
-import html
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 
 from sordino.dashboard.facts import Now, Watched
@@ -15,6 +14,7 @@ from sordino.ledger.claims import standing
 from sordino.ledger.events import Json
 from sordino.letters.events import OF_ROUNDS, Event
 from sordino.report import palette
+from sordino.report.markup import Html, joined, table, tag
 from sordino.report.run_page import SCRIPTS, STYLES, in_script, together
 from sordino.report.tables import bytes_text
 from sordino.report.words import described
@@ -26,20 +26,6 @@ POINTS = 2000  # rounds that a page begins with; of more, so many at even distan
 TOLD = 100  # events that a page begins with: the newest
 LAST = 10  # rounds that are told in a table where no script runs
 STATES = {"killed": "its process ended without saying so", "stopped": "it can go on from here"}
-
-
-class Html(str):
-    """Text that is HTML already."""
-
-
-def tag(name: str, *inside: str | int, **attributes: str) -> Html:
-    """An element. What is inside is text, and shown as it is, unless it is HTML already."""
-    said = "".join(f' {key.rstrip("_").replace("_", "-")}="{html.escape(value)}"' for key, value in attributes.items())
-    return Html(f"<{name}{said}>{joined(inside)}</{name}>")
-
-
-def joined(parts: Iterable[str | int]) -> Html:
-    return Html("".join(part if isinstance(part, Html) else html.escape(str(part)) for part in parts))
 
 
 # the whole ------------------------------------------------------------------------------------------------------------
@@ -321,10 +307,5 @@ def _size(sent: int | None) -> str:
 
 
 def _table(caption: str, columns: Sequence[str], rows: Sequence[Sequence[str | int]]) -> Html:
-    top = tag("tr", *(tag("th", name, scope="col") for name in columns))
-    lines = [
-        tag("tr", *(tag("td", value) if i else tag("th", value, scope="row") for i, value in enumerate(row)))
-        for row in rows
-    ]
-    made = tag("table", tag("caption", caption), tag("thead", top), tag("tbody", *lines), class_="wide")
+    made = table(caption, columns, rows, class_="wide")
     return tag("div", made, class_="scroll", tabindex="0", role="region", aria_label=caption)

@@ -94,6 +94,11 @@ def percent(share: float) -> str:
     return f"{_cut(100 * share, 2, math.ceil):g} %"
 
 
+def at_least(epsilon: float) -> float:
+    """With six digits, which are never less than it is."""
+    return float(f"{_cut(epsilon, 6, math.ceil):.6g}")
+
+
 def _cut(value: float, digits: int, way: Callable[[float], int]) -> float:
     """To so many digits, up or down."""
     if value <= 0:

@@ -105,7 +105,7 @@ def sentence(row: Guarantee, adversaries: Sequence[Adversary]) -> str:
         return f"Nothing is promised about {what}, against {who}: {reasons or 'no noise covers it'}."
     holds = (
         f"{CHANGE[row.neighbours]} makes nothing they see more than {_times(row.epsilon)} times as likely, "
-        f"except for a chance of {row.delta:.3g}"
+        f"plus a chance of {row.delta:.3g}"
     )
     if row.status == "nominal" and printed is not None:
         return (

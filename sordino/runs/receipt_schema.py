@@ -33,7 +33,7 @@ GUARANTEE = {
     "what is published.",
     "epsilon": "Whatever the adversary sees is at most e^epsilon times as likely with one data set as with its "
     'neighbour. "inf": nothing is promised.',
-    "delta": "What the promise leaves out, as a probability; what sampled noise lacks of the ideal law is in it.",
+    "delta": "The chance that is added to that; what sampled noise lacks of the ideal law is in it.",
     "accountant": "Whose composition of all releases is the smallest: gdp, pure, rdp, pld, or a sum of several kinds.",
     "accountants": "What every accountant says that can count these releases. Each is a bound of its own.",
     "status": "How far it is proved: `proved`, `conditional` (if `because` is true), `asymptotic`, `nominal` (a "

@@ -95,7 +95,6 @@ def release(place: Path, name: str, into: Path) -> None:
 FORGERIES: dict[str, tuple[Callable[[Path, Path], Any], str]] = {
     "the model of a run without privacy": (lambda runs, run: release(runs, "model.safetensors", run), "model"),
     "the metrics of a run without privacy": (lambda runs, run: release(runs, "metrics.jsonl", run), "metrics"),
-    "a model that is gone": (lambda runs, run: (run / "model.safetensors").unlink(), "not here"),
     "a page that was never made": (lambda runs, run: (run / "report.html").write_text("1.1 times"), "report.html"),
     "a smaller epsilon": (
         lambda runs, run: edit(run / "privacy.json", '"status": "proved"', '"status": "conditional"'),
@@ -121,6 +120,16 @@ def test_what_was_edited_is_named(name: str, runs: Path, run: Path) -> None:
     assert verify(run) == []
     change(runs, run)
     assert any(named in line for line in verify(run)), verify(run)
+
+
+def test_a_file_that_was_not_passed_on_is_named_and_no_disagreement(run: Path, cli: Callable[..., Said]) -> None:
+    (run / "model.safetensors").unlink()
+    found = examine(run)
+    assert found.wrong == []
+    assert any("model.safetensors" in line for line in found.unseen)
+    before = (run / "privacy.json").read_bytes()
+    assert cli("report", run).code == 0
+    assert (run / "privacy.json").read_bytes() == before  # a page seals nothing where something is missing
 
 
 def test_a_page_is_part_of_the_receipt_once_it_is_made(run: Path, cli: Callable[..., Said]) -> None:
