@@ -66,10 +66,11 @@ def believed(row: Guarantee, adversaries: Sequence[Adversary], simulated: bool) 
     found = belief(row.epsilon, row.delta)
     who, what = subject(adversaries).capitalize(), SURE[row.neighbours].format(ONE[row.unit])
     known = f"{who}, knowing all other data and {percent(found.prior)} sure {what}, can become"
-    if found.posterior == 1.0:
-        return f"{known} certain of it."
     rare = f", except for a chance of 1 in {math.floor(1 / found.chance * (1 + 1e-9)):,}" if found.chance else ""
-    said = f"{known} at most {percent(found.posterior)} sure of it{rare}."
+    sure = f"at most {percent(found.posterior)} sure" if found.posterior < 1.0 else "certain"
+    said = f"{known} {sure} of it{rare}."
+    if not row.finite:
+        return said
     if row.epsilon > FORMALITY:
         said += " With an epsilon this large the promise is little more than a formality."
     if row.status in ("conditional", "asymptotic"):
@@ -94,8 +95,8 @@ def percent(share: float) -> str:
     return f"{_cut(100 * share, 2, math.ceil):g} %"
 
 
-def at_least(epsilon: float) -> float:
-    """With six digits, which are never less than it is."""
+def rounded_up(epsilon: float) -> float:
+    """Six digits of it, which are never less than all of them."""
     return float(f"{_cut(epsilon, 6, math.ceil):.6g}")
 
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
-import yaml
-
+from sordino.report.as_yaml import as_yaml
 from sordino.report.belief import headline
 from sordino.report.evidence import COLUMNS, FORGED, Evidence, table
 
@@ -23,7 +22,7 @@ def card(found: Evidence) -> str:
         "tags": tags,
         "model_name": found.experiment.name,
     }
-    matter = yaml.safe_dump(top, sort_keys=False, allow_unicode=True)
+    matter = as_yaml(top)
     kept = [row.words for row in found.rows if math.isfinite(row.epsilon)]
     lost = [row.words for row in found.rows if not math.isfinite(row.epsilon)]
     verdict = found.verdict

@@ -9,12 +9,11 @@ from __future__ import annotations
 import math
 import re
 
-import yaml
-
 from sordino.errors import ConfigError
 from sordino.ledger.events import Json
 from sordino.ledger.statement import Guarantee
-from sordino.report.belief import ONE, at_least
+from sordino.report.as_yaml import as_yaml
+from sordino.report.belief import ONE, rounded_up
 from sordino.report.evidence import Evidence, line
 from sordino.report.words import CHANGE, WHO, merged
 
@@ -24,17 +23,6 @@ BY_HAND = (
     "deployment.administrative: evidence_sources, registry_authors",
 )
 SEVERAL = "A person who has several of these units is not protected as a whole."
-
-
-class Blocks(yaml.SafeDumper):  # type: ignore[misc]  # it comes without types
-    """Lists of sentences stand as they are, line by line."""
-
-
-def _text(dumper: yaml.SafeDumper, value: str) -> yaml.ScalarNode:
-    return dumper.represent_scalar("tag:yaml.org,2002:str", value, style="|" if "\n" in value else None)
-
-
-Blocks.add_representer(str, _text)
 
 
 def record(found: Evidence) -> str:
@@ -53,7 +41,7 @@ def record(found: Evidence) -> str:
         "No file of the run knows these; fill them in:",
         *(f"  {name}" for name in BY_HAND),
     ]
-    told: str = yaml.dump(_record(found, best), Dumper=Blocks, sort_keys=False, allow_unicode=True, width=110)
+    told = as_yaml(_record(found, best))
     return "".join(f"# {note}\n" for note in notes) + told
 
 
@@ -86,7 +74,7 @@ def _record(found: Evidence, best: Guarantee) -> Json:
                 "privacy_unit": ONE[best.unit],
                 "privacy_unit_details": f"Adjacent data sets differ in {ONE[best.unit]}: {best.neighbours}, "
                 f"{CHANGE[best.neighbours]}. {SEVERAL}",
-                "privacy_parameters": {"epsilon": at_least(best.epsilon), "delta": best.delta},
+                "privacy_parameters": {"epsilon": rounded_up(best.epsilon), "delta": best.delta},
                 "privacy_parameters_details": _lines(rows),
             },
             "deployment_model": {

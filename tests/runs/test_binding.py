@@ -122,16 +122,6 @@ def test_what_was_edited_is_named(name: str, runs: Path, run: Path) -> None:
     assert any(named in line for line in verify(run)), verify(run)
 
 
-def test_a_file_that_was_not_passed_on_is_named_and_no_disagreement(run: Path, cli: Callable[..., Said]) -> None:
-    (run / "model.safetensors").unlink()
-    found = examine(run)
-    assert found.wrong == []
-    assert any("model.safetensors" in line for line in found.unseen)
-    before = (run / "privacy.json").read_bytes()
-    assert cli("report", run).code == 0
-    assert (run / "privacy.json").read_bytes() == before  # a page seals nothing where something is missing
-
-
 def test_a_page_is_part_of_the_receipt_once_it_is_made(run: Path, cli: Callable[..., Said]) -> None:
     assert cli("report", run).code == 0
     assert verify(run) == []
@@ -222,7 +212,7 @@ def test_a_signature_is_of_one_key_and_one_receipt(run: Path, tmp_path: Path, cl
     assert stat.S_IMODE(mine.stat().st_mode) == 0o600
     assert examine(run, Path(f"{mine}.pub")).wrong == ["there is no signature"]
     assert cli("privacy", "sign", run, "--key", mine).code == 0
-    assert examine(run, Path(f"{mine}.pub")) == ([], [])
+    assert examine(run, Path(f"{mine}.pub"))[:2] == ([], [])
     assert cli("privacy", "verify", run, "--key", f"{mine}.pub").code == 0
     assert examine(run, Path(f"{other}.pub")).wrong == ["the signature is by another key"]
     signed = (run / "privacy.json").read_bytes()
