@@ -16,6 +16,7 @@ from sordino.letters.events import OF_ROUNDS, Event
 from sordino.report import palette
 from sordino.report.markup import Html, joined, table, tag
 from sordino.report.run_page import SCRIPTS, STYLES, in_script, together
+from sordino.report.still import promises
 from sordino.report.tables import bytes_text
 from sordino.report.words import described
 from sordino.runs.listing import strongest
@@ -202,20 +203,10 @@ def _clock(at: str) -> Html:
 def _spent(run: Watched, now: Now) -> Html:
     if now.spending is None:
         return tag("p", "The ledger is being read." if not now.trouble else now.trouble)
-    rows = [
-        tag(
-            "li",
-            tag("span", "ε ∞" if row.epsilon == float("inf") else f"ε {row.epsilon:.3g}", class_="badge"),
-            tag("span", f"{row.standing}, {row.strength}" if row.status != "none" else row.strength, class_="badge"),
-            row.words,
-            tag("p", row.belief, class_="belief"),
-            class_=row.status,
-        )
-        for row in described(now.spending.guarantees, now.spending.simulated)
-    ]
+    rows = promises(described(now.spending.guarantees, now.spending.simulated))
     whose = "this site's ledger" if run.of_site else "the ledger"
     lead = f"By {whose}, {_after(now.spending)}:"
-    return joined([tag("p", lead), tag("ul", *rows, class_="promises"), _by_client(run, now.spending)])
+    return joined([tag("p", lead), rows, _by_client(run, now.spending)])
 
 
 def _after(spending: Spending) -> str:

@@ -23,6 +23,7 @@ from sordino.report.belief import subject
 from sordino.report.preparation import Preparation
 from sordino.report.tables import secure
 from sordino.report.words import Described, by_phase, described, merged
+from sordino.runs.agreement import PublicNumbers
 from sordino.runs.folder import RunFolder
 from sordino.runs.population import Population
 from sordino.runs.receipt import opened, some_of, spending
@@ -57,6 +58,8 @@ class DrawnCurve(Curve):
 class RunFacts(Fact):
     """All that a page and figures show of one run."""
 
+    lead: str
+    notice: str  # what must not be overlooked
     evaluated: bool  # with what an evaluator may see
     partition: tuple[tuple[int, ...], ...] | None
     heterogeneity: dict[str, Number] | None
@@ -67,6 +70,7 @@ class RunFacts(Fact):
     algorithm: str
     model: str
     clients: int
+    names: tuple[str, ...]  # of the clients; none: they are known by their numbers
     examples: int | str
     parameters: int
     metrics: tuple[RoundRow, ...]
@@ -86,6 +90,25 @@ class RunFacts(Fact):
     commands: tuple[str, ...]
     environment: Environment
     ledger_head: str
+
+    def called(self, client: int) -> str:
+        """How a reader knows this client."""
+        return self.names[client] if client < len(self.names) else str(client)
+
+
+HELD_BACK = (
+    "This page holds what may be shown of this run. Accuracies, and who holds what, are for its evaluator only "
+    "(sordino report --evaluator)."
+)
+SIMULATED = (
+    "A simulation: the noise came from a seed. The numbers describe what the same run promises with real noise; this "
+    "run itself protects nobody."
+)
+
+
+def client_names(public: PublicNumbers) -> tuple[str, ...]:
+    """The names of clients, by their numbers, where a run knows any that may be shown."""
+    return ()
 
 
 def gather(folder: Path, evaluator: bool = False) -> RunFacts:
@@ -107,18 +130,27 @@ def gather(folder: Path, evaluator: bool = False) -> RunFacts:
     home = None if simulation is None else simulation.home
     setup = setup if simulation is None else simulation.setup
     experiment, notes = setup.experiment, [entry.note for entry in entries]
+    examples = sum(known or public.sizes) if known or experiment.privacy.public_sizes else "some"
+    candidates = preparation.label_of(experiment)
     return RunFacts(
+        lead=(
+            f"{experiment.algorithm['name']} on {experiment.data.source}: {len(public.sizes)} clients, {examples} "
+            f"examples, {setup.coordinates} parameters, {len(metrics)} rounds. {public.note}"
+            + (f" Candidates: {candidates}." if candidates else "")
+        ),
+        notice=SIMULATED if spent.simulated else "" if all_ else HELD_BACK,
+        names=client_names(public),
         evaluated=all_,
         partition=counts,
         heterogeneity=unlike,
         name=experiment.name,
         data=experiment.data.source,
         note=public.note,
-        candidates=preparation.label_of(experiment),
+        candidates=candidates,
         algorithm=experiment.algorithm["name"],
         model="clients' own models" if setup.ways else "global model",
         clients=len(public.sizes),
-        examples=sum(known or public.sizes) if known or experiment.privacy.public_sizes else "some",
+        examples=examples,
         parameters=setup.coordinates,
         metrics=_thin(metrics),
         before=next(iter(in_front(run.prepared())), None),

@@ -32,7 +32,7 @@ def method(name: str, step: int) -> dict[str, Any]:
 
 
 FACTS = ComparisonFacts.model_validate_json(json.dumps({
-    "title": "", "lead": "", "simulated": True, "metric": "accuracy", "seeds": 2, "caption": "", "candidates": [],
+    "title": "", "lead": "", "notice": "", "metric": "accuracy", "seeds": 2, "caption": "", "candidates": [],
     "prepared": False, "table": [], "choosing": [], "equal": [], "command": "",
     "environment": {"sordino": "", "python": "", "platform": "", "cores": 1},
     "methods": [method("one", 1), method("a & <b> $x$", 2)],

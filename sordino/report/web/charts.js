@@ -1,7 +1,7 @@
 // Charts. Each is painted anew when the width or the theme changes, and every number in it is in a table below it.
 const painters = [];
 const css = name => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
-const HEIGHT = 270;
+const HEIGHT = 270, NAMED = 24; // of so many bars each has its name
 
 function figure(parent, { title, about, columns, rows, unproved = false }) {
   const made = make("figure", parent, null, unproved ? { class: "unproved" } : {});
@@ -130,7 +130,7 @@ function svg(parent, width, height, attributes = {}) {
 // Bars -------------------------------------------------------------------------------------------------------------------
 // One per client, thin where there are thousands. colours: one name per bar; limit: a dashed line with its name.
 
-function bars({ box }, { values, colours, format, top, xLabel, limit }) {
+function bars({ box }, { values, colours, format, top, xLabel, limit, names = [] }) {
   paint(box, width => {
     box.replaceChildren();
     const left = 56, right = 8, bottom = HEIGHT - 40, upper = 22, high = top || 1;
@@ -141,11 +141,12 @@ function bars({ box }, { values, colours, format, top, xLabel, limit }) {
     }
     const gap = step > 4 ? step * 0.15 : 0;
     values.forEach((v, i) => draw("rect", { x: left + i * step + gap, width: Math.max(step - 2 * gap, 0.4), y: y(v), height: Math.max(bottom - y(v), 0.5), fill: `var(--${colours[i]})` }));
+    if (names.length <= NAMED) names.forEach((name, i) => draw("text", { x: left + (i + 0.5) * step, y: bottom + 14, "text-anchor": "middle" }, name.length > step / 7 ? `${name.slice(0, Math.max(1, Math.floor(step / 7) - 1))}…` : name));
     if (limit) {
       draw("line", { x1: left, x2: width - right, y1: y(limit.at), y2: y(limit.at), stroke: "var(--ink)", "stroke-width": 2, "stroke-dasharray": "6 4" });
       draw("text", { x: width - right, y: y(limit.at) - 6, "text-anchor": "end", class: "name" }, limit.name);
     }
-    draw("text", { x: (left + width) / 2, y: HEIGHT - 12, "text-anchor": "middle" }, xLabel);
+    draw("text", { x: (left + width) / 2, y: HEIGHT - 8, "text-anchor": "middle" }, xLabel);
   });
 }
 

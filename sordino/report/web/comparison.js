@@ -2,7 +2,7 @@
 const methods = facts.methods, score = facts.metric === "accuracy" ? percent : v => digits(v, 4);
 const style = methods.map((m, i) => ({ label: m.name, colour: facts.colours[i % facts.colours.length], dash: facts.dashes[(i + Math.floor(i / facts.colours.length)) % facts.dashes.length] }));
 
-head(facts.title, facts.lead, facts.simulated && "Simulations: the noise came from seeds. The numbers describe what the same runs promise with real noise; these runs themselves protect nobody.");
+head(facts.title, facts.lead, facts.notice);
 for (const said of facts.candidates) make("p", main, said, { class: "notice" });
 result(section("Result", null));
 learning(section("Learning", "div", { class: "grid" }));

@@ -3,15 +3,14 @@ const rows = facts.metrics, { scored, last, metric, score, within } = measured(r
 const total = key => rows.reduce((sum, row) => sum + (row[key] || 0), 0);
 const counted = rows.every(row => "bytes_up" in row); // of a hidden cohort nobody is told how many were drawn
 const front = facts.before ? [facts.before] : []; // what came before the first round, as a round 0
+const called = k => (facts.names || [])[k] ?? String(k);
 const DASHES = facts.dashes, COLOURS = facts.colours;
 
-head(facts.name,
-  `${facts.algorithm} on ${facts.data}: ${facts.clients} clients, ${facts.examples} examples, ${facts.parameters} parameters, ${rows.length} rounds. ${facts.note}${facts.candidates ? ` Candidates: ${facts.candidates}.` : ""}`,
-  !facts.evaluated ? "This page holds what may be shown of this run. Accuracies, and who holds what, are for its evaluator only (sordino report --evaluator)." : facts.simulated && "A simulation: the noise came from a seed. The numbers describe what the same run promises with real noise; this run itself protects nobody.");
+head(facts.name, facts.lead, facts.notice);
 headline();
 promises(section("What can still be learned, by whom"), facts.guarantees);
-unfolded("Phase by phase", facts.by_phase);
-unfolded("What this rests on", facts.assumptions);
+told("Phase by phase", facts.by_phase);
+told("What this rests on", facts.assumptions);
 learning(section("Learning", "div", { class: "grid" }));
 if (facts.prepared) prepared(section("Before round 1", "div", { class: "grid" }), facts.prepared);
 privacy(section("Privacy spent", "div", { class: "grid" }));
@@ -37,11 +36,10 @@ function headline() {
   cards(list);
 }
 
-function unfolded(title, lines) {
+// Told in full: what a promise rests on is a part of it.
+function told(title, lines) {
   if (!lines.length) return;
-  const fold = make("details", main);
-  make("summary", fold, title);
-  const list = make("ul", fold, null, { class: "plain" });
+  const list = make("ul", section(title, null), null, { class: "plain" });
   for (const text of lines) make("li", list, text);
 }
 
@@ -52,9 +50,9 @@ function learning(place) {
     const tenth = Math.max(1, Math.ceil(each.length / 10));
     const box = figure(place, {
       title: `Each client at the end, from worst to best`, about: `Test ${metric} of the ${facts.model} on each client's own share; the worst tenth stands out.`,
-      columns: ["client", `test ${metric}`], rows: () => each.map(([v, k]) => [k, score(v)]),
+      columns: ["client", `test ${metric}`], rows: () => each.map(([v, k]) => [called(k), score(v)]),
     });
-    bars(box, { values: each.map(([v]) => v), colours: each.map((_, i) => (i < tenth ? "c1" : "c0")), format: score, top: metric === "accuracy" ? 1 : Math.max(...each.map(([v]) => v)), xLabel: `${each.length} clients` });
+    bars(box, { values: each.map(([v]) => v), colours: each.map((_, i) => (i < tenth ? "c1" : "c0")), format: score, top: metric === "accuracy" ? 1 : Math.max(...each.map(([v]) => v)), xLabel: `${each.length} clients`, names: each.map(([, k]) => called(k)) });
   }
   against(place, { title: `Test ${metric} over bytes sent`, about: "Both directions, really serialised.", xLabel: "sent", xFormat: size, of: r => r.bytes_down + r.bytes_up });
   against(place, { title: `Test ${metric} over device compute`, about: "Of all devices together, counted from public sizes: operations of the network, there and back.", xLabel: "computed", xFormat: flops, of: r => r.device_flops });
@@ -105,9 +103,9 @@ function budgets(place) {
   const box = figure(place, {
     title: "Spent of granted, client by client", about: claimed ? "In the publication's own count of epsilon, which proves nothing: read the table below." : `In ${facts.currency}, the currency that adds up. A client whose budget is spent is not asked again.`,
     columns: ["client", "examples", "exposures", "planned", "spent", "granted"],
-    rows: () => clients.map(c => [c.client, c.examples, c.exposures, c.planned, numbers(c.spent), numbers(c.granted)]),
+    rows: () => clients.map(c => [called(c.client), c.examples, c.exposures, c.planned, numbers(c.spent), numbers(c.granted)]),
   });
-  bars(box, { values: list.map(([share]) => share), colours: list.map(() => "c0"), format: percent, top: 1, xLabel: `${list.length} clients, from most to least spent`, limit: { at: 1, name: "granted" } });
+  bars(box, { values: list.map(([share]) => share), colours: list.map(() => "c0"), format: percent, top: 1, xLabel: `${list.length} clients, from most to least spent`, limit: { at: 1, name: "granted" }, names: list.map(([, c]) => called(c.client)) });
   if (!groups) return;
   const of = facts.budget.subject, span = e => (e.min === e.max ? digits(e.min) : `${digits(e.min)} to ${digits(e.max)}`);
   const over = g => (g.spent === "inf" || g.spent > g.granted * (1 + 1e-9) ? ", over budget" : "");
@@ -122,12 +120,12 @@ function partition(place) {
   const counts = facts.partition, sizes = counts.map(row => row.reduce((a, b) => a + b, 0));
   if (counts[0].length > 1) {
     heat(figure(place, {
-      title: "Labels of each client", columns: ["client", ...counts[0].map((_, j) => `class ${j}`), "all"], rows: () => counts.map((row, k) => [k, ...row, sizes[k]]),
+      title: "Labels of each client", columns: ["client", ...counts[0].map((_, j) => `class ${j}`), "all"], rows: () => counts.map((row, k) => [called(k), ...row, sizes[k]]),
       about: `How many training examples of each class a client holds. Darker is more${counts.length > 120 ? `; each row is the mean of ${Math.ceil(counts.length / 120)} neighbouring clients` : ""}.`,
     }), counts);
   } else {
-    bars(figure(place, { title: "Examples of each client", about: "One bar per client.", columns: ["client", "examples"], rows: () => sizes.map((n, k) => [k, n]) }),
-      { values: sizes, colours: sizes.map(() => "c0"), format: v => digits(v), top: Math.max(...sizes), xLabel: `${sizes.length} clients` });
+    bars(figure(place, { title: "Examples of each client", about: "One bar per client.", columns: ["client", "examples"], rows: () => sizes.map((n, k) => [called(k), n]) }),
+      { values: sizes, colours: sizes.map(() => "c0"), format: v => digits(v), top: Math.max(...sizes), xLabel: `${sizes.length} clients`, names: sizes.map((n, k) => called(k)) });
   }
   const made = make("figure", place);
   table(made, { columns: ["measure", "value"], caption: "How different the clients are", wide: true, rows: Object.entries(facts.heterogeneity).map(([name, v]) => [name.replaceAll("_", " "), typeof v === "number" ? digits(v, 4) : String(v)]) });
