@@ -178,9 +178,10 @@ def guarantees(rows: Sequence[Guarantee], simulated: bool, phases: Sequence[OfPh
     """The statement; reasons are numbered and said below it, once."""
     reasons: dict[str, int] = {}
     table = Table(title="What can still be learned about one ... by ...", title_justify="left", title_style="bold")
-    for column in ("unit", "by", "epsilon", "delta", "neighbours", "status"):
+    for column in ("unit", "by", "epsilon", "delta", "neighbours"):
         table.add_column(column, justify="right" if column in ("epsilon", "delta") else "left", no_wrap=True)
-    table.add_column("by accountant, because")
+    table.add_column("status", min_width=len("(simulation)"))
+    table.add_column("by accountant, because", min_width=len("accountant,"))
     merged: dict[tuple[str, str, str, str, Status, str], list[str]] = {}
     for row in rows:
         told = [str(reasons.setdefault(reason, len(reasons) + 1)) for reason in row.because]
