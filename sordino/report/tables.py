@@ -177,11 +177,12 @@ def secure(metrics: Sequence[RoundRow]) -> list[tuple[str, str]]:
 def guarantees(rows: Sequence[Guarantee], simulated: bool, phases: Sequence[OfPhase] = ()) -> Group:
     """The statement; reasons are numbered and said below it, once."""
     reasons: dict[str, int] = {}
-    table = Table(title="What can still be learned about one ... by ...", title_justify="left", title_style="bold")
+    title = "What can still be learned about one ... by ..., and why"
+    table = Table(title=title, title_justify="left", title_style="bold", show_edge=False, pad_edge=False)
     for column in ("unit", "by", "epsilon", "delta", "neighbours"):
         table.add_column(column, justify="right" if column in ("epsilon", "delta") else "left", no_wrap=True)
     table.add_column("status", min_width=len("(simulation)"))
-    table.add_column("by accountant, because", min_width=len("accountant,"))
+    table.add_column("why", min_width=len("gdp, (1)"))
     merged: dict[tuple[str, str, str, str, Status, str], list[str]] = {}
     for row in rows:
         told = [str(reasons.setdefault(reason, len(reasons) + 1)) for reason in row.because]
