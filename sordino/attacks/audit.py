@@ -31,7 +31,7 @@ from sordino.ledger.accountants import best
 from sordino.ledger.claims import ADVERSARIES
 from sordino.ledger.events import Event, Gaussian, Json, NonPrivate, Poisson, leaves
 from sordino.ledger.gaussian_dp import epsilon_of
-from sordino.ledger.notes import parsed
+from sordino.ledger.notes import SYSTEM, parsed
 from sordino.privacy.noise.sources import Counter, System
 from sordino.privacy.readers.responses import Responses
 from sordino.runs.folder import RunFolder
@@ -94,6 +94,7 @@ class Audit:
     twin: bool
     noise: str
     seed: int
+    simulated: bool  # the experiment's own noise comes from a seed
 
     def having(self, *verdicts: str) -> list[AttackedPromise]:
         return [subject for subject in self.subjects if subject.verdict in verdicts]
@@ -116,6 +117,7 @@ class Audit:
             "not_looked_at": list(UNSEEN),
             "twin": self.twin,
             "noise": self.noise,
+            "simulated": self.simulated,
             "seed": self.seed,
         }
 
@@ -147,7 +149,8 @@ def audit(
         tell(f"{phase}: {claim.unit}, {claim.neighbours}")
         found.append(_attacked(phase, claim, stated, pairs, delta, trials, source.child(number), twin))
     phases = [phase for phase, _ in stages]
-    return Audit(str(experiment.algorithm.get("name")), phases, unprotected, found, twin, drawn.name, seed)
+    simulated_ = experiment.privacy.noise != SYSTEM
+    return Audit(str(experiment.algorithm.get("name")), phases, unprotected, found, twin, drawn.name, seed, simulated_)
 
 
 def experiment_of(word: str | None, overrides: Iterable[str] = ()) -> Experiment:

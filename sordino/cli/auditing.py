@@ -84,12 +84,12 @@ def _show(found: Audit) -> None:
         bare = phase in found.unprotected
         console.print(f"phase {escape(phase)}:{f' {EMPTY}' if bare else ''}", highlight=False)
         if mine := [one for one in found.subjects if one.phase == phase]:
-            console.print(_table(mine))
+            console.print(_table(mine, found.simulated))
     if not found.subjects:
         console.print(f"{escape(found.algorithm)}: {found.verdict}.")
         return
     if len(found.phases) == 1:
-        console.print(_table(found.subjects))
+        console.print(_table(found.subjects, found.simulated))
     console.print(
         f"{SAYS[found.verdict]} Each bound is wrong with probability {1 - found.subjects[0].confidence:.0e} at most.",
         highlight=False,
@@ -97,7 +97,7 @@ def _show(found: Audit) -> None:
     console.print(f"[dim]Not looked at: {'; '.join(UNSEEN)}.[/dim]", highlight=False)
 
 
-def _table(subjects: list[AttackedPromise]) -> Table:
+def _table(subjects: list[AttackedPromise], simulated: bool) -> Table:
     from rich.table import Table
 
     table = Table()
@@ -109,16 +109,18 @@ def _table(subjects: list[AttackedPromise]) -> Table:
             f"{one.unit}, {one.neighbours}",
             one.adversary,
             one.attack or "none is known for this reader",
-            *_numbers(one),
+            *_numbers(one, simulated),
             f"{one.trials:,}" if one.attack else "",
             f"[{style}]{one.verdict}[/]",
         )
     return table
 
 
-def _numbers(one: AttackedPromise) -> tuple[str, str]:
+def _numbers(one: AttackedPromise, simulated: bool) -> tuple[str, str]:
     """The claim of one exposure and the bound; at another delta too, where they are compared there."""
-    claimed = f"{one.claimed:.3g} ({one.status}) at {one.delta:g}"
+    from sordino.ledger.claims import standing
+
+    claimed = f"{one.claimed:.3g}, {standing(one.status, simulated)}, at {one.delta:g}"
     if one.at_delta != one.delta:
         claimed += f"\n{one.claimed_there:.3g} at {one.at_delta:g}"
     return claimed, f"{one.at_least:.3g} at {one.at_delta:g}" if one.attack else ""

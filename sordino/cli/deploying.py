@@ -254,7 +254,7 @@ def join(
         from sordino.report.tables import guarantees
 
         if left.receipt.guarantees:
-            console.print(guarantees(left.receipt.guarantees, left.receipt.phases))
+            console.print(guarantees(left.receipt.guarantees, left.receipt.simulated, left.receipt.phases))
         else:
             console.print("Nothing was asked of this site, and nothing was spent.")
         console.print(f"What this site has spent is in [bold]{escape(str(asked.folder))}[/bold].")

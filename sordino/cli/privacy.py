@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 
 from sordino.cli.options import Json
 from sordino.cli.words import Verb, experiment_and_changes
@@ -18,8 +19,15 @@ from sordino.errors import ConfigError
 
 if TYPE_CHECKING:
     from sordino.budget.calculator import Enough
+    from sordino.report.evidence import Evidence
 
-app = typer.Typer(help="Budgets and guarantees: plan, spent, verify.", no_args_is_help=True)
+app = typer.Typer(help="Budgets and guarantees: plan, spent, verify, export.", no_args_is_help=True)
+
+
+class Document(StrEnum):
+    annex = "annex"
+    registry = "registry"
+    card = "card"
 
 
 class UnitChoice(StrEnum):
@@ -155,11 +163,11 @@ def spent(
         typer.echo(json.dumps(found.to_json()))
         return
     console = Console()
-    console.print(guarantees(found.guarantees, found.phases))
+    console.print(guarantees(found.guarantees, found.simulated, found.phases))
     for run in shared.runs if shared is not None else ():
         console.print(f"[dim]· {run.run}: {run.releases} releases[/dim]")
     if found.budget is not None and found.budget.groups:
-        console.print(groups(found.budget))
+        console.print(groups(found.budget, found.simulated))
     if by_client:
         console.print(spending_table(found.by_client, found.currency))
 
@@ -176,23 +184,83 @@ def verify(
     """Recompute the receipt from the ledger, without any data. Exit code 5 where they disagree."""
     from sordino.runs.verify import examine
 
-    wrong, unseen = examine(folder, key, with_code)
+    wrong, unseen, agreed = examine(folder, key, with_code)
     if as_json:
-        typer.echo(json.dumps({"holds": not wrong, "disagreements": wrong, "not_looked_at": unseen}))
+        typer.echo(json.dumps({"holds": not wrong, "agrees": agreed, "disagreements": wrong, "not_looked_at": unseen}))
     elif wrong:
         Console(stderr=True).print(
             "[bold red]the receipt does not hold[/bold red]", *[f"\n  · {line}" for line in wrong], markup=True
         )
     else:
         console = Console()
-        console.print(
-            "[green]The receipt holds:[/green] the chain is whole, every epsilon follows from it, every release is the "
-            "one that the experiment plans, and the files are those that were sealed."
-        )
+        console.print(f"[green]The receipt holds:[/green] {escape('; '.join(agreed))}.", highlight=False)
         for line in unseen:
-            console.print(f"[dim]Not looked at: {line}.[/dim]")
+            console.print(f"[dim]Not looked at: {escape(line)}.[/dim]", highlight=False)
     if wrong:
         raise typer.Exit(5)
+
+
+FILES = {Document.annex: "annex.html", Document.registry: "deployment.yaml", Document.card: "model-card.md"}
+
+
+@app.command()
+def export(
+    folder: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder, or a copy of what may be shown of it.")],
+    as_: Annotated[
+        Document,
+        typer.Option(
+            "--as",
+            help="annex: a page for a data protection assessment; registry: a record for the registry of DP "
+            "deployments; card: a model card.",
+        ),
+    ],
+    out: Annotated[
+        Path | None, typer.Option(help="The file; an annex that ends in .pdf is printed. [default: in RUN]")
+    ] = None,
+    key: Annotated[Path | None, typer.Option(help="Public key of the site that must have signed the receipt.")] = None,
+    with_code: Annotated[
+        bool, typer.Option("--with-code", help="Import an algorithm of somebody's own, to make its plan again.")
+    ] = False,
+    anyway: Annotated[
+        bool, typer.Option("--anyway", help="Even of a receipt that does not hold; the document says so on its top.")
+    ] = False,
+) -> None:
+    """A document for others, from receipt and ledger alone. What is wrong with them is checked first: exit code 5."""
+    target = out if out is not None else folder / FILES[as_]
+    kinds = {FILES[as_][FILES[as_].rindex(".") :], *([".pdf"] if as_ is Document.annex else [])}
+    if target.suffix not in kinds:
+        raise ConfigError(
+            f"--as {as_.value} cannot be written as {target.name}",
+            fix=f"give a file that ends in {' or '.join(sorted(kinds))}",
+            code="unknown-document-kind",
+        )
+    from sordino.report.evidence import gather
+
+    found = gather(folder, key, with_code, anyway)
+    typer.echo(str(_written(found, as_, target)))
+
+
+def _written(found: Evidence, as_: Document, target: Path) -> Path:
+    from sordino.engine.checkpoint import atomic_write
+    from sordino.report.annex import page
+    from sordino.report.model_card import card
+    from sordino.report.printing import as_pdf
+    from sordino.report.registry import record
+
+    if target.suffix == ".pdf":
+        return as_pdf(page(found), target)
+    made = {Document.annex: page, Document.registry: record, Document.card: card}[as_]
+    target.parent.mkdir(parents=True, exist_ok=True)
+    atomic_write(target, made(found).encode())
+    return target
+
+
+@app.command()
+def schema() -> None:
+    """The JSON Schema of privacy.json: every field with its type and its meaning, for programs that read receipts."""
+    from sordino.runs.receipt_schema import receipt_schema
+
+    typer.echo(json.dumps(receipt_schema(), indent=2))
 
 
 @app.command()

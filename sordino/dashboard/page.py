@@ -4,17 +4,19 @@ the stream brings them anew.
 
 from __future__ import annotations
 
-import html
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 
 from sordino.dashboard.facts import Now, Watched
 from sordino.evaluate.measures import last_scored
 from sordino.evaluate.rows import RoundRow
+from sordino.ledger.claims import standing
 from sordino.ledger.events import Json
 from sordino.letters.events import OF_ROUNDS, Event
 from sordino.report import palette
+from sordino.report.markup import Html, joined, table, tag
 from sordino.report.run_page import SCRIPTS, STYLES, in_script, together
+from sordino.report.still import promises
 from sordino.report.tables import bytes_text
 from sordino.report.words import described
 from sordino.runs.listing import strongest
@@ -25,20 +27,6 @@ POINTS = 2000  # rounds that a page begins with; of more, so many at even distan
 TOLD = 100  # events that a page begins with: the newest
 LAST = 10  # rounds that are told in a table where no script runs
 STATES = {"killed": "its process ended without saying so", "stopped": "it can go on from here"}
-
-
-class Html(str):
-    """Text that is HTML already."""
-
-
-def tag(name: str, *inside: str | int, **attributes: str) -> Html:
-    """An element. What is inside is text, and shown as it is, unless it is HTML already."""
-    said = "".join(f' {key.rstrip("_").replace("_", "-")}="{html.escape(value)}"' for key, value in attributes.items())
-    return Html(f"<{name}{said}>{joined(inside)}</{name}>")
-
-
-def joined(parts: Iterable[str | int]) -> Html:
-    return Html("".join(part if isinstance(part, Html) else html.escape(str(part)) for part in parts))
 
 
 # the whole ------------------------------------------------------------------------------------------------------------
@@ -171,7 +159,7 @@ def _cards(run: Watched, now: Now) -> Html:
         if row is None:
             cards.append(("epsilon", "∞", "nothing is promised"))
         else:
-            price = f"{row.status}, {_after(now.spending)}"
+            price = f"{standing(row.status, now.spending.simulated)}, {_after(now.spending)}"
             cards.append((f"ε per {row.unit}, against {row.adversary}", f"{row.epsilon:.3g}", price))
     if now.rows and all(row.bytes_up is not None for row in now.rows):
         down, up = sum(row.bytes_down or 0 for row in now.rows), sum(row.bytes_up or 0 for row in now.rows)
@@ -215,19 +203,10 @@ def _clock(at: str) -> Html:
 def _spent(run: Watched, now: Now) -> Html:
     if now.spending is None:
         return tag("p", "The ledger is being read." if not now.trouble else now.trouble)
-    rows = [
-        tag(
-            "li",
-            tag("span", "ε ∞" if row.epsilon == float("inf") else f"ε {row.epsilon:.3g}", class_="badge"),
-            tag("span", f"{row.status}, {row.strength}" if row.status != "none" else row.strength, class_="badge"),
-            row.words,
-            class_=row.status,
-        )
-        for row in described(now.spending.guarantees)
-    ]
+    rows = promises(described(now.spending.guarantees, now.spending.simulated))
     whose = "this site's ledger" if run.of_site else "the ledger"
     lead = f"By {whose}, {_after(now.spending)}:"
-    return joined([tag("p", lead), tag("ul", *rows, class_="promises"), _by_client(run, now.spending)])
+    return joined([tag("p", lead), rows, _by_client(run, now.spending)])
 
 
 def _after(spending: Spending) -> str:
@@ -319,10 +298,5 @@ def _size(sent: int | None) -> str:
 
 
 def _table(caption: str, columns: Sequence[str], rows: Sequence[Sequence[str | int]]) -> Html:
-    top = tag("tr", *(tag("th", name, scope="col") for name in columns))
-    lines = [
-        tag("tr", *(tag("td", value) if i else tag("th", value, scope="row") for i, value in enumerate(row)))
-        for row in rows
-    ]
-    made = tag("table", tag("caption", caption), tag("thead", top), tag("tbody", *lines), class_="wide")
+    made = table(caption, columns, rows, class_="wide")
     return tag("div", made, class_="scroll", tabindex="0", role="region", aria_label=caption)

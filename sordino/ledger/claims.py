@@ -24,6 +24,11 @@ STATUSES: tuple[Status, ...] = (
 )  # from strong to empty
 
 
+def standing(status: str, simulated: bool) -> str:
+    """A status as it is shown: a simulation protects nobody, however well its numbers are proved."""
+    return f"{status} (simulation)" if simulated and status != "none" else status
+
+
 @dataclass(frozen=True)
 class Claim:
     unit: Unit

@@ -9,7 +9,15 @@ from __future__ import annotations
 import math
 from typing import Annotated, Any, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, PlainSerializer, ValidationInfo, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    PlainSerializer,
+    ValidationInfo,
+    WithJsonSchema,
+    model_validator,
+)
 
 
 def _from_file(value: object) -> object:
@@ -20,7 +28,12 @@ def _to_file(value: float) -> float | str:
     return value if math.isfinite(value) else "inf"
 
 
-Epsilon = Annotated[float, BeforeValidator(_from_file), PlainSerializer(_to_file)]
+Epsilon = Annotated[
+    float,
+    BeforeValidator(_from_file),
+    PlainSerializer(_to_file),
+    WithJsonSchema({"anyOf": [{"type": "number", "minimum": 0}, {"const": "inf"}]}),
+]
 Number = int | float  # written as it is: a count stays a count
 
 

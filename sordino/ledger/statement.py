@@ -12,11 +12,11 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated
 
-from pydantic import PlainSerializer, PlainValidator
+from pydantic import PlainSerializer, PlainValidator, WithJsonSchema
 
 from sordino.ledger.claims import ADVERSARIES, STATUSES, UNITS, Adversary, Claim, Neighbours, Status, Unit
 from sordino.ledger.covering import TotalCost, bounded, cost, covered, subjects
-from sordino.ledger.events import Event, NonPrivate, from_json, leaves, to_json
+from sordino.ledger.events import Event, Json, NonPrivate, from_json, leaves, to_json
 from sordino.ledger.facts import Epsilon, Fact
 from sordino.ledger.notes import Release, histories, read_notes
 
@@ -33,7 +33,8 @@ def _read(told: object) -> Event:
         raise ValueError(str(error)) from None
 
 
-Written = Annotated[Event, PlainValidator(_read), PlainSerializer(to_json)]
+AN_EVENT: Json = {"type": "object", "title": "Event"}
+Written = Annotated[Event, PlainValidator(_read), PlainSerializer(to_json), WithJsonSchema(AN_EVENT)]
 
 
 class Guarantee(Fact):

@@ -22,12 +22,18 @@ from sordino.evaluate.preparation_cost import flops_until
 from sordino.ledger.claims import Adversary, Neighbours, Status, Unit
 from sordino.ledger.facts import Epsilon, Fact, Number
 from sordino.ledger.statement import Guarantee
+from sordino.report import still
+from sordino.report.belief import subject
 from sordino.report.comparison_table import Row, caption, lines, shaped, sources
 from sordino.report.run_page import assemble
 from sordino.report.tables import epsilon_text
-from sordino.report.words import Described, described, merged, subject
+from sordino.report.words import Described, described, merged
 from sordino.version import __version__
 
+SIMULATIONS = (
+    "Simulations: the noise came from seeds. The numbers describe what the same runs promise with real noise; these "
+    "runs themselves protect nobody."
+)
 UNSAID = ("name", "seed", "engine")  # how a run is done, or told apart
 
 
@@ -79,6 +85,7 @@ class Tradeoff(Fact):
     status: Status
     y: float
     std: float | None
+    standing: str  # the status, as it is shown
 
 
 class Machine(Fact):
@@ -93,7 +100,7 @@ class ComparisonFacts(Fact):
 
     title: str
     lead: str
-    simulated: bool
+    notice: str  # what must not be overlooked
     metric: Metric
     seeds: int
     caption: str
@@ -116,13 +123,13 @@ def gather(
     command: str,
 ) -> ComparisonFacts:  # fmt: skip
     metric = headline([row for side in sides for run in side.runs for row in run])
-    seeds, promised = len(sides[0].runs), [described(side.promise) for side in sides]
+    seeds, promised = len(sides[0].runs), [described(side.promise, side.simulated) for side in sides]
     both = zip(sides, promised, _differences(sides), strict=True)
     return ComparisonFacts(
         title=" · ".join(side.name for side in sides),
         lead=f"{len(sides)} methods, {_count(seeds, 'seed')} each, {_count(equal['rounds'], 'round')} on {data}. "
         "Accuracies are on test data, at the end of the runs.",
-        simulated=any(side.simulated for side in sides),
+        notice=SIMULATIONS if any(side.simulated for side in sides) else "",
         metric=metric,
         seeds=seeds,
         caption=caption(table),
@@ -154,7 +161,9 @@ def gather(
 
 def write(facts: ComparisonFacts, out: Path) -> Path:
     out.parent.mkdir(parents=True, exist_ok=True)
-    atomic_write(out, assemble(f"sordino: {facts.title}", facts, "web/comparison.js").encode())
+    atomic_write(
+        out, assemble(f"sordino: {facts.title}", facts, still.of_comparison(facts), "web/comparison.js").encode()
+    )
     return out
 
 
@@ -180,6 +189,7 @@ def _points(row: Row, guarantees: Sequence[Described]) -> list[Tradeoff]:
                 status=g.status,
                 y=row.measured["last_ten"].mean,
                 std=row.measured["last_ten"].std,
+                standing=g.standing,
             )
             found.setdefault(g.unit, point)
     return list(found.values())

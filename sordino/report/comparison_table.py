@@ -37,6 +37,11 @@ class Row(Fact):
     p_against_first: float | None
     candidates: str
     guarantees: tuple[Guarantee, ...]
+    simulated: bool
+
+    @property
+    def promise(self) -> str:
+        return promise(self.guarantees, self.simulated)
 
     def flat(self) -> dict[str, str | float | None]:
         """Raw numbers, under a name for every mean, deviation (`_std`) and count (`_n`)."""
@@ -46,7 +51,11 @@ class Row(Fact):
         return found | {"p_against_first": self.p_against_first, "candidates": self.candidates}
 
     def to_json(self) -> Json:
-        return {**self.flat(), "guarantees": [row.to_json() for row in self.guarantees]}
+        return {
+            **self.flat(),
+            "simulated": self.simulated,
+            "guarantees": [row.to_json() for row in self.guarantees],
+        }
 
 
 COLUMNS: dict[str, tuple[str, Callable[[float], str]]] = {
@@ -92,7 +101,7 @@ def lines(rows: Sequence[Row]) -> list[list[str]]:
             str(row.n),
             *(cell(row, name) for name in names),
             "" if row.p_against_first is None else f"{row.p_against_first:.3g}",
-            promise(row.guarantees),
+            row.promise,
         ]
         for row in rows
     ]
@@ -134,7 +143,7 @@ def as_csv(rows: Sequence[Row]) -> str:
     writer.writerow([*rows[0].flat(), "promise"])
     for row in rows:
         values = ["" if value is None else value for value in row.flat().values()]
-        writer.writerow([*values, promise(row.guarantees)])
+        writer.writerow([*values, row.promise])
     return out.getvalue()
 
 

@@ -134,8 +134,7 @@ def _measured(metric: Metric) -> str:
 
 def _epsilon(facts: RunFacts, axes: Axes) -> bool:
     for i, curve in enumerate(facts.epsilon):
-        status = "holds" if curve.status == "nominal" else curve.status
-        axes.plot(*zip(*curve.points, strict=True), label=f"{curve.unit}, {curve.by} ({status})", **line(i))
+        axes.plot(*zip(*curve.points, strict=True), label=f"{curve.unit}, {curve.by}: {curve.standing}", **line(i))
         if curve.nominal:
             spent, label = zip(*curve.nominal, strict=True), "nominal: proves nothing"
             axes.plot(*spent, label=label, color=LIGHT["warn"], linestyle=(0, (1, 2)), marker="x", markersize=4)

@@ -14,6 +14,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from sordino.budget.calculator import LOUD, NO_WAY, QUIET, Answer, Enough, PlanRow, warning, ways_out
+from sordino.ledger.claims import standing
 from sordino.report.tables import STATUS_STYLE, bytes_text, epsilon_text, guarantees
 from sordino.runs.forecast import Compared, Planned
 
@@ -47,8 +48,8 @@ def numbers(console: Console, answers: Sequence[Answer], given: float | None) ->
 
 def experiment(console: Console, found: Compared) -> None:
     """The plan of an experiment file."""
-    facts(console, found.rows[0], found.timing)
-    console.print(guarantees(found.guarantees))
+    facts(console, found.rows[0], found.timing, found.simulated)
+    console.print(guarantees(found.guarantees, found.simulated))
     if len(found.rows) > 1:
         console.print(table(found.rows, "What else the same budget would buy", console.width))
         commands(console, found.rows, "sordino run")
@@ -60,14 +61,14 @@ def experiment(console: Console, found: Compared) -> None:
         console.print(f"[dim]not possible here: {escape(what)} ({escape(why)})[/dim]")
 
 
-def facts(console: Console, row: Planned, timing: str) -> None:
+def facts(console: Console, row: Planned, timing: str, simulated: bool) -> None:
     grid = Table(show_header=False, box=box.SIMPLE, pad_edge=False)
-    for name, value in _facts(row, timing):
+    for name, value in _facts(row, timing, simulated):
         grid.add_row(f"[bold]{name}[/bold]", value)
     console.print(grid)
 
 
-def _facts(row: Planned, timing: str) -> Iterator[tuple[str, str]]:
+def _facts(row: Planned, timing: str, simulated: bool) -> Iterator[tuple[str, str]]:
     yield (
         "experiment",
         f"{row.clients:,} clients with {row.examples:,} examples, {row.cohort:g} expected in each of {row.rounds:,} "
@@ -76,11 +77,11 @@ def _facts(row: Planned, timing: str) -> Iterator[tuple[str, str]]:
     if row.unit is None or row.status is None or row.epsilon is None:
         yield "promise", "[red]none[/red]: nothing in this algorithm adds noise"
     else:
-        style = STATUS_STYLE[row.status]
+        style, said = STATUS_STYLE[row.status], standing(row.status, simulated)
         yield (
             "promise",
             f"epsilon {epsilon_text(row.epsilon)} at delta {row.delta:g} for one {row.unit} ({row.neighbours}) against "
-            f"{row.adversary}; [{style}]{row.status}[/{style}], accountant {escape(row.accountant or '')}",
+            f"{row.adversary}; [{style}]{said}[/{style}], accountant {escape(row.accountant or '')}",
         )
         yield (
             "noise",

@@ -11,7 +11,7 @@ import numpy as np
 
 from sordino.evaluate.preparation_cost import in_front
 from sordino.evaluate.rows import RoundRow
-from sordino.ledger.claims import Adversary, Neighbours, Status, Unit
+from sordino.ledger.claims import Adversary, Neighbours, Status, Unit, standing
 from sordino.ledger.currency import UNIT
 from sordino.ledger.facts import Fact, Number
 from sordino.ledger.ledger import Entry
@@ -19,9 +19,10 @@ from sordino.ledger.notes import SYSTEM
 from sordino.ledger.statement import Key, statement
 from sordino.partition.describe import summary, table
 from sordino.report import preparation
+from sordino.report.belief import subject
 from sordino.report.preparation import Preparation
 from sordino.report.tables import secure
-from sordino.report.words import Described, by_phase, described, merged, subject
+from sordino.report.words import Described, by_phase, described, merged
 from sordino.runs.folder import RunFolder
 from sordino.runs.population import Population
 from sordino.runs.receipt import opened, some_of, spending
@@ -50,11 +51,14 @@ class DrawnCurve(Curve):
 
     by: str
     nominal: Points | None
+    standing: str  # the status, as it is shown
 
 
 class RunFacts(Fact):
     """All that a page and figures show of one run."""
 
+    lead: str
+    notice: str  # what must not be overlooked
     evaluated: bool  # with what an evaluator may see
     partition: tuple[tuple[int, ...], ...] | None
     heterogeneity: dict[str, Number] | None
@@ -65,6 +69,7 @@ class RunFacts(Fact):
     algorithm: str
     model: str
     clients: int
+    names: tuple[str, ...]  # of the clients; none: they are known by their numbers
     examples: int | str
     parameters: int
     metrics: tuple[RoundRow, ...]
@@ -84,6 +89,20 @@ class RunFacts(Fact):
     commands: tuple[str, ...]
     environment: Environment
     ledger_head: str
+
+    def called(self, client: int) -> str:
+        """How a reader knows this client."""
+        return self.names[client] if client < len(self.names) else str(client)
+
+
+HELD_BACK = (
+    "This page holds what may be shown of this run. Accuracies, and who holds what, are for its evaluator only "
+    "(sordino report --evaluator)."
+)
+SIMULATED = (
+    "A simulation: the noise came from a seed. The numbers describe what the same run promises with real noise; this "
+    "run itself protects nobody."
+)
 
 
 def gather(folder: Path, evaluator: bool = False) -> RunFacts:
@@ -105,27 +124,38 @@ def gather(folder: Path, evaluator: bool = False) -> RunFacts:
     home = None if simulation is None else simulation.home
     setup = setup if simulation is None else simulation.setup
     experiment, notes = setup.experiment, [entry.note for entry in entries]
+    examples = sum(known or public.sizes) if known or experiment.privacy.public_sizes else "some"
+    candidates = preparation.label_of(experiment)
     return RunFacts(
+        lead=(
+            f"{experiment.algorithm['name']} on {experiment.data.source}: {len(public.sizes)} clients, {examples} "
+            f"examples, {setup.coordinates} parameters, {len(metrics)} rounds. {public.note}"
+            + (f" Candidates: {candidates}." if candidates else "")
+        ),
+        notice=SIMULATED if spent.simulated else "" if all_ else HELD_BACK,
+        names=public.clients,
         evaluated=all_,
         partition=counts,
         heterogeneity=unlike,
         name=experiment.name,
         data=experiment.data.source,
         note=public.note,
-        candidates=preparation.label_of(experiment),
+        candidates=candidates,
         algorithm=experiment.algorithm["name"],
         model="clients' own models" if setup.ways else "global model",
         clients=len(public.sizes),
-        examples=sum(known or public.sizes) if known or experiment.privacy.public_sizes else "some",
+        examples=examples,
         parameters=setup.coordinates,
         metrics=_thin(metrics),
         before=next(iter(in_front(run.prepared())), None),
         prepared=preparation.gather(folder, setup, home, rounds=metrics),
         secure=tuple(secure(metrics)),
-        guarantees=described(spent.guarantees),
-        by_phase=by_phase(spent.guarantees, spent.phases),
+        guarantees=described(spent.guarantees, spent.simulated),
+        by_phase=by_phase(spent.guarantees, spent.phases, spent.simulated),
         delta=experiment.privacy.delta,
-        epsilon=_drawn(curve(notes, len(public.sizes), experiment.privacy.delta), _printed(entries, spent.budget)),
+        epsilon=_drawn(
+            curve(notes, len(public.sizes), experiment.privacy.delta), _printed(entries, spent.budget), spent.simulated
+        ),
         budget=spent.budget,
         by_client=spent.by_client,
         currency=spent.currency,
@@ -186,9 +216,14 @@ def _stops(rounds: int) -> list[int]:
     return sorted({max(1, round(rounds * i / POINTS)) for i in range(1, POINTS + 1)}) if rounds else []
 
 
-def _drawn(curves: Sequence[Curve], printed: Points) -> tuple[DrawnCurve, ...]:
+def _drawn(curves: Sequence[Curve], printed: Points, simulated: bool) -> tuple[DrawnCurve, ...]:
     return tuple(
-        DrawnCurve(**dict(line), by=subject(by), nominal=printed if line.status == "nominal" and printed else None)
+        DrawnCurve(
+            **dict(line),
+            by=subject(by),
+            nominal=printed if line.status == "nominal" and printed else None,
+            standing=standing("holds" if line.status == "nominal" else line.status, simulated),
+        )
         for line, by in merged(curves)
     )
 

@@ -14,7 +14,8 @@ from pathlib import Path
 
 from sordino.engine.checkpoint import atomic_write
 from sordino.ledger.facts import Fact
-from sordino.report import palette
+from sordino.report import palette, still
+from sordino.report.markup import Html
 from sordino.report.run_facts import RunFacts, gather
 from sordino.runs.folder import RunFolder
 from sordino.runs.receipt import bind_page
@@ -41,11 +42,15 @@ def write(folder: Path, out: Path | None = None, facts: RunFacts | None = None, 
 
 def page(facts: RunFacts) -> str:
     """The page of one run."""
-    return assemble(f"sordino: {facts.name}", facts, "web/curves.js", "web/prepared.js", "web/run.js")
+    return assemble(
+        f"sordino: {facts.name}", facts, still.of_run(facts), "web/curves.js", "web/prepared.js", "web/run.js"
+    )
 
 
-def assemble(title: str, facts: Fact, *scripts: str) -> str:
-    """The frame with everything it needs inside, filled in one pass: what is put in is not looked at again."""
+def assemble(title: str, facts: Fact, shown: Html, *scripts: str) -> str:
+    """The frame with everything it needs inside, filled in one pass: what is put in is not looked at again. `shown` is
+    there where no script runs.
+    """
     styled = {**facts.to_json(), "colours": palette.SERIES, "dashes": palette.DASHES}
     inserts = {
         "PALETTE": palette.css(),
@@ -53,6 +58,7 @@ def assemble(title: str, facts: Fact, *scripts: str) -> str:
         "SCRIPT": together(*SCRIPTS, *scripts),
         "TITLE": html.escape(title),
         "FACTS": in_script(styled),
+        "SHOWN": shown,
     }
     return re.sub(r"/\*([A-Z]+)\*/", lambda place: inserts[place[1]], together("web/frame.html"))
 

@@ -10,6 +10,7 @@ from sordino.deploy.identity import fingerprint
 from sordino.deploy.joining import Proposed
 from sordino.deploy.purse import PLAIN
 from sordino.engine import wire
+from sordino.ledger.notes import SYSTEM
 from sordino.report.tables import bytes_text, guarantees
 from sordino.report.words import described
 from sordino.runs.setup import Setup
@@ -36,8 +37,9 @@ def plan(console: Console, asked: Proposed) -> None:
         "others can learn from the messages is in the table.\n",
         highlight=False,
     )
-    console.print(guarantees(rows))
-    for row in described(rows):
+    simulated = asked.experiment.privacy.noise != SYSTEM
+    console.print(guarantees(rows, simulated))
+    for row in described(rows, simulated):
         console.print(f"[dim]· {escape(row.words)}[/dim]", highlight=False)
     for line in (*whole.public.assumed, *whole.public.void):
         console.print(f"[dim]· {escape(line)}[/dim]", highlight=False)

@@ -15,8 +15,9 @@ from rich.text import Text
 from sordino.evaluate.measures import last_scored, scores
 from sordino.evaluate.preparation_cost import Reached
 from sordino.evaluate.rows import RoundRow
-from sordino.ledger.claims import Status
+from sordino.ledger.claims import Status, standing
 from sordino.ledger.statement import Guarantee
+from sordino.report.belief import headline
 from sordino.report.words import by_phase
 from sordino.runs.shapes import OfClient, OfPhase, Receipt, ReceiptBudget
 
@@ -49,7 +50,7 @@ def summary(console: Console, metrics: Sequence[RoundRow], receipt: Receipt, bef
     console.print(results(metrics))
     if before:
         console.print(before)
-    console.print(guarantees(receipt.guarantees, receipt.phases))
+    console.print(guarantees(receipt.guarantees, receipt.simulated, receipt.phases))
     if (budget := receipt.budget) is not None:
         spent, used = budget.spent_share, budget.exposures_used
         console.print(
@@ -57,7 +58,7 @@ def summary(console: Console, metrics: Sequence[RoundRow], receipt: Receipt, bef
             f"{budget.currency}; spent {spent.min:.1%} to {spent.max:.1%} over {used.min:g} to {used.max:g} exposures."
         )
         if budget.groups:
-            console.print(groups(budget))
+            console.print(groups(budget, receipt.simulated))
     for line in receipt.assumptions:
         console.print(f"[dim]· {line}[/dim]")
 
@@ -67,7 +68,7 @@ def granted_text(budget: ReceiptBudget) -> str:
     return f"{levels[0]:g} to {levels[-1]:g}" if len(levels) > 1 else f"{budget.epsilon:g}"
 
 
-def groups(budget: ReceiptBudget) -> Table:
+def groups(budget: ReceiptBudget, simulated: bool) -> Table:
     """Clients that grant the same."""
     claimed, of = any(group.claimed is not None for group in budget.groups), budget.subject
     assert of is not None
@@ -85,7 +86,7 @@ def groups(budget: ReceiptBudget) -> Table:
             f"{used.min:g}" if used.min == used.max else f"{used.min:g} to {used.max:g}",
             *([f"{group.claimed:.3g}"] if claimed else []),
             f"[{style}]{epsilon_text(group.spent)}[/{style}]",
-            group.status + (", over budget" if over else ""),
+            standing(group.status, simulated) + (", over budget" if over else ""),
         )
     return table
 
@@ -176,13 +177,15 @@ def secure(metrics: Sequence[RoundRow]) -> list[tuple[str, str]]:
     return found
 
 
-def guarantees(rows: Sequence[Guarantee], phases: Sequence[OfPhase] = ()) -> Group:
+def guarantees(rows: Sequence[Guarantee], simulated: bool, phases: Sequence[OfPhase] = ()) -> Group:
     """The statement; reasons are numbered and said below it, once."""
     reasons: dict[str, int] = {}
-    table = Table(title="What can still be learned about one ... by ...", title_justify="left", title_style="bold")
-    for column in ("unit", "by", "epsilon", "delta", "neighbours", "status"):
+    title = "What can still be learned about one ... by ..., and why"
+    table = Table(title=title, title_justify="left", title_style="bold", show_edge=False, pad_edge=False)
+    for column in ("unit", "by", "epsilon", "delta", "neighbours"):
         table.add_column(column, justify="right" if column in ("epsilon", "delta") else "left", no_wrap=True)
-    table.add_column("by accountant, because")
+    table.add_column("status", min_width=len("(simulation)"))
+    table.add_column("why", min_width=len("gdp, (1)"))
     merged: dict[tuple[str, str, str, str, Status, str], list[str]] = {}
     for row in rows:
         told = [str(reasons.setdefault(reason, len(reasons) + 1)) for reason in row.because]
@@ -193,9 +196,10 @@ def guarantees(rows: Sequence[Guarantee], phases: Sequence[OfPhase] = ()) -> Gro
     for (unit, epsilon, delta, neighbours, status, why), adversaries in merged.items():
         style = STATUS_STYLE[status]
         by = "anyone" if len(adversaries) == 3 else "\n".join(adversaries)
-        table.add_row(unit, by, epsilon, delta, neighbours, f"[{style}]{status}[/{style}]", why)
+        table.add_row(unit, by, epsilon, delta, neighbours, f"[{style}]{standing(status, simulated)}[/{style}]", why)
     notes = [Padding(Text(f"({number}) {reason}"), (0, 0, 0, 1)) for reason, number in reasons.items()]
-    return Group(table, *notes, *(Padding(Text(line), (0, 0, 0, 1)) for line in by_phase(rows, phases)))
+    said = [*by_phase(rows, phases, simulated), headline(rows, simulated)]
+    return Group(table, *notes, *(Padding(Text(line), (0, 0, 0, 1)) for line in said if line))
 
 
 def _epsilons(row: Guarantee) -> str:

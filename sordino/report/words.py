@@ -7,10 +7,11 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Protocol, TypeVar
 
-from sordino.ledger.claims import Adversary, Neighbours, Status, Unit
+from sordino.ledger.claims import Adversary, Neighbours, Status, Unit, standing
 from sordino.ledger.events import Json
 from sordino.ledger.facts import Epsilon, Fact
 from sordino.ledger.statement import Guarantee
+from sordino.report.belief import FORMALITY, believed, subject
 from sordino.runs.shapes import OfPhase
 
 WHO: Mapping[Adversary, str] = {
@@ -60,6 +61,8 @@ class Described(Fact):
     by: str
     words: str
     strength: str
+    standing: str  # the status, as it is shown
+    belief: str  # how sure somebody can become
 
 
 def merged(rows: Sequence[Line]) -> list[tuple[Line, list[Adversary]]]:
@@ -71,19 +74,20 @@ def merged(rows: Sequence[Line]) -> list[tuple[Line, list[Adversary]]]:
     return list(found.values())
 
 
-def described(rows: Sequence[Guarantee]) -> tuple[Described, ...]:
+def described(rows: Sequence[Guarantee], simulated: bool) -> tuple[Described, ...]:
     return tuple(
         Described.model_validate(
-            dict(row) | {"by": subject(by), "words": sentence(row, by), "strength": strength(row.epsilon)}
+            dict(row)
+            | {
+                "by": subject(by),
+                "words": sentence(row, by),
+                "strength": strength(row.epsilon),
+                "standing": standing(row.status, simulated),
+                "belief": believed(row, by, simulated),
+            }
         )
         for row, by in merged(rows)
     )
-
-
-def subject(adversaries: Sequence[Adversary]) -> str:
-    """Against whom, in a few words."""
-    names = {"server": "the server", "participants": "participants", "public": "the public"}
-    return "anyone" if len(adversaries) == len(WHO) else " and ".join(names[a] for a in adversaries)
 
 
 def sentence(row: Guarantee, adversaries: Sequence[Adversary]) -> str:
@@ -101,7 +105,7 @@ def sentence(row: Guarantee, adversaries: Sequence[Adversary]) -> str:
         return f"Nothing is promised about {what}, against {who}: {reasons or 'no noise covers it'}."
     holds = (
         f"{CHANGE[row.neighbours]} makes nothing they see more than {_times(row.epsilon)} times as likely, "
-        f"except for a chance of {row.delta:.3g}"
+        f"plus a chance of {row.delta:.3g}"
     )
     if row.status == "nominal" and printed is not None:
         return (
@@ -112,7 +116,7 @@ def sentence(row: Guarantee, adversaries: Sequence[Adversary]) -> str:
     return f"About {what}, against {who}: {holds}.{because}"
 
 
-def by_phase(whole: Sequence[Guarantee], phases: Sequence[OfPhase]) -> tuple[str, ...]:
+def by_phase(whole: Sequence[Guarantee], phases: Sequence[OfPhase], simulated: bool) -> tuple[str, ...]:
     """What each phase of a run adds to the promise, and what that makes of the whole; nothing where there is one
     phase.
     """
@@ -120,7 +124,7 @@ def by_phase(whole: Sequence[Guarantee], phases: Sequence[OfPhase]) -> tuple[str
     for phase in phases:
         promised = [
             f"epsilon {row.epsilon:.3g} at delta {row.delta:g} of one {row.unit} ({row.neighbours}) "
-            f"against {subject(by)}, {row.status}"
+            f"against {subject(by)}, {standing(row.status, simulated)}"
             for row, by in merged([row for row in phase.guarantees if row.finite])
         ]
         reasons = dict.fromkeys(why for row in phase.guarantees if row.adversary == "server" for why in row.because)
@@ -144,7 +148,7 @@ def strength(epsilon: float) -> str:
     """How a number reads, without pretending that there is a threshold."""
     if epsilon == math.inf:
         return "no protection"
-    grades = ((1, "strong"), (4, "moderate"), (10, "weak but real"))
+    grades = ((1, "strong"), (4, "moderate"), (FORMALITY, "weak but real"))
     return next((word for limit, word in grades if epsilon <= limit), "little more than a formality")
 
 

@@ -35,6 +35,7 @@ from sordino.evaluate.measures import (
     worst_tenth,
 )
 from sordino.evaluate.preparation_cost import before, in_front
+from sordino.ledger.notes import SYSTEM
 from sordino.ledger.statement import Guarantee, Key
 from sordino.report import comparison_page as pages
 from sordino.report.comparison_page import Composed
@@ -68,6 +69,10 @@ class Method:
     experiment: Experiment = Experiment()  # of the first seed, as it was run
     ledgers: tuple[Notes, ...] = ()  # what each seed's ledger says
 
+    @property
+    def simulated(self) -> bool:
+        return self.experiment.privacy.noise != SYSTEM
+
     def values(self, of: Measure) -> list[float]:
         return [value for run in self.runs if (value := of(run)) is not None]
 
@@ -97,10 +102,7 @@ class Comparison:
     def facts(self) -> pages.ComparisonFacts:
         """All that the page and the figures show."""
         first = self.methods[0].experiment
-        sides = [
-            pages.Side(m.name, m.runs, m.promise, m.experiment.toml(), m.experiment.privacy.noise == "counter")
-            for m in self.methods
-        ]
+        sides = [pages.Side(m.name, m.runs, m.promise, m.experiment.toml(), m.simulated) for m in self.methods]
         return pages.gather(
             self.table,
             sides,
@@ -291,6 +293,7 @@ def table(methods: Sequence[Method], target: float | None = None) -> list[Row]:
             p_against_first=_p_against(methods[0], method),
             candidates=label_of(method.experiment),
             guarantees=tuple(method.promise),
+            simulated=method.simulated,
         )
         for method in methods
     ]

@@ -20,14 +20,12 @@ from sordino.evaluate.rows import PreparedRow, RoundRow
 from sordino.ledger.books import EVERYONE
 from sordino.results.frames import frame
 from sordino.runs.folder import RunFolder, numbers
-from sordino.runs.listing import promise
+from sordino.runs.listing import promised
 from sordino.runs.shapes import Receipt
 
 if TYPE_CHECKING:
     import pandas
     from torch import Tensor
-
-SIMULATED = "simulated noise: no guarantee for real data"
 
 
 @dataclass(frozen=True, repr=False)
@@ -73,12 +71,10 @@ class Result:
 
     @property
     def promise(self) -> str:
-        """The strongest epsilon with its unit, adversary, delta and status."""
+        """The strongest epsilon with its unit, adversary, delta and status; a simulation says so."""
         if not self._run.receipt_file.exists():
             return "no receipt yet: the run is not finished"
-        rows = self.receipt.guarantees
-        simulated = self.receipt.simulated and any(row.finite for row in rows)
-        return f"{promise(rows)} ({SIMULATED})" if simulated else promise(rows)
+        return promised(self.receipt)
 
     @property
     def model(self) -> dict[str, Tensor]:
@@ -133,7 +129,17 @@ class Result:
     @cached_property
     def privacy(self) -> pandas.DataFrame:
         """One row per guarantee: what can still be learned about one `unit` by an `adversary`."""
-        told = ("unit", "neighbours", "adversary", "epsilon", "delta", "status", "nominal_epsilon", "accountant")
+        told = (
+            "unit",
+            "neighbours",
+            "adversary",
+            "epsilon",
+            "delta",
+            "status",
+            "nominal_epsilon",
+            "accountant",
+            "simulated",
+        )
         rows = [
             {
                 "unit": row.unit,
@@ -144,6 +150,7 @@ class Result:
                 "status": row.status,
                 "nominal_epsilon": math.nan if row.nominal_epsilon is None else row.nominal_epsilon,
                 "accountant": row.accountant,
+                "simulated": self.receipt.simulated,
                 "because": "; ".join(row.because),
                 "releases": row.releases,
             }

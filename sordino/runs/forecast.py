@@ -27,6 +27,7 @@ from sordino.engine.server import Federation
 from sordino.errors import SordinoError
 from sordino.ledger.events import Json
 from sordino.ledger.facts import Fact
+from sordino.ledger.notes import SYSTEM
 from sordino.ledger.statement import Guarantee, Key, unspent
 from sordino.runs.noise_level import ExpectedNoise, expected_noise, loud_enough, multiplier
 from sordino.runs.population import Population
@@ -73,6 +74,7 @@ class Compared:
     impossible: list[tuple[str, str]]  # (what, why not)
     enough: list[Enough]
     timing: str
+    simulated: bool
 
     @property
     def ratio(self) -> float | None:
@@ -89,6 +91,7 @@ class Compared:
             "alternatives": [row.to_json() for row in self.rows[1:]],
             "impossible": [{"what": what, "why": why} for what, why in self.impossible],
             "timing": self.timing,
+            "simulated": self.simulated,
         }
 
 
@@ -112,7 +115,8 @@ def compare(path: Path | None, overrides: list[str]) -> Compared:
         return beside(simulation, experiment.model_copy(update={"privacy": privacy})).setup
 
     found = loud_enough(simulation.setup, asked.noise, at_delta) if asked.noise else []
-    return Compared(rows, asked.guarantees, impossible, found, asked.timing)
+    real = experiment.privacy.noise == SYSTEM
+    return Compared(rows, asked.guarantees, impossible, found, asked.timing, simulated=not real)
 
 
 def _untouched(overrides: list[str], changes: list[str]) -> list[str]:

@@ -9,12 +9,10 @@ from typing import NamedTuple
 from sordino.errors import RunError, SordinoError
 from sordino.evaluate.measures import last_scored
 from sordino.evaluate.rows import RoundRow
-from sordino.ledger.claims import ADVERSARIES, UNITS
+from sordino.ledger.claims import ADVERSARIES, UNITS, standing
 from sordino.ledger.statement import Guarantee
 from sordino.runs.folder import RunFolder, no_folder
 from sordino.runs.shapes import Receipt
-
-SIMULATION = " (a simulation)"  # beside a promise that protects nobody yet
 
 
 class Listed(NamedTuple):
@@ -62,7 +60,7 @@ def _score(last: RoundRow | None) -> str:
 
 
 def promised(receipt: Receipt) -> str:
-    return promise(receipt.guarantees) + (SIMULATION if receipt.simulated else "")
+    return promise(receipt.guarantees, receipt.simulated)
 
 
 def strongest(rows: Sequence[Guarantee]) -> Guarantee | None:
@@ -71,7 +69,7 @@ def strongest(rows: Sequence[Guarantee]) -> Guarantee | None:
     return min(finite, key=lambda r: (-UNITS.index(r.unit), ADVERSARIES.index(r.adversary)), default=None)
 
 
-def promise(rows: Sequence[Guarantee]) -> str:
+def promise(rows: Sequence[Guarantee], simulated: bool) -> str:
     """The strongest epsilon with its subject, in a line."""
     row = strongest(rows)
     if row is None:
@@ -79,5 +77,5 @@ def promise(rows: Sequence[Guarantee]) -> str:
         return "nothing promised" + ("" if printed is None else f"; nominal {printed:.3g} proves nothing")
     text = f"ε {row.epsilon:.3g} per {row.unit}, against {row.adversary}, δ {row.delta:.3g}, "
     if row.nominal_epsilon is not None:
-        return text + f"holds; nominal {row.nominal_epsilon:.3g} proves nothing"
-    return text + row.status
+        return text + f"{standing('holds', simulated)}; nominal {row.nominal_epsilon:.3g} proves nothing"
+    return text + standing(row.status, simulated)

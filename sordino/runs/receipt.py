@@ -124,7 +124,8 @@ def bind_page(folder: Path) -> bool:
     _, federation = opened(folder)
     with federation.ledger as ledger:
         own = ledger.sealed(seal.digest(told))
-        if not own or any(not line.startswith(seal.PAGE) for line in seal.wrong(folder, told)):
+        others = [*seal.absent(folder, told), *seal.wrong(folder, told)]
+        if not own or any(not line.startswith(seal.PAGE) for line in others):
             return False
         _sealed(folder, _with_page(folder, claimed), federation)
     return True

@@ -78,8 +78,15 @@ def digest(receipt: Json) -> bytes:
     return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).digest()
 
 
+def absent(folder: Path, claimed: Json) -> list[str]:
+    """Files of the receipt that are not here: whoever passes a receipt on need not pass the model on."""
+    stated = claimed.get("files")
+    names = stated if isinstance(stated, dict) else {}
+    return sorted(str(name) for name in names.keys() - digests(folder, (*FILES, PAGE)).keys())
+
+
 def wrong(folder: Path, claimed: Json) -> list[str]:
-    """Files that are not those of the receipt."""
+    """Files that are here, and are not those of the receipt."""
     stated = claimed.get("files")
     if not isinstance(stated, dict):
         return ["files: the receipt names none"]
@@ -89,7 +96,6 @@ def wrong(folder: Path, claimed: Json) -> list[str]:
         for name in here.keys() & stated.keys()
         if here[name] != stated[name]
     ]
-    found += [f"{name}: the receipt knows it, and it is not here" for name in stated.keys() - here.keys()]
     found += [
         f"{name}: the receipt does not know it (a page is made anew by `sordino report`)"
         if name == PAGE

@@ -81,6 +81,8 @@ class Promised(Guarantee):
 
 
 class OfPhase(Fact):
+    """What one phase released, and what it promises."""
+
     phase: str
     releases: int
     guarantees: tuple[Promised, ...]

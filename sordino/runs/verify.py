@@ -33,6 +33,7 @@ COMPARED = ("format", "run", "simulated", "rounds", "clients", "budget", "phases
 class Verdict(NamedTuple):
     wrong: list[str]  # what does not agree
     unseen: list[str]  # what could not be looked at, and why
+    agreed: list[str]  # what was looked at and agrees; nothing where something does not
 
 
 def verify(folder: Path) -> list[str]:
@@ -56,6 +57,7 @@ def examine(folder: Path, key: Path | None = None, code: bool = False) -> Verdic
         entries = of_run(ledger, str(claimed.get("run")))
         wrong += _edited(experiment, entries)
         delta = ledger.charter.delta
+    agreed = ["the chain is whole", "every epsilon follows from it"]
     if user_code.is_own(str(experiment.algorithm.get("name"))) and not code:
         unseen.append(
             "the planned noise and the budget: they follow from an algorithm of somebody's own, and --with-code would "
@@ -69,6 +71,7 @@ def examine(folder: Path, key: Path | None = None, code: bool = False) -> Verdic
         with federation.ledger:
             again, compared = receipt(setup, federation, mine.environment).to_json(), COMPARED
         wrong += _replayed(setup, federation, entries, between=bool(mine.environment.site))
+        agreed.append("every release is the one that the experiment plans")
         wrong += [f"{name}: in the receipt only" for name in sorted(claimed.keys() - again.keys() - {"files"})]
     wrong += [
         f"{name}: the ledger says {again.get(name)!r}, the receipt {claimed.get(name)!r}"
@@ -79,9 +82,14 @@ def examine(folder: Path, key: Path | None = None, code: bool = False) -> Verdic
     if (played := len(mine.public_metrics())) > rounds:
         wrong.append(f"metrics.jsonl tells of {played} rounds, the ledger of {rounds}")
     wrong += [*_guarantees(again, claimed), *seal.wrong(folder, claimed), *signature.wrong(folder, key)]
+    agreed.append("the files that are here are those that were sealed")
+    if gone := seal.absent(folder, claimed):
+        unseen.append(f"{', '.join(gone)}: the receipt knows the digest, and the file is not here")
     if key is None:
         unseen.append("who made the receipt: give --key, the public key of the site that signed it")
-    return Verdict(wrong, unseen)
+    else:
+        agreed.append(f"{key.name} has signed it")
+    return Verdict(wrong, unseen, [] if wrong else agreed)
 
 
 def _guarantees(again: Json, claimed: Json) -> list[str]:

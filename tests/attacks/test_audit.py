@@ -343,6 +343,7 @@ def test_the_verb_prints_one_object(capsys: pytest.CaptureFixture[str], monkeypa
         "twin",
         "noise",
         "seed",
+        "simulated",
     }
     assert (found["verdict"], found["algorithm"], found["noise"]) == ("holds", "gaussian_gdp", "counter")
     (one,) = found["subjects"]

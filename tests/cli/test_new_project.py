@@ -68,5 +68,5 @@ def test_a_promise_names_its_subject() -> None:
         because=(),
     )
     raw = row.beside(adversary="server", epsilon=math.inf, status="none")
-    assert promise([raw, row]) == "ε 2 per client, against public, δ 1e-05, proved"
-    assert promise([raw]) == "nothing promised"
+    assert promise([raw, row], False) == "ε 2 per client, against public, δ 1e-05, proved"
+    assert promise([raw], False) == "nothing promised"

@@ -139,7 +139,7 @@ def test_a_finished_run_ends_at_once(finished: Path, watch: Callable[..., tuple[
     rows = [json.loads(row) for row in (finished / "metrics.jsonl").read_text().splitlines()]
     assert (code, err) == (0, "")
     assert out.startswith(f"round 3/3  finished  accuracy {rows[-1]['accuracy']:.2%}  ")
-    assert out.endswith(f"{promise(RunFolder(finished).receipt().guarantees)} (a simulation)\n")
+    assert out.endswith(f"{promise(RunFolder(finished).receipt().guarantees, True)}\n")
     assert "ε 8 per example" in out
     assert out.count("\n") == 1
     assert watch(finished, "--once") == (0, out, "")

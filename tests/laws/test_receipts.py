@@ -11,21 +11,26 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from jsonschema import Draft202012Validator
 
 from sordino.errors import LedgerError
 from sordino.ledger.events import NonPrivate, leaves
 from sordino.ledger.notes import read_notes
 from sordino.runs.receipt import opened
+from sordino.runs.receipt_schema import receipt_schema
 from sordino.runs.verify import verify
 from tests.laws.cases import BY_NAME, CLIENTS, Case
 from tests.laws.traces import differences, trace
 from tests.laws.tried import Base, by_name
+
+SHAPE = Draft202012Validator(receipt_schema())
 
 
 # receipt --------------------------------------------------------------------------------------------------------------
 @by_name
 def test_the_receipt_has_a_row_for_everybody_and_promises_only_what_events_prove(case: Case, base: Base) -> None:
     receipt = json.loads((base.folder(case) / "privacy.json").read_text())
+    assert not list(SHAPE.iter_errors(receipt))
     rows = {(row["unit"], row["adversary"]): row for row in receipt["guarantees"]}
     units = ("example", "client", *(["cell"] if case.protects == "cell" else []), *(["pixel", "image"] * case.answers))
     assert set(rows) == {(u, a) for u in units for a in ("server", "participants", "public")}

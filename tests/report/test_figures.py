@@ -32,13 +32,13 @@ def method(name: str, step: int) -> dict[str, Any]:
 
 
 FACTS = ComparisonFacts.model_validate_json(json.dumps({
-    "title": "", "lead": "", "simulated": True, "metric": "accuracy", "seeds": 2, "caption": "", "candidates": [],
+    "title": "", "lead": "", "notice": "", "metric": "accuracy", "seeds": 2, "caption": "", "candidates": [],
     "prepared": False, "table": [], "choosing": [], "equal": [], "command": "",
     "environment": {"sordino": "", "python": "", "platform": "", "cores": 1},
     "methods": [method("one", 1), method("a & <b> $x$", 2)],
     "points": [
-        {"name": "one", "unit": "example", "by": "anyone", "x": 8.0, "nominal": None, "delta": 1e-5, "status": "proved", "y": 0.3, "std": 0.01},
-        {"name": "a & <b> $x$", "unit": "example", "by": "anyone", "x": 60.0, "nominal": 8.0, "delta": 1e-5, "status": "nominal", "y": 0.6, "std": None},
+        {"name": "one", "unit": "example", "by": "anyone", "x": 8.0, "nominal": None, "delta": 1e-5, "status": "proved", "standing": "proved", "y": 0.3, "std": 0.01},
+        {"name": "a & <b> $x$", "unit": "example", "by": "anyone", "x": 60.0, "nominal": 8.0, "delta": 1e-5, "status": "nominal", "standing": "nominal", "y": 0.6, "std": None},
     ],
 }))  # fmt: skip
 

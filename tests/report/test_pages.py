@@ -4,6 +4,7 @@ themes.
 
 from __future__ import annotations
 
+import html
 import itertools
 import json
 import re
@@ -99,6 +100,16 @@ def test_the_comparison_page_shows_the_table(compared: Comparison) -> None:
         assert method["curve"][-1]["n"] == row.n == 2
     assert [method["name"] for method in facts["methods"]] == list(METHODS)
     assert facts["command"] == compared.command
+
+
+def test_the_comparison_page_says_it_without_a_script(compared: Comparison) -> None:
+    still = re.sub(r"<script.*?</script>", "", compared.report().read_text(), flags=re.S)
+    for method in compared.facts.methods:
+        for row in method.guarantees:
+            assert html.escape(row.words) in still
+            assert row.status == "nominal" or row.standing in still
+    assert all(html.escape(line) in still for line in compared.choosing)
+    assert still.count("<polyline") == len(METHODS)
 
 
 def test_points_are_where_epsilon_is_finite_and_nominal_stays_apart(compared: Comparison) -> None:

@@ -12,9 +12,10 @@ import pytest
 
 from sordino import run
 from sordino.ledger.statement import Guarantee
+from sordino.report.belief import subject
 from sordino.report.run_facts import gather
 from sordino.report.run_page import page
-from sordino.report.words import described, merged, sentence, strength, subject
+from sordino.report.words import described, merged, sentence, strength
 from sordino.runs.listing import promise
 
 ROW = Guarantee(
@@ -72,18 +73,19 @@ def test_strength_has_no_word_stronger_than_the_number() -> None:
 
 
 def test_the_promise_in_a_list_names_what_holds_and_what_does_not() -> None:
-    assert promise([ROW.beside(epsilon=math.inf)]) == "nothing promised"
-    assert promise([ROW]) == "ε 1 per example, against server, δ 1e-05, proved"
-    told = promise([ROW.beside(status="nominal", nominal_epsilon=0.5)])
+    assert promise([ROW.beside(epsilon=math.inf)], True) == "nothing promised"
+    assert promise([ROW], False) == "ε 1 per example, against server, δ 1e-05, proved"
+    assert promise([ROW], True) == "ε 1 per example, against server, δ 1e-05, proved (simulation)"
+    told = promise([ROW.beside(status="nominal", nominal_epsilon=0.5)], False)
     assert "ε 1 per example" in told
     assert "holds; nominal 0.5 proves nothing" in told
     wider = ROW.beside(unit="client", epsilon=3.0, adversary="public")
-    assert promise([ROW, wider]).startswith("ε 3 per client")
+    assert promise([ROW, wider], False).startswith("ε 3 per client")
 
 
 def test_a_described_row_hides_nothing_that_its_words_need() -> None:
     rows = [ROW.beside(adversary=by) for by in ("server", "public")]
-    (told,) = described(rows)
+    (told,) = described(rows, False)
     assert told.by == "the server and the public"
     assert told.words == sentence(rows[0], ["server", "public"])
     assert "event" not in told.to_json()

@@ -95,7 +95,6 @@ def release(place: Path, name: str, into: Path) -> None:
 FORGERIES: dict[str, tuple[Callable[[Path, Path], Any], str]] = {
     "the model of a run without privacy": (lambda runs, run: release(runs, "model.safetensors", run), "model"),
     "the metrics of a run without privacy": (lambda runs, run: release(runs, "metrics.jsonl", run), "metrics"),
-    "a model that is gone": (lambda runs, run: (run / "model.safetensors").unlink(), "not here"),
     "a page that was never made": (lambda runs, run: (run / "report.html").write_text("1.1 times"), "report.html"),
     "a smaller epsilon": (
         lambda runs, run: edit(run / "privacy.json", '"status": "proved"', '"status": "conditional"'),
@@ -213,7 +212,7 @@ def test_a_signature_is_of_one_key_and_one_receipt(run: Path, tmp_path: Path, cl
     assert stat.S_IMODE(mine.stat().st_mode) == 0o600
     assert examine(run, Path(f"{mine}.pub")).wrong == ["there is no signature"]
     assert cli("privacy", "sign", run, "--key", mine).code == 0
-    assert examine(run, Path(f"{mine}.pub")) == ([], [])
+    assert examine(run, Path(f"{mine}.pub"))[:2] == ([], [])
     assert cli("privacy", "verify", run, "--key", f"{mine}.pub").code == 0
     assert examine(run, Path(f"{other}.pub")).wrong == ["the signature is by another key"]
     signed = (run / "privacy.json").read_bytes()

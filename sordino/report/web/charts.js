@@ -1,7 +1,7 @@
 // Charts. Each is painted anew when the width or the theme changes, and every number in it is in a table below it.
 const painters = [];
 const css = name => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
-const HEIGHT = 270;
+const HEIGHT = 270, NAMED = 24; // of so many bars each has its name
 
 function figure(parent, { title, about, columns, rows, unproved = false }) {
   const made = make("figure", parent, null, unproved ? { class: "unproved" } : {});

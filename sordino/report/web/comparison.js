@@ -2,7 +2,7 @@
 const methods = facts.methods, score = facts.metric === "accuracy" ? percent : v => digits(v, 4);
 const style = methods.map((m, i) => ({ label: m.name, colour: facts.colours[i % facts.colours.length], dash: facts.dashes[(i + Math.floor(i / facts.colours.length)) % facts.dashes.length] }));
 
-head(facts.title, facts.lead, facts.simulated && "Simulations: the noise came from seeds. The numbers describe what the same runs promise with real noise; these runs themselves protect nobody.");
+head(facts.title, facts.lead, facts.notice);
 for (const said of facts.candidates) make("p", main, said, { class: "notice" });
 result(section("Result", null));
 learning(section("Learning", "div", { class: "grid" }));
@@ -52,7 +52,7 @@ function tradeoff(place) {
     const box = figure(place, {
       title: `Accuracy and epsilon per ${unit}`, about: "Filled: an epsilon that holds. Red cross: what a published formula gives, which proves nothing; the dotted line leads to what holds. Methods without a finite epsilon are not drawn.",
       columns: ["method", "against", "epsilon that holds", "nominal epsilon", "delta", "status", "accuracy, mean of last 10", "± std"],
-      rows: () => list.map(p => [p.name, p.by, digits(p.x, 4), either(p.nominal, v => digits(v, 4)), digits(p.delta), p.status, score(p.y), either(p.std, score)]),
+      rows: () => list.map(p => [p.name, p.by, digits(p.x, 4), either(p.nominal, v => digits(v, 4)), digits(p.delta), p.standing, score(p.y), either(p.std, score)]),
     });
     points(box, { list, xLabel: `epsilon per ${unit}`, yLabel: "test accuracy", format: score });
   }

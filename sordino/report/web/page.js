@@ -25,10 +25,12 @@ function scaled(value, units) {
   return `${power ? value.toFixed(1) : Math.round(value)} ${units[power]}`;
 }
 
-function head(title, lead, simulated) {
+// A page says everything without a script, too: what is drawn here takes the place of that.
+function head(title, lead, notice) {
+  main.replaceChildren();
   make("h1", main, title);
   make("p", main, lead, { class: "lead" });
-  if (simulated) make("p", main, simulated, { class: "notice" });
+  if (notice) make("p", main, notice, { class: "notice" });
 }
 
 let sections = 0;
@@ -73,9 +75,10 @@ function promises(parent, guarantees) {
       make("span", item, `holds: ε ${epsilon(g.epsilon)}, ${g.strength}`, { class: "badge" });
     } else {
       make("span", item, g.epsilon === "inf" ? "ε ∞" : `ε ${epsilon(g.epsilon)}`, { class: "badge" });
-      make("span", item, g.epsilon === "inf" ? g.strength : `${g.status}, ${g.strength}`, { class: "badge" });
+      make("span", item, g.epsilon === "inf" ? g.strength : `${g.standing}, ${g.strength}`, { class: "badge" });
     }
     item.append(g.words);
+    make("p", item, g.belief, { class: "belief" });
   }
 }
 

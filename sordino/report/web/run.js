@@ -3,15 +3,14 @@ const rows = facts.metrics, { scored, last, metric, score, within } = measured(r
 const total = key => rows.reduce((sum, row) => sum + (row[key] || 0), 0);
 const counted = rows.every(row => "bytes_up" in row); // of a hidden cohort nobody is told how many were drawn
 const front = facts.before ? [facts.before] : []; // what came before the first round, as a round 0
+const called = k => (facts.names || [])[k] ?? String(k);
 const DASHES = facts.dashes, COLOURS = facts.colours;
 
-head(facts.name,
-  `${facts.algorithm} on ${facts.data}: ${facts.clients} clients, ${facts.examples} examples, ${facts.parameters} parameters, ${rows.length} rounds. ${facts.note}${facts.candidates ? ` Candidates: ${facts.candidates}.` : ""}`,
-  !facts.evaluated ? "This page holds what may be shown of this run. Accuracies, and who holds what, are for its evaluator only (sordino report --evaluator)." : facts.simulated && "A simulation: the noise came from a seed. The numbers describe what the same run promises with real noise; this run itself protects nobody.");
+head(facts.name, facts.lead, facts.notice);
 headline();
 promises(section("What can still be learned, by whom"), facts.guarantees);
-unfolded("Phase by phase", facts.by_phase);
-unfolded("What this rests on", facts.assumptions);
+told("Phase by phase", facts.by_phase);
+told("What this rests on", facts.assumptions);
 learning(section("Learning", "div", { class: "grid" }));
 if (facts.prepared) prepared(section("Before round 1", "div", { class: "grid" }), facts.prepared);
 privacy(section("Privacy spent", "div", { class: "grid" }));
@@ -22,7 +21,7 @@ start();
 function headline() {
   const list = [], ten = scored.slice(-10), finite = facts.guarantees.filter(g => g.epsilon !== "inf");
   const promise = finite.find(g => g.unit === "client") || finite[0];
-  if (promise) list.push([`ε per ${promise.unit}, against ${promise.by}`, epsilon(promise.epsilon), promise.nominal_epsilon === undefined ? `${promise.status}, δ ${digits(promise.delta)}` : `holds; the published ${epsilon(promise.nominal_epsilon)} proves nothing`]);
+  if (promise) list.push([`ε per ${promise.unit}, against ${promise.by}`, epsilon(promise.epsilon), promise.nominal_epsilon === undefined ? `${promise.standing}, δ ${digits(promise.delta)}` : `holds; the published ${epsilon(promise.nominal_epsilon)} proves nothing`]);
   else list.push(["epsilon", "∞", "nothing is promised"]);
   if (last[metric] !== undefined) {
     list.push([`test ${metric}, final`, score(last[metric])]);
@@ -38,16 +37,12 @@ function headline() {
   cards(list);
 }
 
-function unfolded(title, lines) {
+// Told in full: what a promise rests on is a part of it.
+function told(title, lines) {
   if (!lines.length) return;
-  const fold = make("details", main);
-  make("summary", fold, title);
-  const list = make("ul", fold, null, { class: "plain" });
+  const list = make("ul", section(title, null), null, { class: "plain" });
   for (const text of lines) make("li", list, text);
 }
-
-// the name of a client, where clients have names that may be told
-const names = new Map(facts.by_client.map(c => [c.client, c.name])), called = k => names.get(k) || k;
 
 function learning(place) {
   if (scored.length) learned(place, facts.model, rows);
@@ -95,7 +90,7 @@ function privacy(place) {
 function epsilons(place, curves, { title, about, unproved = false }) {
   const stops = [...new Set(curves.flatMap(c => c.shown.map(p => p[0])))].sort((a, b) => a - b);
   const series = curves.map((c, i) => {
-    const at = new Map(c.shown), label = `one ${c.unit}, against ${c.by}${unproved ? " (nominal)" : c.status === "nominal" ? "" : ` (${c.status})`}`;
+    const at = new Map(c.shown), label = `one ${c.unit}, against ${c.by}${unproved ? " (nominal)" : `: ${c.standing}`}`;
     return { label, data: stops.map(s => at.get(s) ?? null), colour: unproved ? "warn" : COLOURS[i % COLOURS.length], dash: unproved ? [2, 6] : DASHES[i % DASHES.length] };
   });
   const box = figure(place, { title, about, unproved, columns: ["round", ...series.map(s => s.label)], rows: () => stops.map((s, i) => [s, ...series.map(c => either(c.data[i], v => digits(v, 4)))]) });
@@ -118,7 +113,7 @@ function budgets(place) {
   table(make("figure", place, null, { class: "row" }), {
     caption: `Personal budgets: epsilon of one ${of.unit} (${of.neighbours}) against ${of.adversary}, at delta ${digits(facts.budget.delta)}${claimed ? "; what the publication's count claims, and what holds" : ""}`, wide: true,
     columns: ["granted", "clients", "exposures", ...(claimed ? ["claimed (nominal)"] : []), "spent", "status"],
-    rows: groups.map(g => [digits(g.granted), g.clients, span(g.exposures), ...(claimed ? [digits(g.claimed)] : []), g.spent === "inf" ? "∞" : digits(g.spent), g.status + over(g)]),
+    rows: groups.map(g => [digits(g.granted), g.clients, span(g.exposures), ...(claimed ? [digits(g.claimed)] : []), g.spent === "inf" ? "∞" : digits(g.spent), g.status + (facts.simulated ? " (simulation)" : "") + over(g)]),
   });
 }
 

@@ -240,7 +240,7 @@ def promised(folder: Path) -> tuple[dict[str, bool], Sequence[str]]:
     """Of each phase, whether anything finite is promised; and what is said."""
     receipt = RunFolder(folder).receipt()
     finite = {phase.phase: any(row.finite for row in phase.guarantees) for phase in receipt.phases}
-    return finite, by_phase(receipt.guarantees, receipt.phases)
+    return finite, by_phase(receipt.guarantees, receipt.phases, False)
 
 
 BUDGET = {"epsilon": 4.0, "delta": 1e-5}
@@ -297,7 +297,7 @@ def test_a_unit_that_one_phase_protects_and_the_run_does_not_is_named() -> None:
         OfPhase(phase="ask", releases=1, guarantees=(row("example", 1.0),)),
         OfPhase(phase="training", releases=1, guarantees=whole),
     )
-    lost = [line for line in by_phase(whole, phases) if "No guarantee" in line]
+    lost = [line for line in by_phase(whole, phases, False) if "No guarantee" in line]
     assert lost == [
         "No guarantee about one example for the run as a whole: one phase protects it with noise, "
         "another phase gives it away."

@@ -1,0 +1,168 @@
+"""What documents about a run are made from: its receipt, its ledger, its experiment and its agreement, after they were
+held against each other. No data, no model and nobody's own code are needed, so any machine will do.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from sordino.config import Experiment
+from sordino.errors import LedgerError
+from sordino.ledger.claims import standing
+from sordino.ledger.events import (
+    DiscreteGaussian,
+    Event,
+    Gaussian,
+    Laplace,
+    NonPrivate,
+    Poisson,
+    Response,
+    leaves,
+)
+from sordino.ledger.statement import Guarantee
+from sordino.report.belief import belief, percent, subject
+from sordino.report.tables import epsilon_text
+from sordino.report.words import CHANGE, Described, described, merged
+from sordino.runs.agreement import Agreement, PublicNumbers
+from sordino.runs.folder import RunFolder
+from sordino.runs.listing import strongest
+from sordino.runs.shapes import Environment, Receipt
+from sordino.runs.verify import Verdict, examine
+
+STAMP = "SIMULATION: the noise came from a seed and can be repeated. This run protects nobody."
+BROKEN = "THIS RECEIPT DOES NOT HOLD: files of the run do not agree with each other."
+FORGED = (
+    "that nobody wrote ledger, receipt and files anew together: against this a site signs its receipt",
+    "which program wrote the files, and that it drew the noise which they tell of",
+)
+COLUMNS = (
+    "protected", "against", "epsilon", "delta", "change that is hidden", "status", "accountant", "1 % sure can become",
+)  # fmt: skip
+
+
+class Evidence(NamedTuple):
+    """All that a document may say of a run."""
+
+    receipt: Receipt
+    experiment: Experiment
+    public: PublicNumbers
+    environment: Environment
+    verdict: Verdict
+
+    @property
+    def simulated(self) -> bool:
+        return self.receipt.simulated
+
+    @property
+    def stamps(self) -> list[str]:
+        """What stands on top of every document."""
+        return [BROKEN] * bool(self.verdict.wrong) + [STAMP] * self.simulated
+
+    @property
+    def rows(self) -> tuple[Described, ...]:
+        return described(self.receipt.guarantees, self.simulated)
+
+    @property
+    def strongest(self) -> Guarantee | None:
+        return strongest(self.receipt.guarantees)
+
+    @property
+    def examples(self) -> str:
+        """How many there are, where that is public."""
+        return f"{sum(self.public.sizes):,}" if self.experiment.privacy.public_sizes else "an undisclosed number of"
+
+    @property
+    def setting(self) -> str:
+        """What was computed, in a sentence."""
+        of = f"{len(self.public.sizes)} clients with {self.examples} examples"
+        kind = "images" if self.public.kind == "image" else "rows of a table"
+        cohort = self.experiment.cohort.get("name", "all")
+        return (
+            f"{self.experiment.algorithm['name']} on {kind}: {of}, {self.receipt.rounds} of "
+            f"{self.experiment.rounds} rounds, cohort {cohort}, model {self.experiment.model['name']}"
+        )
+
+    @property
+    def noise(self) -> list[str]:
+        """Every kind of release behind the strongest promise, and how often it happened to the busiest client."""
+        row = self.strongest or next(iter(self.receipt.guarantees), None)
+        return [] if row is None or row.event is None else said(row.event)
+
+
+def gather(folder: Path, key: Path | None, code: bool, anyway: bool) -> Evidence:
+    """What a run folder, or a copy of what may be shown of it, is worth. A receipt that does not hold is refused,
+    unless the document is to say so (`anyway`).
+    """
+    verdict, run = examine(folder, key, code), RunFolder(folder)
+    if verdict.wrong and not anyway:
+        raise LedgerError(
+            f"no document can be made of {folder}: the receipt does not hold",
+            why="; ".join(verdict.wrong),
+            fix="ask whoever sent it for the files as the run has written them, or add --anyway: then the document "
+            "says on its top that the receipt does not hold",
+            code="receipt-does-not-hold",
+        )
+    return Evidence(run.receipt(), run.experiment, Agreement.read(folder).public, run.environment, verdict)
+
+
+def table(found: Evidence) -> list[tuple[str, ...]]:
+    """One line for each promise, under COLUMNS."""
+    return [
+        (
+            f"one {row.unit}",
+            subject(by),
+            epsilon_text(row.epsilon) if row.nominal_epsilon is None else _both(row),
+            f"{row.delta:.3g}",
+            f"{row.neighbours}: {CHANGE[row.neighbours]}",
+            standing(row.status, found.simulated),
+            row.accountant,
+            _sure(row, found.simulated),
+        )
+        for row, by in merged(found.receipt.guarantees)
+    ]
+
+
+def _sure(row: Guarantee, simulated: bool) -> str:
+    posterior = belief(row.epsilon, row.delta).posterior
+    return "certain" if posterior == 1.0 else percent(posterior) + (" (with real noise)" if simulated else "")
+
+
+def _both(row: Guarantee) -> str:
+    return f"{epsilon_text(row.epsilon)} holds; {row.nominal_epsilon:.3g} is printed and proves nothing"
+
+
+def line(row: Guarantee, by: Sequence[str], simulated: bool) -> str:
+    """A promise with all that makes it one."""
+    return (
+        f"epsilon {epsilon_text(row.epsilon)} at delta {row.delta:.3g} for one {row.unit} ({row.neighbours}) against "
+        f"{', '.join(by)}: {standing(row.status, simulated)}"
+    )
+
+
+def said(event: Event) -> list[str]:
+    """Noise in words, relative to what one unit can change."""
+    found: Counter[str] = Counter()
+    for leaf, count in leaves(event).items():
+        found[_one(leaf)] += count
+    return [f"{words}, {count:,} time{'s' * (count != 1)}" for words, count in found.items()]
+
+
+def _one(leaf: Event) -> str:
+    match leaf:
+        case Gaussian(multiplier):
+            return f"Gaussian noise with a deviation of {multiplier:.4g} times what one unit can change"
+        case DiscreteGaussian(multiplier):
+            return f"discrete Gaussian noise with a deviation of {multiplier:.4g} times what one unit can change"
+        case Laplace(scale):
+            return f"Laplace noise with a scale of {scale:.4g} times what one unit can change"
+        case Response(epsilon, levels):
+            return f"randomised response with {levels} answers (epsilon {epsilon:.4g} each)"
+        case Poisson(rate, inner):
+            return f"on a secret sample (each unit with probability {rate:.4g}): {'; '.join(said(inner))}"
+        case NonPrivate(reason):
+            return f"a release without noise ({reason})"
+        case _:
+            return "nothing"

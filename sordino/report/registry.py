@@ -1,0 +1,116 @@
+"""A record for the public registry of differential privacy deployments (OpenDP, proposed for NIST).
+
+Names and their order are those of the template in its repository, opendp/deployments-registry-data, commit 057e5d81.
+What no file of a run knows stays empty, and is listed on top: a person has to fill it in.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+
+from sordino.errors import ConfigError
+from sordino.ledger.events import Json
+from sordino.ledger.statement import Guarantee
+from sordino.report.as_yaml import as_yaml
+from sordino.report.belief import ONE, rounded_up
+from sordino.report.evidence import Evidence, line
+from sordino.report.words import CHANGE, WHO, merged
+
+BY_HAND = (
+    "deployment.basic: data_curators, intended_use, data_product_region, data_product_sector, publication_date",
+    "deployment.implementation: justification, utility",
+    "deployment.administrative: evidence_sources, registry_authors",
+)
+SEVERAL = "A person who has several of these units is not protected as a whole."
+
+
+def record(found: Evidence) -> str:
+    """The file, with what is to be done to it on top."""
+    best = found.strongest
+    if best is None:
+        raise ConfigError(
+            "there is nothing to register",
+            why="no row of the receipt has a finite epsilon, and the registry lists differential privacy only",
+            fix="--as annex and --as card also describe a run that promises nothing",
+            code="nothing-to-register",
+        )
+    notes = [
+        *found.stamps,
+        "For the registry of differential privacy deployments: github.com/opendp/deployments-registry-data.",
+        "No file of the run knows these; fill them in:",
+        *(f"  {name}" for name in BY_HAND),
+    ]
+    told = as_yaml(_record(found, best))
+    return "".join(f"# {note}\n" for note in notes) + told
+
+
+def _record(found: Evidence, best: Guarantee) -> Json:
+    name, public = found.experiment.name, found.public
+    rows = [line(row, by, found.simulated) for row, by in merged(found.receipt.guarantees)]
+    unprotected = [row.words for row in found.rows if not math.isfinite(row.epsilon)]
+    shape = " x ".join(map(str, public.shape))
+    checked = "; ".join(found.verdict.wrong or found.verdict.agreed)
+    return {
+        "url_slug": re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-"),
+        "deployment": {
+            "basic": {
+                "name": name,
+                "data_curators": [{"data_curator_name": "", "data_curator_type": ""}],
+                "description": " ".join([*found.stamps, f"A model trained by federated learning: {found.setting}."]),
+                "intended_use": "",
+                "data_product_type": "Machine learning model",
+                "data_product_region": "",
+                "data_product_sector": "",
+                "publication_date": "",
+            },
+            "dp_variant": {
+                "variant_name": "Approximate DP",
+                "data_domain": f"{public.kind} data of shape {shape}, held by {len(public.sizes)} clients, with "
+                f"{found.examples} examples.",
+                "unprotected_quantities": _lines([*unprotected, *public.assumed, *public.void]),
+            },
+            "privacy_loss": {
+                "privacy_unit": ONE[best.unit],
+                "privacy_unit_details": f"Adjacent data sets differ in {ONE[best.unit]}: {best.neighbours}, "
+                f"{CHANGE[best.neighbours]}. {SEVERAL}",
+                "privacy_parameters": {"epsilon": rounded_up(best.epsilon), "delta": best.delta},
+                "privacy_parameters_details": _lines(rows),
+            },
+            "deployment_model": {
+                "model_name": _model(best),
+                "model_name_details": f"The promise named here holds against the {best.adversary}.",
+                "trust_assumptions": _lines([*best.because] or ["none beyond the assumptions of the implementation"]),
+                "actors": _lines([f"{who}: {what}" for who, what in WHO.items()]),
+                "release_type": "One release",
+                "release_type_details": f"All models of {found.receipt.rounds} rounds are counted as released.",
+                "data_source_type": "Static",
+                "data_source_type_details": "",
+                "access_type": "Non-interactive",
+                "access_type_details": "",
+            },
+            "implementation": {
+                "preprocessing_and_hyperparameter_tuning": _lines(found.receipt.assumptions),
+                "mechanisms": _lines([*found.noise, f"sordino {found.environment.sordino}"]),
+                "composition": f"All releases together, by the accountant {best.accountant}.",
+                "post_processing": "Whatever is computed from uploads and models after noise was added.",
+                "justification": "",
+                "utility": "",
+                "additional_information": f"Run {found.receipt.run}, ledger head {found.receipt.ledger_head}. "
+                f"{'The receipt does not hold' if found.verdict.wrong else 'Checked'}: {checked}. "
+                f"Not looked at: {'; '.join(found.verdict.unseen) or 'nothing'}.",
+            },
+            "administrative": {"evidence_sources": {}, "status": "Draft", "registry_authors": [""], "tier": 3},
+        },
+    }
+
+
+def _model(best: Guarantee) -> str:
+    """Whom a person in the data has to trust. A client that holds rows of several people is trusted by them."""
+    if best.adversary != "server":
+        return "Central"
+    return "Local" if best.unit == "client" else "Federated"
+
+
+def _lines(said: list[str] | tuple[str, ...]) -> str:
+    return "\n".join(f"- {one}" for one in said)

@@ -1,0 +1,93 @@
+"""A simulation protects nobody: wherever a verb prints that something is proved, it says so beside it."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import sordino
+from tests.helpers.command_line import Said
+
+TINY = ("rounds=1", "partition.clients=3", "model=logistic", "evaluation.final=1")
+PLAN = ("algorithm=gaussian_gdp", "privacy.epsilon=8", *TINY)
+# what the verbs say of a run RUN in a folder PLACE; each prints a status
+VERBS: dict[str, tuple[str, ...]] = {
+    "list": ("list", "PLACE"),
+    "list --json": ("list", "PLACE", "--json"),
+    "show": ("show", "RUN"),
+    "watch": ("watch", "RUN", "--once"),
+    "watch --json": ("watch", "RUN", "--json"),
+    "spent": ("privacy", "spent", "RUN", "--by-client"),
+    "spent, of a ledger": ("privacy", "spent", "RUN/ledger.sqlite"),
+}
+BARE = re.compile(r"\b(proved|conditional)\b(?! \(simulation\))")
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A simulation, and the same with real noise."""
+    made = tmp_path_factory.mktemp("said")
+    for noise in ("counter", "system"):
+        sordino.run(None, *PLAN, f"privacy.noise={noise}", out=made / noise / "run")
+    return made
+
+
+def said(cli: Callable[..., Said], place: Path, words: tuple[str, ...]) -> str:
+    found = {"PLACE": str(place), "RUN": str(place / "run")}
+    asked = [re.sub("PLACE|RUN", lambda name: found[name[0]], word) for word in words]
+    return " ".join(cli(*asked).out.split())
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_a_simulation_stands_beside_proved(
+    verb: str, cli: Callable[..., Said], place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    text = said(cli, place / "counter", VERBS[verb])
+    assert "proved (simulation)" in text
+    assert not BARE.search(text)
+    real = said(cli, place / "system", VERBS[verb])
+    assert "proved" in real
+    assert "(simulation)" not in real
+
+
+@pytest.mark.parametrize("verb", [("show", "RUN"), ("privacy", "spent", "RUN")])
+def test_json_says_it_in_the_object_that_has_the_rows(
+    verb: tuple[str, ...], cli: Callable[..., Said], place: Path
+) -> None:
+    def having_rows(told: Any) -> list[dict[str, Any]]:
+        parts = list(told.values()) if isinstance(told, dict) else told if isinstance(told, list) else []
+        return [told] * (isinstance(told, dict) and "guarantees" in told) + [
+            o for part in parts for o in having_rows(part)
+        ]
+
+    for noise in ("counter", "system"):
+        found = having_rows(json.loads(said(cli, place / noise, (*verb, "--json"))))
+        whole = [one for one in found if "phase" not in one]
+        assert whole
+        assert all(one["simulated"] == (noise == "counter") for one in whole)
+
+
+def test_a_plan_and_an_audit_say_it_too(cli: Callable[..., Said], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    for verb in (("privacy", "plan", *PLAN), ("audit", "--trials", "200", *PLAN)):
+        told = " ".join(cli(*verb).out.split())
+        assert "proved (simulation)" in told, verb
+        assert not BARE.search(told.replace("Status proved", "")), verb
+
+
+def test_a_comparison_says_it_in_every_format(place: Path) -> None:
+    from sordino.report.comparison_table import as_csv, as_latex, shaped
+    from sordino.results.comparison import Method, table
+
+    run = sordino.open_run(place / "counter" / "run")
+    rows = table([Method("one", [run.metrics], run.receipt.guarantees, run._run.experiment)])
+    for told in (as_csv(rows), as_latex(rows), str(shaped(rows))):
+        assert "proved (simulation)" in told
+        assert not BARE.search(told)
+    assert rows[0].to_json()["simulated"]

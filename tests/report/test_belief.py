@@ -1,0 +1,84 @@
+"""How sure somebody can become: against closed forms, with the reading that does not hold beside the one that does."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from scipy.stats import norm
+
+from sordino.ledger.gaussian_dp import epsilon_of
+from sordino.ledger.statement import Guarantee
+from sordino.report.belief import belief, believed, percent
+
+ROW = Guarantee(
+    unit="example", neighbours="replace", adversary="server", epsilon=4.0, delta=1e-6, status="proved", because=(),
+    releases=3, accountant="gdp", accountants={"gdp": 4.0}, event=None,
+)  # fmt: skip
+
+
+def odds(sure: float) -> float:
+    return sure / (1 - sure)
+
+
+@pytest.mark.parametrize("epsilon", [0.1, 1.0, 4.0, 9.0])
+@pytest.mark.parametrize("prior", [1e-4, 0.01, 0.5])
+def test_randomised_response_reaches_the_bound(epsilon: float, prior: float) -> None:
+    """Of two answers the true one comes e^epsilon as often: Bayes' rule, written out."""
+    true, false = math.exp(epsilon) / (1 + math.exp(epsilon)), 1 / (1 + math.exp(epsilon))
+    after = prior * true / (prior * true + (1 - prior) * false)
+    assert belief(epsilon, 0.0, prior).posterior == pytest.approx(after, rel=1e-12)
+    assert belief(epsilon, 0.0, prior).chance == 0.0
+
+
+@pytest.mark.parametrize("mu", [0.1, 0.5, 1.0, 3.0])
+@pytest.mark.parametrize("delta", [1e-9, 1e-5, 1e-3])
+def test_gaussian_noise_stays_below_it_and_above_what_is_often_said(mu: float, delta: float) -> None:
+    """The logarithm of the factor is normal with mean mu^2/2 and deviation mu, so its tail is known exactly."""
+    epsilon, prior = epsilon_of(mu, delta), 0.01
+    found = belief(epsilon, delta, prior)
+
+    def beyond(factor: float) -> float:
+        return float(norm.sf(math.log(factor) / mu - mu / 2))
+
+    assert found.chance == pytest.approx(10 * delta)
+    assert beyond(odds(found.posterior) / odds(prior)) <= found.chance
+    assert beyond(math.exp(epsilon)) > delta  # "by e^epsilon, except for a chance of delta" is false
+
+
+def test_the_worst_mechanism_of_all_stays_below_it() -> None:
+    """Of those that keep (epsilon, delta): more than the promised factor, as often as that is possible."""
+    epsilon, delta = 1.0, 1e-3
+    found = belief(epsilon, delta)
+    for extra in (0.01, 0.05, 0.1, 0.2, 1.0, 5.0):  # sights of probability p here and e^-(epsilon + extra) p there
+        p = delta / (1 - math.exp(-extra))
+        grown = math.exp(epsilon + extra) * odds(found.prior)
+        assert grown / (1 + grown) <= found.posterior or p <= found.chance * (1 + 1e-9)
+
+
+@pytest.mark.parametrize(("epsilon", "delta"), [(math.inf, 1e-5), (1.0, 0.1), (1.0, 0.5)])
+def test_where_nothing_follows_nothing_is_said(epsilon: float, delta: float) -> None:
+    assert belief(epsilon, delta).posterior == 1.0
+    assert "certain" in believed(ROW.beside(epsilon=epsilon, delta=delta), ["server"], False)
+
+
+def test_no_share_is_shown_as_less_than_it_is() -> None:
+    for share in (0.01, 0.0123, 0.123, 0.3567, 0.985, 0.9901, 0.99412, 0.999999, 1 - 1e-12, 1.0):
+        assert float(percent(share).removesuffix(" %")) >= 100 * share * (1 - 1e-12)
+    assert (percent(0.01), percent(0.3541), percent(1.0)) == ("1 %", "36 %", "100 %")
+
+
+def test_the_sentence_says_who_what_and_how_rarely_not() -> None:
+    text = believed(ROW, ["server"], False)
+    assert text == (
+        "The server, knowing all other data and 1 % sure of something about one example, can become at most 38 % sure "
+        "of it, except for a chance of 1 in 100,000."
+    )
+    assert "is among the data" in believed(ROW.beside(neighbours="add_remove"), ["server"], False)
+    assert "formality" in believed(ROW.beside(epsilon=50.0), ["server"], False)
+    assert "formality" not in text
+    simulated = believed(ROW, ["server", "participants", "public"], True)
+    assert simulated.startswith("With real noise: Anyone, ")
+    assert simulated.endswith("This simulation protects nobody.")
+    weak = believed(ROW.beside(status="conditional", because=("the key holder is honest",)), ["server"], False)
+    assert "conditional: the key holder is honest" in weak

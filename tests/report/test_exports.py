@@ -1,0 +1,166 @@
+"""Documents for others: from what may be passed on alone, refused or stamped where it does not hold, true to the
+receipt.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import yaml
+
+import sordino
+from sordino.report import printing
+from sordino.report.annex import page
+from sordino.report.evidence import gather
+from tests.helpers.command_line import Said
+
+KINDS = {"annex": "annex.html", "registry": "deployment.yaml", "card": "model-card.md"}
+HANDED = ("privacy.json", "ledger.sqlite", "experiment.toml", "agreement.json", "environment.json")
+HOSTILE = "a </title><script>alert(1)</script> | *b* & 'c'"
+TINY = ("rounds=2", "partition.clients=3", "model=logistic", "evaluation.final=1")
+# the names of the registry's template, opendp/deployments-registry-data 057e5d81
+TEMPLATE = {
+    "basic": "name data_curators description intended_use data_product_type data_product_region data_product_sector "
+    "publication_date",
+    "dp_variant": "variant_name data_domain unprotected_quantities",
+    "privacy_loss": "privacy_unit privacy_unit_details privacy_parameters privacy_parameters_details",
+    "deployment_model": "model_name model_name_details trust_assumptions actors release_type release_type_details "
+    "data_source_type data_source_type_details access_type access_type_details",
+    "implementation": "preprocessing_and_hyperparameter_tuning mechanisms composition post_processing justification utility "
+    "additional_information",
+    "administrative": "evidence_sources status registry_authors tier",
+}
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A simulation, the same with real noise, and a run without any: of each what may be passed on, and nothing else."""
+    place = tmp_path_factory.mktemp("exported")
+    private = ("algorithm=gaussian_gdp", "privacy.epsilon=4", f'name="{HOSTILE}"')
+    for name, more in (
+        ("simulated", private),
+        ("real", (*private, "privacy.noise=system")),
+        ("open", ("algorithm=fedavg",)),
+    ):
+        sordino.run(None, *TINY, *more, out=place / "whole" / name)
+        (place / name).mkdir()
+        for file in HANDED:
+            shutil.copy(place / "whole" / name / file, place / name)
+    return place
+
+
+@pytest.fixture
+def export(
+    cli: Callable[..., Said], runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., tuple[Said, str]]:
+    """A document of a copy, on a machine without data."""
+    monkeypatch.setattr("sordino.runs.population.SOURCES", {})
+
+    def made(name: str, kind: str, *more: object) -> tuple[Said, str]:
+        target = tmp_path / KINDS[kind]
+        said = cli("privacy", "export", runs / name, "--as", kind, "--out", target, *more)
+        return said, target.read_text() if target.exists() else ""
+
+    return made
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_promise_stands_with_all_that_makes_it_one(kind: str, export: Callable[..., tuple[Said, str]]) -> None:
+    for name in ("simulated", "real"):
+        said, text = export(name, kind)
+        assert (said.code, said.err) == (0, "")
+        flat = " ".join(re.sub(r"<[^>]*>", " ", text).replace("\\", "").split())
+        for word in ("example", "replace", "1e-05" if name == "simulated" else "1.0", "proved", "gdp"):
+            assert word in flat, (kind, word)
+        assert ("SIMULATION" in flat) == ("proved (simulation)" in flat) == (name == "simulated")
+        assert "the number of examples of each client is public" in flat  # what it depends on
+        assert "tuning" in flat or "hyper-parameters" in flat
+        assert "every epsilon follows from it" in flat  # what was checked
+        assert "model.safetensors" in flat  # and what could not be
+        assert kind == "registry" or not re.search(r"(?<!\\)<script", text.split("---\n")[-1])
+        assert str(Path.cwd()) not in text
+
+
+def test_the_annex_says_who_is_protected_and_who_is_not(export: Callable[..., tuple[Said, str]]) -> None:
+    _, text = export("real", "annex")
+    assert "Nothing is promised about everything one client holds" in text
+    assert "can become at most 38 % sure" in text
+    assert "which program wrote the files" in text
+    assert "<details" not in text
+    _, bare = export("open", "annex")
+    assert "Nothing is promised about anybody" in bare
+    assert "SIMULATION" in bare  # what it would be, with its noise from a seed
+
+
+def test_the_record_has_the_names_of_the_registry(
+    export: Callable[..., tuple[Said, str]], runs: Path, tmp_path: Path
+) -> None:
+    _, text = export("real", "registry")
+    told = yaml.safe_load(text)
+    assert {part: set(inner) for part, inner in told["deployment"].items()} == {
+        part: set(names.split()) for part, names in TEMPLATE.items()
+    }
+    row = json.loads((runs / "real" / "privacy.json").read_text())["guarantees"][0]
+    stated = told["deployment"]["privacy_loss"]["privacy_parameters"]
+    assert row["epsilon"] <= stated["epsilon"] == pytest.approx(row["epsilon"], rel=1e-5)
+    assert stated["delta"] == row["delta"]
+    assert told["deployment"]["deployment_model"]["model_name"] == "Federated"
+    assert told["deployment"]["basic"]["name"] == HOSTILE
+
+
+def test_nothing_is_registered_where_nothing_is_promised(export: Callable[..., tuple[Said, str]]) -> None:
+    said, text = export("open", "registry")
+    assert (said.code, text) == (2, "")
+    assert "nothing-to-register" in said.err
+
+
+def test_the_card_has_a_front_matter_and_keeps_its_table(export: Callable[..., tuple[Said, str]]) -> None:
+    _, text = export("simulated", "card")
+    _, matter, body = text.split("---\n", 2)
+    assert yaml.safe_load(matter)["tags"] == ["federated-learning", "differential-privacy", "simulation"]
+    assert yaml.safe_load(matter)["model_name"] == HOSTILE
+    rows = [line for line in body.splitlines() if line.startswith("|")]
+    assert len({len(re.findall(r"(?<!\\)\|", line)) for line in rows}) == 1
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_does_not_hold_is_refused_or_stamped(
+    kind: str, cli: Callable[..., Said], runs: Path, tmp_path: Path
+) -> None:
+    forged, target = shutil.copytree(runs / "real", tmp_path / "forged"), tmp_path / KINDS[kind]
+    told = json.loads((forged / "privacy.json").read_text())
+    told["guarantees"][0]["epsilon"] = 0.1
+    (forged / "privacy.json").write_text(json.dumps(told))
+    said = cli("privacy", "export", forged, "--as", kind, "--out", target)
+    assert (said.code, target.exists()) == (5, False)
+    assert "receipt-does-not-hold" in said.err
+    assert "epsilon" in said.err
+    assert cli("privacy", "export", forged, "--as", kind, "--out", target, "--anyway").code == 0
+    text = target.read_text()
+    assert "THIS RECEIPT DOES NOT HOLD" in text.replace("\\", "")
+    assert "every epsilon follows from it" not in text
+
+
+@pytest.mark.slow
+def test_a_pdf_is_one_page(runs: Path, tmp_path: Path) -> None:
+    made = page(gather(runs / "real", None, False, False))
+    printed = printing.as_pdf(made, tmp_path / "annex.pdf").read_bytes()
+    assert printed.startswith(b"%PDF-")
+    assert len(re.findall(rb"/Type\s*/Page\b", printed)) == 1
+
+
+def test_without_a_browser_it_says_what_to_do(
+    runs: Path, tmp_path: Path, cli: Callable[..., Said], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(printing, "BROWSERS", ("no-such-browser",))
+    said = cli("privacy", "export", runs / "real", "--as", "annex", "--out", tmp_path / "annex.pdf")
+    assert said.code == 2
+    assert "no-pdf-printer" in said.err
+    assert ".html" in said.err
+    said = cli("privacy", "export", runs / "real", "--as", "card", "--out", tmp_path / "card.pdf")
+    assert "unknown-document-kind" in said.err
