@@ -31,6 +31,7 @@ from sordino.budget.schedules import SCHEDULES
 from sordino.cli.main import app
 from sordino.cohorts.by_budget import COHORTS
 from sordino.config import Experiment, gates
+from sordino.config.describing import described
 from sordino.ledger.statement import Guarantee
 from sordino.partition.schemes import SCHEMES
 from sordino.report.tables import epsilon_text
@@ -247,13 +248,9 @@ def is_section(kind: Any) -> bool:
 
 
 def field_rows(section: Any, keep: Callable[[Any], bool]) -> list[tuple[str, str, str, str]]:
-    """The meaning of a key stands beside it in the source, or above it, as a comment."""
-    source = inspect.getsource(section)
-    above = re.findall(r"^    # (.*)\n    (\w+):", source, re.MULTILINE)
-    beside = re.findall(r"^    (\w+):.*?#\s(?:type: ignore\S+\s+# )?(.*)$", source, re.MULTILINE)
-    said = {name: words for words, name in above} | dict(beside)
+    said = described(section)
     return [
-        (f"`{name}`", type_text(field.annotation), f"`{shown_default(field.get_default())}`", plain(said.get(name, "")))
+        (f"`{name}`", type_text(field.annotation), f"`{shown_default(field.get_default())}`", plain(said[name]))
         for name, field in section.model_fields.items()
         if keep(field.annotation)
     ]

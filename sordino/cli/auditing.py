@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -10,6 +9,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from sordino.cli.options import Json
+from sordino.cli.screen import Screen, say
 from sordino.cli.words import experiment_and_changes
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ def audit(
             lambda subject: status.update(f"attacking ({subject})"),
         )
     if as_json:
-        typer.echo(json.dumps(found.to_json()))
+        say(found.to_json())
     else:
         _show(found)
     if found.verdict in ENDS:
@@ -79,7 +79,7 @@ def audit(
 def _show(found: Audit) -> None:
     from sordino.attacks.audit import EMPTY, UNSEEN
 
-    console = Console()
+    console = Screen()
     for phase in found.phases if len(found.phases) > 1 else ():
         bare = phase in found.unprotected
         console.print(f"phase {escape(phase)}:{f' {EMPTY}' if bare else ''}", highlight=False)

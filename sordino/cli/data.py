@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.markup import escape
 
 from sordino.cli.options import Json
-from sordino.cli.words import Verb, experiment_and_changes
+from sordino.cli.screen import Screen, say
+from sordino.cli.words import Verb, Verbs, experiment_and_changes
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -19,7 +18,7 @@ if TYPE_CHECKING:
     from sordino.config import Experiment
     from sordino.runs.population import Population
 
-app = typer.Typer(help="Data and partitions: list, schema, partition, plot.", no_args_is_help=True)
+app = Verbs(help="Data and partitions: list, schema, partition, plot.", no_args_is_help=True)
 
 
 ROWS, COLUMNS = 40, 12  # what one screen holds: more clients are cut in the middle, more classes to the most frequent
@@ -45,20 +44,20 @@ def list_(what: What = None, as_json: Json = False) -> None:
 
         facts = _facts(Population(_experiment(what)))
         if as_json:
-            typer.echo(json.dumps(facts))
+            say(facts)
         else:
-            Console().print(_two_columns("Data", {name: _said(value) for name, value in facts.items()}))
+            Screen().print(_two_columns("Data", {name: _said(value) for name, value in facts.items()}))
         return
     from sordino.config.data_sources import SOURCES
 
     if as_json:
-        typer.echo(json.dumps({name: source.told() for name, source in SOURCES.items()}))
+        say({name: source.told() for name, source in SOURCES.items()})
         return
     table = _table("Sources of data", "data.source", "what", "needs", "takes")
     for name, source in SOURCES.items():
         keys = (", ".join(f"data.{key}" for key in named) for named in (source.needs, source.takes))
         table.add_row(f"[bold]{name}[/bold]", source.what, *keys)
-    Console().print(table)
+    Screen().print(table)
 
 
 @app.command(cls=Verb)
@@ -119,9 +118,9 @@ def partition(
 
     found = _portrait(Population(_experiment(what or [])))
     if as_json:
-        typer.echo(json.dumps(found))
+        say(found)
         return
-    out = Console()
+    out = Screen()
     out.print(_two_columns(f"Partition: {found['scheme']}", _differences(found)))
     out.print(_clients(found, everybody))
     for warning in _warnings(found):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +12,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from sordino.cli.options import Json, Quiet
+from sordino.cli.screen import Screen, say
 
 if TYPE_CHECKING:
     from sordino.deploy.invitation import Via
@@ -228,7 +228,7 @@ def join(
             rehearsal,
         )
     )
-    console = Console()
+    console = Screen()
     if show_plan:
         plan(console, asked)
         asked.check_cap()
@@ -244,7 +244,7 @@ def join(
         shown.print("Declined: nothing was sent, nothing was spent.")
         raise typer.Exit(4)
     if as_json:
-        typer.echo(json.dumps({"folder": str(asked.folder), "over": left.over, **left.receipt.to_json()}))
+        say({"folder": str(asked.folder), "over": left.over, **left.receipt.to_json()})
     elif not quiet:
         from sordino.report.tables import guarantees
 

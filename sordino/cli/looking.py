@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console, RenderableType
+from rich.console import RenderableType
 from rich.markup import escape
 
 from sordino.cli.options import Figures, Json
+from sordino.cli.screen import Screen, say
 
 if TYPE_CHECKING:
     from sordino.runs.folder import RunFolder
@@ -20,23 +20,20 @@ def list_(
     place: Annotated[Path, typer.Argument(help="A folder of runs.")] = Path("runs"), as_json: Json = False
 ) -> None:
     """The runs in a folder: how far, how good, what they promise."""
-    from rich.table import Table
-
-    from sordino.runs.listing import Listed, listed
+    from sordino.runs.listing import listed
 
     found = listed(place)
     if as_json:
-        typer.echo(json.dumps([entry._asdict() for entry in found]))
-        return
-    if not found:
+        say([entry.told() for entry in found])
+    elif not found:
         typer.echo(f"no runs in {place}")
-        return
-    table = Table()
-    for column in Listed._fields:
-        table.add_column(column)
-    for entry in found:
-        table.add_row(*map(escape, entry))
-    Console().print(table)
+    else:
+        from rich.table import Table
+
+        table = Table(*found[0].words())
+        for entry in found:
+            table.add_row(*map(escape, entry.words().values()))
+        Screen().print(table)
 
 
 def show(folder: Path, as_json: Json = False) -> None:
@@ -47,10 +44,10 @@ def show(folder: Path, as_json: Json = False) -> None:
     run = RunFolder(folder)
     run.check()
     if as_json:
-        typer.echo(json.dumps(told(run)))
+        say(told(run))
     else:
         promised = run.receipt()
-        summary(Console(), run.metrics(), promised, prepared(folder))
+        summary(Screen(), run.metrics(), promised, prepared(folder))
 
 
 def told(run: RunFolder) -> dict[str, object]:
@@ -103,7 +100,7 @@ def report(
         if figures is not None:
             written += of_run(facts, folder / "figures", figures)
         for path in written:
-            Console().print(str(path), highlight=False, soft_wrap=True, markup=False)
+            Screen().print(str(path), highlight=False, soft_wrap=True, markup=False)
         if open_:
             typer.launch(str(written[0].resolve()))
 
@@ -126,7 +123,7 @@ def algorithms(as_json: Json = False) -> None:
         fields = {field: None if default is ... else default for field, (_, default) in parameters(made).items()}
         listed[name] = {"summary": summary, "parameters": fields}
     if as_json:
-        typer.echo(json.dumps(listed))
+        say(listed)
         return
     table = Table(show_lines=True)
     for column in ("algorithm", "what", "parameters"):
@@ -134,4 +131,4 @@ def algorithms(as_json: Json = False) -> None:
     for name, entry in listed.items():
         shown = ", ".join(f"{k}={v}" for k, v in entry["parameters"].items() if v is not None)
         table.add_row(f"[bold]{name}[/bold]", escape(entry["summary"]), escape(shown))
-    Console().print(table)
+    Screen().print(table)

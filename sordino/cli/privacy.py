@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import asdict
 from enum import StrEnum
@@ -13,13 +12,15 @@ import typer
 from rich.console import Console
 
 from sordino.cli.options import Json
-from sordino.cli.words import Verb, experiment_and_changes
+from sordino.cli.screen import Screen, say
+from sordino.cli.words import Verb, Verbs, experiment_and_changes
 from sordino.errors import ConfigError
 
 if TYPE_CHECKING:
     from sordino.budget.calculator import Enough
+    from sordino.runs.shapes import Spending
 
-app = typer.Typer(help="Budgets and guarantees: plan, spent, verify.", no_args_is_help=True)
+app = Verbs(help="Budgets and guarantees: plan, spent, verify.", no_args_is_help=True)
 
 
 class UnitChoice(StrEnum):
@@ -86,20 +87,18 @@ def _plan_numbers(given: dict[str, Any], as_json: bool) -> None:
     answers = calculator.answer(question)
     ratio, found = answers[0].noise_to_signal, calculator.enough_for(question)
     if as_json:
-        typer.echo(
-            json.dumps(
-                {
-                    "question": {**asdict(question), "noise_multiplier": given.get("noise_multiplier")},
-                    "answer": answers[0].to_json(),
-                    "alternatives": [answer.to_json() for answer in answers[1:]],
-                    **_verdict(ratio, found, question.delta),
-                }
-            )
+        say(
+            {
+                "question": {**asdict(question), "noise_multiplier": given.get("noise_multiplier")},
+                "answer": answers[0].to_json(),
+                "alternatives": [answer.to_json() for answer in answers[1:]],
+                **_verdict(ratio, found, question.delta),
+            }
         )
         return
     from sordino.report import plan as planned
 
-    console = Console()
+    console = Screen()
     planned.numbers(console, answers, given.get("noise_multiplier"))
     planned.verdict(console, ratio, found, question.delta)
 
@@ -113,16 +112,16 @@ def _plan_experiment(words: list[str], options: list[str], as_json: bool) -> Non
             code="two-questions",
         )
     file, overrides = experiment_and_changes(words)
-    with Console(stderr=True).status("rehearsing the rounds, calibrating the alternatives"):
+    with Console(stderr=True, quiet=as_json).status("rehearsing the rounds, calibrating the alternatives"):
         from sordino.runs.forecast import compare
 
         found = compare(Path(file) if file is not None else None, overrides)
     if as_json:
-        typer.echo(json.dumps({**found.to_json(), **_verdict(found.ratio, found.enough, found.delta)}))
+        say({**found.to_json(), **_verdict(found.ratio, found.enough, found.delta)})
         return
     from sordino.report import plan as planned
 
-    console = Console()
+    console = Screen()
     planned.experiment(console, found)
     planned.verdict(console, found.ratio, found.enough, found.delta)
 
@@ -147,21 +146,31 @@ def spent(
     from sordino.report.tables import groups, guarantees
     from sordino.report.tables import spending as spending_table
     from sordino.runs.lifetime import lifetime
-    from sordino.runs.receipt import spending
+    from sordino.runs.vouched import vouched
 
     shared = lifetime(place) if place.is_file() else None
-    found = spending(place) if shared is None else shared
-    if as_json:
-        typer.echo(json.dumps(found.to_json()))
+    # where the ledger has sealed the receipt and nothing was spent since, the receipt says it at once
+    known = vouched(place) if shared is None and not (by_client or as_json) else None
+    told = shared if shared is not None or known is not None else _recomputed(place)
+    if as_json and told is not None:
+        say(told.to_json())
         return
-    console = Console()
+    found = told or known
+    assert found is not None
+    console = Screen()
     console.print(guarantees(found.guarantees, found.phases))
     for run in shared.runs if shared is not None else ():
         console.print(f"[dim]· {run.run}: {run.releases} releases[/dim]")
     if found.budget is not None and found.budget.groups:
         console.print(groups(found.budget))
-    if by_client:
-        console.print(spending_table(found.by_client, found.currency))
+    if by_client and told is not None:
+        console.print(spending_table(told.by_client, told.currency))
+
+
+def _recomputed(place: Path) -> Spending:
+    from sordino.runs.receipt import spending
+
+    return spending(place)
 
 
 @app.command()
@@ -178,13 +187,13 @@ def verify(
 
     wrong, unseen = examine(folder, key, with_code)
     if as_json:
-        typer.echo(json.dumps({"holds": not wrong, "disagreements": wrong, "not_looked_at": unseen}))
+        say({"holds": not wrong, "disagreements": wrong, "not_looked_at": unseen})
     elif wrong:
         Console(stderr=True).print(
             "[bold red]the receipt does not hold[/bold red]", *[f"\n  · {line}" for line in wrong], markup=True
         )
     else:
-        console = Console()
+        console = Screen()
         console.print(
             "[green]The receipt holds:[/green] the chain is whole, every epsilon follows from it, every release is the "
             "one that the experiment plans, and the files are those that were sealed."

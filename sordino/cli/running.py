@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,6 +11,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from sordino.cli.options import Json, Quiet, Track
+from sordino.cli.screen import Screen, say
 from sordino.cli.words import experiment_and_changes
 
 if TYPE_CHECKING:
@@ -121,11 +121,11 @@ def show_run(go: Any, track: list[str], as_json: bool, quiet: bool, again: str =
         result = tracked(go, track, watch)
     if as_json:
         found = {"folder": str(result.folder), **told(RunFolder(result.folder)), "notes": result.notes}
-        typer.echo(json.dumps(found))
+        say(found)
     elif not quiet:
         from sordino.report.tables import summary
 
-        out = Console()
+        out = Screen()
         summary(out, result.metrics, result.receipt, prepared(result.folder))
         for note in result.notes:
             out.print(f"[yellow]note[/yellow] {escape(note)}")
