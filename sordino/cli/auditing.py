@@ -8,7 +8,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from sordino.cli.options import Json
+from sordino.cli.options import Json, Verbose
 from sordino.cli.screen import Screen, say
 from sordino.cli.words import experiment_and_changes
 
@@ -50,6 +50,7 @@ def audit(
         bool, typer.Option("--twin", help="Attack a broken twin, with 30% less noise: it must be caught.")
     ] = False,
     as_json: Json = False,
+    verbose: Verbose = False,
 ) -> None:
     """Attack the promises of an experiment on worst-case neighbours. Exit code 4 where a claim is refuted.
 

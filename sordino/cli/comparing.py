@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from sordino.cli.options import Figures, Json, Quiet
+from sordino.cli.options import Figures, Json, Quiet, Verbose
 from sordino.cli.screen import Screen, say
 
 if TYPE_CHECKING:
@@ -55,6 +55,7 @@ def compare(
     figures: Figures = None,
     as_json: Json = False,
     quiet: Quiet = False,
+    verbose: Verbose = False,
 ) -> None:
     """Run several experiments over the same seeds and compare their ends, never their best rounds."""
     from sordino.report.comparison_table import FORMATS, text

@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from sordino.cli.options import Json, Quiet
+from sordino.cli.options import Json, Quiet, Verbose
 from sordino.cli.screen import Screen, say
 
 if TYPE_CHECKING:
@@ -118,6 +118,7 @@ def serve(
     rehearsal: Rehearsal = False,
     as_json: Json = False,
     quiet: Quiet = False,
+    verbose: Verbose = False,
 ) -> None:
     """Serve a run between real sites. The same command again goes on where it stopped."""
     from sordino import config
@@ -195,6 +196,7 @@ def join(
     rehearsal: Rehearsal = False,
     as_json: Json = False,
     quiet: Quiet = False,
+    verbose: Verbose = False,
 ) -> None:
     """Take part in a run with this site's data. It connects to the server; nothing listens here."""
     from sordino.deploy.hosting import Host, lend

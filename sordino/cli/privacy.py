@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
-from sordino.cli.options import Json
+from sordino.cli.options import Json, Verbose
 from sordino.cli.screen import Screen, say
 from sordino.cli.words import Verb, Verbs, experiment_and_changes
 from sordino.errors import ConfigError
@@ -51,6 +51,7 @@ def plan(
         float | None, typer.Option(help="Norm of an update (client) or a gradient (example). [default: 1]")
     ] = None,
     as_json: Json = False,
+    verbose: Verbose = False,
 ) -> None:
     """Budget to noise, noise to budget, and what else would do, before any training.
 
@@ -141,6 +142,7 @@ def spent(
     place: Annotated[Path, typer.Argument(metavar="RUN|LEDGER", help="A run folder, or a ledger that runs share.")],
     by_client: Annotated[bool, typer.Option("--by-client", help="One line per client.")] = False,
     as_json: Json = False,
+    verbose: Verbose = False,
 ) -> None:
     """What a run has spent, to whom; read from its ledger. Of a ledger: what all runs on it have spent together."""
     from sordino.report.tables import groups, guarantees
@@ -181,6 +183,7 @@ def verify(
         bool, typer.Option("--with-code", help="Import an algorithm of somebody's own, to make its plan again.")
     ] = False,
     as_json: Json = False,
+    verbose: Verbose = False,
 ) -> None:
     """Recompute the receipt from the ledger, without any data. Exit code 5 where they disagree."""
     from sordino.runs.verify import examine

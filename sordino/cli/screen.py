@@ -29,6 +29,8 @@ class Screen(Console):
 def _plain(shown: Any) -> Any:
     if isinstance(shown, Table):
         shown.box, shown.show_lines, shown.title_justify = None, False, "left"
+        for column in shown.columns:
+            column.max_width = None
     if isinstance(shown, Padding):
         return _plain(shown.renderable)
     if isinstance(shown, Group):

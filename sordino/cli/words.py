@@ -34,7 +34,7 @@ def _is_key(word: str) -> bool:
 
 
 class Plain(TyperCommand):
-    """Any verb: an empty word is refused, because it would mean the folder that one happens to be in."""
+    """Any verb. An empty word is refused, because it would mean the folder that one happens to be in."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         for before, word in zip(["", *args], args, strict=False):
