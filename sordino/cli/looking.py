@@ -105,30 +105,61 @@ def report(
             typer.launch(str(written[0].resolve()))
 
 
-def algorithms(as_json: Json = False) -> None:
-    """The algorithms and their parameters with defaults."""
-    import inspect
+def algorithms(
+    name: Annotated[
+        str | None, typer.Argument(metavar="[NAME]", help="One of them, or module:Class: all that can be said of it.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """The algorithms and their parameters with defaults; with a name, what each parameter means."""
+    from sordino.runs.catalogue import catalogue, of_algorithm
 
-    from rich.table import Table
-
-    from sordino.algorithms import ALGORITHMS
-    from sordino.config import parameters
-
-    listed: dict[str, dict[str, Any]] = {}
-    for name, made in ALGORITHMS.items():
-        source = inspect.getmodule(made)
-        summary = (made.__doc__ or "").strip().splitlines()[0]
-        if inspect.isclass(made) and source is not None:
-            summary = (source.__doc__ or "").strip().splitlines()[0]
-        fields = {field: None if default is ... else default for field, (_, default) in parameters(made).items()}
-        listed[name] = {"summary": summary, "parameters": fields}
+    if name is not None:
+        found = of_algorithm(name)
+        say({"name": name, **found}) if as_json else _algorithm(name, found)
+        return
+    listed = catalogue()["algorithm"]
     if as_json:
         say(listed)
         return
+    from rich.table import Table
+
     table = Table(show_lines=True)
     for column in ("algorithm", "what", "parameters"):
         table.add_column(column)
-    for name, entry in listed.items():
-        shown = ", ".join(f"{k}={v}" for k, v in entry["parameters"].items() if v is not None)
-        table.add_row(f"[bold]{name}[/bold]", escape(entry["summary"]), escape(shown))
+    for title, entry in listed.items():
+        shown = {k: v.get("default") for k, v in entry["parameters"].items()}
+        told = ", ".join(f"{k}={v}" for k, v in shown.items() if v is not None)
+        table.add_row(f"[bold]{title}[/bold]", escape(entry["summary"]), escape(told))
     Screen().print(table)
+
+
+def _algorithm(name: str, found: dict[str, Any]) -> None:
+    from rich.table import Table
+
+    console = Screen(highlight=False)
+    console.print(f"[bold]{escape(name)}[/bold]: {escape(found['summary'])}")
+    if found["base"]:
+        console.print(f"It is {found['base']} behind gates and with defaults of its own.")
+    for line in (found["paper"], *found["notes"]):
+        console.print(f"[dim]{escape(line)}[/dim]")
+    table = Table()
+    for column in ("parameter", "default", "type", "meaning"):
+        table.add_column(column)
+    for key, entry in found["parameters"].items():
+        default = "required" if entry.get("required") else "none" if entry["default"] is None else str(entry["default"])
+        table.add_row(key, escape(default), escape(entry["type"]), escape(entry["meaning"]))
+    console.print(table)
+    if found["protects"]:
+        console.print("What one round promises with these defaults, once a budget or a multiplier sets the noise:")
+        for line in found["protects"]:
+            console.print(f"· {escape(line)}")
+    else:
+        console.print("It promises nothing by itself: a noisy read or uplink makes it private.")
+
+
+def schema() -> None:
+    """Print the JSON Schema of the experiment file: editors complete keys with it, and say what each one means."""
+    from sordino.runs.editor import schema as of_experiments
+
+    say(of_experiments())

@@ -159,7 +159,10 @@ def test_a_dry_run_says_what_a_run_would_do_and_writes_nothing(
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before
     files = set(json.loads(cli("run", *SMALL, "--out", "third", "--dry-run", "--json").out)["would_write"])
     assert cli("run", *SMALL, "--out", "third", "-q").code == 0
-    assert {f"third/{path.name}" for path in (tmp_path / "third").iterdir()} - {"third/.lock", "third/ledger.sqlite-lock"} == files
+    assert {f"third/{path.name}" for path in (tmp_path / "third").iterdir()} - {
+        "third/.lock",
+        "third/ledger.sqlite-lock",
+    } == files
 
 
 def test_verbose_says_why_on_standard_error(cli: Callable[..., Said], tmp_path: Path) -> None:
