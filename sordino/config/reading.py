@@ -29,6 +29,9 @@ def read(path: Path, settings: Container[str]) -> dict[str, Any]:
         run = (path / "experiment.toml").is_file()
         raise ConfigError(
             f"{path} is a {'run ' * run}folder, not an experiment file",
+            why="what is finished is shown by `sordino show`, `list` and `report`; to run it again takes its file"
+            if run
+            else "",
             fix=f"use {path / 'experiment.toml'}" if run else "give the path of a TOML file",
             code="no-file",
         ) from None

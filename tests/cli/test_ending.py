@@ -355,7 +355,7 @@ def test_every_key_of_data_belongs_to_some_source() -> None:
             assert refusal.value.code == "setting-of-another-source"
 
 
-def test_a_table_cannot_be_compared_and_is_told_so() -> None:
+def test_what_is_no_experiment_cannot_be_compared_and_is_told_so() -> None:
     with pytest.raises(ConfigError) as refusal:
-        sordino.compare({"rounds": 3}, "a.toml")  # type: ignore[arg-type]
+        sordino.compare(3, "a.toml")  # type: ignore[arg-type]
     assert refusal.value.code == "not-an-experiment-file"
