@@ -33,7 +33,7 @@ def _is_key(word: str) -> bool:
     return word.partition(".")[0] in Experiment.model_fields or bool(places(word))
 
 
-class Plain(TyperCommand):
+class AnyVerb(TyperCommand):
     """Any verb. An empty word is refused, because it would mean the folder that one happens to be in."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
@@ -71,7 +71,7 @@ class Plain(TyperCommand):
             )
 
 
-class Verb(Plain):
+class Verb(AnyVerb):
     """A verb whose experiment is changed by key=value: who writes a key as an option is told so."""
 
     def refuse(self, option: str, value: str) -> None:
@@ -93,4 +93,4 @@ class Verbs(typer.Typer):
     def command(
         self, name: str | None = None, *, cls: type[TyperCommand] | None = None, **options: Any
     ) -> Callable[[F], F]:
-        return super().command(name, cls=cls or Plain, **options)
+        return super().command(name, cls=cls or AnyVerb, **options)

@@ -36,7 +36,7 @@ class Listed(NamedTuple):
         return {**self._asdict(), "guarantee": row}
 
     def words(self) -> dict[str, str]:
-        """For people."""
+        """What people read, column by column."""
         damaged = self.state == "damaged"
         score = "" if self.loss is None else f"loss {self.loss:.4g}"
         return {
