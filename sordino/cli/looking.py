@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -158,8 +159,16 @@ def _algorithm(name: str, found: dict[str, Any]) -> None:
         console.print("It promises nothing by itself: a noisy read or uplink makes it private.")
 
 
-def schema() -> None:
+def schema(
+    out: Annotated[Path | None, typer.Option(help="Write it there; what is there is never overwritten.")] = None,
+) -> None:
     """Print the JSON Schema of the experiment file: editors complete keys with it, and say what each one means."""
     from sordino.runs.editor import schema as of_experiments
 
-    say(of_experiments())
+    if out is None:
+        say(of_experiments())
+        return
+    from sordino.cli.data import write_new
+
+    write_new(out, json.dumps(of_experiments(), indent=1) + "\n")
+    typer.echo(f"{out}: begin an experiment with the line  #:schema ./{out.name}")
