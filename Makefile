@@ -4,12 +4,23 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --quiet --constraint constraints.txt --editable
 
-.PHONY: demo test slow check docs bench size clean help
+.PHONY: fitting demo test slow check docs bench size clean help
 
 help:
 	@grep -E '^[a-z]+:.*#' $(MAKEFILE_LIST) | sed 's/:.*#/ -/'
 
-$(BIN)/sordino: pyproject.toml constraints.txt # the core: all that a run needs
+fitting: # is there a Python that sordino runs on, and was .venv made by it?
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo \
+	  "sordino needs Python 3.11 or newer, and $(PYTHON) is none. Name one: make demo PYTHON=python3.12"; exit 2; }
+	@if [ -e $(VENV) ]; then \
+	  $(BIN)/python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { echo \
+	    "$(VENV) was made by a Python that is too old or gone. Remove it with \`make clean\`, then try again."; exit 2; }; \
+	  if [ "$(origin PYTHON)" = "command line" ] && [ "$$($(BIN)/python -V)" != "$$($(PYTHON) -V)" ]; then echo \
+	    "$(VENV) was made by $$($(BIN)/python -V), and you ask for $$($(PYTHON) -V). Remove it with \`make clean\`," \
+	    "then try again."; exit 2; fi; \
+	fi
+
+$(BIN)/sordino: pyproject.toml constraints.txt | fitting # the core: all that a run needs
 	$(PYTHON) -m venv $(VENV)
 	$(INSTALL) .
 	@touch $@
@@ -23,6 +34,7 @@ demo: $(BIN)/sordino # install the core, run the default federation (real digits
 	$(BIN)/sordino run --out runs/demo
 	$(BIN)/sordino privacy verify runs/demo
 	$(BIN)/sordino report runs/demo
+	@echo "To call it \`sordino\` in this shell: source $(VENV)/bin/activate (or write $(BIN)/sordino)"
 
 test: $(VENV)/dev # the fast suite, about two minutes on two cores
 	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest

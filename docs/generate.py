@@ -33,12 +33,14 @@ from sordino.budget.schedules import SCHEDULES
 from sordino.cli.main import app
 from sordino.cohorts.by_budget import COHORTS
 from sordino.config import Experiment, gates
+from sordino.config.describing import described
 from sordino.ledger.statement import Guarantee
 from sordino.partition.schemes import SCHEMES
 from sordino.report.tables import epsilon_text
 from sordino.report.words import merged, sentence
 from sordino.results.comparison import Comparison
 from sordino.results.one_run import Result
+from sordino.runs.catalogue import catalogue
 from sordino.runs.listing import strongest
 from sordino.runs.receipt_schema import receipt_schema
 from sordino.tasks.nets import NETS
@@ -106,7 +108,7 @@ def algorithm(name: str) -> str:
     if not inspect.isclass(made):
         parts.append(prose(inspect.getdoc(made) or ""))
     parts.append(prose(module.__doc__ or ""))
-    parts += ["## Parameters", table(("name", "type", "default"), parameter_rows(made)), "## What it promises"]
+    parts += ["## Parameters", table(PARAMETERS, parameter_rows("algorithm", name)), "## What it promises"]
     parts += promises(name)
     parts += ["## The code"]
     if not inspect.isclass(made):
@@ -224,6 +226,15 @@ CHOICES: Mapping[str, tuple[str, str, Mapping[str, Callable[..., Any]]]] = {
     "uplink.client / uplink.server": ("name", "Gate 2: lists of stages.", gates.STAGES),
 }
 KEYS = ("key", "type", "default", "what")
+PARAMETERS = ("name", "type", "default", "what")
+LISTED = {  # the same, as the catalogue calls them
+    "partition": "partition",
+    "model": "model",
+    "cohort": "cohort",
+    "privacy.schedule": "schedule",
+    "read": "read",
+    "uplink.client / uplink.server": "uplink",
+}
 GIVEN = ("shape", "classes")  # what the data decide, no table
 
 
@@ -244,6 +255,7 @@ def experiment_file() -> str:
     for where, (key, what, choices) in CHOICES.items():
         rows = [(f"`{choice}`", arguments(made), first_line(own_doc(made))) for choice, made in choices.items()]
         parts += [f"## `[{where}]`", what, table((f"`{key}`", "parameters = defaults", "what"), rows)]
+        parts.append(table(("parameter", "of", "meaning"), meant(LISTED[where])))
     parts += [
         "## `[algorithm]`",
         "`name` is one of the [algorithms](algorithms/index.md), or `module:Class` for your own.",
@@ -251,18 +263,23 @@ def experiment_file() -> str:
     return joined(*parts)
 
 
+def meant(where: str) -> list[tuple[str, str, str]]:
+    """Each parameter of the choices of a table, and whose it is; equal words stand once."""
+    found: dict[tuple[str, str], list[str]] = {}
+    for name, entry in catalogue()[where].items():
+        for parameter, said in entry["parameters"].items():
+            found.setdefault((parameter, said["meaning"]), []).append(name)
+    return [(f"`{key}`", ", ".join(names), plain(words)) for (key, words), names in sorted(found.items())]
+
+
 def is_section(kind: Any) -> bool:
     return isinstance(kind, type) and issubclass(kind, BaseModel)
 
 
 def field_rows(section: Any, keep: Callable[[Any], bool]) -> list[tuple[str, str, str, str]]:
-    """The meaning of a key stands beside it in the source, or above it, as a comment."""
-    source = inspect.getsource(section)
-    above = re.findall(r"^    # (.*)\n    (\w+):", source, re.MULTILINE)
-    beside = re.findall(r"^    (\w+):.*?#\s(?:type: ignore\S+\s+# )?(.*)$", source, re.MULTILINE)
-    said = {name: words for words, name in above} | dict(beside)
+    said = described(section)
     return [
-        (f"`{name}`", type_text(field.annotation), f"`{shown_default(field.get_default())}`", plain(said.get(name, "")))
+        (f"`{name}`", type_text(field.annotation), f"`{shown_default(field.get_default())}`", plain(said[name]))
         for name, field in section.model_fields.items()
         if keep(field.annotation)
     ]
@@ -418,10 +435,15 @@ def own_doc(made: Any) -> str:
     return "" if text.startswith(f"{getattr(made, '__name__', '')}(") else inspect.cleandoc(text)
 
 
-def parameter_rows(made: Callable[..., Any]) -> list[tuple[str, str, str]]:
+def parameter_rows(where: str, name: str) -> list[tuple[str, str, str, str]]:
     return [
-        (f"`{name}`", type_text(kind), "required" if default is ... else f"`{shown_default(default)}`")
-        for name, (kind, default) in config.parameters(made).items()
+        (
+            f"`{parameter}`",
+            plain(entry["type"]),
+            "required" if entry.get("required") else f"`{shown_default(entry['default'])}`",
+            plain(entry["meaning"]),
+        )
+        for parameter, entry in catalogue()[where][name]["parameters"].items()
     ]
 
 

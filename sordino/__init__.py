@@ -15,12 +15,15 @@ from typing import TYPE_CHECKING, Any
 from sordino.version import __version__
 
 if TYPE_CHECKING:
+    from sordino.attacks.audit import Audit
     from sordino.results.comparison import Comparison
     from sordino.results.one_run import Result
     from sordino.results.prediction import Prediction
+    from sordino.runs.forecast import Compared
     from sordino.runs.play import Ended
+    from sordino.runs.verify import Verdict
 
-__all__ = ["__version__", "compare", "open_run", "predict", "resume", "run"]
+__all__ = ["__version__", "audit", "compare", "open_run", "plan", "predict", "resume", "run", "verify"]
 
 
 def run(
@@ -41,9 +44,7 @@ def run(
     from sordino import config
     from sordino.runs.run import fresh_folder, start
 
-    source = Path(experiment) if isinstance(experiment, str | Path) else experiment
-    plain = {name: os.fspath(value) if isinstance(value, os.PathLike) else value for name, value in settings.items()}
-    made = config.load(source, overrides, plain)
+    made = config.load(_source(experiment), overrides, _plain(settings))
     folder = fresh_folder(made.name) if out is None else Path(out)
     taken = None if prepared is None else Path(prepared)
     return _followed(lambda watch: start(made, folder, watch, prepared=taken), progress, track)
@@ -56,17 +57,60 @@ def resume(folder: str | Path, progress: bool = False, track: Sequence[str] = ()
     return _followed(lambda watch: continue_(Path(folder), watch), progress, track)
 
 
-def compare(
-    *experiments: str | Path, seeds: int = 3, out: str | Path = "runs/compare", target: float | None = None
-) -> Comparison:
-    """Runs experiment files over the same seeds: `sordino.compare("a.toml", "b.toml")`, or a sweep,
-    `compare("a.toml", "lr=0.01,0.1")`.
+def plan(experiment: str | Path | Mapping[str, Any] | None = None, *overrides: str, **settings: Any) -> Compared:
+    """What a run would promise, send and take, and what else would keep the promise. Nothing is trained or written."""
+    from sordino.runs.forecast import compare as forecast
+
+    return forecast(_source(experiment), overrides, _plain(settings))
+
+
+def verify(folder: str | Path, key: str | Path | None = None, code: bool = False) -> Verdict:
+    """Recomputes the receipt of a run from its ledger, without any data. `wrong` lists what does not agree.
+
+    `key` is the public key of who must have signed it. An algorithm of somebody's own is imported with `code` only.
     """
-    from sordino.results.comparison import check_words
+    from sordino.runs.verify import examine
+
+    return examine(Path(folder), None if key is None else Path(key), code)
+
+
+def audit(
+    experiment: str | Path | Mapping[str, Any] | None = None,
+    *overrides: str,
+    trials: int | None = None,
+    noise_seed: int = 0,
+    system: bool = False,
+    twin: bool = False,
+    **settings: Any,
+) -> Audit:
+    """Attacks what an experiment, a run folder or an algorithm by its name promises, on worst-case neighbours.
+
+    Nothing is trained. `trials`: releases of either neighbour (30,000); `system`: noise that no seed repeats; `twin`:
+    attack a broken twin, which must be caught.
+    """
+    from sordino.attacks import audit as attacks
+
+    made = attacks.experiment_of(experiment, overrides, _plain(settings))
+    return attacks.audit(made, attacks.TRIALS if trials is None else trials, noise_seed, system, twin)
+
+
+def compare(
+    *experiments: str | Path | Mapping[str, Any],
+    seeds: int = 3,
+    out: str | Path = "runs/compare",
+    target: float | None = None,
+) -> Comparison:
+    """Runs experiments over the same seeds: `sordino.compare("a.toml", "b.toml")`, or a sweep,
+    `compare("a.toml", "lr=0.01,0.1")`.
+
+    An experiment is a file or a table with the same keys and a `name`; a table is written into `out` first, so that the
+    comparison can be made again.
+    """
+    from sordino.results.comparison import as_files, check_words
     from sordino.results.comparison import compare as compare_
 
     check_words(experiments)
-    files = [Path(word) for word in experiments if isinstance(word, Path) or "=" not in word]
+    files = as_files([word for word in experiments if not isinstance(word, str) or "=" not in word], Path(out))
     changes = [word for word in experiments if isinstance(word, str) and "=" in word]
     return compare_(files, seeds, Path(out), changes, target)
 
@@ -87,6 +131,14 @@ def predict(folder: str | Path, rows: object, *, score: bool = False, with_code:
     from sordino.results.prediction import predict as predict_
 
     return predict_(Path(folder), rows, score, with_code)
+
+
+def _source(experiment: str | Path | Mapping[str, Any] | None) -> Path | Mapping[str, Any] | None:
+    return Path(experiment) if isinstance(experiment, str | Path) else experiment
+
+
+def _plain(settings: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: os.fspath(value) if isinstance(value, os.PathLike) else value for name, value in settings.items()}
 
 
 def _followed(go: Callable[[Any], Ended], shown: bool, track: Sequence[str]) -> Result:

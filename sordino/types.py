@@ -21,6 +21,7 @@ from sordino.keys import Key
 from sordino.lazy import Ready
 from sordino.ledger.claims import ADVERSARIES, Adversary, Claim, Neighbours, Status, Unit
 from sordino.ledger.events import Event
+from sordino.ledger.op import HANDED, TRAINING, Way
 from sordino.tree import Tree
 
 Params: TypeAlias = dict[str, Tensor]
@@ -28,7 +29,7 @@ Losses: TypeAlias = Callable[
     [Params, Tensor, Tensor, Tensor], Tensor
 ]  # (params, x, y, one key per example) -> one loss per example
 
-__all__ = ["ADVERSARIES", "Adversary", "Claim", "Neighbours", "Status", "Unit"]  # re-exported
+__all__ = ["ADVERSARIES", "HANDED", "TRAINING", "Adversary", "Claim", "Neighbours", "Status", "Unit"]  # re-exported
 
 S = TypeVar("S")  # server state
 C = TypeVar("C")  # client state
@@ -333,10 +334,7 @@ class Received(Generic[U]):
         return self._each()
 
 
-Way: TypeAlias = Literal["down", "up"]
 Message: TypeAlias = tuple[str, Way]  # the name of a phase, and a direction
-HANDED = "handed"  # the phase of the one message to everybody before the first round
-TRAINING = "training"
 
 
 class Formula(Protocol):

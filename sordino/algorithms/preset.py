@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields
 from typing import Any, Concatenate, Generic, Literal, ParamSpec, TypeVar, get_type_hints
 
-from sordino.algorithms.algorithm import AnyAlgorithm
+from sordino.algorithms.algorithm import NAMES, AnyAlgorithm
 from sordino.algorithms.phases import Phased
 from sordino.errors import ConfigError
 
@@ -63,6 +63,11 @@ class Preset(Generic[M]):
         base = base.having(**{name: value for name, value in given.items() if name in self._inherited})
         own = {name: value for name, value in given.items() if name in self._own}
         return self._made(base, **own | {name: getattr(base, name) for name in self._own & self._inherited})
+
+    @property
+    def base(self) -> str:
+        """The name of the method that it is, behind other gates."""
+        return NAMES.get(type(self._bases["default"]), type(self._bases["default"]).__name__)
 
     def refuse_fixed(self, names: Iterable[str]) -> None:
         """Says why a setting of the base is none of the preset's."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import difflib
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -153,28 +153,33 @@ def audit(
     return Audit(str(experiment.algorithm.get("name")), phases, unprotected, found, twin, drawn.name, seed, simulated_)
 
 
-def experiment_of(word: str | None, overrides: Iterable[str] = ()) -> Experiment:
+def experiment_of(
+    word: str | Path | Mapping[str, object] | None,
+    overrides: Iterable[str] = (),
+    settings: Mapping[str, object] | None = None,
+) -> Experiment:
     """The experiment that a word means: a file, the folder of a run, an algorithm, or nothing for the default
-    experiment.
+    experiment; a table is one itself.
     """
     changes = list(overrides)
-    if word is None:
-        return config.load(None, changes)
+    if word is None or isinstance(word, Mapping):
+        return config.load(word, changes, settings)
     path = Path(word)
     if path.is_dir():
         RunFolder(path).check()
-        return config.load(RunFolder(path).experiment_file, changes)
+        return config.load(RunFolder(path).experiment_file, changes, settings)
     if path.is_file() or path.suffix == ".toml":
-        return config.load(path, changes)
-    if word not in ALGORITHMS and ":" not in word:
-        close = difflib.get_close_matches(word, ALGORITHMS, n=1)
+        return config.load(path, changes, settings)
+    name = str(word)
+    if name not in ALGORITHMS and ":" not in name:
+        close = difflib.get_close_matches(name, ALGORITHMS, n=1)
         raise ConfigError(
-            f"there is nothing to audit that is called {word!r}",
+            f"there is nothing to audit that is called {name!r}",
             why="it is not a file, a run folder or an algorithm",
             fix=f"did you mean {close[0]!r}?" if close else "`sordino algorithms` lists the algorithms",
             code="unknown-subject",
         )
-    return config.load(None, [f"algorithm={word}", *changes])
+    return config.load(None, [f"algorithm={name}", *changes], settings)
 
 
 # what is promised -----------------------------------------------------------------------------------------------------

@@ -34,6 +34,8 @@ class Schedule(Protocol):
 
 @dataclass(frozen=True)
 class Uniform:
+    """Equal shares."""
+
     def shares(self, exposures: int, total: float = 1.0) -> Shares:
         return _normalised(np.ones(_count(exposures)))
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 from rich.markup import escape
 
-from sordino.cli.options import Json
+from sordino.cli.options import Json, Verbose
+from sordino.cli.screen import Screen, say
 from sordino.cli.words import experiment_and_changes
 
 if TYPE_CHECKING:
@@ -50,6 +50,7 @@ def audit(
         bool, typer.Option("--twin", help="Attack a broken twin, with 30% less noise: it must be caught.")
     ] = False,
     as_json: Json = False,
+    verbose: Verbose = False,
 ) -> None:
     """Attack the promises of an experiment on worst-case neighbours. Exit code 4 where a claim is refuted.
 
@@ -69,7 +70,7 @@ def audit(
             lambda subject: status.update(f"attacking ({subject})"),
         )
     if as_json:
-        typer.echo(json.dumps(found.to_json()))
+        say(found.to_json())
     else:
         _show(found)
     if found.verdict in ENDS:
@@ -79,7 +80,7 @@ def audit(
 def _show(found: Audit) -> None:
     from sordino.attacks.audit import EMPTY, UNSEEN
 
-    console = Console()
+    console = Screen()
     for phase in found.phases if len(found.phases) > 1 else ():
         bare = phase in found.unprotected
         console.print(f"phase {escape(phase)}:{f' {EMPTY}' if bare else ''}", highlight=False)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated
 
@@ -11,6 +10,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from sordino.cli.options import Json
+from sordino.cli.screen import Screen, say
 
 STYLES = {"holds": "green", "broken": "bold red", "not tried": "dim"}
 
@@ -30,9 +30,7 @@ def check(
         report = try_all(file, class_, set_ or [], lambda law: status.update(f"the law {law!r}"))
     verdicts, broken = report.verdicts, report.broken
     if as_json:
-        typer.echo(
-            json.dumps({"algorithm": report.algorithm, "holds": not broken, "laws": [v._asdict() for v in verdicts]})
-        )
+        say({"algorithm": report.algorithm, "holds": not broken, "laws": [v._asdict() for v in verdicts]})
     else:
         from rich.table import Table
 
@@ -43,7 +41,7 @@ def check(
             told = escape(v.says) if v.verdict == "holds" else escape(v.why)
             fix = f"\n[bold]fix[/bold] {escape(v.fix)}" if v.fix else ""
             table.add_row(v.law, f"[{STYLES[v.verdict]}]{v.verdict}[/]", told + fix)
-        out = Console()
+        out = Screen()
         out.print(table)
         out.print(
             f"[bold red]{len(broken)} broken:[/] {', '.join(broken)}."

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from enum import StrEnum
@@ -13,7 +12,8 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from sordino.cli.options import Figures, Quiet
+from sordino.cli.options import Figures, Json, Quiet, Verbose
+from sordino.cli.screen import Screen, say
 
 if TYPE_CHECKING:
     from sordino.results.comparison import Follow
@@ -53,7 +53,9 @@ def compare(
     ] = Format.text,
     open_: Annotated[bool, typer.Option("--open", help="Write the page and show it in the browser.")] = False,
     figures: Figures = None,
+    as_json: Json = False,
     quiet: Quiet = False,
+    verbose: Verbose = False,
 ) -> None:
     """Run several experiments over the same seeds and compare their ends, never their best rounds."""
     from sordino.report.comparison_table import FORMATS, text
@@ -64,21 +66,20 @@ def compare(
 
         available()  # before the runs, not after them
     files, changes = [Path(word) for word in what if "=" not in word], [word for word in what if "=" in word]
-    page = form is Format.html or open_
+    form, page = Format.json if as_json else form, form is Format.html or open_
     try:
         found = run_all(files, seeds, out, changes + (set_ or []), target, _follow(Console(stderr=True, quiet=quiet)))
     except KeyboardInterrupt:
         Console(stderr=True).print("Stopped at a safe point. The same command goes on from there.")
         raise typer.Exit(130) from None
     if form is Format.text:
-        Console().print(text(found.table))
+        Screen().print(text(found.table))
         for line in found.choosing:
-            Console().print(f"· {escape(line)}", highlight=False)
+            Screen().print(f"· {escape(line)}", highlight=False)
+    elif form is Format.json:
+        say([row.to_json() for row in found.table])
     elif form is not Format.html:
-        typer.echo(
-            json.dumps([row.to_json() for row in found.table]) if form is Format.json else FORMATS[form](found.table),
-            nl=False,
-        )
+        typer.echo(FORMATS[form](found.table), nl=False)
     # paths go where they do not mix with a table that is meant for another program
     place = Console(stderr=form not in (Format.text, Format.html))
     written = ([found.report()] if page else []) + (found.figures(figures) if figures is not None else [])

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.markup import escape
 
 from sordino.cli.options import Json
-from sordino.cli.words import Verb, experiment_and_changes
+from sordino.cli.screen import Screen, say
+from sordino.cli.words import Verb, Verbs, experiment_and_changes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
     from sordino.data.table_overview import TableFacts
     from sordino.runs.population import Population
 
-app = typer.Typer(help="Data and partitions: list, schema, partition, plot.", no_args_is_help=True)
+app = Verbs(help="Data and partitions: list, schema, partition, plot.", no_args_is_help=True)
 
 
 FEW = 3  # examples: a client that can hardly learn
@@ -51,9 +50,9 @@ def list_(what: What = None, as_json: Json = False) -> None:
         facts, held = _facts(population), _table_facts(population)
         if as_json:
             told = {} if held is None else held._asdict() | {"columns": [one._asdict() for one in held.columns]}
-            typer.echo(json.dumps(facts | told))
+            say(facts | told)
             return
-        out = Console()
+        out = Screen()
         out.print(_two_columns("Data", {name: _said(value) for name, value in facts.items()}))
         if held is not None:
             for table in (_files(held), _columns(held)):
@@ -63,13 +62,13 @@ def list_(what: What = None, as_json: Json = False) -> None:
     from sordino.config.data_sources import SOURCES
 
     if as_json:
-        typer.echo(json.dumps({name: source.told() for name, source in SOURCES.items()}))
+        say({name: source.told() for name, source in SOURCES.items()})
         return
     table = _table("Sources of data", "data.source", "what", "needs", "takes")
     for name, source in SOURCES.items():
         keys = (", ".join(f"data.{key}" for key in named) for named in (source.needs, source.takes))
         table.add_row(f"[bold]{name}[/bold]", source.what, *keys)
-    Console().print(table)
+    Screen().print(table)
 
 
 @app.command(cls=Verb)
@@ -140,9 +139,9 @@ def partition(
 
     found = _portrait(Population(_experiment(what or [])))
     if as_json:
-        typer.echo(json.dumps(found))
+        say(found)
         return
-    out = Console()
+    out = Screen()
     out.print(_two_columns(f"Partition: {found['scheme']}", _differences(found)))
     out.print(_clients(found, everybody))
     _note(out, _warnings(found))
@@ -222,7 +221,7 @@ def _columns(held: TableFacts) -> Table:
     return table
 
 
-def _note(out: Console, remarks: Sequence[str]) -> None:
+def _note(out: Screen, remarks: Sequence[str]) -> None:
     for remark in remarks:
         out.print(f"[yellow]note[/yellow] {escape(remark)}")
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +11,8 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from sordino.cli.options import Json, Quiet
+from sordino.cli.options import Json, Quiet, Verbose
+from sordino.cli.screen import Screen, say
 
 if TYPE_CHECKING:
     from sordino.deploy.invitation import Via
@@ -121,6 +121,7 @@ def serve(
     rehearsal: Rehearsal = False,
     as_json: Json = False,
     quiet: Quiet = False,
+    verbose: Verbose = False,
 ) -> None:
     """Serve a run between real sites. The same command again goes on where it stopped."""
     from sordino import config
@@ -199,6 +200,7 @@ def join(
     rehearsal: Rehearsal = False,
     as_json: Json = False,
     quiet: Quiet = False,
+    verbose: Verbose = False,
 ) -> None:
     """Take part in a run with this site's data. It connects to the server; nothing listens here."""
     from sordino.deploy.hosting import Host, lend
@@ -233,7 +235,7 @@ def join(
             rehearsal,
         )
     )
-    console = Console()
+    console = Screen()
     if show_plan:
         plan(console, asked)
         asked.check_cap()
@@ -249,7 +251,7 @@ def join(
         shown.print("Declined: nothing was sent, nothing was spent.")
         raise typer.Exit(4)
     if as_json:
-        typer.echo(json.dumps({"folder": str(asked.folder), "over": left.over, **left.receipt.to_json()}))
+        say({"folder": str(asked.folder), "over": left.over, **left.receipt.to_json()})
     elif not quiet:
         from sordino.report.tables import guarantees
 

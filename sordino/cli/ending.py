@@ -4,19 +4,23 @@ never a traceback."""
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import sys
 import traceback
 from collections.abc import Callable
 from pathlib import Path
 
+import typer
 from rich.console import Console
 from rich.markup import escape
 
 from sordino import user_code
-from sordino.errors import BackendUnavailable, RunError, SordinoError
+from sordino.cli.screen import json_asked
+from sordino.errors import BackendUnavailable, ConfigError, RunError, SordinoError
 
 PRINTERS = {"rich", "click", "typer"}  # the packages that all output goes through
+USAGE: type[Exception] = typer.BadParameter.__mro__[1]  # of whichever click typer was built with
 CLOSED_PIPE = 141  # what a shell reports of a program that SIGPIPE ended
 
 
@@ -42,6 +46,11 @@ def _status(do: Callable[[], None]) -> int:
         return end.code if isinstance(end.code, int) else int(end.code is not None)
     except SordinoError as error:
         return _tell(error)
+    except USAGE as error:  # the parser says it by itself where JSON was not asked for
+        fix = "the same command with --help says what it takes"
+        return _tell(ConfigError(str(error), fix=fix, code="wrong-usage"))
+    except typer.Abort:
+        return 1
     except ModuleNotFoundError as error:
         if str(error.name).startswith("sordino"):
             raise
@@ -58,6 +67,10 @@ def _status(do: Callable[[], None]) -> int:
 def _tell(error: SordinoError) -> int:
     console = Console(stderr=True, soft_wrap=True)
     with contextlib.suppress(OSError):
+        if json_asked():
+            said = {"code": error.code, "what": error.what, "why": error.why, "fix": error.fix}
+            print(json.dumps({"error": said, "exit_code": error.exit_code}), file=sys.stderr, flush=True)
+            return error.exit_code
         console.print(f"[bold red]error[/bold red] {escape(error.what)}  [dim]({error.code})[/dim]")
         if error.why:
             console.print(f"  [bold]why[/bold] {escape(error.why)}")

@@ -7,7 +7,11 @@ from typing import Annotated
 
 import typer
 
-app = typer.Typer(help="Keys that sign letters, and the list of those that are believed.", no_args_is_help=True)
+from sordino.cli.options import Json
+from sordino.cli.screen import say
+from sordino.cli.words import Verbs
+
+app = Verbs(help="Keys that sign letters, and the list of those that are believed.", no_args_is_help=True)
 
 List = Annotated[Path, typer.Option("--list", help="The list: a TOML file.")]
 DAYS = 365
@@ -27,16 +31,24 @@ def new(file: Annotated[Path, typer.Argument(help="Where the key goes; FILE.pub 
 
 
 @app.command()
-def show(file: Annotated[Path, typer.Argument(help="A key: FILE or FILE.pub.")]) -> None:
+def show(
+    file: Annotated[Path, typer.Argument(help="A key: FILE or FILE.pub.")],
+    as_json: Json = False,
+) -> None:
     """Print a public key and its fingerprint, which two people compare on the phone."""
     from sordino.deploy.identity import fingerprint
     from sordino.runs.signature import private_key, public_key
 
     key = public_key(file) if file.suffix == ".pub" else private_key(file).public_key()
-    typer.echo(
-        f"name: {file.stem if file.suffix == '.pub' else file.name}\npublic key: {key.public_bytes_raw().hex()}\n"
-        f"fingerprint: {fingerprint(key)}"
-    )
+    facts = {
+        "name": file.stem if file.suffix == ".pub" else file.name,
+        "public key": key.public_bytes_raw().hex(),
+        "fingerprint": fingerprint(key),
+    }
+    if as_json:
+        say({name.replace(" ", "_"): fact for name, fact in facts.items()})
+    else:
+        typer.echo("\n".join(f"{name}: {fact}" for name, fact in facts.items()))
 
 
 @app.command("allow")

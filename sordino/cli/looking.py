@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console, RenderableType
+from rich.console import RenderableType
 from rich.markup import escape
 
 from sordino.cli.options import Figures, Json
+from sordino.cli.screen import Screen, say
 
 if TYPE_CHECKING:
     from sordino.runs.folder import RunFolder
@@ -20,23 +21,20 @@ def list_(
     place: Annotated[Path, typer.Argument(help="A folder of runs.")] = Path("runs"), as_json: Json = False
 ) -> None:
     """The runs in a folder: how far, how good, what they promise."""
-    from rich.table import Table
-
-    from sordino.runs.listing import Listed, listed
+    from sordino.runs.listing import listed
 
     found = listed(place)
     if as_json:
-        typer.echo(json.dumps([entry._asdict() for entry in found]))
-        return
-    if not found:
+        say([entry.told() for entry in found])
+    elif not found:
         typer.echo(f"no runs in {place}")
-        return
-    table = Table()
-    for column in Listed._fields:
-        table.add_column(column)
-    for entry in found:
-        table.add_row(*map(escape, entry))
-    Console().print(table)
+    else:
+        from rich.table import Table
+
+        table = Table(*found[0].words())
+        for entry in found:
+            table.add_row(*map(escape, entry.words().values()))
+        Screen().print(table)
 
 
 def show(folder: Path, as_json: Json = False) -> None:
@@ -47,10 +45,10 @@ def show(folder: Path, as_json: Json = False) -> None:
     run = RunFolder(folder)
     run.check()
     if as_json:
-        typer.echo(json.dumps(told(run)))
+        say(told(run))
     else:
         promised = run.receipt()
-        summary(Console(), run.metrics(), promised, prepared(folder))
+        summary(Screen(), run.metrics(), promised, prepared(folder))
 
 
 def told(run: RunFolder) -> dict[str, object]:
@@ -103,35 +101,74 @@ def report(
         if figures is not None:
             written += of_run(facts, folder / "figures", figures)
         for path in written:
-            Console().print(str(path), highlight=False, soft_wrap=True, markup=False)
+            Screen().print(str(path), highlight=False, soft_wrap=True, markup=False)
         if open_:
             typer.launch(str(written[0].resolve()))
 
 
-def algorithms(as_json: Json = False) -> None:
-    """The algorithms and their parameters with defaults."""
-    import inspect
+def algorithms(
+    name: Annotated[
+        str | None, typer.Argument(metavar="[NAME]", help="One of them, or module:Class: all that can be said of it.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """The algorithms and their parameters with defaults; with a name, what each parameter means."""
+    from sordino.runs.catalogue import catalogue, of_algorithm
 
+    if name is not None:
+        found = of_algorithm(name)
+        say({"name": name, **found}) if as_json else _algorithm(name, found)
+        return
+    listed = catalogue()["algorithm"]
+    if as_json:
+        say(listed)
+        return
     from rich.table import Table
 
-    from sordino.algorithms import ALGORITHMS
-    from sordino.config import parameters
-
-    listed: dict[str, dict[str, Any]] = {}
-    for name, made in ALGORITHMS.items():
-        source = inspect.getmodule(made)
-        summary = (made.__doc__ or "").strip().splitlines()[0]
-        if inspect.isclass(made) and source is not None:
-            summary = (source.__doc__ or "").strip().splitlines()[0]
-        fields = {field: None if default is ... else default for field, (_, default) in parameters(made).items()}
-        listed[name] = {"summary": summary, "parameters": fields}
-    if as_json:
-        typer.echo(json.dumps(listed))
-        return
     table = Table(show_lines=True)
     for column in ("algorithm", "what", "parameters"):
         table.add_column(column)
-    for name, entry in listed.items():
-        shown = ", ".join(f"{k}={v}" for k, v in entry["parameters"].items() if v is not None)
-        table.add_row(f"[bold]{name}[/bold]", escape(entry["summary"]), escape(shown))
-    Console().print(table)
+    for title, entry in listed.items():
+        shown = {k: v.get("default") for k, v in entry["parameters"].items()}
+        told = ", ".join(f"{k}={v}" for k, v in shown.items() if v is not None)
+        table.add_row(f"[bold]{title}[/bold]", escape(entry["summary"]), escape(told))
+    Screen().print(table)
+
+
+def _algorithm(name: str, found: dict[str, Any]) -> None:
+    from rich.table import Table
+
+    console = Screen(highlight=False)
+    console.print(f"[bold]{escape(name)}[/bold]: {escape(found['summary'])}")
+    if found["base"]:
+        console.print(f"It is {found['base']} behind gates and with defaults of its own.")
+    for line in (found["paper"], *found["notes"]):
+        console.print(f"[dim]{escape(line)}[/dim]")
+    table = Table()
+    for column in ("parameter", "default", "type", "meaning"):
+        table.add_column(column)
+    for key, entry in found["parameters"].items():
+        default = "required" if entry.get("required") else "none" if entry["default"] is None else str(entry["default"])
+        table.add_row(key, escape(default), escape(entry["type"]), escape(entry["meaning"]))
+    console.print(table)
+    if found["protects"]:
+        console.print("What one round promises with these defaults, once a budget or a multiplier sets the noise:")
+        for line in found["protects"]:
+            console.print(f"· {escape(line)}")
+    else:
+        console.print("It promises nothing by itself: a noisy read or uplink makes it private.")
+
+
+def schema(
+    out: Annotated[Path | None, typer.Option(help="Write it there; what is there is never overwritten.")] = None,
+) -> None:
+    """Print the JSON Schema of the experiment file: editors complete keys with it, and say what each one means."""
+    from sordino.runs.editor import schema as of_experiments
+
+    if out is None:
+        say(of_experiments())
+        return
+    from sordino.cli.data import write_new
+
+    write_new(out, json.dumps(of_experiments(), indent=1) + "\n")
+    typer.echo(f"{out}: begin an experiment with the line  #:schema ./{out.name}")

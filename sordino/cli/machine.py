@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.markup import escape
 
 from sordino.cli.options import Json
+from sordino.cli.screen import Screen, say
 
 STYLES = {"ok": "green", "slow": "yellow", "broken": "bold red"}
 
@@ -33,13 +32,13 @@ def doctor(
             "findings": [finding._asdict() for finding in findings],
             "engine": engine(facts, 20),
         }
-        typer.echo(json.dumps(told))
+        say(told)
     else:
         table = Table()
         for column in ("what", "", "found", "to do"):
             table.add_column(column)
         for f in findings:
             table.add_row(f.what, f"[{STYLES[f.state]}]{f.state}[/]", escape(f.says), escape(f.fix))
-        Console().print(table)
+        Screen().print(table)
     if any(finding.state == "broken" for finding in findings):
         raise typer.Exit(2)

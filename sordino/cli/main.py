@@ -29,15 +29,17 @@ from sordino.cli import (
     watching,
 )
 from sordino.cli.ending import ended
-from sordino.cli.words import Verb
+from sordino.cli.screen import json_asked
+from sordino.cli.words import Verb, Verbs
 from sordino.version import __version__
 
-app = typer.Typer(
+app = Verbs(
     name="sordino",
     help="Private federated learning with honest guarantees.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    rich_markup_mode="markdown",
+    rich_markup_mode="markdown" if sys.stdout.isatty() else None,  # pipes get plain lines
+    context_settings={"help_option_names": ["--help", "-h"]},
 )
 app.command()(running.new)
 app.command(cls=Verb)(running.run)
@@ -53,6 +55,7 @@ app.command()(looking.report)
 app.command()(predicting.predict)
 app.command(cls=Verb)(comparing.compare)
 app.command()(looking.algorithms)
+app.command()(looking.schema)
 app.command()(checking.check)
 app.command(cls=Verb)(auditing.audit)
 data.app.command()(deploying.announce)
@@ -77,4 +80,10 @@ def main() -> None:
         if isinstance(stream, io.TextIOWrapper):
             with contextlib.suppress(OSError):
                 stream.reconfigure(errors="replace")  # a terminal without an infinity sign shows a question mark
-    sys.exit(ended(lambda: app(standalone_mode=True)))
+    sys.exit(ended(_go))
+
+
+def _go() -> None:
+    if json_asked():  # what is wrong with the words is then said as JSON, too
+        sys.exit(app(standalone_mode=False))
+    app(standalone_mode=True)

@@ -13,15 +13,17 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from sordino.cli.options import Json
-from sordino.cli.words import Verb, experiment_and_changes
+from sordino.cli.options import Json, Verbose
+from sordino.cli.screen import Screen, say
+from sordino.cli.words import Verb, Verbs, experiment_and_changes
 from sordino.errors import ConfigError
 
 if TYPE_CHECKING:
     from sordino.budget.calculator import Enough
     from sordino.report.evidence import Evidence
+    from sordino.runs.shapes import Spending
 
-app = typer.Typer(help="Budgets and guarantees: plan, spent, verify, export.", no_args_is_help=True)
+app = Verbs(help="Budgets and guarantees: plan, spent, verify, export.", no_args_is_help=True)
 
 
 class Document(StrEnum):
@@ -58,6 +60,7 @@ def plan(
         float | None, typer.Option(help="Norm of an update (client) or a gradient (example). [default: 1]")
     ] = None,
     as_json: Json = False,
+    verbose: Verbose = False,
 ) -> None:
     """Budget to noise, noise to budget, and what else would do, before any training.
 
@@ -94,20 +97,18 @@ def _plan_numbers(given: dict[str, Any], as_json: bool) -> None:
     answers = calculator.answer(question)
     ratio, found = answers[0].noise_to_signal, calculator.enough_for(question)
     if as_json:
-        typer.echo(
-            json.dumps(
-                {
-                    "question": {**asdict(question), "noise_multiplier": given.get("noise_multiplier")},
-                    "answer": answers[0].to_json(),
-                    "alternatives": [answer.to_json() for answer in answers[1:]],
-                    **_verdict(ratio, found, question.delta),
-                }
-            )
+        say(
+            {
+                "question": {**asdict(question), "noise_multiplier": given.get("noise_multiplier")},
+                "answer": answers[0].to_json(),
+                "alternatives": [answer.to_json() for answer in answers[1:]],
+                **_verdict(ratio, found, question.delta),
+            }
         )
         return
     from sordino.report import plan as planned
 
-    console = Console()
+    console = Screen()
     planned.numbers(console, answers, given.get("noise_multiplier"))
     planned.verdict(console, ratio, found, question.delta)
 
@@ -121,16 +122,16 @@ def _plan_experiment(words: list[str], options: list[str], as_json: bool) -> Non
             code="two-questions",
         )
     file, overrides = experiment_and_changes(words)
-    with Console(stderr=True).status("rehearsing the rounds, calibrating the alternatives"):
+    with Console(stderr=True, quiet=as_json).status("rehearsing the rounds, calibrating the alternatives"):
         from sordino.runs.forecast import compare
 
         found = compare(Path(file) if file is not None else None, overrides)
     if as_json:
-        typer.echo(json.dumps({**found.to_json(), **_verdict(found.ratio, found.enough, found.delta)}))
+        say({**found.to_json(), **_verdict(found.ratio, found.enough, found.delta)})
         return
     from sordino.report import plan as planned
 
-    console = Console()
+    console = Screen()
     planned.experiment(console, found)
     planned.verdict(console, found.ratio, found.enough, found.delta)
 
@@ -150,26 +151,37 @@ def spent(
     place: Annotated[Path, typer.Argument(metavar="RUN|LEDGER", help="A run folder, or a ledger that runs share.")],
     by_client: Annotated[bool, typer.Option("--by-client", help="One line per client.")] = False,
     as_json: Json = False,
+    verbose: Verbose = False,
 ) -> None:
     """What a run has spent, to whom; read from its ledger. Of a ledger: what all runs on it have spent together."""
     from sordino.report.tables import groups, guarantees
     from sordino.report.tables import spending as spending_table
     from sordino.runs.lifetime import lifetime
-    from sordino.runs.receipt import spending
+    from sordino.runs.vouched import vouched
 
     shared = lifetime(place) if place.is_file() else None
-    found = spending(place) if shared is None else shared
-    if as_json:
-        typer.echo(json.dumps(found.to_json()))
+    # where the ledger has sealed the receipt and nothing was spent since, the receipt says it at once
+    known = vouched(place) if shared is None and not (by_client or as_json) else None
+    told = shared if shared is not None or known is not None else _recomputed(place)
+    if as_json and told is not None:
+        say(told.to_json())
         return
-    console = Console()
+    found = told or known
+    assert found is not None
+    console = Screen()
     console.print(guarantees(found.guarantees, found.simulated, found.phases))
     for run in shared.runs if shared is not None else ():
         console.print(f"[dim]· {run.run}: {run.releases} releases[/dim]")
     if found.budget is not None and found.budget.groups:
         console.print(groups(found.budget, found.simulated))
-    if by_client:
-        console.print(spending_table(found.by_client, found.currency))
+    if by_client and told is not None:
+        console.print(spending_table(told.by_client, told.currency))
+
+
+def _recomputed(place: Path) -> Spending:
+    from sordino.runs.receipt import spending
+
+    return spending(place)
 
 
 @app.command()
@@ -180,19 +192,20 @@ def verify(
         bool, typer.Option("--with-code", help="Import an algorithm of somebody's own, to make its plan again.")
     ] = False,
     as_json: Json = False,
+    verbose: Verbose = False,
 ) -> None:
     """Recompute the receipt from the ledger, without any data. Exit code 5 where they disagree."""
     from sordino.runs.verify import examine
 
     wrong, unseen, agreed = examine(folder, key, with_code)
     if as_json:
-        typer.echo(json.dumps({"holds": not wrong, "agrees": agreed, "disagreements": wrong, "not_looked_at": unseen}))
+        say({"holds": not wrong, "agrees": agreed, "disagreements": wrong, "not_looked_at": unseen})
     elif wrong:
         Console(stderr=True).print(
             "[bold red]the receipt does not hold[/bold red]", *[f"\n  · {line}" for line in wrong], markup=True
         )
     else:
-        console = Console()
+        console = Screen()
         console.print(f"[green]The receipt holds:[/green] {escape('; '.join(agreed))}.", highlight=False)
         for line in unseen:
             console.print(f"[dim]Not looked at: {escape(line)}.[/dim]", highlight=False)

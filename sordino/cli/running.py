@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,10 +10,12 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from sordino.cli.options import Json, Quiet, Track
+from sordino.cli.options import Json, Quiet, Track, Verbose
+from sordino.cli.screen import Screen, say
 from sordino.cli.words import experiment_and_changes
 
 if TYPE_CHECKING:
+    from sordino.config import Experiment
     from sordino.runs.play import Ended
 
 
@@ -46,8 +47,12 @@ def run(
         Path | None, typer.Option(metavar="RUN", help="Take over what that run prepared before its first round.")
     ] = None,
     track: Track = None,
+    dry: Annotated[
+        bool, typer.Option("--dry-run", help="Check everything, say the plan and what would be written; write nothing.")
+    ] = False,
     as_json: Json = False,
     quiet: Quiet = False,
+    verbose: Verbose = False,
 ) -> None:
     """Run a federation. Without arguments: real handwritten digits on 20 clients, private, in under a minute."""
     from sordino import config
@@ -59,12 +64,47 @@ def run(
     crash = _faults(chaos, overrides)
     experiment = config.load(Path(file) if file is not None else None, overrides)
 
+    if dry:
+        _say_only(experiment, out, prepared, what or [], as_json, quiet)
+        return
+
     def go(watch: Any) -> Ended:
         from sordino.runs.run import fresh_folder, start
 
         return start(experiment, out if out is not None else fresh_folder(experiment.name), watch, crash, prepared)
 
     show_run(go, track or [], as_json, quiet)
+
+
+def _say_only(
+    experiment: Experiment, out: Path | None, prepared: Path | None, words: list[str], as_json: bool, quiet: bool
+) -> None:
+    """A run that does not begin. What would be refused is refused here."""
+    from sordino.ledger.notes import SYSTEM
+    from sordino.runs.dry import choices, would_write
+    from sordino.runs.forecast import Forecast
+    from sordino.runs.run import checked, fresh_folder
+
+    folder = out if out is not None else fresh_folder(experiment.name)
+    simulation = checked(experiment, folder, prepared, dry=True)
+    settled = simulation.setup.experiment
+    forecast, files = Forecast(simulation), [str(path) for path in would_write(folder, simulation.setup)]
+    row, decided = forecast.row("as asked", words, timed=True), choices(experiment.engine, settled.engine, settled)
+    if as_json:
+        promised = [one.to_json() for one in forecast.guarantees]
+        told = {"dry_run": True, "folder": str(folder), "would_write": files, "decided": decided}
+        say({**told, "answer": row.to_json(), "guarantees": promised})
+    elif not quiet:
+        from sordino.report import plan as planned
+        from sordino.report.tables import guarantees
+
+        console = Screen()
+        simulated = settled.privacy.noise != SYSTEM
+        planned.facts(console, row, forecast.timing, simulated)
+        console.print(guarantees(forecast.guarantees, simulated))
+        for line in decided:
+            console.print(f"· {escape(line)}", highlight=False)
+        console.print(f"A run would write, and this one did not: {escape(', '.join(files))}", highlight=False)
 
 
 def _faults(chaos: str | None, overrides: list[str]) -> int | None:
@@ -93,6 +133,7 @@ def resume(
     track: Track = None,
     as_json: Json = False,
     quiet: Quiet = False,
+    verbose: Verbose = False,
 ) -> None:
     """Continue a run that was stopped or killed: same bytes as if it had never stopped."""
 
@@ -121,11 +162,11 @@ def show_run(go: Any, track: list[str], as_json: bool, quiet: bool, again: str =
         result = tracked(go, track, watch)
     if as_json:
         found = {"folder": str(result.folder), **told(RunFolder(result.folder)), "notes": result.notes}
-        typer.echo(json.dumps(found))
+        say(found)
     elif not quiet:
         from sordino.report.tables import summary
 
-        out = Console()
+        out = Screen()
         summary(out, result.metrics, result.receipt, prepared(result.folder))
         for note in result.notes:
             out.print(f"[yellow]note[/yellow] {escape(note)}")

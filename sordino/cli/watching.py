@@ -4,7 +4,6 @@ ledger and holds nothing.
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -15,6 +14,7 @@ import typer
 from rich.console import Console
 
 from sordino.cli.options import Json
+from sordino.cli.screen import say
 
 if TYPE_CHECKING:
     from sordino.runs.watched import Seen, WatchStart
@@ -42,7 +42,7 @@ def watch(
     if as_json:
         sites = {name: now._asdict() for name, now in seen.sites.items()}
         told = seen._asdict() | {"score": seen.score.to_json(), "sites": sites, "rounds_per_second": rate(seen, since)}
-        typer.echo(json.dumps(told))
+        say(told)
         return
     if not once:
         with _shown(console) as show:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeVar
 
+import typer
 from typer.core import TyperCommand
 
 from sordino.errors import ConfigError
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 
 def experiment_and_changes(words: Sequence[str]) -> tuple[str | None, list[str]]:
@@ -25,26 +28,69 @@ def experiment_and_changes(words: Sequence[str]) -> tuple[str | None, list[str]]
 
 
 def _is_key(word: str) -> bool:
-    from sordino.config import Experiment
+    from sordino.config import Experiment, places
 
-    return word.partition(".")[0] in Experiment.model_fields
+    return word.partition(".")[0] in Experiment.model_fields or bool(places(word))
 
 
-class Verb(TyperCommand):
-    """A verb whose experiment is changed by key=value: who writes a key as an option is told so."""
+class AnyVerb(TyperCommand):
+    """Any verb. An empty word is refused, because it would mean the folder that one happens to be in."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        for before, word in zip(["", *args], args, strict=False):
+            if word == "" or (word.startswith("--") and word.endswith("=")):
+                option = word.rstrip("=") or (before if before.startswith("-") else "a word")
+                raise ConfigError(
+                    f"{option} is empty",
+                    why="an empty text is no file and no value; perhaps a variable of the shell that is not set",
+                    fix="say what is meant, or leave it out",
+                    code="empty-word",
+                )
+        for option, value in self._unknown(args):
+            self.refuse(option, value)
+        return super().parse_args(ctx, args)
+
+    def _unknown(self, args: Sequence[str]) -> Iterator[tuple[str, str]]:
+        """Options that this verb does not have, and the value that seems to be meant."""
         known = {option for parameter in self.params for option in parameter.opts}
         for i, word in enumerate(args):
             if word == "--":
-                break
+                return
             option, _, value = word.partition("=")
-            if option.startswith("--") and option not in known and _is_key(option[2:]):
-                value = value or next((after for after in args[i + 1 : i + 2] if not after.startswith("-")), "VALUE")
-                raise ConfigError(
-                    f"{option} is not an option",
-                    why="settings of an experiment are written without dashes",
-                    fix=f"write {option[2:]}={value}",
-                    code="option-is-a-key",
-                )
-        return super().parse_args(ctx, args)
+            if option.startswith("--") and option not in known:
+                yield option, value or next((after for after in args[i + 1 : i + 2] if after[:1] != "-"), "VALUE")
+
+    def refuse(self, option: str, value: str) -> None:
+        """Says of an unknown option what it may have meant; where nothing is known, the parser says that it is none."""
+        if _is_key(option[2:]):
+            raise ConfigError(
+                f"{option} is not an option of this command",
+                why="it is a setting of an experiment, and this command takes none",
+                fix=f"write {option[2:]} = {value} into the experiment's file",
+                code="option-is-a-key",
+            )
+
+
+class Verb(AnyVerb):
+    """A verb whose experiment is changed by key=value: who writes a key as an option is told so."""
+
+    def refuse(self, option: str, value: str) -> None:
+        from sordino.config import places
+
+        if not _is_key(option[2:]):
+            return
+        raise ConfigError(
+            f"{option} is not an option",
+            why="settings of an experiment are written without dashes",
+            fix=" or ".join(f"write {place}={value}" for place in places(option[2:]) or [option[2:]]),
+            code="option-is-a-key",
+        )
+
+
+class Verbs(typer.Typer):
+    """A group of verbs, which all read their words alike."""
+
+    def command(
+        self, name: str | None = None, *, cls: type[TyperCommand] | None = None, **options: Any
+    ) -> Callable[[F], F]:
+        return super().command(name, cls=cls or AnyVerb, **options)

@@ -47,6 +47,8 @@ class Personal(Tossed):
 
 @dataclass(frozen=True)
 class ByBudget(Personal):
+    """A hidden cohort: each client is drawn at the rate that its own budget affords."""
+
     hidden: ClassVar[bool] = True
     size: float  # expected
 
@@ -77,11 +79,15 @@ class _ByThreshold(Personal):
 
 @dataclass(frozen=True)
 class Threshold(_ByThreshold):
+    """Everybody pays the same, and clients whose budget is smaller than a threshold are drawn less often."""
+
     hidden: ClassVar[bool] = True
 
 
 @dataclass(frozen=True)
 class ThresholdPublished(_ByThreshold):
+    """The threshold as a paper prints it, whose claims about budgets are not proved."""
+
     cost: Literal["one_round", "share", "full_round"] = "one_round"
     retire_below: float = 0.01  # of the smallest budget: who has less left takes no part any more
 

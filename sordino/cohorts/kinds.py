@@ -55,6 +55,8 @@ class Cohort(ABC):
 
 @dataclass(frozen=True)
 class Everyone(Cohort):
+    """Every client takes part in every round."""
+
     def draw(self, round_index: int, population: int, key: keys.Key) -> list[int]:
         return list(range(_people(population)))
 

@@ -19,6 +19,7 @@ from sordino.config.experiment import (
     filled,
     load,
     parameters,
+    places,
     validate,
 )
 
@@ -38,5 +39,6 @@ __all__ = [
     "filled",
     "load",
     "parameters",
+    "places",
     "validate",
 ]

@@ -23,6 +23,7 @@ warnings.filterwarnings("ignore", r'Field name "schema" in "Data" shadows', User
 class Data(BaseModel):
     model_config = STRICT
 
+    # where the examples come from: `sordino data list` says what each source needs
     source: Literal["digits", "images", "folder", "tabular", "quadratic", "synthetic"] = "digits"
     # a file or a folder; of tables also a pattern like "clinics/*.csv" or a list of files; of images also the id of a
     # data set on the hub
@@ -48,7 +49,7 @@ class Data(BaseModel):
     augment: Literal["none", "crop_flip"] = "none"  # of images: shift (4 pixels) and mirror at random
     side: int | None = None  # of images: resize each to this width and height in pixels; folders: 32 by default
     fraction: float = 1.0  # of folders: the share of every class that is used, but at least `at_least` images
-    at_least: int = 20
+    at_least: int = 20  # of folders: the fewest images of a class that are used, whatever `fraction` is
     train: int | None = None  # use only this number of training examples, in the proportions of the classes
     test: int | None = None  # use only this number of test examples
     # labelled examples of each class that the server keeps before clients get theirs: a number, or a share below 1

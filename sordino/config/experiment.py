@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import copy
 import inspect
-import tomllib
 from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache
 from pathlib import Path
@@ -21,7 +20,8 @@ from sordino import user_code
 from sordino.config import data_sources
 from sordino.config.data_section import STRICT, Data
 from sordino.config.digest import digest_of
-from sordino.config.wording import check_keys, nearest, sweep, wrong
+from sordino.config.reading import parsed, read
+from sordino.config.wording import check_keys, nearest, unknown, wrong
 from sordino.errors import ConfigError, Range, UnsoundGuarantee, check_range
 
 T = TypeVar("T")
@@ -35,8 +35,8 @@ class Section(BaseModel):
 class Privacy(Section):
     # a number for all clients, or a rule for personal budgets; none: no budget, private algorithms need a multiplier
     epsilon: float | Table | None = None
-    delta: float = 1e-5
-    schedule: Table = {"name": "uniform"}
+    delta: float = 1e-5  # the chance that the promise fails: below 1 / number of protected units
+    schedule: Table = {"name": "uniform"}  # how a budget is spread over the rounds in which a client takes part
     noise: Literal["counter", "system"] = "counter"  # counter: a seeded simulation; system: real noise, for real people
     ledger: str | None = None  # the path of a ledger that several runs share; none: one in the run folder
     public_sizes: bool = True  # whether the number of examples of each client may be known to everybody
@@ -75,6 +75,7 @@ class Network(Section):
 
 
 class Engine(Section):
+    # how clients are computed; auto chooses by the algorithm, and all of them give the same result but for rounding
     executor: Literal["auto", "loop", "stack", "pooled", "processes", "ranks"] = "auto"
     # numbers in training; sums, clipping, noise and evaluation always use fp32 or wider
     precision: Literal["auto", "fp32", "bf16"] = "auto"
@@ -83,28 +84,30 @@ class Engine(Section):
     deadline_s: float | None = Field(default=None, gt=0)  # of `processes`: the most seconds for the work of one client
     checkpoint_every: int = 1  # write a checkpoint after every so many rounds
     cache: str | None = None  # a directory to keep candidates that take long to make; none: the user's own cache
-    network: Network = Network()
+    network: Network = Network()  # delays and bandwidths that are put between the server and its client processes
 
 
 class Experiment(Section):
     """The whole of a run. The digest leaves out `[engine]`, which is how, and where anybody's files lie."""
 
-    name: str = "digits"
-    seed: int = 0
-    rounds: int = 40
-    data: Data = Data()
+    name: str = "digits"  # what the run is called in folders and tables; without it, the name of the file
+    seed: int = 0  # of everything that is random in a simulation
+    rounds: int = 40  # how often the server asks clients and changes the model
+    data: Data = Data()  # which examples there are
+    # which client holds which examples
     partition: Table = {"scheme": "dirichlet", "clients": 20, "alpha": 0.5}
-    model: Table = {"name": "logistic"}
-    cohort: Table = {"name": "everyone"}
+    model: Table = {"name": "logistic"}  # the network that is trained; `module:Class` names one of your own
+    cohort: Table = {"name": "everyone"}  # which clients take part in a round
+    # the training method; `module:Class` names one of your own
     algorithm: Table = {"name": "gaussian_gdp", "clip": 1.0, "lr": 2.0}
-    read: Table | None = None
-    uplink: Table | list[Any] | None = None
+    read: Table | None = None  # gate 1, how client code may look at examples; none: the one of the algorithm
+    uplink: Table | list[Any] | None = None  # gate 2, what the server sees of uploads; none: that of the algorithm
     candidates: Table | None = None  # images that the server draws from a public source
-    privacy: Privacy = Privacy(epsilon=8.0)
-    stragglers: Slow = Slow()
-    chaos: Chaos = Chaos()
-    evaluation: EvaluationSettings = EvaluationSettings()
-    engine: Engine = Engine()
+    privacy: Privacy = Privacy(epsilon=8.0)  # how much may be lost, and which noise protects
+    stragglers: Slow = Slow()  # clients that are slow, and what becomes of their work
+    chaos: Chaos = Chaos()  # faults that are rehearsed
+    evaluation: EvaluationSettings = EvaluationSettings()  # what is measured, and when
+    engine: Engine = Engine()  # how a run is computed, which changes no promise
 
     def digest(self) -> str:
         return digest_of(self)
@@ -142,13 +145,13 @@ def load(
     """
     table: Table = {}
     if source is not None:
-        table = _read(source) if isinstance(source, Path) else copy.deepcopy(dict(source))
+        table = read(source, Experiment.model_fields) if isinstance(source, Path) else copy.deepcopy(dict(source))
         table.setdefault("name", source.stem if isinstance(source, Path) else "experiment")
         table.setdefault("privacy", {})  # a file says itself whether it has a budget; it does not get the default's
         if isinstance(table["privacy"], dict):  # else `validate` says what is wrong with it
             table["privacy"].setdefault("epsilon", None)
     # what chooses comes first, so that no parameter is lost because of its place on the command line
-    changes = [*map(_parsed, overrides), *(settings or {}).items()]
+    changes = [*map(parsed, overrides), *(settings or {}).items()]
     for path, value in sorted(changes, key=lambda change: change[0].strip() not in CHOOSERS):
         _set(table, path, value)
     return validate(table)
@@ -163,7 +166,8 @@ def validate(table: Table) -> Experiment:
             "each other promise",
             code="total-epsilon",
         )
-    check_keys(table, Experiment.model_fields, "the experiment")
+    for key in table.keys() - Experiment.model_fields.keys():
+        raise unknown(key, Experiment.model_fields, "the experiment", places(key))
     if "partition" not in table and data_sources.has_natural_clients(table.get("data")):
         table = {**table, "partition": {"scheme": "natural"}}
     try:
@@ -241,46 +245,6 @@ def parameters(made: Callable[..., object]) -> dict[str, tuple[Any, Any]]:
     return found
 
 
-def _read(path: Path) -> Table:
-    try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise ConfigError(
-            f"there is no experiment file {path}",
-            fix=f"to change a setting, write {path}=VALUE"
-            if str(path) in Experiment.model_fields
-            else "check the path; `sordino run` without a file runs the default experiment",
-            code="no-file",
-        ) from None
-    except IsADirectoryError:
-        run = (path / "experiment.toml").is_file()
-        raise ConfigError(
-            f"{path} is a {'run ' * run}folder, not an experiment file",
-            fix=f"use {path / 'experiment.toml'}" if run else "give the path of a TOML file",
-            code="no-file",
-        ) from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(
-            f"cannot read {path}", why=str(error), fix="give a text file in TOML", code="unreadable-file"
-        ) from None
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError(
-            f"{path} is not valid TOML: {error}", fix="put texts in quotes, tables under a [header]", code="bad-toml"
-        ) from None
-
-
-def _parsed(override: str) -> tuple[str, Any]:
-    path, equals, text = override.partition("=")
-    if not equals or not path:
-        raise ConfigError(
-            f"{override!r} is not key=value", fix="write it like rounds=20 or algorithm.lr=0.05", code="bad-override"
-        )
-    try:
-        return path, tomllib.loads(f"v = {text}")["v"]
-    except tomllib.TOMLDecodeError:
-        return path, _word(override, text)
-
-
 def _set(table: Table, path: str, value: object) -> None:
     *parents, last = path.strip().split(".")
     if not parents and last in CHOOSERS and isinstance(value, str):
@@ -301,27 +265,6 @@ def _set(table: Table, path: str, value: object) -> None:
             )
         table = step
     table[last] = value
-
-
-def _word(override: str, text: str) -> str:
-    """A bare word is a text; several numbers are a sweep, which one run cannot be."""
-    if text.lstrip().startswith(("{", "[", '"', "'")):
-        raise ConfigError(
-            f"{override!r} is not valid TOML",
-            why="every bracket and quote must be closed, and a text inside brackets needs quotes of its own",
-            fix="put the whole setting in quotes for the shell: 'algorithm={name = \"fedavg\", lr = 0.1}'",
-            code="bad-override",
-        )
-    try:
-        several = len(tomllib.loads(f"v = [{text}]")["v"]) > 1
-    except tomllib.TOMLDecodeError:
-        return text
-    if several:
-        raise ConfigError(f"{override!r} has several values", why=SWEEP, fix=sweep(override), code="sweep-in-a-run")
-    return text
-
-
-SWEEP = "one run has one value of everything; a sweep is a comparison of several runs"
 
 
 def _owner(table: Table, key: str) -> list[str]:
@@ -349,6 +292,11 @@ def _section(table: Table, place: str) -> Iterable[str]:
     if place == "data":  # of other sources nobody speaks
         return data_sources.keys(given.get("source", "digits") if isinstance(given, dict) else "digits")
     return [*_fields(place), *(given if isinstance(given, dict) else ())]
+
+
+def places(key: str) -> list[str]:
+    """Where a bare key may belong: epsilon is privacy.epsilon."""
+    return [f"{place}.{key}" for place in Experiment.model_fields if key in _fields(place)]
 
 
 def _fields(place: str) -> Iterable[str]:

@@ -51,10 +51,12 @@ def noisy_gradient(
     neighbours: Neighbours = "replace",
     multiplier: float | None = None,
 ) -> NoisyGradient:
+    """Gradients of single examples, cut and noised."""
     return NoisyGradient(clip, LAWS[law], clip_order, sampling, rate, neighbours, multiplier)
 
 
 def noise(law: Law = "gaussian", neighbours: Neighbours = "replace", multiplier: float | None = None) -> Noise:
+    """Noise on every upload, or on the sum, as the list says in which it stands."""
     return Noise(LAWS[law], neighbours, multiplier)
 
 
@@ -65,20 +67,24 @@ def cells(
     rate: float = 0.2,
     multiplier: float | None = None,
 ) -> CellGradient:
+    """Gradients of episodes, cut and noised; what is protected is a fixed cell of a client's examples."""
     return CellGradient(clip, cells, sampling, rate, multiplier=multiplier)
 
 
 def noise_share(
     survivors: int, law: Law = "gaussian", neighbours: Neighbours = "add_remove", multiplier: float | None = None
 ) -> NoiseShare:
+    """Every client adds a part of one noise; the parts of those who must stay are enough."""
     return NoiseShare(LAWS[law], neighbours, multiplier, survivors=survivors)
 
 
 def privunit(neighbours: Neighbours = "replace", multiplier: float | None = None) -> OneDirection:
+    """The direction of an upload alone, under pure local privacy (Bhowmick et al., 2018)."""
     return OneDirection(neighbours=neighbours, multiplier=multiplier)
 
 
 def quantise(bits: int = 24, headroom: int = 8, range: float = 1.0, strict: bool = False) -> Quantise:
+    """Numbers become integers, as sums that nobody reads need them."""
     return Quantise(Layout(bits, headroom, range), strict)
 
 
@@ -91,6 +97,7 @@ def encrypted(scheme: Literal["paillier", "bfv", "ckks"]) -> Callable[..., Encry
         testing: bool = False,
         server_has_key: bool = False,
     ) -> Encrypted:
+        """Uploads are encrypted and added as they are; who holds the key opens the sum."""
         return Encrypted(scheme, key_bits, keys, at_least, mode, testing, server_has_key)
 
     return stage

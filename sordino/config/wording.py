@@ -27,7 +27,14 @@ def check_keys(table: Mapping[str, object], known: Iterable[str], where: str) ->
     names = list(known)
     for key in table:
         if key not in names:
-            raise ConfigError(f"{where} has no key {key!r}", fix=nearest(key, names), code="unknown-key")
+            raise unknown(key, names, where)
+
+
+def unknown(key: str, names: Iterable[str], where: str, elsewhere: Iterable[str] = ()) -> ConfigError:
+    """The refusal of a key that is none. `elsewhere`: where it would be one."""
+    meant = " or ".join(f"{place}=..." for place in elsewhere)
+    fix = f"write {meant}" if meant else nearest(key, names)
+    return ConfigError(f"{where} has no key {key!r}", fix=fix, code="unknown-key")
 
 
 def nearest(word: str, names: Iterable[str]) -> str:
@@ -75,7 +82,7 @@ def _fix(error: ErrorDetails, place: str) -> str:
         return nearest(given, expected.replace(" or ", ", ").replace("'", "").split(", "))
     if isinstance(given, tuple | list) and len(given) > 1 and error["type"] not in ("dict_type", "model_type"):
         return sweep(f"{place}={','.join(map(str, given))}")
-    if isinstance(given, str) and error["type"] in ("dict_type", "model_type"):
+    if error["type"] in ("dict_type", "model_type"):
         return f"for example {place}.KEY=VALUE, or {place}={{key = value}}"
     return ""
 

@@ -9,11 +9,11 @@ import sqlite3
 import tempfile
 import threading
 import time
-from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from sordino.errors import SordinoError
+from sordino.ledger.storage import copied
 from sordino.runs.folder import RunFolder
 from sordino.runs.receipt import spending
 from sordino.runs.shapes import Spending
@@ -67,16 +67,6 @@ class Spent:
             self._stamp = None  # it is tried again
         now = time.monotonic()
         self._next = now + max(EVERY, (now - begun) / SHARE)
-
-
-def copied(ledger: Path, copy: Path) -> None:
-    """A copy of a ledger, as it stands at this moment. Where nobody has it open, not even its locks are touched."""
-    how = "mode=ro" if _journal(ledger).exists() else "mode=ro&immutable=1"
-    with (
-        closing(sqlite3.connect(f"{ledger.resolve().as_uri()}?{how}", uri=True)) as source,
-        closing(sqlite3.connect(copy)) as target,
-    ):
-        source.backup(target)
 
 
 def _journal(ledger: Path) -> Path:

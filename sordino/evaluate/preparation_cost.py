@@ -6,12 +6,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from statistics import fmean
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from sordino.evaluate.measures import Metrics, bytes_to, rounds_to, scores, traffic
 from sordino.evaluate.rows import Played, RoundRow
 from sordino.ledger.facts import Fact, Number
-from sordino.types import HANDED, TRAINING, Formula, Way
+from sordino.ledger.op import HANDED, TRAINING, Way
+
+if TYPE_CHECKING:
+    from sordino.types import Formula
 
 FLOAT = 4  # bytes
 TENS = [k / 10 for k in range(1, 10)]

@@ -10,11 +10,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from sordino.ledger.claims import Claim
 from sordino.ledger.events import Json
-from sordino.ledger.histories import Histories
+
+if TYPE_CHECKING:
+    from sordino.ledger.histories import Histories
 
 Release: TypeAlias = tuple[Claim, ...]  # what one operation promises about one client
 Said: TypeAlias = Iterable[tuple[Sequence[int] | str, Sequence[Claim]]]  # who ('*' is every client), and which claims
@@ -75,6 +77,8 @@ def simulated(texts: Iterable[str]) -> bool:
 
 def histories(texts: Iterable[str], population: int) -> Histories[Release]:
     """The losses of every client, release by release."""
+    from sordino.ledger.histories import Histories  # numpy: who only reads notes does without
+
     found: Histories[Release] = Histories(population)
     known: dict[str, Release] = {}
     for text in texts:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Literal, NamedTuple, TypeAlias
+
+HANDED = "handed"  # the phase of the one message to everybody before the first round
+TRAINING = "training"
+Way: TypeAlias = Literal["down", "up"]  # of a message
 
 
 class Op(NamedTuple):

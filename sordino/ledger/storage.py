@@ -296,3 +296,13 @@ def refusals() -> Iterator[None]:
         raise damaged("it cannot be read") from error
     except OSError as error:
         raise _BY_SYSTEM.get(error.errno or 0, _unwritable)() from error
+
+
+def copied(ledger: Path, copy: Path) -> None:
+    """A copy of a ledger, as it stands at this moment. Where nobody has it open, not even its locks are touched."""
+    how = "mode=ro" if Path(f"{ledger}-wal").exists() else "mode=ro&immutable=1"
+    with (
+        closing(sqlite3.connect(f"{ledger.resolve().as_uri()}?{how}", uri=True)) as source,
+        closing(sqlite3.connect(copy)) as target,
+    ):
+        source.backup(target)

@@ -28,6 +28,8 @@ BOUND = 2.0  # noise beyond it is drawn again, which is to draw from the normal 
 
 @dataclass(frozen=True)
 class BigGan:
+    """Images of a class-conditional network that was trained on ImageNet."""
+
     path: str  # a folder with config.json and model.safetensors
     truncation: float = 0.4
     ids: str | None = None  # a JSON file of your own: class -> ImageNet ids; none: the one of the package

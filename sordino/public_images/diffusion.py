@@ -25,6 +25,8 @@ STEPS = {False: 50, True: 25}
 
 @dataclass(frozen=True)
 class Diffusers:
+    """Images of a text-to-image model that runs here."""
+
     model: str  # a folder with a pipeline saved by diffusers, or a hub id
     revision: str | None = None  # of a hub id
     steps: int | None = None  # none: 50, or 25 with the fast solver

@@ -20,6 +20,8 @@ SUFFIXES = (".png", ".jpg", ".jpeg")
 
 @dataclass(frozen=True)
 class Folder:
+    """Images that lie in a folder."""
+
     path: str
     label: ClassVar[str] = "candidates from a folder - where they come from is not known here"
     pool: ClassVar[float] = 0.0

@@ -62,6 +62,8 @@ GROUND, INK = 0.6, 0.05  # where no word says otherwise
 
 @dataclass(frozen=True)
 class Procedural:
+    """Digits and shapes that a few strokes draw."""
+
     bad_fraction: float = 0.15
     prompts: Json = field(default_factory=lambda: {"name": "template"})
     label: ClassVar[str] = PROXY

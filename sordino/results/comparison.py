@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 import shlex
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 
 from sordino import config
 from sordino.config import Experiment
+from sordino.engine.checkpoint import atomic_write
 from sordino.errors import ConfigError, RunError
 from sordino.evaluate.measures import (
     Measure,
@@ -142,13 +143,30 @@ class Comparison:
 def check_words(words: Sequence[object]) -> None:
     """What Python may hand over."""
     for word in words:
-        if not isinstance(word, str | Path):
+        if not isinstance(word, str | Path | Mapping):
             raise ConfigError(
                 f"an object of type {type(word).__name__} cannot be compared",
-                why="a comparison takes experiment files, so that it can be repeated",
-                fix='give paths and changes: sordino.compare("a.toml", "b.toml", "lr=0.01,0.1")',
+                why="a comparison takes experiment files or tables, so that it can be repeated",
+                fix='give paths, tables and changes: sordino.compare("a.toml", {"name": "b"}, "lr=0.01,0.1")',
                 code="not-an-experiment-file",
             )
+
+
+def as_files(experiments: Sequence[str | Path | Mapping[str, object]], out: Path) -> list[Path]:
+    """Experiments as files: a table is written beside the runs, so that the comparison can be made again."""
+    return [
+        _written(one, out / "experiments", number) if isinstance(one, Mapping) else Path(one)
+        for number, one in enumerate(experiments, 1)
+    ]
+
+
+def _written(table: Mapping[str, object], folder: Path, number: int) -> Path:
+    name = str(table.get("name", f"experiment-{number}"))
+    made = config.load({"name": name, **table})  # refuses what is none
+    path = folder / f"{_folder(name)}.toml"
+    folder.mkdir(parents=True, exist_ok=True)
+    atomic_write(path, made.toml().encode())
+    return path
 
 
 def compare(

@@ -11,7 +11,7 @@ import math
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -95,18 +95,26 @@ class Compared:
         }
 
 
-def compare(path: Path | None, overrides: list[str]) -> Compared:
-    """The plan of `sordino run PATH OVERRIDES`. Nothing is trained, nothing is written."""
-    experiment = settle(config.load(path, overrides))
-    simulation, file = simulated(experiment), [str(path)] if path else []
+def compare(
+    source: Path | Mapping[str, object] | None,
+    overrides: Sequence[str],
+    settings: Mapping[str, object] | None = None,
+) -> Compared:
+    """The plan of `sordino run FILE OVERRIDES`, or of a table. Nothing is trained, nothing is written."""
+    given = settings or {}
+    experiment = settle(config.load(source, overrides, given))
+    simulation, file = simulated(experiment), [str(source)] if isinstance(source, Path) else []
+    typed = [*overrides, *(f"{key}={value}" for key, value in given.items())]
     asked = Forecast(simulation)
-    rows, impossible = [asked.row("as asked", [*file, *overrides], timed=True)], []
+    rows, impossible = [asked.row("as asked", [*file, *typed], timed=True)], []
     for what, changes in alternatives(simulation.setup):
         said = [*_untouched(overrides, changes), *changes]
+        others = {key: value for key, value in given.items() if _untouched([f"{key}="], changes)}
+        words = [*_untouched(typed, changes), *changes]
         try:
-            other = beside(simulation, config.load(path, said))
+            other = beside(simulation, config.load(source, said, others))
             alike = all(getattr(other.setup.experiment, part) == getattr(experiment, part) for part in LOCAL_WORK)
-            rows.append(Forecast(other, asked.timed if alike else None).row(what, [*file, *said], alike))
+            rows.append(Forecast(other, asked.timed if alike else None).row(what, [*file, *words], alike))
         except SordinoError as error:
             impossible.append((what, f"{error.what}: {error.why}" if error.why else error.what))
 
@@ -119,7 +127,7 @@ def compare(path: Path | None, overrides: list[str]) -> Compared:
     return Compared(rows, asked.guarantees, impossible, found, asked.timing, simulated=not real)
 
 
-def _untouched(overrides: list[str], changes: list[str]) -> list[str]:
+def _untouched(overrides: Sequence[str], changes: Sequence[str]) -> list[str]:
     """Without what a change says anew."""
     new = [change.partition("=")[0] for change in changes]
     return [o for o in overrides if not any((o.partition("=")[0] + ".").startswith(f"{path}.") for path in new)]

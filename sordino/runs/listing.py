@@ -4,24 +4,47 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from sordino.errors import RunError, SordinoError
 from sordino.evaluate.measures import last_scored
-from sordino.evaluate.rows import RoundRow
 from sordino.ledger.claims import ADVERSARIES, UNITS, standing
+from sordino.ledger.events import Json
 from sordino.ledger.statement import Guarantee
 from sordino.runs.folder import RunFolder, no_folder
 from sordino.runs.shapes import Receipt
 
 
 class Listed(NamedTuple):
+    """One run, in numbers."""
+
     folder: str
-    algorithm: str
-    rounds: str  # done / planned
-    state: str  # finished, resumable, damaged
-    score: str
-    promise: str  # the strongest finite row, with its subject
+    algorithm: str = ""
+    rounds: int = 0  # done
+    planned: int = 0
+    state: Literal["finished", "resumable", "damaged"] = "damaged"
+    accuracy: float | None = None  # of the last round that was scored
+    loss: float | None = None
+    simulated: bool | None = None  # where there is a receipt
+    promise: str = ""  # the strongest finite row, with its subject; of a damaged run, what is wrong with it
+    guarantee: Guarantee | None = None  # that row
+
+    def told(self) -> Json:
+        row = None if self.guarantee is None else self.guarantee.to_json()
+        return {**self._asdict(), "guarantee": row}
+
+    def words(self) -> dict[str, str]:
+        """What people read, column by column."""
+        damaged = self.state == "damaged"
+        score = "" if self.loss is None else f"loss {self.loss:.4g}"
+        return {
+            "folder": self.folder,
+            "algorithm": self.algorithm,
+            "rounds": "" if damaged else f"{self.rounds}/{self.planned}",
+            "state": self.state,
+            "score": score if self.accuracy is None else f"{self.accuracy:.2%}",
+            "promise": self.promise,
+        }
 
 
 def listed(place: Path) -> list[Listed]:
@@ -42,21 +65,20 @@ def _one(folder: Path) -> Listed:
         experiment, rows = mine.experiment, mine.metrics()
         receipt = mine.receipt() if mine.receipt_file.exists() else None
     except SordinoError as error:
-        return Listed(folder.name, "", "", "damaged", "", f"{error.what}: {error.why}")
+        return Listed(folder.name, promise=f"{error.what}: {error.why}")
+    last = last_scored(rows)
     return Listed(
         folder.name,
         str(experiment.algorithm.get("name", "")),
-        f"{len(rows)}/{experiment.rounds}",
+        len(rows),
+        experiment.rounds,
         "finished" if receipt and len(rows) >= experiment.rounds else "resumable",
-        _score(last_scored(rows)),
+        None if last is None else last.accuracy,
+        None if last is None else last.loss,
+        None if receipt is None else receipt.simulated,
         "" if receipt is None else promised(receipt),
+        None if receipt is None else strongest(receipt.guarantees),
     )
-
-
-def _score(last: RoundRow | None) -> str:
-    if last is None:
-        return ""
-    return f"loss {last.loss:.4g}" if last.accuracy is None else f"{last.accuracy:.2%}"
 
 
 def promised(receipt: Receipt) -> str:

@@ -19,7 +19,6 @@ import secrets
 from pathlib import Path
 
 from sordino.errors import RunError
-from sordino.privacy.noise.sources import SECRET
 
 FOLDER = "private"
 CLIENTS, DATA, HERE, README = "clients.secret", "data.key", "here", "README"
@@ -80,6 +79,8 @@ def secret_of(run: Path) -> bytes | None:
 
 def throwaway() -> bytes:
     """A secret for clients whose answers nobody keeps."""
+    from sordino.privacy.noise.sources import SECRET  # heavy, and most who look into a run need no secret
+
     return secrets.token_bytes(SECRET)
 
 

@@ -10,7 +10,9 @@ candidates.json   how the server's own images were made, where an algorithm asks
 from __future__ import annotations
 
 import datetime
+import logging
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 
 from sordino.config import Experiment
@@ -19,12 +21,15 @@ from sordino.ledger.ledger import Ledger, of_run
 from sordino.ledger.notes import SYSTEM, parsed
 from sordino.runs import private
 from sordino.runs.agreement import Agreement
+from sordino.runs.dry import choices, on_a_copy
 from sordino.runs.folder import RunFolder
 from sordino.runs.founding import environment_of, found
 from sordino.runs.phases import Methods, decided
 from sordino.runs.play import Ended, Progress, play
 from sordino.runs.simulation import Simulation, settle, simulated
 from sordino.runs.taken_over import check_source
+
+_log = logging.getLogger(__name__)
 
 
 def start(
@@ -37,12 +42,25 @@ def start(
     """Run an experiment in a new folder. `crash` rehearses: the process is killed in that round, once it is reserved.
     `prepared` is a run whose preparation is taken over.
     """
-    experiment = settle(experiment)
-    engine = decided(experiment.engine, Methods(experiment).training)
-    experiment = experiment.model_copy(update={"engine": engine})
+    simulation = checked(experiment, folder, prepared)
+    environment, key = environment_of(simulation.setup.experiment, prepared), simulation.population.data_key
+    found(folder, simulation.setup, simulation.agreement(), environment, key, simulation.home.story)
+    _log.info("the run lies in %s", folder)
+    return play(simulation, folder, watch, crash=crash)
+
+
+def checked(experiment: Experiment, folder: Path, prepared: Path | None = None, dry: bool = False) -> Simulation:
+    """A run that may begin in this folder: every refusal happens here, before anything exists. `dry`: a ledger that it
+    would share is not touched either.
+    """
+    given = settle(experiment)
+    engine = decided(given.engine, Methods(given).training)
+    experiment = given.model_copy(update={"engine": engine})
+    for line in choices(given.engine, engine, experiment):
+        _log.info("%s", line)
     simulation = simulated(experiment, _data_key(experiment))
     setup = simulation.setup
-    _ = setup.plan, simulation.evaluation()  # every refusal happens before a folder exists
+    _ = setup.plan, simulation.evaluation()
     for phase in setup.preparation:
         _ = phase.plan
     if (secure := setup.algorithm.uplink.secure) is not None:
@@ -60,10 +78,9 @@ def start(
     for phase in (*(setup.preparation if prepared is None else ()), setup):
         phase.algorithm.check(simulation.home)  # last, because it may draw candidates, which can take hours
     if (shared := experiment.privacy.ledger) is not None and Path(shared).is_file():
-        simulation.federation(shared, "before").ledger.close()  # of other data, or of others' clients
-    environment, key = environment_of(experiment, prepared), simulation.population.data_key
-    found(folder, setup, simulation.agreement(), environment, key, simulation.home.story)
-    return play(simulation, folder, watch, crash=crash)
+        with on_a_copy(Path(shared)) if dry else nullcontext(Path(shared)) as place:
+            simulation.federation(place, "before").ledger.close()  # of other data, or of others' clients
+    return simulation
 
 
 def _data_key(experiment: Experiment, folder: Path | None = None) -> bytes:
@@ -100,6 +117,8 @@ def resume(
     _check_unedited(experiment, folder)
     if experiment.privacy.noise == SYSTEM:
         private.check_place(folder, moved)
+    for line in choices(experiment.engine, experiment.engine, experiment):
+        _log.info("%s", line)
     simulation = simulated(experiment, _data_key(experiment, folder))
     _check_agreement(simulation, folder)
     return play(simulation, folder, watch, fallback)

@@ -99,6 +99,7 @@ def bounded(net: nn.Module) -> float | None:
 
 
 def mlp(shape: tuple[int, ...], classes: int, hidden: int = 200) -> nn.Module:
+    """A hidden layer between the inputs and the classes."""
     return nn.Sequential(nn.Flatten(), nn.Linear(_features(shape), hidden), nn.ReLU(), nn.Linear(hidden, classes))
 
 

@@ -101,7 +101,7 @@ def test_a_partition_is_that_of_the_run(cli: Callable[..., Said]) -> None:
     shown = cli("partition", *words).out
     for client in found["clients"]:
         cells = ["·" if count == 0 else str(count) for count in client["labels"]]
-        row = " │ ".join([str(client["client"]), str(client["train"]), str(client["test"]), *cells])
+        row = " ".join([str(client["client"]), str(client["train"]), str(client["test"]), *cells])
         assert row in re.sub(" +", " ", shown)
 
 
@@ -121,8 +121,8 @@ def test_a_thousand_clients_fit_on_a_screen_or_two(cli: Callable[..., Said]) -> 
     many = "partition={scheme='iid', clients=1000}"
     short, whole = cli("partition", many).out, cli("partition", many, "--all").out
     assert len(short.splitlines()) < 60
-    assert len(re.findall(r"^│ +\d+ │", short, re.M)) == 30
-    assert len(re.findall(r"^│ +[\d,]+ │", whole, re.M)) == 1000
+    assert len(re.findall(r"^ +\d+ +\d", short, re.M)) == 30
+    assert len(re.findall(r"^ +[\d,]+ +\d", whole, re.M)) == 1000
 
 
 def test_regression_has_no_labels(cli: Callable[..., Said]) -> None:

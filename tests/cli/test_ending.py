@@ -4,6 +4,7 @@ mean something else."""
 from __future__ import annotations
 
 import io
+import json
 import os
 import pty
 import signal
@@ -272,6 +273,15 @@ MEANT: list[tuple[tuple[str, ...], str, str]] = [
     (("run", "algorithm=vhl", "data=quadratic", "partition={scheme='natural'}"), "not-images", "another data.source"),
     (("run", "RUN"), "no-file", "experiment.toml"),
     (("compare", "RUN", "RUN"), "no-file", "is a run folder, not an experiment file"),
+    (("run", "--epsilon", "3"), "option-is-a-key", "fix write privacy.epsilon=3"),
+    (("run", "epsilon=3"), "unknown-key", "fix write privacy.epsilon=..."),
+    (("run", "partition=3"), "wrong-type", "fix for example partition.KEY=VALUE"),
+    (("run", "--out", ""), "empty-word", "error --out is empty"),
+    (("run", "--out="), "empty-word", "error --out is empty"),
+    (("compare", "a.toml", "--out", ""), "empty-word", "error --out is empty"),
+    (("show", ""), "empty-word", "error a word is empty"),
+    (("list", ""), "empty-word", "no file and no value"),
+    (("serve", "x.toml", "--rounds", "3"), "option-is-a-key", "fix write rounds = 3 into the experiment's file"),
 ]  # fmt: skip
 
 
@@ -286,6 +296,35 @@ def test_a_mistake_is_told_in_words_that_fit(
     assert f"({code})" in found.err
     assert said in " ".join(found.err.split())
     assert list(tmp_path.iterdir()) == []
+
+
+def test_with_json_a_refusal_is_json_too(cli: Cli) -> None:
+    for words, code in ((("run", "data=mnist"), "wrong-type"), (("list", "/nonexist"), "no-folder"), (("show", "--no"), "wrong-usage")):  # fmt: skip
+        said = cli(*words, "--json")
+        told = json.loads(said.err)
+        assert said.out == ""
+        assert (told["error"]["code"], told["exit_code"]) == (code, said.code)
+        assert told["error"]["what"]
+    assert "Traceback" not in cli("show", "--no").err
+
+
+def test_h_is_help_everywhere(cli: Cli) -> None:
+    for words in ((), ("run",), ("privacy",), ("privacy", "verify")):
+        assert cli(*words, "-h") == cli(*words, "--help")
+
+
+def test_a_pipe_gets_a_line_for_each_row_with_its_whole_name(runs: Path, cli: Cli, tmp_path: Path) -> None:
+    name = "a-run-with-a-name-that-is-longer-than-a-terminal-is-wide-" * 3
+    (tmp_path / name).symlink_to(runs / "run")
+    rows = [line.split() for line in cli("list", tmp_path).out.splitlines()]
+    assert rows[0][:3] == ["folder", "algorithm", "rounds"]
+    assert rows[1][:4] == [name, "gaussian_gdp", "3/3", "finished"]
+    (told,) = json.loads(cli("list", tmp_path, "--json").out)
+    assert (told["folder"], told["rounds"], told["planned"], told["simulated"]) == (name, 3, 3, True)
+    assert 0 < told["accuracy"] < 1
+    assert told["guarantee"]["epsilon"] == pytest.approx(8)
+    for words in (("show", runs / "run"), ("privacy", "spent", runs / "run"), ("data", "list"), ("show", "-h")):
+        assert not set("│┃─━╭") & set(cli(*words).out), words
 
 
 def test_a_key_that_may_be_set_for_one_source_is_not_ambiguous_for_another() -> None:
@@ -319,7 +358,7 @@ def test_every_key_of_data_belongs_to_some_source() -> None:
             assert refusal.value.code == "setting-of-another-source"
 
 
-def test_a_table_cannot_be_compared_and_is_told_so() -> None:
+def test_what_is_no_experiment_cannot_be_compared_and_is_told_so() -> None:
     with pytest.raises(ConfigError) as refusal:
-        sordino.compare({"rounds": 3}, "a.toml")  # type: ignore[arg-type]
+        sordino.compare(3, "a.toml")  # type: ignore[arg-type]
     assert refusal.value.code == "not-an-experiment-file"

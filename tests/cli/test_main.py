@@ -7,6 +7,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -177,9 +178,43 @@ def test_what_was_spent(run: Path, cli: Callable[..., Said]) -> None:
     assert "Spent, client by client" in shown
 
 
-def test_verify_says_yes_and_no(run: Path, cli: Callable[..., Said], tmp_path: Path) -> None:
-    import shutil
+def test_what_was_spent_is_read_from_a_receipt_only_if_the_ledger_knows_every_word_of_it(
+    run: Path, cli: Callable[..., Said], tmp_path: Path
+) -> None:
+    from sordino.runs.vouched import vouched
 
+    whole = cli("privacy", "spent", run).out
+    assert vouched(run) is not None
+    forged = shutil.copytree(run, tmp_path / "forged")
+    text = (forged / "privacy.json").read_text()
+    for other in (text.replace('"none"', '"proved"', 1), text.replace('"rounds": 3', '"rounds": 2'), "{}", ""):
+        assert other != text
+        (forged / "privacy.json").write_text(other)
+        assert vouched(forged) is None
+        assert cli("privacy", "spent", forged).out == whole  # made again from the ledger
+    (forged / "privacy.json").unlink()
+    assert cli("privacy", "spent", forged).out == whole
+
+
+LIGHT = """
+import sys
+from pathlib import Path
+from sordino.cli.main import app
+for words in (["algorithms"], ["algorithms", "fedprox"], ["schema"], ["list", "{place}"], ["show", "{run}"],
+              ["data", "list"], ["privacy", "spent", "{run}"]):
+    app(words, standalone_mode=False)
+    loaded = {{"torch", "scipy", "sklearn", "dp_accounting", "pyarrow", "safetensors", "pandas"}} & set(sys.modules)
+    assert not loaded, (words, loaded)
+"""
+
+
+def test_verbs_that_only_look_load_nothing_heavy(run: Path) -> None:
+    program = LIGHT.format(place=run.parent, run=run)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_verify_says_yes_and_no(run: Path, cli: Callable[..., Said], tmp_path: Path) -> None:
     said = cli("privacy", "verify", run)
     assert said.code == 0
     assert "holds" in said.out

@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from sordino.budget.calculator import ask, asked
 from tests.helpers.command_line import Said
@@ -68,7 +69,9 @@ def test_json_of_an_experiment(cli: Callable[..., Said], tmp_path: Path) -> None
 def test_the_tables_fit(
     asked_for: tuple[object, ...], width: int, cli: Callable[..., Said], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("COLUMNS", str(width))
+    for name, value in {"COLUMNS": width, "LINES": 40, "TERM": "dumb"}.items():
+        monkeypatch.setenv(name, str(value))
+    monkeypatch.setattr(Console, "is_terminal", True)
     said = cli(*asked_for)
     assert said.code == 0, said.err
     lines = said.out.splitlines()

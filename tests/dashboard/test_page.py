@@ -16,8 +16,8 @@ from sordino.dashboard import page as pages
 from sordino.dashboard.door import Dashboard
 from sordino.dashboard.facts import Watched
 from sordino.dashboard.page import page
-from sordino.dashboard.spent import copied
 from sordino.deploy.diary import Diary
+from sordino.ledger.storage import copied
 from sordino.letters.events import Event
 from sordino.runs.folder import RunFolder
 from sordino.runs.receipt import spending

@@ -339,8 +339,32 @@ def test_without_pandas_the_frames_say_what_to_install(result: Result, monkeypat
 
 def test_importing_sordino_loads_nothing_heavy() -> None:
     code = (
-        "import sys, sordino; sordino.run, sordino.open_run; "
+        "import sys, sordino; sordino.run, sordino.plan, sordino.verify, sordino.audit, sordino.compare; "
         "print({'torch', 'numpy', 'pandas', 'scipy', 'pydantic', 'rich'} & set(sys.modules))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "set()\n"
+
+
+def test_python_verifies(result: Result, tmp_path: Path) -> None:
+    assert sordino.verify(result.folder).wrong == []
+    with pytest.raises(SordinoError, match="receipt"):
+        sordino.verify(tmp_path)
+
+
+@pytest.mark.slow
+def test_python_plans_audits_and_compares_tables(tmp_path: Path) -> None:
+    small = {"rounds": 1, "data": {"train": 60, "test": 30}, "partition": SMALL["partition"]}
+    planned = sordino.plan(small, "algorithm=gaussian_gdp", **{"privacy.epsilon": 2.0})
+    assert planned.rows[0].epsilon == pytest.approx(2.0)
+    assert planned.rows[0].rounds == 1
+    assert [row.rounds for row in sordino.plan(rounds=4).rows][:1] == [4]
+    attacked = sordino.audit(small, "algorithm=gaussian_gdp", trials=200, **{"privacy.epsilon": 2.0})
+    assert attacked.subjects
+    assert attacked.verdict != "VIOLATED"
+    table = {**small, "algorithm": {"name": "fedavg"}}
+    other = {**table, "name": "two", "algorithm": {"name": "fedprox"}}
+    compared = sordino.compare({**table, "name": "one"}, other, seeds=1, out=tmp_path / "c")
+    assert [row.method for row in compared.table] == ["one", "two"]
+    assert "experiments/one.toml" in compared.command  # it can be made again
+    assert list(tmp_path.iterdir()) == [tmp_path / "c"]

@@ -45,6 +45,8 @@ UNBOUNDED = "noised gradients whose clip follows the data"
 
 @dataclass(frozen=True)
 class MedianClip(Reader):
+    """Gradients cut to their median norms, as published, which proves nothing."""
+
     sigma: float = 1.0
     rate: float = 0.1  # of clients per round, in the published formula
     gives = "batches"

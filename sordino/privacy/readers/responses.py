@@ -32,6 +32,8 @@ GIVEN = "the label is given, and how many images a client holds is public"
 
 @dataclass(frozen=True)
 class Responses(Open):
+    """Every value of an image is answered for at random before training sees it."""
+
     epsilon: float = 5.0
     of: Literal["value", "image"] = "value"
     label_epsilon: float | None = None

@@ -150,6 +150,8 @@ class OwnNorm(AsPublished):
 
 @dataclass(frozen=True)
 class UpdateLevel(OwnNorm):
+    """Noise for a fixed length, as published, which proves nothing."""
+
     sigma: float | None = 0.45
     clip: float | None = 1.0
 

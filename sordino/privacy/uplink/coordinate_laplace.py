@@ -90,6 +90,8 @@ class Flag(Stage):
 
 @dataclass(frozen=True)
 class CoordinateLaplace(Stage):
+    """Laplace noise sized for one coordinate, as published."""
+
     radius: float = 0.1  # that every coordinate was clipped to
     epsilon: float = 10.0  # of one coordinate in one round
     beta: float | None = None  # the scale of the noise in the mean, in place of epsilon

@@ -1,0 +1,50 @@
+"""Where verbs print: tables for people, plain lines for other programs, one JSON object where that was asked for."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any
+
+import typer
+from rich.console import Console, Group, RenderableType
+from rich.padding import Padding
+from rich.table import Table
+
+LONG = 100_000  # columns of a pipe: no line is folded, no name is cut
+
+
+class Screen(Console):
+    """Tables have lines on a terminal. In a pipe or a file they are plain: one line for each row, as long as it is."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        if not self.is_terminal:
+            self.width = LONG
+
+    def print(self, *objects: Any, **options: Any) -> None:
+        super().print(*(objects if self.is_terminal else [_plain(each) for each in objects]), **options)
+
+
+def _plain(shown: Any) -> Any:
+    if isinstance(shown, Table):
+        shown.box, shown.show_lines, shown.title_justify = None, False, "left"
+        for column in shown.columns:
+            column.max_width = None
+    if isinstance(shown, Padding):
+        return _plain(shown.renderable)
+    if isinstance(shown, Group):
+        made: list[RenderableType] = [_plain(each) for each in shown.renderables]
+        return Group(*made)
+    return shown
+
+
+def say(facts: object) -> None:
+    """One JSON object, with numbers as they are."""
+    typer.echo(json.dumps(facts))
+
+
+def json_asked() -> bool:
+    """Is this command to say everything as JSON, errors too?"""
+    words = sys.argv[1:]
+    return "--json" in (words[: words.index("--")] if "--" in words else words)

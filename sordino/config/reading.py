@@ -1,0 +1,76 @@
+"""What stands in a file or on the command line, as values: TOML, and words that need no quotes."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Container
+from pathlib import Path
+from typing import Any
+
+from sordino.config.wording import sweep
+from sordino.errors import ConfigError
+
+SWEEP = "one run has one value of everything; a sweep is a comparison of several runs"
+
+
+def read(path: Path, settings: Container[str]) -> dict[str, Any]:
+    """The table of an experiment file. `settings`: words that somebody may have taken for files."""
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ConfigError(
+            f"there is no experiment file {path}",
+            fix=f"to change a setting, write {path}=VALUE"
+            if str(path) in settings
+            else "check the path; `sordino run` without a file runs the default experiment",
+            code="no-file",
+        ) from None
+    except IsADirectoryError:
+        run = (path / "experiment.toml").is_file()
+        raise ConfigError(
+            f"{path} is a {'run ' * run}folder, not an experiment file",
+            why="what is finished is shown by `sordino show`, `list` and `report`; to run it again takes its file"
+            if run
+            else "",
+            fix=f"use {path / 'experiment.toml'}" if run else "give the path of a TOML file",
+            code="no-file",
+        ) from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(
+            f"cannot read {path}", why=str(error), fix="give a text file in TOML", code="unreadable-file"
+        ) from None
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(
+            f"{path} is not valid TOML: {error}", fix="put texts in quotes, tables under a [header]", code="bad-toml"
+        ) from None
+
+
+def parsed(override: str) -> tuple[str, Any]:
+    """The key and the value of `key=value`."""
+    path, equals, text = override.partition("=")
+    if not equals or not path:
+        raise ConfigError(
+            f"{override!r} is not key=value", fix="write it like rounds=20 or algorithm.lr=0.05", code="bad-override"
+        )
+    try:
+        return path, tomllib.loads(f"v = {text}")["v"]
+    except tomllib.TOMLDecodeError:
+        return path, _word(override, text)
+
+
+def _word(override: str, text: str) -> str:
+    """A bare word is a text; several numbers are a sweep, which one run cannot be."""
+    if text.lstrip().startswith(("{", "[", '"', "'")):
+        raise ConfigError(
+            f"{override!r} is not valid TOML",
+            why="every bracket and quote must be closed, and a text inside brackets needs quotes of its own",
+            fix="put the whole setting in quotes for the shell: 'algorithm={name = \"fedavg\", lr = 0.1}'",
+            code="bad-override",
+        )
+    try:
+        several = len(tomllib.loads(f"v = [{text}]")["v"]) > 1
+    except tomllib.TOMLDecodeError:
+        return text
+    if several:
+        raise ConfigError(f"{override!r} has several values", why=SWEEP, fix=sweep(override), code="sweep-in-a-run")
+    return text

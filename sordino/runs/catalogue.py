@@ -1,0 +1,203 @@
+"""What an experiment can choose, and what each parameter means: for people, for editors and for other programs.
+
+Asking the code takes seconds, because it loads torch; so the answers lie in catalogue.json, which a test holds against
+the code. `python -m sordino.runs.catalogue` writes it anew.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import tomllib
+import typing
+from collections.abc import Callable, Iterator, Mapping
+from functools import cache
+from pathlib import Path
+from types import UnionType
+from typing import Any, NamedTuple
+
+from sordino.errors import ConfigError
+from sordino.ledger.events import Json
+
+HERE = Path(__file__).parent
+FILE, MEANINGS = HERE / "catalogue.json", HERE / "meanings.toml"
+GIVEN = {"model": ("shape", "classes")}  # what the data decide, and no table
+# where a gate asks before it says what it promises: examples of a client, their shape, their classes
+SIZE, SHAPE, CLASSES = 100, (28, 28, 1), 10
+KEYS = {"partition": "scheme", "candidates": "source"}  # how a table names its choice, if not by `name`
+_SCHEMAS: dict[str, Any] = {}  # of each type that was asked for
+
+
+class Choices(NamedTuple):
+    """One table of an experiment that chooses something."""
+
+    of: Mapping[str, Callable[..., object]]
+    always: Callable[..., object] | None = None  # takes the parameters that every choice has
+
+
+@cache
+def catalogue() -> Json:
+    """What can be chosen, as it was written down: table -> choice -> what it is and what it takes."""
+    found: Json = json.loads(FILE.read_text(encoding="utf-8"))
+    return found
+
+
+@cache
+def meanings() -> Json:
+    return tomllib.loads(MEANINGS.read_text(encoding="utf-8"))
+
+
+def of_algorithm(name: str) -> Json:
+    """One algorithm: of the catalogue, or of somebody's own file."""
+    listed = catalogue()["algorithm"]
+    if ":" in name:
+        from sordino.algorithms.algorithm import own_algorithm
+
+        return _entry("algorithm", name, own_algorithm(name))
+    if name not in listed:
+        from sordino.config.wording import nearest
+
+        raise ConfigError(
+            f"there is no algorithm {name!r}",
+            fix=f"{nearest(name, listed)}; `module:Class` names one of your own",
+            code="unknown-choice",
+        )
+    found: Json = listed[name]
+    return found
+
+
+# from the code --------------------------------------------------------------------------------------------------------
+
+
+def asked() -> Json:
+    """The catalogue as the code says it now."""
+    return {
+        table: {name: _entry(table, name, made, chosen.always) for name, made in chosen.of.items()}
+        for table, chosen in _choices().items()
+    }
+
+
+def _choices() -> dict[str, Choices]:
+    from sordino.algorithms import ALGORITHMS
+    from sordino.budget.schedules import SCHEDULES
+    from sordino.cohorts.by_budget import COHORTS
+    from sordino.config import gates
+    from sordino.partition.schemes import SCHEMES
+    from sordino.public_images import SOURCES
+    from sordino.runs.home import CandidateSettings
+    from sordino.tasks.nets import NETS
+
+    return {
+        "algorithm": Choices(ALGORITHMS),
+        "partition": Choices(SCHEMES),
+        "model": Choices(NETS),
+        "cohort": Choices(COHORTS),
+        "schedule": Choices(SCHEDULES),
+        "read": Choices(gates.READERS),
+        "uplink": Choices(gates.STAGES),
+        "candidates": Choices(SOURCES, CandidateSettings),
+    }
+
+
+def _entry(
+    table: str, name: str, made: Callable[..., object], always: Callable[..., object] | None = None
+) -> dict[str, Any]:
+    from sordino.config import parameters
+
+    taken = {**parameters(made), **({} if always is None else parameters(always))}
+    words = meanings()[table]
+    entry: dict[str, Any] = {"summary": _summary(made)}
+    entry["parameters"] = {
+        parameter: {
+            "type": _words(kind),
+            "schema": _schema(kind),
+            **({"required": True} if default is ... else {"default": _plain(default)}),
+            "meaning": words.get(f"{name}.{parameter}", words.get(parameter, "")),
+        }
+        for parameter, (kind, default) in taken.items()
+        if parameter not in GIVEN.get(table, ())
+    }
+    if table == "algorithm":
+        entry |= _of_method(made)
+    return entry
+
+
+def _of_method(made: Callable[..., Any]) -> dict[str, Any]:
+    """What a method rests on: its paper, its base, and what its gates promise as they are by default."""
+    from sordino.algorithms.phases import Phased
+    from sordino.algorithms.preset import Preset
+
+    module = inspect.getmodule(made)
+    about = inspect.cleandoc((module.__doc__ if module is not None else "") or "").split("\n\n")
+    method = made()
+    phases = (*method.preparation, method.training) if isinstance(method, Phased) else (method,)
+    claims = [
+        claim
+        for phase in phases
+        for claim in (
+            *phase.read.fitted(SHAPE, CLASSES).claims(phase.work, SIZE, 1.0),
+            *phase.uplink.claims(1.0, lambda event, by: event),
+        )
+    ]
+    promised: dict[str, list[str]] = {}
+    for claim in claims:
+        if claim.status != "none":
+            against = promised.setdefault(f"{claim.unit} ({claim.neighbours}): {claim.status}", [])
+            against += [claim.adversary] if claim.adversary not in against else []
+    return {
+        "paper": " ".join(about[0].split()),
+        "notes": [" ".join(part.split()) for part in about[1:]],
+        "base": made.base if isinstance(made, Preset) else None,
+        "protects": [f"{what}, against {', '.join(whom)}" for what, whom in promised.items()],
+        "phases": len(phases),
+    }
+
+
+def _summary(made: Callable[..., object]) -> str:
+    """The first sentences of its own documentation; of a class without any, of its file."""
+    text = (made.__dict__.get("__doc__") if inspect.isclass(made) else made.__doc__) or ""
+    if not text or text.startswith(f"{getattr(made, '__name__', '')}("):  # dataclasses and named tuples invent theirs
+        module = inspect.getmodule(made)
+        text = (module.__doc__ if module is not None else "") or ""
+    return " ".join(inspect.cleandoc(text).split("\n\n")[0].split())
+
+
+def _words(kind: Any) -> str:
+    return " | ".join(dict.fromkeys(_kinds(kind)))
+
+
+def _kinds(kind: Any) -> Iterator[str]:
+    if isinstance(kind, UnionType) or typing.get_origin(kind) is typing.Union:
+        for part in typing.get_args(kind):
+            yield from _kinds(part)
+    elif typing.get_origin(kind) is typing.Literal:
+        yield from (json.dumps(choice) for choice in typing.get_args(kind))
+    else:
+        names = {int: "integer", float: "number", str: "text", bool: "true | false", type(None): "none"}
+        names |= {tuple: "list", list: "list", dict: "table"}
+        origin = typing.get_origin(kind) or kind
+        yield names.get(origin, "table" if isinstance(origin, type) and issubclass(origin, Mapping) else "list")
+
+
+def _schema(kind: Any) -> Any:
+    """Of equal types that are written in another order the schemas differ in order, so each text has its own."""
+    if repr(kind) not in _SCHEMAS:
+        from pydantic import TypeAdapter
+
+        _SCHEMAS[repr(kind)] = TypeAdapter(kind).json_schema()
+    return _SCHEMAS[repr(kind)]
+
+
+def _plain(value: Any) -> Any:
+    """A default as a file would write it."""
+    if isinstance(value, tuple):
+        return [_plain(part) for part in value]
+    return value if value is None or isinstance(value, bool | int | float | str | dict) else None
+
+
+def write() -> None:
+    FILE.write_text(json.dumps(asked(), indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    write()

@@ -1,0 +1,76 @@
+"""A run that is only talked about: what would be decided, and what would be written."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from sordino.config import Engine, Experiment
+from sordino.ledger.notes import SYSTEM
+from sordino.ledger.storage import copied
+from sordino.runs.folder import RunFolder
+from sordino.runs.private import DATA
+from sordino.runs.setup import Setup
+
+ORDERED = "it stands in [engine]"
+
+
+def choices(asked: Engine, engine: Engine, experiment: Experiment) -> list[str]:
+    """What the program decides of how a run is computed, and why."""
+    rule = {
+        "pooled": "the algorithm reads examples behind noise, and clients at equal weights can share a pass",
+        "stack": "the algorithm reads examples as they are, and clients of equal shape can be trained in one call",
+    }
+    matrix = "this processor has" if engine.precision == "bf16" else "this processor lacks"
+    why = ORDERED if asked.executor != "auto" else rule.get(engine.executor, "the algorithm asks for it")
+    precise = ORDERED if asked.precision != "auto" else f"{matrix} bf16 matrix units"
+    several = engine.executor == "processes"
+    data, privacy = experiment.data, experiment.privacy
+    kept = "real: of the operating system" if privacy.noise == SYSTEM else f"simulated, from the seed {experiment.seed}"
+    return [
+        f"executor {engine.executor}: {why}",
+        f"processes {engine.workers if several else 1}, each with {engine.threads} torch threads"
+        + ("" if several else f'; [engine] workers = {engine.workers} is for executor = "processes"'),
+        f"precision {engine.precision}: {precise}",
+        f"data {data.source}" + (f", from {_places(data.path)}" if data.path is not None else ""),
+        f"noise {kept}",
+        "ledger " + ("in the run folder" if privacy.ledger is None else f"shared: {os.path.abspath(privacy.ledger)}"),
+        f"experiment {experiment.digest()[:16]}",
+    ]
+
+
+def _places(path: str | list[str]) -> str:
+    return ", ".join(map(os.path.abspath, [path] if isinstance(path, str) else path))
+
+
+def would_write(folder: Path, setup: Setup) -> list[Path]:
+    """What a run leaves, in the order in which it appears."""
+    mine, experiment = RunFolder(folder), setup.experiment
+    own = experiment.privacy.noise == SYSTEM
+    shared = experiment.privacy.ledger
+    return [
+        mine.experiment_file,
+        mine.environment_file,
+        mine.agreement_file,
+        *([mine.candidates_file] if experiment.candidates is not None else []),
+        folder / DATA,
+        *([mine.private] if own else []),
+        *([mine.preparation, mine.preparation_file] if setup.preparation else []),
+        mine.own_ledger if shared is None else Path(shared),
+        mine.metrics_file,
+        mine.checkpoints,
+        mine.model_file,
+        mine.log_file,
+        mine.receipt_file,
+    ]
+
+
+@contextmanager
+def on_a_copy(ledger: Path) -> Iterator[Path]:
+    """A ledger to try something on, which is then thrown away."""
+    with tempfile.TemporaryDirectory(prefix="sordino-") as place:
+        copied(ledger, Path(place) / ledger.name)
+        yield Path(place) / ledger.name

@@ -1,0 +1,77 @@
+"""The experiment file as a JSON Schema, for editors that complete keys and say what they mean."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sordino.config import Experiment, Section
+from sordino.config.describing import described
+from sordino.ledger.events import Json
+from sordino.runs.catalogue import KEYS, catalogue
+
+DIALECT = "http://json-schema.org/draft-07/schema#"  # the one that TOML editors read
+OWN = "^[A-Za-z_][A-Za-z0-9_.]*:[A-Za-z_][A-Za-z0-9_]*$"  # module:Class
+
+
+def schema() -> Json:
+    """Every table and key of an experiment: its type, its default, its meaning."""
+    made = _inlined(Experiment.model_json_schema(ref_template="{model}"))
+    _describe(made, Experiment)
+    properties = made["properties"]
+    for table in ("algorithm", "partition", "model", "cohort", "read", "candidates"):
+        properties[table] |= _choice(table)
+    stages: list[Json] = [{"type": "string", "enum": [*catalogue()["uplink"]]}, _choice("uplink")]
+    steps = {"type": "array", "items": {"anyOf": stages}}
+    gates = {"client": steps, "server": steps, "denominator": {"type": "number"}}
+    sums = {"type": "object", "properties": gates, "additionalProperties": False}
+    properties["uplink"]["anyOf"] = [steps, sums]
+    properties["privacy"]["properties"]["schedule"] |= _choice("schedule")
+    return {"$schema": DIALECT, **made, "title": "An experiment of sordino"}
+
+
+def _choice(table: str) -> Json:
+    """A table that chooses something, and then takes exactly what that takes."""
+    key, choices = KEYS.get(table, "name"), catalogue()[table]
+    forms: list[Json] = [
+        {
+            "title": name,
+            "description": entry["summary"],
+            "type": "object",
+            "properties": {key: {"const": name}, **{k: _parameter(v) for k, v in entry["parameters"].items()}},
+            "required": [key, *(k for k, v in entry["parameters"].items() if v.get("required"))],
+            "additionalProperties": False,
+        }
+        for name, entry in choices.items()
+    ]
+    if table in ("algorithm", "model"):
+        forms.append({"title": "your own", "type": "object", "properties": {key: {"type": "string", "pattern": OWN}}})
+    return {"type": "object", "required": [key], "anyOf": forms}
+
+
+def _parameter(entry: Json) -> Json:
+    default = {} if entry.get("default") is None else {"default": entry["default"]}
+    return {**entry["schema"], "description": entry["meaning"], **default}
+
+
+def _describe(made: Json, section: type[Section]) -> None:
+    words = described(section)
+    for name, field in section.model_fields.items():
+        made["properties"][name]["description"] = words[name]
+        made["properties"][name].pop("title", None)
+        kind = field.annotation
+        if isinstance(kind, type) and issubclass(kind, Section):
+            _describe(made["properties"][name], kind)
+
+
+def _inlined(made: Json) -> Json:
+    """Without references: every section stands where it belongs."""
+    known = made.pop("$defs", {})
+
+    def put(value: Any) -> Any:
+        if isinstance(value, dict):
+            there = known[value["$ref"]] if "$ref" in value else {}
+            return {name: put(part) for name, part in {**there, **value}.items() if name != "$ref"}
+        return [put(part) for part in value] if isinstance(value, list) else value
+
+    found: Json = put(made)
+    return found
