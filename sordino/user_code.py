@@ -10,7 +10,7 @@ import importlib
 import re
 import sys
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from sordino.errors import ConfigError, OwnCodeError, SordinoError
 
 _NAME = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
 _HERE = str(Path(__file__).parent)
+OTHERS = ("sordino", "torch", "builtins")  # whose files are nobody's own
 _FILES: set[str] = set()  # of classes that were named in this process, and of those they are made from
 
 
@@ -63,10 +64,17 @@ def load(path: str, what: str) -> Any:
     return found
 
 
+def made_of(classes: Iterable[type]) -> None:
+    """Classes that a function of somebody's own has used: what goes wrong in their files is said with its place."""
+    for cls in classes:
+        if cls.__module__.partition(".")[0] not in OTHERS:
+            _FILES.update(_files(cls))
+
+
 def _files(made: Any) -> Iterator[str]:
     for base in getattr(made, "__mro__", (made,)):
         name = str(getattr(base, "__module__", ""))
-        if base is made or name.partition(".")[0] not in ("sordino", "torch", "builtins"):
+        if base is made or name.partition(".")[0] not in OTHERS:
             yield str(getattr(sys.modules.get(name), "__file__", ""))
 
 

@@ -29,6 +29,7 @@ def predict(
     as_json: Json = False,
 ) -> None:
     """Use a trained model: the class of each new row, and the probability of every class, as CSV."""
+    from sordino.evaluate.scores import NAMES
     from sordino.results.prediction import predict as predicted
 
     found = predicted(run, rows, score, with_code)
@@ -36,7 +37,7 @@ def predict(
         _write(out, found.to_csv())
     told = {"out": str(out)} if out is not None else {"predictions": list(found.rows)}
     if as_json:
-        scored = {"accuracy": found.accuracy} if score else {}
+        scored = {"accuracy": found.accuracy, **found.scores} if score else {}
         typer.echo(json.dumps({"rows": len(found), "classes": found.classes, **told, **scored, "notes": found.notes}))
         return
     if out is None:
@@ -46,6 +47,13 @@ def predict(
         console.print(f"[yellow]note[/yellow] {escape(note)}")
     if found.accuracy is not None:
         console.print(f"accuracy {found.accuracy:.2%} of {len(found)} rows")
+        for name, words in NAMES.items():
+            if (value := found.scores[name]) is not None:
+                console.print(f"{words} {value:.4f}")
+        for name, counts in zip(found.classes, found.scores["confusion"], strict=True):
+            each = zip(found.classes, counts, strict=True)
+            told_as = ", ".join(f"{escape(other)}: {count}" for other, count in each if count)
+            console.print(f"of class {escape(name)}, predicted as {told_as or 'nothing: no row has it'}")
     if out is not None:
         console.print(f"{len(found)} predictions are in {escape(str(out))}")
 

@@ -19,7 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 from sordino import user_code
 from sordino.config import data_sources
 from sordino.config.data_section import Data
-from sordino.config.digest import digest_of
+from sordino.config.digest import SINCE, digest_of
 from sordino.config.reading import parsed, read
 from sordino.config.section import Section
 from sordino.config.wording import check_keys, nearest, unknown, wrong
@@ -56,6 +56,8 @@ class EvaluationSettings(Section):
     models: list[str] = []  # models of the server, the headline first; none: the one that clients get
     # how clients personalise the model, the headline first: own, plain, finetune, proto; none: as the algorithm does
     personal: list[str] = []
+    # of the server's model, beside accuracy, on all test examples together; none: accuracy and loss alone
+    scores: list[Literal["auroc", "f1", "calibration_error", "confusion"]] = Field(default=[], json_schema_extra=SINCE)
     final: int = 10  # this many last rounds are always evaluated: their mean is a headline number
 
 

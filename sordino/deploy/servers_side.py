@@ -20,7 +20,7 @@ from sordino.engine.commands import Begin, Command, End, Hand
 from sordino.engine.executor import Executor
 from sordino.engine.server import Federation
 from sordino.evaluate.accuracy import Evaluator
-from sordino.evaluate.evaluation import Evaluation, Score, check, check_models, ways
+from sordino.evaluate.evaluation import Evaluation, Score, check, check_models, check_scores, ways
 from sordino.evaluate.rows import Scores
 from sordino.letters.carrier import Carrier
 from sordino.letters.events import Event
@@ -85,6 +85,7 @@ class ServersSide(ServersHalf):
     def evaluation(self) -> SitesEvaluation:
         given, algorithm = self.setup.experiment.evaluation, self.setup.algorithm
         check(given.personal)
+        check_scores(given.scores, self.setup.task, self.setup.ways)
         if given.models:
             check_models(given.models, algorithm.models(self.setup.state("server")))
         return SitesEvaluation(self, tuple(given.models), tuple(given.personal))
@@ -138,7 +139,8 @@ class SitesEvaluation:
         task, algorithm, test = self.side.setup.task, self.side.setup.algorithm, self.side.home.kept.tested
         if test is not None and not ways(algorithm, self.ways):
             examples = Examples(torch.from_numpy(np.asarray(test.x)), torch.from_numpy(np.asarray(test.y)))
-            return Evaluation(algorithm, Evaluator(task, examples, []), self.models, ())(t, server, score)
+            asked_for = tuple(self.side.setup.experiment.evaluation.scores)
+            return Evaluation(algorithm, Evaluator(task, examples, [], asked_for), self.models, ())(t, server, score)
         held, asked = algorithm.models(server), ways(algorithm, self.ways) or ("plain",)
         names = self.models or tuple(held)[:1]
         told, numbers = score(t, [held[name] for name in names], asked), len(names) * len(asked) * len(task.metrics)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -16,10 +16,12 @@ from torch import Tensor
 
 from sordino.errors import ConfigError
 from sordino.evaluate.rows import Scores, Spread
+from sordino.evaluate.scores import scored
 from sordino.partition.rows import Array, RowNumbers
 from sordino.types import Examples, Params, Task
 
 LISTED = 10_000  # clients
+AT_ONCE = 512  # rows
 
 
 class _Tested(NamedTuple):
@@ -35,6 +37,7 @@ class Evaluator:
     task: Task
     test: Examples
     rows: Sequence[Array]  # of each client: its share of the test examples
+    asked: tuple[str, ...] = ()  # scores beside the task's own, of all test examples together
 
     def __call__(self, params: Params) -> Scores:
         """Of one model for all: global means, and mean, standard deviation and worst tenth over the clients that have
@@ -44,10 +47,17 @@ class Evaluator:
         means = [values.mean().double() for values in scores.values()]
         if not len(own.clients):
             found = dict(zip(scores, torch.stack(means).tolist(), strict=True))
-            return Scores(**found, majority=self._majority)
+            return Scores(**found, majority=self._majority, **self._more(params))
         each = scores[next(iter(scores))].double()[own.rows]
         each = torch.segment_reduce(each, "mean", lengths=own.sizes, unsafe=True)
-        return self._told(list(scores), means, each).beside(majority=self._majority)
+        return self._told(list(scores), means, each).beside(majority=self._majority, **self._more(params))
+
+    def _more(self, params: Params) -> dict[str, Any]:
+        if not self.asked:
+            return {}
+        task, x = self.task, self.test.x
+        found = torch.cat([task.predict(params, part) for part in torch.split(x, AT_ONCE)])[:, : task.labels]
+        return scored(self.asked, found.double().softmax(1).cpu().numpy(), self.test.y.cpu().numpy())
 
     def of_each(self, found: Mapping[int, Sequence[float]]) -> Scores:
         """The same of a model for each client, from the means of every client that has test examples."""

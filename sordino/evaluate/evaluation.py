@@ -13,7 +13,7 @@ from sordino.evaluate.accuracy import Evaluator
 from sordino.evaluate.rows import Scores
 from sordino.tasks.personalise import WAYS
 from sordino.tree import Tree
-from sordino.types import Params
+from sordino.types import Params, Task
 
 OWN = "own"  # the algorithm's way
 # (round, models, ways) -> the means of each client's metrics, way after way of model after model
@@ -79,6 +79,23 @@ def check_models(names: Sequence[str], held: Mapping[str, Params]) -> None:
                 fix=f"use one of {', '.join(held)}",
                 code="unknown-model-of-server",
             )
+
+
+def check_scores(asked: Sequence[str], task: Task, personal: Sequence[str]) -> None:
+    if asked and "accuracy" not in task.metrics:
+        raise ConfigError(
+            f"evaluation.scores = {list(asked)!r} of a task without classes",
+            why="these scores compare predicted classes with true ones",
+            fix="leave evaluation.scores out, or choose data with classes",
+            code="scores-need-classes",
+        )
+    if asked and personal:
+        raise ConfigError(
+            f"evaluation.scores = {list(asked)!r} where each client has a model of its own",
+            why="these scores are of one model on all test examples together: no mean over clients equals them",
+            fix="set evaluation.personal = [] with an algorithm that trains one model, or leave evaluation.scores out",
+            code="scores-of-one-model",
+        )
 
 
 def check(ways: Sequence[str]) -> None:

@@ -10,6 +10,7 @@ from typing import Literal, Self
 
 from pydantic import ValidationInfo, model_validator
 
+from sordino.evaluate.scores import NAMES
 from sordino.ledger.facts import Fact, Number
 
 
@@ -30,6 +31,11 @@ class Scores(Fact):
     loss: float | None = None
     accuracy_of_all_outputs: float | None = None  # of a network with several outputs for each class
     majority: float | None = None  # the share of the most frequent class of the test examples: what a constant reaches
+    # these three, and counts of test examples by true class (rows) and predicted class, where they are asked for
+    auroc: float | None = None
+    f1: float | None = None
+    calibration_error: float | None = None
+    confusion: tuple[tuple[int, ...], ...] | None = None
     clients: Spread | None = None
     also: Mapping[str, Scores] = {}  # of further models, or of further ways to make one a client's own
 
@@ -38,6 +44,11 @@ class Scores(Fact):
         if info.mode == "json" and self.loss is None and not (self.accuracy is None and self.clients is None):
             raise ValueError("it has scores without a loss")
         return self
+
+    @property
+    def scores(self) -> list[tuple[str, float]]:
+        """Those beside accuracy and loss, in words, where they were asked for."""
+        return [(words, value) for name, words in NAMES.items() if (value := getattr(self, name)) is not None]
 
     @property
     def told(self) -> str:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
 from sordino.evaluate.measures import headline, last_scored, scores
+from sordino.evaluate.rows import RoundRow
 from sordino.report import palette
 from sordino.report.markup import Html, joined, listed, table, tag
 from sordino.report.run_facts import RunFacts
@@ -110,7 +111,18 @@ def _learning(facts: RunFacts) -> list[Html]:
     named = _scrolled(
         f"{len(counted)} of {len(rows)} evaluated rounds", ("round", f"test {metric}", "sent down", "sent up"), counted
     )
-    return [chart(f"Test {metric} over rounds", lines, score), named]
+    return [chart(f"Test {metric} over rounds", lines, score), named, *_beside(rows[-1][0])]
+
+
+def _beside(last: RoundRow) -> list[Html]:
+    """Scores beside the headline, where they were asked for."""
+    found, counts = last.scores, last.confusion
+    made = [_scrolled("Scores on all test examples", ("score", "value"), [(n, f"{v:.4f}") for n, v in found])]
+    made = made if found else []
+    if counts is not None:
+        columns = ("true class", *(f"predicted {c}" for c in range(len(counts))))
+        made.append(_scrolled("Test examples by class", columns, [(c, *row) for c, row in enumerate(counts)]))
+    return made
 
 
 def _privacy(facts: RunFacts) -> list[Html]:

@@ -105,6 +105,8 @@ def results(metrics: Sequence[RoundRow]) -> Table:
             if last.majority is not None:
                 table.add_row("always the most frequent class", f"{last.majority:.2%}")
         table.add_row("test loss", f"{last.loss:.4f}")
+        for name, value in last.scores:
+            table.add_row(f"test {name}", f"{value:.4f}")
         if (found := last.clients) is not None:
             form = "{:.2%}" if found.metric == "accuracy" else "{:.4f}"
             for text, value in (
@@ -115,6 +117,9 @@ def results(metrics: Sequence[RoundRow]) -> Table:
                 table.add_row(f"{found.metric}, {text}", form.format(value))
         for name, other in last.also.items():
             table.add_row(f"test, {name}", f"{other.loss:.4f}" if other.accuracy is None else f"{other.accuracy:.2%}")
+    if last is not None and last.confusion is not None and len(last.confusion) <= 12:
+        for at, counts in enumerate(last.confusion):
+            table.add_row(f"of true class {at}, predicted as each", " ".join(map(str, counts)))
     table.add_row("bytes down", bytes_text(sum(row.bytes_down or 0 for row in metrics)))
     table.add_row("bytes up", bytes_text(sum(row.bytes_up or 0 for row in metrics)))
     for name, said in secure(metrics):

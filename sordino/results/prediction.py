@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from sordino import user_code
 from sordino.data import missing_extra
 from sordino.errors import DataError
+from sordino.evaluate.scores import SCORES, scored
 from sordino.results.frames import frame
 from sordino.runs import bundle as bundles
 from sordino.runs.bundle import Bundle
@@ -56,6 +57,15 @@ class Prediction:
         if self.truth is None:
             return None
         return sum(a == b for a, b in zip(self.labels, self.truth, strict=True)) / len(self.truth)
+
+    @cached_property
+    def scores(self) -> dict[str, Any]:
+        """What stands beside accuracy: auroc, f1, calibration_error, and confusion, the counts by true class (rows) and
+        predicted class; nothing where no truth is known."""
+        if self.truth is None:
+            return {}
+        place = {name: at for at, name in enumerate(self.classes)}
+        return scored(tuple(SCORES), self.probabilities, np.array([place[name] for name in self.truth]))
 
     @property
     def rows(self) -> Iterator[dict[str, str | float]]:

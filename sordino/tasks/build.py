@@ -57,7 +57,7 @@ def _drawing(seed: int) -> Iterator[None]:
 
 
 def build_net(name: str, shape: tuple[int, ...], classes: int, options: Mapping[str, object]) -> nn.Module:
-    """A built-in network by name, or the user's own class as `module:Class` (no arguments but `options`)."""
+    """A built-in network by name, or the user's own as `module:Class` or `module:function` (with `options`)."""
     if ":" in name:
         return _users_own(name, options)
     if name not in NETS:
@@ -70,14 +70,23 @@ def build_net(name: str, shape: tuple[int, ...], classes: int, options: Mapping[
 
 
 def _users_own(path: str, options: Mapping[str, object]) -> nn.Module:
-    cls = user_code.load(path, "model")
-    if not (isinstance(cls, type) and issubclass(cls, nn.Module)):
-        raise ConfigError(
-            f"{path!r} is not a torch.nn.Module class",
-            fix="give the name of a class, not of an object",
-            code="model-not-a-module",
-        )
-    return _built(path, lambda: cls(**options))
+    make = user_code.load(path, "model")
+    if isinstance(make, nn.Module) or not callable(make):
+        raise _no_module(path, f"it is an object of type {type(make).__name__}")
+    net = _built(path, lambda: make(**options))
+    if not isinstance(net, nn.Module):
+        raise _no_module(path, f"what it makes is of type {type(net).__name__}")
+    user_code.made_of(map(type, net.modules()))
+    return net
+
+
+def _no_module(path: str, why: str) -> ConfigError:
+    return ConfigError(
+        f"{path!r} does not make a torch.nn.Module",
+        why=why,
+        fix="give the name of a Module class, or of a function that returns a Module",
+        code="model-not-a-module",
+    )
 
 
 def _built(name: str, make: Callable[[], nn.Module]) -> nn.Module:
@@ -107,9 +116,28 @@ def fits(net: nn.Module, name: str, shape: tuple[int, ...], classes: int) -> Non
             code="model-does-not-fit",
         ) from error
     if not isinstance(out, Tensor) or tuple(out.shape) != (2, classes):
-        given = f"{tuple(out.shape[1:])}" if isinstance(out, Tensor) else f"a {type(out).__name__} as"
-        raise DataError(
-            f"the model {name!r} gives {given} outputs, but the data has {classes} classes",
+        raise _outputs(out, name, classes)
+
+
+WRAPPER = """put it into a module that returns the tensor of logits alone:
+    class Net(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.net = ...  # the model
+        def forward(self, x):
+            return self.net(x).logits  # or what is called so in its answer"""
+
+
+def _outputs(out: object, name: str, classes: int) -> DataError:
+    if isinstance(out, Tensor):
+        return DataError(
+            f"the model {name!r} gives {tuple(out.shape[1:])} outputs, but the data has {classes} classes",
             fix="let the model return one number (logit) for each class",
             code="model-outputs",
         )
+    return DataError(
+        f"the model {name!r} gives an object of type {type(out).__name__}, and no tensor",
+        why=f"a loss needs one number (logit) for each of the {classes} classes",
+        fix=WRAPPER,
+        code="model-outputs",
+    )

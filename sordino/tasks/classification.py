@@ -15,6 +15,7 @@ from sordino.errors import ConfigError, UnsoundGuarantee
 from sordino.lazy import ClientRows, Part, Ready
 from sordino.privacy.readers.per_example_gradients import Recorder, Sides, fast_sum, one_by_one, slow_medians, slow_sum
 from sordino.tasks.augment import AUGMENT
+from sordino.tasks.draws import draws, seeded
 from sordino.tasks.features import Head, of_chain, transformed
 from sordino.tasks.flops import count as operations
 from sordino.tasks.memory import coupling, remembered, still
@@ -85,6 +86,8 @@ class Classification:
         # bf16 pays where convolutions do the work; weights, sums and everything private stay in fp32
         self.precision = precision if self._chain is not None and self._chain.images else torch.float32
         self._recorder = Recorder(net)
+        # attention and recurrent layers have dropouts of their own
+        self._draws = self._chain is None and draws(self._pass)
         self._tried: tuple[Losses, bool] | None = (
             None  # the losses last tried, and whether the layer rules hold for them
         )
@@ -116,7 +119,8 @@ class Classification:
         self._net.train()
         for dropout in self._dropouts:
             dropout.keys = keys
-        logits = torch.func.functional_call(self._net, params, (self._inputs(x, params, keys),))
+        with self._seeded(keys):
+            logits = torch.func.functional_call(self._net, params, (self._inputs(x, params, keys),))
         return F.cross_entropy(logits, y, reduction="none")
 
     def ready(self, x: Tensor, y: Tensor, whole: bool = False) -> tuple[Ready, Tensor]:
@@ -136,7 +140,7 @@ class Classification:
         a graph where the network is a chain.
         """
         kind = next(iter(params.values())).dtype
-        drawn = draws() if self._drops or self._augment is not None else None
+        drawn = draws() if self._drops or self._draws or self._augment is not None else None
         if self._augment is not None:
             assert drawn is not None
             x = self._augment(x, drawn)
@@ -157,9 +161,18 @@ class Classification:
             dropout.keys = drawn
         for name, p in self._trained:
             p.data = params[name]
-        value = F.cross_entropy(self._net(x.contiguous()), y)
+        with self._seeded(drawn):
+            value = F.cross_entropy(self._net(x.contiguous()), y)
         back = torch.autograd.grad(value, [p for _, p in self._trained])
         return {name: g for (name, _), g in zip(self._trained, back, strict=True)}
+
+    def _pass(self) -> None:
+        self._net.train()
+        self._net(self._inputs(self._sample, dict(self._trained)))
+
+    def _seeded(self, drawn: Tensor | None) -> AbstractContextManager[None]:
+        """What the network draws inside follows from the keys of its examples."""
+        return nullcontext() if drawn is None or not self._draws else seeded(drawn)
 
     def _one_hot(self, y: Tensor, dtype: torch.dtype) -> Tensor:
         assert self._chain is not None
@@ -206,6 +219,7 @@ class Classification:
     @cached_property
     def flops(self) -> int:
         """The operations of one example through the network, there and back; a way back counts as two ways there."""
+        self._net.eval()
         return 3 * operations(lambda: self._net(self._inputs(self._sample[:1], dict(self._trained))))
 
     @cached_property
@@ -232,7 +246,8 @@ class Classification:
         self._net.train(keys is not None)
         for dropout in self._dropouts:
             dropout.keys = keys
-        return head.input(self._net, params, self._inputs(x, params, keys, plain))
+        with self._seeded(keys):
+            return head.input(self._net, params, self._inputs(x, params, keys, plain))
 
     def look(self, params: Params, x: Tensor) -> Tensor:
         """Features of images [n, c, h, w] between 0 and 1, differentiable in them."""

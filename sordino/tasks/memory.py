@@ -18,6 +18,8 @@ from sordino.tasks.nets import Dropout
 
 OURS = {"training", "_parameters", "_modules"}  # a task sets the mode and the parameters for every pass
 
+LISTED = {"_flat_weights", "_flat_weight_refs"}  # a recurrent layer lists its parameters anew for every pass
+
 
 def coupling(net: nn.Module) -> str:
     """The layer that normalises by statistics of other examples, by name; "" where there is none."""
@@ -32,7 +34,8 @@ def held(net: nn.Module) -> dict[str, tuple[Any, int]]:
     """Every buffer and attribute by name, with how often it was written to or how long it is."""
     found: dict[str, tuple[Any, int]] = {}
     for path, module in net.named_modules():
-        own = {} if type(module) is Dropout else {k: v for k, v in vars(module).items() if k not in OURS}
+        ours = OURS | (LISTED if isinstance(module, nn.RNNBase) else set())
+        own = {} if type(module) is Dropout else {k: v for k, v in vars(module).items() if k not in ours}
         for name, value in (own | module._buffers).items():
             found[f"{path}.{name}".lstrip(".")] = value, _size(value)
     return found

@@ -34,8 +34,12 @@ class Dropout(nn.Module):
         if draws is None or self.p == 0:
             return None
         shape = x.shape[:2] + (1,) * (x.dim() - 2) if self.whole_channels else x.shape
-        kept = keys.coin(keys.fold(draws, self.place), shape[1:].numel(), 1 - self.p)
-        return kept.reshape(len(x), *shape[1:]).to(x.dtype) / (1 - self.p)
+        key = torch.as_tensor(keys.fold(draws, self.place))
+        if len(x) == len(draws):
+            kept = keys.coin(key, shape[1:].numel(), 1 - self.p)
+        else:  # rows are no examples, such as positions that come first: one mask, of all keys together
+            kept = keys.coin(torch.sum(key), shape.numel(), 1 - self.p)
+        return kept.reshape(shape).to(x.dtype) / (1 - self.p)
 
 
 WHOLE = nn.Dropout1d | nn.Dropout2d | nn.Dropout3d

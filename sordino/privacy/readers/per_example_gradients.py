@@ -15,6 +15,7 @@ privacy, and is decided by comparing them on random input once.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -33,6 +34,8 @@ CHUNK_FLOATS = (
     64_000_000  # per-example gradients of the slow path, and of conv layers in L1, stay below this many floats
 )
 EVERY = slice(None)
+# torch goes through some layers (recurrent ones) example by example, and says so to whoever runs them
+warnings.filterwarnings("ignore", "There is a performance drop because we have not yet implemented", UserWarning)
 
 
 @dataclass

@@ -28,6 +28,8 @@ function headline() {
     list.push([`mean of last ${ten.length}`, score(ten.reduce((sum, r) => sum + r[metric], 0) / ten.length)]);
   }
   if (last.majority !== undefined && last.majority !== null) list.push(["always the most frequent class", score(last.majority)]);
+  for (const [name, label] of [["auroc", "AUROC"], ["f1", "F1, macro"], ["calibration_error", "calibration error"]])
+    if (typeof last[name] === "number") list.push([label, last[name].toFixed(3)]);
   if (last.clients) {
     list.push(["mean over clients", score(last.clients.mean), `± ${score(last.clients.std)} between them`]);
     list.push(["worst 10 % of clients", score(last.clients.worst_tenth)]);
@@ -54,6 +56,17 @@ function learning(place) {
       columns: ["client", `test ${metric}`], rows: () => each.map(([v, k]) => [called(k), score(v)]),
     });
     bars(box, { values: each.map(([v]) => v), names: each.map(([, k]) => called(k)), colours: each.map((_, i) => (i < tenth ? "c1" : "c0")), format: score, top: metric === "accuracy" ? 1 : Math.max(...each.map(([v]) => v)), xLabel: `${each.length} clients` });
+  }
+  if (last.confusion) {
+    const box = make("table", make("div", place));
+    make("caption", box, "Test examples by true class (rows) and predicted class (columns)");
+    const first = make("tr", box);
+    for (const name of ["", ...last.confusion.keys()]) make("th", first, String(name));
+    last.confusion.forEach((counts, c) => {
+      const row = make("tr", box);
+      make("th", row, String(c));
+      for (const count of counts) make("td", row, String(count));
+    });
   }
   against(place, { title: `Test ${metric} over bytes sent`, about: "Both directions, really serialised.", xLabel: "sent", xFormat: size, of: r => r.bytes_down + r.bytes_up });
   against(place, { title: `Test ${metric} over device compute`, about: "Of all devices together, counted from public sizes: operations of the network, there and back.", xLabel: "computed", xFormat: flops, of: r => r.device_flops });

@@ -1,0 +1,76 @@
+"""Scores of predicted probabilities beside accuracy: how well classes are ranked, found and believed.
+
+They are of all test examples together. A score that is no mean over examples cannot be put together from the scores of
+single clients, so none of them is asked of clients, and none travels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+Probabilities: TypeAlias = NDArray[np.floating[Any]]  # [n, classes]
+Labels: TypeAlias = NDArray[np.int64]
+Score = Literal["auroc", "f1", "calibration_error", "confusion"]
+BINS = 15  # of calibration
+
+
+def auroc(p: Probabilities, y: Labels) -> float | None:
+    """The area under the ROC curve: of two classes that of the second one; of more, each against all others, and their
+    mean over the classes that some examples have and others have not. None where no class is such."""
+    columns = [1] if p.shape[1] == 2 else range(p.shape[1])
+    areas = [area for c in columns if (area := _area(p[:, c], y == c)) is not None]
+    return float(np.mean(areas)) if areas else None
+
+
+def _area(score: NDArray[np.floating[Any]], true: NDArray[np.bool_]) -> float | None:
+    """How often a true example has the higher score of two; equal scores count half."""
+    many, others = int(true.sum()), int((~true).sum())
+    if not many or not others:
+        return None
+    _, place, count = np.unique(score, return_inverse=True, return_counts=True)
+    ranks = (np.cumsum(count) - (count - 1) / 2)[place]  # from 1 on; equal scores share the mean of their ranks
+    return float((ranks[true].sum() - many * (many + 1) / 2) / (many * others))
+
+
+def confusion(p: Probabilities, y: Labels) -> tuple[tuple[int, ...], ...]:
+    """Examples by true class (rows) and predicted class (columns)."""
+    classes = p.shape[1]
+    counts = np.bincount(y * classes + p.argmax(1), minlength=classes**2).reshape(classes, classes)
+    return tuple(tuple(row) for row in counts.tolist())
+
+
+def f1(p: Probabilities, y: Labels) -> float | None:
+    """The mean over classes of 2 TP / (2 TP + FP + FN); classes that are neither there nor predicted are left out."""
+    counts = np.array(confusion(p, y))
+    both = counts.sum(0) + counts.sum(1)
+    seen = both > 0
+    return float(np.mean(2 * np.diag(counts)[seen] / both[seen])) if seen.any() else None
+
+
+def calibration_error(p: Probabilities, y: Labels) -> float | None:
+    """How far the probability of the predicted class is from how often it is right: the expected calibration error,
+    over 15 bins of equal width."""
+    if not len(y):
+        return None
+    sure, right = p.max(1), p.argmax(1) == y
+    bins = np.clip(np.ceil(sure * BINS).astype(int) - 1, 0, BINS - 1)
+    gaps = np.bincount(bins, right - sure, BINS)
+    return float(np.abs(gaps).sum() / len(y))
+
+
+SCORES: Mapping[str, Callable[[Probabilities, Labels], Any]] = {
+    "auroc": auroc,
+    "f1": f1,
+    "calibration_error": calibration_error,
+    "confusion": confusion,
+}
+NAMES = {"auroc": "AUROC", "f1": "F1, macro", "calibration_error": "calibration error"}
+
+
+def scored(asked: Sequence[str], p: Probabilities, y: Labels) -> dict[str, Any]:
+    """The scores of these names."""
+    return {name: SCORES[name](p, y) for name in asked}
