@@ -12,7 +12,6 @@ from sordino.config.experiment import (
     Experiment,
     Network,
     Privacy,
-    Section,
     Slow,
     Table,
     build,
@@ -22,6 +21,7 @@ from sordino.config.experiment import (
     places,
     validate,
 )
+from sordino.config.section import Section
 
 __all__ = [
     "CHOOSERS",

@@ -5,12 +5,10 @@ from __future__ import annotations
 import warnings
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from sordino.config.digest import SINCE
-
-STRICT = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
-
+from sordino.config.section import Section
 
 # fixed: by public numbers; channel: by mean and deviation of each channel (of a table: column); pixel: of each pixel
 Scale = Literal["fixed", "channel", "pixel"]
@@ -20,9 +18,7 @@ Encoding = Literal["utf-8", "utf-16", "cp1250", "cp1252", "latin-1", "iso-8859-1
 warnings.filterwarnings("ignore", r'Field name "schema" in "Data" shadows', UserWarning)
 
 
-class Data(BaseModel):
-    model_config = STRICT
-
+class Data(Section):
     # where the examples come from: `sordino data list` says what each source needs
     source: Literal["digits", "images", "folder", "tabular", "quadratic", "synthetic"] = "digits"
     # a file or a folder; of tables also a pattern like "clinics/*.csv" or a list of files; of images also the id of a

@@ -18,18 +18,15 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 
 from sordino import user_code
 from sordino.config import data_sources
-from sordino.config.data_section import STRICT, Data
+from sordino.config.data_section import Data
 from sordino.config.digest import digest_of
 from sordino.config.reading import parsed, read
+from sordino.config.section import Section
 from sordino.config.wording import check_keys, nearest, unknown, wrong
 from sordino.errors import ConfigError, Range, UnsoundGuarantee, check_range
 
 T = TypeVar("T")
 Table = dict[str, Any]
-
-
-class Section(BaseModel):
-    model_config = STRICT
 
 
 class Privacy(Section):

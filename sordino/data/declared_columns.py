@@ -33,14 +33,15 @@ def declared(
     fill = {name: one.missing for name, one in said.items() if one.missing is not None}
     held = without_gaps(rows, used, missing, fill, numbers)
     features = [as_declared(held, name, one) for name, one in schema.features.items()]
-    y = _places(held, label, said[label].words, "class")
+    classes = said[label].words
+    y = _places(held, label, classes, "class")
     names: tuple[str, ...] = ()
     if group is not None:
         names = said[group].words or tuple(sorted(set(texts(held.columns[group]))))
     return rows, Columns(
         features,
         y,
-        said[label].words,
+        classes,
         None if group is None else _places(held, group, names, "group"),
         names,
         group is not None and bool(said[group].words),

@@ -152,10 +152,16 @@ def write(folder: Path, setup: Setup, model: Params, columns: Mapping[str, Colum
     if (told := described(setup, columns)) is None:
         return
     text = json.dumps(told.to_json(), indent=2).encode()
-    if setup.experiment.privacy.noise == SYSTEM and public_inputs.of_rows(setup.public.assumed, setup.public.void):
+    if told_to_nobody(setup):
         private.write(RunFolder(mine.private).description_file, text)
     else:
         atomic_write(mine.description_file, text)
+
+
+def told_to_nobody(setup: Setup) -> bool:
+    """Did rows that are protected decide what a bundle says?"""
+    real = setup.experiment.privacy.noise == SYSTEM
+    return real and public_inputs.of_rows(setup.public.assumed, setup.public.void)
 
 
 # somebody uses it -----------------------------------------------------------------------------------------------------

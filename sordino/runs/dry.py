@@ -11,6 +11,7 @@ from pathlib import Path
 from sordino.config import Engine, Experiment
 from sordino.ledger.notes import SYSTEM
 from sordino.ledger.storage import copied
+from sordino.runs.bundle import told_to_nobody
 from sordino.runs.folder import RunFolder
 from sordino.runs.private import DATA
 from sordino.runs.setup import Setup
@@ -63,6 +64,7 @@ def would_write(folder: Path, setup: Setup) -> list[Path]:
         mine.metrics_file,
         mine.checkpoints,
         mine.model_file,
+        *([mine.description_file] if setup.public.classes and not told_to_nobody(setup) else []),
         mine.log_file,
         mine.receipt_file,
     ]

@@ -18,7 +18,6 @@ PLAN = ("algorithm=gaussian_gdp", "privacy.epsilon=8", *TINY)
 # what the verbs say of a run RUN in a folder PLACE; each prints a status
 VERBS: dict[str, tuple[str, ...]] = {
     "list": ("list", "PLACE"),
-    "list --json": ("list", "PLACE", "--json"),
     "show": ("show", "RUN"),
     "watch": ("watch", "RUN", "--once"),
     "watch --json": ("watch", "RUN", "--json"),
@@ -71,6 +70,8 @@ def test_json_says_it_in_the_object_that_has_the_rows(
         whole = [one for one in found if "phase" not in one]
         assert whole
         assert all(one["simulated"] == (noise == "counter") for one in whole)
+        listed = json.loads(said(cli, place / noise, ("list", "PLACE", "--json")))
+        assert [one["simulated"] for one in listed] == [noise == "counter"]
 
 
 def test_a_plan_and_an_audit_say_it_too(cli: Callable[..., Said], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -199,8 +199,8 @@ HOSTILE = [
     one(
         "the plan is not made again",
         "engine/accounts.py",
-        '            if json.loads(note(asked.groups))["releases"] == told.releases:',
-        "            if True:",
+        '                if charged and json.loads(note(asked.groups))["releases"] == told.releases:',
+        "                if True:",
         f"{BINDING}::test_a_ledger_with_ten_times_the_noise_is_not_what_the_experiment_plans",
     ),
     one(
@@ -274,15 +274,15 @@ HOSTILE = [
     one(
         "test rows that follow from how many there are",
         "data/dataset.py",
-        "np.random.default_rng(seed).random(rows)",
-        "np.random.default_rng([seed, rows]).random(rows)",
+        "np.random.default_rng([seed, i] if i else seed).random(n)",
+        "np.random.default_rng([seed, i, n]).random(n)",
         f"{NEIGHBOURING_TABLES}::test_a_key_holds_a_row_in_its_place",
     ),
     one(
         "classes of the labels that are there",
-        "data/tabular.py",
-        "classes = schema.columns[label].words",
-        "classes = tuple(sorted(set(texts_of(columns[label]))))",
+        "data/declared_columns.py",
+        "classes = said[label].words",
+        "classes = tuple(sorted(set(texts(held.columns[label]))))",
         f"{NEIGHBOURING_TABLES}::test_a_learned_table_tells_one_row_from_another",
         f"{NEIGHBOURING_TABLES}::test_neighbouring_tables_teach_the_same_before_the_noise",
     ),
@@ -349,8 +349,8 @@ HOSTILE = [
     one(
         "an entry that names no round is any round",
         "runs/verify.py",
-        "if phase == mine.phase and (t < 0 or not again.plans(",
-        "if phase == mine.phase and (not again.plans(",
+        "if t < 0 or not again.plans(",
+        "if not again.plans(",
         "tests/runs/test_verify.py::test_what_is_no_round_is_planned_by_nobody",
     ),
 ]

@@ -53,7 +53,7 @@ def test_files_name_clients_everywhere(cli: Callable[..., Said], clinics: Path, 
     granted = {client.name: client.epsilon for client in spending(result.folder).by_client}
     assert granted == {"Nord": 1.0, "Süd": 2.0, "West": 4.0}
     spent = cli("privacy", "spent", result.folder, "--by-client").out
-    assert all(f"{name} │" in spent for name in NAMES)
+    assert all(f" {name} " in spent for name in NAMES)
 
 
 def test_the_owner_sees_columns_and_what_is_odd_about_them(cli: Callable[..., Said], clinics: Path) -> None:
