@@ -53,8 +53,9 @@ class Chaos(Section):
 
 class EvaluationSettings(Section):
     every: int = 1  # evaluate after every so many rounds
-    models: list[str] = []  # models of the server, the headline first; none: the one that clients get
-    # how clients personalise the model, the headline first: own, plain, finetune, proto; none: as the algorithm does
+    # names of server models to evaluate; the first gives the headline accuracy. Empty: the model that clients get
+    models: list[str] = []
+    # ways to personalise: own, plain, finetune, proto; the first gives the headline accuracy. Empty: the algorithm's own
     personal: list[str] = []
     final: int = 10  # this many last rounds are always evaluated: their mean is a headline number
 
