@@ -55,7 +55,7 @@ class EvaluationSettings(Section):
     every: int = 1  # evaluate after every so many rounds
     # names of server models to evaluate; the first gives the headline accuracy. Empty: the model that clients get
     models: list[str] = []
-    # ways to personalise: own, plain, finetune, proto; the first gives the headline accuracy. Empty: the algorithm's own
+    # ways to personalise: own, plain, finetune, proto; the first gives the headline. Empty: as the algorithm does
     personal: list[str] = []
     final: int = 10  # this many last rounds are always evaluated: their mean is a headline number
 
