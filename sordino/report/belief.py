@@ -56,6 +56,13 @@ def belief(epsilon: float, delta: float, prior: float = PRIOR) -> Belief:
     return Belief(prior, 1 / (1 + (1 - prior) / prior * math.exp(-most)), chance)
 
 
+def _floor(many: float) -> int:
+    """Two digits of it, and never more than it is."""
+    whole = math.floor(many * (1 + 1e-9))
+    step = 10 ** max(0, len(str(whole)) - 2)
+    return whole // step * step
+
+
 def subject(adversaries: Sequence[Adversary]) -> str:
     """Against whom, in a few words."""
     return "anyone" if len(adversaries) == len(BY) else " and ".join(BY[a] for a in adversaries)
@@ -66,7 +73,7 @@ def believed(row: Guarantee, adversaries: Sequence[Adversary], simulated: bool) 
     found = belief(row.epsilon, row.delta)
     who, what = subject(adversaries).capitalize(), SURE[row.neighbours].format(ONE[row.unit])
     known = f"{who}, knowing all other data and {percent(found.prior)} sure {what}, can become"
-    rare = f", except for a chance of 1 in {math.floor(1 / found.chance * (1 + 1e-9)):,}" if found.chance else ""
+    rare = f", except for a chance of 1 in {_floor(1 / found.chance):,}" if found.chance else ""
     sure = f"at most {percent(found.posterior)} sure" if found.posterior < 1.0 else "certain"
     said = f"{known} {sure} of it{rare}."
     if not row.finite:

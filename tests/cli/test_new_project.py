@@ -27,10 +27,11 @@ def test_a_new_project_runs_and_is_listed(tmp_path: Path) -> None:
     sordino("run", "experiment.toml", "rounds=2", "-q")
     (entry,) = json.loads(sordino("list", "--json"))
     assert entry["algorithm"] == "gaussian_gdp"
-    assert entry["rounds"] == "2/2"
+    assert (entry["rounds"], entry["planned"]) == (2, 2)
     assert entry["state"] == "finished"
     assert "per example, against server" in entry["promise"]
-    assert entry["score"].endswith("%")
+    assert 0 < entry["accuracy"] < 1
+    assert entry["guarantee"]["unit"] == "example"
 
 
 def test_nothing_is_overwritten(tmp_path: Path) -> None:

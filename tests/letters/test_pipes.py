@@ -192,7 +192,7 @@ def test_a_checkpoint_of_which_only_some_parts_were_written(
 ) -> None:
     """The run stands where its server stands: client states that are a round ahead are set back."""
     loop = finished(CASE.experiment(), tmp_path / "loop")
-    whole_save, whole_call = checkpoint.save, Sites._all
+    whole_save, whole_call = checkpoint.save, Sites.ask
 
     def dying_save(directory: Path, step: int, *rest: Any, **more: Any) -> Path:
         if directory.name == part and step == 3:
@@ -208,7 +208,7 @@ def test_a_checkpoint_of_which_only_some_parts_were_written(
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(checkpoint, "save", dying_save)
-        patch.setattr(Sites, "_all", dying_call)
+        patch.setattr(Sites, "ask", dying_call)
         with pytest.raises(Killed):
             start(CASE.experiment(engine=TWO), tmp_path / "apart")
     assert checkpoint.latest(tmp_path / "apart" / "checkpoints") == 2

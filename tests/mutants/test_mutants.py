@@ -45,7 +45,7 @@ def copy(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def run(place: Path, *tests: str) -> subprocess.CompletedProcess[str]:
+def run(place: Path, *tests: str, timeout: float = 300) -> subprocess.CompletedProcess[str]:
     flags = ["-x", "-q", "-n0", "-p", "no:cacheprovider", "-o", "addopts="]
     # pytest puts the folder it is started in first on the path: the copy, not the installed package
     return subprocess.run(
@@ -54,7 +54,7 @@ def run(place: Path, *tests: str) -> subprocess.CompletedProcess[str]:
         env={**os.environ, "PYTHONPATH": str(place), "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=timeout,
         check=False,
     )
 
@@ -78,5 +78,5 @@ def test_without_a_bug_all_of_them_pass(copy: Path) -> None:
         "import sordino.version\n\ndef test_it_is_the_copy():\n    assert sordino.version.__version__ == 'copy'\n"
     )
     tests = sorted({test for mutant in MUTANTS for test in mutant.tests})
-    outcome = run(copy, "tests/test_copy.py", *tests)
+    outcome = run(copy, "tests/test_copy.py", *tests, timeout=900)
     assert outcome.returncode == 0, outcome.stdout[-3000:]

@@ -23,7 +23,8 @@ from sordino.letters import pipes
 from sordino.runs import preparation
 from sordino.runs.rounds import PlayedPhase
 from sordino.runs.run import resume, start
-from sordino.runs.simulation import Simulation, simulated
+from sordino.runs.setup import Setup
+from sordino.runs.simulation import simulated
 from sordino.runs.verify import verify
 from tests.helpers.prepared_runs import CLASSES, TINY, rows_of, tiny
 from tests.laws import warm
@@ -205,15 +206,15 @@ def test_the_law_catches_a_preparation_that_forgets_what_clients_keep(
 ) -> None:
     with killed_in("ask", "reserved", 0):
         start(tiny(), tmp_path / "run")
-    monkeypatch.setattr(Simulation, "states", lambda self, place, loaded=None: _fresh(self))
+    monkeypatch.setattr(Setup, "states", lambda self, folder=None, trees=None: _fresh(self))
     resume(tmp_path / "run")
     assert "handed" in apart(unstopped, whole(tmp_path / "run"))
 
 
-def _fresh(parts: Simulation) -> Any:
+def _fresh(setup: Setup) -> Any:
     from sordino.engine.client_states import States
 
-    return States(parts.setup.algorithm.init_client(parts.setup.task), None)
+    return States(setup.algorithm.init_client(setup.task), None)
 
 
 @pytest.mark.slow

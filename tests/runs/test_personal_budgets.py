@@ -24,6 +24,7 @@ from sordino.ledger.thresholds import Waste, waste, wasted
 from sordino.privacy.noise.sources import for_client, for_round
 from sordino.results.one_run import open_run
 from sordino.round import one_round
+from sordino.runs.founding import environment_of
 from sordino.runs.receipt import opened, receipt
 from sordino.runs.run import resume, start
 from sordino.runs.simulation import Simulation
@@ -129,7 +130,7 @@ def test_a_hidden_plan_of_thresholds_charges_everybody() -> None:
             server = one_round(federation, server, t, clients).server
         for entry in ledger.entries():
             assert len(entry.charges) == 22
-        assert receipt(parts.setup, federation).budget.exposures_used.min == 6
+        assert receipt(parts.setup, federation, environment_of(parts.setup.experiment)).budget.exposures_used.min == 6
     assert sampled_multiplier(1.0, DELTA, 0.1, 100) == pytest.approx(4.278, rel=0.01)
 
 
