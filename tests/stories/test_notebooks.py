@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from tests.repository.following import DO, Block
+
 ROOT = Path(__file__).parents[2]
 NOTEBOOKS = sorted((ROOT / "examples" / "notebooks").glob("*.ipynb"))
 MADE = ("clinic_net",)  # modules that a notebook writes
@@ -26,18 +28,12 @@ def code(path: Path) -> Iterator[str]:
 
 
 def play(cells: Iterator[str]) -> int:
-    """Cells one after another in one namespace. What stands last in a cell is shown, as a notebook does."""
+    """Cells one after another in one namespace, as the blocks of a page; how many there were."""
     names: dict[str, Any] = {"__name__": "__main__"}
-    shown = 0
+    number = 0
     for number, cell in enumerate(cells, 1):
-        body = ast.parse(cell).body
-        last = body.pop() if isinstance(body[-1], ast.Expr) else None
-        exec(compile(ast.Module(body, []), f"cell {number}", "exec"), names)
-        if isinstance(last, ast.Expr):
-            value = eval(compile(ast.Expression(last.value), f"cell {number}", "eval"), names)
-            page = getattr(value, "_repr_html_", None)
-            shown += bool(page() if page else repr(value))
-    return shown
+        DO["python"](Block("python", {}, cell, number), names)
+    return number
 
 
 def test_they_are_kept_clean_and_found() -> None:
@@ -52,7 +48,7 @@ def test_they_are_kept_clean_and_found() -> None:
 
 
 def test_a_cell_that_fails_is_noticed() -> None:
-    assert play(iter(["x = 1", "x + 1"])) == 1
+    assert play(iter(["x = 1", "assert x == 1"])) == 2
     with pytest.raises(AssertionError):
         play(iter(["x = 1", "assert x == 2"]))
 
@@ -64,7 +60,7 @@ def test_a_notebook_runs(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend("")  # modules lie in the current directory, as in a notebook
     try:
-        assert play(code(path)) >= 2
+        assert play(code(path)) > 4
     finally:
         for name in MADE:
             sys.modules.pop(name, None)
