@@ -1,5 +1,5 @@
-"""Your own model: any torch.nn.Module, named in the experiment as task:Net. Data comes from a file, so there is no
-load_data here.
+"""Your own model: a torch.nn.Module whose layers do not mix examples (so no BatchNorm), named in the experiment as
+task:Net. Data comes from a file, so there is no load_data here.
 """
 
 from torch import Tensor, nn

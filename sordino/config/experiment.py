@@ -53,8 +53,9 @@ class Chaos(Section):
 
 class EvaluationSettings(Section):
     every: int = 1  # evaluate after every so many rounds
-    models: list[str] = []  # models of the server, the headline first; none: the one that clients get
-    # how clients personalise the model, the headline first: own, plain, finetune, proto; none: as the algorithm does
+    # names of server models to evaluate; the first gives the headline accuracy. Empty: the model that clients get
+    models: list[str] = []
+    # ways to personalise: own, plain, finetune, proto; the first gives the headline. Empty: as the algorithm does
     personal: list[str] = []
     # of the server's model, beside accuracy, on all test examples together; none: accuracy and loss alone
     scores: list[Literal["auroc", "f1", "calibration_error", "confusion"]] = Field(default=[], json_schema_extra=SINCE)

@@ -75,6 +75,12 @@ def simulated(texts: Iterable[str]) -> bool:
     return any(parsed(text).noise != SYSTEM for text in texts)
 
 
+def noised(texts: Iterable[str]) -> bool:
+    """Whether noise was drawn for any release: a claim that is more than "nothing is promised"."""
+    groups = (group for text in texts for group in parsed(text).releases)
+    return any(claim["status"] != "none" for group in groups for claim in group["claims"])
+
+
 def histories(texts: Iterable[str], population: int) -> Histories[Release]:
     """The losses of every client, release by release."""
     from sordino.ledger.histories import Histories  # numpy: who only reads notes does without

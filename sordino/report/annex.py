@@ -69,8 +69,9 @@ def _how(found: Evidence) -> Html:
         low, high = budget.spent_share.min, budget.spent_share.max
         share = f"{high:.0%}" if low == high else f"{low:.0%} to {high:.0%}"
         lines.append(f"Each client granted a budget, counted in {budget.currency}, and has spent {share} of it.")
-    source = "a seed: a simulation" if found.simulated else "the operating system's entropy"
-    lines.append(f"The noise comes from {source}. All releases of all rounds are added up by the accountant named.")
+    if found.noised:
+        source = "a seed: a simulation" if found.simulated else "the operating system's entropy"
+        lines.append(f"The noise comes from {source}. All releases of all rounds are added up by the accountant named.")
     return _section("What was computed", listed(lines))
 
 

@@ -59,7 +59,7 @@ def belief(epsilon: float, delta: float, prior: float = PRIOR) -> Belief:
 def _floor(many: float) -> int:
     """Two digits of it, and never more than it is."""
     whole = math.floor(many * (1 + 1e-9))
-    step = 10 ** max(0, len(str(whole)) - 2)
+    step: int = 10 ** max(0, len(str(whole)) - 2)
     return whole // step * step
 
 

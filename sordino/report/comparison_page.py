@@ -28,6 +28,7 @@ from sordino.report.comparison_table import Row, caption, lines, shaped, sources
 from sordino.report.run_page import assemble
 from sordino.report.tables import epsilon_text
 from sordino.report.words import Described, described, merged
+from sordino.runs.listing import strongest
 from sordino.version import __version__
 
 SIMULATIONS = (
@@ -129,7 +130,7 @@ def gather(
         title=" · ".join(side.name for side in sides),
         lead=f"{len(sides)} methods, {_count(seeds, 'seed')} each, {_count(equal['rounds'], 'round')} on {data}. "
         "Accuracies are on test data, at the end of the runs.",
-        notice=SIMULATIONS if any(side.simulated for side in sides) else "",
+        notice=SIMULATIONS if any(side.simulated and strongest(side.promise) for side in sides) else "",
         metric=metric,
         seeds=seeds,
         caption=caption(table),

@@ -32,6 +32,7 @@ from sordino.runs.listing import strongest
 from sordino.runs.shapes import Environment, Receipt
 from sordino.runs.verify import Verdict, examine
 
+NO_NOISE = "NOT PRIVATE: no noise was drawn. This run protects nobody."
 STAMP = "SIMULATION: the noise came from a seed and can be repeated. This run protects nobody."
 BROKEN = "THIS RECEIPT DOES NOT HOLD: files of the run do not agree with each other."
 FORGED = (
@@ -59,7 +60,12 @@ class Evidence(NamedTuple):
     @property
     def stamps(self) -> list[str]:
         """What stands on top of every document."""
-        return [BROKEN] * bool(self.verdict.wrong) + [STAMP] * self.simulated
+        return [BROKEN] * bool(self.verdict.wrong) + [STAMP if self.noised else NO_NOISE] * self.simulated
+
+    @property
+    def noised(self) -> bool:
+        """Whether noise was drawn at all."""
+        return any(row.status != "none" for row in self.receipt.guarantees) or self.receipt.budget is not None
 
     @property
     def rows(self) -> tuple[Described, ...]:

@@ -15,7 +15,7 @@ from sordino.ledger.claims import Adversary, Neighbours, Status, Unit, standing
 from sordino.ledger.currency import UNIT
 from sordino.ledger.facts import Fact, Number
 from sordino.ledger.ledger import Entry
-from sordino.ledger.notes import SYSTEM
+from sordino.ledger.notes import SYSTEM, noised
 from sordino.ledger.statement import Key, statement
 from sordino.partition.describe import summary, table
 from sordino.report import preparation
@@ -103,6 +103,7 @@ SIMULATED = (
     "A simulation: the noise came from a seed. The numbers describe what the same run promises with real noise; this "
     "run itself protects nobody."
 )
+NO_NOISE = "This method draws no noise: nothing is promised to anybody."
 
 
 def gather(folder: Path, evaluator: bool = False) -> RunFacts:
@@ -132,7 +133,7 @@ def gather(folder: Path, evaluator: bool = False) -> RunFacts:
             f"examples, {setup.coordinates} parameters, {len(metrics)} rounds. {public.note}"
             + (f" Candidates: {candidates}." if candidates else "")
         ),
-        notice=SIMULATED if spent.simulated else "" if all_ else HELD_BACK,
+        notice=(SIMULATED if noised(notes) else NO_NOISE) if spent.simulated else "" if all_ else HELD_BACK,
         names=public.clients,
         evaluated=all_,
         partition=counts,

@@ -52,15 +52,24 @@ def summary(console: Console, metrics: Sequence[RoundRow], receipt: Receipt, bef
         console.print(before)
     console.print(guarantees(receipt.guarantees, receipt.simulated, receipt.phases))
     if (budget := receipt.budget) is not None:
-        spent, used = budget.spent_share, budget.exposures_used
         console.print(
-            f"Budget per client: epsilon {granted_text(budget)} at delta {budget.delta:g}, counted in "
-            f"{budget.currency}; spent {spent.min:.1%} to {spent.max:.1%} over {used.min:g} to {used.max:g} exposures."
+            f"Budget of each client: epsilon {granted_text(budget)} at delta {budget.delta:g}, counted in "
+            f"{budget.currency}; {_spent_text(budget)}."
         )
         if budget.groups:
             console.print(groups(budget, receipt.simulated))
     for line in receipt.assumptions:
         console.print(f"[dim]· {line}[/dim]")
+
+
+def _spent_text(budget: ReceiptBudget) -> str:
+    """How much of their budgets clients have spent, in how many of the rounds that they pay for."""
+    least, most = (f"{share:.1%}".replace(".0%", "%") for share in (budget.spent_share.min, budget.spent_share.max))
+    few, many = budget.exposures_used.min, budget.exposures_used.max
+    rounds = f"{few:g} round{'s' * (few != 1)}" if few == many else f"{few:g} to {many:g} rounds"
+    if least != most:
+        return f"clients spent {least} to {most} of it in {rounds}"
+    return f"every client spent {'all' if most == '100%' else most} of it in {rounds}"
 
 
 def granted_text(budget: ReceiptBudget) -> str:

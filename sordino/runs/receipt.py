@@ -19,7 +19,7 @@ from sordino.engine.server import Federation
 from sordino.errors import RunError
 from sordino.ledger.currency import UNIT
 from sordino.ledger.ledger import EVERYONE
-from sordino.ledger.notes import SYSTEM, simulated
+from sordino.ledger.notes import SYSTEM, noised, simulated
 from sordino.ledger.op import Op
 from sordino.ledger.pricing import CountedPhase
 from sordino.ledger.statement import Guarantee, of_groups, statement
@@ -77,8 +77,9 @@ def receipt(setup: Setup, federation: Federation, environment: Environment) -> R
     rows = statement(notes, len(federation.sizes), experiment.privacy.delta)
     simulated_ = simulated(notes) if notes else federation.noise != SYSTEM
     budget = _budget(setup, federation)
-    noise = SIMULATED if simulated_ else ON_GRID
-    assumptions = [noise, TUNING, ARITHMETIC, _scored(environment), *setup.public.assumed]
+    assumptions = [TUNING, _scored(environment), *setup.public.assumed]
+    if noised(notes) or (budget is not None and not notes):  # else there is nothing to say of noise and clips
+        assumptions = [SIMULATED if simulated_ else ON_GRID, TUNING, ARITHMETIC, *assumptions[1:]]
     if setup.budget is not None and setup.budget.personal is not None:
         assumptions.append(BUDGETS)
     if setup.ways:

@@ -43,6 +43,9 @@ def test_the_receipt_has_a_row_for_everybody_and_promises_only_what_events_prove
     with federation.ledger as ledger:
         claims = read_notes((entry.note for entry in ledger.entries()), CLIENTS)
     spoken = {c for releases in claims.values() for release in releases for c in release}
+    noised = any(c.status != "none" for c in spoken)
+    assert any("seeded generator" in line for line in receipt["assumptions"]) == noised  # no word of noise without any
+    assert any("clipped gradients" in line for line in receipt["assumptions"]) == noised
     for subject, row in rows.items():
         by = next((r.split()[3] for r in row["because"] if r.startswith("implied by the")), row["unit"])
         about = [c for c in spoken if (c.unit, c.adversary) == (by, row["adversary"])]

@@ -21,7 +21,7 @@ def test_the_page_of_a_package_index_has_no_link_that_leads_nowhere() -> None:
     for one in hook["substitutions"]:
         text = re.sub(one["pattern"], one["replacement"], text)
     assert re.findall(r"\]\((?!https?://)[^)]*\)|<img[^>]*>", text) == []
-    assert "Private federated learning" in text
+    assert "*differential-privacy* guarantee" in text
 
 
 def test_what_a_release_holds_is_there_and_fits_together() -> None:
