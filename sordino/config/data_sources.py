@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from sordino import user_code
 from sordino.errors import ConfigError
 
 
@@ -74,7 +75,10 @@ def has_natural_clients(data: object) -> bool:
 
     if not isinstance(data, Mapping) or data.get("source") != "tabular":
         return False
-    return data.get("group") is not None or (data.get("path") is not None and not is_one_file(data["path"]))
+    path = data.get("path")
+    if isinstance(path, str) and user_code.is_lent(path):
+        return data.get("group") is not None
+    return data.get("group") is not None or (path is not None and not is_one_file(path))
 
 
 def check(given: Mapping[str, object]) -> None:

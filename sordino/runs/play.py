@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 
 from sordino import tree, user_code
-from sordino.config import Experiment, Network
+from sordino.config import Experiment, Network, session
 from sordino.engine import checkpoint
 from sordino.engine.memory import keep_freed_memory
 from sordino.engine.server import Federation
@@ -95,6 +95,7 @@ def play(
             *setup.cohort.warnings(experiment.rounds, len(setup.public.sizes)),
             *drowning(setup),
             *half.home.disclosed,
+            *session.remarks(experiment.model_dump()),
             *silent,
         ]
         for phase in setup.preparation:

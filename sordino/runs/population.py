@@ -157,6 +157,10 @@ class Population:
         decided: Json = {"standardise": self.scaling, "schema": self.declared}
         values = {key: decided.get(key, getattr(data, key)) for key in (*source.needs, *source.loads)}
         given = {key: value for key, value in values.items() if value is not None}
+        if isinstance(data.path, str) and user_code.is_lent(data.path):
+            from sordino.data.table_files import in_memory
+
+            given["path"] = in_memory(user_code.load(data.path, "data"))
         if source.seeded:
             given["seed"] = keys.word(keys.fold(self.key, "data"))
         return given

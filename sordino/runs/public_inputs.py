@@ -6,6 +6,7 @@ import shlex
 from pathlib import Path
 from typing import Literal
 
+from sordino import user_code
 from sordino.config import Data
 from sordino.data import schema
 from sordino.data.schema import TableSchema
@@ -104,8 +105,9 @@ def _drafting(data: Data) -> str:
     """The command that drafts the schema."""
     roles = {role: getattr(data, role) for role in ("label", "group", "key")}
     named = [f"--{role} {shlex.quote(name)}" for role, name in roles.items() if name is not None]
-    paths = data.path if isinstance(data.path, list) else [str(data.path)]
-    out = f"{Path(paths[0]).stem}.schema.toml" if is_one_file(data.path) else "draft.schema.toml"
+    where = "data.csv" if isinstance(data.path, str) and user_code.is_lent(data.path) else data.path  # once written
+    paths = where if isinstance(where, list) else [str(where)]
+    out = f"{Path(paths[0]).stem}.schema.toml" if is_one_file(where) else "draft.schema.toml"
     return " ".join(["sordino data schema", *map(shlex.quote, paths), *named, "--out", shlex.quote(out)])
 
 
