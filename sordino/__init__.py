@@ -38,8 +38,9 @@ def run(
     """Runs an experiment: a TOML file, a table with the same keys, or the default one.
 
     Change it as on the command line, `"rounds=10"`, or in Python, `rounds=10, **{"algorithm.lr": 0.1}`. `model` and
-    `algorithm` may be classes of yours, `data` may be a data frame. `out` is the run folder (default: runs/DATE-NAME), `prepared` a run whose preparation is taken over, `progress` shows how far it
-    is, `track` names trackers (tensorboard, mlflow, wandb, trackio).
+    other parts may be classes of yours, `data` a data frame or arrays. `out` is the run folder (default:
+    runs/DATE-NAME), `prepared` a run whose preparation is taken over, `progress` shows how far it is, `track` names
+    trackers (tensorboard, mlflow, wandb, trackio).
     """
     from sordino import config
     from sordino.runs.run import fresh_folder, start
@@ -68,7 +69,6 @@ def resume(folder: str | Path, progress: bool = False, track: Sequence[str] = ()
 def plan(experiment: str | Path | Mapping[str, Any] | None = None, *overrides: str, **settings: Any) -> Compared:
     """What a run would promise, send and take, and what else would keep the promise. Nothing is trained or written."""
     from sordino.runs.forecast import compare as forecast
-
     from sordino.user_code import lent
 
     plain, objects = _told(settings)
@@ -160,9 +160,7 @@ def _told(settings: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, object
     return session.told(plain)
 
 
-def _followed(
-    go: Callable[[Any], Ended], shown: bool, track: Sequence[str], objects: Mapping[str, object]
-) -> Result:
+def _followed(go: Callable[[Any], Ended], shown: bool, track: Sequence[str], objects: Mapping[str, object]) -> Result:
     from rich.console import Console
 
     from sordino.cli.progress import progress

@@ -23,8 +23,9 @@ from sordino.errors import ConfigError, OwnCodeError, SordinoError
 _NAME = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
 _HERE = str(Path(__file__).parent)
 _FILES: set[str] = set()  # of classes that were named in this process, and of those they are made from
+LIBRARIES = ("sordino", "torch", "builtins", "abc", "typing", "numpy", "pandas", "pyarrow")  # blamed for nothing
 SESSION = "session:"
-_LENT: ContextVar[Mapping[str, object]] = ContextVar("lent", default={})
+_LENT: ContextVar[Mapping[str, object] | None] = ContextVar("lent", default=None)
 T = TypeVar("T")
 
 
@@ -73,7 +74,7 @@ def load(path: str, what: str) -> Any:
 
 
 def _of_session(path: str, what: str) -> Any:
-    if (found := _LENT.get().get(path.removeprefix(SESSION))) is None:
+    if (found := (_LENT.get() or {}).get(path.removeprefix(SESSION))) is None:
         raise ConfigError(
             f"{path!r} was an object of the Python session that began the run",
             why="it is in no file that could be read again, so it must be given again",
@@ -93,7 +94,7 @@ def is_lent(name: str) -> bool:
 @contextlib.contextmanager
 def lent(objects: Mapping[str, object]) -> Iterator[None]:
     """Objects of this session can be found by their names for as long as this lasts."""
-    before = _LENT.set({**_LENT.get(), **objects})
+    before = _LENT.set({**(_LENT.get() or {}), **objects})
     try:
         yield
     finally:
@@ -116,7 +117,7 @@ def of_kind(path: str, what: str, base: type[T]) -> type[T]:
     if not (isinstance(made, type) and issubclass(made, base)):
         why = f"it is not a subclass of {base.__module__}.{base.__qualname__}"
     elif inspect.isabstract(made):
-        why = f"it has no {', '.join(sorted(made.__abstractmethods__))}"
+        why = f"it has no {', '.join(sorted(getattr(made, '__abstractmethods__', ())))}"
     else:
         return made
     raise ConfigError(
@@ -128,13 +129,15 @@ def of_kind(path: str, what: str, base: type[T]) -> type[T]:
 
 
 def _files(made: Any) -> Iterator[str]:
-    for base in getattr(made, "__mro__", (made, type(made))):
-        name = str(getattr(base, "__module__", ""))
-        if base is made or name.partition(".")[0] not in ("sordino", "torch", "builtins"):
-            yield str(getattr(sys.modules.get(name), "__file__", ""))
-            for method in (base, *vars(base).values()):  # of a notebook, whose cells are files of their own
-                if inspect.isfunction(method) and method.__code__.co_filename != "<string>":
-                    yield method.__code__.co_filename
+    whole = made.__mro__ if isinstance(made, type) else (made,) if inspect.isfunction(made) else type(made).__mro__
+    for base in whole:
+        name = str(base.__module__)
+        if base is not made and name.partition(".")[0] in LIBRARIES:
+            continue
+        yield str(getattr(sys.modules.get(name), "__file__", ""))
+        for method in (base, *vars(base).values()):  # of a notebook, whose cells are files of their own
+            if inspect.isfunction(method) and method.__code__.co_filename != "<string>":
+                yield method.__code__.co_filename
 
 
 def told(error: BaseException) -> str:

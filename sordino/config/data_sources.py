@@ -3,7 +3,7 @@ never ignored."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
 from sordino import user_code
@@ -62,10 +62,20 @@ SOURCES = {
     ),
 }
 
+OWN = DataSource("rows of a class of your own", (), ("options", "standardise", "test_fraction"), ("augment", *SLICES))
+
+
+def of(source: str) -> DataSource:
+    """What is known of a source by its name."""
+    return OWN if user_code.is_own(source) else SOURCES[source]
+
 
 def keys(source: object) -> set[str]:
     """The keys of [data] that one source takes; those of all sources where none is named."""
-    known = [SOURCES[source]] if isinstance(source, str) and source in SOURCES else SOURCES.values()
+    if isinstance(source, str) and (source in SOURCES or user_code.is_own(source)):
+        known: Collection[DataSource] = [of(source)]
+    else:
+        known = SOURCES.values()
     return {key for one in known for key in (*one.needs, *one.takes)}
 
 

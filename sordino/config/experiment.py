@@ -7,6 +7,7 @@ callable's signature is the schema, so an algorithm file is all there is to writ
 from __future__ import annotations
 
 import copy
+import dataclasses
 import inspect
 from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache
@@ -190,10 +191,20 @@ def validate(table: Table) -> Experiment:
     return experiment
 
 
-def build(table: Mapping[str, object], choices: Mapping[str, Callable[..., T]], where: str, key: str = "name") -> T:
-    """What a choosing table chooses, made with the rest of the table as arguments."""
+def build(
+    table: Mapping[str, object],
+    choices: Mapping[str, Callable[..., T]],
+    where: str,
+    key: str = "name",
+    own: type[T] | None = None,
+) -> T:
+    """What a choosing table chooses, made with the rest of the table as arguments. `own`: what somebody's own class
+    must be a subclass of.
+    """
     rest = {field: tuple(value) if isinstance(value, list) else value for field, value in table.items()}
     name = rest.pop(key, None)
+    if own is not None and isinstance(name, str) and user_code.is_own(name):
+        return filled(user_code.of_kind(name, where, own), rest, f"[{where}] {name}")
     if not isinstance(name, str) or name not in choices:
         raise ConfigError(
             f"[{where}] {key} = {name!r} is not known", fix=nearest(str(name), choices), code="unknown-choice"
@@ -236,12 +247,14 @@ def parameters(made: Callable[..., object]) -> dict[str, tuple[Any, Any]]:
     """The parameters that a table may set: name -> (type, default). Gates have tables of their own; what begins with
     `_` is the engine's to set.
     """
-    hints = get_type_hints(made)
+    # a class without fields says them in its constructor
+    written = inspect.isclass(made) and inspect.isfunction(made.__init__) and not dataclasses.is_dataclass(made)
+    hints = get_type_hints(made) | (get_type_hints(made.__init__) if written else {})
     found = {}
     for name, parameter in inspect.signature(made).parameters.items():
         if name not in ("read", "uplink") and not name.startswith("_"):
             default = ... if parameter.default is inspect.Parameter.empty else parameter.default
-            found[name] = (hints[name], default)
+            found[name] = (hints.get(name, Any), default)
     return found
 
 

@@ -31,6 +31,8 @@ def told(settings: Settings) -> Told:
         if place == DATA and (source := _source_of(value)):
             lent[DATA] = value
             found |= source
+        elif place == DATA and inspect.isclass(value):
+            found["data.source"] = _name(place, value, lent)
         elif place in ("model", "algorithm", "partition", "cohort"):
             found[place] = _chosen(place, value, lent)
         else:
@@ -61,7 +63,7 @@ def _source_of(value: object) -> dict[str, object]:
     """The settings of data in memory; nothing for a table of settings and for a name."""
     if _is_table(value):
         return {"data.source": "tabular", "data.path": LENT_PATH}
-    return {}
+    return {"data.source": LENT_PATH} if _is_rows(value) else {}
 
 
 def _is_table(value: object) -> bool:
@@ -70,6 +72,13 @@ def _is_table(value: object) -> bool:
     return (pandas is not None and isinstance(value, pandas.DataFrame)) or (
         arrow is not None and isinstance(value, arrow.Table)
     )
+
+
+def _is_rows(value: object) -> bool:
+    """Is it a dictionary of arrays, or a data set of torch?"""
+    torch = sys.modules.get("torch")
+    arrays = isinstance(value, Mapping) and {"x", "y"} <= value.keys()
+    return arrays or (torch is not None and isinstance(value, torch.utils.data.Dataset))
 
 
 def _chosen(place: str, value: object, lent: dict[str, object]) -> object:
@@ -126,5 +135,3 @@ def remarks(table: object) -> list[str]:
         f"{', '.join(names)}: an object of this Python session, kept in no file. To resume the run, give it again: "
         "sordino.resume(folder, ...=...)"
     ]
-
-

@@ -33,6 +33,7 @@ from sordino.runs.taken_over import check_source
 _log = logging.getLogger(__name__)
 
 
+@user_code.blamed()
 def start(
     experiment: Experiment,
     folder: Path,
@@ -110,6 +111,7 @@ def fresh_folder(name: str) -> Path:
     return folder
 
 
+@user_code.blamed()
 def resume(
     folder: Path, watch: Callable[[Progress], None] | None = None, fallback: bool = False, moved: bool = False
 ) -> Ended:

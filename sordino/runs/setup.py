@@ -19,7 +19,7 @@ from sordino.budget import client_budgets
 from sordino.budget.plan import Budget, Plan
 from sordino.budget.schedules import SCHEDULES, Adaptive, Schedule
 from sordino.cohorts.by_budget import COHORTS
-from sordino.cohorts.kinds import Cohort, Everyone
+from sordino.cohorts.kinds import Cohort, Everyone, check_promises
 from sordino.cohorts.stragglers import Stragglers
 from sordino.config import Engine, Experiment, build
 from sordino.engine.client_states import States, shape_of
@@ -251,7 +251,10 @@ class Setup:
     def cohort(self) -> Cohort:
         if self.prepares:
             return Everyone()
-        return build(self.experiment.cohort, COHORTS, "cohort")
+        found = build(self.experiment.cohort, COHORTS, "cohort", own=Cohort)
+        if type(found) not in COHORTS.values():
+            check_promises(found)
+        return found
 
     @cached_property
     def stragglers(self) -> Stragglers:
