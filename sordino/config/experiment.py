@@ -20,7 +20,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 from sordino import user_code
 from sordino.config import data_sources
 from sordino.config.data_section import STRICT, Data
-from sordino.config.digest import digest_of
+from sordino.config.digest import SINCE, digest_of
 from sordino.config.reading import parsed, read
 from sordino.config.wording import check_keys, nearest, unknown, wrong
 from sordino.errors import ConfigError, Range, UnsoundGuarantee, check_range
@@ -60,6 +60,8 @@ class EvaluationSettings(Section):
     models: list[str] = []  # models of the server, the headline first; none: the one that clients get
     # how clients personalise the model, the headline first: own, plain, finetune, proto; none: as the algorithm does
     personal: list[str] = []
+    # functions of your own, module:function, of all logits and labels; each gives one number
+    metrics: list[str] = Field(default=[], json_schema_extra=SINCE)
     final: int = 10  # this many last rounds are always evaluated: their mean is a headline number
 
 
@@ -98,6 +100,8 @@ class Experiment(Section):
     # which client holds which examples
     partition: Table = {"scheme": "dirichlet", "clients": 20, "alpha": 0.5}
     model: Table = {"name": "logistic"}  # the network that is trained; `module:Class` names one of your own
+    # in place of cross-entropy: module:function, or the class of a loss, of your own
+    loss: Table | None = Field(default=None, json_schema_extra=SINCE)
     cohort: Table = {"name": "everyone"}  # which clients take part in a round
     # the training method; `module:Class` names one of your own
     algorithm: Table = {"name": "gaussian_gdp", "clip": 1.0, "lr": 2.0}
@@ -108,6 +112,8 @@ class Experiment(Section):
     stragglers: Slow = Slow()  # clients that are slow, and what becomes of their work
     chaos: Chaos = Chaos()  # faults that are rehearsed
     evaluation: EvaluationSettings = EvaluationSettings()  # what is measured, and when
+    # what is told of each round, and of the end: module:Class of your own, or tables with a name and its arguments
+    callbacks: list[str | Table] = Field(default=[], json_schema_extra=SINCE)
     engine: Engine = Engine()  # how a run is computed, which changes no promise
 
     def digest(self) -> str:
@@ -133,6 +139,7 @@ CHOOSERS = {
     "algorithm": "name",
     "data": "source",
     "candidates": "source",
+    "loss": "name",
 }
 
 

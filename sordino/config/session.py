@@ -12,6 +12,8 @@ from sordino import user_code
 from sordino.errors import ConfigError
 
 Settings = Mapping[str, object]
+CHOSEN = ("model", "algorithm", "partition", "cohort", "loss")  # by one name
+LISTED = ("metrics", "evaluation.metrics", "callbacks")
 DATA = "data"  # the name of data in memory
 LENT_PATH = user_code.SESSION + DATA
 
@@ -32,9 +34,12 @@ def told(settings: Settings) -> Told:
             lent[DATA] = value
             found |= source
         elif place == DATA and inspect.isclass(value):
-            found["data.source"] = _name(place, value, lent)
-        elif place in ("model", "algorithm", "partition", "cohort"):
+            found["data.source"] = _name(value, lent)
+        elif place in CHOSEN:
             found[place] = _chosen(place, value, lent)
+        elif place in LISTED:
+            listed = value if isinstance(value, list | tuple) else [value]
+            found["evaluation.metrics" if place == "metrics" else place] = [_one(one, lent) for one in listed]
         else:
             found[place] = value
     if DATA in lent:  # label="..." is data.label
@@ -46,9 +51,9 @@ def objects(given: Settings) -> dict[str, object]:
     """What a session lends again to a run that was begun with it, by the names that the run knows."""
     lent = told(given).lent
     for place, value in given.items():
-        if isinstance(value, type):
+        if _has_name(value):
             lent.setdefault(value.__name__, value)
-        elif place != DATA and place not in ("model", "algorithm", "partition", "cohort"):
+        elif place not in (DATA, *CHOSEN, *LISTED):
             raise ConfigError(
                 f"{place} cannot be given here",
                 why="a run goes on with the experiment that it began with; only objects of the session that it was "
@@ -85,15 +90,15 @@ def _chosen(place: str, value: object, lent: dict[str, object]) -> object:
     if isinstance(value, str):
         return value
     if isinstance(value, Mapping):
-        return {key: _name(place, one, lent) if inspect.isclass(one) else one for key, one in value.items()}
+        return {key: _name(one, lent) if _has_name(one) else one for key, one in value.items()}
     chooser = "scheme" if place == "partition" else "name"
-    if inspect.isclass(value):
-        return {chooser: _name(place, value, lent)}
+    if _has_name(value):
+        return {chooser: _name(value, lent)}
     from sordino.algorithms.algorithm import NAMES, Algorithm
 
     if isinstance(value, Algorithm):
         made = type(value)
-        return {"name": NAMES.get(made) or _name(place, made, lent), **dict(_settings(value))}
+        return {"name": NAMES.get(made) or _name(made, lent), **dict(_settings(value))}
     raise ConfigError(
         f"{place} = {type(value).__name__} object",
         why="a run builds it anew in every process, so it needs the class and its arguments, and no finished object",
@@ -103,7 +108,21 @@ def _chosen(place: str, value: object, lent: dict[str, object]) -> object:
     )
 
 
-def _name(place: str, made: type, lent: dict[str, object]) -> str:
+def _has_name(value: object) -> bool:
+    return inspect.isclass(value) or inspect.isfunction(value)
+
+
+def _one(value: object, lent: dict[str, object]) -> object:
+    """One of several: a name, a class or a function; of callbacks also an object."""
+    if isinstance(value, str | Mapping):
+        return value
+    if _has_name(value):
+        return _name(value, lent)
+    lent[type(value).__name__] = value
+    return user_code.SESSION + type(value).__name__
+
+
+def _name(made: Any, lent: dict[str, object]) -> str:
     name = user_code.name_of(made)
     if user_code.is_lent(name):
         lent[name.removeprefix(user_code.SESSION)] = made

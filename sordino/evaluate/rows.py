@@ -31,6 +31,7 @@ class Scores(Fact):
     accuracy_of_all_outputs: float | None = None  # of a network with several outputs for each class
     majority: float | None = None  # the share of the most frequent class of the test examples: what a constant reaches
     clients: Spread | None = None
+    own: Mapping[str, float] = {}  # metrics of a user's own
     also: Mapping[str, Scores] = {}  # of further models, or of further ways to make one a client's own
 
     @model_validator(mode="after")

@@ -101,8 +101,9 @@ class Population:
     def _assumed(self) -> tuple[str, ...]:
         """What every number rests on, because of how the data were read."""
         scaled = (public_inputs.SCALING,) if self.scaled_by_rows else ()
-        shown = self.experiment.algorithm, self.experiment.model, self.experiment.partition
-        code = user_code.named([*shown, self.experiment.data.source])
+        made = self.experiment
+        shown = made.algorithm, made.model, made.partition, made.loss, made.evaluation.metrics, made.data.source
+        code = user_code.named(shown)
         trusted = tuple(TRUSTED.format(name) for name in dict.fromkeys(code) if name != LENT_PATH)
         return (*scaled, *self.drawn_from_labels, *(() if self._real else self.learned_from_rows), *trusted)
 
