@@ -90,6 +90,7 @@ def check(
     settings of [algorithm] or [model], or the arguments of the part. `kind`: loss or metric, of a function.
     """
     given = tuple(words)
+    _check_words(given)
     if not file.is_file() or file.suffix != ".py":
         raise ConfigError(
             f"there is no Python file {file}",
@@ -105,7 +106,6 @@ def check(
             laws = {"made": Law("it can be made with its arguments", PartTrial.built)}
             laws |= {law: Law(says, holds, ("made",)) for law, (says, holds) in part.laws.items()}
             return Report(named, list(_judged(laws, PartTrial(named, made, path, options), watch)), part.setting)
-        _check_words(given)
         trial = Trial(named, made, path, given, Path(place))
         return Report(trial.name, list(_judged(LAWS, trial, watch)))
 

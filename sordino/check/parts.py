@@ -46,7 +46,7 @@ class PartTrial:
         return self.made if inspect.isfunction(self.made) else filled(self.made, self.options, self.name)
 
 
-class Kind(NamedTuple):
+class PartKind(NamedTuple):
     """A part: what its classes are made from, where an experiment names it, and its laws."""
 
     base: type
@@ -203,7 +203,7 @@ def listens(trial: PartTrial) -> None:
 
 
 KINDS = (
-    Kind(
+    PartKind(
         Scheme,
         "partition.scheme",
         {
@@ -212,7 +212,7 @@ KINDS = (
             "blind": ("what it says it does not read decides nothing", partition_blind),
         },
     ),
-    Kind(
+    PartKind(
         Cohort,
         "cohort",
         {
@@ -222,7 +222,7 @@ KINDS = (
             "planned": ("who may be drawn is planned for", planned),
         },
     ),
-    Kind(
+    PartKind(
         RowSource,
         "data.source",
         {
@@ -231,7 +231,7 @@ KINDS = (
             "reach": ("values lie in the declared range", within_reach),
         },
     ),
-    Kind(
+    PartKind(
         Loss,
         "loss",
         {
@@ -239,7 +239,7 @@ KINDS = (
             "gradient": ("its gradient is finite and not 0", has_gradient),
         },
     ),
-    Kind(
+    PartKind(
         OwnMetric,
         "evaluation.metrics",
         {
@@ -247,12 +247,12 @@ KINDS = (
             "order": ("the order of the rows changes nothing", whatever_order),
         },
     ),
-    Kind(Callback, "callbacks", {"listens": ("it takes the barest row and receipt", listens)}),
+    PartKind(Callback, "callbacks", {"listens": ("it takes the barest row and receipt", listens)}),
 )
 FUNCTIONS = {"loss": Loss, "metric": OwnMetric}  # what a function may be
 
 
-def kind_of(made: Any, said: str | None) -> Kind | None:
+def kind_of(made: Any, said: str | None) -> PartKind | None:
     """The part that a class or function is; None for an algorithm."""
     base = FUNCTIONS.get(str(said))
     if inspect.isfunction(made):

@@ -18,14 +18,14 @@ DATA = "data"  # the name of data in memory
 LENT_PATH = user_code.SESSION + DATA
 
 
-class Told(NamedTuple):
+class NamedSettings(NamedTuple):
     """Settings as a file would hold them, and what this session has to lend for them."""
 
     settings: dict[str, object]
     lent: dict[str, object]
 
 
-def told(settings: Settings) -> Told:
+def told(settings: Settings) -> NamedSettings:
     """The settings with a name in place of every object."""
     lent: dict[str, object] = {}
     found: dict[str, object] = {}
@@ -42,9 +42,11 @@ def told(settings: Settings) -> Told:
             found["evaluation.metrics" if place == "metrics" else place] = [_one(one, lent) for one in listed]
         else:
             found[place] = value
+    if "evaluation.metrics" in found:  # behind a table of [evaluation], which would replace it
+        found["evaluation.metrics"] = found.pop("evaluation.metrics")
     if DATA in lent:  # label="..." is data.label
         found = {f"data.{key}" if key in ("label", "group", "key", "schema") else key: v for key, v in found.items()}
-    return Told(found, lent)
+    return NamedSettings(found, lent)
 
 
 def objects(given: Settings) -> dict[str, object]:
@@ -52,7 +54,7 @@ def objects(given: Settings) -> dict[str, object]:
     lent = told(given).lent
     for place, value in given.items():
         if _has_name(value):
-            lent.setdefault(value.__name__, value)
+            lent.setdefault(str(getattr(value, "__name__", "")), value)
         elif place not in (DATA, *CHOSEN, *LISTED):
             raise ConfigError(
                 f"{place} cannot be given here",

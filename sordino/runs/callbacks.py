@@ -20,10 +20,10 @@ class Callback:
     """Write a subclass with one of these methods, or both. An exception in it ends the run; what was released stays."""
 
     def on_round(self, row: Json) -> None:
-        """After every round: its row, as it stands in metrics.jsonl."""
+        """A round has ended: its row, as it stands in metrics.jsonl."""
 
     def on_end(self, receipt: Json) -> None:
-        """At the end: the receipt, as it stands in privacy.json."""
+        """The run has ended: the receipt, as it stands in privacy.json."""
 
 
 def named(tables: Sequence[str | Mapping[str, Any]]) -> list[Callback]:
