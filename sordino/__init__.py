@@ -37,31 +37,43 @@ def run(
 ) -> Result:
     """Runs an experiment: a TOML file, a table with the same keys, or the default one.
 
-    Change it as on the command line, `"rounds=10"`, or in Python, `rounds=10, **{"algorithm.lr": 0.1}`. `out` is the
-    run folder (default: runs/DATE-NAME), `prepared` a run whose preparation is taken over, `progress` shows how far it
-    is, `track` names trackers (tensorboard, mlflow, wandb, trackio).
+    Change it as on the command line, `"rounds=10"`, or in Python, `rounds=10, **{"algorithm.lr": 0.1}`. `model` and
+    other parts may be classes of yours, `data` a data frame or arrays. `out` is the run folder (default:
+    runs/DATE-NAME), `prepared` a run whose preparation is taken over, `progress` shows how far it is, `track` names
+    trackers (tensorboard, mlflow, wandb, trackio).
     """
     from sordino import config
     from sordino.runs.run import fresh_folder, start
+    from sordino.user_code import lent
 
-    made = config.load(_source(experiment), overrides, _plain(settings))
-    folder = fresh_folder(made.name) if out is None else Path(out)
-    taken = None if prepared is None else Path(prepared)
-    return _followed(lambda watch: start(made, folder, watch, prepared=taken), progress, track)
+    plain, objects = _told(settings)
+    with lent(objects):
+        made = config.load(_source(experiment), overrides, plain)
+        folder = fresh_folder(made.name) if out is None else Path(out)
+        taken = None if prepared is None else Path(prepared)
+        return _followed(lambda watch: start(made, folder, watch, prepared=taken), progress, track, objects)
 
 
-def resume(folder: str | Path, progress: bool = False, track: Sequence[str] = ()) -> Result:
-    """Continues a run that was stopped or killed."""
+def resume(folder: str | Path, progress: bool = False, track: Sequence[str] = (), **objects: Any) -> Result:
+    """Continues a run that was stopped or killed. `objects` are those of a Python session that it was begun with:
+    `model=Net, data=frame`."""
+    from sordino.config import session
     from sordino.runs.run import resume as continue_
+    from sordino.user_code import lent
 
-    return _followed(lambda watch: continue_(Path(folder), watch), progress, track)
+    again = session.objects(objects)
+    with lent(again):
+        return _followed(lambda watch: continue_(Path(folder), watch), progress, track, again)
 
 
 def plan(experiment: str | Path | Mapping[str, Any] | None = None, *overrides: str, **settings: Any) -> Compared:
     """What a run would promise, send and take, and what else would keep the promise. Nothing is trained or written."""
     from sordino.runs.forecast import compare as forecast
+    from sordino.user_code import lent
 
-    return forecast(_source(experiment), overrides, _plain(settings))
+    plain, objects = _told(settings)
+    with lent(objects):
+        return forecast(_source(experiment), overrides, plain)
 
 
 def verify(folder: str | Path, key: str | Path | None = None, code: bool = False) -> Verdict:
@@ -89,9 +101,12 @@ def audit(
     attack a broken twin, which must be caught.
     """
     from sordino.attacks import audit as attacks
+    from sordino.user_code import lent
 
-    made = attacks.experiment_of(experiment, overrides, _plain(settings))
-    return attacks.audit(made, attacks.TRIALS if trials is None else trials, noise_seed, system, twin)
+    plain, objects = _told(settings)
+    with lent(objects):
+        made = attacks.experiment_of(experiment, overrides, plain)
+        return attacks.audit(made, attacks.TRIALS if trials is None else trials, noise_seed, system, twin)
 
 
 def compare(
@@ -137,11 +152,15 @@ def _source(experiment: str | Path | Mapping[str, Any] | None) -> Path | Mapping
     return Path(experiment) if isinstance(experiment, str | Path) else experiment
 
 
-def _plain(settings: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: os.fspath(value) if isinstance(value, os.PathLike) else value for name, value in settings.items()}
+def _told(settings: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, object]]:
+    """The settings as a file would hold them, and the objects that stand behind names in it."""
+    from sordino.config import session
+
+    plain = {name: os.fspath(value) if isinstance(value, os.PathLike) else value for name, value in settings.items()}
+    return session.told(plain)
 
 
-def _followed(go: Callable[[Any], Ended], shown: bool, track: Sequence[str]) -> Result:
+def _followed(go: Callable[[Any], Ended], shown: bool, track: Sequence[str], objects: Mapping[str, object]) -> Result:
     from rich.console import Console
 
     from sordino.cli.progress import progress
@@ -150,4 +169,4 @@ def _followed(go: Callable[[Any], Ended], shown: bool, track: Sequence[str]) -> 
 
     with progress(Console(stderr=True, quiet=not shown)) as watch:
         ended = tracked(go, track, watch)
-    return Result(ended.folder, ended.notes, ended.interrupted)
+    return Result(ended.folder, ended.notes, ended.interrupted, objects)

@@ -1,25 +1,32 @@
-"""Classes of a user's own, named as `module:Class`.
+"""Parts of a user's own, named as `module:Class` or `session:Name`.
 
-They are looked up from the current directory: a model, or an algorithm.
+Modules are looked up from the current directory. What a session lends is known for as long as it lends it, and in its
+own process only.
 """
 
 from __future__ import annotations
 
 import contextlib
 import importlib
+import inspect
+import operator
 import re
 import sys
 import traceback
 from collections.abc import Iterable, Iterator, Mapping
+from contextvars import ContextVar
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from sordino.errors import ConfigError, OwnCodeError, SordinoError
 
 _NAME = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
 _HERE = str(Path(__file__).parent)
-OTHERS = ("sordino", "torch", "builtins")  # whose files are nobody's own
 _FILES: set[str] = set()  # of classes that were named in this process, and of those they are made from
+LIBRARIES = ("sordino", "torch", "builtins", "abc", "typing", "numpy", "pandas", "pyarrow")  # blamed for nothing
+SESSION = "session:"
+_LENT: ContextVar[Mapping[str, object] | None] = ContextVar("lent", default=None)
+T = TypeVar("T")
 
 
 def is_own(name: str) -> bool:
@@ -44,12 +51,14 @@ def load(path: str, what: str) -> Any:
     """The class that `module:Class` names. The module is somebody's program: whatever goes wrong in it is said with
     its place.
     """
+    if is_lent(path):
+        return _of_session(path, what)
     module_name, _, class_name = path.partition(":")
     here = str(Path.cwd())
     if here not in sys.path:
         sys.path.insert(0, here)
     try:
-        found = getattr(importlib.import_module(module_name), class_name)
+        found = operator.attrgetter(class_name)(importlib.import_module(module_name))
     except KeyboardInterrupt:
         raise
     except BaseException as error:
@@ -64,18 +73,78 @@ def load(path: str, what: str) -> Any:
     return found
 
 
+def _of_session(path: str, what: str) -> Any:
+    if (found := (_LENT.get() or {}).get(path.removeprefix(SESSION))) is None:
+        raise ConfigError(
+            f"{path!r} was an object of the Python session that began the run",
+            why="it is in no file that could be read again, so it must be given again",
+            fix=f"in Python: sordino.resume(folder, {what}=...), with the same object; or put it into a module, and "
+            f"begin a run with {what}=module:Name",
+            code="own-session",
+        )
+    _FILES.update(_files(found))
+    return found
+
+
+def is_lent(name: str) -> bool:
+    """Whether a name is that of an object of a Python session."""
+    return name.startswith(SESSION)
+
+
+@contextlib.contextmanager
+def lent(objects: Mapping[str, object]) -> Iterator[None]:
+    """Objects of this session can be found by their names for as long as this lasts."""
+    before = _LENT.set({**(_LENT.get() or {}), **objects})
+    try:
+        yield
+    finally:
+        _LENT.reset(before)
+
+
+def name_of(made: Any) -> str:
+    """`module:Class` where a new process would find the same again; else a name that this session has to lend."""
+    name = str(made.__qualname__)
+    if made.__module__ != "__main__" and "<" not in name:
+        with contextlib.suppress(ImportError, AttributeError):
+            if operator.attrgetter(name)(importlib.import_module(made.__module__)) is made:
+                return f"{made.__module__}:{name}"
+    return SESSION + str(made.__name__)
+
+
+def of_kind(path: str, what: str, base: type[T]) -> type[T]:
+    """The class that is named, a subclass of what the interface says that leaves nothing of it unwritten."""
+    made = load(path, what)
+    if not (isinstance(made, type) and issubclass(made, base)):
+        why = f"it is not a subclass of {base.__module__}.{base.__qualname__}"
+    elif inspect.isabstract(made):
+        why = f"it has no {', '.join(sorted(getattr(made, '__abstractmethods__', ())))}"
+    else:
+        return made
+    raise ConfigError(
+        f"{path!r} is no {what}",
+        why=why,
+        fix=f"write a subclass of {base.__qualname__} with all of its methods; `sordino check FILE` tries it",
+        code="not-a-part",
+    )
+
+
 def made_of(classes: Iterable[type]) -> None:
     """Classes that a function of somebody's own has used: what goes wrong in their files is said with its place."""
     for cls in classes:
-        if cls.__module__.partition(".")[0] not in OTHERS:
+        if cls.__module__.partition(".")[0] not in LIBRARIES:
             _FILES.update(_files(cls))
 
 
 def _files(made: Any) -> Iterator[str]:
-    for base in getattr(made, "__mro__", (made,)):
-        name = str(getattr(base, "__module__", ""))
-        if base is made or name.partition(".")[0] not in OTHERS:
-            yield str(getattr(sys.modules.get(name), "__file__", ""))
+    whole = made.__mro__ if isinstance(made, type) else (made,) if inspect.isfunction(made) else type(made).__mro__
+    for base in whole:
+        name = str(base.__module__)
+        if base is not made and name.partition(".")[0] in LIBRARIES:
+            continue
+        yield str(getattr(sys.modules.get(name), "__file__", ""))
+        for method in (base, *vars(base).values()):  # of a notebook, whose cells are files of their own
+            if inspect.isfunction(method) and method.__code__.co_filename != "<string>":
+                yield method.__code__.co_filename
 
 
 def told(error: BaseException) -> str:

@@ -158,6 +158,11 @@ class Algorithm(ABC, Generic[S, C, D, U]):
         return self
 
     @property
+    def sets_loss(self) -> bool:
+        """Does it train with losses that it computes from labels by itself, beside the task's or in their place?"""
+        return False
+
+    @property
     def heads(self) -> int:
         """How many outputs the network has for each class."""
         return 1

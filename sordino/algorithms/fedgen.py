@@ -50,6 +50,10 @@ class FedGen(LocalSgd[Server, Client, Server, Up], name="fedgen"):
     generator_batch: int = 32
     reads_each = True
 
+    @property
+    def sets_loss(self) -> bool:
+        return True
+
     def init(self, task: Task, key: Key) -> Server:
         made = features.init(task.labels, self.noise, task.width, keys.fold(key, "generator"), self.hidden)
         return Server(task.init(key), made, torch.tensor(0))

@@ -112,6 +112,10 @@ class Adapting(Algorithm[Server[S], C, Down[D], U]):
         return self.own.names_clients
 
     @property
+    def sets_loss(self) -> bool:
+        return self.own.sets_loss
+
+    @property
     def heads(self) -> int:
         return self.own.heads
 

@@ -48,6 +48,10 @@ class Moon(LocalSgd[Server, Client, Server, Up], name="moon"):
             )
 
     @property
+    def sets_loss(self) -> bool:
+        return True
+
+    @property
     def projection(self) -> int:
         """Width of the projection that is put into the network; 0 for none."""
         return 256 if self.head else 0

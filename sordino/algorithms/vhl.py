@@ -42,6 +42,10 @@ class VHL(FedAvg, name="vhl"):
     _shape: tuple[int, ...] = ()
 
     @property
+    def sets_loss(self) -> bool:
+        return True
+
+    @property
     def heads(self) -> int:
         return 2  # noise images have classes of their own
 

@@ -14,16 +14,18 @@ import io
 import sys
 import tempfile
 import traceback
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from sordino import user_code
 from sordino.check.federations import ends, learns, ledger, noisy, order, processes, receipt, resumes
 from sordino.check.halves import absence, blind, linear, pure, sealed, shapes, tensors
+from sordino.check.parts import FUNCTIONS, PartTrial, kind_of
 from sordino.check.reading import complete, draws_nothing, frozen
 from sordino.check.trial import ROUNDS, Broken, Trial
 from sordino.config import Experiment
+from sordino.config.reading import parsed
 from sordino.errors import ConfigError, SordinoError
 
 SETTABLE = ("algorithm", "model")
@@ -31,7 +33,7 @@ SETTABLE = ("algorithm", "model")
 
 class Law(NamedTuple):
     says: str
-    holds: Callable[[Trial], None]  # or raises
+    holds: Callable[[Any], None]  # or raises
     ground: tuple[str, ...] = ()  # laws without which this one cannot be tried
 
 
@@ -44,8 +46,9 @@ class LawVerdict(NamedTuple):
 
 
 class Report(NamedTuple):
-    algorithm: str  # as an experiment names it
+    algorithm: str  # as an experiment names it, or another part
     verdicts: list[LawVerdict]
+    setting: str = "algorithm"  # where an experiment names it
 
     @property
     def broken(self) -> list[str]:
@@ -77,10 +80,37 @@ LAWS: dict[str, Law] = {
 
 
 def check(
-    file: Path, name: str | None = None, words: Iterable[str] = (), watch: Callable[[str], None] = lambda law: None
+    file: Path,
+    name: str | None = None,
+    words: Iterable[str] = (),
+    watch: Callable[[str], None] = lambda law: None,
+    kind: str | None = None,
 ) -> Report:
-    """Try every law on the algorithm in `file`; `words` are key=value settings of [algorithm] or [model]."""
+    """Try every law on the algorithm in `file`, or on the part of another kind that it holds; `words` are key=value
+    settings of [algorithm] or [model], or the arguments of the part. `kind`: loss or metric, of a function.
+    """
     given = tuple(words)
+    _check_words(given)
+    if not file.is_file() or file.suffix != ".py":
+        raise ConfigError(
+            f"there is no Python file {file}",
+            fix="give the path of the .py file that holds your algorithm",
+            code="no-algorithm-file",
+        )
+    path = file.resolve()
+    with _beside(path), tempfile.TemporaryDirectory() as place, contextlib.redirect_stdout(io.StringIO()):
+        made = _class(path, name, kind)
+        named = f"{path.stem}:{made.__name__}"
+        if (part := kind_of(made, kind)) is not None:
+            options = dict(map(parsed, given))
+            laws = {"made": Law("it can be made with its arguments", PartTrial.built)}
+            laws |= {law: Law(says, holds, ("made",)) for law, (says, holds) in part.laws.items()}
+            return Report(named, list(_judged(laws, PartTrial(named, made, path, options), watch)), part.setting)
+        trial = Trial(named, made, path, given, Path(place))
+        return Report(trial.name, list(_judged(LAWS, trial, watch)))
+
+
+def _check_words(given: Iterable[str]) -> None:
     for word in given:
         table, dot, _ = word.partition("=")[0].partition(".")
         if table not in SETTABLE if dot else table in Experiment.model_fields:
@@ -90,17 +120,6 @@ def check(
                 fix="set only parameters of the algorithm or the model, for example algorithm.lr=0.05",
                 code="not-for-a-check",
             )
-    if not file.is_file() or file.suffix != ".py":
-        raise ConfigError(
-            f"there is no Python file {file}",
-            fix="give the path of the .py file that holds your algorithm",
-            code="no-algorithm-file",
-        )
-    path = file.resolve()
-    with _beside(path), tempfile.TemporaryDirectory() as place, contextlib.redirect_stdout(io.StringIO()):
-        made = _class(path, name)
-        trial = Trial(f"{path.stem}:{made.__name__}", made, path, given, Path(place))
-        return Report(trial.name, list(_judged(trial, watch)))
 
 
 @contextlib.contextmanager
@@ -121,9 +140,9 @@ def _origin(module: object) -> Path:
     return Path(getattr(module, "__file__", None) or "")
 
 
-def _judged(trial: Trial, watch: Callable[[str], None]) -> Iterator[LawVerdict]:
+def _judged(laws: Mapping[str, Law], trial: Trial | PartTrial, watch: Callable[[str], None]) -> Iterator[LawVerdict]:
     sound: set[str] = set()
-    for name, law in LAWS.items():
+    for name, law in laws.items():
         lacking = [ground for ground in law.ground if ground not in sound]
         if lacking:
             yield LawVerdict(name, law.says, "not tried", f"it stands on the law {lacking[0]!r}", "")
@@ -135,7 +154,7 @@ def _judged(trial: Trial, watch: Callable[[str], None]) -> Iterator[LawVerdict]:
         yield LawVerdict(name, law.says, "broken" if why else "holds", why, fix)
 
 
-def _tried(law: Law, trial: Trial) -> tuple[str, str]:
+def _tried(law: Law, trial: Trial | PartTrial) -> tuple[str, str]:
     try:
         law.holds(trial)
     except Broken as broken:
@@ -152,10 +171,11 @@ def _tried(law: Law, trial: Trial) -> tuple[str, str]:
     return "", ""
 
 
-def _class(path: Path, name: str | None) -> Any:
-    """The class that is named, or the only one in the file that looks like an algorithm."""
-    classes = {k: v for k, v in vars(_module(path)).items() if inspect.isclass(v) and v.__module__ == path.stem}
-    likely = [k for k, v in classes.items() if hasattr(v, "local") or hasattr(v, "update")]
+def _class(path: Path, name: str | None, kind: str | None = None) -> Any:
+    """The class that is named, or the only one in the file that is a part, or looks like an algorithm."""
+    held = {k: v for k, v in vars(_module(path)).items() if getattr(v, "__module__", "") == path.stem}
+    classes = {k: v for k, v in held.items() if inspect.isclass(v) or (kind in FUNCTIONS and inspect.isfunction(v))}
+    likely = [k for k, v in classes.items() if kind_of(v, kind) or hasattr(v, "local") or hasattr(v, "update")]
     wanted = name if name is not None or len(likely) != 1 else likely[0]
     if wanted in classes:
         return classes[wanted]

@@ -21,13 +21,15 @@ def check(
     set_: Annotated[
         list[str] | None, typer.Option("--set", metavar="key=value", help="A parameter: algorithm.lr=0.05.")
     ] = None,
+    kind: Annotated[str | None, typer.Option("--kind", help="What a function is: loss or metric.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Try the library's laws on an algorithm of your own: about ten seconds. Exit code 2 where one is broken."""
+    """Try the library's laws on an algorithm, or another part, of your own: about ten seconds. Exit code 2 where one
+    is broken."""
     from sordino.check import check as try_all
 
     with Console(stderr=True, quiet=as_json).status("reading") as status:
-        report = try_all(file, class_, set_ or [], lambda law: status.update(f"the law {law!r}"))
+        report = try_all(file, class_, set_ or [], lambda law: status.update(f"the law {law!r}"), kind)
     verdicts, broken = report.verdicts, report.broken
     if as_json:
         say({"algorithm": report.algorithm, "holds": not broken, "laws": [v._asdict() for v in verdicts]})
@@ -47,7 +49,7 @@ def check(
             f"[bold red]{len(broken)} broken:[/] {', '.join(broken)}."
             if broken
             else f"All {len(verdicts)} laws hold. From the folder of the file: sordino run "
-            f"algorithm={report.algorithm}",
+            f"{report.setting}={report.algorithm}",
             highlight=False,
             soft_wrap=True,
         )

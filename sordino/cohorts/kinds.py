@@ -11,6 +11,7 @@ a memoryview of it, whose items are plain integers.
 
 from __future__ import annotations
 
+import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,7 +22,7 @@ from numpy.typing import NDArray
 
 from sordino import keys
 from sordino.cohorts.draws import Coins, Seeded, heads, subset
-from sordino.errors import COUNT, FRACTION, ConfigError, check_range
+from sordino.errors import COUNT, FRACTION, ConfigError, UnsoundGuarantee, check_range
 from sordino.ledger.events import Event, Poisson
 
 Rates = NDArray[np.float64]
@@ -221,6 +222,32 @@ class PoissonSample(Tossed):
 
     def amplify(self, event: Event, adversary: str) -> Event:
         return event if adversary == "server" else Poisson(self.rate, event)
+
+
+BY_THE_LIBRARY = ("draw", "toss", "exposures", "expected", "amplify")  # of a hidden cohort: what its promise rests on
+
+
+def check_promises(own: Cohort) -> None:
+    """Refuses a cohort of somebody's own that claims more than is known of it: amplification is for coins that the
+    library tosses, at the rate that the cohort says.
+    """
+    made = type(own)
+    if own.hidden:
+        sound = isinstance(own, PoissonSample) and all(
+            inspect.getattr_static(made, name) is inspect.getattr_static(PoissonSample, name) for name in BY_THE_LIBRARY
+        )
+    else:
+        sound = inspect.getattr_static(made, "amplify") is inspect.getattr_static(Cohort, "amplify")
+    if not sound or own.personal:
+        raise UnsoundGuarantee(
+            f"the cohort {made.__name__} says itself what its draw hides",
+            why="only independent coins that the library tosses and keeps hidden make noise count for more; whether "
+            "another rule does is not known",
+            fix="leave out `hidden`, `personal` and `amplify`: then everybody may see who takes part, and each pays "
+            "for its own rounds. For a hidden cohort, write a subclass of PoissonSample that says its rate, and "
+            "nothing else",
+            code="own-cohort-amplifies",
+        )
 
 
 COHORTS: dict[str, type[Cohort]] = {

@@ -3,24 +3,33 @@
 from __future__ import annotations
 
 import warnings
-from typing import Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, ValidatorFunctionWrapHandler, WrapValidator
 
+from sordino import user_code
 from sordino.config.digest import SINCE
 from sordino.config.section import Section
 
-# fixed: by public numbers; channel: by mean and deviation of each channel (of a table: column); pixel: of each pixel
-Scale = Literal["fixed", "channel", "pixel"]
+# fixed: by public numbers; channel: by mean and deviation of each channel (of a table: column); pixel: of each pixel;
+# none: not at all
+Scale = Literal["fixed", "channel", "pixel", "none"]
 Encoding = Literal["utf-8", "utf-16", "cp1250", "cp1252", "latin-1", "iso-8859-15"]
 
 # pydantic warns that the field `schema` hides a method of its own, which is deprecated and which nothing here calls
 warnings.filterwarnings("ignore", r'Field name "schema" in "Data" shadows', UserWarning)
 
 
+def _or_own(source: Any, known: ValidatorFunctionWrapHandler) -> Any:
+    """A known word, or the name of a class."""
+    return source if isinstance(source, str) and user_code.is_own(source) else known(source)
+
+
 class Data(Section):
-    # where the examples come from: `sordino data list` says what each source needs
-    source: Literal["digits", "images", "folder", "tabular", "quadratic", "synthetic"] = "digits"
+    # where the examples come from (`sordino data list` says what each source needs); module:Class: from your own class
+    source: Annotated[
+        Literal["digits", "images", "folder", "tabular", "quadratic", "synthetic"], WrapValidator(_or_own)
+    ] = "digits"
     # a file or a folder; of tables also a pattern like "clinics/*.csv" or a list of files; of images also the id of a
     # data set on the hub
     path: str | list[str] | None = None
@@ -56,4 +65,6 @@ class Data(Section):
     alpha: float = 1.0  # of synthetic devices: how much the true models of clients differ
     beta: float = 1.0  # of synthetic devices: how much their inputs differ
     iid: bool = False  # of synthetic devices: all clients are alike
+    # of a source of your own: the arguments of its class
+    options: dict[str, Any] = Field(default={}, json_schema_extra=SINCE)
     largest: int | None = None  # of synthetic devices: the most examples that a client has

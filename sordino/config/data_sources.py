@@ -3,9 +3,10 @@ never ignored."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
+from sordino import user_code
 from sordino.errors import ConfigError
 
 
@@ -61,10 +62,20 @@ SOURCES = {
     ),
 }
 
+OWN = DataSource("rows of a class of your own", (), ("options", "standardise", "test_fraction"), ("augment", *SLICES))
+
+
+def of(source: str) -> DataSource:
+    """What is known of a source by its name."""
+    return OWN if user_code.is_own(source) else SOURCES[source]
+
 
 def keys(source: object) -> set[str]:
     """The keys of [data] that one source takes; those of all sources where none is named."""
-    known = [SOURCES[source]] if isinstance(source, str) and source in SOURCES else SOURCES.values()
+    if isinstance(source, str) and (source in SOURCES or user_code.is_own(source)):
+        known: Collection[DataSource] = [of(source)]
+    else:
+        known = SOURCES.values()
     return {key for one in known for key in (*one.needs, *one.takes)}
 
 
@@ -74,7 +85,10 @@ def has_natural_clients(data: object) -> bool:
 
     if not isinstance(data, Mapping) or data.get("source") != "tabular":
         return False
-    return data.get("group") is not None or (data.get("path") is not None and not is_one_file(data["path"]))
+    path = data.get("path")
+    if isinstance(path, str) and user_code.is_lent(path):
+        return data.get("group") is not None
+    return data.get("group") is not None or (path is not None and not is_one_file(path))
 
 
 def check(given: Mapping[str, object]) -> None:

@@ -16,6 +16,7 @@ def digest_of(experiment: BaseModel) -> str:
     """`[engine]`, which is how, and where anybody's files lie and how they are written are left out."""
     what = experiment.model_dump(mode="json", exclude={"engine"})
     _forget_new(experiment, what)
+    what.pop("callbacks", None)  # who is told of a run is no part of it
     what["privacy"]["ledger"] = what["data"]["path"] = None
     for written in ("separator", "decimal", "encoding"):
         what["data"].pop(written, None)

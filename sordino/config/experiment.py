@@ -7,6 +7,7 @@ callable's signature is the schema, so an algorithm file is all there is to writ
 from __future__ import annotations
 
 import copy
+import dataclasses
 import inspect
 from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache
@@ -59,6 +60,8 @@ class EvaluationSettings(Section):
     personal: list[str] = []
     # of the server's model, beside accuracy, on all test examples together; none: accuracy and loss alone
     scores: list[Literal["auroc", "f1", "calibration_error", "confusion"]] = Field(default=[], json_schema_extra=SINCE)
+    # functions of your own, module:function, of all logits and labels; each gives one number
+    metrics: list[str] = Field(default=[], json_schema_extra=SINCE)
     final: int = 10  # this many last rounds are always evaluated: their mean is a headline number
 
 
@@ -97,6 +100,8 @@ class Experiment(Section):
     # which client holds which examples
     partition: Table = {"scheme": "dirichlet", "clients": 20, "alpha": 0.5}
     model: Table = {"name": "logistic"}  # the network that is trained; `module:Class` names one of your own
+    # in place of cross-entropy: module:function, or the class of a loss, of your own
+    loss: Table | None = Field(default=None, json_schema_extra=SINCE)
     cohort: Table = {"name": "everyone"}  # which clients take part in a round
     # the training method; `module:Class` names one of your own
     algorithm: Table = {"name": "gaussian_gdp", "clip": 1.0, "lr": 2.0}
@@ -107,6 +112,8 @@ class Experiment(Section):
     stragglers: Slow = Slow()  # clients that are slow, and what becomes of their work
     chaos: Chaos = Chaos()  # faults that are rehearsed
     evaluation: EvaluationSettings = EvaluationSettings()  # what is measured, and when
+    # what is told of each round, and of the end: module:Class of your own, or tables with a name and its arguments
+    callbacks: list[str | Table] = Field(default=[], json_schema_extra=SINCE)
     engine: Engine = Engine()  # how a run is computed, which changes no promise
 
     def digest(self) -> str:
@@ -132,6 +139,7 @@ CHOOSERS = {
     "algorithm": "name",
     "data": "source",
     "candidates": "source",
+    "loss": "name",
 }
 
 
@@ -190,10 +198,20 @@ def validate(table: Table) -> Experiment:
     return experiment
 
 
-def build(table: Mapping[str, object], choices: Mapping[str, Callable[..., T]], where: str, key: str = "name") -> T:
-    """What a choosing table chooses, made with the rest of the table as arguments."""
+def build(
+    table: Mapping[str, object],
+    choices: Mapping[str, Callable[..., T]],
+    where: str,
+    key: str = "name",
+    own: type[T] | None = None,
+) -> T:
+    """What a choosing table chooses, made with the rest of the table as arguments. `own`: what somebody's own class
+    must be a subclass of.
+    """
     rest = {field: tuple(value) if isinstance(value, list) else value for field, value in table.items()}
     name = rest.pop(key, None)
+    if own is not None and isinstance(name, str) and user_code.is_own(name):
+        return filled(user_code.of_kind(name, where, own), rest, f"[{where}] {name}")
     if not isinstance(name, str) or name not in choices:
         raise ConfigError(
             f"[{where}] {key} = {name!r} is not known", fix=nearest(str(name), choices), code="unknown-choice"
@@ -236,12 +254,14 @@ def parameters(made: Callable[..., object]) -> dict[str, tuple[Any, Any]]:
     """The parameters that a table may set: name -> (type, default). Gates have tables of their own; what begins with
     `_` is the engine's to set.
     """
-    hints = get_type_hints(made)
+    # a class without fields says them in its constructor
+    written = inspect.isclass(made) and inspect.isfunction(made.__init__) and not dataclasses.is_dataclass(made)
+    hints = get_type_hints(made) | (get_type_hints(made.__init__) if written else {})
     found = {}
     for name, parameter in inspect.signature(made).parameters.items():
         if name not in ("read", "uplink") and not name.startswith("_"):
             default = ... if parameter.default is inspect.Parameter.empty else parameter.default
-            found[name] = (hints[name], default)
+            found[name] = (hints.get(name, Any), default)
     return found
 
 

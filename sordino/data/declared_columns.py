@@ -16,7 +16,7 @@ from sordino.errors import DataError
 
 
 def declared(
-    path: str | Sequence[str],
+    path: str | Sequence[str] | pa.Table,
     schema: TableSchema,
     label: str,
     group: str | None,

@@ -32,7 +32,12 @@ AN_ACCIDENT = 10  # so many different numbers in a column of texts are not its l
 
 
 def learned(
-    path: str | Sequence[str], label: str, group: str | None, key: str | None, missing: Missing, written: Written
+    path: str | Sequence[str] | pa.Table,
+    label: str,
+    group: str | None,
+    key: str | None,
+    missing: Missing,
+    written: Written,
 ) -> tuple[TableRows, Columns]:
     if missing == "fill":
         raise DataError(

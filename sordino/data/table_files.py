@@ -22,6 +22,7 @@ import pyarrow.parquet as pq
 from sordino.data.table_names import TABLES, is_pattern, kind_of
 from sordino.errors import DataError
 
+IN_MEMORY = Path("data in memory")
 HEAD = 2**20  # bytes in which a first line must end
 MARKS = {b"\xef\xbb\xbf": "utf-8", b"\xff\xfe": "utf-16", b"\xfe\xff": "utf-16"}  # that some programs put in front
 SEPARATORS = (",", ";", "\t", "|")
@@ -137,8 +138,23 @@ def _nothing(what: str) -> DataError:
     )
 
 
+def in_memory(frame: object) -> pa.Table:
+    """A data frame as a table; its index is no column."""
+    if isinstance(frame, pa.Table):
+        return frame
+    try:
+        return pa.Table.from_pandas(frame, preserve_index=False)
+    except pa.ArrowException as error:
+        raise DataError(
+            "the data frame cannot be read as a table",
+            why=str(error.args[-1]),  # the column; the first part may quote a cell
+            fix="give every column one type: numbers, strings or booleans",
+            code="mixed-column",
+        ) from None
+
+
 def read(
-    path: str | Path | Sequence[str | Path],
+    path: str | Path | Sequence[str | Path] | pa.Table,
     as_text: Sequence[str] = (),
     written: Written = AS_SEEN,
     numbers: Sequence[str] = (),
@@ -146,6 +162,9 @@ def read(
     """The rows of all files. Of text files the columns `as_text` are read as they stand; those of them that are
     `numbers` get a decimal point.
     """
+    if isinstance(path, pa.Table):
+        _check_table(IN_MEMORY, path.num_rows, path.column_names)
+        return TableRows(path, (TableFile(IN_MEMORY, path.num_rows, None),), alone=True)
     files = found_files(path)
     alone = isinstance(path, str | Path) and files == (Path(path).expanduser(),)
     read_each = [_read_one(file, tuple(as_text), written, tuple(numbers)) for file in files]
@@ -212,7 +231,16 @@ def _read_one(
             + (told and "; or say how it is written: data.separator, data.decimal, data.encoding"),
             code="corrupt-table",
         ) from None
-    if not table.num_rows:
+    _check_table(file, table.num_rows, names)
+    if dialect is not None:
+        _check_letters(file, table, dialect)
+        if dialect.decimal == ",":
+            table = _with_points(file, table, [name for name in numbers if name in table.column_names])
+    return table, dialect
+
+
+def _check_table(file: Path, rows: int, names: Sequence[str]) -> None:
+    if not rows:
         raise DataError(
             f"{file} holds no rows",
             fix="check how the file was written",
@@ -226,11 +254,6 @@ def _read_one(
             fix="rename one of them",
             code="repeated-column-name",
         )
-    if dialect is not None:
-        _check_letters(file, table, dialect)
-        if dialect.decimal == ",":
-            table = _with_points(file, table, [name for name in numbers if name in table.column_names])
-    return table, dialect
 
 
 def _first_line(file: Path) -> bytes:

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Literal
 
 import numpy as np
+import pyarrow as pa
 
 from sordino.data.cells import Columns, Missing
 from sordino.data.dataset import Array, Dataset, Split, apart, check_split
@@ -32,7 +33,7 @@ DROPPED = "which rows lack a value, and are left out for it, is taken as public"
 
 
 def load(
-    path: str | Path | Sequence[str],
+    path: str | Path | Sequence[str] | pa.Table,
     label: str,
     group: str | None = None,
     key: str | None = None,
@@ -53,7 +54,7 @@ def load(
     """
     check_roles({"label": label, "group": group, "key": key})
     written = Written(separator, decimal, encoding)
-    where = path if isinstance(path, list | tuple) else str(path)
+    where = path if isinstance(path, list | tuple | pa.Table) else str(path)
     if schema is None:
         rows, found = learned(where, label, group, key, missing, written)
     else:

@@ -6,7 +6,7 @@ Single clients are listed up to 10,000 of them; of more, the spread is told and 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from sordino.errors import ConfigError
+from sordino.evaluate.own_metrics import MetricFunction, measured
 from sordino.evaluate.rows import Scores, Spread
 from sordino.evaluate.scores import scored
 from sordino.partition.rows import Array, RowNumbers
@@ -38,11 +39,17 @@ class Evaluator:
     test: Examples
     rows: Sequence[Array]  # of each client: its share of the test examples
     asked: tuple[str, ...] = ()  # scores beside the task's own, of all test examples together
+    metrics: Mapping[str, MetricFunction] = field(default_factory=dict)  # of a user's own
 
     def __call__(self, params: Params) -> Scores:
         """Of one model for all: global means, and mean, standard deviation and worst tenth over the clients that have
         test examples.
         """
+        more = measured(self.metrics, self.task, params, self.test)
+        found = self._scored(params)
+        return found.beside(own=more) if more else found
+
+    def _scored(self, params: Params) -> Scores:
         scores, own = self.task.score(params, self.test), self._tested
         means = [values.mean().double() for values in scores.values()]
         if not len(own.clients):

@@ -37,6 +37,7 @@ class Scores(Fact):
     calibration_error: float | None = None
     confusion: tuple[tuple[int, ...], ...] | None = None
     clients: Spread | None = None
+    own: Mapping[str, float] = {}  # metrics of a user's own
     also: Mapping[str, Scores] = {}  # of further models, or of further ways to make one a client's own
 
     @model_validator(mode="after")

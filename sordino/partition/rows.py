@@ -88,6 +88,32 @@ class RowNumbers(Sequence[Array]):
         return self.numbers[self.starts[k] : self.starts[k + 1]]
 
 
+def checked(parts: Iterable[Array], rows: int) -> RowNumbers:
+    """The row numbers that somebody's own scheme gives: each of them is one of so many rows, and at most one client's.
+    A row of two clients would lose twice what one of them promises.
+    """
+    try:
+        found = RowNumbers.of(parts)
+    except (TypeError, ValueError) as error:
+        raise unfit(f"it gives no list of row numbers for each client: {error}") from None
+    if not len(found):
+        raise unfit("it gives no clients")
+    if len(found.numbers) and (found.numbers.min() < 0 or found.numbers.max() >= rows):
+        raise unfit(f"it gives row numbers that are not among the {rows} rows, which are 0 to {rows - 1}")
+    if len(np.unique(found.numbers)) < len(found.numbers):
+        raise unfit("it gives some row to two clients, or twice to one")
+    return found
+
+
+def unfit(why: str) -> PartitionError:
+    return PartitionError(
+        "the partition of your own does not fit the data",
+        why=why,
+        fix="return one list of row numbers for each client, with every row in at most one of them",
+        code="own-partition",
+    )
+
+
 class RowCounts(Sequence[int]):
     """How many rows each client has: plain numbers, told from where the rows begin and kept nowhere."""
 

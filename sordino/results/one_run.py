@@ -10,6 +10,7 @@ from __future__ import annotations
 import html
 import math
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -22,6 +23,7 @@ from sordino.results.frames import frame
 from sordino.runs.folder import RunFolder, numbers
 from sordino.runs.listing import promised
 from sordino.runs.shapes import Receipt
+from sordino.user_code import lent
 
 if TYPE_CHECKING:
     import pandas
@@ -35,6 +37,7 @@ class Result:
     folder: Path
     notes: list[str] = field(default_factory=list)  # what the user should know and no table shows
     interrupted: bool = False
+    objects: Mapping[str, object] = field(default_factory=dict)  # of this session, that the run was begun with
 
     @property
     def _run(self) -> RunFolder:
@@ -116,7 +119,8 @@ class Result:
         """
         from sordino.runs.receipt import spending
 
-        clients = spending(self.folder).by_client
+        with lent(self.objects):
+            clients = spending(self.folder).by_client
         rows = frame([client.to_json() for client in clients], instead="`sordino privacy spent RUN --json`")
         rows["spent_share"] = [0.0 if c.granted is None else _share(c.spent, c.granted) for c in clients]
         rows["spent"] = [_amount(c.spent) for c in clients]
@@ -165,7 +169,8 @@ class Result:
         """
         from sordino.runs.receipt import opened
 
-        parts, federation = opened(self.folder)
+        with lent(self.objects):
+            parts, federation = opened(self.folder)
         try:
             entries = federation.entries()
         finally:
@@ -183,7 +188,8 @@ class Result:
         """Write the page (report.html in the run folder, or `out`) and say where it is."""
         from sordino.report.run_page import write
 
-        return write(self.folder, None if out is None else Path(out))
+        with lent(self.objects):
+            return write(self.folder, None if out is None else Path(out))
 
     @property
     def _reached(self) -> str:

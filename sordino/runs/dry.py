@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from sordino import user_code
 from sordino.config import Engine, Experiment
 from sordino.ledger.notes import SYSTEM
 from sordino.ledger.storage import copied
@@ -44,6 +45,8 @@ def choices(asked: Engine, engine: Engine, experiment: Experiment) -> list[str]:
 
 
 def _places(path: str | list[str]) -> str:
+    if isinstance(path, str) and user_code.is_lent(path):
+        return "the memory of this Python session"
     return ", ".join(map(os.path.abspath, [path] if isinstance(path, str) else path))
 
 

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 
 from sordino import tree, user_code
-from sordino.config import Experiment, Network
+from sordino.config import Experiment, Network, session
 from sordino.engine import checkpoint
 from sordino.engine.memory import keep_freed_memory
 from sordino.engine.server import Federation
@@ -22,7 +22,7 @@ from sordino.errors import BudgetExhausted, RunError
 from sordino.evaluate.rows import RoundCost, RoundRow
 from sordino.ledger.notes import SYSTEM
 from sordino.round import Outcome
-from sordino.runs import bundle, metrics
+from sordino.runs import bundle, callbacks, metrics
 from sordino.runs.folder import RunFolder
 from sordino.runs.interrupts import patience
 from sordino.runs.noise_level import drowning
@@ -95,11 +95,12 @@ def play(
             *setup.cohort.warnings(experiment.rounds, len(setup.public.sizes)),
             *drowning(setup),
             *half.home.disclosed,
+            *session.remarks(experiment.model_dump()),
             *silent,
         ]
         for phase in setup.preparation:
             notes += phase.algorithm.warns(half.home)
-        evaluate, interrupted = half.evaluation(), False
+        evaluate, interrupted, told = half.evaluation(), False, callbacks.named(experiment.callbacks)
         if not begun.done:
             return _ended(half, folder, federation, None, notes, interrupted=True)
         loaded = checkpoint.load(mine.checkpoints, setup.state, fallback=fallback)
@@ -140,6 +141,8 @@ def play(
                 notes.append(f"round {now.t}: nobody could take part, the model stays as it was")
             if experiment.engine.network != Network():
                 note_cost(RoundCost(round=now.t, seconds=round(played_by.seconds, 3)))
+            for callback in told:
+                callback.on_round(callbacks.visible(played_by.row, real, hidden))
             if watch is not None:
                 watch(Progress(now.t, experiment.rounds, played_by.row, folder, setup, federation))
 
@@ -150,7 +153,10 @@ def play(
         except KeyboardInterrupt:
             interrupted = True
         rows.sync()
-        return _ended(half, folder, federation, at.server, notes, interrupted)
+        ended = _ended(half, folder, federation, at.server, notes, interrupted)
+        for callback in told:
+            callback.on_end(ended.receipt.to_json())
+        return ended
 
 
 def _ended(

@@ -18,13 +18,15 @@ import numpy as np
 
 from sordino import keys, user_code
 from sordino.cohorts.kinds import alike
-from sordino.config import Experiment, build, data_sources
+from sordino.config import Experiment, build, data_sources, filled
+from sordino.config.session import LENT_PATH
 from sordino.data import SOURCES, Dataset
 from sordino.data.reserve import Reserved, reserve, resized, smaller
+from sordino.data.row_source import RowSource, load, rows_of
 from sordino.data.schema import TableSchema
 from sordino.errors import ConfigError, UnsoundGuarantee
 from sordino.ledger.events import Json
-from sordino.partition.rows import RowNumbers
+from sordino.partition.rows import RowNumbers, checked, unfit
 from sordino.partition.schemes import SCHEMES, Natural, Scheme
 from sordino.runs import public_inputs
 from sordino.runs.agreement import PublicNumbers
@@ -48,7 +50,13 @@ class Population:
         other, same = cls(experiment, known.data_key), known.experiment
         read = (experiment.data, experiment.candidates, experiment.seed, experiment.privacy.noise)
         if read == (same.data, same.candidates, same.seed, same.privacy.noise):
-            kept = {"_loaded", "_reserved", "dataset", *(("shares",) if experiment.partition == same.partition else ())}
+            kept = {
+                "own",
+                "_loaded",
+                "_reserved",
+                "dataset",
+                *(("shares",) if experiment.partition == same.partition else ()),
+            }
             vars(other).update({name: value for name, value in vars(known).items() if name in kept})
         return other
 
@@ -93,8 +101,10 @@ class Population:
     def _assumed(self) -> tuple[str, ...]:
         """What every number rests on, because of how the data were read."""
         scaled = (public_inputs.SCALING,) if self.scaled_by_rows else ()
-        named = [str(table.get("name")) for table in (self.experiment.algorithm, self.experiment.model)]
-        trusted = tuple(TRUSTED.format(name) for name in named if user_code.is_own(name))
+        made = self.experiment
+        shown = made.algorithm, made.model, made.partition, made.loss, made.evaluation.metrics, made.data.source
+        code = user_code.named(shown)
+        trusted = tuple(TRUSTED.format(name) for name in dict.fromkeys(code) if name != LENT_PATH)
         return (*scaled, *self.drawn_from_labels, *(() if self._real else self.learned_from_rows), *trusted)
 
     @cached_property
@@ -136,13 +146,35 @@ class Population:
 
     @cached_property
     def _loaded(self) -> Dataset:
-        return SOURCES[self.experiment.data.source](**self.asked)
+        own, asked = self.own, self.asked
+        if own is None:
+            return SOURCES[self.experiment.data.source](**asked)
+        if self._real:
+            public_inputs.check_own(self.experiment.data, own)
+        fraction, seed = self.experiment.data.test_fraction, keys.word(keys.fold(self.key, "data"))
+        return load(own, self.experiment.data.source, self.scaling, fraction, seed)
+
+    @cached_property
+    def own(self) -> RowSource | None:
+        """A source of somebody's own, or rows in memory; None where the library has the source."""
+        source = self.experiment.data.source
+        if not user_code.is_own(source):
+            return None
+        if not user_code.is_lent(source) or isinstance(user_code.load(source, "data"), type):
+            made = user_code.of_kind(source, "data", RowSource)  # type: ignore[type-abstract]
+            return filled(made, self.experiment.data.options, "[data.options]")
+        return rows_of(user_code.load(source, "data"))
+
+    @property
+    def _placed(self) -> bool:
+        """Do rows lie in an order that may be a secret: in a table, or in somebody's own source?"""
+        return self.experiment.data.source == "tabular" or self.own is not None
 
     @property
     def asked(self) -> dict[str, Any]:
         """What the loader of these data is asked for, by the names of its settings."""
         data = self.experiment.data
-        source = data_sources.SOURCES[data.source]
+        source = data_sources.of(data.source)
         for name in source.needs:
             if getattr(data, name) is None:
                 raise ConfigError(
@@ -157,6 +189,10 @@ class Population:
         decided: Json = {"standardise": self.scaling, "schema": self.declared}
         values = {key: decided.get(key, getattr(data, key)) for key in (*source.needs, *source.loads)}
         given = {key: value for key, value in values.items() if value is not None}
+        if isinstance(data.path, str) and user_code.is_lent(data.path):
+            from sordino.data.table_files import in_memory
+
+            given["path"] = in_memory(user_code.load(data.path, "data"))
         if source.seeded:
             given["seed"] = keys.word(keys.fold(self.key, "data"))
         return given
@@ -174,7 +210,7 @@ class Population:
     @property
     def scaling(self) -> public_inputs.Scaling:
         """How inputs are scaled."""
-        return public_inputs.scaling(self.experiment.data, self.declared)
+        return public_inputs.scaling(self.experiment.data, self.declared, self.own)
 
     # what a receipt must say of the data -----------------------------------------------------------------------------
 
@@ -186,6 +222,8 @@ class Population:
     @property
     def learned_from_rows(self) -> tuple[str, ...]:
         """What was read off a table's rows before any noise: why nothing may be claimed about a row."""
+        if self.own is not None:
+            return () if self.own.classes is not None else (public_inputs.COUNTED,)
         return public_inputs.learned(self.experiment.data, self.declared)
 
     @property
@@ -196,11 +234,11 @@ class Population:
         if data.source in public_inputs.INVENTED:
             return ()
         asked = [*self._loaded.taken_as_public]
-        if data.source == "tabular" and data.key is None:
+        if self._placed and data.key is None:
             asked.append(public_inputs.PLACES)
         if self.scheme.reads_labels:
             asked.append(public_inputs.PARTITION)
-        elif data.source == "tabular" and not isinstance(self.scheme, Natural):
+        elif self._placed and not isinstance(self.scheme, Natural):
             asked.append(public_inputs.DEALT)
         if any(part is not None for part in (data.train, data.test, data.probe)) or self._reserved.pool is not None:
             asked.append(public_inputs.RESERVED)
@@ -211,22 +249,31 @@ class Population:
         """Row numbers of each client, of the training and the test examples."""
         train, test = self.dataset.train, self.dataset.test
         rng = np.random.default_rng(keys.word(keys.fold(self.key, "partition")))
-        if self._real and self.experiment.data.source == "tabular" and self.scheme.reads_labels:
+        if self._real and self._placed and self.scheme.reads_labels:
             raise UnsoundGuarantee(
                 f"partition.scheme = {self.experiment.partition['scheme']!r} for a table, with real noise",
                 why="one changed label would move other rows to other clients, and no noise hides that",
                 fix='set partition = {scheme = "natural"} with data.group, or {scheme = "iid", clients = 8}',
                 code="partition-from-labels",
             )
+        own = type(self.scheme) not in SCHEMES.values()
+        if own and not self.scheme.reads_labels:  # what it says it does not read it does not get
+            train, test = (part._replace(y=np.zeros_like(part.y)) for part in (train, test))
         rows = self.scheme.assign(train.y, train.group, rng)
+        if own:
+            rows = checked(rows, len(train.y))
         if self.experiment.data.merge:
             fraction = self.experiment.data.test_fraction
             return rows.held_back(0.1 if fraction is None else fraction, rng)
-        return rows, self.scheme.match(train, rows, test, rng)
+        tested = self.scheme.match(train, rows, test, rng)
+        return rows, checked(tested, len(test.y)) if own else tested
 
     @cached_property
     def scheme(self) -> Scheme:
-        return build(self.experiment.partition, SCHEMES, "partition", "scheme")
+        found = build(self.experiment.partition, SCHEMES, "partition", "scheme", own=Scheme)
+        if found.anonymous and not found.reads_labels:
+            raise unfit("it renames the labels of its clients (anonymous) and says that it reads none")
+        return found
 
     @cached_property
     def named(self) -> Dataset:

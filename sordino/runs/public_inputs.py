@@ -6,13 +6,16 @@ import shlex
 from pathlib import Path
 from typing import Literal
 
+from sordino import user_code
 from sordino.config import Data
 from sordino.data import schema
+from sordino.data.row_source import RowSource
 from sordino.data.schema import TableSchema
 from sordino.data.table_names import is_one_file
 from sordino.errors import ConfigError, UnsoundGuarantee
 
 LEARNED = "learned"  # data.schema: from the rows
+COUNTED = "how many classes there are was learned from the labels of all rows"
 INVENTED = ("quadratic", "synthetic")  # nobody's data
 
 COLUMNS = "types and levels of the table's columns were learned from all rows: one row can change the model's shape"
@@ -59,12 +62,28 @@ def declared(data: Data, private: bool) -> TableSchema | None:
     return found
 
 
-def scaling(data: Data, found: TableSchema | None) -> Scaling:
-    """How inputs are scaled: by public numbers, unless the experiment asks for statistics, or a table declares no
-    ranges.
+def scaling(data: Data, found: TableSchema | None, own: RowSource | None = None) -> Scaling:
+    """How inputs are scaled: by public numbers, unless the experiment asks for statistics, or a table, or a source of
+    somebody's own, declares no ranges.
     """
     if data.source in INVENTED:
         return "none"
+    if own is not None:
+        if data.standardise == "fixed" and own.reach is None:
+            raise ConfigError(
+                f'data.standardise = "fixed" with data.source = {data.source!r}',
+                why="this scaling needs numbers that somebody declared, and this source declares none",
+                fix='give its class `reach = (lowest, highest)`, or set data.standardise = "channel" or "none"',
+                code="no-such-scaling",
+            )
+        return data.standardise or ("channel" if own.reach is None else "fixed")
+    if data.standardise == "none":
+        raise ConfigError(
+            f'data.standardise = "none" with data.source = {data.source!r}',
+            why="only rows of a source of your own are taken as they are",
+            fix='set data.standardise = "fixed" or "channel", or leave it out',
+            code="no-such-scaling",
+        )
     if data.source != "tabular":
         return data.standardise or "fixed"
     if data.standardise == "pixel":
@@ -88,7 +107,23 @@ def scaling(data: Data, found: TableSchema | None) -> Scaling:
 
 def of_rows(*said: tuple[str, ...]) -> bool:
     """Did rows decide columns, classes or what inputs are scaled by, as the sentences of a receipt tell?"""
-    return any(sentence in (SCALING, COLUMNS, CLASSES) for sentences in said for sentence in sentences)
+    return any(sentence in (SCALING, COLUMNS, CLASSES, COUNTED) for sentences in said for sentence in sentences)
+
+
+def check_own(data: Data, own: RowSource) -> None:
+    """Refuses rows of somebody's own, of which nothing is declared, where there is real noise."""
+    unsaid = [] if own.classes is not None else ["classes"]
+    if own.reach is None and data.standardise is None:
+        unsaid.append("reach")
+    if unsaid:
+        raise UnsoundGuarantee(
+            f"data.source = {data.source!r} declares no {' and no '.join(unsaid)}, with real noise",
+            why="how many classes there are, or how values are scaled, would be learned from the rows, and no noise "
+            "hides that",
+            fix="declare them in the source: classes = 2, reach = (0.0, 1.0); values beyond are moved to the nearer "
+            "end",
+            code="own-data-undeclared",
+        )
 
 
 def learned(data: Data, found: TableSchema | None) -> tuple[str, ...]:
@@ -104,8 +139,9 @@ def _drafting(data: Data) -> str:
     """The command that drafts the schema."""
     roles = {role: getattr(data, role) for role in ("label", "group", "key")}
     named = [f"--{role} {shlex.quote(name)}" for role, name in roles.items() if name is not None]
-    paths = data.path if isinstance(data.path, list) else [str(data.path)]
-    out = f"{Path(paths[0]).stem}.schema.toml" if is_one_file(data.path) else "draft.schema.toml"
+    where = "data.csv" if isinstance(data.path, str) and user_code.is_lent(data.path) else data.path  # once written
+    paths = where if isinstance(where, list) else [str(where)]
+    out = f"{Path(paths[0]).stem}.schema.toml" if is_one_file(where) else "draft.schema.toml"
     return " ".join(["sordino data schema", *map(shlex.quote, paths), *named, "--out", shlex.quote(out)])
 
 

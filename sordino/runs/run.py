@@ -15,8 +15,9 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 
+from sordino import user_code
 from sordino.config import Experiment
-from sordino.errors import RunError
+from sordino.errors import ConfigError, RunError
 from sordino.ledger.ledger import Ledger, of_run
 from sordino.ledger.notes import SYSTEM, parsed
 from sordino.runs import private
@@ -32,6 +33,7 @@ from sordino.runs.taken_over import check_source
 _log = logging.getLogger(__name__)
 
 
+@user_code.blamed()
 def start(
     experiment: Experiment,
     folder: Path,
@@ -56,6 +58,7 @@ def checked(experiment: Experiment, folder: Path, prepared: Path | None = None, 
     given = settle(experiment)
     engine = decided(given.engine, Methods(given).training)
     experiment = given.model_copy(update={"engine": engine})
+    _check_lent(experiment)
     for line in choices(given.engine, engine, experiment):
         _log.info("%s", line)
     simulation = simulated(experiment, _data_key(experiment))
@@ -83,6 +86,18 @@ def checked(experiment: Experiment, folder: Path, prepared: Path | None = None, 
     return simulation
 
 
+def _check_lent(experiment: Experiment) -> None:
+    """Refuses objects of this Python session in processes that do not share it."""
+    names = sorted({name for name in user_code.named(experiment.model_dump()) if user_code.is_lent(name)})
+    if names and experiment.engine.executor in ("processes", "ranks"):
+        raise ConfigError(
+            f"{', '.join(names)} with engine.executor = {experiment.engine.executor!r}",
+            why="an object of this Python session is not there in another process",
+            fix="put it into a module, or a file, and name that; or leave engine.executor out",
+            code="session-object-in-processes",
+        )
+
+
 def _data_key(experiment: Experiment, folder: Path | None = None) -> bytes:
     return private.key_of_data(folder, experiment.privacy.ledger)
 
@@ -96,6 +111,7 @@ def fresh_folder(name: str) -> Path:
     return folder
 
 
+@user_code.blamed()
 def resume(
     folder: Path, watch: Callable[[Progress], None] | None = None, fallback: bool = False, moved: bool = False
 ) -> Ended:

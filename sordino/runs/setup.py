@@ -19,9 +19,9 @@ from sordino.budget import client_budgets
 from sordino.budget.plan import Budget, Plan
 from sordino.budget.schedules import SCHEDULES, Adaptive, Schedule
 from sordino.cohorts.by_budget import COHORTS
-from sordino.cohorts.kinds import Cohort, Everyone
+from sordino.cohorts.kinds import Cohort, Everyone, check_promises
 from sordino.cohorts.stragglers import Stragglers
-from sordino.config import Engine, Experiment, build
+from sordino.config import Engine, Experiment, build, filled
 from sordino.engine.client_states import States, shape_of
 from sordino.engine.server import Federation
 from sordino.engine.wire import Header
@@ -37,6 +37,7 @@ from sordino.runs.prices import PriceRequest, check_reads, shared
 from sordino.runs.refusals import check_secure
 from sordino.tasks.build import Architecture
 from sordino.tasks.classification import Classification
+from sordino.tasks.own_loss import LossFunction, loss_named
 from sordino.tasks.quadratic import Quadratic
 from sordino.tree import Tree
 from sordino.types import Offer, Task
@@ -70,6 +71,7 @@ class Whole:
         experiment, public, training = self.experiment, self.public, self.methods.training
         if public.classes == 0:
             return Quadratic(public.shape[0] // 2)
+        loss = self._loss
         net = self.architecture.built(keys.word(keys.fold(keys.root(experiment.seed), "model")))
         return Classification(
             net,
@@ -81,8 +83,25 @@ class Whole:
             precision=torch.bfloat16 if decided(experiment.engine, training).precision == "bf16" else torch.float32,
             augment=experiment.data.augment,
             labels=public.named,
+            loss=loss,
             keeps=self.architecture.is_own and not experiment.model.get("reset", False),
         )
+
+    @property
+    def _loss(self) -> LossFunction | None:
+        """A loss of somebody's own; None for cross-entropy."""
+        table = self.experiment.loss
+        if table is None:
+            return None
+        if any(phase.sets_loss for phase in self.methods.phases):
+            raise ConfigError(
+                f"loss = {table.get('name')!r} with algorithm = {self.experiment.algorithm.get('name')!r}",
+                why="this algorithm trains with a loss of its own, so yours would change nothing, or half of it",
+                fix="leave the loss out, or choose another algorithm",
+                code="loss-of-the-algorithm",
+            )
+        rest = {key: value for key, value in table.items() if key != "name"}
+        return loss_named(table, lambda made: filled(made, rest, "[loss]"))
 
     @cached_property
     def architecture(self) -> Architecture:
@@ -251,7 +270,10 @@ class Setup:
     def cohort(self) -> Cohort:
         if self.prepares:
             return Everyone()
-        return build(self.experiment.cohort, COHORTS, "cohort")
+        found = build(self.experiment.cohort, COHORTS, "cohort", own=Cohort)
+        if type(found) not in COHORTS.values():
+            check_promises(found)
+        return found
 
     @cached_property
     def stragglers(self) -> Stragglers:

@@ -58,10 +58,10 @@ def examine(folder: Path, key: Path | None = None, code: bool = False) -> Verdic
         wrong += _edited(experiment, entries)
         delta = ledger.charter.delta
     agreed = ["the chain is whole", "every epsilon follows from it"]
-    if user_code.is_own(str(experiment.algorithm.get("name"))) and not code:
+    if not code and (own := sorted({*user_code.named([experiment.algorithm, experiment.cohort])})):
         unseen.append(
-            "the planned noise and the budget: they follow from an algorithm of somebody's own, and --with-code would "
-            "run it"
+            f"the planned noise and the budget: they follow from somebody's own code ({', '.join(own)}), and "
+            "--with-code would run it"
         )
         rows = statement((entry.note for entry in entries), len(Agreement.read(folder).public.sizes), delta or 0.0)
         again: Json = {"guarantees": [row.to_json() for row in rows]}

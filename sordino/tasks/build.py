@@ -109,6 +109,8 @@ def fits(net: nn.Module, name: str, shape: tuple[int, ...], classes: int) -> Non
         net.eval()
         out = net(blank)
     except Exception as error:
+        if not isinstance(error, RuntimeError) and (own := user_code.blame(error)) is not None:
+            raise own from error  # a slip in its code, and no matter of shapes
         raise DataError(
             f"the model {name!r} does not fit examples of shape {'x'.join(map(str, shape))}",
             why=user_code.told(error),

@@ -7,7 +7,6 @@ from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sordino import keys
@@ -20,6 +19,7 @@ from sordino.tasks.features import Head, of_chain, transformed
 from sordino.tasks.flops import count as operations
 from sordino.tasks.memory import coupling, remembered, still
 from sordino.tasks.nets import bounded, keyed_dropout
+from sordino.tasks.own_loss import LossFunction, cross_entropy
 from sordino.tasks.written_out_backward import Chain
 from sordino.types import Examples, Losses, Params
 
@@ -44,11 +44,13 @@ class Classification:
         precision: torch.dtype = torch.float32,
         augment: str = "none",
         labels: int | None = None,
+        loss: LossFunction | None = None,
         keeps: bool = False,
     ) -> None:
-        """`labels`: how many classes there are, where the network has outputs beyond them; `keeps`: training starts
-        from the values that the network has now, and not from values drawn by a key."""
+        """`labels`: how many classes there are, where the network has outputs beyond them; `loss`: of each example, in
+        place of cross-entropy; `keeps`: training starts from the network's own values, and not from drawn ones."""
         self.name, self._labels = name, labels
+        self._loss: LossFunction = cross_entropy if loss is None else loss
         self._augment = AUGMENT[augment]
         self._net, self._image, self._shape = net, image, shape
         each = shape if image and len(mean) > shape[-1] else (-1,)  # for every pixel, or for a channel or feature
@@ -70,7 +72,7 @@ class Classification:
                 fix="use nn.GroupNorm instead",
                 code="batch-norm",
             )
-        self.feature_radius = bounded(net)
+        self.feature_radius = bounded(net) if loss is None else None  # it speaks of cross-entropy
         self._names = [name for name, p in net.named_parameters() if p.requires_grad]
         if not self._names:
             raise ConfigError(
@@ -82,15 +84,13 @@ class Classification:
         self._trained = [(name, p) for name, p in net.named_parameters() if p.requires_grad]
         self._held = {name: p.detach().clone() for name, p in self._trained} if keeps else None
         self._rest = _beside(net, dict(self._trained))
-        self._chain = Chain.of(net, shape)
+        self._chain = Chain.of(net, shape) if loss is None else None  # its way back is that of cross-entropy
         # bf16 pays where convolutions do the work; weights, sums and everything private stay in fp32
         self.precision = precision if self._chain is not None and self._chain.images else torch.float32
         self._recorder = Recorder(net)
         # attention and recurrent layers have dropouts of their own
         self._draws = self._chain is None and draws(self._pass)
-        self._tried: tuple[Losses, bool] | None = (
-            None  # the losses last tried, and whether the layer rules hold for them
-        )
+        self._tried: tuple[Losses, bool] | None = None  # the losses last tried; do the layer rules hold for them?
 
     def init(self, key: keys.Key) -> Params:
         """The values that training starts from: drawn by the key, but where the network keeps its own."""
@@ -121,7 +121,7 @@ class Classification:
             dropout.keys = keys
         with self._seeded(keys):
             logits = torch.func.functional_call(self._net, params, (self._inputs(x, params, keys),))
-        return F.cross_entropy(logits, y, reduction="none")
+        return self._loss(logits, y)
 
     def ready(self, x: Tensor, y: Tensor, whole: bool = False) -> tuple[Ready, Tensor]:
         """Rows and labels as `gradient` takes them: prepared once, cut into batches later. `whole` means all rows of
@@ -162,7 +162,7 @@ class Classification:
         for name, p in self._trained:
             p.data = params[name]
         with self._seeded(drawn):
-            value = F.cross_entropy(self._net(x.contiguous()), y)
+            value = self._loss(self._net(x.contiguous()), y).mean()
         back = torch.autograd.grad(value, [p for _, p in self._trained])
         return {name: g for (name, _), g in zip(self._trained, back, strict=True)}
 
@@ -298,7 +298,7 @@ class Classification:
         logits = every[:, : self.labels]
         found = {
             "accuracy": (logits.argmax(1) == examples.y).double(),
-            "loss": F.cross_entropy(logits, examples.y, reduction="none").double(),
+            "loss": self._loss(logits, examples.y).double(),
         }
         if self.classes > self.labels:
             found["accuracy_of_all_outputs"] = (every.argmax(1) % self.labels == examples.y).double()

@@ -218,7 +218,7 @@ WRONG: dict[str, Wrong] = {
     "wrong width": Wrong(("model.name=mine:Narrow",), 3, "model-does-not-fit", "", module()),
     "wrong outputs": Wrong(("model.name=mine:Outputs",), 3, "model-outputs", "10 classes", module()),
     "nothing to train": Wrong(("model.name=mine:Empty",), 2, "model-without-parameters", "", module()),
-    "forward fails": Wrong(("model.name=mine:Crashes",), 3, "model-does-not-fit", "", module()),
+    "forward fails": Wrong(("model.name=mine:Crashes",), 2, "own-code", "in forward", module()),
     "output is no tensor": Wrong(("model.name=mine:Talks",), 3, "model-outputs", "", module()),
 }
 

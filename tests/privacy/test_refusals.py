@@ -67,6 +67,8 @@ REFUSALS = {kind.__name__ for kind in KINDS}
 
 NOT_IN_A_TABLE = {
     "batch-norm": "test_batch_norm_is_refused",
+    "own-data-undeclared": "test_real_noise_wants_declared_rows_and_a_partition_without_labels",
+    "own-cohort-amplifies": "test_a_cohort_of_ones_own_claims_no_amplification",
     "schema-is-a-draft": "test_a_private_table_learns_nothing_from_its_rows",
     "partition-from-labels": "test_a_private_table_learns_nothing_from_its_rows",
     **dict.fromkeys(

@@ -69,6 +69,7 @@ def read(page: str, desk: Path, patient: bool) -> None:
 
 FIRST = (
     "docs/guide/own-algorithm.md",
+    "docs/guide/own-parts.md",
     "docs/guide/exit-codes.md",
 )  # quick enough to be followed at every change; the others are in the slow tier
 

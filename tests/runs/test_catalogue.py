@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from sordino.cli.new_project import EXPERIMENT
-from sordino.config import CHOOSERS, Experiment, Section
+from sordino.config import CHOOSERS, Experiment, Privacy, Section
 from sordino.config.describing import described
 from sordino.runs import catalogue as written
 from sordino.runs.editor import schema
@@ -84,7 +84,7 @@ def test_the_schema_refuses_what_the_program_refuses(text: str, checker: Any) ->
 def test_the_schema_says_what_a_key_means() -> None:
     found = schema()["properties"]
     assert "more than" not in found["privacy"]["properties"]["epsilon"]["description"]
-    assert found["privacy"]["properties"]["epsilon"]["description"] == described(sections(Experiment)[2])["epsilon"]
+    assert found["privacy"]["properties"]["epsilon"]["description"] == described(Privacy)["epsilon"]
     forms = {form["title"]: form for form in found["algorithm"]["anyOf"]}
     assert forms["fedprox"]["properties"]["mu"]["description"] == written.meanings()["algorithm"]["mu"]
     assert set(CHOOSERS) <= set(found)

@@ -124,6 +124,10 @@ class Calibrated(LocalSgd[S, State, D, U], ABC):
         return self._shape
 
     @property
+    def sets_loss(self) -> bool:
+        return True
+
+    @property
     def heads(self) -> int:
         """Outputs of the network per class."""
         return 2 if self.label_mode == "shifted" else 1

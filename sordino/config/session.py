@@ -1,0 +1,158 @@
+"""Python objects where an experiment expects names: each gets the name under which it can be found again."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import fields
+from typing import Any, NamedTuple
+
+from sordino import user_code
+from sordino.errors import ConfigError
+
+Settings = Mapping[str, object]
+CHOSEN = ("model", "algorithm", "partition", "cohort", "loss")  # by one name
+LISTED = ("metrics", "evaluation.metrics", "callbacks")
+DATA = "data"  # the name of data in memory
+LENT_PATH = user_code.SESSION + DATA
+
+
+class NamedSettings(NamedTuple):
+    """Settings as a file would hold them, and what this session has to lend for them."""
+
+    settings: dict[str, object]
+    lent: dict[str, object]
+
+
+def told(settings: Settings) -> NamedSettings:
+    """The settings with a name in place of every object."""
+    lent: dict[str, object] = {}
+    found: dict[str, object] = {}
+    for place, value in settings.items():
+        if place == DATA and (source := _source_of(value)):
+            lent[DATA] = value
+            found |= source
+        elif place == DATA and inspect.isclass(value):
+            found["data.source"] = _name(value, lent)
+        elif place in CHOSEN:
+            found[place] = _chosen(place, value, lent)
+        elif place in LISTED:
+            listed = value if isinstance(value, list | tuple) else [value]
+            found["evaluation.metrics" if place == "metrics" else place] = [_one(one, lent) for one in listed]
+        else:
+            found[place] = value
+    if "evaluation.metrics" in found:  # behind a table of [evaluation], which would replace it
+        found["evaluation.metrics"] = found.pop("evaluation.metrics")
+    if DATA in lent:  # label="..." is data.label
+        found = {f"data.{key}" if key in ("label", "group", "key", "schema") else key: v for key, v in found.items()}
+    return NamedSettings(found, lent)
+
+
+def objects(given: Settings) -> dict[str, object]:
+    """What a session lends again to a run that was begun with it, by the names that the run knows."""
+    lent = told(given).lent
+    for place, value in given.items():
+        if _has_name(value):
+            lent.setdefault(str(getattr(value, "__name__", "")), value)
+        elif place not in (DATA, *CHOSEN, *LISTED):
+            raise ConfigError(
+                f"{place} cannot be given here",
+                why="a run goes on with the experiment that it began with; only objects of the session that it was "
+                "begun in are given again",
+                fix="give for example model=Net or data=frame, or leave it out",
+                code="not-an-object",
+            )
+    return lent
+
+
+def _source_of(value: object) -> dict[str, object]:
+    """The settings of data in memory; nothing for a table of settings and for a name."""
+    if _is_table(value):
+        return {"data.source": "tabular", "data.path": LENT_PATH}
+    return {"data.source": LENT_PATH} if _is_rows(value) else {}
+
+
+def _is_table(value: object) -> bool:
+    """Is it a data frame? Whoever has one has imported its package."""
+    pandas, arrow = sys.modules.get("pandas"), sys.modules.get("pyarrow")
+    return (pandas is not None and isinstance(value, pandas.DataFrame)) or (
+        arrow is not None and isinstance(value, arrow.Table)
+    )
+
+
+def _is_rows(value: object) -> bool:
+    """Is it a dictionary of arrays, or a data set of torch?"""
+    torch = sys.modules.get("torch")
+    arrays = isinstance(value, Mapping) and {"x", "y"} <= value.keys()
+    return arrays or (torch is not None and isinstance(value, torch.utils.data.Dataset))
+
+
+def _chosen(place: str, value: object, lent: dict[str, object]) -> object:
+    if isinstance(value, str):
+        return value
+    if isinstance(value, Mapping):
+        return {key: _name(one, lent) if _has_name(one) else one for key, one in value.items()}
+    chooser = "scheme" if place == "partition" else "name"
+    if _has_name(value):
+        return {chooser: _name(value, lent)}
+    from sordino.algorithms.algorithm import NAMES, Algorithm
+
+    if isinstance(value, Algorithm):
+        made = type(value)
+        return {"name": NAMES.get(made) or _name(made, lent), **dict(_settings(value))}
+    raise ConfigError(
+        f"{place} = {type(value).__name__} object",
+        why="a run builds it anew in every process, so it needs the class and its arguments, and no finished object",
+        fix=f"give the class, {place}=MyClass; with arguments: {place}={{'{chooser}': MyClass, ...}}, and those of a "
+        "model in 'options'",
+        code="object-for-a-class",
+    )
+
+
+def _has_name(value: object) -> bool:
+    return inspect.isclass(value) or inspect.isfunction(value)
+
+
+def _one(value: object, lent: dict[str, object]) -> object:
+    """One of several: a name, a class or a function; of callbacks also an object."""
+    if isinstance(value, str | Mapping):
+        return value
+    if _has_name(value):
+        return _name(value, lent)
+    lent[type(value).__name__] = value
+    return user_code.SESSION + type(value).__name__
+
+
+def _name(made: Any, lent: dict[str, object]) -> str:
+    name = user_code.name_of(made)
+    if user_code.is_lent(name):
+        lent[name.removeprefix(user_code.SESSION)] = made
+    return name
+
+
+def _settings(made: Any) -> Iterator[tuple[str, object]]:
+    """The parameters of an algorithm that are not as they are by default."""
+    for field in fields(made):
+        value = getattr(made, field.name)
+        if value == field.default or value is None:
+            continue
+        if not isinstance(value, str | bool | int | float | list | tuple):
+            raise ConfigError(
+                f"{field.name} of this {type(made).__name__} is an object",
+                why="an experiment is a file of plain values; a gate has a table of its own",
+                fix=f"give plain values to the algorithm, and its gate as {field.name}={{'name': ...}}",
+                code="object-for-a-value",
+            )
+        yield field.name, list(value) if isinstance(value, tuple) else value
+
+
+def remarks(table: object) -> list[str]:
+    """What is said of a run that cannot go on by itself."""
+    names = sorted({name for name in user_code.named(table) if user_code.is_lent(name)})
+    if not names:
+        return []
+    return [
+        f"{', '.join(names)}: an object of this Python session, kept in no file. To resume the run, give it again: "
+        "sordino.resume(folder, ...=...)"
+    ]

@@ -1,0 +1,196 @@
+"""Rows that no file holds: a class of a user's own that gives them, arrays of a Python session, or a torch data set.
+
+What it declares (how many classes there are, between which numbers its values lie) is public. What it does not declare
+is learned from the rows, as for a table without a schema.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal, NamedTuple
+
+import numpy as np
+import torch
+
+from sordino.data.dataset import Array, Dataset, Split, apart, each_pixel_stats, pixel_stats
+from sordino.errors import DataError
+
+BYTES = (0.0, 255.0)  # between which the values of images lie
+
+
+class SourceRows(NamedTuple):
+    """Examples with their labels; `group` names the client of each."""
+
+    x: Array  # images as uint8 [n, height, width, channels]; anything else as numbers [n, ...]
+    y: Array  # whole numbers from 0
+    group: Array | None = None
+
+
+class RowSource(ABC):
+    """Where examples come from. A subclass is named in data.source; its arguments stand in data.options."""
+
+    classes: ClassVar[int | None] = None  # how many there are; None: counted from the labels of all rows
+    reach: ClassVar[tuple[float, float] | None] = None  # of every value; None: scaled by mean and deviation of the rows
+
+    @abstractmethod
+    def rows(self, seed: int) -> SourceRows:
+        """All rows. Whatever it draws it draws from the seed."""
+
+    def tests(self, seed: int) -> SourceRows | None:
+        """Rows to test on; None: some of `rows` are held back."""
+        return None
+
+
+def rows_of(given: object) -> RowSource:
+    """Data in memory as a source: a dictionary of arrays, or a data set of torch."""
+    if isinstance(given, Mapping):
+        return Arrays(given)
+    if isinstance(given, torch.utils.data.Dataset):
+        return TorchRows(given)
+    if isinstance(given, RowSource):
+        return given
+    raise DataError(
+        f"data of type {type(given).__name__} cannot be read",
+        why="rows come as a data frame, as arrays, or as a data set of torch",
+        fix='give a data frame, {"x": array, "y": array}, or a torch.utils.data.Dataset',
+        code="unreadable-rows",
+    )
+
+
+class Arrays(RowSource):
+    """`x` and `y`, maybe `group`; maybe `classes` and `reach`, declared; maybe a `test` of the same form."""
+
+    KEYS = ("x", "y", "group", "classes", "reach", "test")
+
+    def __init__(self, given: Mapping[str, object]) -> None:
+        if missing := [key for key in ("x", "y") if key not in given] + [key for key in given if key not in self.KEYS]:
+            raise DataError(
+                f"data in memory with {missing[0]!r}" if missing[0] in given else f"data in memory lack {missing[0]!r}",
+                why=f"the keys are {', '.join(self.KEYS)}; x and y must be there",
+                fix='give {"x": array, "y": array}',
+                code="unreadable-rows",
+            )
+        self._given = given
+        self.classes, self.reach = given.get("classes"), given.get("reach")  # type: ignore[misc,assignment]
+
+    def rows(self, seed: int) -> SourceRows:
+        return _arrays(self._given)
+
+    def tests(self, seed: int) -> SourceRows | None:
+        test = self._given.get("test")
+        return None if test is None else _arrays(test)
+
+
+def _arrays(given: object) -> SourceRows:
+    assert isinstance(given, Mapping)
+    group = given.get("group")
+    return SourceRows(np.asarray(given["x"]), np.asarray(given["y"]), None if group is None else np.asarray(group))
+
+
+class TorchRows(RowSource):
+    """A data set of torch that gives (x, y) or (x, y, group) by number."""
+
+    def __init__(self, given: torch.utils.data.Dataset[Any]) -> None:
+        self._given = given
+
+    def rows(self, seed: int) -> SourceRows:
+        size = len(self._given)  # type: ignore[arg-type]
+        columns = zip(*(self._given[at] for at in range(size)), strict=True)
+        return SourceRows(*(np.stack([np.asarray(cell) for cell in column]) for column in columns))
+
+
+def load(
+    source: RowSource,
+    name: str,
+    standardise: Literal["fixed", "channel", "pixel", "none"],
+    test_fraction: float | None = None,
+    seed: int = 0,
+) -> Dataset:
+    """`standardise`: fixed by the declared reach, by statistics of the training rows, or not at all."""
+    given, tested = source.rows(seed), source.tests(seed)
+    parts = [_checked(part, name) for part in (given, tested) if part is not None]
+    classes = source.classes or int(max(part.y.max() for part in parts)) + 1
+    whole = tuple(np.concatenate(column) for column in zip(*((part.x, part.y) for part in parts), strict=True))
+    if whole[1].max() >= classes:  # which label it is stays with whoever has the rows
+        raise _unfit(name, f"has a label beyond the {classes} classes that it declares")
+    groups, codes = _groups(parts)
+    x, y = _between(whole[0], source.reach), whole[1]
+    if tested is None:
+        train, test = apart([len(y)], None, 0.2 if test_fraction is None else test_fraction, seed)
+    else:
+        train, test = np.arange(len(given.y)), np.arange(len(given.y), len(y))
+    splits = [Split(x[part], y[part], None if codes is None else codes[part]) for part in (train, test)]
+    mean, std = _scale(splits[0].x, source.reach, standardise)
+    return Dataset(
+        name,
+        "image" if x.dtype == np.uint8 else "table",
+        classes,
+        splits[0],
+        splits[1],
+        mean,
+        std,
+        declared=f"{source.classes};{source.reach}",
+        groups=groups,
+    )
+
+
+def is_image(x: Array) -> bool:
+    return x.dtype == np.uint8 and x.ndim == 4
+
+
+def _checked(given: SourceRows, name: str) -> SourceRows:
+    x, y = np.asarray(given.x), np.asarray(given.y)
+    group = None if given.group is None else np.asarray(given.group)
+    if len(x) != len(y) or y.ndim != 1 or x.ndim < 2 or (group is not None and group.shape != y.shape):
+        shapes = f"x {x.shape[1:]} of {len(x)} rows, y {y.shape}" + ("" if group is None else f", group {group.shape}")
+        raise _unfit(name, f"gives {shapes}: one row of x, one label and one group belong together")
+    if not len(y):
+        raise _unfit(name, "gives no rows")
+    if y.dtype.kind not in "iub" or y.min() < 0:
+        raise _unfit(name, "gives labels that are no whole numbers from 0 on")
+    if x.dtype.kind not in "iufb":
+        raise _unfit(name, f"gives x of type {x.dtype}, and not numbers")
+    x = np.ascontiguousarray(x if is_image(x) else x.astype(np.float32))
+    if x.dtype != np.uint8 and not np.isfinite(x).all():
+        raise _unfit(name, "gives numbers in x that are not finite")
+    return SourceRows(x, y.astype(np.int64), group)
+
+
+def _groups(parts: list[SourceRows]) -> tuple[tuple[str, ...], Array | None]:
+    held = [part.group for part in parts]
+    if any(group is None for group in held):
+        return (), None
+    told = np.concatenate([group.astype(str) for group in held if group is not None])
+    names, codes = np.unique(told, return_inverse=True)
+    return tuple(map(str, names)), codes.astype(np.int64)
+
+
+def _between(x: Array, reach: tuple[float, float] | None) -> Array:
+    """Values beyond what is declared are moved to the nearer end, each for itself."""
+    return x if reach is None or x.dtype == np.uint8 else np.clip(x, *reach)
+
+
+def _scale(
+    x: Array, reach: tuple[float, float] | None, standardise: str
+) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    width = x.shape[-1]
+    if x.dtype == np.uint8:
+        return each_pixel_stats(x) if standardise == "pixel" else pixel_stats(x)  # "fixed" is set by whoever loads it
+    if standardise == "none":
+        return (0.0,) * width, (1.0,) * width
+    if standardise == "fixed" and reach is not None:
+        low, high = reach
+        return ((low + high) / 2,) * width, ((high - low) / 2 or 1.0,) * width
+    flat = x.reshape(-1, width).astype(np.float64)
+    std = flat.std(0)
+    return tuple(flat.mean(0).tolist()), tuple(np.where(std > 0, std, 1.0).tolist())
+
+
+def _unfit(name: str, why: str) -> DataError:
+    return DataError(
+        f"the data source {name} {why}",
+        why="examples are arrays: x with one row each, y with whole numbers from 0, and maybe a group",
+        fix="correct what it returns; `sordino check FILE` tries it",
+        code="own-rows-unfit",
+    )

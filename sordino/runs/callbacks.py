@@ -1,0 +1,56 @@
+"""What somebody's own program is told as a run goes on: what may be shown to whom the statement names, nothing else.
+
+No examples, no uploads and no model pass here; with real noise not even test results, which lie in the private folder.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from sordino import user_code
+from sordino.config import filled
+from sordino.errors import ConfigError
+from sordino.evaluate.rows import RoundRow
+from sordino.ledger.events import Json
+from sordino.runs.metrics import shown
+
+
+class Callback:
+    """Write a subclass with one of these methods, or both. An exception in it ends the run; what was released stays."""
+
+    def on_round(self, row: Json) -> None:
+        """A round has ended: its row, as it stands in metrics.jsonl."""
+
+    def on_end(self, receipt: Json) -> None:
+        """The run has ended: the receipt, as it stands in privacy.json."""
+
+
+def named(tables: Sequence[str | Mapping[str, Any]]) -> list[Callback]:
+    """The callbacks that an experiment names, each `module:Class` or a table with a name and its arguments."""
+    found: list[Callback] = []
+    for given in tables:
+        table = {"name": given} if isinstance(given, str) else dict(given)
+        name = str(table.pop("name", ""))
+        if not user_code.is_own(name):
+            raise ConfigError(
+                f"callbacks names {name!r}", why="a callback is a class of your own", fix="give module:Class",
+                code="unknown-callback",
+            )  # fmt: skip
+        made = user_code.load(name, "callbacks")
+        if isinstance(made, Callback):
+            found.append(made)
+        else:
+            found.append(filled(user_code.of_kind(name, "callbacks", Callback), table, f"[callbacks] {name}"))
+    return found
+
+
+def visible(row: RoundRow, real: bool, hidden: bool) -> Json:
+    """What a callback is told of a round: never a list with one value for each client."""
+    return shown(row, hidden) if real else _summed(row.to_json())
+
+
+def _summed(told: Json) -> Json:
+    if isinstance(spread := told.get("clients"), Mapping):
+        told = {**told, "clients": {name: value for name, value in spread.items() if name != "each"}}
+    return told
