@@ -59,13 +59,13 @@ def list_(what: What = None, as_json: Json = False) -> None:
                 out.print(table)
             _note(out, held.remarks)
         return
-    from sordino.config.data_sources import SOURCES
+    from sordino.config.data_sources import ALL
 
     if as_json:
-        say({name: source.told() for name, source in SOURCES.items()})
+        say({name: source.told() for name, source in ALL.items()})
         return
     table = _table("Sources of data", "data.source", "what", "needs", "takes")
-    for name, source in SOURCES.items():
+    for name, source in ALL.items():
         keys = (", ".join(f"data.{key}" for key in named) for named in (source.needs, source.takes))
         table.add_row(f"[bold]{name}[/bold]", source.what, *keys)
     Screen().print(table)

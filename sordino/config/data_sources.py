@@ -63,6 +63,7 @@ SOURCES = {
 }
 
 OWN = DataSource("rows of a class of your own", (), ("options", "standardise", "test_fraction"), ("augment", *SLICES))
+ALL = {**SOURCES, "module:Class": OWN}
 
 
 def of(source: str) -> DataSource:
@@ -75,7 +76,7 @@ def keys(source: object) -> set[str]:
     if isinstance(source, str) and (source in SOURCES or user_code.is_own(source)):
         known: Collection[DataSource] = [of(source)]
     else:
-        known = SOURCES.values()
+        known = ALL.values()
     return {key for one in known for key in (*one.needs, *one.takes)}
 
 
@@ -104,7 +105,7 @@ def check(given: Mapping[str, object]) -> None:
     strange = [key for key in given if key not in ("source", *keys(source))]
     if not strange:
         return
-    others = [name for name in SOURCES if keys(name) >= {*strange}]
+    others = [name for name in ALL if keys(name) >= {*strange}]
     named = ", ".join(f"data.{key}" for key in strange)
     raise ConfigError(
         f"{named} with data.source = {source!r}",

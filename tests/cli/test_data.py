@@ -52,7 +52,7 @@ def clinics(tmp_path: Path) -> Path:
 
 def test_every_source_is_listed_with_what_it_needs_and_takes(cli: Callable[..., Said]) -> None:
     listed = json.loads(cli("list", "--json").out)
-    assert set(listed) == set(SOURCES)
+    assert set(listed) == {*SOURCES, "module:Class"}
     said = {key for source in listed.values() for key in (*source["needs"], *source["takes"])}
     assert said == set(Data.model_fields) - {"source"}
     shown = cli("list").out
