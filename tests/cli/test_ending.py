@@ -348,7 +348,7 @@ def test_every_key_of_data_belongs_to_some_source() -> None:
     for name in data_sources.SOURCES:
         for key in set(config.Data.model_fields) - data_sources.keys(name) - {"source"}:
             default = config.Data.model_fields[key].default
-            other: Any = {bool: not default, float: 0.25, int: 7}.get(type(default), {"standardise": "fixed", "augment": "crop_flip", **OF_TABLES}.get(key))  # fmt: skip
+            other: Any = {bool: not default, float: 0.25, int: 7}.get(type(default), {"standardise": "fixed", "augment": "crop_flip", "options": {"x": 1}, **OF_TABLES}.get(key))  # fmt: skip
             if other is None:
                 other = {"path": "x", "label": "x", "group": "x", "key": "x", "schema": "x"}.get(
                     key, 0.5 if key in ("test_fraction",) else 3
