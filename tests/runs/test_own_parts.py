@@ -22,7 +22,9 @@ from sordino.errors import ConfigError, LedgerError, OwnCodeError, PartitionErro
 from sordino.partition import Scheme
 from sordino.runs.callbacks import Callback
 from sordino.runs.population import Population
+from sordino.runs.simulation import simulated
 from sordino.tasks.own_loss import alone
+from tests.laws.cases import BY_NAME
 
 DRAW = np.random.default_rng(0)
 X = DRAW.normal(size=(60, 3))
@@ -270,6 +272,14 @@ def test_a_loss_in_place_of_cross_entropy_gives_the_same_run_where_it_is_the_sam
     with pytest.raises(ConfigError) as refusal:
         sordino.run(out=tmp_path / "third", loss=same, data=ROWS, **{**TINY, "algorithm": "moon"})
     assert refusal.value.code == "loss-of-the-algorithm"
+
+
+def test_a_bound_that_speaks_of_cross_entropy_holds_for_no_other_loss() -> None:
+    case = BY_NAME["convex_stable"]
+    assert simulated(case.experiment()).setup.plan.offer is not None  # the control
+    with pytest.raises(UnsoundGuarantee) as refusal:
+        _ = simulated(case.experiment(loss={"name": "tests.runs.test_own_parts:focal"})).setup.plan
+    assert refusal.value.code == "convex-needs-bounded-logistic"
 
 
 def test_with_real_noise_a_metric_is_private_and_a_callback_is_not_told(tmp_path: Path) -> None:

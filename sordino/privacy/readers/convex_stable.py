@@ -75,8 +75,9 @@ class ConvexStable(Noised):
         if task.feature_radius != self.radius:
             raise UnsoundGuarantee(
                 "convex_stable needs bounded features",
-                why="its bound holds for logistic regression on features that are scaled into a public ball",
-                fix=f'set model = {{name = "logistic", radius = {self.radius}}}',
+                why="its bound holds for the cross-entropy of logistic regression, on features that are scaled into "
+                "a public ball",
+                fix=f'set model = {{name = "logistic", radius = {self.radius}}}, and no loss of your own',
                 code="convex-needs-bounded-logistic",
             )
 
