@@ -21,6 +21,7 @@ from sordino.engine.executor import Executor
 from sordino.engine.server import Federation
 from sordino.evaluate.accuracy import Evaluator
 from sordino.evaluate.evaluation import Evaluation, Score, check, check_models, check_scores, ways
+from sordino.evaluate.own_metrics import metrics_named
 from sordino.evaluate.rows import Scores
 from sordino.letters.carrier import Carrier
 from sordino.letters.events import Event
@@ -139,8 +140,9 @@ class SitesEvaluation:
         task, algorithm, test = self.side.setup.task, self.side.setup.algorithm, self.side.home.kept.tested
         if test is not None and not ways(algorithm, self.ways):
             examples = Examples(torch.from_numpy(np.asarray(test.x)), torch.from_numpy(np.asarray(test.y)))
-            asked_for = tuple(self.side.setup.experiment.evaluation.scores)
-            return Evaluation(algorithm, Evaluator(task, examples, [], asked_for), self.models, ())(t, server, score)
+            given = self.side.setup.experiment.evaluation
+            evaluator = Evaluator(task, examples, [], tuple(given.scores), metrics_named(given.metrics))
+            return Evaluation(algorithm, evaluator, self.models, ())(t, server, score)
         held, asked = algorithm.models(server), ways(algorithm, self.ways) or ("plain",)
         names = self.models or tuple(held)[:1]
         told, numbers = score(t, [held[name] for name in names], asked), len(names) * len(asked) * len(task.metrics)
