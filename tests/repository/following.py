@@ -173,6 +173,9 @@ DO = {"sh": do_sh, "python": do_python, "toml": do_toml}
 
 
 def script(name: str) -> ModuleType:
+    """A program of the docs, which finds those beside it as it does when it is started."""
+    if str(DOCS) not in sys.path:
+        sys.path.append(str(DOCS))
     spec = importlib.util.spec_from_file_location(name, DOCS / f"{name}.py")
     assert spec
     assert spec.loader
