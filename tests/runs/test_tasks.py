@@ -8,9 +8,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
 import sordino
+from sordino import config
 from sordino.algorithms import ALGORITHMS
+from sordino.cli.main import app
 from sordino.errors import SordinoError
 
 SCHEMA = """[columns]
@@ -114,6 +117,24 @@ def test_one_row_beyond_the_declared_range_counts_as_its_end(table: Path, tmp_pa
         made["data"]["path"] = str(tmp_path / "visits.csv")
         models.append((sordino.run(made, out=tmp_path / told).folder / "model.safetensors").read_bytes())
     assert models[0] == models[1]
+
+
+@pytest.mark.parametrize("task", ["regression", "multi_label"])
+def test_what_is_held_is_told_without_classes(task: str, table: Path) -> None:
+    made = asked(table, task)
+    (table / "run.toml").write_text(config.load(made).toml())
+    for verb in (["data", "partition"], ["data", "list"], ["data", "plot", "--out", str(table / "p.svg")]):
+        ended = CliRunner().invoke(app, [*verb, str(table / "run.toml")])
+        assert ended.exit_code == 0, (verb, ended.output)
+
+
+def test_a_draft_says_the_range_of_a_label_with_many_numbers(table: Path) -> None:
+    from sordino.data import drafting, schema
+
+    found = schema.parsed(drafting.draft(str(table / "visits.csv"), "stay", "clinic"))
+    assert (found.columns["stay"].kind, found.columns["stay"].words) == ("label", ())
+    assert found.columns["stay"].low >= 0
+    assert found.columns["stay"].high >= 20
 
 
 REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
