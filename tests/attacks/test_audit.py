@@ -81,6 +81,7 @@ def test_a_threshold_is_chosen_without_the_draws_that_are_believed() -> None:
     assert tuned(outputs, {0.0: 1.0}).epsilon <= 0
 
 
+@pytest.mark.slow
 def test_a_pair_is_told_apart_as_well_as_the_noise_allows() -> None:
     # ten coordinates, noise of unequal size: the best direction has mu = sqrt(sum of (shift / deviation)^2)
     shift, std = torch.linspace(1, 2, 10), torch.linspace(0.5, 8, 10)
@@ -264,7 +265,10 @@ BREAKS: dict[str, tuple[type, str, Any, list[str]]] = {
 }
 
 
-@pytest.mark.parametrize("name", BREAKS)
+COSTLY = "half the sensitivity"
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] * (n == COSTLY)) for n in BREAKS])
 def test_a_broken_gate_is_refuted(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     owner, method, broken, words = BREAKS[name]
     monkeypatch.setattr(owner, method, broken)

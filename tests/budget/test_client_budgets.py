@@ -57,6 +57,7 @@ def test_rates_by_budget(epsilon: float, q: float) -> None:
     assert rates([epsilon], DELTA, 2.0, 100)[0] == pytest.approx(q, rel=0.01)
 
 
+@pytest.mark.slow
 def test_the_vector_of_losses_is_that_of_the_accountant() -> None:
     for q, z in ((0.1, 1.0), (0.02, 3.0), (1.0, 5.0)):
         event = Repeat(Poisson(q, Gaussian(z)) if q < 1 else Gaussian(z), 60)
@@ -79,6 +80,7 @@ def test_balanced_rates_add_up_and_keep_every_budget(expected: float) -> None:
         balanced(granted, DELTA, 50, 51.0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("granted", "why"),
     [([0.01] * 10, "too small for so many rounds"), ([0.01] * 2 + [4.0] * 8, "cannot take part at all")],

@@ -146,6 +146,7 @@ def test_fixed_batches_lose_one_read_per_epoch(draws: int) -> None:
     assert mu / math.sqrt(2) * 0.9 < mu_lost(outputs) <= claimed_mu(reader.claims(work, 500, 1 / mu))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("draws", "factor"), EFFORTS)
 def test_a_laplace_reader_loses_no_more_than_it_claims(draws: int, factor: float) -> None:
     reader, epsilon = NoisyGradient(0.7, LaplaceNoise()), 2.5
@@ -157,6 +158,7 @@ def test_a_laplace_reader_loses_no_more_than_it_claims(draws: int, factor: float
     assert epsilon_lost(weak, threshold=1.0, delta=0) > claimed
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("draws", "factor"), EFFORTS)
 def test_a_poisson_reader_loses_no_more_than_it_claims(draws: int, factor: float) -> None:
     # at this delta the best threshold is 0.83: that is where sampling and noise matter equally
@@ -226,6 +228,7 @@ def audit_uplink(neighbours: str, central: bool, mu: float, draws: int, factor: 
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("neighbours", "central"), [("zero_out", True), pytest.param("replace", False, marks=pytest.mark.slow)]
 )
