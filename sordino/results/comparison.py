@@ -270,7 +270,8 @@ def check_equal(experiments: Sequence[Experiment]) -> None:
                 raise ConfigError(
                     f"{first.name} and {other.name} differ in {section}",
                     why="then this could be the reason for a difference in accuracy",
-                    fix=f"make [{section}] equal in both, or set it for all: sordino compare ... {section}=...",
+                    fix=f"make [{section}] equal in both, or set it for all: sordino compare ... {section}=...; to try "
+                    "several of them, make a comparison for each, with an --out of its own",
                     code="unequal-comparison",
                 )
     folders = [_folder(experiment.name) for experiment in experiments]
