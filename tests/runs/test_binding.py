@@ -9,7 +9,6 @@ import shutil
 import stat
 import sys
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +17,7 @@ import pytest
 from sordino import config
 from sordino.engine.accounts import Accounts
 from sordino.errors import RunError
-from sordino.ledger.currency import ZCDP
-from sordino.ledger.ledger import Charter, Each, Ledger
-from sordino.ledger.notes import note, parsed
+from sordino.ledger.notes import parsed
 from sordino.runs import seal, signature
 from sordino.runs.agreement import Agreement
 from sordino.runs.folder import RunFolder
@@ -343,19 +340,6 @@ def test_two_runs_on_one_ledger_are_one_number(tmp_path: Path, cli: Callable[...
     said = cli("privacy", "spent", ledger, "--json")
     assert json.loads(said.out)["guarantees"] == together["guarantees"]
     assert stat.S_IMODE(os.stat(f"{ledger}.key").st_mode) == 0o600
-
-
-def test_a_shared_ledger_says_the_names_of_clients(tmp_path: Path) -> None:
-    """Whoever looks at it needs no run folder to know who has spent what; and one founded before names is read."""
-    place, names = tmp_path / "shared.sqlite", ("Nord", "Süd")
-    charter, each = Charter("data", "example", "replace", "server", 1e-5, ZCDP, names), Each(2, (1,))
-    bare = replace(charter, names=())
-    for file, founded, later in ((place, charter, bare), (tmp_path / "old.sqlite", bare, charter)):
-        Ledger.open(file, founded, each=each).close()
-        with Ledger.open(file, later, each=each) as ledger:
-            ledger.reserve("run/0", {"1": (1,)}, b"", note([]))
-        told = [(row.name, row.spent[0] > 0) for row in lifetime(file).by_client]
-        assert told == ([("Nord", False), ("Süd", True)] if founded.names else [("", False), ("", True)])
 
 
 def test_answers_of_two_runs_are_two_draws(tmp_path: Path) -> None:
