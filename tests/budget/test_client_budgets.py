@@ -199,6 +199,17 @@ def test_budgets_that_are_none(rule: dict[str, Any], code: str) -> None:
     assert refusal.value.fix
 
 
+def test_clients_with_names_are_not_meant_by_numbers() -> None:
+    """Numbers would follow the order of names, which nobody sees: 1 would be Ost, and perhaps Süd is meant."""
+    names = ("Nord", "Ost", "Süd")
+    with pytest.raises(InvalidBudget) as refusal:
+        client_budgets.personal({"clients": {"0": 1.0, "1": 2.0, "2": 3.0}}, 3, keys.root(1), names)
+    assert refusal.value.code == "budget-unknown-client"
+    assert "Nord, Ost, Süd" in str(refusal.value.why)
+    named = client_budgets.personal({"clients": {"Süd": 2.0, "Ost": 1.0, "Nord": 3.0}}, 3, keys.root(1), names)
+    assert named.tolist() == [3.0, 1.0, 2.0]
+
+
 def test_a_file_of_budgets(tmp_path: Path) -> None:
     file = tmp_path / "budgets.csv"
     file.write_text("client, epsilon\n1, 2.5\n0, 1\n2, 4e0\n")

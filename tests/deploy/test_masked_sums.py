@@ -225,7 +225,7 @@ def test_no_site_speaks_for_the_clients_of_another(
 
     monkeypatch.setattr(masked_desk.MaskedRound, "first", falsely)
     assert play.play()[0]["answered"] == 4
-    assert any("client 0 of site-0 drops out: a message of somebody else" in note for note in play.between.notes)
+    assert any("client c0 of site-0 drops out: a message of somebody else" in note for note in play.between.notes)
 
 
 BAD: tuple[Callable[[bytes], bytes], ...] = (
