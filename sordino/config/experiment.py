@@ -99,6 +99,8 @@ class Experiment(Section):
     data: Data = Data()  # which examples there are
     # which client holds which examples
     partition: Table = {"scheme": "dirichlet", "clients": 20, "alpha": 0.5}
+    # what is predicted: classes, and what each of them weighs
+    task: Table = Field(default={"name": "classification"}, json_schema_extra=SINCE)
     model: Table = {"name": "logistic"}  # the network that is trained; `module:Class` names one of your own
     # in place of cross-entropy: module:function, or the class of a loss, of your own
     loss: Table | None = Field(default=None, json_schema_extra=SINCE)
@@ -140,6 +142,7 @@ CHOOSERS = {
     "data": "source",
     "candidates": "source",
     "loss": "name",
+    "task": "name",
 }
 
 

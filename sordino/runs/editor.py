@@ -20,7 +20,7 @@ def schema() -> Json:
     made = _inlined(Experiment.model_json_schema(ref_template="{model}"))
     _describe(made, Experiment)
     properties = made["properties"]
-    for table in ("algorithm", "partition", "model", "cohort", "read", "candidates"):
+    for table in ("algorithm", "partition", "model", "cohort", "read", "candidates", "task"):
         properties[table] |= _choice(table)
     stages: list[Json] = [{"type": "string", "enum": [*catalogue()["uplink"]]}, _choice("uplink")]
     steps = {"type": "array", "items": {"anyOf": stages}}

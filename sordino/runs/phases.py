@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -10,7 +11,9 @@ from sordino.algorithms.algorithm import AnyAlgorithm, own_algorithm
 from sordino.algorithms.phases import Phased
 from sordino.config import Engine, Experiment, build, gates
 from sordino.engine.choose_executor import decide
+from sordino.errors import ConfigError
 from sordino.privacy.readers.open import Open
+from sordino.tasks.problems import PROBLEMS, Problem
 
 
 @dataclass(frozen=True)
@@ -18,6 +21,13 @@ class Methods:
     """The algorithm of every phase of an experiment; the last one is the training."""
 
     experiment: Experiment
+
+    @cached_property
+    def problem(self) -> Problem:
+        """What is predicted."""
+        found = build(self.experiment.task, dict(PROBLEMS), "task")
+        check_learns(found, self.experiment, self.phases)
+        return found
 
     @cached_property
     def _made(self) -> AnyAlgorithm | Phased:
@@ -61,3 +71,30 @@ def decided(given: Engine, algorithm: AnyAlgorithm) -> Engine:
 def reads_plainly(algorithm: AnyAlgorithm) -> bool:
     """Does its reader open examples as they are? One that opens them otherwise may tell clients apart."""
     return type(algorithm.read).open is Open.open
+
+
+def check_learns(problem: Problem, experiment: Experiment, phases: Sequence[AnyAlgorithm]) -> None:
+    """Refuses what would ignore the task, or could not work with it."""
+    needed, source = problem.needs_task_loss, experiment.data.source
+    if needed and any(phase.sets_loss for phase in phases):
+        raise ConfigError(
+            f"{needed} with algorithm = {experiment.algorithm.get('name')!r}",
+            why="this algorithm computes plain cross-entropy from labels by itself, so the task would change nothing, "
+            "or half of it",
+            fix="choose an algorithm that trains with the loss of the task, such as fedavg, scaffold or gaussian_gdp",
+            code="task-needs-task-loss",
+        )
+    if needed and experiment.partition.get("anonymous", False):
+        raise ConfigError(
+            f"{needed} with partition.anonymous = true",
+            why="every client then numbers its classes by itself, so that what is said of a class means nothing",
+            fix="leave one of both out",
+            code="task-of-anonymous-classes",
+        )
+    if needed and source == "quadratic":
+        raise ConfigError(
+            f"{needed} with data.source = {source!r}",
+            why="quadratics are a task of their own, without labels",
+            fix="choose other data, or leave [task] out",
+            code="task-of-quadratics",
+        )

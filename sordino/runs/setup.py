@@ -36,9 +36,9 @@ from sordino.runs.phases import Methods, decided, reads_plainly
 from sordino.runs.prices import PriceRequest, check_reads, shared
 from sordino.runs.refusals import check_secure
 from sordino.tasks.build import Architecture
-from sordino.tasks.classification import Classification
 from sordino.tasks.own_loss import LossFunction, loss_named
 from sordino.tasks.quadratic import Quadratic
+from sordino.tasks.supervised import HowRun
 from sordino.tree import Tree
 from sordino.types import Offer, Task
 
@@ -69,12 +69,11 @@ class Whole:
     def task(self) -> Task:
         """The model and its losses."""
         experiment, public, training = self.experiment, self.public, self.methods.training
-        if public.classes == 0:
+        if experiment.data.source == "quadratic":
             return Quadratic(public.shape[0] // 2)
         loss = self._loss
         net = self.architecture.built(keys.word(keys.fold(keys.root(experiment.seed), "model")))
-        return Classification(
-            net,
+        how = HowRun(
             name=self.architecture.name,
             shape=public.shape,
             mean=public.mean,
@@ -82,10 +81,9 @@ class Whole:
             image=public.kind == "image",
             precision=torch.bfloat16 if decided(experiment.engine, training).precision == "bf16" else torch.float32,
             augment=experiment.data.augment,
-            labels=public.named,
-            loss=loss,
             keeps=self.architecture.is_own and not experiment.model.get("reset", False),
         )
+        return self.methods.problem.built(net, how, loss, public.called_classes)
 
     @property
     def _loss(self) -> LossFunction | None:
@@ -128,7 +126,7 @@ class Whole:
             name,
             {key: value for key, value in table.items() if key not in ("name", "options", "reset")} | own,
             (shape[-1], *shape[:-1]) if image else shape,
-            public.named * training.heads,
+            self.methods.problem.outputs(public.named) * training.heads,
             training.projection,
         )
 

@@ -12,17 +12,12 @@ from collections.abc import Callable, Mapping
 from typing import TypeAlias
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from sordino import user_code
 from sordino.errors import ConfigError
 
 LossFunction: TypeAlias = Callable[[Tensor, Tensor], Tensor]
-
-
-def cross_entropy(logits: Tensor, y: Tensor) -> Tensor:
-    return F.cross_entropy(logits, y, reduction="none")
 
 
 class Loss(ABC):
