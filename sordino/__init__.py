@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from sordino.attacks.audit import Audit
     from sordino.results.comparison import Comparison
     from sordino.results.one_run import Result
-    from sordino.results.prediction import Prediction
+    from sordino.results.prediction import Predicted
     from sordino.runs.forecast import Compared
     from sordino.runs.play import Ended
     from sordino.runs.verify import Verdict
@@ -141,7 +141,7 @@ def open_run(folder: str | Path, **objects: Any) -> Result:
 
 def predict(
     folder: str | Path, rows: object, *, score: bool = False, with_code: bool = False, **objects: Any
-) -> Prediction:
+) -> Predicted:
     """Uses the model of a run on new examples: a file or folder, a list of dictionaries, a data frame, or an array of
     raw inputs.
 

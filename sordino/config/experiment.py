@@ -59,7 +59,9 @@ class EvaluationSettings(Section):
     # ways to personalise: own, plain, finetune, proto; the first gives the headline. Empty: as the algorithm does
     personal: list[str] = []
     # of the server's model, beside accuracy, on all test examples together; none: accuracy and loss alone
-    scores: list[Literal["auroc", "f1", "calibration_error", "confusion"]] = Field(default=[], json_schema_extra=SINCE)
+    scores: list[Literal["auroc", "f1", "calibration_error", "confusion", "rmse", "r2"]] = Field(
+        default=[], json_schema_extra=SINCE
+    )
     # functions of your own, module:function, of all logits and labels; each gives one number
     metrics: list[str] = Field(default=[], json_schema_extra=SINCE)
     final: int = 10  # this many last rounds are always evaluated: their mean is a headline number

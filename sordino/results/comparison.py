@@ -22,6 +22,7 @@ from sordino import config
 from sordino.config import Experiment
 from sordino.engine.checkpoint import atomic_write
 from sordino.errors import ConfigError, RunError
+from sordino.evaluate.headlines import HEADLINES
 from sordino.evaluate.measures import (
     Measure,
     Metrics,
@@ -29,6 +30,7 @@ from sordino.evaluate.measures import (
     at_round,
     bytes_to,
     final,
+    headline,
     last_ten,
     mean_std,
     paired_p,
@@ -308,9 +310,11 @@ def table(methods: Sequence[Method], target: float | None = None) -> list[Row]:
     """One row per method. The target defaults to what the weakest method reaches at its end, so that all can reach
     it.
     """
+    metric = headline([row for m in methods for run in m.runs for row in run])
     if target is None:
         ends = [statistics.fmean(values) for m in methods if (values := m.values(last_ten))]
-        target = min(ends) if ends else 0.0
+        weakest = min if HEADLINES[metric].higher else max
+        target = weakest(ends) if ends else 0.0
     rounds = max((row.round for m in methods for run in m.runs for row in run), default=0)
     cheapest = min((traffic(run) for m in methods for run in m.runs), default=0.0)
     measures: dict[str, Measure] = {
@@ -329,6 +333,7 @@ def table(methods: Sequence[Method], target: float | None = None) -> list[Row]:
             method=method.name,
             n=len(method.runs),
             target=target,
+            metric=metric,
             measured={name: _over_seeds(method.values(measure)) for name, measure in measures.items()},
             p_against_first=_p_against(methods[0], method),
             candidates=label_of(method.experiment),

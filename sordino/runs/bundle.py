@@ -85,11 +85,12 @@ class Bundle(Fact):
     """The file."""
 
     format: Literal[1]
-    task: Literal["classification"]
+    task: Literal["classification", "regression", "counts", "multi_label"]
+    settings: Mapping[str, Any] = {}  # of the task, as the experiment declared them
     weights: str  # the file of the weights
     model: BundledModel
     inputs: BundledInputs
-    classes: tuple[str, ...]  # in the order of the outputs; outputs beyond them are an algorithm's own
+    classes: tuple[str, ...] = ()  # in the order of the outputs; outputs beyond them are an algorithm's own
     label: str | None = None  # the column that is predicted
     personalised: bool = False  # do clients make this model their own before they use it?
 
@@ -103,7 +104,7 @@ class Bundle(Fact):
             raise ValueError("mean and deviation do not belong to examples of this shape")
         if self.inputs.columns and (wide,) != shape:
             raise ValueError(f"the columns give {wide} inputs, and the shape says {list(shape)}")
-        if not 1 <= len(self.classes) <= self.model.outputs <= MOST:
+        if not len(self.classes) <= self.model.outputs <= MOST or (self.task == "classification") != bool(self.classes):
             raise ValueError("there are more classes than outputs, or none")
         return self
 
@@ -111,13 +112,14 @@ class Bundle(Fact):
 def described(setup: Setup, columns: Mapping[str, Column]) -> Bundle | None:
     """The bundle of a run; nothing where nothing is predicted."""
     experiment, public = setup.experiment, setup.public
-    if not public.classes:
+    if experiment.data.source == "quadratic":
         return None
     built = setup.whole.architecture
     anonymous = public.named != public.classes or bool(experiment.partition.get("anonymous", False))
     return Bundle(
         format=FORMAT,
-        task="classification",
+        task=experiment.task["name"],
+        settings={key: value for key, value in experiment.task.items() if key != "name"},
         weights=RunFolder(Path()).model_file.name,
         model=BundledModel(
             name=built.name,

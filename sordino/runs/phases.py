@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -11,9 +10,9 @@ from sordino.algorithms.algorithm import AnyAlgorithm, own_algorithm
 from sordino.algorithms.phases import Phased
 from sordino.config import Engine, Experiment, build, gates
 from sordino.engine.choose_executor import decide
-from sordino.errors import ConfigError
 from sordino.privacy.readers.open import Open
-from sordino.tasks.problems import PROBLEMS, Problem
+from sordino.runs.learning_task import check_learns, problem_of
+from sordino.tasks.problems import Problem
 
 
 @dataclass(frozen=True)
@@ -25,7 +24,7 @@ class Methods:
     @cached_property
     def problem(self) -> Problem:
         """What is predicted."""
-        found = build(self.experiment.task, dict(PROBLEMS), "task")
+        found = problem_of(self.experiment)
         check_learns(found, self.experiment, self.phases)
         return found
 
@@ -71,30 +70,3 @@ def decided(given: Engine, algorithm: AnyAlgorithm) -> Engine:
 def reads_plainly(algorithm: AnyAlgorithm) -> bool:
     """Does its reader open examples as they are? One that opens them otherwise may tell clients apart."""
     return type(algorithm.read).open is Open.open
-
-
-def check_learns(problem: Problem, experiment: Experiment, phases: Sequence[AnyAlgorithm]) -> None:
-    """Refuses what would ignore the task, or could not work with it."""
-    needed, source = problem.needs_task_loss, experiment.data.source
-    if needed and any(phase.sets_loss for phase in phases):
-        raise ConfigError(
-            f"{needed} with algorithm = {experiment.algorithm.get('name')!r}",
-            why="this algorithm computes plain cross-entropy from labels by itself, so the task would change nothing, "
-            "or half of it",
-            fix="choose an algorithm that trains with the loss of the task, such as fedavg, scaffold or gaussian_gdp",
-            code="task-needs-task-loss",
-        )
-    if needed and experiment.partition.get("anonymous", False):
-        raise ConfigError(
-            f"{needed} with partition.anonymous = true",
-            why="every client then numbers its classes by itself, so that what is said of a class means nothing",
-            fix="leave one of both out",
-            code="task-of-anonymous-classes",
-        )
-    if needed and source == "quadratic":
-        raise ConfigError(
-            f"{needed} with data.source = {source!r}",
-            why="quadratics are a task of their own, without labels",
-            fix="choose other data, or leave [task] out",
-            code="task-of-quadratics",
-        )

@@ -18,6 +18,8 @@ from sordino.types import Examples, Params
 class Classification(Supervised):
     """Classification by softmax cross-entropy."""
 
+    scores = ("auroc", "f1", "calibration_error", "confusion")
+
     def __init__(
         self,
         net: nn.Module,
@@ -52,10 +54,15 @@ class Classification(Supervised):
         """The names of the values that `score` gives, the headline first."""
         return ("accuracy", "loss", *(("accuracy_of_all_outputs",) if self.classes > self.labels else ()))
 
+    def answers(self, outputs: Tensor) -> Tensor:
+        return outputs[:, : self.labels].double().softmax(1)
+
+    def constant(self, y: Tensor) -> float:
+        """How often whoever always answers the most frequent class is right."""
+        return int(torch.bincount(y).max()) / len(y)
+
     def score(self, params: Params, examples: Examples) -> Mapping[str, Tensor]:
-        many = 128 if self._image else 1024  # rows whose activations fit the cache
-        rows = [self.predict(params, examples.x[i : i + many]) for i in range(0, len(examples.y), many)]
-        every = torch.cat(rows)
+        every = self.all_outputs(params, examples.x)
         logits = every[:, : self.labels]
         found = {
             "accuracy": (logits.argmax(1) == examples.y).double(),

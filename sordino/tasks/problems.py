@@ -8,14 +8,20 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from torch import nn
 
+from sordino.data.outcome import Marks, Numbers, Outcome
 from sordino.errors import ConfigError
 from sordino.tasks.classification import Classification
-from sordino.tasks.losses import WeightedCrossEntropy
+from sordino.tasks.losses import BinaryCrossEntropy, Huber, Poisson, Squared, WeightedCrossEntropy
+from sordino.tasks.multi_label import MultiLabel
+from sordino.tasks.numeric import NumberLearning
 from sordino.tasks.own_loss import LossFunction
 from sordino.tasks.supervised import HowRun, Supervised
+
+MOST_LABELS = 62  # a label is a bit of a whole number
 
 
 class Problem(ABC):
@@ -25,6 +31,16 @@ class Problem(ABC):
     @abstractmethod
     def needs_task_loss(self) -> str:
         """Why a method with losses of its own would not learn this; nothing where it would."""
+
+    @property
+    def outcome(self) -> Outcome | None:
+        """How labels are read, where they are no classes."""
+        return None
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The columns of the labels, where the task names them, and not data.label."""
+        return ()
 
     @abstractmethod
     def outputs(self, classes: int) -> int:
@@ -93,4 +109,110 @@ class Classify(Problem):
         )
 
 
-PROBLEMS: dict[str, type[Problem]] = {"classification": Classify}
+@dataclass(frozen=True)
+class Regress(Problem):
+    """A number between two declared ends."""
+
+    range: tuple[float, float]
+    loss: Literal["squared", "huber"] = "squared"
+    bend: float | None = None
+
+    needs_task_loss = "regression"
+
+    def __post_init__(self) -> None:
+        low, high = self.range
+        if not (math.isfinite(low) and math.isfinite(high) and low < high):
+            raise ConfigError(
+                f"task.range = {list(self.range)}",
+                why="the label is scaled by its declared range, and a number beyond is moved to the nearer end",
+                fix="set [lowest, highest], two numbers of which the first is smaller",
+                code="bad-label-range",
+            )
+        if (self.loss == "huber") != (self.bend is not None) or not (self.bend is None or 0 < self.bend < math.inf):
+            raise ConfigError(
+                f"task.bend = {self.bend} with task.loss = {self.loss!r}",
+                why="it is the distance, in the unit of the label, from which on the Huber loss is linear",
+                fix='set a number above 0 with task.loss = "huber", and none with "squared"',
+                code="bad-huber-bend",
+            )
+
+    @property
+    def outcome(self) -> Outcome:
+        return Numbers(*self.range)
+
+    def outputs(self, classes: int) -> int:
+        return 1
+
+    def built(self, net: nn.Module, how: HowRun, loss: LossFunction | None, classes: Sequence[str]) -> NumberLearning:
+        low, high = self.range
+        usual = Squared(low, high) if self.bend is None else Huber(low, high, self.bend / ((high - low) / 2))
+        return NumberLearning(net, how, loss or usual, self.range, lambda z: z * usual.half + usual.middle)
+
+
+@dataclass(frozen=True)
+class Count(Problem):
+    """How often something happens: a whole number from 0 to a declared most."""
+
+    most: int
+
+    needs_task_loss = "counts"
+
+    def __post_init__(self) -> None:
+        if self.most < 1:
+            raise ConfigError(
+                f"task.most = {self.most}",
+                why="a count beyond it is moved to it, and the rate never exceeds it",
+                fix="set the highest count that can be, at least 1",
+                code="bad-label-range",
+            )
+
+    @property
+    def outcome(self) -> Outcome:
+        return Numbers(0.0, float(self.most), whole=True)
+
+    def outputs(self, classes: int) -> int:
+        return 1
+
+    def built(self, net: nn.Module, how: HowRun, loss: LossFunction | None, classes: Sequence[str]) -> NumberLearning:
+        usual = Poisson(self.most)
+        return NumberLearning(net, how, loss or usual, (0.0, float(self.most)), usual.rate)
+
+
+@dataclass(frozen=True)
+class Mark(Problem):
+    """Which of several labels an example has; each is a column of 0 and 1."""
+
+    labels: tuple[str, ...]
+
+    needs_task_loss = "several labels"
+
+    def __post_init__(self) -> None:
+        if not 2 <= len(set(self.labels)) == len(self.labels) <= MOST_LABELS:
+            raise ConfigError(
+                f"task.labels = {list(self.labels)}",
+                why=f"they are the columns of the labels: from 2 to {MOST_LABELS} different ones",
+                fix='name them, such as task.labels = ["flu", "cold"]; for a single one, set data.label',
+                code="bad-labels",
+            )
+
+    @property
+    def outcome(self) -> Outcome:
+        return Marks()
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        return self.labels
+
+    def outputs(self, classes: int) -> int:
+        return len(self.labels)
+
+    def built(self, net: nn.Module, how: HowRun, loss: LossFunction | None, classes: Sequence[str]) -> MultiLabel:
+        return MultiLabel(net, how, loss or BinaryCrossEntropy())
+
+
+PROBLEMS: dict[str, type[Problem]] = {
+    "classification": Classify,
+    "regression": Regress,
+    "counts": Count,
+    "multi_label": Mark,
+}

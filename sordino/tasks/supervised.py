@@ -38,6 +38,8 @@ class Supervised(NetworkOnRows, ABC):
     """A network and the loss that it is trained with."""
 
     feature_radius: float | None = None
+    scores: tuple[str, ...]  # of all test examples together, that make sense of its answers
+    always: tuple[str, ...] = ()  # those of them that are measured unasked
 
     def __init__(self, net: nn.Module, how: HowRun, loss: LossFunction) -> None:
         super().__init__(net, **how._asdict(), written_out=isinstance(loss, WrittenLoss))
@@ -48,6 +50,23 @@ class Supervised(NetworkOnRows, ABC):
     @abstractmethod
     def metrics(self) -> tuple[str, ...]:
         """The names of the values that `score` gives, the headline first."""
+
+    @abstractmethod
+    def answers(self, outputs: Tensor) -> Tensor:
+        """What outputs of the network say: probabilities of classes, or of labels; or numbers."""
+
+    def truth(self, y: Tensor) -> Tensor:
+        """Labels as `answers` can be compared with them."""
+        return y
+
+    @abstractmethod
+    def constant(self, y: Tensor) -> float:
+        """What the best constant answer reaches in the headline."""
+
+    def all_outputs(self, params: Params, x: Tensor) -> Tensor:
+        """Those of `predict`, for any number of rows."""
+        many = 128 if self._image else 1024  # rows whose activations fit the cache
+        return torch.cat([self.predict(params, x[i : i + many]) for i in range(0, len(x), many)])
 
     @cached_property
     def labels(self) -> int:

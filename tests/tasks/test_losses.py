@@ -14,7 +14,15 @@ from sordino import config, keys, tree
 from sordino.algorithms import ALGORITHMS
 from sordino.errors import ConfigError, UnsoundGuarantee
 from sordino.runs.phases import Methods
-from sordino.tasks.losses import CrossEntropy, WeightedCrossEntropy, WrittenLoss
+from sordino.tasks.losses import (
+    BinaryCrossEntropy,
+    CrossEntropy,
+    Huber,
+    Poisson,
+    Squared,
+    WeightedCrossEntropy,
+    WrittenLoss,
+)
 from sordino.tasks.nets import NETS
 from sordino.tasks.problems import PROBLEMS, Problem
 from sordino.tasks.supervised import HowRun, Supervised
@@ -33,12 +41,28 @@ def _classes() -> Tensor:
     return (_uniform(ROWS, seed=5) * 1.5 + 1.5).long().clamp(0, 2)
 
 
+def _counts() -> Tensor:
+    return (_uniform(ROWS, seed=7) * 3 + 3).round()
+
+
+def _marks() -> Tensor:
+    return (_uniform(ROWS, seed=8) * 4 + 4).long().clamp(0, 7)
+
+
 LOSSES: dict[str, tuple[WrittenLoss, Tensor, int]] = {  # the loss, labels, outputs
     "cross_entropy": (CrossEntropy(), _classes(), 3),
     "weighted": (WeightedCrossEntropy((5.0, 0.5, 1.0)), _classes(), 3),
+    "squared": (Squared(-2.0, 6.0), _uniform(ROWS, seed=6) * 4 + 2, 1),
+    "huber": (Huber(-2.0, 6.0, 0.3), _uniform(ROWS, seed=6) * 4 + 2, 1),
+    "poisson": (Poisson(6), _counts(), 1),
+    "binary": (BinaryCrossEntropy(), _marks(), 3),
 }
 TASKS: dict[str, tuple[dict[str, Any], Tensor]] = {
     "weighted": ({"name": "classification", "class_weights": (5.0, 0.5, 1.0)}, _classes()),
+    "regression": ({"name": "regression", "range": (-2.0, 6.0)}, _uniform(ROWS, seed=6) * 4 + 2),
+    "huber": ({"name": "regression", "range": (-2.0, 6.0), "loss": "huber", "bend": 1.0}, _uniform(ROWS, seed=6) * 4),
+    "counts": ({"name": "counts", "most": 6}, _counts()),
+    "multi_label": ({"name": "multi_label", "labels": ("flu", "cold", "cough")}, _marks()),
 }
 
 
@@ -121,7 +145,40 @@ def _weighted(x: Tensor, y: Tensor, penalty: float) -> Tensor:
     return torch.from_numpy(found.coef_)
 
 
-ELSEWHERE: dict[str, Callable[[Tensor, Tensor, float], Tensor]] = {"weighted": _weighted}
+def _ridge(x: Tensor, y: Tensor, penalty: float) -> Tensor:
+    from sklearn.linear_model import Ridge
+
+    return torch.from_numpy(Ridge(alpha=penalty * len(y)).fit(x, (y - 2) / 4).coef_)[None]
+
+
+def _rates(x: Tensor, y: Tensor, penalty: float) -> Tensor:
+    from sklearn.linear_model import PoissonRegressor
+
+    return torch.from_numpy(PoissonRegressor(alpha=penalty, tol=1e-10, max_iter=1000).fit(x, y).coef_)[None]
+
+
+def _each_label(x: Tensor, y: Tensor, penalty: float) -> Tensor:
+    from sklearn.linear_model import LogisticRegression
+
+    # the mean over three labels weighs each of them a third
+    solver = LogisticRegression(C=1 / (3 * penalty * len(y)), tol=1e-10, max_iter=2000)
+    return torch.cat([torch.from_numpy(solver.fit(x, (y >> bit) & 1).coef_) for bit in range(3)])
+
+
+ELSEWHERE: dict[str, Callable[[Tensor, Tensor, float], Tensor]] = {
+    "weighted": _weighted,
+    "regression": _ridge,
+    "counts": _rates,
+    "multi_label": _each_label,
+}
+
+
+def test_a_count_beyond_any_bound_gives_a_finite_slope() -> None:
+    loss, far = Poisson(6), torch.tensor([[1e4]])
+    assert loss.slope(far, loss.target(torch.tensor([2.0]), 1, torch.float32)).item() == pytest.approx(4)
+    assert torch.isfinite(loss(far, torch.tensor([2.0]))).all()
+    twin = torch.exp(far)  # the plain likelihood: its gradient is no number that a clip could shorten
+    assert not torch.isfinite(twin).all()
 
 
 @pytest.mark.slow  # scikit-learn takes seconds to import
@@ -166,6 +223,21 @@ def test_a_bound_for_plain_cross_entropy_is_not_used_for_a_weighted_one() -> Non
     with pytest.raises(UnsoundGuarantee) as refused:
         reader.check(Work(1, None, None), weighted)
     assert refused.value.code == "convex-needs-bounded-logistic"
+
+
+@pytest.mark.parametrize(
+    ("table", "code"),
+    [
+        ({"name": "regression", "range": (3.0, 3.0)}, "bad-label-range"),
+        ({"name": "regression", "range": (0.0, 1.0), "bend": 1.0}, "bad-huber-bend"),
+        ({"name": "counts", "most": 0}, "bad-label-range"),
+        ({"name": "multi_label", "labels": ("flu", "flu")}, "bad-labels"),
+    ],
+)
+def test_what_cannot_be_a_task_is_refused(table: dict[str, Any], code: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        problem_of(table)
+    assert refused.value.code == code
 
 
 @pytest.mark.slow
