@@ -226,7 +226,8 @@ def build(
         raise ConfigError(
             f"[{where}] {name} has no key {next(iter(rest))!r}",
             why=f"{name} takes no settings",
-            fix=f"choose one that does: {where}.{key}={' or '.join(takers)}" if takers else "leave it out",
+            fix=(f"choose it without: {where}={name}" if where in CHOOSERS else "leave it out")
+            + (f"; or one that takes it: {where}.{key}={' or '.join(takers)}" if takers else ""),
             code="unknown-key",
         )
     return filled(choices[name], rest, f"[{where}] {name}")

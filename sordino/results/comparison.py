@@ -7,6 +7,7 @@ A sweep is a comparison too: one method per value.
 
 from __future__ import annotations
 
+import itertools
 import re
 import shlex
 import statistics
@@ -118,7 +119,15 @@ class Comparison:
     @property
     def choosing(self) -> list[str]:
         """What must be said with the table: tuning is not accounted for, and what it would cost."""
-        return pages.choosing(self.search, len(self.methods), len(self.methods[0].runs), self.sweep)
+        said = pages.choosing(self.search, len(self.methods), len(self.methods[0].runs), self.sweep)
+        target, constant = self.table[0].target, max(_constant(run) for m in self.methods for run in m.runs)
+        if target > constant:
+            return said
+        return [
+            *said,
+            f"The target of {target:.1%} is no better than a constant answer ({constant:.1%}), so rounds and bytes to "
+            "it say nothing: train longer, or give a --target.",
+        ]
 
     def frame(self) -> pandas.DataFrame:
         """The table as a pandas data frame."""
@@ -194,10 +203,17 @@ def compare(
             code="too-few-to-compare",
         )
     check_equal(experiments)
-    methods = [_method(experiment, seeds, out, follow) for experiment in experiments]
+    counted = _counted(follow, len(experiments) * seeds)
+    methods = [_method(experiment, seeds, out, counted) for experiment in experiments]
     words = [*map(str, files), *overrides, "--seeds", str(seeds), "--out", str(out)]
     words += [] if target is None else ["--target", str(target)]
     return Comparison(methods, out, f"sordino compare {shlex.join(words)}", target, len(settings) > 1)
+
+
+def _counted(follow: Follow, many: int) -> Follow:
+    """Says of each run which one it is, and of how many."""
+    number = itertools.count(1)
+    return lambda what: follow(f"run {next(number)} of {many}: {what}")
 
 
 def _named(experiment: Experiment, setting: Setting) -> Experiment:
@@ -272,7 +288,8 @@ def check_equal(experiments: Sequence[Experiment]) -> None:
                 raise ConfigError(
                     f"{first.name} and {other.name} differ in {section}",
                     why="then this could be the reason for a difference in accuracy",
-                    fix=f"make [{section}] equal in both, or set it for all: sordino compare ... {section}=...",
+                    fix=f"make [{section}] equal in both, or set it for all: sordino compare ... {section}=...; to try "
+                    "several of them, make a comparison for each, with an --out of its own",
                     code="unequal-comparison",
                 )
     folders = [_folder(experiment.name) for experiment in experiments]
@@ -282,6 +299,11 @@ def check_equal(experiments: Sequence[Experiment]) -> None:
             fix='give each experiment its own name = "..."',
             code="same-name",
         )
+
+
+def _constant(run: Metrics) -> float:
+    """What always answering the most frequent class reaches; 0 where there are no classes."""
+    return next((row.majority for row in reversed(run) if row.majority is not None), 0.0)
 
 
 def table(methods: Sequence[Method], target: float | None = None) -> list[Row]:

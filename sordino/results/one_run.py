@@ -213,11 +213,13 @@ class Result:
         return f'<div style="line-height:1.6">{_curve(self.metrics)}{"<br>".join(said)}</div>'
 
 
-def open_run(folder: str | Path) -> Result:
-    """A run that lies on disk: finished, stopped, or still going on in another process."""
+def open_run(folder: str | Path, objects: Mapping[str, object] | None = None) -> Result:
+    """A run that lies on disk: finished, stopped, or still going on in another process. `objects`: those of a Python
+    session that it was begun with, by their names.
+    """
     run = RunFolder(Path(folder))
     run.check()
-    return Result(run.path, run.notes())
+    return Result(run.path, run.notes(), objects=objects or {})
 
 
 def _amount(parts: tuple[float, ...]) -> float | tuple[float, ...]:

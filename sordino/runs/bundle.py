@@ -16,6 +16,7 @@ import safetensors.torch
 from pydantic import model_validator
 from torch import nn
 
+from sordino import user_code
 from sordino.data.schema import Column
 from sordino.engine.checkpoint import atomic_write
 from sordino.errors import ConfigError, RunError, damaged
@@ -205,6 +206,7 @@ def no_model(folder: Path) -> RunError:
 def _check_sealed(folder: Path) -> None:
     mine = RunFolder(folder)
     names = tuple(file.name for file in (mine.model_file, mine.description_file))
+    mine.receipt()  # one that cannot be read is told as such
     if changed := [line for line in seal.wrong(folder, seal.claimed(folder)) if line.startswith(names)]:
         raise RunError(
             f"the model in {folder} is not the one that the run has written",
@@ -217,7 +219,7 @@ def _check_sealed(folder: Path) -> None:
 def loaded(folder: Path, bundle: Bundle, code: bool) -> nn.Module:
     """The network with its weights. A class of somebody's own is a program: it is imported with `code` only."""
     built, file = bundle.model.architecture, RunFolder(folder).model_file
-    if built.is_own and not code:
+    if built.is_own and not code and not user_code.is_lent(built.name):
         raise ConfigError(
             f"the model is {built.name}, a class of somebody's own",
             why="to build it, its file has to be imported, and that runs it",

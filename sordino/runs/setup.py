@@ -353,7 +353,7 @@ class Setup:
         """What a ledger of this run is founded for; `dataset`: the digest that stands for the data."""
         plan, delta = self.promising, self.experiment.privacy.delta
         promise = (plan.offer.unit, plan.offer.neighbours, plan.offer.adversary) if plan.offer else ("none",) * 3
-        return Charter(dataset, *promise, delta, plan.currency)
+        return Charter(dataset, *promise, delta, plan.currency, self.public.clients)
 
     def agreement(self, dataset: str) -> Agreement:
         """What is public of all this."""
@@ -372,6 +372,7 @@ class Setup:
         return Federation(
             algorithm=self.algorithm,
             home=home,
+            called=self.public.called,
             cohort=self.cohort,
             stragglers=self.stragglers,
             plan=self.plan,
