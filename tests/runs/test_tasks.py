@@ -14,7 +14,10 @@ import sordino
 from sordino import config
 from sordino.algorithms import ALGORITHMS
 from sordino.cli.main import app
+from sordino.deploy.own_data import OwnData
 from sordino.errors import SordinoError
+from sordino.runs.folder import RunFolder
+from tests.helpers.between_sites import Federated, model_of
 
 SCHEMA = """[columns]
 age = { kind = "number", range = [0, 110] }
@@ -135,6 +138,24 @@ def test_a_draft_says_the_range_of_a_label_with_many_numbers(table: Path) -> Non
     assert (found.columns["stay"].kind, found.columns["stay"].words) == ("label", ())
     assert found.columns["stay"].low >= 0
     assert found.columns["stay"].high >= 20
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_sites_learn_a_task_as_the_simulation_does(task: str, table: Path, tmp_path: Path) -> None:
+    """The task goes to every site with the experiment; classes that there are not are no part of the agreement."""
+    made = config.load(asked(table, task, rounds=2))
+    own = OwnData(made, table / "visits.csv", b"key")
+    assert (own.announced("all").data.classes == 0) == (task != "classification")
+    run = sordino.run(asked(table, task, rounds=2), out=tmp_path / "loop")
+    between = Federated(made, tmp_path, shares_scores=True)
+    between.play()
+    assert model_of(between.folder) == model_of(run.folder)
+    assert {file.read_bytes() for file in tmp_path.glob("*/model.json")} == {(run.folder / "model.json").read_bytes()}
+    row = RunFolder(between.folder).metrics()[-1]
+    assert row.headline is not None
+    assert run.score is not None
+    assert row.headline[0] == run.score[0]
+    assert row.headline[1] == pytest.approx(run.score[1], rel=0.05)
 
 
 REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
