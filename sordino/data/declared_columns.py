@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from sordino.data.cells import Columns, Feature, Missing, WithoutGaps, texts, without_gaps
 from sordino.data.dataset import Array
-from sordino.data.outcome import Outcome, check_outcome
+from sordino.data.outcome import LabelKind, check_outcome
 from sordino.data.schema import BOOLEANS, FEATURES, Column, TableSchema
 from sordino.data.table_files import TableRows, Written, read
 from sordino.errors import DataError
@@ -23,7 +23,7 @@ def declared(
     key: str | None,
     missing: Missing,
     written: Written,
-    outcome: Outcome | None,
+    outcome: LabelKind | None,
 ) -> tuple[TableRows, Columns]:
     _check_agreement(schema, {**dict.fromkeys(label, "label"), group: "group", key: "key"})
     said = schema.columns

@@ -24,7 +24,7 @@ from sordino.data.cells import (
 )
 from sordino.data.cells import without_gaps as closed
 from sordino.data.dataset import Array
-from sordino.data.outcome import Outcome
+from sordino.data.outcome import LabelKind
 from sordino.data.schema import Column
 from sordino.data.table_files import TableRows, Written, read
 from sordino.errors import DataError
@@ -39,7 +39,7 @@ def learned(
     key: str | None,
     missing: Missing,
     written: Written,
-    outcome: Outcome | None,
+    outcome: LabelKind | None,
 ) -> tuple[TableRows, Columns]:
     if missing == "fill":
         raise DataError(

@@ -18,7 +18,7 @@ from sordino.data.dataset import Array
 from sordino.data.declared_columns import as_declared
 from sordino.data.decoding import channels_last, opened
 from sordino.data.folders import SUFFIXES
-from sordino.data.outcome import Outcome
+from sordino.data.outcome import LabelKind
 from sordino.data.schema import Column
 from sordino.data.table_files import TableFile, TableRows, read
 from sordino.errors import DataError
@@ -39,7 +39,7 @@ class NewRows(NamedTuple):
 
 
 def table(
-    file: Path, columns: Mapping[str, Column], labels: Sequence[str] = (), outcome: Outcome | None = None
+    file: Path, columns: Mapping[str, Column], labels: Sequence[str] = (), outcome: LabelKind | None = None
 ) -> NewRows:
     """`columns`: the features, as the model knows them; all others are not looked at, but for `labels`, which are
     classes where there is no `outcome`."""
@@ -47,7 +47,7 @@ def table(
 
 
 def given(
-    rows: object, columns: Mapping[str, Column], labels: Sequence[str] = (), outcome: Outcome | None = None
+    rows: object, columns: Mapping[str, Column], labels: Sequence[str] = (), outcome: LabelKind | None = None
 ) -> NewRows:
     """The same of rows in memory: a list of dictionaries, a dictionary of columns, a data frame, an arrow table."""
     where = Path("the rows")
@@ -65,7 +65,7 @@ def given(
 
 
 def rows_of(
-    found: TableRows, columns: Mapping[str, Column], labels: Sequence[str], outcome: Outcome | None = None
+    found: TableRows, columns: Mapping[str, Column], labels: Sequence[str], outcome: LabelKind | None = None
 ) -> NewRows:
     asked = [*columns, *labels]
     present = found.table.column_names

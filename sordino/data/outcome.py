@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from sordino.data.cells import WithoutGaps
 
 
-class Outcome(ABC):
+class LabelKind(ABC):
     """How labels are read."""
 
     @abstractmethod
@@ -31,7 +31,7 @@ class Outcome(ABC):
 
 
 @dataclass(frozen=True)
-class Numbers(Outcome):
+class Numbers(LabelKind):
     """A number between two ends; one beyond them is moved to the nearer end, each for itself."""
 
     low: float
@@ -52,7 +52,7 @@ class Numbers(Outcome):
 
 
 @dataclass(frozen=True)
-class Marks(Outcome):
+class Marks(LabelKind):
     """Several labels that a row has or has not: the i-th column is the i-th bit of a whole number."""
 
     @property
@@ -72,7 +72,7 @@ class Marks(Outcome):
         return y
 
 
-def check_outcome(outcome: Outcome | None, labels: Mapping[str, Column]) -> None:
+def check_outcome(outcome: LabelKind | None, labels: Mapping[str, Column]) -> None:
     """Refuses a schema that says something else of the labels than the task does."""
     for label, said in labels.items():
         told = f"classes {', '.join(said.words)}" if said.words else f"range [{said.low:g}, {said.high:g}]"

@@ -24,7 +24,7 @@ from sordino.data.cells import Columns, Missing
 from sordino.data.dataset import Array, Dataset, Split, apart, check_split
 from sordino.data.declared_columns import declared
 from sordino.data.learned_columns import learned
-from sordino.data.outcome import Outcome
+from sordino.data.outcome import LabelKind
 from sordino.data.schema import TableSchema
 from sordino.data.table_files import TableRows, Written
 from sordino.data.table_names import stem_of
@@ -46,7 +46,7 @@ def load(
     separator: str | None = None,
     decimal: str | None = None,
     encoding: str | None = None,
-    outcome: Outcome | None = None,
+    outcome: LabelKind | None = None,
 ) -> Dataset:
     """A table of numbers and categories. label, group and key are no features. `outcome`: what the label is, where it
     is no class. Rows with the same key stay together:

@@ -35,7 +35,7 @@ class Headline(NamedTuple):
         return f"test {self.words}" + (" (%)" if self.percent else f" ({self.better})" if self.constant else "")
 
     def bare(self, value: float) -> str:
-        """As in a table whose caption says the rest."""
+        """The number alone: the caption of its table says the rest."""
         return f"{100 * value:.2f}" if self.percent else f"{value:.4g}"
 
     def reaches(self, value: float, target: float) -> bool:

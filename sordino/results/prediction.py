@@ -172,7 +172,7 @@ class PredictedNumbers(Predicted):
 
 @dataclass(frozen=True, eq=False)
 class PredictedLabels(Predicted):
-    """For each and every label: has it this label, and how probable is that?"""
+    """Which labels each example has, and how probable each label is."""
 
     labels: tuple[str, ...]
     probabilities: NDArray[np.float64]  # [examples, labels]

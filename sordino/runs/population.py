@@ -26,7 +26,7 @@ from sordino.data.row_source import RowSource, load, rows_of
 from sordino.data.schema import TableSchema
 from sordino.errors import ConfigError, UnsoundGuarantee
 from sordino.ledger.events import Json
-from sordino.partition.rows import RowNumbers, checked, unfit
+from sordino.partition.rows import Array, RowNumbers, checked, unfit
 from sordino.partition.schemes import SCHEMES, Natural, Scheme
 from sordino.runs import public_inputs
 from sordino.runs.agreement import PublicNumbers
@@ -278,6 +278,12 @@ class Population:
             return rows.held_back(0.1 if fraction is None else fraction, rng)
         tested = self.scheme.match(train, rows, test, rng)
         return rows, checked(tested, len(test.y)) if own else tested
+
+    @property
+    def counted(self) -> Array:
+        """The class of each training example; one that all are in where there are no classes to count."""
+        y = np.asarray(self.dataset.train.y)
+        return y if self.dataset.classes else np.zeros(len(y), np.int64)
 
     @cached_property
     def scheme(self) -> Scheme:

@@ -91,7 +91,7 @@ class Huber(Squared):
         return super().slope(outputs, target).clamp(-self._bend, self._bend)
 
 
-class Poisson(WrittenLoss):
+class PoissonLoss(WrittenLoss):
     """Minus the log-likelihood of a count under a rate of exp(output), but for what no output changes.
 
     Beyond the declared most it goes on as a straight line, so no step meets an infinite number.

@@ -12,10 +12,10 @@ from typing import Literal
 
 from torch import nn
 
-from sordino.data.outcome import Marks, Numbers, Outcome
+from sordino.data.outcome import LabelKind, Marks, Numbers
 from sordino.errors import ConfigError
 from sordino.tasks.classification import Classification
-from sordino.tasks.losses import BinaryCrossEntropy, Huber, Poisson, Squared, WeightedCrossEntropy
+from sordino.tasks.losses import BinaryCrossEntropy, Huber, PoissonLoss, Squared, WeightedCrossEntropy
 from sordino.tasks.multi_label import MultiLabel
 from sordino.tasks.numeric import NumberLearning
 from sordino.tasks.own_loss import LossFunction
@@ -33,7 +33,7 @@ class Problem(ABC):
         """Why a method with losses of its own would not learn this; nothing where it would."""
 
     @property
-    def outcome(self) -> Outcome | None:
+    def outcome(self) -> LabelKind | None:
         """How labels are read, where they are no classes."""
         return None
 
@@ -137,7 +137,7 @@ class Regress(Problem):
             )
 
     @property
-    def outcome(self) -> Outcome:
+    def outcome(self) -> LabelKind:
         return Numbers(*self.range)
 
     def outputs(self, classes: int) -> int:
@@ -167,14 +167,14 @@ class Count(Problem):
             )
 
     @property
-    def outcome(self) -> Outcome:
+    def outcome(self) -> LabelKind:
         return Numbers(0.0, float(self.most), whole=True)
 
     def outputs(self, classes: int) -> int:
         return 1
 
     def built(self, net: nn.Module, how: HowRun, loss: LossFunction | None, classes: Sequence[str]) -> NumberLearning:
-        usual = Poisson(self.most)
+        usual = PoissonLoss(self.most)
         return NumberLearning(net, how, loss or usual, (0.0, float(self.most)), usual.rate)
 
 
@@ -196,7 +196,7 @@ class Mark(Problem):
             )
 
     @property
-    def outcome(self) -> Outcome:
+    def outcome(self) -> LabelKind:
         return Marks()
 
     @property

@@ -8,10 +8,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
 import sordino
+from sordino import config
 from sordino.algorithms import ALGORITHMS
+from sordino.cli.main import app
+from sordino.deploy.own_data import OwnData
 from sordino.errors import SordinoError
+from sordino.runs.folder import RunFolder
+from tests.helpers.between_sites import Federated, model_of
 
 SCHEMA = """[columns]
 age = { kind = "number", range = [0, 110] }
@@ -114,6 +120,42 @@ def test_one_row_beyond_the_declared_range_counts_as_its_end(table: Path, tmp_pa
         made["data"]["path"] = str(tmp_path / "visits.csv")
         models.append((sordino.run(made, out=tmp_path / told).folder / "model.safetensors").read_bytes())
     assert models[0] == models[1]
+
+
+@pytest.mark.parametrize("task", ["regression", "multi_label"])
+def test_what_is_held_is_told_without_classes(task: str, table: Path) -> None:
+    made = asked(table, task)
+    (table / "run.toml").write_text(config.load(made).toml())
+    for verb in (["data", "partition"], ["data", "list"], ["data", "plot", "--out", str(table / "p.svg")]):
+        ended = CliRunner().invoke(app, [*verb, str(table / "run.toml")])
+        assert ended.exit_code == 0, (verb, ended.output)
+
+
+def test_a_draft_says_the_range_of_a_label_with_many_numbers(table: Path) -> None:
+    from sordino.data import drafting, schema
+
+    found = schema.parsed(drafting.draft(str(table / "visits.csv"), "stay", "clinic"))
+    assert (found.columns["stay"].kind, found.columns["stay"].words) == ("label", ())
+    assert found.columns["stay"].low >= 0
+    assert found.columns["stay"].high >= 20
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_sites_learn_a_task_as_the_simulation_does(task: str, table: Path, tmp_path: Path) -> None:
+    """The task goes to every site with the experiment; classes that there are not are no part of the agreement."""
+    made = config.load(asked(table, task, rounds=2))
+    own = OwnData(made, table / "visits.csv", b"key")
+    assert (own.announced("all").data.classes == 0) == (task != "classification")
+    run = sordino.run(asked(table, task, rounds=2), out=tmp_path / "loop")
+    between = Federated(made, tmp_path, shares_scores=True)
+    between.play()
+    assert model_of(between.folder) == model_of(run.folder)
+    assert {file.read_bytes() for file in tmp_path.glob("*/model.json")} == {(run.folder / "model.json").read_bytes()}
+    row = RunFolder(between.folder).metrics()[-1]
+    assert row.headline is not None
+    assert run.score is not None
+    assert row.headline[0] == run.score[0]
+    assert row.headline[1] == pytest.approx(run.score[1], rel=0.05)
 
 
 REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {

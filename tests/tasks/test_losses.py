@@ -18,7 +18,7 @@ from sordino.tasks.losses import (
     BinaryCrossEntropy,
     CrossEntropy,
     Huber,
-    Poisson,
+    PoissonLoss,
     Squared,
     WeightedCrossEntropy,
     WrittenLoss,
@@ -54,7 +54,7 @@ LOSSES: dict[str, tuple[WrittenLoss, Tensor, int]] = {  # the loss, labels, outp
     "weighted": (WeightedCrossEntropy((5.0, 0.5, 1.0)), _classes(), 3),
     "squared": (Squared(-2.0, 6.0), _uniform(ROWS, seed=6) * 4 + 2, 1),
     "huber": (Huber(-2.0, 6.0, 0.3), _uniform(ROWS, seed=6) * 4 + 2, 1),
-    "poisson": (Poisson(6), _counts(), 1),
+    "poisson": (PoissonLoss(6), _counts(), 1),
     "binary": (BinaryCrossEntropy(), _marks(), 3),
 }
 TASKS: dict[str, tuple[dict[str, Any], Tensor]] = {
@@ -174,7 +174,7 @@ ELSEWHERE: dict[str, Callable[[Tensor, Tensor, float], Tensor]] = {
 
 
 def test_a_count_beyond_any_bound_gives_a_finite_slope() -> None:
-    loss, far = Poisson(6), torch.tensor([[1e4]])
+    loss, far = PoissonLoss(6), torch.tensor([[1e4]])
     assert loss.slope(far, loss.target(torch.tensor([2.0]), 1, torch.float32)).item() == pytest.approx(4)
     assert torch.isfinite(loss(far, torch.tensor([2.0]))).all()
     twin = torch.exp(far)  # the plain likelihood: its gradient is no number that a clip could shorten
