@@ -117,7 +117,7 @@ def caption(rows: Sequence[Row]) -> str:
     what = "accuracies in %" if judged.name == "accuracy" else judged.full + (" in %" if judged.percent else "")
     return (
         f"target {judged.bare(rows[0].target)}{unit}; {what}, mean ± standard deviation over seeds; "
-        "p: paired t-test of last 10"
+        "last 10: mean of the last ten rounds measured, or of all where there are fewer; p: paired t-test of it"
     )
 
 
