@@ -10,8 +10,9 @@ import pyarrow as pa
 from sordino.data.cells import Columns, Feature, Missing, WithoutGaps, texts, without_gaps
 from sordino.data.dataset import Array
 from sordino.data.outcome import LabelKind, check_outcome
-from sordino.data.schema import BOOLEANS, FEATURES, Column, TableSchema
+from sordino.data.schema import BOOLEANS, FEATURES, Column, TableSchema, TextColumn
 from sordino.data.table_files import TableRows, Written, read
+from sordino.data.words import tokens
 from sordino.errors import DataError
 
 
@@ -97,6 +98,8 @@ def as_declared(held: WithoutGaps, name: str, said: Column) -> Feature:
         values = np.clip(values, said.low, said.high).astype(np.float32)
         return Feature(values[:, None], (said.low + said.high) / 2, (said.high - said.low) / 2, numbers=True)
     words = texts(held.columns[name])
+    if isinstance(said, TextColumn):
+        return Feature(tokens(words, said))
     if said.kind == "boolean":
         truths = [BOOLEANS.get(text.strip().lower()) for text in words]
         if None in truths:

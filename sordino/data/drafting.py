@@ -81,7 +81,10 @@ def _suggested(column: pa.Array, role: str | None) -> tuple[str, str]:
             bad, odd = present[int(np.argmin(fits))].as_py(), int((~fits).sum())
             return _numeric(values, f"but {odd:,} cells are no numbers, {bad!r} is one")
         if len(words) > MAX_LEVELS:
-            return 'kind = "ignored"', f"more than {MAX_LEVELS} different words: is it an identifier?"
+            return (
+                'kind = "ignored"',
+                f'more than {MAX_LEVELS} different words: is it an identifier? Free text is kind = "text"',
+            )
         return (
             f'kind = "levels", levels = {_toml(words)}',
             "confirm: all levels that can be; other = one of them takes the rest",

@@ -140,7 +140,8 @@ def _feature(held: WithoutGaps, name: str) -> tuple[Feature, Column]:
             raise DataError(
                 f"{held.rows.name}: column {name} has {len(levels)} different strings, more than {MAX_LEVELS}",
                 why="each of these strings would become a feature",
-                fix="remove the column if it is an identifier, or merge some of its values",
+                fix="remove the column if it is an identifier, merge some of its values, or declare free text in a "
+                'schema: { kind = "text", buckets = 4096, length = 32 }; no vocabulary is learned from rows',
                 code="too-many-levels",
             )
         words = Column("levels", words=tuple(levels.tolist()))

@@ -43,7 +43,8 @@ def table(
 ) -> NewRows:
     """`columns`: the features, as the model knows them; all others are not looked at, but for `labels`, which are
     classes where there is no `outcome`."""
-    return rows_of(read(file, (*columns, *labels), numbers=_numbers(columns)), columns, labels, outcome)
+    numbers = [*_numbers(columns), *(() if outcome is None else labels)]
+    return rows_of(read(file, (*columns, *labels), numbers=numbers), columns, labels, outcome)
 
 
 def given(

@@ -5,7 +5,8 @@
     ward = { kind = "levels", levels = ["A", "B", "rest"], other = "rest" }  # other takes unknown levels
     smokes = { kind = "boolean" }                            # true, false, 1 or 0
     weight = { kind = "number", range = [2, 300], outside = "refuse", missing = 70 }  # else a value outside is moved
-    note = { kind = "ignored" }
+    note = { kind = "text", buckets = 4096, length = 32 }  # the first 32 words; or words = ["pain", "fever"]
+    doctor = { kind = "ignored" }
     visit_id = { kind = "key" }                              # names the row
     clinic = { kind = "group", names = ["North", "South"] }  # names may be left out
     outcome = { kind = "label", classes = ["ill", "well"] }  # or range = [0, 120], of a number that is predicted
@@ -30,6 +31,7 @@ TAKES: Mapping[str, tuple[str, ...]] = {  # kind of column -> what may be said o
     "number": ("range", "outside", "missing"),
     "levels": ("levels", "other", "missing"),
     "boolean": ("missing",),
+    "text": ("words", "buckets", "length", "missing"),
     "ignored": (),
     "key": (),
     "group": ("names",),
@@ -43,7 +45,8 @@ LISTS = {
 }  # kind -> its list, and its least length
 
 
-FEATURES = ("number", "levels", "boolean")
+FEATURES = ("number", "levels", "boolean", "text")
+MOST_TOKENS = 2**20  # words of a list, or buckets
 
 
 @dataclass(frozen=True)
@@ -55,6 +58,19 @@ class Column:
     other: str | None = None
     strict: bool = False  # is a number beyond the range refused?
     missing: str | None = None  # what stands for a gap, as a file spells it
+
+
+@dataclass(frozen=True)
+class TextColumn(Column):
+    """Free text, of which a model sees the first words; `words` may list those that it can tell apart."""
+
+    length: int = 0
+    buckets: int = 0  # words fall into so many of them, where there is no list
+
+    @property
+    def tokens(self) -> int:
+        """How many numbers a word can be: also nothing, and of a list the unknown word."""
+        return len(self.words) + 2 if self.words else self.buckets + 1
 
 
 @dataclass(frozen=True)
@@ -119,7 +135,7 @@ def parsed(text: str) -> TableSchema:
         if len(several) > 1 and not marks:
             raise ValueError(f"{' and '.join(several)}: only one column can be the {kind}")
     if not any(column.kind in FEATURES for column in columns.values()):
-        raise ValueError("no column is a feature: number, levels or boolean")
+        raise ValueError("no column is a feature: number, levels, boolean or text")
     return TableSchema(columns, draft)
 
 
@@ -138,6 +154,8 @@ def _column(name: str, said: Any) -> Column:
         if gap is not None and not (type(gap) in (int, float) and low <= gap <= high):
             raise ValueError(f"{name}: missing = {gap!r} is no number in its range")
         return Column(kind, low, high, strict=outside == "refuse", missing=None if gap is None else repr(gap))
+    if kind == "text":
+        return _text_column(name, said)
     if kind == "boolean":
         gap = _text(said.get("missing")) if "missing" in said else None
         if "missing" in said and gap not in BOOLEANS:
@@ -158,6 +176,25 @@ def _column(name: str, said: Any) -> Column:
     if gap is not None and (gap := _text(gap)) not in words:
         raise ValueError(f"{name}: missing = {gap!r} is not among its levels")
     return Column(kind, words=words, other=other, missing=gap)
+
+
+def _text_column(name: str, said: Mapping[str, Any]) -> TextColumn:
+    words, buckets, length, gap = (said.get(key) for key in ("words", "buckets", "length", "missing"))
+    if isinstance(words, str):
+        raise ValueError(
+            f"{name}: words = {words!r}: a vocabulary that is learned from rows tells which words somebody wrote, and "
+            "no budget pays for that. List the words, or set buckets = 4096"
+        )
+    if (words is None) == (buckets is None):
+        raise ValueError(f"{name}: a text needs a list of words, or a number of buckets, and not both")
+    if buckets is not None and not (type(buckets) is int and 1 <= buckets <= MOST_TOKENS):
+        raise ValueError(f"{name}: buckets = {buckets!r} is no whole number from 1 to {MOST_TOKENS}")
+    if not (type(length) is int and 1 <= length <= 4096):
+        raise ValueError(f"{name}: length = {length!r} is no whole number of words from 1 to 4096")
+    if gap is not None and not isinstance(gap, str):
+        raise ValueError(f"{name}: missing = {gap!r} is no text")
+    listed = () if words is None else _words(name, "words", words, 1)
+    return TextColumn("text", words=listed, missing=gap, length=length, buckets=buckets or 0)
 
 
 def _range(name: str, ends: Any) -> tuple[float, float]:

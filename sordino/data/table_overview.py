@@ -80,7 +80,7 @@ def _facts(rows: TableRows, name: str, roles: Mapping[str, str], schema: TableSc
         beyond = 0 if said is None else int(((values < said.low) | (values > said.high)).sum())
         can_be = "" if said is None else f"{said.low:g} to {said.high:g}"
         return ColumnFacts(name, kind, can_be, holds, empty, beyond)
-    if kind in ("key", "ignored"):
+    if kind in ("key", "ignored", "text"):
         return ColumnFacts(name, kind, "", "", empty, 0)
     counts = _counts(present)
     unknown = sum(n for word, n in counts.items() if word not in said.words) if said is not None and said.words else 0

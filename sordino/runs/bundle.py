@@ -17,7 +17,7 @@ from pydantic import model_validator
 from torch import nn
 
 from sordino import user_code
-from sordino.data.schema import Column
+from sordino.data.schema import Column, TextColumn
 from sordino.engine.checkpoint import atomic_write
 from sordino.errors import ConfigError, RunError, damaged
 from sordino.ledger.facts import Fact
@@ -40,19 +40,25 @@ class InputColumn(Fact):
     of its own, 1 or 0."""
 
     name: str
-    kind: Literal["number", "levels", "boolean"]
+    kind: Literal["number", "levels", "boolean", "text"]
     range: tuple[float, float] | None = None
     levels: tuple[str, ...] = ()
     other: str | None = None  # the level that stands for unknown ones
+    # of a text: an input for each of its first words, 0 behind the last; where `levels` lists words, 2 for the first
+    # of them and 1 for any other word; else 1 + the first 8 bytes of blake2b, little end first, modulo `buckets`
+    length: int = 0
+    buckets: int = 0
 
     @property
     def column(self) -> Column:
+        if self.kind == "text":
+            return TextColumn(self.kind, words=self.levels, length=self.length, buckets=self.buckets)
         low, high = self.range or (-math.inf, math.inf)
         return Column(self.kind, low, high, self.levels, self.other)
 
     @property
     def width(self) -> int:
-        return len(self.levels) if self.kind == "levels" else 1
+        return {"levels": len(self.levels), "text": self.length}.get(self.kind, 1)
 
 
 class BundledInputs(Fact):
@@ -143,6 +149,8 @@ def described(setup: Setup, columns: Mapping[str, Column]) -> Bundle | None:
 
 
 def _feature(name: str, said: Column) -> InputColumn:
+    if isinstance(said, TextColumn):
+        return InputColumn(name=name, kind="text", levels=said.words, length=said.length, buckets=said.buckets)
     made = InputColumn(name=name, kind=said.kind, levels=said.words, other=said.other)  # type: ignore[arg-type]
     return made.beside(range=(said.low, said.high)) if math.isfinite(said.high) and said.kind == "number" else made
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
+from sordino import user_code
 from sordino.algorithms.algorithm import AnyAlgorithm
 from sordino.config import Experiment, build
+from sordino.data.schema import Column, TextColumn
 from sordino.errors import ConfigError
 from sordino.tasks.problems import PROBLEMS, Problem
 
@@ -62,6 +64,32 @@ def check_scheme(problem: Problem, experiment: Experiment, reads_labels: bool) -
             f"partition.scheme = {experiment.partition.get('scheme')!r}",
             "this scheme divides classes, and there are none",
             'set partition = {scheme = "iid", clients = 8}, or name the clients\' column in data.group',
+        )
+
+
+def check_words(experiment: Experiment, columns: Mapping[str, Column]) -> None:
+    """Refuses a model that reads words as quantities, or quantities as words."""
+    name, texts = experiment.model.get("name"), [one for one in columns.values() if isinstance(one, TextColumn)]
+    if not columns or user_code.is_own(str(name)) or (not texts and name != "text"):
+        return
+    if name != "text" or len(texts) < len(columns):
+        others = [column for column, said in columns.items() if not isinstance(said, TextColumn)]
+        raise ConfigError(
+            f"model = {name!r} for " + (f"the column {others[0]}" if name == "text" else "a column of text"),
+            why="the words of a text are numbers of words, which no other built-in model can read; and the model "
+            "'text' reads nothing else",
+            fix='set model = {name = "text", tokens = N} and let the schema ignore all other columns; or write a '
+            "model of your own that takes both apart",
+            code="words-are-no-quantities",
+        )
+    wanted = max(one.tokens for one in texts)
+    if experiment.model.get("tokens") != wanted:
+        raise ConfigError(
+            f"model.tokens = {experiment.model.get('tokens')!r}",
+            why=f"the schema declares texts whose words are numbers below {wanted}: with buckets one more than these, "
+            "with a list of words two more",
+            fix=f"set model.tokens = {wanted}",
+            code="tokens-do-not-fit",
         )
 
 

@@ -31,7 +31,7 @@ from sordino.partition.schemes import SCHEMES, Natural, Scheme
 from sordino.runs import public_inputs
 from sordino.runs.agreement import PublicNumbers
 from sordino.runs.home import ServersRows, source_of
-from sordino.runs.learning_task import check_scheme, problem_of
+from sordino.runs.learning_task import check_scheme, check_words, problem_of
 from sordino.runs.refusals import check_everybody_has_data
 from sordino.tasks.problems import Problem
 
@@ -75,6 +75,7 @@ class Population:
     def public(self) -> PublicNumbers:
         """What everybody may know of these data."""
         data, sizes = self.dataset, self.sizes
+        check_words(self.experiment, data.columns)
         check_everybody_has_data(sizes, self.clients)
         return PublicNumbers(
             kind=data.kind,

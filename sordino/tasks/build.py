@@ -133,8 +133,8 @@ WRAPPER = """put it into a module that returns the tensor of logits alone:
 def _outputs(out: object, name: str, classes: int) -> DataError:
     if isinstance(out, Tensor):
         return DataError(
-            f"the model {name!r} gives {tuple(out.shape[1:])} outputs, but the data has {classes} classes",
-            fix="let the model return one number (logit) for each class",
+            f"the model {name!r} gives {tuple(out.shape[1:])} outputs, and {classes} are needed",
+            fix="let the model return one number for each class, or for each label; one where a number is predicted",
             code="model-outputs",
         )
     return DataError(

@@ -240,6 +240,34 @@ def projected(net: nn.Module, width: int = 256) -> nn.Sequential:
     return nn.Sequential(*layers[:-1], *head)
 
 
+class WordMean(nn.Module):
+    """The mean of learned vectors of the words of a text; 0, behind the last word, is none."""
+
+    def __init__(self, tokens: int, width: int) -> None:
+        super().__init__()
+        self.words = nn.Embedding(tokens, width, padding_idx=0)
+
+    def forward(self, x: Tensor) -> Tensor:
+        which = x.long().clamp(0, self.words.num_embeddings - 1)
+        there = (which > 0).to(self.words.weight.dtype)[..., None]
+        found: Tensor = (self.words(which) * there).sum(1) / there.sum(1).clamp_min(1)
+        return found
+
+
+def text(shape: tuple[int, ...], classes: int, tokens: int, width: int = 32) -> nn.Module:
+    """A vector for each word, their mean, and a linear layer."""
+    for name, given in (("tokens", tokens), ("width", width)):
+        check_range(f"model.{name}", given, Range(least=1), "text-model-size")
+    if len(shape) != 1:
+        raise DataError(
+            "the model 'text' does not fit images",
+            why="it reads the words of a text, as a table's schema declares them",
+            fix="choose a model for images",
+            code="model-does-not-fit",
+        )
+    return nn.Sequential(WordMean(tokens, width), nn.Linear(width, classes))
+
+
 NETS: dict[str, Callable[..., nn.Module]] = {
     "logistic": logistic,
     "mlp": mlp,
@@ -250,4 +278,5 @@ NETS: dict[str, Callable[..., nn.Module]] = {
     "cnn_pool": cnn_pool,
     "vgg16": vgg16,
     "resnet18": resnet18,
+    "text": text,
 }

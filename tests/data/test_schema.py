@@ -72,7 +72,7 @@ def test_a_declaration_is_part_of_the_fingerprint_its_wording_is_not(tmp_path: P
 
 
 BAD_SCHEMAS = {
-    'x = { kind = "text" }': "must be one of number, levels",
+    'x = { kind = "words" }': "must be one of number, levels",
     "x = 3": "must be one of number, levels",
     'x = { kind = "number" }': "range = None is not",
     'x = { kind = "number", range = [3, 3] }': "the first is smaller",

@@ -140,7 +140,7 @@ def test_a_draft_says_the_range_of_a_label_with_many_numbers(table: Path) -> Non
     assert found.columns["stay"].high >= 20
 
 
-@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("task", [pytest.param(t, marks=[pytest.mark.slow] * (t != "regression")) for t in TASKS])
 def test_sites_learn_a_task_as_the_simulation_does(task: str, table: Path, tmp_path: Path) -> None:
     """The task goes to every site with the experiment; classes that there are not are no part of the agreement."""
     made = config.load(asked(table, task, rounds=2))
@@ -156,6 +156,72 @@ def test_sites_learn_a_task_as_the_simulation_does(task: str, table: Path, tmp_p
     assert run.score is not None
     assert row.headline[0] == run.score[0]
     assert row.headline[1] == pytest.approx(run.score[1], rel=0.05)
+
+
+# text -----------------------------------------------------------------------------------------------------------------
+WORDS = {"hash": ("buckets = 64", 65), "list": ('words = ["pain", "fever", "well"]', 5)}
+
+
+def notes(folder: Path, said: str) -> dict[str, Any]:
+    """An experiment on notes, of which the sick ones speak of pain."""
+    draw = np.random.default_rng(4)
+    told = ["no pain, but Fever" if sick else "feels well today" for sick in draw.integers(0, 2, 60)]
+    rows = [f"{text!r},c{k % 2},{'ill' if 'pain' in text else 'ok'}".replace("'", '"') for k, text in enumerate(told)]
+    (folder / "notes.csv").write_text("\n".join(["note,clinic,outcome", *rows]) + "\n")
+    (folder / "notes.toml").write_text(
+        f'[columns]\nnote = {{ kind = "text", {said}, length = 6 }}\nclinic = {{ kind = "group" }}\n'
+        'outcome = { kind = "label", classes = ["ill", "ok"] }\n'
+    )
+    data = {"source": "tabular", "path": str(folder / "notes.csv"), "schema": str(folder / "notes.toml")}
+    return {
+        "data": {**data, "label": "outcome", "group": "clinic"},
+        "rounds": 3,
+        "model": {"name": "text", "tokens": 65, "width": 8},
+    }
+
+
+@pytest.mark.parametrize("way", WORDS)
+@pytest.mark.parametrize("method", ["fedavg", pytest.param("gaussian_gdp", marks=pytest.mark.slow)])
+def test_a_text_is_learned_from_declared_words(way: str, method: str, tmp_path: Path) -> None:
+    said, count = WORDS[way]
+    made = notes(tmp_path, said)
+    made["model"]["tokens"] = count
+    made["algorithm"] = {"name": method, "lr": 2.0} | ({"local_epochs": 10} if method == "fedavg" else {"clip": 1.0})
+    made["privacy"] = {} if method == "fedavg" else {"epsilon": 50.0, "delta": 1e-3}
+    run = sordino.run(made, out=tmp_path / "run")
+    if method == "fedavg":
+        assert run.accuracy == 1
+    found = sordino.predict(run.folder, [{"note": "PAIN, pain and fever"}, {"note": "all is well, well"}])
+    assert [row["predicted"] for row in found.rows] == ["ill", "ok"] or method != "fedavg"
+
+
+def test_each_word_has_a_place_that_no_row_decides() -> None:
+    from sordino.data.schema import TextColumn
+    from sordino.data.words import tokens
+
+    listed = TextColumn("text", words=("pain", "fever"), length=4)
+    assert tokens(["Fever! pain none", "", "a b pain d e"], listed).tolist() == [[3, 2, 1, 0], [0] * 4, [1, 1, 2, 1]]
+    hashed = TextColumn("text", length=2, buckets=7)
+    (alone,), beside = tokens(["pain"], hashed), tokens(["fever", "pain"], hashed)
+    assert alone.tolist() == beside[1].tolist()
+    assert 1 <= alone[0] <= 7
+    assert alone[1] == 0
+
+
+@pytest.mark.parametrize(
+    ("said", "model", "code"),
+    [
+        ('words = "learned"', {"name": "text", "tokens": 65}, "bad-schema"),
+        ("buckets = 0", {"name": "text", "tokens": 1}, "bad-schema"),
+        ("buckets = 64", {"name": "text", "tokens": 64}, "tokens-do-not-fit"),
+        ("buckets = 64", {"name": "logistic"}, "words-are-no-quantities"),
+    ],
+)
+def test_words_that_do_not_fit_are_refused(said: str, model: dict[str, Any], code: str, tmp_path: Path) -> None:
+    made = {**notes(tmp_path, said), "model": model, "algorithm": {"name": "fedavg"}, "privacy": {}}
+    with pytest.raises(SordinoError) as refused:
+        sordino.run(made, out=tmp_path / "run")
+    assert refused.value.code == code
 
 
 REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
