@@ -13,6 +13,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
+from sordino.cli.later import when_used
 from sordino.cli.options import Json, Verbose
 from sordino.cli.screen import Screen, say
 from sordino.cli.words import Verb, Verbs, experiment_and_changes
@@ -91,7 +92,8 @@ def plan(
 
 
 def _plan_numbers(given: dict[str, Any], as_json: bool) -> None:
-    from sordino.budget import calculator
+    with when_used("torch"):
+        from sordino.budget import calculator
 
     question = calculator.ask(**given)
     answers = calculator.answer(question)
@@ -123,7 +125,8 @@ def _plan_experiment(words: list[str], options: list[str], as_json: bool) -> Non
         )
     file, overrides = experiment_and_changes(words)
     with Console(stderr=True, quiet=as_json).status("rehearsing the rounds, calibrating the alternatives"):
-        from sordino.runs.forecast import compare
+        with when_used("torch"):
+            from sordino.runs.forecast import compare
 
         found = compare(Path(file) if file is not None else None, overrides)
     if as_json:
@@ -179,7 +182,8 @@ def spent(
 
 
 def _recomputed(place: Path) -> Spending:
-    from sordino.runs.receipt import spending
+    with when_used("torch"):
+        from sordino.runs.receipt import spending
 
     return spending(place)
 
@@ -195,7 +199,8 @@ def verify(
     verbose: Verbose = False,
 ) -> None:
     """Recompute the receipt from the ledger, without any data. Exit code 5 where they disagree."""
-    from sordino.runs.verify import examine
+    with when_used("torch"):
+        from sordino.runs.verify import examine
 
     wrong, unseen, agreed = examine(folder, key, with_code)
     if as_json:
@@ -247,7 +252,8 @@ def export(
             fix=f"give a file that ends in {' or '.join(sorted(kinds))}",
             code="unknown-document-kind",
         )
-    from sordino.report.evidence import gather
+    with when_used("torch"):
+        from sordino.report.evidence import gather
 
     found = gather(folder, key, with_code, anyway)
     typer.echo(str(_written(found, as_, target)))

@@ -14,13 +14,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
-
-from torch import Tensor
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from sordino import keys
 from sordino.errors import ConfigError
 from sordino.keys import Key
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class Crew(NamedTuple):

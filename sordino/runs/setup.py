@@ -36,9 +36,7 @@ from sordino.runs.phases import Methods, decided, reads_plainly
 from sordino.runs.prices import PriceRequest, check_reads, shared
 from sordino.runs.refusals import check_secure
 from sordino.tasks.build import Architecture
-from sordino.tasks.classification import Classification
 from sordino.tasks.own_loss import LossFunction, loss_named
-from sordino.tasks.quadratic import Quadratic
 from sordino.tree import Tree
 from sordino.types import Offer, Task
 
@@ -68,6 +66,9 @@ class Whole:
     @cached_property
     def task(self) -> Task:
         """The model and its losses."""
+        from sordino.tasks.classification import Classification
+        from sordino.tasks.quadratic import Quadratic
+
         experiment, public, training = self.experiment, self.public, self.methods.training
         if public.classes == 0:
             return Quadratic(public.shape[0] // 2)
