@@ -74,16 +74,16 @@ def root(seed: int) -> int:
 def fold(key: Key, *parts: int | str) -> Key:
     """A child key: fold(key, "noise", round, client)."""
     for part in parts:
-        if isinstance(key, torch.Tensor):
-            key = _mix(_mix(key + signed(_GAMMA)) ^ signed(_mix_int((_word(part) + _GAMMA) & _MASK)))
-        else:
+        if isinstance(key, int):
             key = _mix_int(_mix_int((key + _GAMMA) & _MASK) ^ _mix_int((_word(part) + _GAMMA) & _MASK))
+        else:
+            key = _mix(_mix(key + signed(_GAMMA)) ^ signed(_mix_int((_word(part) + _GAMMA) & _MASK)))
     return key
 
 
 def bits(key: Key, count: int) -> Tensor:
     """`count` independent 64-bit words; a tensor of keys gives one row per key."""
-    if not isinstance(key, torch.Tensor):
+    if isinstance(key, int):
         return torch.from_numpy(words(key, count).view(np.int64))
     counter = torch.arange(1, count + 1, dtype=torch.int64, device=key.device) * signed(_GAMMA)
     return _mix(_mix(key.unsqueeze(-1) + counter))
@@ -131,9 +131,15 @@ def integers(key: Key, count: int, below: int | Tensor) -> Tensor:
     return (uniform(key, count) * below).long()
 
 
+def order(key: int, count: int) -> NDArray[np.int64]:
+    """The permutation of one key, for whoever has no tensors."""
+    found: NDArray[np.int64] = np.argsort(words(key, count).view(np.int64), kind="stable")
+    return found
+
+
 def permutation(key: Key, count: int) -> Tensor:
-    if not isinstance(key, torch.Tensor):
-        return torch.from_numpy(np.argsort(words(key, count).view(np.int64), kind="stable"))
+    if isinstance(key, int):
+        return torch.from_numpy(order(key, count))
     return torch.argsort(bits(key, count), dim=-1, stable=True)
 
 

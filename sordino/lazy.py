@@ -22,7 +22,6 @@ import torch
 if TYPE_CHECKING:
     from torch import Tensor
 
-
 Index: TypeAlias = "slice | Tensor"  # some rows, each at most once
 Matrix: TypeAlias = Any  # a tensor, or a `Lazy` that stands for one
 Ready: TypeAlias = Any  # rows as a network takes them: a tensor, or a `Part` of rows whose first layer is linear
@@ -383,20 +382,6 @@ def _operator(name: str) -> Callable[..., Any]:
     return lambda self, *rest: getattr(self.dense(), name)(*dense(rest))
 
 
-for _name in [
-    "add",
-    "radd",
-    "sub",
-    "rsub",
-    "mul",
-    "rmul",
-    "truediv",
-    "neg",
-    "pow",
-    "matmul",
-    "rmatmul",
-    "getitem",
-    "len",
-    "abs",
-]:
+ARITHMETIC = ("add", "radd", "sub", "rsub", "mul", "rmul", "truediv", "neg", "pow", "matmul", "rmatmul", "abs")
+for _name in (*ARITHMETIC, "getitem", "len"):
     setattr(Lazy, f"__{_name}__", _operator(f"__{_name}__"))

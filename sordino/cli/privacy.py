@@ -94,6 +94,7 @@ def plan(
 def _plan_numbers(given: dict[str, Any], as_json: bool) -> None:
     with when_used("torch"):
         from sordino.budget import calculator
+        from sordino.report import plan as planned
 
     question = calculator.ask(**given)
     answers = calculator.answer(question)
@@ -108,8 +109,6 @@ def _plan_numbers(given: dict[str, Any], as_json: bool) -> None:
             }
         )
         return
-    from sordino.report import plan as planned
-
     console = Screen()
     planned.numbers(console, answers, given.get("noise_multiplier"))
     planned.verdict(console, ratio, found, question.delta)
@@ -126,14 +125,13 @@ def _plan_experiment(words: list[str], options: list[str], as_json: bool) -> Non
     file, overrides = experiment_and_changes(words)
     with Console(stderr=True, quiet=as_json).status("rehearsing the rounds, calibrating the alternatives"):
         with when_used("torch"):
+            from sordino.report import plan as planned
             from sordino.runs.forecast import compare
 
         found = compare(Path(file) if file is not None else None, overrides)
     if as_json:
         say({**found.to_json(), **_verdict(found.ratio, found.enough, found.delta)})
         return
-    from sordino.report import plan as planned
-
     console = Screen()
     planned.experiment(console, found)
     planned.verdict(console, found.ratio, found.enough, found.delta)
