@@ -36,7 +36,7 @@ demo: $(BIN)/sordino # install the core, run the default federation (real digits
 	$(BIN)/sordino report runs/demo
 	@echo "To call it \`sordino\` in this shell: source $(VENV)/bin/activate (or write $(BIN)/sordino)"
 
-test: $(VENV)/dev # the fast suite, about two minutes on two cores
+test: $(VENV)/dev # the fast suite
 	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 
 slow: $(VENV)/dev # the torture and statistics that take minutes

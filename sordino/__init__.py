@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from sordino.attacks.audit import Audit
     from sordino.results.comparison import Comparison
     from sordino.results.one_run import Result
-    from sordino.results.prediction import Prediction
+    from sordino.results.prediction import Predicted
     from sordino.runs.forecast import Compared
     from sordino.runs.play import Ended
     from sordino.runs.verify import Verdict
@@ -130,22 +130,30 @@ def compare(
     return compare_(files, seeds, Path(out), changes, target)
 
 
-def open_run(folder: str | Path) -> Result:
-    """A run that lies on disk: finished, stopped, or still going on in another process."""
+def open_run(folder: str | Path, **objects: Any) -> Result:
+    """A run that lies on disk: finished, stopped, or still going on in another process. `objects` are those of a Python
+    session that it was begun with."""
+    from sordino.config import session
     from sordino.results.one_run import open_run as open_
 
-    return open_(folder)
+    return open_(folder, session.objects(objects))
 
 
-def predict(folder: str | Path, rows: object, *, score: bool = False, with_code: bool = False) -> Prediction:
+def predict(
+    folder: str | Path, rows: object, *, score: bool = False, with_code: bool = False, **objects: Any
+) -> Predicted:
     """Uses the model of a run on new examples: a file or folder, a list of dictionaries, a data frame, or an array of
     raw inputs.
 
     `score`: the true classes are there too, and are compared. `with_code`: import a model class of somebody's own.
+    `objects` are those of a Python session that the run was begun with.
     """
+    from sordino.config import session
     from sordino.results.prediction import predict as predict_
+    from sordino.user_code import lent
 
-    return predict_(Path(folder), rows, score, with_code)
+    with lent(session.objects(objects)):
+        return predict_(Path(folder), rows, score, with_code)
 
 
 def _source(experiment: str | Path | Mapping[str, Any] | None) -> Path | Mapping[str, Any] | None:

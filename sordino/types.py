@@ -286,6 +286,13 @@ class Task(Protocol):
     @property
     def metrics(self) -> tuple[str, ...]: ...  # of `score`, the headline first
     @property
+    def scores(self) -> tuple[str, ...]: ...  # of all test examples together, that make sense here
+    @property
+    def always(self) -> tuple[str, ...]: ...  # those of them that are measured unasked
+    def answers(self, outputs: Tensor) -> Tensor: ...  # what outputs of `predict` say
+    def truth(self, y: Tensor) -> Tensor: ...  # labels as answers can be compared with them
+    def constant(self, y: Tensor) -> float | None: ...  # what the best constant answer reaches in the headline
+    @property
     def classes(self) -> int: ...  # outputs of the network, 0 where nothing is classified
     @property
     def flops(self) -> int: ...  # of one example, there and back

@@ -78,8 +78,8 @@ def _of_session(path: str, what: str) -> Any:
         raise ConfigError(
             f"{path!r} was an object of the Python session that began the run",
             why="it is in no file that could be read again, so it must be given again",
-            fix=f"in Python: sordino.resume(folder, {what}=...), with the same object; or put it into a module, and "
-            f"begin a run with {what}=module:Name",
+            fix=f"give it in Python, for example sordino.open_run(folder, {what}=...).report(), and with resume and "
+            f"predict in the same way; or put it into a module, and begin a run with {what}=module:Name",
             code="own-session",
         )
     _FILES.update(_files(found))

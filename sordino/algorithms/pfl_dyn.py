@@ -78,6 +78,7 @@ class PFLDyn(LocalSgd[Server, Client, Down, Up | Told], name="pfl_dyn"):
     uplink: Uplink = Uplink(client=())  # uniform weights
     personalises = True
     wants = "episodes"
+    sets_loss = True
 
     def __post_init__(self) -> None:
         super().__post_init__()

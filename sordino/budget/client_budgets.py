@@ -32,11 +32,10 @@ class _Clients(NamedTuple):
     names: tuple[str, ...]
 
     def number(self, word: str) -> int | None:
-        """A client by its name; by its number only where no name is a number, so that nobody is taken for another."""
-        if word in self.names:
-            return self.names.index(word)
-        plain = word.isdecimal() and int(word) < self.many and not any(name.isdecimal() for name in self.names)
-        return int(word) if plain else None
+        """A client by its name; by its number only where clients have no names, so nobody is taken for another."""
+        if self.names:
+            return self.names.index(word) if word in self.names else None
+        return int(word) if word.isdecimal() and int(word) < self.many else None
 
     def __str__(self) -> str:
         return ", ".join(self.names) if self.names else f"0 to {self.many - 1}"

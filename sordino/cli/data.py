@@ -227,11 +227,10 @@ def _note(out: Screen, remarks: Sequence[str]) -> None:
 
 
 def _counts(population: Population) -> Any:
-    import numpy as np
 
     from sordino.partition.describe import table
 
-    return table(np.asarray(population.dataset.train.y), population.shares[0], max(population.dataset.classes, 1))
+    return table(population.counted, population.shares[0], max(population.dataset.classes, 1))
 
 
 def _scheme(population: Population) -> str:
@@ -246,7 +245,7 @@ def _portrait(population: Population) -> dict[str, Any]:
     from sordino.partition.describe import summary
 
     rows, tests = population.shares
-    labels, classes = np.asarray(population.dataset.train.y), population.dataset.classes
+    labels, classes = population.counted, population.dataset.classes
     numbers = summary(labels, rows, max(classes, 1))
     smallest = int(np.argmin([len(held) for held in rows]))
     clients = [

@@ -145,7 +145,7 @@ def _algorithm(name: str, found: dict[str, Any]) -> None:
     console.print(f"[bold]{escape(name)}[/bold]: {escape(found['summary'])}")
     if found["base"]:
         console.print(f"It is {found['base']} behind gates and with defaults of its own.")
-    for line in (found["paper"], *found["notes"]):
+    for line in (line for line in (found["paper"], *found["notes"]) if line != found["summary"]):
         console.print(f"[dim]{escape(line)}[/dim]")
     table = Table()
     for column in ("parameter", "default", "type", "meaning"):

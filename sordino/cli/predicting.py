@@ -21,15 +21,14 @@ def predict(
     ],
     out: Annotated[Path | None, typer.Option(help="Write the predictions into this CSV file.")] = None,
     score: Annotated[
-        bool, typer.Option("--score", help="The true classes are in NEW: print how many were found.")
+        bool, typer.Option("--score", help="The true labels are in NEW: print how well they were found.")
     ] = False,
     with_code: Annotated[
         bool, typer.Option("--with-code", help="Import a model of somebody's own, which runs its file.")
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Use a trained model: the class of each new row, and the probability of every class, as CSV."""
-    from sordino.evaluate.scores import NAMES
+    """Use a trained model: the class of each new row, and the probability of every class, as CSV; or its number."""
     from sordino.results.prediction import predict as predicted
 
     found = predicted(run, rows, score, with_code)
@@ -37,23 +36,15 @@ def predict(
         _write(out, found.to_csv())
     told = {"out": str(out)} if out is not None else {"predictions": list(found.rows)}
     if as_json:
-        scored = {"accuracy": found.accuracy, **found.scores} if score else {}
-        typer.echo(json.dumps({"rows": len(found), "classes": found.classes, **told, **scored, "notes": found.notes}))
+        typer.echo(json.dumps({"rows": len(found), **found.described, **told, "notes": found.notes}))
         return
     if out is None:
         typer.echo(found.to_csv(), nl=False)
     console = Console(stderr=True, soft_wrap=True, highlight=False)
     for note in found.notes:
         console.print(f"[yellow]note[/yellow] {escape(note)}")
-    if found.accuracy is not None:
-        console.print(f"accuracy {found.accuracy:.2%} of {len(found)} rows")
-        for name, words in NAMES.items():
-            if (value := found.scores[name]) is not None:
-                console.print(f"{words} {value:.4f}")
-        for name, counts in zip(found.classes, found.scores["confusion"], strict=True):
-            each = zip(found.classes, counts, strict=True)
-            told_as = ", ".join(f"{escape(other)}: {count}" for other, count in each if count)
-            console.print(f"of class {escape(name)}, predicted as {told_as or 'nothing: no row has it'}")
+    for line in found.told():
+        console.print(escape(line))
     if out is not None:
         console.print(f"{len(found)} predictions are in {escape(str(out))}")
 

@@ -46,6 +46,8 @@ def progress(console: Console) -> Iterator[Callable[[Step], None]]:
             if not begun:  # a resumed run begins in the middle: what is done already says nothing about the speed
                 bar.reset(task, total=step.rounds, completed=step.round, reached=reached.text(step.metrics))
                 begun = True
+                for note in step.warned:
+                    bar.console.print(f"note {note}", highlight=False, markup=False)
             bar.update(task, completed=step.round, reached=reached.text(step.metrics))
             price.plain = spending.text(step)
 
@@ -77,7 +79,7 @@ def _lines(console: Console, spending: LiveSpending, reached: ProgressSoFar) -> 
 
     def say(line: str) -> None:
         with contextlib.suppress(OSError):  # a run does not end because nobody can read how far it is
-            console.print(line, highlight=False, soft_wrap=True)
+            console.print(line, highlight=False, markup=False, soft_wrap=True)
 
     def watch(step: Step) -> None:
         nonlocal last, first
@@ -85,7 +87,10 @@ def _lines(console: Console, spending: LiveSpending, reached: ProgressSoFar) -> 
             say(before_round_1(step))
             return
         now, done = time.monotonic(), reached.text(step.metrics)
-        first = first or (now, step.round)
+        if first is None:
+            first = now, step.round
+            for note in step.warned:
+                say(f"note {note}")
         if now - last > EVERY or step.round == step.rounds:
             rate = (step.round - first[1]) / (now - first[0]) if now > first[0] else 0.0
             remaining = left((step.rounds - step.round) / rate) if rate and step.round < step.rounds else ""

@@ -59,7 +59,9 @@ class EvaluationSettings(Section):
     # ways to personalise: own, plain, finetune, proto; the first gives the headline. Empty: as the algorithm does
     personal: list[str] = []
     # of the server's model, beside accuracy, on all test examples together; none: accuracy and loss alone
-    scores: list[Literal["auroc", "f1", "calibration_error", "confusion"]] = Field(default=[], json_schema_extra=SINCE)
+    scores: list[Literal["auroc", "f1", "calibration_error", "confusion", "rmse", "r2"]] = Field(
+        default=[], json_schema_extra=SINCE
+    )
     # functions of your own, module:function, of all logits and labels; each gives one number
     metrics: list[str] = Field(default=[], json_schema_extra=SINCE)
     final: int = 10  # this many last rounds are always evaluated: their mean is a headline number
@@ -99,6 +101,8 @@ class Experiment(Section):
     data: Data = Data()  # which examples there are
     # which client holds which examples
     partition: Table = {"scheme": "dirichlet", "clients": 20, "alpha": 0.5}
+    # what is predicted: classes, and what each of them weighs
+    task: Table = Field(default={"name": "classification"}, json_schema_extra=SINCE)
     model: Table = {"name": "logistic"}  # the network that is trained; `module:Class` names one of your own
     # in place of cross-entropy: module:function, or the class of a loss, of your own
     loss: Table | None = Field(default=None, json_schema_extra=SINCE)
@@ -140,6 +144,7 @@ CHOOSERS = {
     "data": "source",
     "candidates": "source",
     "loss": "name",
+    "task": "name",
 }
 
 
@@ -221,7 +226,8 @@ def build(
         raise ConfigError(
             f"[{where}] {name} has no key {next(iter(rest))!r}",
             why=f"{name} takes no settings",
-            fix=f"choose one that does: {where}.{key}={' or '.join(takers)}" if takers else "leave it out",
+            fix=(f"choose it without: {where}={name}" if where in CHOOSERS else "leave it out")
+            + (f"; or one that takes it: {where}.{key}={' or '.join(takers)}" if takers else ""),
             code="unknown-key",
         )
     return filled(choices[name], rest, f"[{where}] {name}")

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 
 from sordino.dashboard.facts import Now, Watched
+from sordino.evaluate.headlines import in_words
 from sordino.evaluate.measures import last_scored
 from sordino.evaluate.rows import RoundRow
 from sordino.ledger.claims import standing
@@ -45,6 +46,7 @@ def page(run: Watched, now: Now, cursor: str) -> str:
         "cursor": cursor,
         "colours": palette.SERIES,
         "dashes": palette.DASHES,
+        "headlines": in_words(),
     }
     named = ("sites", "Who is connected"), ("spent", "What can still be learned, by whom")
     sections = {name: _section(name, title, _region("div", name, parts)) for name, title in named}
@@ -150,10 +152,10 @@ def _cards(run: Watched, now: Now) -> Html:
     cards: list[tuple[str, str, str]] = []
     if now.rows or not (run.hides and run.of_site):
         cards.append(("round", f"{now.round} of {rounds}", ""))
-    if last is not None and last.accuracy is not None:
-        cards.append(("test accuracy", f"{last.accuracy:.1%}", f"after round {last.round}"))
-    elif last is not None and last.loss is not None:
-        cards.append(("test loss", f"{last.loss:.4g}", f"after round {last.round}"))
+    if last is not None and (found := last.headline) is not None:
+        judged, value = found
+        shown = f"{value:.1%}" if judged.percent else f"{value:.4g}"
+        cards.append((f"test {judged.full}", shown, f"after round {last.round}"))
     if now.spending is not None:
         row = strongest(now.spending.guarantees)
         if row is None:

@@ -63,6 +63,31 @@ class WithoutGaps(NamedTuple):
             code="row-does-not-fit",
         )
 
+    def numbers_of(self, name: str) -> Array:
+        """The numbers in a column: float64, finite."""
+        column = self.columns[name]
+        if is_text(column.type):
+            column = pc.utf8_trim_whitespace(column)
+        try:
+            values: Array = pc.cast(column, pa.float64()).to_numpy(zero_copy_only=False)
+        except pa.ArrowException:
+            words = [] if not is_text(column.type) else column.to_pylist()
+            at = next((at for at, text in enumerate(words) if not is_number(text)), None)
+            if at is None:
+                raise DataError(
+                    f"{self.rows.name}: column {name} has type {column.type}, but it is said to hold numbers",
+                    why="only numbers, or texts that are numbers, can be read as numbers",
+                    fix="convert the column, or declare it as ignored in the schema",
+                    code="unsupported-column-type",
+                ) from None
+            comma = is_number(words[at].replace(",", "."))
+            more = {"fix": 'say how the file is written: data.decimal = ",", or correct the cell'} if comma else {}
+            raise self.unfit(name, words[at], at, "is no number", **more) from None
+        if not (finite := np.isfinite(values)).all():
+            at = int(np.argmin(finite))
+            raise self.unfit(name, texts(column)[at], at, "is not finite")
+        return values
+
 
 def is_text(kind: pa.DataType) -> bool:
     return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))

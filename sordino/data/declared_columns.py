@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
-from sordino.data.cells import Columns, Feature, Missing, WithoutGaps, is_number, is_text, texts, without_gaps
+from sordino.data.cells import Columns, Feature, Missing, WithoutGaps, texts, without_gaps
 from sordino.data.dataset import Array
+from sordino.data.outcome import LabelKind, check_outcome
 from sordino.data.schema import BOOLEANS, FEATURES, Column, TableSchema
 from sordino.data.table_files import TableRows, Written, read
 from sordino.errors import DataError
@@ -18,23 +18,25 @@ from sordino.errors import DataError
 def declared(
     path: str | Sequence[str] | pa.Table,
     schema: TableSchema,
-    label: str,
+    label: Sequence[str],
     group: str | None,
     key: str | None,
     missing: Missing,
     written: Written,
+    outcome: LabelKind | None,
 ) -> tuple[TableRows, Columns]:
-    _check_agreement(schema, {"label": label, "group": group, "key": key})
+    _check_agreement(schema, {**dict.fromkeys(label, "label"), group: "group", key: "key"})
     said = schema.columns
-    numbers = [name for name, column in said.items() if column.kind == "number"]
+    check_outcome(outcome, {name: said[name] for name in label})
+    numbers = [name for name, column in said.items() if column.kind == "number" or (outcome and name in label)]
     rows = read(path, tuple(said), written, numbers)
     _check_columns(rows, schema)
-    used = [name for name, one in said.items() if one.kind in ("label", *FEATURES) or name in (group, key)]
+    used = [name for name, one in said.items() if one.kind in FEATURES or name in (*label, group, key)]
     fill = {name: one.missing for name, one in said.items() if one.missing is not None}
     held = without_gaps(rows, used, missing, fill, numbers)
     features = [as_declared(held, name, one) for name, one in schema.features.items()]
-    classes = said[label].words
-    y = _places(held, label, classes, "class")
+    classes = said[label[0]].words
+    y = _places(held, label[0], classes, "class") if outcome is None else outcome.read(held, label)
     names: tuple[str, ...] = ()
     if group is not None:
         names = said[group].words or tuple(sorted(set(texts(held.columns[group]))))
@@ -51,9 +53,9 @@ def declared(
     )
 
 
-def _check_agreement(schema: TableSchema, roles: Mapping[str, str | None]) -> None:
+def _check_agreement(schema: TableSchema, roles: Mapping[str | None, str]) -> None:
     """The experiment names the columns, the schema says what they are; a group that only the schema names is unused."""
-    for role, name in roles.items():
+    for name, role in roles.items():
         if name is None:
             continue
         said = schema.columns[name].kind if name in schema.columns else None
@@ -88,7 +90,7 @@ def _check_columns(rows: TableRows, schema: TableSchema) -> None:
 
 def as_declared(held: WithoutGaps, name: str, said: Column) -> Feature:
     if said.kind == "number":
-        values = _numbers(held, name)
+        values = held.numbers_of(name)
         if said.strict and (beyond := (values < said.low) | (values > said.high)).any():
             at = int(np.argmax(beyond))
             raise held.unfit(name, float(values[at]), at, f"is not in the declared range [{said.low:g}, {said.high:g}]")
@@ -104,32 +106,6 @@ def as_declared(held: WithoutGaps, name: str, said: Column) -> Feature:
     nothing = len(said.words) if said.other is None else place[said.other]
     rows = np.eye(len(said.words) + 1, len(said.words), dtype=np.float32)  # the last one is empty
     return Feature(rows[[place.get(text, nothing) for text in words]])
-
-
-def _numbers(held: WithoutGaps, name: str) -> Array:
-    """float64, finite."""
-    column = held.columns[name]
-    if is_text(column.type):
-        column = pc.utf8_trim_whitespace(column)
-    try:
-        values: Array = pc.cast(column, pa.float64()).to_numpy(zero_copy_only=False)
-    except pa.ArrowException:
-        words = [] if not is_text(column.type) else column.to_pylist()
-        at = next((at for at, text in enumerate(words) if not is_number(text)), None)
-        if at is None:
-            raise DataError(
-                f"{held.rows.name}: column {name} has type {column.type}, but the schema says that it holds numbers",
-                why="only numbers, or texts that are numbers, can be read as numbers",
-                fix="convert the column, or declare it as ignored in the schema",
-                code="unsupported-column-type",
-            ) from None
-        comma = is_number(words[at].replace(",", "."))
-        more = {"fix": 'say how the file is written: data.decimal = ",", or correct the cell'} if comma else {}
-        raise held.unfit(name, words[at], at, "is no number", **more) from None
-    if not (finite := np.isfinite(values)).all():
-        at = int(np.argmin(finite))
-        raise held.unfit(name, texts(column)[at], at, "is not finite")
-    return values
 
 
 def _places(held: WithoutGaps, name: str, words: tuple[str, ...], what: str) -> Array:

@@ -65,6 +65,9 @@ def _suggested(column: pa.Array, role: str | None) -> tuple[str, str]:
     present = (whole(column) if role else column).drop_null()
     words = _words(present) if role or is_text(column.type) else []
     if role == "label":
+        if len(words) > MAX_LEVELS and not is_text(column.type):
+            told, confirm = _numeric(np.array(present.to_pylist(), np.float64), "confirm: the lowest and highest label")
+            return told.replace("number", "label"), f'{confirm}, for task = {{name = "regression", range = ...}}'
         return f'kind = "label", classes = {_toml(words)}', "confirm: are these all the classes that can be?"
     if role == "group":
         return (

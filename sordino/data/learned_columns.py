@@ -24,6 +24,7 @@ from sordino.data.cells import (
 )
 from sordino.data.cells import without_gaps as closed
 from sordino.data.dataset import Array
+from sordino.data.outcome import LabelKind
 from sordino.data.schema import Column
 from sordino.data.table_files import TableRows, Written, read
 from sordino.errors import DataError
@@ -33,11 +34,12 @@ AN_ACCIDENT = 10  # so many different numbers in a column of texts are not its l
 
 def learned(
     path: str | Sequence[str] | pa.Table,
-    label: str,
+    label: Sequence[str],
     group: str | None,
     key: str | None,
     missing: Missing,
     written: Written,
+    outcome: LabelKind | None,
 ) -> tuple[TableRows, Columns]:
     if missing == "fill":
         raise DataError(
@@ -47,20 +49,20 @@ def learned(
             code="fill-without-schema",
         )
     rows = read(path, () if key is None else (key,), written)
-    for name in (label, group, key):
+    for name in (*label, group, key):
         if name is not None:
             find(rows, name)
     held = closed(rows, rows.table.column_names, missing, {})
-    classes, y = _codes(held, label, "label")
+    classes, y = _codes(held, label[0], "label") if outcome is None else ((), outcome.read(held, label))
     named: tuple[tuple[str, ...], Array | None] = ((), None) if group is None else _codes(held, group, "group")
-    if len(classes) < 2:
+    if outcome is None and len(classes) < 2:
         raise DataError(
-            f"{rows.name}: every row has the same {label}",
+            f"{rows.name}: every row has the same {label[0]}",
             fix="choose another column as data.label",
             why="with one class there is nothing to tell apart",
             code="one-class",
         )
-    features = {name: _feature(held, name) for name in held.columns if name not in (label, group, key)}
+    features = {name: _feature(held, name) for name in held.columns if name not in (*label, group, key)}
     if not features:
         raise no_features(rows)
     keys = None if key is None else texts(held.columns[key])
@@ -102,8 +104,9 @@ def _codes(held: WithoutGaps, name: str, role: str) -> tuple[tuple[str, ...], Ar
         raise DataError(
             f"{held.rows.name}: {role} column {name} has type {kind}",
             why=f"a {role} must be whole numbers, strings or booleans"
-            + ("; to predict a number (regression) is not supported" if regression else ""),
-            fix="put the numbers into classes (for example low, middle, high), or choose another column"
+            + ("; this one holds numbers" if regression else ""),
+            fix='to predict the number, set task = {name = "regression", range = [LOWEST, HIGHEST]}; or put the '
+            "numbers into classes (for example low, middle, high), or choose another column"
             if regression
             else "convert the column, or choose another one",
             code=f"bad-{role}-type",
@@ -114,9 +117,13 @@ def _codes(held: WithoutGaps, name: str, role: str) -> tuple[tuple[str, ...], Ar
         number = pa.types.is_integer(kind)
         raise DataError(
             f"{held.rows.name}: the label {name} has {len(values):,} different values, more than {MAX_LEVELS}",
-            why="each of them would be a class"
-            + ("; to predict a number (regression) is not supported" if number else ""),
-            fix="put them into fewer classes, choose another column, or declare all classes in a schema",
+            why="each of them would be a class",
+            fix=(
+                'to predict the number, set task = {name = "regression", range = [LOWEST, HIGHEST]}; or '
+                if number
+                else ""
+            )
+            + "put them into fewer classes, choose another column, or declare all classes in a schema",
             code="too-many-classes",
         )
     return tuple(map(str, values.tolist())), codes.astype(np.int64)

@@ -18,6 +18,7 @@ from sordino.data.dataset import Array
 from sordino.data.declared_columns import as_declared
 from sordino.data.decoding import channels_last, opened
 from sordino.data.folders import SUFFIXES
+from sordino.data.outcome import LabelKind
 from sordino.data.schema import Column
 from sordino.data.table_files import TableFile, TableRows, read
 from sordino.errors import DataError
@@ -31,18 +32,23 @@ class NewRows(NamedTuple):
     x: Array
     names: tuple[str, ...]  # the number of a row, or the file of an image
     truth: tuple[str, ...] | None = None  # its class, where that was asked for
+    y: Array | None = None  # its label, where that is no class
 
 
 # of a table -----------------------------------------------------------------------------------------------------------
 
 
-def table(file: Path, columns: Mapping[str, Column], label: str | None = None) -> NewRows:
-    """`columns`: the features, as the model knows them; all others are not looked at, but for a `label`."""
-    as_text = (*columns, *([] if label is None else [label]))
-    return rows_of(read(file, as_text, numbers=_numbers(columns)), columns, label)
+def table(
+    file: Path, columns: Mapping[str, Column], labels: Sequence[str] = (), outcome: LabelKind | None = None
+) -> NewRows:
+    """`columns`: the features, as the model knows them; all others are not looked at, but for `labels`, which are
+    classes where there is no `outcome`."""
+    return rows_of(read(file, (*columns, *labels), numbers=_numbers(columns)), columns, labels, outcome)
 
 
-def given(rows: object, columns: Mapping[str, Column], label: str | None = None) -> NewRows:
+def given(
+    rows: object, columns: Mapping[str, Column], labels: Sequence[str] = (), outcome: LabelKind | None = None
+) -> NewRows:
     """The same of rows in memory: a list of dictionaries, a dictionary of columns, a data frame, an arrow table."""
     where = Path("the rows")
     try:
@@ -55,17 +61,19 @@ def given(rows: object, columns: Mapping[str, Column], label: str | None = None)
             fix="give a list of dictionaries, a dictionary of columns, or a data frame; each column of one type",
             code="unreadable-rows",
         ) from None
-    return rows_of(TableRows(found, (TableFile(where, found.num_rows, None),), True), columns, label)
+    return rows_of(TableRows(found, (TableFile(where, found.num_rows, None),), True), columns, labels, outcome)
 
 
-def rows_of(found: TableRows, columns: Mapping[str, Column], label: str | None) -> NewRows:
-    asked = [*columns, *([] if label is None else [label])]
+def rows_of(
+    found: TableRows, columns: Mapping[str, Column], labels: Sequence[str], outcome: LabelKind | None = None
+) -> NewRows:
+    asked = [*columns, *labels]
     present = found.table.column_names
     if missing := [name for name in asked if name not in present]:
         raise DataError(
             f"{found.name} lacks {', '.join(missing)}",
             why=f"the model was trained with these columns; here are: {', '.join(present) or 'none'}",
-            fix="add them, spelled in the same way" + (", or ask for no score" if missing == [label] else ""),
+            fix="add them, spelled in the same way" + (", or ask for no score" if {*missing} <= {*labels} else ""),
             code="missing-column",
         )
     held = without_gaps(found, asked, "refuse", {}, _numbers(columns), fix="fill in the value, or remove the row")
@@ -77,7 +85,10 @@ def rows_of(found: TableRows, columns: Mapping[str, Column], label: str | None) 
                 raise held.unfit(name, words[at], at, f"is no level that the model knows: {known}", FIX)
     parts = [as_declared(held, name, said).values for name, said in columns.items()]
     names = tuple(str(at) for at in range(1, found.table.num_rows + 1))
-    return NewRows(np.hstack(parts), names, None if label is None else tuple(texts(whole(held.columns[label]))))
+    x = np.hstack(parts)
+    if labels and outcome is not None:
+        return NewRows(x, names, y=outcome.read(held, labels))
+    return NewRows(x, names, tuple(texts(whole(held.columns[labels[0]]))) if labels else None)
 
 
 def _numbers(columns: Mapping[str, Column]) -> list[str]:

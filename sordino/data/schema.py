@@ -8,7 +8,7 @@
     note = { kind = "ignored" }
     visit_id = { kind = "key" }                              # names the row
     clinic = { kind = "group", names = ["North", "South"] }  # names may be left out
-    outcome = { kind = "label", classes = ["ill", "well"] }
+    outcome = { kind = "label", classes = ["ill", "well"] }  # or range = [0, 120], of a number that is predicted
 
 `missing` is what `data.missing = "fill"` puts into a gap of the column. `draft = true` marks a file that was made from
 the rows and that nobody has confirmed.
@@ -33,7 +33,7 @@ TAKES: Mapping[str, tuple[str, ...]] = {  # kind of column -> what may be said o
     "ignored": (),
     "key": (),
     "group": ("names",),
-    "label": ("classes",),
+    "label": ("classes", "range"),
 }
 BOOLEANS = {"true": 1.0, "1": 1.0, "false": 0.0, "0": 0.0}
 LISTS = {
@@ -114,7 +114,9 @@ def parsed(text: str) -> TableSchema:
         raise ValueError(f"draft = {draft!r} is neither true nor false")
     columns = {name: _column(name, said) for name, said in told.items()}
     for kind in ("label", "group", "key"):
-        if len(several := [name for name, column in columns.items() if column.kind == kind]) > 1:
+        several = [name for name, column in columns.items() if column.kind == kind]
+        marks = kind == "label" and all((columns[name].low, columns[name].high) == (0, 1) for name in several)
+        if len(several) > 1 and not marks:
             raise ValueError(f"{' and '.join(several)}: only one column can be the {kind}")
     if not any(column.kind in FEATURES for column in columns.values()):
         raise ValueError("no column is a feature: number, levels or boolean")
@@ -141,6 +143,10 @@ def _column(name: str, said: Any) -> Column:
         if "missing" in said and gap not in BOOLEANS:
             raise ValueError(f"{name}: missing = {said['missing']!r} is neither true nor false")
         return Column(kind, missing=gap)
+    if kind == "label" and "range" in said:
+        if "classes" in said:
+            raise ValueError(f"{name}: a label has classes, or a range, and not both")
+        return Column(kind, *_range(name, said["range"]))
     if kind not in LISTS or (kind == "group" and "names" not in said):
         return Column(kind)
     listed, least = LISTS[kind]

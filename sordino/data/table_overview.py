@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sordino.data.cells import gaps, is_text, numbers_in, texts
+from sordino.data.outcome import LabelKind
 from sordino.data.schema import TableSchema
 from sordino.data.table_files import TableRows, Written, read
 from sordino.data.table_names import stem_of
@@ -40,13 +41,14 @@ class TableFacts(NamedTuple):
 
 def overview(
     path: str | Sequence[str],
-    label: str,
+    label: str | Sequence[str],
     group: str | None = None,
     key: str | None = None,
     schema: TableSchema | None = None,
     separator: str | None = None,
     decimal: str | None = None,
     encoding: str | None = None,
+    outcome: LabelKind | None = None,
     **_: object,
 ) -> TableFacts:
     """What stands in the files that `load` reads with the same settings."""
@@ -54,20 +56,24 @@ def overview(
     numbers = [name for name, one in said.items() if one.kind == "number"]
     text = tuple(said) or (() if key is None else (key,))
     rows = read(path, text, Written(separator, decimal, encoding), numbers)
-    roles = {name: role for role, name in (("label", label), ("group", group), ("key", key)) if name is not None}
+    labels = (label,) if isinstance(label, str) else tuple(label)
+    roles = {name: role for role, name in (("group", group), ("key", key)) if name is not None}
+    roles |= dict.fromkeys(labels, "label")
     columns = [_facts(rows, name, roles, schema) for name in rows.table.column_names]
     files = [
         {"name": str(file.path), "rows": file.rows, "written": "" if file.dialect is None else str(file.dialect)}
         for file in rows.files
     ]
-    return TableFacts(files, columns, [*_of_classes(rows, label), *_of_clients(rows, group)])
+    return TableFacts(
+        files, columns, [*(_of_classes(rows, labels[0]) if outcome is None else ()), *_of_clients(rows, group)]
+    )
 
 
 def _facts(rows: TableRows, name: str, roles: Mapping[str, str], schema: TableSchema | None) -> ColumnFacts:
     column, said = rows.column(name), None if schema is None else schema.columns.get(name)
     empty, present = int(gaps(column).sum()), column.drop_null()
     kind = roles.get(name) or ("levels" if is_text(column.type) else "number") if said is None else said.kind
-    if kind == "number":
+    if kind == "number" or (said is not None and said.kind == "label" and not said.words):
         values = _values(present)
         values = values[np.isfinite(values)]
         holds = f"{values.min():g} to {values.max():g}" if len(values) else "nothing"

@@ -24,6 +24,7 @@ from sordino.data.cells import Columns, Missing
 from sordino.data.dataset import Array, Dataset, Split, apart, check_split
 from sordino.data.declared_columns import declared
 from sordino.data.learned_columns import learned
+from sordino.data.outcome import LabelKind
 from sordino.data.schema import TableSchema
 from sordino.data.table_files import TableRows, Written
 from sordino.data.table_names import stem_of
@@ -34,7 +35,7 @@ DROPPED = "which rows lack a value, and are left out for it, is taken as public"
 
 def load(
     path: str | Path | Sequence[str] | pa.Table,
-    label: str,
+    label: str | Sequence[str],
     group: str | None = None,
     key: str | None = None,
     schema: TableSchema | None = None,
@@ -45,20 +46,24 @@ def load(
     separator: str | None = None,
     decimal: str | None = None,
     encoding: str | None = None,
+    outcome: LabelKind | None = None,
 ) -> Dataset:
-    """A table of numbers and categories. label, group and key are no features. Rows with the same key stay together:
+    """A table of numbers and categories. label, group and key are no features. `outcome`: what the label is, where it
+    is no class. Rows with the same key stay together:
     all train, or all test.
 
     `standardise`: "fixed" by the declared ranges, "channel" by mean and deviation of the training rows; None: fixed
     where there is a schema.
     """
-    check_roles({"label": label, "group": group, "key": key})
+    labels = (label,) if isinstance(label, str) else tuple(label)
+    for name in labels:
+        check_roles({"label": name, "group": group, "key": key})
     written = Written(separator, decimal, encoding)
     where = path if isinstance(path, list | tuple | pa.Table) else str(path)
     if schema is None:
-        rows, found = learned(where, label, group, key, missing, written)
+        rows, found = learned(where, labels, group, key, missing, written, outcome)
     else:
-        rows, found = declared(where, schema, label, group, key, missing, written)
+        rows, found = declared(where, schema, labels, group, key, missing, written, outcome)
     if group is None and not rows.alone:
         found = _by_file(rows, found)
     x = np.hstack([feature.values for feature in found.features])
@@ -84,7 +89,7 @@ def load(
         tuple(std.tolist()),
         names=found.classes,
         taken_as_public=(DROPPED,) if missing == "drop" else (),
-        declared="" if schema is None else schema.digest,
+        declared=("" if schema is None else schema.digest) + ("" if outcome is None else repr(outcome)),
         groups=found.groups,
         groups_declared=found.groups_declared,
         columns=found.said,

@@ -110,6 +110,7 @@ class ServersSide(ServersHalf):
             secure=setup.algorithm.uplink.secure,
             note=lambda event: post.note(event.beside(phase=setup.phase)),
             ledger=lambda: post.ledger(),
+            called=setup.public.called,
             stopped=lambda: post.stopped(),
             prelude=prelude,
         )

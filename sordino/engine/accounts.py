@@ -46,6 +46,7 @@ class Accounts:
     run: str  # id on the wire and in the ledger
     config: str  # digest of the experiment
     coordinates: int = 0  # of one upload
+    called: Callable[[int], str] = str  # the name of a client, where it has one that may be told
     void: tuple[str, ...] = ()  # why nothing that is claimed holds
     before: tuple[str, ...] = ()  # the names that earlier phases of the run have in the ledger
     only: tuple[int, ...] | None = None  # the clients whose books these are; None: all

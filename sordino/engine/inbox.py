@@ -32,6 +32,7 @@ class Inbox:
     run: str
     config: str
     secure_sum: SecureSum | None = None  # what adds uploads that nobody reads
+    called: Callable[[int], str] = str  # the name of a client, or its number
     remarks: list[str] = field(default_factory=list)  # what the user should know of answers that could not be used
 
     def header(self, t: int, sender: int) -> wire.Header:
@@ -60,12 +61,13 @@ class Inbox:
                 try:
                     _, upload = wire.decode(answer, self.header(t, k), shape)
                 except WireError as error:  # a bad client is an absent one; what it was granted stays spent
-                    self.remarks.append(f"round {t + 1}: client {k} counts as absent: {error.what} ({error.code})")
+                    why = f"{error.what} ({error.code})"
+                    self.remarks.append(f"round {t + 1}: client {self.called(k)} counts as absent: {why}")
                     if each_is_seen:
                         mail.note(torch.frombuffer(bytearray(answer or b"\0"), dtype=torch.uint8))
                     continue
             if unbounded and k not in crew.late and not tree.finite(upload):
-                raise _not_finite(t, k)
+                raise _not_finite(t, self.called(k))
             mail.size += length(k)
             if k not in crew.late:
                 mail.answered.append(k)
@@ -98,7 +100,7 @@ class Inbox:
         return self.algorithm.uplink.at(t, down).shape(self.algorithm.zero(self.task, down))
 
 
-def _not_finite(t: int, client: int) -> NonFiniteModel:
+def _not_finite(t: int, client: str) -> NonFiniteModel:
     return NonFiniteModel(
         f"the update of client {client} is not finite in round {t + 1}",
         why="no clip bounds what a client sends here, so the model would not be finite either",

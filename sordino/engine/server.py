@@ -160,7 +160,7 @@ class Federation(Accounts):
 
     @cached_property
     def inbox(self) -> Inbox:
-        return Inbox(self.algorithm, self.home.task, self.run, self.config, self.secure_sum)
+        return Inbox(self.algorithm, self.home.task, self.run, self.config, self.secure_sum, self.called)
 
     @cached_property
     def secure_sum(self) -> SecureSum | None:

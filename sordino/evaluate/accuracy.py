@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from sordino.errors import ConfigError
+from sordino.evaluate.headlines import HEADLINES
 from sordino.evaluate.own_metrics import MetricFunction, measured
 from sordino.evaluate.rows import Scores, Spread
 from sordino.evaluate.scores import scored
@@ -57,17 +58,20 @@ class Evaluator:
         means = [values.mean().double() for values in scores.values()]
         if not len(own.clients):
             found = dict(zip(scores, torch.stack(means).tolist(), strict=True))
-            return Scores(**found, majority=self._majority, **self._more(params))
+            return Scores(**found, **self._more(params))
         each = scores[next(iter(scores))].double()[own.rows]
         each = torch.segment_reduce(each, "mean", lengths=own.sizes, unsafe=True)
-        return self._told(list(scores), means, each).beside(majority=self._majority, **self._more(params))
+        return self._told(list(scores), means, each).beside(**self._more(params))
 
     def _more(self, params: Params) -> dict[str, Any]:
-        if not self.asked:
-            return {}
+        """What a constant answer reaches, and the scores of all test examples together."""
         task, x = self.task, self.test.x
-        found = torch.cat([task.predict(params, part) for part in torch.split(x, AT_ONCE)])[:, : task.labels]
-        return scored(self.asked, found.double().softmax(1).cpu().numpy(), self.test.y.cpu().numpy())
+        beside = {"majority" if task.metrics[0] == "accuracy" else "baseline": self._constant}
+        asked = tuple(dict.fromkeys((*task.always, *self.asked)))
+        if not asked:
+            return beside
+        found = task.answers(torch.cat([task.predict(params, part) for part in torch.split(x, AT_ONCE)]))
+        return beside | scored(asked, found.cpu().numpy(), task.truth(self.test.y).cpu().numpy())
 
     def of_each(self, found: Mapping[int, Sequence[float]]) -> Scores:
         """The same of a model for each client, from the means of every client that has test examples."""
@@ -85,7 +89,8 @@ class Evaluator:
 
     def _told(self, names: list[str], means: list[Tensor], each: Tensor) -> Scores:
         own, metric = self._tested, names[0]
-        worst = each.topk(-(-len(each) // 10), largest=metric == "loss").values
+        headline = HEADLINES[metric]
+        worst = each.topk(-(-len(each) // 10), largest=not headline.higher).values
         listed = each if len(self.rows) <= LISTED else each[:0]
         spread = torch.stack([each.mean(), each.std(correction=0), worst.mean()])
         found = torch.cat([torch.stack(means), spread, listed]).tolist()  # everything leaves the device at once
@@ -94,17 +99,13 @@ class Evaluator:
         if len(self.rows) <= LISTED:
             known = dict(zip(own.clients.tolist(), found[len(names) + 3 :], strict=True))
             single = tuple(known.get(k) for k in range(len(self.rows)))
-        clients = Spread(
-            metric="loss" if metric == "loss" else "accuracy", mean=mean, std=std, worst_tenth=tenth, each=single
-        )
+        clients = Spread(metric=headline.name, mean=mean, std=std, worst_tenth=tenth, each=single)
         return Scores(**dict(zip(names, found[: len(names)], strict=True)), clients=clients)
 
     @cached_property
-    def _majority(self) -> float | None:
-        """How often whoever always answers the most frequent class is right; None where there are no classes."""
-        if "accuracy" not in self.task.metrics:
-            return None
-        return int(torch.bincount(self.test.y).max()) / len(self.test.y)
+    def _constant(self) -> float | None:
+        """What whoever always gives the same answer reaches."""
+        return self.task.constant(self.test.y)
 
     @cached_property
     def _tested(self) -> _Tested:

@@ -82,12 +82,14 @@ def check_models(names: Sequence[str], held: Mapping[str, Params]) -> None:
 
 
 def check_scores(asked: Sequence[str], task: Task, personal: Sequence[str]) -> None:
-    if asked and "accuracy" not in task.metrics:
+    if wrong := [name for name in asked if name not in task.scores]:
         raise ConfigError(
-            f"evaluation.scores = {list(asked)!r} of a task without classes",
-            why="these scores compare predicted classes with true ones",
-            fix="leave evaluation.scores out, or choose data with classes",
-            code="scores-need-classes",
+            f"evaluation.scores = {list(asked)!r}: this task has no {wrong[0]}",
+            why=f"it can be scored by {', '.join(task.scores)}"
+            if task.scores
+            else "it has no labels to be compared with",
+            fix="leave the others out",
+            code="score-of-another-task",
         )
     if asked and personal:
         raise ConfigError(

@@ -6,26 +6,26 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import accumulate
-from typing import Literal
 
+from sordino.evaluate.headlines import HEADLINES, Metric
 from sordino.evaluate.rows import RoundRow
 from sordino.ledger.facts import Fact
 
 Metrics = Sequence[RoundRow]
-Metric = Literal["accuracy", "loss"]
 Measure = Callable[[Metrics], float | None]
 
 
 def headline(run: Metrics) -> Metric:
-    """What a run is judged by."""
-    return "accuracy" if any(row.accuracy is not None for row in run) else "loss"
+    """The name of what a run is judged by."""
+    return next((found[0].name for row in reversed(run) if (found := row.headline) is not None), "loss")
 
 
-def scores(run: Metrics, metric: Metric = "accuracy") -> list[tuple[RoundRow, float]]:
-    """The evaluated rounds, each with its score."""
-    found = [(row, row.accuracy if metric == "accuracy" else row.loss) for row in run]
+def scores(run: Metrics, metric: Metric | None = None) -> list[tuple[RoundRow, float]]:
+    """The evaluated rounds, each with its score; by default in what the run is judged by."""
+    metric = headline(run) if metric is None else metric
+    found = [(row, getattr(row, metric)) for row in run]
     return [(row, score) for row, score in found if score is not None]
 
 
@@ -33,8 +33,8 @@ def last_scored(run: Metrics) -> RoundRow | None:
     return next((row for row in reversed(run) if row.loss is not None), None)
 
 
-def final(run: Metrics) -> float | None:
-    return next((score for _, score in reversed(scores(run))), None)
+def final(run: Metrics, metric: Metric | None = None) -> float | None:
+    return next((score for _, score in reversed(scores(run, metric))), None)
 
 
 def last_ten(run: Metrics) -> float | None:
@@ -55,29 +55,32 @@ def at_bytes(budget: float) -> Measure:
     """The last evaluation that both directions together had paid for."""
 
     def measure(run: Metrics) -> float | None:
-        found = None
+        scored, found = {row.round: score for row, score in scores(run)}, None
         for row, spent in zip(run, running_bytes(run), strict=True):
             if spent > budget:
                 break
-            found = found if row.accuracy is None else row.accuracy
+            found = scored.get(row.round, found)
         return found
 
     return measure
 
 
 def rounds_to(target: float) -> Measure:
-    return lambda run: next((float(row.round) for row, score in scores(run) if score >= target), None)
+    return lambda run: next((float(row.round) for row, _ in _reaching(run, target)), None)
 
 
 def bytes_to(target: float) -> Measure:
-    return lambda run: next(
-        (
-            spent
-            for row, spent in zip(run, running_bytes(run), strict=True)
-            if row.accuracy is not None and row.accuracy >= target
-        ),
-        None,
-    )
+    def measure(run: Metrics) -> float | None:
+        spent = dict(zip((row.round for row in run), running_bytes(run), strict=True))
+        return next((spent[row.round] for row, _ in _reaching(run, target)), None)
+
+    return measure
+
+
+def _reaching(run: Metrics, target: float) -> Iterator[tuple[RoundRow, float]]:
+    """The evaluated rounds that are as good as the target."""
+    judged = HEADLINES[headline(run)]
+    return ((row, score) for row, score in scores(run) if judged.reaches(score, target))
 
 
 def traffic(run: Metrics) -> float:

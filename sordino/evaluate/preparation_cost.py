@@ -163,9 +163,10 @@ def charged(preparation: Sequence[Played], metrics: Metrics, plain: Plain, formu
 
 def targets(metrics: Metrics) -> list[float]:
     """The last tens of per cent that were reached, and the next one."""
-    reached = max((score for _, score in scores(metrics)), default=0.0)
+    found = scores(metrics, "accuracy")
+    reached = max((score for _, score in found), default=0.0)
     below, beyond = [t for t in TENS if t <= reached], [t for t in TENS if t > reached]
-    return below[-SHOWN:] + beyond[:1] if scores(metrics) else []
+    return below[-SHOWN:] + beyond[:1] if found else []
 
 
 def _to(target: float, metrics: Metrics, spent: int, plain: Plain, formula: Formula | None) -> Target:

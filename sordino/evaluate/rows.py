@@ -10,6 +10,7 @@ from typing import Literal, Self
 
 from pydantic import ValidationInfo, model_validator
 
+from sordino.evaluate.headlines import HEADLINES, Headline, Metric
 from sordino.evaluate.scores import NAMES
 from sordino.ledger.facts import Fact, Number
 
@@ -17,7 +18,7 @@ from sordino.ledger.facts import Fact, Number
 class Spread(Fact):
     """The scores of single clients."""
 
-    metric: Literal["accuracy", "loss"]
+    metric: Metric
     mean: float
     std: float
     worst_tenth: float
@@ -29,8 +30,13 @@ class Scores(Fact):
 
     accuracy: float | None = None
     loss: float | None = None
+    label_accuracy: float | None = None  # of several labels: the share of right answers
+    mean_absolute_error: float | None = None  # of numbers, in the unit of the label
     accuracy_of_all_outputs: float | None = None  # of a network with several outputs for each class
     majority: float | None = None  # the share of the most frequent class of the test examples: what a constant reaches
+    baseline: float | None = None  # of other tasks: what a constant answer reaches in the headline
+    rmse: float | None = None  # of numbers: the root of the mean squared error
+    r2: float | None = None  # of numbers: the share of the variance that is explained; always the mean: 0
     # these three, and counts of test examples by true class (rows) and predicted class, where they are asked for
     auroc: float | None = None
     f1: float | None = None
@@ -52,11 +58,25 @@ class Scores(Fact):
         return [(words, value) for name, words in NAMES.items() if (value := getattr(self, name)) is not None]
 
     @property
+    def headline(self) -> tuple[Headline, float] | None:
+        """What it is judged by; None where nothing was scored."""
+        found = ((one, getattr(self, name)) for name, one in HEADLINES.items())
+        return next(((one, value) for one, value in found if value is not None), None)
+
+    @property
+    def judged(self) -> Scores:
+        """The headline and the loss alone."""
+        return Scores(**{name: getattr(self, name) for name in HEADLINES})
+
+    @property
+    def constant(self) -> float | None:
+        """What a constant answer reaches in the headline."""
+        return self.baseline if self.majority is None else self.majority
+
+    @property
     def told(self) -> str:
         """The headline in a few words; nothing where nothing was scored."""
-        if self.accuracy is not None:
-            return f"accuracy {self.accuracy:.2%}"
-        return "" if self.loss is None else f"loss {self.loss:.4f}"
+        return "" if (found := self.headline) is None else found[0].told(found[1])
 
 
 class Secure(Fact):

@@ -14,13 +14,16 @@ from numpy.typing import NDArray
 
 Probabilities: TypeAlias = NDArray[np.floating[Any]]  # [n, classes]
 Labels: TypeAlias = NDArray[np.int64]
-Score = Literal["auroc", "f1", "calibration_error", "confusion"]
+Score = Literal["auroc", "f1", "calibration_error", "confusion", "rmse", "r2"]
 BINS = 15  # of calibration
 
 
 def auroc(p: Probabilities, y: Labels) -> float | None:
     """The area under the ROC curve: of two classes that of the second one; of more, each against all others, and their
     mean over the classes that some examples have and others have not. None where no class is such."""
+    if y.ndim == 2:  # several labels, each by itself
+        found = [area for c in range(p.shape[1]) if (area := _area(p[:, c], y[:, c] == 1)) is not None]
+        return float(np.mean(found)) if found else None
     columns = [1] if p.shape[1] == 2 else range(p.shape[1])
     areas = [area for c in columns if (area := _area(p[:, c], y == c)) is not None]
     return float(np.mean(areas)) if areas else None
@@ -45,6 +48,11 @@ def confusion(p: Probabilities, y: Labels) -> tuple[tuple[int, ...], ...]:
 
 def f1(p: Probabilities, y: Labels) -> float | None:
     """The mean over classes of 2 TP / (2 TP + FP + FN); classes that are neither there nor predicted are left out."""
+    if y.ndim == 2:
+        told = p > 0.5
+        both = told.sum(0) + y.sum(0)
+        right = (told & (y == 1)).sum(0)
+        return float(np.mean(2 * right[both > 0] / both[both > 0])) if both.any() else None
     counts = np.array(confusion(p, y))
     both = counts.sum(0) + counts.sum(1)
     seen = both > 0
@@ -62,13 +70,32 @@ def calibration_error(p: Probabilities, y: Labels) -> float | None:
     return float(np.abs(gaps).sum() / len(y))
 
 
+def rmse(values: Probabilities, y: Labels) -> float | None:
+    """The root of the mean squared error of predicted numbers."""
+    return float(np.sqrt(np.mean((values - y) ** 2))) if len(y) else None
+
+
+def r2(values: Probabilities, y: Labels) -> float | None:
+    """The share of the labels' variance that is explained; None where all labels are equal."""
+    spread = float(((y - y.mean()) ** 2).sum()) if len(y) else 0.0
+    return 1 - float(((values - y) ** 2).sum()) / spread if spread else None
+
+
 SCORES: Mapping[str, Callable[[Probabilities, Labels], Any]] = {
     "auroc": auroc,
     "f1": f1,
     "calibration_error": calibration_error,
     "confusion": confusion,
+    "rmse": rmse,
+    "r2": r2,
 }
-NAMES = {"auroc": "AUROC", "f1": "F1, macro", "calibration_error": "calibration error"}
+NAMES = {
+    "auroc": "AUROC",
+    "f1": "F1, macro",
+    "calibration_error": "calibration error",
+    "rmse": "root mean squared error",
+    "r2": "R², 0 for always the mean",
+}
 
 
 def scored(asked: Sequence[str], p: Probabilities, y: Labels) -> dict[str, Any]:

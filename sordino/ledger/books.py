@@ -36,6 +36,7 @@ class Charter:
     adversary: str
     delta: float | None
     currency: Currency
+    names: tuple[str, ...] = ()  # of the clients "0", "1", ..., for whoever reads the ledger; no budget depends on them
 
 
 class Each(NamedTuple):
@@ -127,7 +128,8 @@ class Books:
     def genesis(self) -> Json:
         # delta as text: the file holds no floating-point number
         charter = asdict(self.charter) | {"delta": repr(self.charter.delta)}
-        return {"kind": "charter", "charter": charter, **self.caps.to_json()}
+        names = list(charter.pop("names"))
+        return {"kind": "charter", "charter": charter, **({"names": names} if names else {}), **self.caps.to_json()}
 
     def spent(self, principal: str) -> Amount:
         shared = self.own.get(EVERYONE, self.charter.currency.zero())
@@ -225,9 +227,9 @@ def read_genesis(body: bytes) -> tuple[Charter, Caps]:
     currency = Currency(money["name"], tuple(money["parts"]), money["rule"])
     delta = None if told["delta"] == "None" else float(told["delta"])
     each = Each(record["each"][0], tuple(record["each"][1])) if "each" in record else None
-    return Charter(**{**told, "delta": delta}, currency=currency), Caps(
-        {k: tuple(v) for k, v in record["caps"].items()}, each
-    )
+    names = tuple(map(str, record.get("names", ())))
+    caps = Caps({k: tuple(v) for k, v in record["caps"].items()}, each)
+    return Charter(**{**told, "delta": delta}, currency=currency, names=names), caps
 
 
 def link(previous: bytes, body: bytes) -> bytes:

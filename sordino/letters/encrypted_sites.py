@@ -103,7 +103,7 @@ class EncryptedSum(SumAtSites):
                 with watch("add"):
                     server.take(bytes(message), expected)
             except SecureError as error:
-                why = f"client {k} counts as absent: {error.what}"
+                why = f"client {self._sites.called(k)} counts as absent: {error.what}"
                 self._sites.note(Event(event="dropped", round=self._t + 1, why=why))
             else:
                 who.append(k)

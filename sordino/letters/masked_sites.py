@@ -114,7 +114,7 @@ class MaskedSum(SumAtSites):
                 try:
                     self._receive(kind, k if k in self._there[peer] else None, bytes(body))
                 except SordinoError as error:
-                    why = f"client {k} of {peer} drops out: {error.what}"
+                    why = f"client {self._sites.called(k)} of {peer} drops out: {error.what}"
                     self._sites.note(Event(event="dropped", site=peer, round=self._t + 1, why=why))
                 else:
                     there.setdefault(peer, []).append(k)

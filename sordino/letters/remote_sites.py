@@ -28,6 +28,7 @@ class RemoteSites(Sites):
     secure: SecureStage | None = field(kw_only=True)  # what adds uploads that nobody may read
     note: Callable[[Event], None] = lambda event: None
     ledger: Callable[[], str] = lambda: ""  # where the server's ledger stands
+    called: Callable[[int], str] = str  # the name of a client, or its number
     prelude: Sequence[tuple[Command, Sequence[bytes]]] = ()  # what a site is asked before it is asked for a round
     accepted: dict[str, Accepted] = field(default_factory=dict)  # the sites that take part
     stopped: Callable[[], bool] = lambda: False  # does somebody want the run to stop?

@@ -63,7 +63,9 @@ class Scheme(ABC):
 
     def match(self, train: Labelled, rows: RowNumbers, test: Labelled, rng: Generator) -> RowNumbers:
         """The test rows of every client."""
-        seen = (train.y, test.y) if self.reads_labels else (np.zeros_like(train.y), np.zeros_like(test.y))
+        seen = (
+            (train.y, test.y) if self.reads_labels else tuple(np.zeros(len(part.y), np.int64) for part in (train, test))
+        )
         return match_test(seen[0], rows, seen[1], rng)
 
     def relabel(

@@ -17,7 +17,8 @@ from typing import NamedTuple
 from pydantic import BaseModel
 
 from sordino.engine.checkpoint import atomic_write
-from sordino.evaluate.measures import Metric, Metrics, Point, curve, headline
+from sordino.evaluate.headlines import HEADLINES, Metric
+from sordino.evaluate.measures import Metrics, Point, curve, headline
 from sordino.evaluate.preparation_cost import flops_until
 from sordino.ledger.claims import Adversary, Neighbours, Status, Unit
 from sordino.ledger.facts import Epsilon, Fact, Number
@@ -129,7 +130,8 @@ def gather(
     return ComparisonFacts(
         title=" · ".join(side.name for side in sides),
         lead=f"{len(sides)} methods, {_count(seeds, 'seed')} each, {_count(equal['rounds'], 'round')} on {data}. "
-        "Accuracies are on test data, at the end of the runs.",
+        + ("Accuracies are" if metric == "accuracy" else f"{HEADLINES[metric].full.capitalize()} is")
+        + " on test data, at the end of the runs.",
         notice=SIMULATIONS if any(side.simulated and strongest(side.promise) for side in sides) else "",
         metric=metric,
         seeds=seeds,

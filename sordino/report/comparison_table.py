@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from rich.markup import escape
 from rich.table import Table
 
+from sordino.evaluate.headlines import HEADLINES, Metric
 from sordino.ledger.events import Json
 from sordino.ledger.facts import Fact
 from sordino.ledger.statement import Guarantee
@@ -33,6 +34,7 @@ class Row(Fact):
     method: str
     n: int
     target: float
+    metric: Metric
     measured: Mapping[str, Measured]
     p_against_first: float | None
     candidates: str
@@ -58,12 +60,12 @@ class Row(Fact):
         }
 
 
-COLUMNS: dict[str, tuple[str, Callable[[float], str]]] = {
-    "final": ("final", lambda v: f"{100 * v:.2f}"),
-    "last_ten": ("last 10", lambda v: f"{100 * v:.2f}"),
-    "worst_tenth": ("worst 10 %", lambda v: f"{100 * v:.2f}"),
-    "at_half": ("half-way", lambda v: f"{100 * v:.2f}"),
-    "at_equal_bytes": ("at equal bytes", lambda v: f"{100 * v:.2f}"),
+COLUMNS: dict[str, tuple[str, Callable[[float], str] | None]] = {  # None: as the headline is written
+    "final": ("final", None),
+    "last_ten": ("last 10", None),
+    "worst_tenth": ("worst 10 %", None),
+    "at_half": ("half-way", None),
+    "at_equal_bytes": ("at equal bytes", None),
     "rounds_to_target": ("rounds to target", lambda v: f"{v:.1f}"),
     "bytes_to_target": ("bytes to target", bytes_text),
     "bytes": ("bytes", bytes_text),
@@ -84,7 +86,8 @@ def columns(rows: Sequence[Row]) -> list[str]:
 
 def cell(row: Row, name: str) -> str:
     """mean ± std, and how many of n are missing in it."""
-    over, missing, write = row.measured[name], MISSING.get(name, "not known"), COLUMNS[name][1]
+    over, missing = row.measured[name], MISSING.get(name, "not known")
+    write = COLUMNS[name][1] or HEADLINES[row.metric].bare
     if over.mean is None:
         return missing
     text = write(over.mean) if over.std in (None, 0.0) else f"{write(over.mean)} ± {write(over.std or 0.0)}"
@@ -109,9 +112,12 @@ def lines(rows: Sequence[Row]) -> list[list[str]]:
 
 
 def caption(rows: Sequence[Row]) -> str:
+    judged = HEADLINES[rows[0].metric]
+    unit = " %" if judged.percent else ""
+    what = "accuracies in %" if judged.name == "accuracy" else judged.full + (" in %" if judged.percent else "")
     return (
-        f"target {100 * rows[0].target:.2f} %; accuracies in %, mean ± standard deviation over seeds; "
-        "p: paired t-test of last 10"
+        f"target {judged.bare(rows[0].target)}{unit}; {what}, mean ± standard deviation over seeds; "
+        "last 10: mean of the last ten rounds measured, or of all where there are fewer; p: paired t-test of it"
     )
 
 

@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypedDict, TypeVar
 
 from sordino.errors import ConfigError
-from sordino.evaluate.measures import Metric, headline, last_scored, scores
+from sordino.evaluate.headlines import HEADLINES, Headline
+from sordino.evaluate.measures import headline, last_scored, scores
 from sordino.evaluate.rows import RoundRow
 from sordino.report.comparison_page import ComparisonFacts, CurvePoint
 from sordino.report.palette import DASHES, LIGHT, SERIES
@@ -104,8 +105,8 @@ def line(i: int) -> PlotLine:
 
 
 def _accuracy(facts: RunFacts, axes: Axes) -> bool:
-    metric, scale = _headline(facts)
-    rows = scores(facts.metrics, metric)
+    judged = _headline(facts)
+    rows, scale = scores(facts.metrics, judged.name), judged.scale
     if not rows:
         return False
     axes.plot([row.round for row, _ in rows], [scale * score for _, score in rows], label=facts.model, **line(0))
@@ -113,23 +114,18 @@ def _accuracy(facts: RunFacts, axes: Axes) -> bool:
     if seen:
         x, mean, std = [t for t, _ in seen], [scale * c.mean for _, c in seen], [scale * c.std for _, c in seen]
         low, high = ([m + sign * s for m, s in zip(mean, std, strict=True)] for sign in (-1, 1))
-        ceiling = 100 if metric == "accuracy" else math.inf
+        ceiling = 100 if judged.percent else math.inf
         low, high = [max(0.0, v) for v in low], [min(ceiling, v) for v in high]
         axes.fill_between(x, low, high, color=LIGHT["c2"], alpha=0.18, linewidth=0, label="clients, mean ± std")
         axes.plot(x, [scale * c.worst_tenth for _, c in seen], label="worst 10 % of clients", **line(1))
-    _name(axes, "round", _measured(metric))
+    _name(axes, "round", judged.axis)
     return True
 
 
-def _headline(facts: RunFacts) -> tuple[Metric, int]:
-    """What the last evaluated round is judged by, and what it is multiplied with to be shown."""
+def _headline(facts: RunFacts) -> Headline:
+    """What the last evaluated round is judged by."""
     last = last_scored(facts.metrics)
-    metric = headline([] if last is None else [last])
-    return metric, 100 if metric == "accuracy" else 1
-
-
-def _measured(metric: Metric) -> str:
-    return f"test {metric}" + (" (%)" if metric == "accuracy" else "")
+    return HEADLINES[headline([] if last is None else [last])]
 
 
 def _epsilon(facts: RunFacts, axes: Axes) -> bool:
@@ -150,15 +146,15 @@ def _whole(facts: RunFacts) -> list[RoundRow]:
 
 def _against(facts: RunFacts, axes: Axes, cost: Callable[[RoundRow], float | None], unit: float, label: str) -> bool:
     """Accuracy against what was spent, the preparation in front."""
-    rows, (metric, scale) = _whole(facts), _headline(facts)
+    rows, judged = _whole(facts), _headline(facts)
     spent = [known / unit for row in rows if (known := cost(row)) is not None]
     if last_scored(facts.metrics) is None or len(spent) < len(rows):
         return False
     until = dict(zip((row.round for row in rows), accumulate(spent), strict=True))
-    points = [(until[row.round], scale * score) for row, score in scores(rows, metric)]
+    points = [(until[row.round], judged.scale * score) for row, score in scores(rows, judged.name)]
     axes.plot(*zip(*points, strict=True), label=facts.model, **line(0))
     axes.set_xlim(left=0)
-    _name(axes, label, _measured(metric), legend=False)
+    _name(axes, label, judged.axis, legend=False)
     return True
 
 
@@ -199,7 +195,7 @@ def _partition(facts: RunFacts, axes: Axes) -> bool:
 def _curves(
     facts: ComparisonFacts, axes: Axes, read: Callable[[CurvePoint], float | None], unit: float, label: str
 ) -> bool:
-    scale, drawn = 100 if facts.metric == "accuracy" else 1, False
+    scale, drawn = HEADLINES[facts.metric].scale, False
     for i, method in enumerate(facts.methods):
         x = [known / unit for p in method.curve if (known := read(p)) is not None]
         if len(x) < len(method.curve):
@@ -209,7 +205,7 @@ def _curves(
         axes.plot(x, mean, label=method.name, **line(i))
         low, high = ([m + sign * s for m, s in zip(mean, std, strict=True)] for sign in (-1, 1))
         axes.fill_between(x, low, high, color=line(i)["color"], alpha=0.15, linewidth=0)
-    _name(axes, label, _measured(facts.metric))
+    _name(axes, label, HEADLINES[facts.metric].axis)
     return drawn
 
 
@@ -217,8 +213,9 @@ def _over_epsilon(facts: ComparisonFacts, axes: Axes) -> bool:
     names = [method.name for method in facts.methods]
     nominal: list[tuple[float, float]] = []
     for p in facts.points:
-        colour, y = line(names.index(p.name))["color"], 100 * p.y
-        bar = None if p.std is None else 100 * p.std
+        scale = HEADLINES[facts.metric].scale
+        colour, y = line(names.index(p.name))["color"], scale * p.y
+        bar = None if p.std is None else scale * p.std
         marker = "o" if p.unit == "example" else "s"
         axes.errorbar([p.x], [y], yerr=bar, fmt=marker, color=colour, label=f"{p.name} (per {p.unit})")
         if p.nominal is not None:
@@ -234,7 +231,7 @@ def _over_epsilon(facts: ComparisonFacts, axes: Axes) -> bool:
         axes.set_xticks([tick for tick in ticks if low / 1.3 <= tick <= high * 1.3])
         axes.xaxis.set_major_formatter("{x:g}")
         axes.xaxis.set_minor_formatter("")
-    _name(axes, "ε", "test accuracy (%)")
+    _name(axes, "ε", HEADLINES[facts.metric].axis)
     return bool(facts.points)
 
 

@@ -15,7 +15,9 @@ BY_HAND = "*No file of the run knows this: write it here.*"
 
 def card(found: Evidence) -> str:
     """The card, for README.md beside a model."""
-    tags = ["federated-learning", "differential-privacy", *(["simulation"] if found.simulated else [])]
+    promised = any(row.finite for row in found.receipt.guarantees)
+    said = {"federated-learning": True, "differential-privacy": promised, "simulation": found.simulated}
+    tags = [tag for tag, holds in said.items() if holds]
     top = {
         "library_name": "sordino",
         "pipeline_tag": TASKS[found.public.kind],

@@ -7,8 +7,6 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-import numpy as np
-
 from sordino.evaluate.preparation_cost import in_front
 from sordino.evaluate.rows import RoundRow
 from sordino.ledger.claims import Adversary, Neighbours, Status, Unit, standing
@@ -173,11 +171,9 @@ def gather(folder: Path, evaluator: bool = False) -> RunFacts:
 
 def _held(population: Population) -> tuple[tuple[tuple[int, ...], ...], dict[str, Number]]:
     """Who holds how many of which label, and how much clients differ."""
-    rows, labels = population.shares[0], np.asarray(population.dataset.train.y)
+    rows, labels = population.shares[0], population.counted
     shown = rows if len(rows) <= LISTED else [rows[k] for k in some_of(len(rows), LISTED)]
     classes = max(population.dataset.classes, 1)
-    if population.dataset.classes == 0:
-        labels = np.zeros(len(labels), dtype=np.int64)  # no classes to count: one that all examples are in
     return tuple(map(tuple, table(labels, shown, classes).tolist())), dict(summary(labels, rows, classes))
 
 

@@ -13,6 +13,7 @@ from importlib.resources import files
 from pathlib import Path
 
 from sordino.engine.checkpoint import atomic_write
+from sordino.evaluate.headlines import in_words
 from sordino.ledger.facts import Fact
 from sordino.report import palette, still
 from sordino.report.markup import Html
@@ -51,7 +52,7 @@ def assemble(title: str, facts: Fact, shown: Html, *scripts: str) -> str:
     """The frame with everything it needs inside, filled in one pass: what is put in is not looked at again. `shown` is
     there where no script runs.
     """
-    styled = {**facts.to_json(), "colours": palette.SERIES, "dashes": palette.DASHES}
+    styled = {**facts.to_json(), "colours": palette.SERIES, "dashes": palette.DASHES, "headlines": in_words()}
     inserts = {
         "PALETTE": palette.css(),
         "CSS": together(*STYLES),

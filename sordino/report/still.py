@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
+from sordino.evaluate.headlines import HEADLINES
 from sordino.evaluate.measures import headline, last_scored, scores
 from sordino.evaluate.rows import RoundRow
 from sordino.report import palette
@@ -46,13 +47,14 @@ def of_run(facts: RunFacts) -> Html:
 def of_comparison(facts: ComparisonFacts) -> Html:
     """The report of a comparison."""
     columns, *rows = facts.table
-    score = _score(facts.metric == "accuracy")
+    judged = HEADLINES[facts.metric]
+    score = _score(judged.percent)
     curves = [(m.name, [(p.round, p.mean) for p in m.curve if p.mean is not None]) for m in facts.methods]
     return joined(
         [
             *_top(facts.title, facts.lead, facts.notice, *facts.candidates),
             _section("Result", _scrolled(facts.caption, columns, rows)),
-            _section("Learning", chart(f"Test {facts.metric} over rounds, mean over seeds", curves, score)),
+            _section("Learning", chart(f"Test {judged.full} over rounds, mean over seeds", curves, score)),
             _section(
                 "What each method promises",
                 *(part for m in facts.methods for part in (tag("h3", m.name), promises(m.guarantees))),
@@ -96,9 +98,9 @@ def _learning(facts: RunFacts) -> list[Html]:
     last = last_scored(facts.metrics)
     if last is None:
         return [tag("p", "How well the model does is for the evaluator of this run only.")]
-    metric = headline([last])
-    score = _score(metric == "accuracy")
-    rows = scores(facts.metrics, metric)
+    judged = HEADLINES[headline([last])]
+    score = _score(judged.percent)
+    rows = scores(facts.metrics, judged.name)
     told = [(row.round, row.clients) for row, _ in rows if row.clients is not None]
     lines: list[Line] = [
         (facts.model, [(row.round, value) for row, value in rows]),
@@ -109,9 +111,11 @@ def _learning(facts: RunFacts) -> list[Html]:
         (row.round, score(value), _size(row.bytes_down), _size(row.bytes_up)) for row, value in _some(rows, SHOWN)
     ]
     named = _scrolled(
-        f"{len(counted)} of {len(rows)} evaluated rounds", ("round", f"test {metric}", "sent down", "sent up"), counted
+        f"{len(counted)} of {len(rows)} evaluated rounds",
+        ("round", f"test {judged.full}", "sent down", "sent up"),
+        counted,
     )
-    return [chart(f"Test {metric} over rounds", lines, score), named, *_beside(rows[-1][0])]
+    return [chart(f"Test {judged.full} over rounds", lines, score), named, *_beside(rows[-1][0])]
 
 
 def _beside(last: RoundRow) -> list[Html]:

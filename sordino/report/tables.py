@@ -12,6 +12,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from sordino.evaluate.headlines import HEADLINES
 from sordino.evaluate.measures import last_scored, scores
 from sordino.evaluate.preparation_cost import Reached
 from sordino.evaluate.rows import RoundRow
@@ -107,25 +108,26 @@ def results(metrics: Sequence[RoundRow]) -> Table:
     last = last_scored(metrics)
     table.add_row("rounds", str(len(metrics)))
     if last is not None:
-        if last.accuracy is not None:
-            table.add_row("test accuracy, global", f"{last.accuracy:.2%}")
-            recent = [score for _, score in scores(metrics[-10:])]
-            table.add_row(f"test accuracy, mean of last {len(recent)}", f"{sum(recent) / len(recent):.2%}")
-            if last.majority is not None:
-                table.add_row("always the most frequent class", f"{last.majority:.2%}")
+        if (best := last.headline) is not None and best[0].name != "loss":
+            judged, value = best
+            table.add_row(f"test {judged.full}, global", judged.shown(value))
+            recent = [score for _, score in scores(metrics[-10:], judged.name)]
+            table.add_row(f"test {judged.words}, mean of last {len(recent)}", judged.shown(sum(recent) / len(recent)))
+            if last.constant is not None:
+                table.add_row(judged.constant, judged.shown(last.constant))
         table.add_row("test loss", f"{last.loss:.4f}")
         for name, value in last.scores:
             table.add_row(f"test {name}", f"{value:.4f}")
         if (found := last.clients) is not None:
-            form = "{:.2%}" if found.metric == "accuracy" else "{:.4f}"
+            judged = HEADLINES[found.metric]
             for text, value in (
                 ("per-client mean", found.mean),
                 ("per-client std", found.std),
                 ("worst 10 % of clients", found.worst_tenth),
             ):
-                table.add_row(f"{found.metric}, {text}", form.format(value))
+                table.add_row(f"{judged.words}, {text}", judged.shown(value))
         for name, other in last.also.items():
-            table.add_row(f"test, {name}", f"{other.loss:.4f}" if other.accuracy is None else f"{other.accuracy:.2%}")
+            table.add_row(f"test, {name}", "" if (one := other.headline) is None else one[0].shown(one[1]))
     if last is not None and last.confusion is not None and len(last.confusion) <= 12:
         for at, counts in enumerate(last.confusion):
             table.add_row(f"of true class {at}, predicted as each", " ".join(map(str, counts)))

@@ -7,6 +7,7 @@ A sweep is a comparison too: one method per value.
 
 from __future__ import annotations
 
+import itertools
 import re
 import shlex
 import statistics
@@ -21,6 +22,7 @@ from sordino import config
 from sordino.config import Experiment
 from sordino.engine.checkpoint import atomic_write
 from sordino.errors import ConfigError, RunError
+from sordino.evaluate.headlines import HEADLINES
 from sordino.evaluate.measures import (
     Measure,
     Metrics,
@@ -28,6 +30,7 @@ from sordino.evaluate.measures import (
     at_round,
     bytes_to,
     final,
+    headline,
     last_ten,
     mean_std,
     paired_p,
@@ -116,7 +119,15 @@ class Comparison:
     @property
     def choosing(self) -> list[str]:
         """What must be said with the table: tuning is not accounted for, and what it would cost."""
-        return pages.choosing(self.search, len(self.methods), len(self.methods[0].runs), self.sweep)
+        said = pages.choosing(self.search, len(self.methods), len(self.methods[0].runs), self.sweep)
+        target, constant = self.table[0].target, max(_constant(run) for m in self.methods for run in m.runs)
+        if target > constant:
+            return said
+        return [
+            *said,
+            f"The target of {target:.1%} is no better than a constant answer ({constant:.1%}), so rounds and bytes to "
+            "it say nothing: train longer, or give a --target.",
+        ]
 
     def frame(self) -> pandas.DataFrame:
         """The table as a pandas data frame."""
@@ -192,10 +203,17 @@ def compare(
             code="too-few-to-compare",
         )
     check_equal(experiments)
-    methods = [_method(experiment, seeds, out, follow) for experiment in experiments]
+    counted = _counted(follow, len(experiments) * seeds)
+    methods = [_method(experiment, seeds, out, counted) for experiment in experiments]
     words = [*map(str, files), *overrides, "--seeds", str(seeds), "--out", str(out)]
     words += [] if target is None else ["--target", str(target)]
     return Comparison(methods, out, f"sordino compare {shlex.join(words)}", target, len(settings) > 1)
+
+
+def _counted(follow: Follow, many: int) -> Follow:
+    """Says of each run which one it is, and of how many."""
+    number = itertools.count(1)
+    return lambda what: follow(f"run {next(number)} of {many}: {what}")
 
 
 def _named(experiment: Experiment, setting: Setting) -> Experiment:
@@ -270,7 +288,8 @@ def check_equal(experiments: Sequence[Experiment]) -> None:
                 raise ConfigError(
                     f"{first.name} and {other.name} differ in {section}",
                     why="then this could be the reason for a difference in accuracy",
-                    fix=f"make [{section}] equal in both, or set it for all: sordino compare ... {section}=...",
+                    fix=f"make [{section}] equal in both, or set it for all: sordino compare ... {section}=...; to try "
+                    "several of them, make a comparison for each, with an --out of its own",
                     code="unequal-comparison",
                 )
     folders = [_folder(experiment.name) for experiment in experiments]
@@ -282,13 +301,20 @@ def check_equal(experiments: Sequence[Experiment]) -> None:
         )
 
 
+def _constant(run: Metrics) -> float:
+    """What always answering the most frequent class reaches; 0 where there are no classes."""
+    return next((row.majority for row in reversed(run) if row.majority is not None), 0.0)
+
+
 def table(methods: Sequence[Method], target: float | None = None) -> list[Row]:
     """One row per method. The target defaults to what the weakest method reaches at its end, so that all can reach
     it.
     """
+    metric = headline([row for m in methods for run in m.runs for row in run])
     if target is None:
         ends = [statistics.fmean(values) for m in methods if (values := m.values(last_ten))]
-        target = min(ends) if ends else 0.0
+        weakest = min if HEADLINES[metric].higher else max
+        target = weakest(ends) if ends else 0.0
     rounds = max((row.round for m in methods for run in m.runs for row in run), default=0)
     cheapest = min((traffic(run) for m in methods for run in m.runs), default=0.0)
     measures: dict[str, Measure] = {
@@ -307,6 +333,7 @@ def table(methods: Sequence[Method], target: float | None = None) -> list[Row]:
             method=method.name,
             n=len(method.runs),
             target=target,
+            metric=metric,
             measured={name: _over_seeds(method.values(measure)) for name, measure in measures.items()},
             p_against_first=_p_against(methods[0], method),
             candidates=label_of(method.experiment),

@@ -16,6 +16,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from sordino.evaluate.headlines import HEADLINES, Headline
 from sordino.evaluate.measures import Metrics, final, headline, last_scored, scores
 from sordino.evaluate.rows import PreparedRow, RoundRow
 from sordino.ledger.books import EVERYONE
@@ -70,7 +71,13 @@ class Result:
     @property
     def accuracy(self) -> float | None:
         """On all test examples, after the last evaluated round; None where the task has no accuracy."""
-        return final(self.metrics)
+        return final(self.metrics, "accuracy")
+
+    @property
+    def score(self) -> tuple[Headline, float] | None:
+        """What the run is judged by, with its words and direction, and its value after the last evaluated round."""
+        last = last_scored(self.metrics)
+        return None if last is None else last.headline
 
     @property
     def promise(self) -> str:
@@ -193,10 +200,7 @@ class Result:
 
     @property
     def _reached(self) -> str:
-        if self.accuracy is not None:
-            return f"accuracy {self.accuracy:.2%}"
-        last = last_scored(self.metrics)
-        return "not evaluated yet" if last is None else f"loss {last.loss:.4g}"
+        return "not evaluated yet" if self.score is None else self.score[0].told(self.score[1])
 
     def __repr__(self) -> str:
         said = [f"Result of {len(self.metrics)} rounds in {self.folder}", self._reached, self.promise, self.candidates]
@@ -209,11 +213,13 @@ class Result:
         return f'<div style="line-height:1.6">{_curve(self.metrics)}{"<br>".join(said)}</div>'
 
 
-def open_run(folder: str | Path) -> Result:
-    """A run that lies on disk: finished, stopped, or still going on in another process."""
+def open_run(folder: str | Path, objects: Mapping[str, object] | None = None) -> Result:
+    """A run that lies on disk: finished, stopped, or still going on in another process. `objects`: those of a Python
+    session that it was begun with, by their names.
+    """
     run = RunFolder(Path(folder))
     run.check()
-    return Result(run.path, run.notes())
+    return Result(run.path, run.notes(), objects=objects or {})
 
 
 def _amount(parts: tuple[float, ...]) -> float | tuple[float, ...]:
@@ -226,16 +232,16 @@ def _share(spent: tuple[float, ...], granted: tuple[float, ...]) -> float:
 
 
 def _curve(metrics: Metrics, width: int = 260, height: int = 64) -> str:
-    """Accuracy, else loss, over rounds; nothing where there are fewer than two points."""
-    measure = headline(metrics)
-    points = [(row.round, score) for row, score in scores(metrics, measure)]
+    """What the run is judged by, over rounds; nothing where there are fewer than two points."""
+    judged = HEADLINES[headline(metrics)]
+    points = [(row.round, score) for row, score in scores(metrics)]
     rounds, values = [x for x, _ in points], [y for _, y in points]
     if len(points) < 2 or not all(map(math.isfinite, values)):
         return ""
-    low, high = (0.0, 1.0) if measure == "accuracy" else (min(values), max(values))
+    low, high = (0.0, 1.0) if judged.percent else (min(values), max(values))
     across, up = (rounds[-1] - rounds[0]) or 1, (high - low) or 1
     line = " ".join(f"{(x - rounds[0]) / across * width:.1f},{height - (y - low) / up * height:.1f}" for x, y in points)
-    told = f"{measure} from {values[0]:.3g} in round {rounds[0]} to {values[-1]:.3g} in round {rounds[-1]}"
+    told = f"{judged.words} from {values[0]:.3g} in round {rounds[0]} to {values[-1]:.3g} in round {rounds[-1]}"
     return (
         f'<svg role="img" aria-label="{html.escape(told)}" width="{width + 4}" height="{height + 4}" '
         f'viewBox="-2 -2 {width + 4} {height + 4}" '

@@ -1,4 +1,4 @@
-"""What a trained model says of new examples: a class for each, and how probable every class is to the model. Only the
+"""What a trained model says of new examples: a class for each, and how probable every class is; or a number. Only the
 run's bundle is read, so that neither its data nor its ledger need be there.
 """
 
@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import csv
 import io
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -17,34 +18,92 @@ import torch
 from numpy.typing import NDArray
 
 from sordino import user_code
+from sordino.config import build
 from sordino.data import missing_extra
 from sordino.errors import DataError
-from sordino.evaluate.scores import SCORES, scored
+from sordino.evaluate.accuracy import Evaluator
+from sordino.evaluate.rows import Scores
+from sordino.evaluate.scores import scored
 from sordino.results.frames import frame
 from sordino.runs import bundle as bundles
 from sordino.runs.bundle import Bundle
 from sordino.tasks.classification import Classification
+from sordino.tasks.problems import PROBLEMS, Problem
+from sordino.tasks.supervised import HowRun, Supervised
+from sordino.types import Examples, Params
 
 if TYPE_CHECKING:
     import pandas
 
     from sordino.data.new_rows import NewRows
 
-AT_ONCE = 512  # rows
 PERSONALISED = (
     "in training, every client makes this model its own before it uses it; this is the model that the server hands out"
 )
 
 
 @dataclass(frozen=True, eq=False)
-class Prediction:
+class Predicted(ABC):
     """One row for each example, in their order."""
 
     names: tuple[str, ...]  # the number of a row from 1 on, or the file of an image
+    notes: tuple[str, ...]
+
+    @property
+    @abstractmethod
+    def rows(self) -> Iterator[dict[str, str | float]]:
+        """What is said of each example, by column."""
+
+    @property
+    @abstractmethod
+    def columns(self) -> list[str]:
+        """The names of these."""
+
+    @property
+    @abstractmethod
+    def scored(self) -> Scores | None:
+        """How good they are; None where nobody asked for a score."""
+
+    @property
+    @abstractmethod
+    def described(self) -> dict[str, Any]:
+        """The same for other programs, with what the columns rest on."""
+
+    def told(self) -> Iterator[str]:
+        """The score in lines."""
+        found = self.scored
+        if found is None or found.headline is None:
+            return
+        judged, value = found.headline
+        direction = "" if judged.name == "accuracy" else f" ({judged.better})"
+        yield f"{judged.told(value)}{direction} of {len(self)} rows"
+        if judged.name != "accuracy" and found.constant is not None:
+            yield f"{judged.constant}: {judged.shown(found.constant)}"
+        yield from (f"{words} {number:.4f}" for words, number in found.scores)
+
+    def to_frame(self) -> pandas.DataFrame:
+        """The same as a data frame (extra `frames`)."""
+        return frame(list(self.rows), instead="`.rows`")
+
+    def to_csv(self) -> str:
+        """The same as text: row, predicted, and what else there is of each."""
+        out = io.StringIO()
+        writer = csv.DictWriter(out, self.columns, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(self.rows)
+        return out.getvalue()
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+
+@dataclass(frozen=True, eq=False)
+class Prediction(Predicted):
+    """A class for each, and how probable every class is."""
+
     classes: tuple[str, ...]
     probabilities: NDArray[np.float32]  # [examples, classes]
     truth: tuple[str, ...] | None = None  # the class of each, where a score was asked for
-    notes: tuple[str, ...] = ()
 
     @cached_property
     def labels(self) -> list[str]:
@@ -65,64 +124,118 @@ class Prediction:
         if self.truth is None:
             return {}
         place = {name: at for at, name in enumerate(self.classes)}
-        return scored(tuple(SCORES), self.probabilities, np.array([place[name] for name in self.truth]))
+        return scored(Classification.scores, self.probabilities, np.array([place[name] for name in self.truth]))
+
+    @property
+    def scored(self) -> Scores | None:
+        return None if self.truth is None else Scores(accuracy=self.accuracy, **self.scores)
+
+    @property
+    def described(self) -> dict[str, Any]:
+        found = {} if self.truth is None else {"accuracy": self.accuracy, **self.scores}
+        return {"classes": self.classes, **found}
+
+    def told(self) -> Iterator[str]:
+        yield from super().told()
+        for name, counts in zip(self.classes, self.scores.get("confusion", ()), strict=False):
+            each = zip(self.classes, counts, strict=True)
+            told_as = ", ".join(f"{other}: {count}" for other, count in each if count)
+            yield f"of class {name}, predicted as {told_as or 'nothing: no row has it'}"
+
+    @property
+    def columns(self) -> list[str]:
+        return ["row", "predicted", *(f"p_{name}" for name in self.classes)]
 
     @property
     def rows(self) -> Iterator[dict[str, str | float]]:
         for name, label, each in zip(self.names, self.labels, self.probabilities.tolist(), strict=True):
             yield {"row": name, "predicted": label, **{f"p_{k}": p for k, p in zip(self.classes, each, strict=True)}}
 
-    def to_frame(self) -> pandas.DataFrame:
-        """The same as a data frame (extra `frames`)."""
-        return frame(list(self.rows), instead="`.labels` and `.probabilities`")
 
-    def to_csv(self) -> str:
-        """The same as text: row, predicted, and one column p_CLASS for each class."""
-        out = io.StringIO()
-        writer = csv.DictWriter(out, ["row", "predicted", *(f"p_{name}" for name in self.classes)], lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(self.rows)
-        return out.getvalue()
+@dataclass(frozen=True, eq=False)
+class PredictedNumbers(Predicted):
+    """A number for each, in the unit of the label."""
 
-    def __len__(self) -> int:
-        return len(self.names)
+    values: NDArray[np.float64]
+    scored: Scores | None = None
+
+    columns = ["row", "predicted"]  # noqa: RUF012 (a constant)
+
+    @property
+    def described(self) -> dict[str, Any]:
+        return {} if self.scored is None else self.scored.to_json()
+
+    @property
+    def rows(self) -> Iterator[dict[str, str | float]]:
+        return ({"row": n, "predicted": v} for n, v in zip(self.names, self.values.tolist(), strict=True))
 
 
-def predict(folder: Path, rows: object, score: bool = False, with_code: bool = False) -> Prediction:
-    """`rows`: a file or folder, or rows in memory; `score`: their classes are known and compared; `with_code`: a class
+@dataclass(frozen=True, eq=False)
+class PredictedLabels(Predicted):
+    """Which labels each example has, and how probable each label is."""
+
+    labels: tuple[str, ...]
+    probabilities: NDArray[np.float64]  # [examples, labels]
+    scored: Scores | None = None
+
+    @property
+    def columns(self) -> list[str]:
+        return ["row", *self.labels, *(f"p_{name}" for name in self.labels)]
+
+    @property
+    def described(self) -> dict[str, Any]:
+        return {"labels": self.labels, **({} if self.scored is None else self.scored.to_json())}
+
+    @property
+    def rows(self) -> Iterator[dict[str, str | float]]:
+        for name, each in zip(self.names, self.probabilities.tolist(), strict=True):
+            has = {label: int(p > 0.5) for label, p in zip(self.labels, each, strict=True)}
+            yield {"row": name, **has, **{f"p_{label}": p for label, p in zip(self.labels, each, strict=True)}}
+
+
+def predict(folder: Path, rows: object, score: bool = False, with_code: bool = False) -> Predicted:
+    """`rows`: a file or folder, or rows in memory; `score`: their labels are known and compared; `with_code`: a class
     of somebody's own may be imported."""
     bundle = bundles.read(folder)
     with user_code.blamed():
-        task = _task(folder, bundle, with_code)
-        found = _read(bundle, rows, score)
+        problem = build({"name": bundle.task, **bundle.settings}, dict(PROBLEMS), "task")
+        task = _task(folder, bundle, problem, with_code)
+        found = _read(bundle, problem, rows, score)
         _check_truth(found, bundle)
         params, x = task.init(0), torch.from_numpy(found.x)
-        logits = torch.cat([task.predict(params, part) for part in torch.split(x, AT_ONCE)])
-    probabilities = logits[:, : len(bundle.classes)].softmax(1).numpy()
+        answers = task.answers(task.all_outputs(params, x))
+        judged = None if found.y is None else _judged(task, params, Examples(x, torch.from_numpy(found.y)))
     notes = (PERSONALISED,) if bundle.personalised else ()
-    return Prediction(found.names, bundle.classes, probabilities, found.truth, notes)
+    if problem.columns:
+        return PredictedLabels(found.names, notes, problem.columns, answers.numpy(), judged)
+    if problem.outcome is not None:
+        return PredictedNumbers(found.names, notes, answers.numpy(), judged)
+    return Prediction(found.names, notes, bundle.classes, answers.float().numpy(), found.truth)
 
 
-def _task(folder: Path, bundle: Bundle, code: bool) -> Classification:
+def _judged(task: Supervised, params: Params, examples: Examples) -> Scores:
+    return Evaluator(task, examples, ())(params)
+
+
+def _task(folder: Path, bundle: Bundle, problem: Problem, code: bool) -> Supervised:
     inputs = bundle.inputs
-    return Classification(
-        bundles.loaded(folder, bundle, code),
+    how = HowRun(
         name=bundle.model.name,
         shape=inputs.shape,
         mean=inputs.mean,
         std=inputs.deviation,
         image=inputs.kind == "image",
-        labels=len(bundle.classes),
         keeps=True,
     )
+    return problem.built(bundles.loaded(folder, bundle, code), how, None, bundle.classes)
 
 
-def _read(bundle: Bundle, rows: object, score: bool) -> NewRows:
+def _read(bundle: Bundle, problem: Problem, rows: object, score: bool) -> NewRows:
     try:
         from sordino.data import new_rows
     except ModuleNotFoundError as error:
         raise missing_extra("tabular" if bundle.inputs.kind == "table" else "images", error) from None
-    inputs, label = bundle.inputs, bundle.label if score else None
+    inputs, named = bundle.inputs, problem.columns or (() if bundle.label is None else (bundle.label,))
     if isinstance(rows, np.ndarray | torch.Tensor) and not score:
         return new_rows.NewRows(*_ready(np.asarray(rows), bundle))
     path = Path(rows).expanduser() if isinstance(rows, str | Path) else None
@@ -137,15 +250,17 @@ def _read(bundle: Bundle, rows: object, score: bool) -> NewRows:
             fix="from Python, give an array [examples, inputs] with the inputs in their order",
             code="nameless-columns",
         )
-    if score and label is None:
+    if score and not named:
         raise DataError(
             "a score needs the column that is predicted",
             why="the run names none",
             fix="leave the score out",
             code="no-label-column",
         )
-    columns = bundles.columns_of(bundle)
-    return new_rows.given(rows, columns, label) if path is None else new_rows.table(path, columns, label)
+    columns, labels = bundles.columns_of(bundle), named if score else ()
+    if path is None:
+        return new_rows.given(rows, columns, labels, problem.outcome)
+    return new_rows.table(path, columns, labels, problem.outcome)
 
 
 def _ready(x: NDArray[np.generic], bundle: Bundle) -> tuple[NDArray[np.generic], tuple[str, ...]]:

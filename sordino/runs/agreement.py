@@ -56,6 +56,11 @@ class PublicNumbers:
         """One for each class: its number where `names` does not say."""
         return self.names if len(self.names) == self.classes else tuple(map(str, range(self.classes)))
 
+    @property
+    def called_classes(self) -> tuple[str, ...]:
+        """The same, as the clients call them: numbers where they have numbers of their own."""
+        return self.class_names if self.named == self.classes else tuple(map(str, range(self.named)))
+
 
 @dataclass(frozen=True)
 class Agreement:

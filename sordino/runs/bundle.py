@@ -16,6 +16,7 @@ from pydantic import model_validator
 from safetensors import SafetensorError
 from torch import nn
 
+from sordino import user_code
 from sordino.data.schema import Column
 from sordino.engine.checkpoint import atomic_write
 from sordino.errors import ConfigError, RunError, damaged
@@ -84,11 +85,12 @@ class Bundle(Fact):
     """The file."""
 
     format: Literal[1]
-    task: Literal["classification"]
+    task: Literal["classification", "regression", "counts", "multi_label"]
+    settings: Mapping[str, Any] = {}  # of the task, as the experiment declared them
     weights: str  # the file of the weights
     model: BundledModel
     inputs: BundledInputs
-    classes: tuple[str, ...]  # in the order of the outputs; outputs beyond them are an algorithm's own
+    classes: tuple[str, ...] = ()  # in the order of the outputs; outputs beyond them are an algorithm's own
     label: str | None = None  # the column that is predicted
     personalised: bool = False  # do clients make this model their own before they use it?
 
@@ -102,7 +104,7 @@ class Bundle(Fact):
             raise ValueError("mean and deviation do not belong to examples of this shape")
         if self.inputs.columns and (wide,) != shape:
             raise ValueError(f"the columns give {wide} inputs, and the shape says {list(shape)}")
-        if not 1 <= len(self.classes) <= self.model.outputs <= MOST:
+        if not len(self.classes) <= self.model.outputs <= MOST or (self.task == "classification") != bool(self.classes):
             raise ValueError("there are more classes than outputs, or none")
         return self
 
@@ -110,13 +112,14 @@ class Bundle(Fact):
 def described(setup: Setup, columns: Mapping[str, Column]) -> Bundle | None:
     """The bundle of a run; nothing where nothing is predicted."""
     experiment, public = setup.experiment, setup.public
-    if not public.classes:
+    if experiment.data.source == "quadratic":
         return None
     built = setup.whole.architecture
     anonymous = public.named != public.classes or bool(experiment.partition.get("anonymous", False))
     return Bundle(
         format=FORMAT,
-        task="classification",
+        task=experiment.task["name"],
+        settings={key: value for key, value in experiment.task.items() if key != "name"},
         weights=RunFolder(Path()).model_file.name,
         model=BundledModel(
             name=built.name,
@@ -205,6 +208,7 @@ def no_model(folder: Path) -> RunError:
 def _check_sealed(folder: Path) -> None:
     mine = RunFolder(folder)
     names = tuple(file.name for file in (mine.model_file, mine.description_file))
+    mine.receipt()  # one that cannot be read is told as such
     if changed := [line for line in seal.wrong(folder, seal.claimed(folder)) if line.startswith(names)]:
         raise RunError(
             f"the model in {folder} is not the one that the run has written",
@@ -219,7 +223,7 @@ def loaded(folder: Path, bundle: Bundle, code: bool) -> nn.Module:
     from safetensors.torch import load_file
 
     built, file = bundle.model.architecture, RunFolder(folder).model_file
-    if built.is_own and not code:
+    if built.is_own and not code and not user_code.is_lent(built.name):
         raise ConfigError(
             f"the model is {built.name}, a class of somebody's own",
             why="to build it, its file has to be imported, and that runs it",

@@ -86,6 +86,7 @@ def _choices() -> dict[str, Choices]:
     from sordino.public_images import SOURCES
     from sordino.runs.home import CandidateSettings
     from sordino.tasks.nets import NETS
+    from sordino.tasks.problems import PROBLEMS
 
     return {
         "algorithm": Choices(ALGORITHMS),
@@ -96,6 +97,7 @@ def _choices() -> dict[str, Choices]:
         "read": Choices(gates.READERS),
         "uplink": Choices(gates.STAGES),
         "candidates": Choices(SOURCES, CandidateSettings),
+        "task": Choices(PROBLEMS),
     }
 
 

@@ -67,7 +67,7 @@ def would_write(folder: Path, setup: Setup) -> list[Path]:
         mine.metrics_file,
         mine.checkpoints,
         mine.model_file,
-        *([mine.description_file] if setup.public.classes and not told_to_nobody(setup) else []),
+        *([mine.description_file] if setup.experiment.data.source != "quadratic" and not told_to_nobody(setup) else []),
         mine.log_file,
         mine.receipt_file,
     ]

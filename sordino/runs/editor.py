@@ -10,7 +10,9 @@ from sordino.ledger.events import Json
 from sordino.runs.catalogue import KEYS, catalogue
 
 DIALECT = "http://json-schema.org/draft-07/schema#"  # the one that TOML editors read
-OWN = "^[A-Za-z_][A-Za-z0-9_.]*:[A-Za-z_][A-Za-z0-9_]*$"  # module:Class
+# module:Class
+NAME_OF_OWN: Json = {"type": "string", "pattern": "^[A-Za-z_][A-Za-z0-9_.]*:[A-Za-z_][A-Za-z0-9_.]*$"}
+OWN_PARTS = ("algorithm", "model", "partition", "cohort")
 
 
 def schema() -> Json:
@@ -18,7 +20,7 @@ def schema() -> Json:
     made = _inlined(Experiment.model_json_schema(ref_template="{model}"))
     _describe(made, Experiment)
     properties = made["properties"]
-    for table in ("algorithm", "partition", "model", "cohort", "read", "candidates"):
+    for table in ("algorithm", "partition", "model", "cohort", "read", "candidates", "task"):
         properties[table] |= _choice(table)
     stages: list[Json] = [{"type": "string", "enum": [*catalogue()["uplink"]]}, _choice("uplink")]
     steps = {"type": "array", "items": {"anyOf": stages}}
@@ -26,6 +28,9 @@ def schema() -> Json:
     sums = {"type": "object", "properties": gates, "additionalProperties": False}
     properties["uplink"]["anyOf"] = [steps, sums]
     properties["privacy"]["properties"]["schedule"] |= _choice("schedule")
+    source = properties["data"]["properties"]["source"]
+    source["anyOf"] = [{"type": source.pop("type"), "enum": source.pop("enum")}, NAME_OF_OWN]
+    properties["loss"]["anyOf"][0] |= {"properties": {"name": NAME_OF_OWN}, "required": ["name"]}
     return {"$schema": DIALECT, **made, "title": "An experiment of sordino"}
 
 
@@ -43,8 +48,8 @@ def _choice(table: str) -> Json:
         }
         for name, entry in choices.items()
     ]
-    if table in ("algorithm", "model"):
-        forms.append({"title": "your own", "type": "object", "properties": {key: {"type": "string", "pattern": OWN}}})
+    if table in OWN_PARTS:
+        forms.append({"title": "your own", "type": "object", "properties": {key: NAME_OF_OWN}, "required": [key]})
     return {"type": "object", "required": [key], "anyOf": forms}
 
 
@@ -70,7 +75,7 @@ def _inlined(made: Json) -> Json:
     def put(value: Any) -> Any:
         if isinstance(value, dict):
             there = known[value["$ref"]] if "$ref" in value else {}
-            return {name: put(part) for name, part in {**there, **value}.items() if name != "$ref"}
+            return {name: put(part) for name, part in {**there, **value}.items() if name not in ("$ref", "since")}
         return [put(part) for part in value] if isinstance(value, list) else value
 
     found: Json = put(made)

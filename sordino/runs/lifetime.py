@@ -57,9 +57,18 @@ def lifetime(place: Path) -> Lifetime:
 
 
 def _client(ledger: Ledger, client: int, everybody: tuple[int, ...]) -> OfClient:
+    names = ledger.charter.names
+    name = names[client] if client < len(names) else ""
     cap, gone = ledger.remaining(str(client)), ledger.spent(str(client))
     granted = None if cap is None else tuple((part + left) / UNIT for part, left in zip(gone, cap, strict=True))
     spent = tuple(part / UNIT for part in gone)
     return OfClient(
-        client=client, examples=None, exposures=None, planned=None, spent=spent, granted=granted, epsilon=None
+        client=client,
+        name=name,
+        examples=None,
+        exposures=None,
+        planned=None,
+        spent=spent,
+        granted=granted,
+        epsilon=None,
     )

@@ -25,6 +25,7 @@ class Listed(NamedTuple):
     state: Literal["finished", "resumable", "damaged"] = "damaged"
     accuracy: float | None = None  # of the last round that was scored
     loss: float | None = None
+    score: str = ""  # what it is judged by, in words
     simulated: bool | None = None  # where there is a receipt
     promise: str = ""  # the strongest finite row, with its subject; of a damaged run, what is wrong with it
     guarantee: Guarantee | None = None  # that row
@@ -36,13 +37,12 @@ class Listed(NamedTuple):
     def words(self) -> dict[str, str]:
         """What people read, column by column."""
         damaged = self.state == "damaged"
-        score = "" if self.loss is None else f"loss {self.loss:.4g}"
         return {
             "folder": self.folder,
             "algorithm": self.algorithm,
             "rounds": "" if damaged else f"{self.rounds}/{self.planned}",
             "state": self.state,
-            "score": score if self.accuracy is None else f"{self.accuracy:.2%}",
+            "score": self.score,
             "promise": self.promise,
         }
 
@@ -75,6 +75,7 @@ def _one(folder: Path) -> Listed:
         "finished" if receipt and len(rows) >= experiment.rounds else "resumable",
         None if last is None else last.accuracy,
         None if last is None else last.loss,
+        "" if last is None else last.told,
         None if receipt is None else receipt.simulated,
         "" if receipt is None else promised(receipt),
         None if receipt is None else strongest(receipt.guarantees),

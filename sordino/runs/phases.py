@@ -11,6 +11,8 @@ from sordino.algorithms.phases import Phased
 from sordino.config import Engine, Experiment, build, gates
 from sordino.engine.choose_executor import decide
 from sordino.privacy.readers.open import Open
+from sordino.runs.learning_task import check_learns, problem_of
+from sordino.tasks.problems import Problem
 
 
 @dataclass(frozen=True)
@@ -18,6 +20,13 @@ class Methods:
     """The algorithm of every phase of an experiment; the last one is the training."""
 
     experiment: Experiment
+
+    @cached_property
+    def problem(self) -> Problem:
+        """What is predicted."""
+        found = problem_of(self.experiment)
+        check_learns(found, self.experiment, self.phases)
+        return found
 
     @cached_property
     def _made(self) -> AnyAlgorithm | Phased:

@@ -48,6 +48,7 @@ class Progress(NamedTuple):
     folder: Path
     setup: Setup
     federation: Federation
+    warned: tuple[str, ...] = ()  # what should be known before many rounds have passed
 
 
 @dataclass(frozen=True)
@@ -100,6 +101,7 @@ def play(
         ]
         for phase in setup.preparation:
             notes += phase.algorithm.warns(half.home)
+        warned = tuple(notes)
         evaluate, interrupted, told = half.evaluation(), False, callbacks.named(experiment.callbacks)
         if not begun.done:
             return _ended(half, folder, federation, None, notes, interrupted=True)
@@ -144,7 +146,7 @@ def play(
             for callback in told:
                 callback.on_round(callbacks.visible(played_by.row, real, hidden))
             if watch is not None:
-                watch(Progress(now.t, experiment.rounds, played_by.row, folder, setup, federation))
+                watch(Progress(now.t, experiment.rounds, played_by.row, folder, setup, federation, warned))
 
         try:
             played_by.play(at, more, played, crash)

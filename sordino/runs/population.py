@@ -26,12 +26,14 @@ from sordino.data.row_source import RowSource, load, rows_of
 from sordino.data.schema import TableSchema
 from sordino.errors import ConfigError, UnsoundGuarantee
 from sordino.ledger.events import Json
-from sordino.partition.rows import RowNumbers, checked, unfit
+from sordino.partition.rows import Array, RowNumbers, checked, unfit
 from sordino.partition.schemes import SCHEMES, Natural, Scheme
 from sordino.runs import public_inputs
 from sordino.runs.agreement import PublicNumbers
 from sordino.runs.home import ServersRows, source_of
+from sordino.runs.learning_task import check_scheme, problem_of
 from sordino.runs.refusals import check_everybody_has_data
+from sordino.tasks.problems import Problem
 
 TRUSTED = "{} is somebody's own program, which is trusted not to keep or send what it is shown"
 
@@ -48,8 +50,8 @@ class Population:
     def like(cls, known: Population, experiment: Experiment) -> Population:
         """The rows of a changed experiment; what is the same in both is not read again."""
         other, same = cls(experiment, known.data_key), known.experiment
-        read = (experiment.data, experiment.candidates, experiment.seed, experiment.privacy.noise)
-        if read == (same.data, same.candidates, same.seed, same.privacy.noise):
+        read = (experiment.data, experiment.candidates, experiment.seed, experiment.privacy.noise, experiment.task)
+        if read == (same.data, same.candidates, same.seed, same.privacy.noise, same.task):
             kept = {
                 "own",
                 "_loaded",
@@ -155,6 +157,11 @@ class Population:
         return load(own, self.experiment.data.source, self.scaling, fraction, seed)
 
     @cached_property
+    def problem(self) -> Problem:
+        """What is predicted."""
+        return problem_of(self.experiment)
+
+    @cached_property
     def own(self) -> RowSource | None:
         """A source of somebody's own, or rows in memory; None where the library has the source."""
         source = self.experiment.data.source
@@ -175,8 +182,9 @@ class Population:
         """What the loader of these data is asked for, by the names of its settings."""
         data = self.experiment.data
         source = data_sources.of(data.source)
+        problem = self.problem
         for name in source.needs:
-            if getattr(data, name) is None:
+            if getattr(data, name) is None and not (name == "label" and problem.columns):
                 raise ConfigError(
                     f"data.source = {data.source!r} needs data.{name}",
                     why="this source has no default for it",
@@ -189,6 +197,8 @@ class Population:
         decided: Json = {"standardise": self.scaling, "schema": self.declared}
         values = {key: decided.get(key, getattr(data, key)) for key in (*source.needs, *source.loads)}
         given = {key: value for key, value in values.items() if value is not None}
+        given |= {"label": problem.columns} if problem.columns else {}
+        given |= {} if problem.outcome is None else {"outcome": problem.outcome}
         if isinstance(data.path, str) and user_code.is_lent(data.path):
             from sordino.data.table_files import in_memory
 
@@ -224,7 +234,8 @@ class Population:
         """What was read off a table's rows before any noise: why nothing may be claimed about a row."""
         if self.own is not None:
             return () if self.own.classes is not None else (public_inputs.COUNTED,)
-        return public_inputs.learned(self.experiment.data, self.declared)
+        found = public_inputs.learned(self.experiment.data, self.declared)
+        return tuple(said for said in found if said != public_inputs.CLASSES or self.problem.outcome is None)
 
     @property
     def drawn_from_labels(self) -> tuple[str, ...]:
@@ -258,7 +269,7 @@ class Population:
             )
         own = type(self.scheme) not in SCHEMES.values()
         if own and not self.scheme.reads_labels:  # what it says it does not read it does not get
-            train, test = (part._replace(y=np.zeros_like(part.y)) for part in (train, test))
+            train, test = (part._replace(y=np.zeros(len(part.y), np.int64)) for part in (train, test))
         rows = self.scheme.assign(train.y, train.group, rng)
         if own:
             rows = checked(rows, len(train.y))
@@ -268,11 +279,18 @@ class Population:
         tested = self.scheme.match(train, rows, test, rng)
         return rows, checked(tested, len(test.y)) if own else tested
 
+    @property
+    def counted(self) -> Array:
+        """The class of each training example; one that all are in where there are no classes to count."""
+        y = np.asarray(self.dataset.train.y)
+        return y if self.dataset.classes else np.zeros(len(y), np.int64)
+
     @cached_property
     def scheme(self) -> Scheme:
         found = build(self.experiment.partition, SCHEMES, "partition", "scheme", own=Scheme)
         if found.anonymous and not found.reads_labels:
             raise unfit("it renames the labels of its clients (anonymous) and says that it reads none")
+        check_scheme(self.problem, self.experiment, found.reads_labels)
         return found
 
     @cached_property

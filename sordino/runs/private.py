@@ -18,7 +18,7 @@ import os
 import secrets
 from pathlib import Path
 
-from sordino.errors import RunError
+from sordino.errors import RunError, damaged
 
 FOLDER = "private"
 CLIENTS, DATA, HERE, README = "clients.secret", "data.key", "here", "README"
@@ -74,7 +74,7 @@ def check_no_copy(run: Path) -> None:
 def secret_of(run: Path) -> bytes | None:
     """What clients draw from once in a run, where it is no simulation."""
     place = run / FOLDER / CLIENTS
-    return place.read_bytes() if place.exists() else None
+    return _kept(place) if place.exists() else None
 
 
 def throwaway() -> bytes:
@@ -89,7 +89,14 @@ def key_of_data(run: Path | None, ledger: str | None) -> bytes:
     data alike: their key lies beside it, as private as the ledger.
     """
     kept = Path(f"{ledger}.key") if ledger is not None else None if run is None else run / DATA
-    return kept.read_bytes() if kept is not None and kept.exists() else secrets.token_bytes(32)
+    return _kept(kept) if kept is not None and kept.exists() else secrets.token_bytes(32)
+
+
+def _kept(place: Path) -> bytes:
+    try:
+        return place.read_bytes()
+    except OSError as error:
+        raise damaged(place, str(error), "put the file back from a copy: without it, this run cannot go on") from None
 
 
 def share_key(ledger: str, key: bytes) -> None:

@@ -66,16 +66,15 @@ class Whole:
     @cached_property
     def task(self) -> Task:
         """The model and its losses."""
-        from sordino.tasks.classification import Classification
         from sordino.tasks.quadratic import Quadratic
+        from sordino.tasks.supervised import HowRun
 
         experiment, public, training = self.experiment, self.public, self.methods.training
-        if public.classes == 0:
+        if experiment.data.source == "quadratic":
             return Quadratic(public.shape[0] // 2)
         loss = self._loss
         net = self.architecture.built(keys.word(keys.fold(keys.root(experiment.seed), "model")))
-        return Classification(
-            net,
+        how = HowRun(
             name=self.architecture.name,
             shape=public.shape,
             mean=public.mean,
@@ -83,10 +82,9 @@ class Whole:
             image=public.kind == "image",
             precision=torch.bfloat16 if decided(experiment.engine, training).precision == "bf16" else torch.float32,
             augment=experiment.data.augment,
-            labels=public.named,
-            loss=loss,
             keeps=self.architecture.is_own and not experiment.model.get("reset", False),
         )
+        return self.methods.problem.built(net, how, loss, public.called_classes)
 
     @property
     def _loss(self) -> LossFunction | None:
@@ -129,7 +127,7 @@ class Whole:
             name,
             {key: value for key, value in table.items() if key not in ("name", "options", "reset")} | own,
             (shape[-1], *shape[:-1]) if image else shape,
-            public.named * training.heads,
+            self.methods.problem.outputs(public.named) * training.heads,
             training.projection,
         )
 
@@ -356,7 +354,7 @@ class Setup:
         """What a ledger of this run is founded for; `dataset`: the digest that stands for the data."""
         plan, delta = self.promising, self.experiment.privacy.delta
         promise = (plan.offer.unit, plan.offer.neighbours, plan.offer.adversary) if plan.offer else ("none",) * 3
-        return Charter(dataset, *promise, delta, plan.currency)
+        return Charter(dataset, *promise, delta, plan.currency, self.public.clients)
 
     def agreement(self, dataset: str) -> Agreement:
         """What is public of all this."""
@@ -375,6 +373,7 @@ class Setup:
         return Federation(
             algorithm=self.algorithm,
             home=home,
+            called=self.public.called,
             cohort=self.cohort,
             stragglers=self.stragglers,
             plan=self.plan,

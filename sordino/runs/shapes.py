@@ -190,4 +190,5 @@ def parsed(path: Path, text: str, kind: type[F], fix: str) -> F:
         return kind.model_validate_json(text)
     except ValidationError as error:
         first = error.errors()[0]
-        raise damaged(path, f"{'.'.join(map(str, first['loc'])) or 'it'}: {first['msg']}", fix) from None
+        place = "".join(f"{part}: " for part in [".".join(map(str, first["loc"]))] if part)
+        raise damaged(path, place + first["msg"], fix) from None

@@ -62,7 +62,7 @@ def look(run: RunFolder) -> Seen:
         state(run, alive, rows, events, receipt),
         len(rows) if run.environment.clients is None or not rows else rows[-1].round,  # a site may miss some
         planned,
-        Scores() if last is None else Scores(accuracy=last.accuracy, loss=last.loss),
+        Scores() if last is None else last.judged,
         sum(row.bytes for row in rows),
         file.stat().st_mtime if file.exists() else 0.0,
         promised(receipt) if receipt is not None and not alive else "",

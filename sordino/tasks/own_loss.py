@@ -23,10 +23,6 @@ if TYPE_CHECKING:
 LossFunction: TypeAlias = "Callable[[Tensor, Tensor], Tensor]"
 
 
-def cross_entropy(logits: Tensor, y: Tensor) -> Tensor:
-    return torch.nn.functional.cross_entropy(logits, y, reduction="none")
-
-
 class Loss(ABC):
     """How wrong an output is. A plain function of the same two arguments will do as well."""
 

@@ -23,6 +23,8 @@ class Quadratic:
     mixes_examples = remembers = ""
     feature_radius = None
     metrics = ("loss",)
+    scores: tuple[str, ...] = ()
+    always: tuple[str, ...] = ()
     flops = 0
 
     def __init__(self, dim: int, dtype: torch.dtype = torch.float64) -> None:
@@ -74,6 +76,15 @@ class Quadratic:
 
     def score(self, params: Params, examples: Examples) -> Mapping[str, Tensor]:
         return {"loss": self.losses(params, examples.x, examples.y, torch.zeros(0)).double()}
+
+    def answers(self, outputs: Tensor) -> Tensor:
+        return outputs
+
+    def truth(self, y: Tensor) -> Tensor:
+        return y
+
+    def constant(self, y: Tensor) -> None:
+        return None
 
     def still(self) -> AbstractContextManager[None]:
         return nullcontext()

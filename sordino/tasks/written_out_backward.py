@@ -31,6 +31,7 @@ aten = torch.ops.aten
 
 Kept: TypeAlias = Any  # what the forward of a link leaves for its own backward, and nobody else looks into
 Gradients: TypeAlias = Json  # tensors, or products of two that are not formed yet
+Slope: TypeAlias = Callable[[Tensor, Tensor], Tensor]  # (logits, target) -> the gradient of a loss at the logits
 
 
 class Passed(NamedTuple):
@@ -325,24 +326,21 @@ class Chain:
             total += 2 * x.numel() + windows
         return total
 
-    def gradient(self, p: Params, x: object, target: Tensor, draws: Tensor | None) -> Gradients:
-        """The gradient of the mean cross-entropy, in the precision of `p`; leaves are tensors or products of two.
-        `target` is one-hot.
+    def gradient(self, p: Params, x: object, target: Tensor, draws: Tensor | None, slope: Slope) -> Gradients:
+        """The gradient of the mean loss, in the precision of `p`; leaves are tensors or products of two.
+        `slope` is that of the sum at the logits, in the precision of the target: float32 at least.
         """
         logits, kept = self.forward(p, x, draws)
-        # the gradient at the logits: what was expected minus what is, in float32 at least
-        g = torch.softmax(logits, 1, dtype=target.dtype).sub_(target).div_(target.shape[0])
+        g = slope(logits, target).div_(target.shape[0])
         if g.dtype != logits.dtype:
             g = g.to(logits.dtype)
         found = self.back(p, kept, g)
         return {name: found[name] for name in p}
 
-    def tape(self, p: Params, x: Tensor, target: Tensor, draws: Tensor | None) -> list[Passed]:
-        """The inputs and output gradients of the layers with parameters, for the sum of the examples'
-        cross-entropies.
-        """
+    def tape(self, p: Params, x: Tensor, target: Tensor, draws: Tensor | None, slope: Slope) -> list[Passed]:
+        """The inputs and output gradients of the layers with parameters, for the sum of the examples' losses."""
         logits, kept = self.forward(p, x, draws)
-        g, passed = torch.softmax(logits, 1, dtype=target.dtype).sub_(target), []
+        g, passed = slope(logits, target), []
         for i in range(len(self.links) - 1, self.first - 1, -1):
             link = self.links[i]
             if (a := link.seen(kept[i])) is not None:

@@ -61,6 +61,7 @@ def test_the_recursion_catches_another_one() -> None:
     assert (recursion(2) - recursion(2, momentum=0.0)).norm() > 0.01
 
 
+@pytest.mark.slow
 def test_it_comes_to_rest_where_fedavg_does() -> None:
     """A momentum changes the way, not the end."""
     plain = quadratics(FedAvg(**local())).play(60).w

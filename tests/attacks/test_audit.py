@@ -81,6 +81,7 @@ def test_a_threshold_is_chosen_without_the_draws_that_are_believed() -> None:
     assert tuned(outputs, {0.0: 1.0}).epsilon <= 0
 
 
+@pytest.mark.slow
 def test_a_pair_is_told_apart_as_well_as_the_noise_allows() -> None:
     # ten coordinates, noise of unequal size: the best direction has mu = sqrt(sum of (shift / deviation)^2)
     shift, std = torch.linspace(1, 2, 10), torch.linspace(0.5, 8, 10)
@@ -123,12 +124,12 @@ ALSO: dict[str, tuple[list[str], int]] = {
     ),
     "privunit": (
         ["algorithm=fedavg", "uplink=[{name='clip', radius=1.0}, 'privunit']", "rounds=1", "privacy.epsilon=2.0"],
-        8_000,
+        3_000,
     ),
     "central_client": (["algorithm=cuag_pfl", "variant=central_client", "multiplier=0.3", *ACTIVE, *ALL], 700),
     "central_client, hidden": (
         ["algorithm=cuag_pfl", "variant=central_client", "multiplier=0.5", *ACTIVE, *HALF],
-        4_000,
+        2_500,
     ),
     "local_sample, hidden": (
         ["algorithm=cuag_pfl", "variant=local_sample", "multiplier=0.7", "cell_rate=0.5", "local_steps=2", *ACTIVE],
@@ -137,7 +138,7 @@ ALSO: dict[str, tuple[list[str], int]] = {
     "noisy_steps": (["algorithm=noisy_steps", "multiplier=0.5", "local_epochs=2", "batch_size=50"], 10_000),
     "dp_prox": (["algorithm=dp_prox", "multiplier=0.5", *HALF], 3_500),
     "gaussian_sampled": (["algorithm=gaussian_sampled", "multiplier=0.4", "rate=0.5"], 20_000),
-    "whole_update": (["algorithm=whole_update", "multiplier=0.3", "algorithm.noise=laplace"], 10_000),
+    "whole_update": (["algorithm=whole_update", "multiplier=0.3", "algorithm.noise=laplace"], 4_000),
     "zero_out at the client": (["algorithm=whole_update", "multiplier=0.3", "neighbours=zero_out"], 5_000),
     "zero_out at the server": (["algorithm=dp_prox", "multiplier=0.3", "neighbours=zero_out"], 5_000),
     "replace at the server": (["algorithm=dp_prox", "multiplier=0.3", "neighbours=replace"], 5_000),
@@ -155,7 +156,7 @@ ALSO: dict[str, tuple[list[str], int]] = {
             "privacy.epsilon={linspace=[4.0, 8.0], levels=2}",
             'cohort={name="by_budget",size=8}',
         ],
-        20_000,
+        10_000,
     ),
 }
 
@@ -264,7 +265,10 @@ BREAKS: dict[str, tuple[type, str, Any, list[str]]] = {
 }
 
 
-@pytest.mark.parametrize("name", BREAKS)
+COSTLY = "half the sensitivity"
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] * (n == COSTLY)) for n in BREAKS])
 def test_a_broken_gate_is_refuted(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     owner, method, broken, words = BREAKS[name]
     monkeypatch.setattr(owner, method, broken)

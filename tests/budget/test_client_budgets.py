@@ -57,6 +57,7 @@ def test_rates_by_budget(epsilon: float, q: float) -> None:
     assert rates([epsilon], DELTA, 2.0, 100)[0] == pytest.approx(q, rel=0.01)
 
 
+@pytest.mark.slow
 def test_the_vector_of_losses_is_that_of_the_accountant() -> None:
     for q, z in ((0.1, 1.0), (0.02, 3.0), (1.0, 5.0)):
         event = Repeat(Poisson(q, Gaussian(z)) if q < 1 else Gaussian(z), 60)
@@ -79,6 +80,7 @@ def test_balanced_rates_add_up_and_keep_every_budget(expected: float) -> None:
         balanced(granted, DELTA, 50, 51.0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("granted", "why"),
     [([0.01] * 10, "too small for so many rounds"), ([0.01] * 2 + [4.0] * 8, "cannot take part at all")],
@@ -195,6 +197,17 @@ def test_budgets_that_are_none(rule: dict[str, Any], code: str) -> None:
         client_budgets.personal(rule, 3, keys.root(1))
     assert refusal.value.code == code
     assert refusal.value.fix
+
+
+def test_clients_with_names_are_not_meant_by_numbers() -> None:
+    """Numbers would follow the order of names, which nobody sees: 1 would be Ost, and perhaps Süd is meant."""
+    names = ("Nord", "Ost", "Süd")
+    with pytest.raises(InvalidBudget) as refusal:
+        client_budgets.personal({"clients": {"0": 1.0, "1": 2.0, "2": 3.0}}, 3, keys.root(1), names)
+    assert refusal.value.code == "budget-unknown-client"
+    assert "Nord, Ost, Süd" in str(refusal.value.why)
+    named = client_budgets.personal({"clients": {"Süd": 2.0, "Ost": 1.0, "Nord": 3.0}}, 3, keys.root(1), names)
+    assert named.tolist() == [3.0, 1.0, 2.0]
 
 
 def test_a_file_of_budgets(tmp_path: Path) -> None:

@@ -259,7 +259,7 @@ MEANT: list[tuple[tuple[str, ...], str, str]] = [
     (("data", "list", "a.toml", "b.toml"), "two-experiments", "compare"),
     (("run", "rounds"), "no-file", "rounds=VALUE"),
     (("run", 'algorithm={name="fedavg"'), "bad-override", "must be closed"),
-    (("run", "cohort.size=5"), "unknown-key", "fix choose one that does: cohort.name=round_robin or random"),
+    (("run", "cohort.size=5"), "unknown-key", "or one that takes it: cohort.name=round_robin or random"),
     (("run", "data=mnist"), "wrong-type", "fix one of: digits, images"),
     (("run", "data=digit"), "wrong-type", "did you mean 'digits'?"),
     (("run", "model=3"), "wrong-type", "why a table is expected here"),

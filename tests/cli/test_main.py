@@ -61,6 +61,7 @@ assert not loaded, loaded
 """
 
 
+@pytest.mark.slow
 def test_help_of_every_verb_loads_nothing_heavy() -> None:
     done = subprocess.run([sys.executable, "-c", HELP], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

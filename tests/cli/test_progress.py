@@ -176,8 +176,13 @@ def time(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return clock
 
 
+WARNED = ("the noise drowns the signal",)
+
+
 def step(round: int, row: dict[str, float] | None = None) -> Any:
-    return SimpleNamespace(**{**vars(made_up(round)), "metrics": RoundRow(round=round, **(row or {}))})
+    return SimpleNamespace(
+        **{**vars(made_up(round)), "metrics": RoundRow(round=round, **(row or {})), "warned": WARNED}
+    )
 
 
 def test_a_pipe_gets_plain_lines_with_the_time_left(time: Clock) -> None:
@@ -187,6 +192,7 @@ def test_a_pipe_gets_plain_lines_with_the_time_left(time: Clock) -> None:
             time.now += 1.5
             watch(step(t, {"accuracy": t / 10, "loss": 1.0} if t % 2 else {}))
     lines = out.getvalue().splitlines()  # none is folded, none holds an escape sequence
+    assert lines.pop(0) == f"note {WARNED[0]}"  # once, before the first round is told
     assert lines[0] == "round 2/10  accuracy 10.00%  20% spent of ε 8 per example, by the server  12 s left"
     assert lines[-1] == "round 10/10  accuracy 90.00%  100% spent of ε 8 per example, by the server"
     assert len(lines) == 5

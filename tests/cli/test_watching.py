@@ -73,6 +73,7 @@ def watch(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -
 # a run that goes on, is stopped, is killed ----------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_live_run_is_followed_until_it_is_stopped(live: tuple[warm.Process, Path]) -> None:
     process, run = live
     command = [sys.executable, "-m", "sordino", "watch", str(run)]

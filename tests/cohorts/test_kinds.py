@@ -153,6 +153,7 @@ def subsets(draw: Callable[[int], list[int]], size: int, population: int, draws:
     return float(stats.chisquare([found[one] for one in every]).pvalue)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("size", "population"),
     [(2, 5), (4, 6), *(pytest.param(*pair, marks=pytest.mark.slow) for pair in ((1, 2), (3, 6), (5, 6)))],

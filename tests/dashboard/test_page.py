@@ -136,7 +136,7 @@ new MutationObserver(() => setTimeout(tell, 500)).observe(document.getElementByI
 """
 
 
-@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize("theme", ["light", pytest.param("dark", marks=pytest.mark.slow)])
 def test_a_live_run_in_a_browser(
     theme: str, simulated: Path, live: Callable[[Path], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -100,6 +100,7 @@ def fedavg_fixed_point(data: Dataset, steps: int, lr: float) -> Array:
     return w
 
 
+@pytest.mark.slow
 def test_the_quadratic_optimum_has_no_gradient_and_fedavg_misses_it() -> None:
     data, optimum = quadratic.make(clients=6, dim=4, seed=3, examples=2)
     a, b = np.hsplit(data.train.x.astype(np.float64), 2)

@@ -104,7 +104,7 @@ MISTAKES: dict[str, tuple[str, bytes, dict[str, Any], str, str]] = {  # file, it
     "more cells than names": ("a.csv", b"a,y\n1,2\n1,2,3\n", {}, "corrupt-table", "read with separator comma"),
     "no gzip": ("a.csv.gz", b"a,y\n", {}, "corrupt-table", "cannot be read"),
     "a number to predict": (
-        "a.csv", b"x,outcome\n" + b"".join(b"%d,%d.5\n" % (i, i) for i in range(9)), {}, "bad-label-type", "(regression) is not supported",
+        "a.csv", b"x,outcome\n" + b"".join(b"%d,%d.5\n" % (i, i) for i in range(9)), {}, "bad-label-type", "regression",
     ),
     "a whole number to predict": (
         "a.csv", b"x,outcome\n" + b"".join(b"%d,%d\n" % (i, i) for i in range(121)), {},

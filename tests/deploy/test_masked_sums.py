@@ -225,7 +225,7 @@ def test_no_site_speaks_for_the_clients_of_another(
 
     monkeypatch.setattr(masked_desk.MaskedRound, "first", falsely)
     assert play.play()[0]["answered"] == 4
-    assert any("client 0 of site-0 drops out: a message of somebody else" in note for note in play.between.notes)
+    assert any("client c0 of site-0 drops out: a message of somebody else" in note for note in play.between.notes)
 
 
 BAD: tuple[Callable[[bytes], bytes], ...] = (
@@ -331,6 +331,7 @@ def test_a_round_that_left_just_before_a_crash_is_not_played_again_much_later(
     play.between.stop(FIVE[0])
 
 
+@pytest.mark.slow
 def test_letters_that_are_lost_or_come_twice_change_nothing(tmp_path: Path) -> None:
     """Every step is sent until it is answered, and taken once."""
     experiment = made("weigh", "secagg", rounds=2)

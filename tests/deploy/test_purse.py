@@ -204,6 +204,7 @@ def test_a_plan_that_counts_too_many_exposures_is_stopped_by_the_budget(tmp_path
         assert server.spent() == 2
 
 
+@pytest.mark.slow
 def test_no_phase_is_asked_for_more_often_than_planned(tmp_path: Path) -> None:
     with serving("slaug_fl_rigorous_b", tmp_path) as server:
         server.phase = server.whole.phases[0]

@@ -50,6 +50,7 @@ def test_what_was_asked_for_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> No
     assert choose_executor.decide("auto", "fp32", noisy=True)[0] == "pooled"  # at the same weights until the first step
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_in_its_own_precision_on_another_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(choose_executor, "matrix_units", lambda: True)
     whole = finished(made(), tmp_path / "whole")

@@ -23,6 +23,7 @@ from tests.helpers.prepared_runs import CLASSES, CLIENTS, COHORT, ROUNDS, rows_o
 
 
 # what it costs --------------------------------------------------------------------------------------------------------
+@pytest.mark.slow
 def test_device_flops_are_the_closed_form(once: Path) -> None:
     """Three times a forward pass for an example that is learned from, one for an example that is looked at."""
     parts, served = simulated(config.load(once / "experiment.toml")), {}

@@ -64,7 +64,7 @@ def test_scores_of_what_has_no_classes_or_many_models_are_refused() -> None:
     asked = {"evaluation": {"scores": ["auroc"]}, "algorithm": LOCAL, "privacy": {}}
     quadratic = {"data": {"source": "quadratic"}, "partition": {"scheme": "natural"}}
     own = BASE | {"evaluation": {"scores": ["auroc"], "personal": ["finetune"]}, "algorithm": LOCAL}
-    for table, code in ((asked | quadratic, "scores-need-classes"), (own, "scores-of-one-model")):
+    for table, code in ((asked | quadratic, "score-of-another-task"), (own, "scores-of-one-model")):
         with pytest.raises(ConfigError) as refusal:
             simulated(config.validate(table)).evaluation()
         assert refusal.value.code == code

@@ -39,6 +39,7 @@ def test_classes_can_be_told_apart(source: Source, side: int, channels: int) -> 
     assert len({image.numpy().tobytes() for image in x}) == 200
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("source", ["stylegan", "random_conv"])
 def test_a_function_of_the_key(source: Source) -> None:
     before = torch.get_rng_state()

@@ -94,6 +94,7 @@ def sixty_coins() -> Experiment:
     return BY_NAME["central"].experiment(rounds=12, privacy={"delta": 1e-3, "noise": "system"}, uplink=gates)
 
 
+@pytest.mark.slow
 def test_coins_from_the_seed_are_found_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Item 1. Fair guesses are right 30 times of 60, more than 51 times with a chance below 1e-8."""
     made = sixty_coins()
@@ -139,6 +140,7 @@ def rows_alone(texts: Any, population: int, delta: float) -> list[Any]:
     return found
 
 
+@pytest.mark.slow
 def test_a_raw_upload_beside_answers_is_found_out(tmp_path: Path) -> None:
     """Item 4. SlaugFL with a reader of answers: its preparation sends models of the images as they are. No row may
     speak of a pixel, and the adversary shows why."""

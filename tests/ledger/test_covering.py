@@ -189,6 +189,7 @@ def test_the_client_that_lost_most_speaks_after_conversion() -> None:
     assert ("example", "add_remove") not in rows  # clients 0 and 1 promise nothing there
 
 
+@pytest.mark.slow
 def test_no_row_is_below_any_of_its_releases() -> None:
     """Every release alone, in whichever words, costs at most what the row says of all."""
     pool = [

@@ -102,6 +102,7 @@ def test_the_schedule_composed_costs_more_than_it_says() -> None:
     assert [composed(mu, 300) for mu in (0.1, 1, 2)] == pytest.approx([0.2507, 2.507, 5.013], abs=6e-4)
 
 
+@pytest.mark.slow
 def test_prifedsync_by_an_exact_accountant() -> None:
     """Granting it Poisson samples of rate 0.01: 4.13 after one step where 0.41 is claimed, 12.0 after 300."""
     for steps, epsilon in ((1, 4.13), (300, 12.0)):

@@ -69,6 +69,7 @@ def test_a_device_below_the_threshold_is_undercharged_as_published() -> None:
     assert epsilon_of(math.sqrt(10) / z, DELTA) == pytest.approx(0.2845, abs=2e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("budget", "loss"), [(0.5, 0.346), (0.1, 0.047)])
 def test_hidden_and_redrawn_is_safe_and_wasteful(budget: float, loss: float) -> None:
     q = float(included(each(budget), 1.0)[0])

@@ -129,6 +129,11 @@ def test_the_card_has_a_front_matter_and_keeps_its_table(export: Callable[..., t
     assert len({len(re.findall(r"(?<!\\)\|", line)) for line in rows}) == 1
 
 
+def test_the_card_of_a_run_that_promises_nothing_claims_no_privacy(export: Callable[..., tuple[Said, str]]) -> None:
+    _, text = export("open", "card")
+    assert yaml.safe_load(text.split("---\n", 2)[1])["tags"] == ["federated-learning", "simulation"]
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_does_not_hold_is_refused_or_stamped(
     kind: str, cli: Callable[..., Said], runs: Path, tmp_path: Path

@@ -8,6 +8,7 @@ import io
 import json
 import shlex
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -270,6 +271,11 @@ def sweep(tmp_path_factory: pytest.TempPathFactory) -> Comparison:
         "rounds = 2\n[partition]\nscheme = 'iid'\nclients = 4\n[algorithm]\nname = 'gaussian_gdp'\nclip = 1.0\n[privacy]\nepsilon = 2.0\n"
     )
     return sordino.compare(place / "a.toml", "lr=0.5,1.0,2.0", seeds=2, out=place / "out")
+
+
+def test_a_target_that_a_constant_reaches_says_nothing(sweep: Comparison) -> None:
+    assert "no better than a constant answer (" in replace(sweep, target=0.05).choosing[-1]
+    assert "constant" not in " ".join(replace(sweep, target=0.9).choosing)
 
 
 def test_a_sweep_is_one_method_per_value_and_says_what_it_cost(sweep: Comparison) -> None:

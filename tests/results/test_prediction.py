@@ -191,6 +191,12 @@ def test_two_files_are_all_that_it_takes(clinic: Path, tmp_path: Path) -> None:
     assert alone.to_csv() == sordino.predict(clinic / "run", rows_of(), with_code=True).to_csv()
 
 
+@pytest.mark.parametrize("damage", ["{", "[]", '{"guarantees": 1}'])
+def test_a_damaged_receipt_beside_a_bundle_is_told(run: Path, damage: str) -> None:
+    (run / "privacy.json").write_text(damage)
+    assert code_of(lambda: sordino.predict(run, rows_of(), with_code=True)) == "run-file-damaged"
+
+
 @pytest.mark.parametrize("damage", ["{", '{"format": 2}', "[" * 10_000, "mean"])
 def test_a_damaged_bundle_is_told(clinic: Path, tmp_path: Path, damage: str) -> None:
     shutil.copy(clinic / "run/model.safetensors", tmp_path)

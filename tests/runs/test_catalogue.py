@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from sordino.cli.new_project import EXPERIMENT
-from sordino.config import CHOOSERS, Experiment, Privacy, Section
+from sordino.config import CHOOSERS, Experiment, Privacy, Section, validate
 from sordino.config.describing import described
 from sordino.runs import catalogue as written
 from sordino.runs.editor import schema
@@ -67,7 +67,25 @@ def test_the_schema_takes_every_experiment_of_the_repository(checker: Any) -> No
 @pytest.mark.parametrize(
     "text",
     [
+        "[data]\nsource = 'parts:Rings'\noptions = {size = 5}",
+        "[partition]\nscheme = 'parts:Turns'\nclients = 5",
+        "[cohort]\nname = 'parts:Neighbours'",
+        "[loss]\nname = 'parts:focal'",
+        "callbacks = ['parts:Diary', {name = 'parts:Diary', file = 'x'}]\n[evaluation]\nmetrics = ['parts:recall']",
+    ],
+)
+def test_the_schema_takes_parts_of_ones_own_wherever_the_program_does(text: str, checker: Any) -> None:
+    table = tomllib.loads(text)
+    assert validate(table)
+    assert [error.message for error in checker.iter_errors(table)] == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
         "roundz = 3",
+        "[data]\nsource = 'tabluar'",
+        "[loss]\nname = 'focal'",
         "rounds = 'three'",
         "[algorithm]\nname = 'fedavgg'",
         "[algorithm]\nname = 'fedavg'\nmu = 1.0",

@@ -191,9 +191,11 @@ def test_the_federation_that_would_be_heard_recalibrates_where_delta_must_fall()
 # the start of a run ---------------------------------------------------------------------------------------------------
 def test_a_run_that_will_hear_nothing_says_so(tmp_path: Path) -> None:
     loud = config.validate(DIGITS | {"algorithm": {"name": "whole_update"}, "rounds": 2})
-    ended = start(loud, tmp_path / "run")
+    at_start: list[tuple[str, ...]] = []
+    ended = start(loud, tmp_path / "run", lambda step: at_start.append(step.warned))
     (said,) = [note for note in ended.notes if "largest possible signal" in note]
     assert "such clients" in said
+    assert said in at_start[0]
     assert said in (tmp_path / "run" / "log.txt").read_text()
 
 

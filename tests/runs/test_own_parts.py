@@ -165,6 +165,11 @@ def test_a_run_of_a_session_goes_on_only_with_the_same_data(tmp_path: Path) -> N
         sordino.resume(tmp_path / "run", data={"x": -X, "y": Y})
     assert other.value.code == "ledger-foreign"
     assert sordino.resume(tmp_path / "run", data=ROWS).accuracy == result.accuracy
+    with pytest.raises(ConfigError) as page:
+        sordino.open_run(tmp_path / "run").report()
+    assert page.value.code == "own-session"
+    assert "sordino.open_run(folder, data=...).report()" in page.value.fix
+    assert sordino.open_run(tmp_path / "run", data=ROWS).report().is_file()
     assert not list(user_code.named({"source": "digits"}))
     assert list(user_code.named(config.load(tmp_path / "run" / "experiment.toml").model_dump())) != []
 

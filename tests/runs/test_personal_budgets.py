@@ -220,6 +220,7 @@ def test_nobody_answers_and_the_noise_comes_all_the_same() -> None:
     assert isinstance(federation.ledger, Ledger)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "faults",
     [{"drop": 0.9, "slow": 0.1}, *(pytest.param(f, marks=pytest.mark.slow) for f in ({"drop": 0.5}, {"slow": 0.5}))],

@@ -55,6 +55,15 @@ def test_what_is_no_run_folder_is_not_resumed(missing: str, tmp_path: Path) -> N
     assert refusal.value.code == "not-a-run"
 
 
+def test_a_key_that_cannot_be_read_is_told(tmp_path: Path) -> None:
+    key = start(BY_NAME["fedavg"].experiment(), tmp_path / "run").folder / "data.key"
+    key.unlink()
+    key.mkdir()
+    with pytest.raises(RunError) as refusal:
+        resume(tmp_path / "run")
+    assert refusal.value.code == "run-file-damaged"
+
+
 def test_a_damaged_checkpoint_is_refused(tmp_path: Path) -> None:
     with killed_at("published", 2):
         start(BY_NAME["scaffold"].experiment(), tmp_path / "run")

@@ -112,6 +112,7 @@ def test_a_page_does_not_say_where_on_this_machine_the_source_lies(made: Path, t
     assert gather(taken).environment.prepared == made.name
 
 
+@pytest.mark.slow
 def test_a_kill_between_two_phases_is_made_good(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     other = {"algorithm": {"separation": 0.0}}
     anew, real, saved = run(tmp_path / "anew", **other), checkpoint.save, list[Path]()

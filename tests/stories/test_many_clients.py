@@ -114,16 +114,22 @@ def test_a_page_shows_some_of_very_many() -> None:
 class Given:
     """A task whose scores are given."""
 
+    scores: tuple[str, ...] = ()  # nothing is measured of all examples together
+    always: tuple[str, ...] = ()
+
     def __init__(self, **scores: list[float]) -> None:
         self.metrics = tuple(scores)
-        self.scores = {name: torch.tensor(values, dtype=torch.float64) for name, values in scores.items()}
+        self.given = {name: torch.tensor(values, dtype=torch.float64) for name, values in scores.items()}
 
     def score(self, params: Any, examples: Examples) -> dict[str, torch.Tensor]:
-        return self.scores
+        return self.given
+
+    def constant(self, y: torch.Tensor) -> None:
+        return None
 
 
 def evaluated(task: Given, rows: Any) -> Scores:
-    some = next(iter(task.scores.values()))
+    some = next(iter(task.given.values()))
     return Evaluator(task, Examples(some, some.abs().long()), rows)({})  # type: ignore[arg-type]
 
 
@@ -169,7 +175,7 @@ def test_an_evaluation_leaves_the_device_once(monkeypatch: pytest.MonkeyPatch) -
         return lambda self, *rest: (left.append(name), whole(self, *rest))[1]
 
     task = Given(accuracy=[1.0, 0.0, 1.0], loss=[1.0, 2.0, 3.0])
-    some = task.scores["accuracy"]
+    some = task.given["accuracy"]
     evaluator = Evaluator(task, Examples(some, some.long()), RowNumbers.by_owner(np.array([0, 1, 1]), 3))  # type: ignore[arg-type]
     evaluator({})  # what never changes is counted once
     for name in ("item", "tolist", "__float__", "__int__", "__bool__", "cpu", "numpy"):

@@ -17,7 +17,7 @@ from sordino.runs.run import start
 from sordino.runs.simulation import simulated
 from tests.stories.table_fuzzer import table
 
-FAST, WHOLE = 50, 3000
+FAST, WHOLE = 20, 700
 
 
 def ends(seed: int, folder: Path) -> str:
@@ -47,12 +47,12 @@ def found(seeds: range, folder: Path) -> list[str]:
 def test_a_few_tables_are_refused_or_run(tmp_path: Path) -> None:
     ended = found(range(FAST), tmp_path)
     assert [one for one in ended if "Traceback" in one] == []
-    assert ended.count("ran") >= 3  # it gets that far
-    assert len(set(ended)) >= 15  # and is refused for many reasons
+    assert ended.count("ran") >= 1  # it gets that far
+    assert len(set(ended)) >= 8  # and is refused for many reasons
 
 
 @pytest.mark.slow
 def test_many_tables_are_refused_or_run(tmp_path: Path) -> None:
     ended = found(range(FAST, WHOLE), tmp_path)
     assert [one for one in ended if "Traceback" in one] == []
-    assert ended.count("ran") > 100
+    assert ended.count("ran") > 25

@@ -71,7 +71,7 @@ def test_strides_paddings_and_poolings_take_the_fast_way_to_the_same_gradient(na
     wide = {key: value.double() for key, value in params.items()}
     leaves = {key: value.clone().requires_grad_() for key, value in wide.items()}
     wanted = torch.autograd.grad(task.losses(leaves, x, y, draws).mean(), list(leaves.values()))
-    ready = task._scaled(x, torch.float64), task._one_hot(y, torch.float64)
+    ready = task._scaled(x, torch.float64), task._target(y, torch.float64)
     found = task.gradient(wide, *ready, lambda: draws)
     for (key, g), right in zip(found.items(), wanted, strict=True):
         assert torch.allclose(g.dense() if isinstance(g, Product) else g, right, rtol=1e-9, atol=1e-12), key

@@ -79,7 +79,7 @@ def ready(task: Classification, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     """In float64, where the two ways may differ by rounding alone."""
     if task._chain is None:
         return task._scaled(x, torch.float64), y
-    return task._scaled(x, torch.float64), task._one_hot(y, torch.float64)
+    return task._scaled(x, torch.float64), task._target(y, torch.float64)
 
 
 def by_autograd(task: Classification, params: Params, x: Tensor, y: Tensor, draws: Tensor) -> Params:

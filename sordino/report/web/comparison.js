@@ -1,12 +1,12 @@
 // The report of a comparison.
-const methods = facts.methods, score = facts.metric === "accuracy" ? percent : v => digits(v, 4);
+const methods = facts.methods, judged = judge(facts.metric), score = judged.percent ? percent : v => digits(v, 4);
 const style = methods.map((m, i) => ({ label: m.name, colour: facts.colours[i % facts.colours.length], dash: facts.dashes[(i + Math.floor(i / facts.colours.length)) % facts.dashes.length] }));
 
 head(facts.title, facts.lead, facts.notice);
 for (const said of facts.candidates) make("p", main, said, { class: "notice" });
 result(section("Result", null));
 learning(section("Learning", "div", { class: "grid" }));
-if (facts.points.length) tradeoff(section("Accuracy and privacy", "div", { class: "grid" }));
+if (facts.points.length) tradeoff(section(`${capital(judged.words)} and privacy`, "div", { class: "grid" }));
 guarantees(section("What each method promises", null));
 choosing(section("Choosing among them", null));
 fairness(section("What was held equal", null));
@@ -32,29 +32,29 @@ function curves(place, { title, about, axis, xLabel, xFormat, read, whole, logX 
     title, about, columns: ["method", "n", xLabel, "mean", "± std"],
     rows: () => methods.flatMap(m => known(m).map(p => [m.name, p.n, xFormat(p[axis]), either(read(p)[0], score), either(read(p)[1], score)])),
   });
-  const range = facts.metric === "accuracy" ? (u, low, high) => { const [a, b] = uPlot.rangeNum(low, high, 0.1, true); return [Math.max(0, a), Math.min(1, b)]; } : undefined;
+  const range = judged.percent ? (u, low, high) => { const [a, b] = uPlot.rangeNum(low, high, 0.1, true); return [Math.max(0, a), Math.min(1, b)]; } : undefined;
   lines(box, { x, xLabel, xFormat, series, format: score, range, whole, logX });
 }
 
 function learning(place) {
   const band = facts.seeds > 1 ? ` Band: ± one standard deviation over ${facts.seeds} seeds.` : "", ends = methods.filter(m => m.curve.length).map(m => m.curve[m.curve.length - 1].bytes);
-  const mean = p => [p.mean, p.std], plain = v => digits(v, 4), name = `Test ${facts.metric}`;
+  const mean = p => [p.mean, p.std], plain = v => digits(v, 4), name = `Test ${judged.full}`;
   curves(place, { title: `${name} over rounds`, about: `Global model, mean over seeds.${band}`, axis: "round", xLabel: "round", xFormat: plain, read: mean });
   curves(place, { title: `${name} over bytes sent`, about: `Both directions, really serialised${facts.prepared ? ", from before the first round on" : ""}.${band}`, axis: "bytes", xLabel: "sent", xFormat: size, read: mean, whole: false, logX: Math.max(...ends) > 10 * Math.min(...ends) });
   const computed = methods.flatMap(m => m.curve.slice(-1).map(p => p.flops)).filter(v => v !== null);
   curves(place, { title: `${name} over device compute`, about: `Of all devices together, counted from public sizes.${computed.length < ends.length ? " It is not known for every method." : ""}${band}`, axis: "flops", xLabel: "computed", xFormat: flops, read: mean, whole: false, logX: Math.max(...computed) > 10 * Math.min(...computed) });
-  curves(place, { title: "Worst 10 % of clients", about: `Mean ${facts.metric} of the tenth of the clients that is served worst.${band}`, axis: "round", xLabel: "round", xFormat: plain, read: p => [p.worst, p.worst_std] });
+  curves(place, { title: "Worst 10 % of clients", about: `Mean ${judged.words} of the tenth of the clients that is served worst.${band}`, axis: "round", xLabel: "round", xFormat: plain, read: p => [p.worst, p.worst_std] });
 }
 
 function tradeoff(place) {
   for (const unit of new Set(facts.points.map(p => p.unit))) {
     const list = facts.points.filter(p => p.unit === unit).map(p => ({ ...p, colour: style[methods.findIndex(m => m.name === p.name)].colour }));
     const box = figure(place, {
-      title: `Accuracy and epsilon per ${unit}`, about: "Filled: an epsilon that holds. Red cross: what a published formula gives, which proves nothing; the dotted line leads to what holds. Methods without a finite epsilon are not drawn.",
-      columns: ["method", "against", "epsilon that holds", "nominal epsilon", "delta", "status", "accuracy, mean of last 10", "± std"],
+      title: `${capital(judged.words)} and epsilon per ${unit}`, about: "Filled: an epsilon that holds. Red cross: what a published formula gives, which proves nothing; the dotted line leads to what holds. Methods without a finite epsilon are not drawn.",
+      columns: ["method", "against", "epsilon that holds", "nominal epsilon", "delta", "status", `${judged.words}, mean of last 10`, "± std"],
       rows: () => list.map(p => [p.name, p.by, digits(p.x, 4), either(p.nominal, v => digits(v, 4)), digits(p.delta), p.standing, score(p.y), either(p.std, score)]),
     });
-    points(box, { list, xLabel: `epsilon per ${unit}`, yLabel: "test accuracy", format: score });
+    points(box, { list, xLabel: `epsilon per ${unit}`, yLabel: `test ${judged.full}`, format: score });
   }
 }
 

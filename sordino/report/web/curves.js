@@ -1,18 +1,18 @@
 // The curves of a run, of one that is over and of one that goes on: each gives a function that draws it with other rounds.
 function measured(rows) {
-  const scored = rows.filter(r => "loss" in r), last = scored[scored.length - 1] || {}, metric = "accuracy" in last ? "accuracy" : "loss";
-  const score = metric === "accuracy" ? percent : v => digits(v, 4);
-  const within = metric === "accuracy" ? (u, low, high) => { const [a, b] = uPlot.rangeNum(low, high, 0.1, true); return [Math.max(0, a), Math.min(1, b)]; } : undefined;
-  return { scored, last, metric, score, within };
+  const scored = rows.filter(r => "loss" in r), last = scored[scored.length - 1] || {}, judged = facts.headlines.find(h => typeof last[h.name] === "number") || judge("loss"), metric = judged.name;
+  const score = judged.percent ? percent : v => digits(v, 4);
+  const within = judged.percent ? (u, low, high) => { const [a, b] = uPlot.rangeNum(low, high, 0.1, true); return [Math.max(0, a), Math.min(1, b)]; } : undefined;
+  return { scored, last, judged, metric, score, within };
 }
 
 function learned(place, model, rows) {
-  const { metric, score, within } = measured(rows);
+  const { judged, metric, score, within } = measured(rows);
   let scored;
   const numbers = now => {
     scored = measured(now).scored;
     const of = f => scored.map(r => (r.clients ? f(r.clients) : null));
-    const band = metric === "accuracy" ? [of(c => Math.max(0, c.mean - c.std)), of(c => Math.min(1, c.mean + c.std))] : [of(c => c.mean - c.std), of(c => c.mean + c.std)];
+    const band = judged.percent ? [of(c => Math.max(0, c.mean - c.std)), of(c => Math.min(1, c.mean + c.std))] : [of(c => c.mean - c.std), of(c => c.mean + c.std)];
     return [scored.map(r => r.round), [{ data: scored.map(r => r[metric]) }, { data: of(c => c.mean), band }, { data: of(c => c.worst_tenth) }]];
   };
   const looks = [
@@ -21,7 +21,7 @@ function learned(place, model, rows) {
     { label: "worst 10 % of clients", colour: "c1", dash: facts.dashes[1] },
   ];
   return curves(place, numbers, rows, looks, {
-    title: `Test ${metric}`, about: "Band: mean over clients ± one standard deviation. Every point is this round's, never the best so far.",
+    title: `Test ${judged.full}`, about: "Band: mean over clients ± one standard deviation. Every point is this round's, never the best so far.",
     columns: ["round", model, "mean over clients", "± std", "worst 10 %"],
     rows: () => scored.map(r => [r.round, score(r[metric]), ...["mean", "std", "worst_tenth"].map(name => either(r.clients && r.clients[name], score))]),
   }, { format: score, range: within });

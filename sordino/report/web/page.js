@@ -11,6 +11,8 @@ function make(tag, parent, text, attributes = {}) {
   return node;
 }
 
+const capital = text => text[0].toUpperCase() + text.slice(1);
+const judge = name => facts.headlines.find(h => h.name === name); // what a run is judged by
 const percent = v => (100 * v).toFixed(1) + " %";
 const digits = (v, n = 3) => (v === 0 ? "0" : Math.abs(v) >= 1e5 || Math.abs(v) < 1e-3 ? v.toExponential(n - 1).replace(/\.?0+e/, "e") : String(+v.toPrecision(n)));
 const epsilon = v => (v === "inf" ? "∞" : digits(Number(v)));

@@ -1,5 +1,5 @@
 // The report of one run.
-const rows = facts.metrics, { scored, last, metric, score, within } = measured(rows);
+const rows = facts.metrics, { scored, last, judged, metric, score, within } = measured(rows);
 const total = key => rows.reduce((sum, row) => sum + (row[key] || 0), 0);
 const counted = rows.every(row => "bytes_up" in row); // of a hidden cohort nobody is told how many were drawn
 const front = facts.before ? [facts.before] : []; // what came before the first round, as a round 0
@@ -24,11 +24,12 @@ function headline() {
   if (promise) list.push([`ε per ${promise.unit}, against ${promise.by}`, epsilon(promise.epsilon), promise.nominal_epsilon === undefined ? `${promise.standing}, δ ${digits(promise.delta)}` : `holds; the published ${epsilon(promise.nominal_epsilon)} proves nothing`]);
   else list.push(["epsilon", "∞", "nothing is promised"]);
   if (last[metric] !== undefined) {
-    list.push([`test ${metric}, final`, score(last[metric])]);
+    list.push([`test ${judged.full}, final`, score(last[metric])]);
     list.push([`mean of last ${ten.length}`, score(ten.reduce((sum, r) => sum + r[metric], 0) / ten.length)]);
   }
-  if (last.majority !== undefined && last.majority !== null) list.push(["always the most frequent class", score(last.majority)]);
-  for (const [name, label] of [["auroc", "AUROC"], ["f1", "F1, macro"], ["calibration_error", "calibration error"]])
+  const constant = last.majority ?? last.baseline;
+  if (typeof constant === "number") list.push([judged.constant, score(constant)]);
+  for (const [name, label] of [["auroc", "AUROC"], ["f1", "F1, macro"], ["calibration_error", "calibration error"], ["rmse", "root mean squared error"], ["r2", "R²"]])
     if (typeof last[name] === "number") list.push([label, last[name].toFixed(3)]);
   if (last.clients) {
     list.push(["mean over clients", score(last.clients.mean), `± ${score(last.clients.std)} between them`]);
@@ -49,13 +50,13 @@ function told(title, lines) {
 function learning(place) {
   if (scored.length) learned(place, facts.model, rows);
   if (last.clients && last.clients.each) {
-    const each = last.clients.each.map((v, k) => [v, k]).filter(([v]) => v !== null).sort(([a], [b]) => (metric === "loss" ? b - a : a - b));
+    const each = last.clients.each.map((v, k) => [v, k]).filter(([v]) => v !== null).sort(([a], [b]) => (judged.higher ? a - b : b - a));
     const tenth = Math.max(1, Math.ceil(each.length / 10));
     const box = figure(place, {
-      title: `Each client at the end, from worst to best`, about: `Test ${metric} of the ${facts.model} on each client's own share; the worst tenth stands out.`,
-      columns: ["client", `test ${metric}`], rows: () => each.map(([v, k]) => [called(k), score(v)]),
+      title: `Each client at the end, from worst to best`, about: `Test ${judged.full} of the ${facts.model} on each client's own share; the worst tenth stands out.`,
+      columns: ["client", `test ${judged.words}`], rows: () => each.map(([v, k]) => [called(k), score(v)]),
     });
-    bars(box, { values: each.map(([v]) => v), names: each.map(([, k]) => called(k)), colours: each.map((_, i) => (i < tenth ? "c1" : "c0")), format: score, top: metric === "accuracy" ? 1 : Math.max(...each.map(([v]) => v)), xLabel: `${each.length} clients` });
+    bars(box, { values: each.map(([v]) => v), names: each.map(([, k]) => called(k)), colours: each.map((_, i) => (i < tenth ? "c1" : "c0")), format: score, top: judged.percent ? 1 : Math.max(...each.map(([v]) => v)), xLabel: `${each.length} clients` });
   }
   if (last.confusion) {
     const box = make("table", make("div", place));
@@ -68,8 +69,8 @@ function learning(place) {
       for (const count of counts) make("td", row, String(count));
     });
   }
-  against(place, { title: `Test ${metric} over bytes sent`, about: "Both directions, really serialised.", xLabel: "sent", xFormat: size, of: r => r.bytes_down + r.bytes_up });
-  against(place, { title: `Test ${metric} over device compute`, about: "Of all devices together, counted from public sizes: operations of the network, there and back.", xLabel: "computed", xFormat: flops, of: r => r.device_flops });
+  against(place, { title: `Test ${judged.full} over bytes sent`, about: "Both directions, really serialised.", xLabel: "sent", xFormat: size, of: r => r.bytes_down + r.bytes_up });
+  against(place, { title: `Test ${judged.full} over device compute`, about: "Of all devices together, counted from public sizes: operations of the network, there and back.", xLabel: "computed", xFormat: flops, of: r => r.device_flops });
   if (rows.length && counted) traffic(place, [...front, ...rows]);
 }
 

@@ -179,6 +179,7 @@ def test_a_walk_in_two_halves_is_one_walk_where_its_momentum_goes_on() -> None:
     assert not torch.allclose(fresh.y["w"], whole.y["w"])
 
 
+@pytest.mark.slow
 def test_a_device_keeps_its_momentum_between_its_rounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It begins a round with what it ended its last one with, and as nothing in its first."""
     began: dict[int, list[float]] = {}

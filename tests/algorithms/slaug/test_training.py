@@ -315,6 +315,7 @@ def test_drawn_labels_are_balanced(n: int, classes: int) -> None:
         assert len(others) > 1  # the rest goes to random classes
 
 
+@pytest.mark.slow
 def test_a_client_draws_once_in_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     drawn: list[tuple[int, Any, Examples]] = []
     real = SlaugFL.equip

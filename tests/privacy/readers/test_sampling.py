@@ -51,6 +51,7 @@ def worst_z(draws: Draws) -> dict[str, float]:
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "source", [pytest.param(Counter(5), id="counter", marks=pytest.mark.slow), pytest.param(System(), id="system")]
 )

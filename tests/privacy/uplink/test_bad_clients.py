@@ -32,6 +32,7 @@ from sordino.types import Grant, Terms
 from tests.helpers.executors import Doing
 from tests.privacy.doubles import messages
 
+NAME = "clinic {}"  # what a client is called, who has a name
 BAD = 2  # the client that misbehaves
 Table = dict[str, Any]
 Spoil = Callable[[Tensor], Tensor]
@@ -69,6 +70,7 @@ def parts_of(uplink: Table | None, **more: Any) -> Simulation:
 def play(parts: Simulation, corrupt: Callable[[bytes, Federation], bytes] | None) -> tuple[Outcome, Federation]:
     """One round in which the message of one client is corrupted on its way."""
     federation, clients = parts.federation(":memory:", "run"), parts.site("run")
+    federation.called = NAME.format
 
     def execute(t: int, down: Any, terms: Mapping[int, Terms]) -> Iterable[tuple[int, bytes]]:
         assert federation.ledger.state(federation.op(t)) is State.RESERVED  # before any data are read
@@ -236,9 +238,10 @@ def test_a_client_whose_message_is_none_is_an_absent_one_that_has_paid(how: str,
     without = absent(parts)
     assert same(played.server, without.server)
     assert played.answered == without.answered == [k for k in range(6) if k != BAD]
-    assert [remark.startswith(f"round 1: client {BAD} counts as absent: ") for remark in federation.inbox.remarks] == [
-        True
-    ]
+    assert [
+        remark.startswith(f"round 1: client {NAME.format(BAD)} counts as absent: ")
+        for remark in federation.inbox.remarks
+    ] == [True]
     honest, undisturbed = play(parts, None)
     assert undisturbed.inbox.remarks == []
     assert not same(played.server, honest.server)  # the client mattered

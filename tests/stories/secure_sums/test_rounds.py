@@ -123,6 +123,7 @@ def test_the_bound_catches_rounding_down(monkeypatch: pytest.MonkeyPatch) -> Non
     assert beyond(made("weigh", CLEAR, "secagg"), made("weigh")) > 1.2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "algorithm", ["fedavg", *(pytest.param(a, marks=pytest.mark.slow) for a in ("fedprox", "scaffold"))]
 )

@@ -1,0 +1,94 @@
+"""What the label of a table is, where it is no class: declared, so that no row decides what a model predicts."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from sordino.data.dataset import Array
+from sordino.data.schema import Column
+from sordino.errors import DataError
+
+if TYPE_CHECKING:
+    from sordino.data.cells import WithoutGaps
+
+
+class LabelKind(ABC):
+    """How labels are read."""
+
+    @abstractmethod
+    def read(self, held: WithoutGaps, labels: Sequence[str]) -> Array:
+        """One label for each row, from the columns of these names."""
+
+    @property
+    @abstractmethod
+    def range(self) -> tuple[float, float]:
+        """What a schema says of such a column."""
+
+
+@dataclass(frozen=True)
+class Numbers(LabelKind):
+    """A number between two ends; one beyond them is moved to the nearer end, each for itself."""
+
+    low: float
+    high: float
+    whole: bool = False
+
+    @property
+    def range(self) -> tuple[float, float]:
+        return self.low, self.high
+
+    def read(self, held: WithoutGaps, labels: Sequence[str]) -> Array:
+        (label,) = labels
+        values = held.numbers_of(label)
+        if self.whole and (wrong := values != np.round(values)).any():
+            at = int(np.argmax(wrong))
+            raise held.unfit(label, float(values[at]), at, "is no whole number", "correct the row, or predict a number")
+        return np.clip(values, self.low, self.high).astype(np.float32)
+
+
+@dataclass(frozen=True)
+class Marks(LabelKind):
+    """Several labels that a row has or has not: the i-th column is the i-th bit of a whole number."""
+
+    @property
+    def range(self) -> tuple[float, float]:
+        return 0.0, 1.0
+
+    def read(self, held: WithoutGaps, labels: Sequence[str]) -> Array:
+        y = np.zeros(len(held.numbers), np.int64)
+        for bit, label in enumerate(labels):
+            values = held.numbers_of(label)
+            if (wrong := (values != 0) & (values != 1)).any():
+                at = int(np.argmax(wrong))
+                raise held.unfit(
+                    label, float(values[at]), at, "is neither 0 nor 1", "write 1 where a row has the label"
+                )
+            y |= values.astype(np.int64) << bit
+        return y
+
+
+def check_outcome(outcome: LabelKind | None, labels: Mapping[str, Column]) -> None:
+    """Refuses a schema that says something else of the labels than the task does."""
+    for label, said in labels.items():
+        told = f"classes {', '.join(said.words)}" if said.words else f"range [{said.low:g}, {said.high:g}]"
+        if outcome is None and not said.words:
+            raise DataError(
+                f"the task predicts a class, but the schema says {told} of {label}",
+                why="a label with a range is a number",
+                fix=f'set task = {{name = "regression", range = [{said.low:g}, {said.high:g}]}}, or list its classes',
+                code="schema-disagrees",
+            )
+        if outcome is not None and (said.words or (said.low, said.high) != outcome.range):
+            low, high = outcome.range
+            raise DataError(
+                f"the task predicts a number in [{low:g}, {high:g}], but the schema says {told} of {label}",
+                why="the schema and [task] must say the same of a label",
+                fix=f'write in the schema: {label} = {{ kind = "label", range = [{low:g}, {high:g}] }}, or correct '
+                "[task]",
+                code="schema-disagrees",
+            )

@@ -1,0 +1,65 @@
+"""What a run is judged by: one measure for each kind of task, its words, its direction, and how it is written."""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple, TypeAlias
+
+Metric: TypeAlias = Literal["accuracy", "label_accuracy", "mean_absolute_error", "loss"]
+
+
+class Headline(NamedTuple):
+    """One measure; its mean over examples is shown."""
+
+    name: Metric
+    words: str
+    higher: bool  # is a higher one better?
+    percent: bool  # is it a share of 1?
+    constant: str = ""  # what the best constant answer is
+
+    @property
+    def better(self) -> str:
+        return "higher is better" if self.higher else "lower is better"
+
+    @property
+    def full(self) -> str:
+        """The words with the direction, where it is not plain."""
+        return self.words if self.name in ("accuracy", "loss") else f"{self.words} ({self.better})"
+
+    @property
+    def scale(self) -> int:
+        """What a value is multiplied with to be drawn."""
+        return 100 if self.percent else 1
+
+    @property
+    def axis(self) -> str:
+        return f"test {self.words}" + (" (%)" if self.percent else f" ({self.better})" if self.constant else "")
+
+    def bare(self, value: float) -> str:
+        """The number alone: the caption of its table says the rest."""
+        return f"{100 * value:.2f}" if self.percent else f"{value:.4g}"
+
+    def reaches(self, value: float, target: float) -> bool:
+        """Is it as good as the target?"""
+        return value >= target if self.higher else value <= target
+
+    def shown(self, value: float) -> str:
+        return f"{value:.2%}" if self.percent else f"{value:.4f}" if self.name == "loss" else f"{value:.4g}"
+
+    def told(self, value: float) -> str:
+        return f"{self.words} {self.shown(value)}"
+
+
+HEADLINES: dict[str, Headline] = {
+    found.name: found
+    for found in (
+        Headline("accuracy", "accuracy", True, True, "always the most frequent class"),
+        Headline("label_accuracy", "accuracy of labels", True, True, "always each label's most frequent answer"),
+        Headline("mean_absolute_error", "mean absolute error", False, False, "always the mean"),
+        Headline("loss", "loss", False, False),
+    )
+}
+
+
+def in_words() -> list[dict[str, object]]:
+    """The same for a page, the first that a round has being what it is judged by."""
+    return [{**found._asdict(), "full": found.full} for found in HEADLINES.values()]

@@ -1,0 +1,252 @@
+"""A network over rows: what it is built on, what it says of them, and what its last layer sees. Which loss it is
+trained with, others say.
+
+Rows stay as they were decoded (uint8, channels last) until a batch is read.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from functools import cached_property
+
+import torch
+from torch import Tensor, nn
+
+from sordino import keys
+from sordino.errors import ConfigError, UnsoundGuarantee
+from sordino.privacy.readers.per_example_gradients import Recorder
+from sordino.tasks.augment import AUGMENT
+from sordino.tasks.draws import draws, seeded
+from sordino.tasks.features import Head, of_chain, transformed
+from sordino.tasks.flops import count as operations
+from sordino.tasks.memory import coupling, still
+from sordino.tasks.nets import keyed_dropout
+from sordino.tasks.written_out_backward import Chain
+from sordino.types import Params
+
+STACK_WEIGHTS = 1 << 16  # of one client: more of them leave the cache faster than calls are saved
+POOL_FLOATS = 6_000_000  # of one pass over many clients' rows: about what the caches hold
+
+
+class NetworkOnRows:
+    """One network, and how raw rows become its inputs."""
+
+    def __init__(
+        self,
+        net: nn.Module,
+        *,
+        name: str,
+        shape: tuple[int, ...],
+        mean: tuple[float, ...],
+        std: tuple[float, ...],
+        image: bool,
+        precision: torch.dtype = torch.float32,
+        augment: str = "none",
+        keeps: bool = False,
+        written_out: bool = True,
+    ) -> None:
+        """`keeps`: training starts from the network's own values, and not from drawn ones; `written_out`: can the way
+        back of the loss do without a graph?"""
+        self.name = name
+        self._augment = AUGMENT[augment]
+        self._net, self._image, self._shape = net, image, shape
+        each = shape if image and len(mean) > shape[-1] else (-1,)  # for every pixel, or for a channel or feature
+        deviation = torch.tensor(std, dtype=torch.float64).clamp_min(1e-6).reshape(each)
+        self._scale = (1 / (deviation * (255 if image else 1))).float()
+        self._shift = (-torch.tensor(mean, dtype=torch.float64).reshape(each) / deviation).float()
+        self._dropouts = keyed_dropout(net)
+        self._drops = bool(self._dropouts)
+        for module in net.modules():
+            if getattr(module, "inplace", False):
+                # same values, and the layer rules can read what came out
+                module.inplace = False  # type: ignore[assignment]
+        self.mixes_examples = coupling(net)
+        if self.mixes_examples:
+            raise UnsoundGuarantee(
+                f"the model has a {self.mixes_examples} layer",
+                why="its running statistics mix the examples of a batch, and those of all clients, where no clip "
+                "bounds it",
+                fix="use nn.GroupNorm instead",
+                code="batch-norm",
+            )
+        self._names = [name for name, p in net.named_parameters() if p.requires_grad]
+        if not self._names:
+            raise ConfigError(
+                f"the model {name!r} has no trainable parameters",
+                why="there is nothing to learn",
+                fix="leave requires_grad = True for at least one parameter",
+                code="model-without-parameters",
+            )
+        self._trained = [(name, p) for name, p in net.named_parameters() if p.requires_grad]
+        self._held = {name: p.detach().clone() for name, p in self._trained} if keeps else None
+        self._rest = _beside(net, dict(self._trained))
+        self._chain = Chain.of(net, shape) if written_out else None
+        # bf16 pays where convolutions do the work; weights, sums and everything private stay in fp32
+        self.precision = precision if self._chain is not None and self._chain.images else torch.float32
+        self._recorder = Recorder(net)
+        # attention and recurrent layers have dropouts of their own
+        self._draws = self._chain is None and draws(self._pass)
+
+    def init(self, key: keys.Key) -> Params:
+        """The values that training starts from: drawn by the key, but where the network keeps its own."""
+        if self._held is not None:
+            return {name: value.clone() for name, value in self._held.items()}
+        if self._chain is None:
+            for _, p in self._trained:
+                p.data = p.data.clone()  # `gradient` has put somebody's weights there
+        with torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(keys.word(key))  # of other devices nothing is drawn
+            for module in self._net.modules():
+                reset = getattr(module, "reset_parameters", None)
+                if callable(reset):
+                    reset()
+        for name, value in self._net.state_dict(keep_vars=True).items():
+            if isinstance(kept := self._rest.get(name), Tensor):  # what is frozen, and buffers, stay as they were
+                value.data.copy_(kept)
+        return {name: p.detach().clone() for name, p in self._trained}
+
+    def state_dict(self, params: Params) -> Params:
+        """All that the network holds at these parameters, by the names of its own `state_dict`: also what is frozen,
+        and buffers as its constructor left them."""
+        return {name: params[kept] if isinstance(kept, str) else kept for name, kept in self._rest.items()}
+
+    def stacks(self, n: int) -> int:
+        """How many clients of n rows are trained in one call; one where the arithmetic of a single client fills the
+        processor.
+        """
+        if self._chain is None or self._chain.images:
+            return 1
+        walks = self._spans(n)
+        weights = 0 if walks else sum(p.numel() for _, p in self._trained)
+        return 1 if weights > STACK_WEIGHTS else max(1, POOL_FLOATS // (n * self._floats + weights))
+
+    def room(self, params: Params) -> int:
+        if self._chain is None or self._drops or self._augment is not None:
+            return 0
+        return max(1, POOL_FLOATS // self._floats)
+
+    @cached_property
+    def _floats(self) -> int:
+        """Numbers that a pass over one row goes through."""
+        assert self._chain is not None
+        one = torch.zeros(1, *self._shape, dtype=torch.uint8 if self._image else torch.float32)
+        own = {name: p.detach() for name, p in self._trained}
+        return self._chain.floats(own, self._scaled(one, next(iter(own.values())).dtype))
+
+    @cached_property
+    def classes(self) -> int:
+        if self._chain is not None:
+            return self._chain.classes
+        return self.predict({name: p.detach() for name, p in self._trained}, self._sample).shape[1]
+
+    @cached_property
+    def flops(self) -> int:
+        """The operations of one example through the network, there and back; a way back counts as two ways there."""
+        self._net.eval()
+        return 3 * operations(lambda: self._net(self._inputs(self._sample[:1], dict(self._trained))))
+
+    def features(self, params: Params, x: Tensor, keys: Tensor | None = None, plain: int = 0) -> Tensor:
+        """The input of the last linear layer [n, d], differentiable in `params`. With keys, one per example, as in
+        training; without, as in `predict`. The last `plain` images are never cut or mirrored.
+        """
+        if self._chain is not None and not transformed(
+            next(iter(params.values())), x
+        ):  # torch.func does not go the chain's own way back
+            kind = next(iter(params.values())).dtype
+            low = keys is not None and self.precision == torch.bfloat16
+            seen = self._seen(x, kind, keys, plain)
+            return of_chain(self._chain, params, seen, keys, self.precision if low else kind)
+        head = self._head  # before the mode is set: finding it sets its own
+        self._net.train(keys is not None)
+        for dropout in self._dropouts:
+            dropout.keys = keys
+        with self._seeded(keys):
+            return head.input(self._net, params, self._inputs(x, params, keys, plain))
+
+    def look(self, params: Params, x: Tensor) -> Tensor:
+        """Features of images [n, c, h, w] between 0 and 1, differentiable in them."""
+        head, across = self._head, (1, -1, 1, 1)
+        scale, shift = (255 * self._scale), self._shift
+        if scale.dim() == 3:  # one for every pixel
+            scale, shift = scale.movedim(-1, 0), shift.movedim(-1, 0)
+        else:
+            scale, shift = scale.view(across), shift.view(across)
+        self._net.eval()
+        return head.input(self._net, params, (x * scale + shift).to(next(iter(params.values())).dtype))
+
+    @cached_property
+    def width(self) -> int:
+        """The number of features."""
+        return self.features({name: p.detach() for name, p in self._trained}, self._sample).shape[1]
+
+    def head(self, params: Params, z: Tensor) -> Tensor:
+        """Logits from features."""
+        if self._chain is not None:
+            logits, _ = self._chain.links[-1].forward(params, z, None)
+            return logits
+        return self._head.logits(params, z)
+
+    @cached_property
+    def _head(self) -> Head:
+        return Head(self._net, self.name, self._inputs(self._sample, dict(self._trained)))
+
+    @cached_property
+    def _sample(self) -> Tensor:
+        """Random rows, to see what a network does."""
+        shape = (3, *self._shape)
+        x = keys.uniform(keys.root(1), torch.Size(shape).numel()).reshape(shape)
+        return (255 * x).to(torch.uint8) if self._image else x.float()
+
+    def predict(self, params: Params, x: Tensor) -> Tensor:
+        if self._chain is not None:
+            return self._chain.logits(params, self._scaled(x, next(iter(params.values())).dtype))
+        self._net.eval()
+        with torch.no_grad():
+            out: Tensor = torch.func.functional_call(self._net, params, (self._inputs(x, params),))
+        return out
+
+    def still(self) -> AbstractContextManager[None]:
+        """Refuses a network that answers about single examples and is not the same afterwards."""
+        return nullcontext() if self._chain is not None else still(self._net)
+
+    def _pass(self) -> None:
+        self._net.train()
+        self._net(self._inputs(self._sample, dict(self._trained)))
+
+    def _seeded(self, drawn: Tensor | None) -> AbstractContextManager[None]:
+        """What the network draws inside follows from the keys of its examples."""
+        return nullcontext() if drawn is None or not self._draws else seeded(drawn)
+
+    def _spans(self, n: int) -> bool:
+        return self._chain is not None and self._augment is None and self._chain.spans(n)
+
+    def _inputs(self, x: Tensor, params: Params, draws: Tensor | None = None, plain: int = 0) -> Tensor:
+        # somebody's own network may want to `view` its images, and some kernels of torch crash on other layouts
+        return self._seen(x, next(iter(params.values())).dtype, draws, plain).contiguous()
+
+    def _seen(self, x: Tensor, dtype: torch.dtype, draws: Tensor | None, plain: int = 0) -> Tensor:
+        """With keys as in training."""
+        scaled, some = self._scaled(x, dtype), len(x) - plain
+        if draws is None or self._augment is None or not some:
+            return scaled
+        cut = self._augment(scaled[:some], draws[:some])
+        return torch.cat([cut, scaled[some:]]) if plain else cut
+
+    def _scaled(self, x: Tensor, dtype: torch.dtype) -> Tensor:
+        """(x - mean) / std; images as [n, c, h, w] in channels-last memory, which is how they lie."""
+        scaled = x.to(dtype, copy=True).mul_(self._scale.to(dtype)).add_(self._shift.to(dtype))
+        if not self._image:
+            return scaled
+        n, height, width, channels = scaled.shape
+        # with one channel both layouts are the same memory, and only the ordinary strides say so to every kernel
+        return scaled.view(n, 1, height, width) if channels == 1 else scaled.movedim(-1, 1)
+
+
+def _beside(net: nn.Module, trained: Params) -> dict[str, Tensor | str]:
+    """What a network's `state_dict` holds, in its order: the name of a trained parameter, or what nobody trains."""
+    names = {id(p): name for name, p in trained.items()}
+    return {
+        name: names.get(id(value)) or value.detach().clone()
+        for name, value in net.state_dict(keep_vars=True).items()
+        if isinstance(value, Tensor)
+    }

@@ -1,0 +1,231 @@
+"""What is predicted, as [task] of an experiment says it. Whatever shapes a loss is declared there: none of it is
+learned from rows, because no budget would pay for that.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from sordino.data.outcome import LabelKind, Marks, Numbers
+from sordino.errors import ConfigError
+from sordino.tasks.own_loss import LossFunction
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from sordino.tasks.classification import Classification
+    from sordino.tasks.multi_label import MultiLabel
+    from sordino.tasks.numeric import NumberLearning
+    from sordino.tasks.supervised import HowRun, Supervised
+
+MOST_LABELS = 62  # a label is a bit of a whole number
+
+
+class Problem(ABC):
+    """What the labels of a run are, and what of the library can work with them."""
+
+    @property
+    @abstractmethod
+    def needs_task_loss(self) -> str:
+        """Why a method with losses of its own would not learn this; nothing where it would."""
+
+    @property
+    def outcome(self) -> LabelKind | None:
+        """How labels are read, where they are no classes."""
+        return None
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The columns of the labels, where the task names them, and not data.label."""
+        return ()
+
+    @abstractmethod
+    def outputs(self, classes: int) -> int:
+        """How many numbers the network gives for an example, where it has one head."""
+
+    @abstractmethod
+    def built(self, net: nn.Module, how: HowRun, loss: LossFunction | None, classes: Sequence[str]) -> Supervised:
+        """The network with its loss; `loss`: of somebody's own, in place of the usual one."""
+
+
+@dataclass(frozen=True)
+class Classify(Problem):
+    """One class of several."""
+
+    class_weights: dict[str, float] | tuple[float, ...] | str | None = None
+
+    def __post_init__(self) -> None:
+        if isinstance(self.class_weights, str):
+            raise ConfigError(
+                f"task.class_weights = {self.class_weights!r}",
+                why="how often a class occurs stands in the clients' secret rows, and no budget pays for counting it",
+                fix="declare numbers: task.class_weights = {ill = 5.0, well = 1.0}, or a list in the order of the "
+                "classes",
+                code="weights-from-rows",
+            )
+        numbers = self.class_weights.values() if isinstance(self.class_weights, Mapping) else self.class_weights or ()
+        if wrong := [weight for weight in numbers if not 0 < weight < math.inf]:
+            raise ConfigError(
+                f"task.class_weights has {wrong[0]!r}",
+                why="a weight is a finite number above 0",
+                fix="leave a class out of the data where it should play no part",
+                code="bad-class-weight",
+            )
+
+    @property
+    def needs_task_loss(self) -> str:
+        return "" if self.class_weights is None else "class weights"
+
+    def outputs(self, classes: int) -> int:
+        return classes
+
+    def built(self, net: nn.Module, how: HowRun, loss: LossFunction | None, classes: Sequence[str]) -> Classification:
+        from sordino.tasks.classification import Classification
+        from sordino.tasks.losses import WeightedCrossEntropy
+
+        if self.class_weights is not None:
+            if loss is not None:
+                raise ConfigError(
+                    "task.class_weights beside a loss of your own",
+                    why="weights multiply the cross-entropy of an example, which your loss replaces",
+                    fix="weigh examples inside your loss, or leave one of both out",
+                    code="weights-and-own-loss",
+                )
+            loss = WeightedCrossEntropy(self._weights(classes))
+        return Classification(net, **how._asdict(), labels=len(classes), loss=loss)
+
+    def _weights(self, classes: Sequence[str]) -> list[float]:
+        """One for each class, in their order."""
+        given = self.class_weights
+        if isinstance(given, Mapping) and given.keys() == set(classes):
+            return [given[name] for name in classes]
+        if isinstance(given, tuple) and len(given) == len(classes):
+            return list(given)
+        raise ConfigError(
+            f"task.class_weights = {given!r}",
+            why=f"each class needs one weight, and the classes are {', '.join(classes)}",
+            fix="name all of them: " + ", ".join(f"{name} = 1.0" for name in classes),
+            code="weights-do-not-fit",
+        )
+
+
+@dataclass(frozen=True)
+class Regress(Problem):
+    """A number between two declared ends."""
+
+    range: tuple[float, float]
+    loss: Literal["squared", "huber"] = "squared"
+    bend: float | None = None
+
+    needs_task_loss = "regression"
+
+    def __post_init__(self) -> None:
+        low, high = self.range
+        if not (math.isfinite(low) and math.isfinite(high) and low < high):
+            raise ConfigError(
+                f"task.range = {list(self.range)}",
+                why="the label is scaled by its declared range, and a number beyond is moved to the nearer end",
+                fix="set [lowest, highest], two numbers of which the first is smaller",
+                code="bad-label-range",
+            )
+        if (self.loss == "huber") != (self.bend is not None) or not (self.bend is None or 0 < self.bend < math.inf):
+            raise ConfigError(
+                f"task.bend = {self.bend} with task.loss = {self.loss!r}",
+                why="it is the distance, in the unit of the label, from which on the Huber loss is linear",
+                fix='set a number above 0 with task.loss = "huber", and none with "squared"',
+                code="bad-huber-bend",
+            )
+
+    @property
+    def outcome(self) -> LabelKind:
+        return Numbers(*self.range)
+
+    def outputs(self, classes: int) -> int:
+        return 1
+
+    def built(self, net: nn.Module, how: HowRun, loss: LossFunction | None, classes: Sequence[str]) -> NumberLearning:
+        from sordino.tasks.losses import Huber, Squared
+        from sordino.tasks.numeric import NumberLearning
+
+        low, high = self.range
+        usual = Squared(low, high) if self.bend is None else Huber(low, high, self.bend / ((high - low) / 2))
+        return NumberLearning(net, how, loss or usual, self.range, lambda z: z * usual.half + usual.middle)
+
+
+@dataclass(frozen=True)
+class Count(Problem):
+    """How often something happens: a whole number from 0 to a declared most."""
+
+    most: int
+
+    needs_task_loss = "counts"
+
+    def __post_init__(self) -> None:
+        if self.most < 1:
+            raise ConfigError(
+                f"task.most = {self.most}",
+                why="a count beyond it is moved to it, and the rate never exceeds it",
+                fix="set the highest count that can be, at least 1",
+                code="bad-label-range",
+            )
+
+    @property
+    def outcome(self) -> LabelKind:
+        return Numbers(0.0, float(self.most), whole=True)
+
+    def outputs(self, classes: int) -> int:
+        return 1
+
+    def built(self, net: nn.Module, how: HowRun, loss: LossFunction | None, classes: Sequence[str]) -> NumberLearning:
+        from sordino.tasks.losses import PoissonLoss
+        from sordino.tasks.numeric import NumberLearning
+
+        usual = PoissonLoss(self.most)
+        return NumberLearning(net, how, loss or usual, (0.0, float(self.most)), usual.rate)
+
+
+@dataclass(frozen=True)
+class Mark(Problem):
+    """Which of several labels an example has; each is a column of 0 and 1."""
+
+    labels: tuple[str, ...]
+
+    needs_task_loss = "several labels"
+
+    def __post_init__(self) -> None:
+        if not 2 <= len(set(self.labels)) == len(self.labels) <= MOST_LABELS:
+            raise ConfigError(
+                f"task.labels = {list(self.labels)}",
+                why=f"they are the columns of the labels: from 2 to {MOST_LABELS} different ones",
+                fix='name them, such as task.labels = ["flu", "cold"]; for a single one, set data.label',
+                code="bad-labels",
+            )
+
+    @property
+    def outcome(self) -> LabelKind:
+        return Marks()
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        return self.labels
+
+    def outputs(self, classes: int) -> int:
+        return len(self.labels)
+
+    def built(self, net: nn.Module, how: HowRun, loss: LossFunction | None, classes: Sequence[str]) -> MultiLabel:
+        from sordino.tasks.losses import BinaryCrossEntropy
+        from sordino.tasks.multi_label import MultiLabel
+
+        return MultiLabel(net, how, loss or BinaryCrossEntropy())
+
+
+PROBLEMS: dict[str, type[Problem]] = {
+    "classification": Classify,
+    "regression": Regress,
+    "counts": Count,
+    "multi_label": Mark,
+}

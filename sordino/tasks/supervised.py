@@ -1,0 +1,208 @@
+"""What is learned from examples with labels: a network, and a loss of each example."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from functools import cached_property
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from sordino import keys
+from sordino.lazy import ClientRows, Part, Ready
+from sordino.privacy.readers.per_example_gradients import Sides, fast_sum, one_by_one, slow_medians, slow_sum
+from sordino.tasks.losses import WrittenLoss
+from sordino.tasks.memory import remembered
+from sordino.tasks.network import NetworkOnRows
+from sordino.tasks.own_loss import LossFunction
+from sordino.tasks.written_out_backward import Chain, Slope
+from sordino.types import Examples, Losses, Params
+
+
+class HowRun(NamedTuple):
+    """How rows become the inputs of a network, and how it is run over them: the same whatever is predicted."""
+
+    name: str
+    shape: tuple[int, ...]
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    image: bool = False
+    precision: torch.dtype = torch.float32
+    augment: str = "none"
+    keeps: bool = False
+
+
+class Supervised(NetworkOnRows, ABC):
+    """A network and the loss that it is trained with."""
+
+    feature_radius: float | None = None
+    scores: tuple[str, ...]  # of all test examples together, that make sense of its answers
+    always: tuple[str, ...] = ()  # those of them that are measured unasked
+
+    def __init__(self, net: nn.Module, how: HowRun, loss: LossFunction) -> None:
+        super().__init__(net, **how._asdict(), written_out=isinstance(loss, WrittenLoss))
+        self._loss = loss
+        self._tried: tuple[Losses, bool] | None = None  # the losses last tried; do the layer rules hold for them?
+
+    @property
+    @abstractmethod
+    def metrics(self) -> tuple[str, ...]:
+        """The names of the values that `score` gives, the headline first."""
+
+    @abstractmethod
+    def answers(self, outputs: Tensor) -> Tensor:
+        """What outputs of the network say: probabilities of classes, or of labels; or numbers."""
+
+    def truth(self, y: Tensor) -> Tensor:
+        """Labels as `answers` can be compared with them."""
+        return y
+
+    @abstractmethod
+    def constant(self, y: Tensor) -> float:
+        """What the best constant answer reaches in the headline."""
+
+    def all_outputs(self, params: Params, x: Tensor) -> Tensor:
+        """Those of `predict`, for any number of rows."""
+        many = 128 if self._image else 1024  # rows whose activations fit the cache
+        return torch.cat([self.predict(params, x[i : i + many]) for i in range(0, len(x), many)])
+
+    @cached_property
+    def labels(self) -> int:
+        """The outputs that there are labels for."""
+        return self.classes
+
+    @abstractmethod
+    def score(self, params: Params, examples: Examples) -> Mapping[str, Tensor]:
+        """One value for each example, by metric."""
+
+    @abstractmethod
+    def _any_labels(self, many: int) -> Tensor:
+        """Labels that there may be, to try a loss on."""
+
+    def losses(self, params: Params, x: Tensor, y: Tensor, keys: Tensor) -> Tensor:
+        self._net.train()
+        for dropout in self._dropouts:
+            dropout.keys = keys
+        with self._seeded(keys):
+            logits = torch.func.functional_call(self._net, params, (self._inputs(x, params, keys),))
+        return self._loss(logits, y)
+
+    def ready(self, x: Tensor, y: Tensor, whole: bool = False) -> tuple[Ready, Tensor]:
+        """Rows and labels as `gradient` takes them: prepared once, cut into batches later. `whole` means all rows of
+        a client, of which all will be used.
+        """
+        scaled = self._scaled(x, torch.float32)
+        if self._chain is None:
+            return scaled.contiguous(), y
+        labels = self._target(y, torch.float32)
+        if whole and self._spans(len(y)):
+            return ClientRows(scaled.flatten(1)), labels
+        return scaled.to(self.precision), labels
+
+    def gradient(self, params: Params, x: Ready, y: Tensor, draws: Callable[[], Tensor]) -> Params:
+        """The gradient of the mean loss over rows that are `ready`. It is what autograd gives for `losses`, without
+        a graph where the network is a chain.
+        """
+        kind = next(iter(params.values())).dtype
+        drawn = draws() if self._drops or self._draws or self._augment is not None else None
+        if self._augment is not None:
+            assert drawn is not None
+            x = self._augment(x, drawn)
+        if self.precision == torch.bfloat16:
+            assert self._chain is not None
+            low = {name: value.to(self.precision) for name, value in params.items()}
+            found = self._chain.gradient(low, x, y, drawn, self._slope)
+            return {name: g.to(kind) for name, g in found.items()}
+        if isinstance(x, Part) and y.dtype != kind:
+            x = x.taken()
+        if not isinstance(x, Part) and x.dtype != kind:
+            x, y = x.to(kind), y if self._chain is None else y.to(kind)
+        if self._chain is not None:
+            made: Params = self._chain.gradient(params, x, y, drawn, self._slope)
+            return made
+        self._net.train()
+        for dropout in self._dropouts:
+            dropout.keys = drawn
+        for name, p in self._trained:
+            p.data = params[name]
+        with self._seeded(drawn):
+            value = self._loss(self._net(x.contiguous()), y).mean()
+        back = torch.autograd.grad(value, [p for _, p in self._trained])
+        return {name: g for (name, _), g in zip(self._trained, back, strict=True)}
+
+    def _target(self, y: Tensor, dtype: torch.dtype) -> Tensor:
+        """Labels as the way back of a chain takes them."""
+        assert self._chain is not None
+        assert isinstance(self._loss, WrittenLoss)
+        return self._loss.target(y, self._chain.classes, dtype)
+
+    @property
+    def _slope(self) -> Slope:
+        assert isinstance(self._loss, WrittenLoss)
+        return self._loss.slope
+
+    def pooled(self, params: Params, x: Tensor, y: Tensor, clip: float, order: int) -> Sides:
+        """Both sides of every layer for many clients' rows at once."""
+        assert self._chain is not None
+        kind = next(iter(params.values())).dtype
+        tape = self._chain.tape(params, self._scaled(x, kind), self._target(y, kind), None, self._slope)
+        return Sides(tape, clip, order, kind)
+
+    def clipped_sum(
+        self, losses: Losses, params: Params, batch: Examples, keys: Tensor, clip: float, order: int
+    ) -> Params:
+        """Sum of the examples' gradients, each clipped to `clip` in the given norm over all parameters jointly.
+
+        All examples go through at once where each link of a chain is known to keep them apart; through anybody's own
+        network or losses each goes alone.
+        """
+        if self._chain is not None and losses == self.losses:
+            return self._sides(self._chain, params, batch, keys, clip, order).sum(params)
+        total = None
+        if self._ruled(losses, params):
+            total = fast_sum(self._recorder, losses, params, batch, keys, clip, order)
+        return total or slow_sum(losses, params, batch, keys, clip, order)
+
+    def _sides(
+        self, chain: Chain, params: Params, batch: Examples, keys: Tensor, clip: float | None, order: int
+    ) -> Sides:
+        kind = next(iter(params.values())).dtype
+        x, y = self._seen(batch.x, kind, keys), self._target(batch.y, kind)
+        return Sides(chain.tape(params, x, y, keys if self._drops else None, self._slope), clip, order, kind)
+
+    @cached_property
+    def remembers(self) -> str:
+        params, y = {name: p.detach() for name, p in self._trained}, self._any_labels(3)
+        return remembered(self._net, lambda: self.losses(params, self._sample, y, keys.bits(keys.root(1), 3)))
+
+    def median_sum(
+        self, losses: Losses, params: Params, batch: Examples, keys: Tensor
+    ) -> tuple[Params, dict[str, float]]:
+        """The sum of the examples' gradients, each parameter's cut to the median of its norms, and these medians. No
+        promise can rest on it.
+        """
+        if self._chain is None or losses != self.losses:
+            return slow_medians(losses, params, batch, keys)
+        sides = self._sides(self._chain, params, batch, keys, None, 2)
+        return sides.sum(params), sides.radii
+
+    def _ruled(self, losses: Losses, params: Params) -> bool:
+        """Do the layer rules give the gradients of these losses?"""
+        if self._recorder.supported and (self._tried is None or self._tried[0] != losses):
+            self._tried = losses, self._rules_hold(losses, params)
+        return self._tried is not None and self._tried[1]
+
+    def _rules_hold(self, losses: Losses, params: Params) -> bool:
+        # they assume that each layer is used once and owns its parameters, and that a loss reaches the parameters
+        # through the layers only:
+        # try it on random rows. Where that deceives, a gradient is wrong; it stays one example's own, and clipped
+        batch = Examples(self._sample, self._any_labels(3))
+        draws = keys.bits(keys.root(1), 3)
+        try:
+            fast = fast_sum(self._recorder, losses, params, batch, draws, 0.5, 2)
+        except RuntimeError:  # an operation that overwrites what a layer gave
+            return False
+        slow = one_by_one(losses, params, batch, draws, 0.5, 2)
+        return fast is not None and all(torch.allclose(fast[k], slow[k], rtol=1e-3, atol=1e-5) for k in slow)

@@ -1,0 +1,24 @@
+"""What all runs on one ledger have spent together, and who is who in it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from sordino.ledger.currency import ZCDP
+from sordino.ledger.ledger import Charter, Each, Ledger
+from sordino.ledger.notes import note
+from sordino.runs.lifetime import lifetime
+
+
+def test_a_shared_ledger_says_the_names_of_clients(tmp_path: Path) -> None:
+    """Whoever looks at it needs no run folder to know who has spent what; and one founded before names is read."""
+    place, names = tmp_path / "shared.sqlite", ("Nord", "Süd")
+    charter, each = Charter("data", "example", "replace", "server", 1e-5, ZCDP, names), Each(2, (1,))
+    bare = replace(charter, names=())
+    for file, founded, later in ((place, charter, bare), (tmp_path / "old.sqlite", bare, charter)):
+        Ledger.open(file, founded, each=each).close()
+        with Ledger.open(file, later, each=each) as ledger:
+            ledger.reserve("run/0", {"1": (1,)}, b"", note([]))
+        told = [(row.name, row.spent[0] > 0) for row in lifetime(file).by_client]
+        assert told == ([("Nord", False), ("Süd", True)] if founded.names else [("", False), ("", True)])

@@ -1,0 +1,209 @@
+"""What a run can predict: each task from its settings to predictions, and each algorithm with each task."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+import sordino
+from sordino import config
+from sordino.algorithms import ALGORITHMS
+from sordino.cli.main import app
+from sordino.deploy.own_data import OwnData
+from sordino.errors import SordinoError
+from sordino.runs.folder import RunFolder
+from tests.helpers.between_sites import Federated, model_of
+
+SCHEMA = """[columns]
+age = { kind = "number", range = [0, 110] }
+ward = { kind = "levels", levels = ["A", "B"] }
+clinic = { kind = "group", names = ["c0", "c1", "c2"] }
+"""
+OF_LABEL = {
+    "classification": 'ill = { kind = "label", classes = ["0", "1"] }',
+    "regression": 'stay = { kind = "label", range = [0, 30] }',
+    "counts": 'visits = { kind = "label", range = [0, 20] }',
+    "multi_label": 'ill = { kind = "label", range = [0, 1] }\ncold = { kind = "label", range = [0, 1] }',
+}
+LABELS = ("ill", "stay", "visits", "cold")
+TASKS: dict[str, dict[str, Any]] = {
+    "classification": {"class_weights": {"0": 1.0, "1": 3.0}},
+    "regression": {"range": [0, 30]},
+    "counts": {"most": 20},
+    "multi_label": {"labels": ["ill", "cold"]},
+}
+LABEL = {"classification": "ill", "regression": "stay", "counts": "visits"}
+
+
+@pytest.fixture(scope="module")
+def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Rows, and a schema for each task."""
+    folder, draw = tmp_path_factory.mktemp("tasks"), np.random.default_rng(3)
+    age, ward = draw.uniform(20, 90, 90), draw.integers(0, 2, 90)
+    stay = np.clip(0.2 * age + 5 * ward + draw.normal(0, 1, 90), 0, 40)
+    visits = draw.poisson(np.exp(0.03 * (age - 40)))
+    ill, cold = (age + draw.normal(0, 9, 90) > 60).astype(int), (ward + draw.normal(0, 0.3, 90) > 0.5).astype(int)
+    rows = zip(age, ward, range(90), ill, stay, visits, cold, strict=True)
+    lines = [f"{a:.1f},{'AB'[w]},c{k % 3},{i},{s:.2f},{v},{c}" for a, w, k, i, s, v, c in rows]
+    (folder / "visits.csv").write_text("\n".join(["age,ward,clinic,ill,stay,visits,cold", *lines]) + "\n")
+    for task, said in OF_LABEL.items():
+        rest = "".join(f'{name} = {{ kind = "ignored" }}\n' for name in LABELS if f"{name} =" not in said)
+        (folder / f"{task}.toml").write_text(SCHEMA + said + "\n" + rest)
+    return folder
+
+
+def asked(table: Path, task: str, **settings: Any) -> dict[str, Any]:
+    label = {"label": LABEL[task]} if task in LABEL else {}
+    data = {"source": "tabular", "path": str(table / "visits.csv"), "schema": str(table / f"{task}.toml"), **label}
+    made = {"task": {"name": task, **TASKS[task]}, "data": {**data, "group": "clinic"}, "rounds": 4, **settings}
+    return {"algorithm": {"name": "fedavg", "lr": 0.2, "local_epochs": 5, "batch_size": 10}, "privacy": {}, **made}
+
+
+JUDGED = {
+    "classification": "accuracy",
+    "regression": "mean_absolute_error",
+    "counts": "mean_absolute_error",
+    "multi_label": "label_accuracy",
+}
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_a_task_goes_from_its_settings_to_predictions(task: str, table: Path, tmp_path: Path) -> None:
+    run = sordino.run(asked(table, task), out=tmp_path / "run")
+    assert run.score is not None
+    judged, value = run.score
+    row = run.metrics[-1]
+    constant = row.constant
+    assert constant is not None
+    assert judged.name == JUDGED[task]
+    assert judged.reaches(value, constant)  # it has learned something
+    assert (run.accuracy is not None) == (task == "classification")
+    assert judged.told(value) in repr(run)
+    found = sordino.predict(run.folder, table / "visits.csv", score=True)
+    assert found.scored is not None
+    assert len(list(found.rows)) == len(found) == 90
+    assert ("accuracy" in "\n".join(found.told())) == (task in ("classification", "multi_label"))
+    bundle = json.loads((run.folder / "model.json").read_text())
+    assert bundle["task"] == task
+    page = run.report(tmp_path / "page.html").read_text()
+    assert f"Test {judged.words}" in page
+    if task != "classification":
+        assert judged.better in page
+
+
+def test_a_prediction_is_what_the_network_says_in_the_unit_of_the_label(table: Path, tmp_path: Path) -> None:
+    """By hand, from the files alone: 15 + 15 z for a range of 0 to 30."""
+    from safetensors.numpy import load_file
+
+    run = sordino.run(asked(table, "regression"), out=tmp_path / "run")
+    weights = load_file(run.folder / "model.safetensors")
+    (w,), (b,) = (value for name, value in sorted(weights.items(), key=lambda one: -one[1].ndim))
+    x = np.array([(40 - 55) / 55, 0.0, 1.0])  # age, ward A, ward B
+    found = list(sordino.predict(run.folder, [{"age": 40.0, "ward": "B"}]).rows)
+    assert found[0]["predicted"] == pytest.approx(float(np.clip(15 + 15 * (w @ x + b), 0, 30)), rel=1e-5)
+
+
+def test_one_row_beyond_the_declared_range_counts_as_its_end(table: Path, tmp_path: Path) -> None:
+    """Neighbours: a label of a million instead of 30 changes no byte of the model."""
+    lines = (table / "visits.csv").read_text().splitlines()
+    models = []
+    for told in ("30", "1000000"):
+        cells = lines[1].split(",")
+        cells[4] = told
+        (tmp_path / "visits.csv").write_text("\n".join([lines[0], ",".join(cells), *lines[2:]]) + "\n")
+        made = asked(table, "regression", rounds=1)
+        made["data"]["path"] = str(tmp_path / "visits.csv")
+        models.append((sordino.run(made, out=tmp_path / told).folder / "model.safetensors").read_bytes())
+    assert models[0] == models[1]
+
+
+@pytest.mark.parametrize("task", ["regression", "multi_label"])
+def test_what_is_held_is_told_without_classes(task: str, table: Path) -> None:
+    made = asked(table, task)
+    (table / "run.toml").write_text(config.load(made).toml())
+    for verb in (["data", "partition"], ["data", "list"], ["data", "plot", "--out", str(table / "p.svg")]):
+        ended = CliRunner().invoke(app, [*verb, str(table / "run.toml")])
+        assert ended.exit_code == 0, (verb, ended.output)
+
+
+def test_a_draft_says_the_range_of_a_label_with_many_numbers(table: Path) -> None:
+    from sordino.data import drafting, schema
+
+    found = schema.parsed(drafting.draft(str(table / "visits.csv"), "stay", "clinic"))
+    assert (found.columns["stay"].kind, found.columns["stay"].words) == ("label", ())
+    assert found.columns["stay"].low >= 0
+    assert found.columns["stay"].high >= 20
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_sites_learn_a_task_as_the_simulation_does(task: str, table: Path, tmp_path: Path) -> None:
+    """The task goes to every site with the experiment; classes that there are not are no part of the agreement."""
+    made = config.load(asked(table, task, rounds=2))
+    own = OwnData(made, table / "visits.csv", b"key")
+    assert (own.announced("all").data.classes == 0) == (task != "classification")
+    run = sordino.run(asked(table, task, rounds=2), out=tmp_path / "loop")
+    between = Federated(made, tmp_path, shares_scores=True)
+    between.play()
+    assert model_of(between.folder) == model_of(run.folder)
+    assert {file.read_bytes() for file in tmp_path.glob("*/model.json")} == {(run.folder / "model.json").read_bytes()}
+    row = RunFolder(between.folder).metrics()[-1]
+    assert row.headline is not None
+    assert run.score is not None
+    assert row.headline[0] == run.score[0]
+    assert row.headline[1] == pytest.approx(run.score[1], rel=0.05)
+
+
+REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
+    "by label": ("regression", {"partition": {"scheme": "dirichlet", "clients": 3, "alpha": 1.0}}, "task-does-not-fit"),
+    "prototypes": ("regression", {"evaluation": {"personal": ["proto"]}}, "task-does-not-fit"),
+    "a score of classes": ("counts", {"evaluation": {"scores": ["confusion"]}}, "score-of-another-task"),
+    "a method with its own loss": ("multi_label", {"algorithm": {"name": "moon"}}, "task-needs-task-loss"),
+    "another range than the schema's": (
+        "regression",
+        {"task": {"name": "regression", "range": [0, 31]}},
+        "schema-disagrees",
+    ),
+    "a class where the schema says a number": ("regression", {"task": {"name": "classification"}}, "schema-disagrees"),
+    "images": ("regression", {"data": {"source": "digits"}, "partition": {"scheme": "iid", "clients": 3}}, "task-does-not-fit"),
+    "a count that is none": ("counts", {"data": "stay"}, "row-does-not-fit"),
+    "a mark that is none": ("multi_label", {"task": {"name": "multi_label", "labels": ["ill", "visits"]}}, "row-does-not-fit"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_does_not_fit_a_task_is_refused(case: str, table: Path, tmp_path: Path) -> None:
+    task, settings, code = REFUSED[case]
+    made = {**asked(table, task), **settings}
+    if code == "row-does-not-fit":  # without a schema the cell is what is wrong
+        made["data"] = {"source": "tabular", "path": str(table / "visits.csv"), "group": "clinic"}
+        made["data"] |= {"label": settings["data"]} if "data" in settings else {}
+    with pytest.raises(SordinoError) as refused:
+        sordino.run(made, out=tmp_path / "run")
+    assert refused.value.code == code
+    assert refused.value.why
+    assert refused.value.fix
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("task", TASKS)
+def test_every_algorithm_runs_or_says_why_not(task: str, table: Path, tmp_path: Path) -> None:
+    ran, codes, unsaid = [], set(), []
+    for name in ALGORITHMS:
+        for privacy in ({}, {"epsilon": 8.0, "delta": 1e-3}):
+            made = asked(table, task, rounds=1, algorithm={"name": name}, privacy=privacy)
+            try:
+                sordino.run(made, out=tmp_path / f"{name}{len(privacy)}")
+            except SordinoError as error:
+                codes.add(error.code)
+                unsaid += [] if error.why else [error]
+            else:
+                ran.append(name)
+    assert {"fedavg", "scaffold", "gaussian_gdp", "fedprox"} <= {*ran}
+    assert "task-needs-task-loss" in codes
+    assert unsaid == []
+    assert not {"moon", "fedgen", "vhl", "pfl_dyn", "slaug_fl"} & {*ran}
