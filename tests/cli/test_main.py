@@ -1,6 +1,4 @@
-"""The command line: what it prints, what it exits with, what it does when the disk is full, and how little it loads to
-say so.
-"""
+"""The command line: what it prints, what it exits with, what it does when the disk is full, and how little it loads."""
 
 from __future__ import annotations
 
