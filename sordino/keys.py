@@ -22,18 +22,20 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from functools import lru_cache
-from typing import TypeAlias
+from functools import cache, lru_cache
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
-Key: TypeAlias = int | Tensor
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+Key: TypeAlias = "int | Tensor"
 
 _MASK = (1 << 64) - 1
-_FRESH = torch.Generator().manual_seed(0).get_state().numpy().view(np.uint64)
 _GAMMA, _MUL1, _MUL2 = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 
 
@@ -72,16 +74,16 @@ def root(seed: int) -> int:
 def fold(key: Key, *parts: int | str) -> Key:
     """A child key: fold(key, "noise", round, client)."""
     for part in parts:
-        if isinstance(key, Tensor):
-            key = _mix(_mix(key + signed(_GAMMA)) ^ signed(_mix_int((_word(part) + _GAMMA) & _MASK)))
-        else:
+        if isinstance(key, int):
             key = _mix_int(_mix_int((key + _GAMMA) & _MASK) ^ _mix_int((_word(part) + _GAMMA) & _MASK))
+        else:
+            key = _mix(_mix(key + signed(_GAMMA)) ^ signed(_mix_int((_word(part) + _GAMMA) & _MASK)))
     return key
 
 
 def bits(key: Key, count: int) -> Tensor:
     """`count` independent 64-bit words; a tensor of keys gives one row per key."""
-    if not isinstance(key, Tensor):
+    if isinstance(key, int):
         return torch.from_numpy(words(key, count).view(np.int64))
     counter = torch.arange(1, count + 1, dtype=torch.int64, device=key.device) * signed(_GAMMA)
     return _mix(_mix(key.unsqueeze(-1) + counter))
@@ -129,9 +131,15 @@ def integers(key: Key, count: int, below: int | Tensor) -> Tensor:
     return (uniform(key, count) * below).long()
 
 
+def order(key: int, count: int) -> NDArray[np.int64]:
+    """The permutation of one key, for whoever has no tensors."""
+    found: NDArray[np.int64] = np.argsort(words(key, count).view(np.int64), kind="stable")
+    return found
+
+
 def permutation(key: Key, count: int) -> Tensor:
-    if not isinstance(key, Tensor):
-        return torch.from_numpy(np.argsort(words(key, count).view(np.int64), kind="stable"))
+    if isinstance(key, int):
+        return torch.from_numpy(order(key, count))
     return torch.argsort(bits(key, count), dim=-1, stable=True)
 
 
@@ -146,11 +154,18 @@ def generator(key: Key) -> torch.Generator:
     The layout (seed, counters, 624 words, a spare normal) is the one that `torch.Generator.get_state` gives; a test
     holds it against numpy's.
     """
-    made, state = torch.Generator(), _FRESH.copy()
+    made, state = torch.Generator(), _fresh().copy()
     drawn = hashlib.shake_128(word(key).to_bytes(8, "little")).digest(4 * 624)
     state[3 : 3 + 624] = np.frombuffer(drawn, dtype="<u4")
     made.set_state(torch.from_numpy(state.view(np.uint8)))
     return made
+
+
+@cache
+def _fresh() -> NDArray[np.uint64]:
+    """The state of a generator that has drawn nothing."""
+    state: NDArray[np.uint64] = torch.Generator().manual_seed(0).get_state().numpy().view(np.uint64)
+    return state
 
 
 def word(key: Key) -> int:

@@ -15,13 +15,14 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable
 from functools import cache
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
-import torch.nn.functional as F
-from torch import Tensor
 
-Index: TypeAlias = slice | Tensor  # some rows, each at most once
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Index: TypeAlias = "slice | Tensor"  # some rows, each at most once
 Matrix: TypeAlias = Any  # a tensor, or a `Lazy` that stands for one
 Ready: TypeAlias = Any  # rows as a network takes them: a tensor, or a `Part` of rows whose first layer is linear
 EVERY = slice(None)
@@ -158,10 +159,10 @@ class ClientRows:
         """What a linear layer makes of some of the rows."""
         if not (isinstance(weight, Moved) and weight.along(self)):
             # a tensor may be walked on in its own memory, so nothing of it is remembered
-            return F.linear(self.x[index], dense(weight), bias)
+            return torch.nn.functional.linear(self.x[index], dense(weight), bias)
         start = weight.start, weight.start._version
         if self._start is None or self._start[0] is not start[0] or self._start[1] != start[1]:
-            self._start, self._through = start, F.linear(self.x, start[0])
+            self._start, self._through = start, torch.nn.functional.linear(self.x, start[0])
         if self._gram is None:
             self._gram = self.x @ self.x.t()
         assert self._through is not None
@@ -178,7 +179,7 @@ class Part:
         self.rows, self.index = rows, index
 
     def __getitem__(self, index: slice) -> Part:
-        if isinstance(self.index, Tensor):
+        if isinstance(self.index, torch.Tensor):
             return Part(self.rows, self.index[index])
         start = self.index.start or 0
         assert self.index.stop is None
@@ -213,7 +214,7 @@ class Span(Lazy):
             return self.c * factor
         if isinstance(self.index, slice):
             start, stop, _ = self.index.indices(len(self.rows.x))
-            return F.pad(self.c * factor, (0, 0, start, len(self.rows.x) - stop))
+            return torch.nn.functional.pad(self.c * factor, (0, 0, start, len(self.rows.x) - stop))
         none = self.c.new_zeros(len(self.rows.x), self.c.shape[1])
         return none.index_add(0, self.index, self.c, alpha=factor)
 
@@ -310,26 +311,32 @@ class Moved(Lazy):
 
 def take(x: Tensor, rows: Tensor) -> Tensor:
     """The rows x[rows]. The rule that vmap has for it walks over single numbers, this one over whole rows."""
-    found: Tensor = _Take.apply(x, rows)  # type: ignore[no-untyped-call]
+    found: Tensor = _taking().apply(x, rows)
     return found
 
 
-class _Take(torch.autograd.Function):
-    @staticmethod
-    def forward(x: Tensor, rows: Tensor) -> Tensor:
-        return x.index_select(0, rows)
+@cache
+def _taking() -> Any:
+    """The class, once torch is there."""
 
-    @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        pass
+    class Take(torch.autograd.Function):
+        @staticmethod
+        def forward(x: Tensor, rows: Tensor) -> Tensor:
+            return x.index_select(0, rows)
 
-    @staticmethod
-    def vmap(info: Any, in_dims: tuple[int | None, ...], x: Tensor, rows: Tensor) -> tuple[Tensor, int]:
-        many = info.batch_size
-        x = x.movedim(in_dims[0], 0) if in_dims[0] is not None else x.expand(many, *x.shape)
-        rows = rows.movedim(in_dims[1], 0) if in_dims[1] is not None else rows.expand(many, *rows.shape)
-        at = torch.arange(many)[:, None] * x.shape[1] + rows
-        return x.flatten(0, 1).index_select(0, at.flatten()).view(many, rows.shape[1], *x.shape[2:]), 0
+        @staticmethod
+        def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+            pass
+
+        @staticmethod
+        def vmap(info: Any, in_dims: tuple[int | None, ...], x: Tensor, rows: Tensor) -> tuple[Tensor, int]:
+            many = info.batch_size
+            x = x.movedim(in_dims[0], 0) if in_dims[0] is not None else x.expand(many, *x.shape)
+            rows = rows.movedim(in_dims[1], 0) if in_dims[1] is not None else rows.expand(many, *rows.shape)
+            at = torch.arange(many)[:, None] * x.shape[1] + rows
+            return x.flatten(0, 1).index_select(0, at.flatten()).view(many, rows.shape[1], *x.shape[2:]), 0
+
+    return Take
 
 
 class Total:
@@ -375,20 +382,6 @@ def _operator(name: str) -> Callable[..., Any]:
     return lambda self, *rest: getattr(self.dense(), name)(*dense(rest))
 
 
-for _name in [
-    "add",
-    "radd",
-    "sub",
-    "rsub",
-    "mul",
-    "rmul",
-    "truediv",
-    "neg",
-    "pow",
-    "matmul",
-    "rmatmul",
-    "getitem",
-    "len",
-    "abs",
-]:
+ARITHMETIC = ("add", "radd", "sub", "rsub", "mul", "rmul", "truediv", "neg", "pow", "matmul", "rmatmul", "abs")
+for _name in (*ARITHMETIC, "getitem", "len"):
     setattr(Lazy, f"__{_name}__", _operator(f"__{_name}__"))

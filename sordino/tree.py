@@ -22,12 +22,15 @@ A vector of all numbers goes back into the structure that it came from:
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import torch
-from torch import Tensor
 
 from sordino.lazy import Lazy, Moved, Scaled, Span, Zero, dense
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
 
 Tree: TypeAlias = Any  # Tensor | dict[str, Tree] | tuple[Tree, ...]; the recursion is checked at run time by `leaves`
 T = TypeVar("T")
@@ -35,7 +38,7 @@ T = TypeVar("T")
 
 def map(fn: Callable[..., Tensor], tree: T, *rest: T) -> T:
     """Applies `fn` leaf by leaf; all trees must have the same structure."""
-    if isinstance(tree, Tensor | Lazy):
+    if isinstance(tree, torch.Tensor | Lazy):
         return fn(dense(tree), *dense(rest))  # type: ignore[return-value]
     if isinstance(tree, dict):
         if any(list(other) != list(tree) for other in rest):  # type: ignore[call-overload]
@@ -51,7 +54,7 @@ def map(fn: Callable[..., Tensor], tree: T, *rest: T) -> T:
 
 def named(tree: Tree, prefix: str = "") -> Iterator[tuple[str, Tensor]]:
     """The leaves with their path, in a fixed order."""
-    if isinstance(tree, Tensor | Lazy):
+    if isinstance(tree, torch.Tensor | Lazy):
         yield prefix.rstrip("/") or "value", tree  # type: ignore[misc]  # as good as its matrix
     elif isinstance(tree, dict):
         for name, value in tree.items():
@@ -84,7 +87,7 @@ def add(a: T, b: T) -> T:
 def sub(a: T, b: T) -> T:
     if isinstance(a, dict) and isinstance(b, dict) and a.keys() == b.keys():
         return {k: sub(a[k], b[k]) for k in a}  # type: ignore[return-value]
-    if isinstance(a, Tensor) and isinstance(b, Tensor):
+    if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor):
         return Zero(a) if a is b else torch.sub(a, b)  # type: ignore[return-value]
     if isinstance(a, Moved) and a.start is b:
         return a.way.kept()  # type: ignore[return-value]
@@ -104,15 +107,15 @@ def scale(factor: float | Tensor, a: T) -> T:
 
 def axpy(factor: float | Tensor, a: T, b: T) -> T:
     """The sum factor * a + b."""
-    if isinstance(factor, Tensor):
+    if isinstance(factor, torch.Tensor):
         return map(lambda x, y: factor * x + y, a, b)
     if isinstance(a, dict) and isinstance(b, dict) and a.keys() == b.keys():
         return {k: axpy(factor, a[k], b[k]) for k in b}  # type: ignore[return-value]
-    if isinstance(a, Tensor) and isinstance(b, Tensor):
+    if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor):
         return torch.add(b, a, alpha=factor)  # type: ignore[return-value]
     if isinstance(a, Lazy):
         return a.added_to(b, factor)  # type: ignore[no-any-return]
-    if isinstance(a, Tensor) and isinstance(b, Lazy):
+    if isinstance(a, torch.Tensor) and isinstance(b, Lazy):
         return b.added_to(a * factor, 1.0)  # type: ignore[no-any-return]
     return map(lambda x, y: torch.add(y, x, alpha=factor), a, b)
 
@@ -127,13 +130,13 @@ def descend(y: T, eta: float, direction: T, start: T) -> T:
             walked[name] = descend(y[name], eta, direction[name], y[name] if y is start else None)
         return walked  # type: ignore[return-value]
     if y is start:
-        if isinstance(y, Tensor):
+        if isinstance(y, torch.Tensor):
             if isinstance(direction, Span):
                 return Moved(y, Span(direction.rows, direction.coefficients(-eta)))  # type: ignore[return-value]
             if isinstance(direction, Scaled):
                 return Moved(y, direction.scaled(-eta))  # type: ignore[return-value]
         return axpy(-eta, direction, y)
-    if isinstance(y, Tensor) and isinstance(direction, Tensor):
+    if isinstance(y, torch.Tensor) and isinstance(direction, torch.Tensor):
         return y.add_(direction, alpha=-eta)  # type: ignore[return-value]
     if isinstance(direction, Lazy):
         return direction.add_to(y, -eta)  # type: ignore[no-any-return]

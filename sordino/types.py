@@ -13,9 +13,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, Generic, Literal, NamedTuple, Protocol, Self, TypeAlias, TypeVar
-
-from torch import Tensor
+from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, Protocol, Self, TypeAlias, TypeVar
 
 from sordino.keys import Key
 from sordino.lazy import Ready
@@ -24,10 +22,13 @@ from sordino.ledger.events import Event
 from sordino.ledger.op import HANDED, TRAINING, Way
 from sordino.tree import Tree
 
-Params: TypeAlias = dict[str, Tensor]
-Losses: TypeAlias = Callable[
-    [Params, Tensor, Tensor, Tensor], Tensor
-]  # (params, x, y, one key per example) -> one loss per example
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+Params: TypeAlias = "dict[str, Tensor]"
+# (params, x, y, one key per example) -> one loss per example
+Losses: TypeAlias = "Callable[[Params, Tensor, Tensor, Tensor], Tensor]"
 
 __all__ = ["ADVERSARIES", "HANDED", "TRAINING", "Adversary", "Claim", "Neighbours", "Status", "Unit"]  # re-exported
 
@@ -151,9 +152,8 @@ class Examples(NamedTuple):
     y: Tensor
 
 
-EpisodeLoss: TypeAlias = Callable[
-    [Params, Examples, Examples, Tensor], Tensor
-]  # (params, support, query, one key per example of both) -> one loss
+# (params, support, query, one key per example of both) -> one loss
+EpisodeLoss: TypeAlias = "Callable[[Params, Examples, Examples, Tensor], Tensor]"
 
 
 class Episode(Protocol):

@@ -10,9 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Generic, Literal, NamedTuple, Protocol, Self, TypeAlias
-
-from torch import Tensor
+from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, Protocol, Self, TypeAlias
 
 from sordino import user_code
 from sordino.errors import ConfigError
@@ -21,6 +19,10 @@ from sordino.ledger.events import Json
 from sordino.privacy.uplink import Uplink
 from sordino.tasks.personalise import plain
 from sordino.types import C, D, Examples, Params, Reader, Received, S, Scorer, Shard, Task, U, Work
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
 
 Table = Sequence[Mapping[str, object]]
 Asked: TypeAlias = Literal["batches", "episodes", "sums"]

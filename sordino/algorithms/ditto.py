@@ -12,10 +12,9 @@ refused: noise belongs on the uplink, which v_k does not pass.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
-from torch import Tensor
 
 from sordino import keys, tree
 from sordino.algorithms import fedavg
@@ -24,6 +23,9 @@ from sordino.errors import ConfigError, PrivacyError
 from sordino.keys import Key
 from sordino.tasks.personalise import plain
 from sordino.types import Params, Scorer, Shard, Task
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class Client(NamedTuple):

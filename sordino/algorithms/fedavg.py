@@ -7,16 +7,18 @@ rounds or a client's own participations; `server_lr` scales the mean update (1 i
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
-from torch import Tensor
 
 from sordino import tree
 from sordino.algorithms.algorithm import Home
 from sordino.algorithms.local_sgd import LocalSgd
 from sordino.keys import Key
 from sordino.types import Params, Received, Shard, Task
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class Server(NamedTuple):

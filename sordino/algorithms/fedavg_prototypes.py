@@ -12,9 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
-
-from torch import Tensor
+from typing import TYPE_CHECKING, Any, Literal
 
 from sordino.algorithms.algorithm import Home
 from sordino.algorithms.slaug.training import SlaugFL
@@ -23,6 +21,9 @@ from sordino.keys import Key
 from sordino.privacy.readers.beside_public import How
 from sordino.tasks.drawn import pictures
 from sordino.types import Examples, Params, Shard, Task
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @dataclass(frozen=True)

@@ -9,10 +9,9 @@ Deviations: `server_lr` scales the step along the momentum (1 in the paper).
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
-from torch import Tensor
 
 from sordino import tree
 from sordino.algorithms import fedavg
@@ -21,6 +20,9 @@ from sordino.algorithms.fedavg import FedAvg, Up
 from sordino.errors import ConfigError
 from sordino.keys import Key
 from sordino.types import Params, Received, Task
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class Server(NamedTuple):

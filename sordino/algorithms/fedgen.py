@@ -11,11 +11,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
-import torch.nn.functional as F
-from torch import Tensor
 
 from sordino import keys, tree
 from sordino.algorithms.algorithm import Home
@@ -24,6 +22,9 @@ from sordino.algorithms.local_sgd import LocalSgd
 from sordino.generators import features
 from sordino.keys import Key
 from sordino.types import Params, Received, Shard, Task
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class Server(NamedTuple):
@@ -99,7 +100,9 @@ class FedGen(LocalSgd[Server, Client, Server, Up], name="fedgen"):
         with torch.no_grad():
             epsilon, any_label = features.wanted(draws, self.noise, task.labels)
             made, of_mine = features.forward(generator, epsilon, any_label), features.forward(generator, epsilon, y)
-            says = F.log_softmax(task.head(params, of_mine), 1)
-        learned = F.cross_entropy(task.head(params, made), any_label, reduction="none")
-        near = F.kl_div(F.log_softmax(logits, 1), says, reduction="none", log_target=True).sum(1)
-        return F.cross_entropy(logits, y, reduction="none") + weight * (learned + near)
+            says = torch.nn.functional.log_softmax(task.head(params, of_mine), 1)
+        learned = torch.nn.functional.cross_entropy(task.head(params, made), any_label, reduction="none")
+        near = torch.nn.functional.kl_div(
+            torch.nn.functional.log_softmax(logits, 1), says, reduction="none", log_target=True
+        ).sum(1)
+        return torch.nn.functional.cross_entropy(logits, y, reduction="none") + weight * (learned + near)

@@ -9,9 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Generic, NamedTuple, Self
-
-from torch import Tensor
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Self
 
 from sordino.algorithms.algorithm import Algorithm, AnyAlgorithm, Asked, Home, Known, Table
 from sordino.algorithms.phases import Facts, Phase, RunNumbers, Said
@@ -19,6 +17,9 @@ from sordino.keys import Key
 from sordino.privacy.uplink import Uplink
 from sordino.tree import Tree
 from sordino.types import C, D, Examples, Formula, Params, Reader, Received, S, Scorer, Shard, Task, U, Work
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class Server(NamedTuple, Generic[S]):

@@ -5,9 +5,7 @@ from __future__ import annotations
 from abc import ABC
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, Self, TypeAlias
-
-from torch import Tensor
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias
 
 from sordino import tree
 from sordino.algorithms.algorithm import Algorithm
@@ -15,6 +13,10 @@ from sordino.errors import ConfigError
 from sordino.privacy.readers.open import Open
 from sordino.privacy.uplink import Uplink
 from sordino.types import C, D, Params, Reader, S, U, Work
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
 
 WORK = {"local_epochs", "local_steps"}  # of which one is set at most
 

@@ -11,11 +11,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
-import torch.nn.functional as F
-from torch import Tensor
 
 from sordino import tree
 from sordino.algorithms.algorithm import Home
@@ -25,6 +23,9 @@ from sordino.errors import ConfigError
 from sordino.keys import Key
 from sordino.tasks.contrast import model_contrast
 from sordino.types import Params, Received, Shard, Task
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class Client(NamedTuple):
@@ -88,5 +89,5 @@ class Moon(LocalSgd[Server, Client, Server, Up], name="moon"):
         z = task.features(params, x, draws)
         with torch.no_grad():  # of the same views of the images
             near, far = task.features(shared, x, draws), task.features(last, x, draws)
-        plain = F.cross_entropy(task.head(params, z), y, reduction="none")
+        plain = torch.nn.functional.cross_entropy(task.head(params, z), y, reduction="none")
         return plain + self.mu * model_contrast(z, near, far, self.temperature)

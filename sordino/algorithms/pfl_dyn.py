@@ -15,10 +15,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import torch
-from torch import Tensor
 
 from sordino import tree
 from sordino.algorithms.algorithm import Home
@@ -28,6 +27,10 @@ from sordino.keys import Key
 from sordino.privacy.uplink import Uplink
 from sordino.tasks.personalise import episode_loss, proto
 from sordino.types import Params, Received, Scorer, Shard, Task
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
 
 ServerState = Literal["scaled", "literal", "leaky", "oracle"]
 # of presets: published noise counts steps, and the shift by g has no step size of the server

@@ -7,10 +7,9 @@ used.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
-from torch import Tensor
 
 from sordino import tree
 from sordino.algorithms.algorithm import Home
@@ -18,6 +17,9 @@ from sordino.algorithms.local_sgd import LocalSgd
 from sordino.keys import Key
 from sordino.privacy.uplink import Uplink
 from sordino.types import Params, Received, Shard, Task
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class Server(NamedTuple):

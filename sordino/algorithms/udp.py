@@ -8,9 +8,7 @@ model. As published it proves nothing, and says so.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
-
-from torch import Tensor
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from sordino import tree
 from sordino.algorithms.algorithm import Home
@@ -21,6 +19,9 @@ from sordino.privacy.uplink import Uplink
 from sordino.privacy.uplink.as_published import Discounted, UserLevel
 from sordino.tasks.personalise import training_loss
 from sordino.types import Params, Received, Shard, Task
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class Told(NamedTuple):

@@ -11,11 +11,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-import torch.nn.functional as F
-from torch import Tensor
 
 from sordino import keys, tree
 from sordino.algorithms.algorithm import Home, Known
@@ -26,6 +24,9 @@ from sordino.keys import Key
 from sordino.tasks.contrast import supervised_contrast
 from sordino.tasks.drawn import noise_examples
 from sordino.types import Examples, Params, Shard, Task
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @dataclass(frozen=True)
@@ -82,8 +83,8 @@ class VHL(FedAvg, name="vhl"):
         n = len(own.y)
         z = task.features(params, torch.cat([own.x, noise.x]), draws)
         logits = task.head(params, z)
-        total = F.cross_entropy(logits[:n], own.y)
-        total = total + self.noise_weight * F.cross_entropy(logits[n:], noise.y + task.labels)
+        total = torch.nn.functional.cross_entropy(logits[:n], own.y)
+        total = total + self.noise_weight * torch.nn.functional.cross_entropy(logits[n:], noise.y + task.labels)
         if pulls:
             both = torch.cat([z[:n], z[n:].detach()])
             total = total + self.pull * supervised_contrast(both, torch.cat([own.y, noise.y]), self.temperature)

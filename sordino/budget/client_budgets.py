@@ -133,7 +133,7 @@ def _listed(pairs: list[tuple[str, object]], clients: _Clients, where: str) -> F
 
 
 def _dealt(budgets: Floats, key: keys.Key) -> Floats:
-    dealt: Floats = budgets[keys.permutation(key, len(budgets)).numpy()]
+    dealt: Floats = budgets[keys.order(keys.word(key), len(budgets))]
     return dealt
 
 

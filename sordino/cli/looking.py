@@ -10,6 +10,7 @@ import typer
 from rich.console import RenderableType
 from rich.markup import escape
 
+from sordino.cli.later import when_used
 from sordino.cli.options import Figures, Json
 from sordino.cli.screen import Screen, say
 
@@ -68,8 +69,9 @@ def prepared(folder: Path) -> RenderableType:
 
     if not RunFolder(folder).prepared():
         return ""
-    from sordino.report.preparation import gather
-    from sordino.report.tables import preparation
+    with when_used("torch"):
+        from sordino.report.preparation import gather
+        from sordino.report.tables import preparation
 
     try:
         found = gather(folder, pictures=False)
@@ -89,9 +91,10 @@ def report(
     """One self-contained page per run: curves, guarantees in words, spending, partition. Opens from disk, needs no
     network.
     """
-    from sordino.report.figures import available, of_run
-    from sordino.report.run_facts import gather
-    from sordino.report.run_page import write
+    with when_used("torch"):
+        from sordino.report.figures import available, of_run
+        from sordino.report.run_facts import gather
+        from sordino.report.run_page import write
 
     if figures is not None:
         available()

@@ -13,6 +13,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
+from sordino.cli.later import when_used
 from sordino.cli.options import Json, Verbose
 from sordino.cli.screen import Screen, say
 from sordino.cli.words import Verb, Verbs, experiment_and_changes
@@ -91,7 +92,9 @@ def plan(
 
 
 def _plan_numbers(given: dict[str, Any], as_json: bool) -> None:
-    from sordino.budget import calculator
+    with when_used("torch"):
+        from sordino.budget import calculator
+        from sordino.report import plan as planned
 
     question = calculator.ask(**given)
     answers = calculator.answer(question)
@@ -106,8 +109,6 @@ def _plan_numbers(given: dict[str, Any], as_json: bool) -> None:
             }
         )
         return
-    from sordino.report import plan as planned
-
     console = Screen()
     planned.numbers(console, answers, given.get("noise_multiplier"))
     planned.verdict(console, ratio, found, question.delta)
@@ -123,14 +124,14 @@ def _plan_experiment(words: list[str], options: list[str], as_json: bool) -> Non
         )
     file, overrides = experiment_and_changes(words)
     with Console(stderr=True, quiet=as_json).status("rehearsing the rounds, calibrating the alternatives"):
-        from sordino.runs.forecast import compare
+        with when_used("torch"):
+            from sordino.report import plan as planned
+            from sordino.runs.forecast import compare
 
         found = compare(Path(file) if file is not None else None, overrides)
     if as_json:
         say({**found.to_json(), **_verdict(found.ratio, found.enough, found.delta)})
         return
-    from sordino.report import plan as planned
-
     console = Screen()
     planned.experiment(console, found)
     planned.verdict(console, found.ratio, found.enough, found.delta)
@@ -179,7 +180,8 @@ def spent(
 
 
 def _recomputed(place: Path) -> Spending:
-    from sordino.runs.receipt import spending
+    with when_used("torch"):
+        from sordino.runs.receipt import spending
 
     return spending(place)
 
@@ -195,7 +197,8 @@ def verify(
     verbose: Verbose = False,
 ) -> None:
     """Recompute the receipt from the ledger, without any data. Exit code 5 where they disagree."""
-    from sordino.runs.verify import examine
+    with when_used("torch"):
+        from sordino.runs.verify import examine
 
     wrong, unseen, agreed = examine(folder, key, with_code)
     if as_json:
@@ -247,7 +250,8 @@ def export(
             fix=f"give a file that ends in {' or '.join(sorted(kinds))}",
             code="unknown-document-kind",
         )
-    from sordino.report.evidence import gather
+    with when_used("torch"):
+        from sordino.report.evidence import gather
 
     found = gather(folder, key, with_code, anyway)
     typer.echo(str(_written(found, as_, target)))

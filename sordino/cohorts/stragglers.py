@@ -14,13 +14,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
-
-from torch import Tensor
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from sordino import keys
 from sordino.errors import ConfigError
 from sordino.keys import Key
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class Crew(NamedTuple):
@@ -75,7 +76,7 @@ class Stragglers:
             slow = [k for k, toss in zip(cohort, tossed, strict=True) if toss < self.share]
         else:
             slow_count = len(cohort) - round(len(cohort) * (1 - self.share))  # Python rounds half to even
-            slow = [cohort[i] for i in keys.permutation(here, len(cohort))[:slow_count].tolist()]
+            slow = [cohort[i] for i in keys.order(keys.word(here), len(cohort))[:slow_count].tolist()]
         if not slow:
             return Crew(list(cohort), frozenset(), {})
         if self.policy == "drop":

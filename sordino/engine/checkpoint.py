@@ -21,17 +21,19 @@ import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
-import safetensors.torch
 import torch
 from safetensors import SafetensorError
-from torch import Tensor
 
 from sordino import tree
 from sordino.errors import RunError, damaged
 from sordino.ledger.events import Json
 from sordino.tree import Tree
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
 
 JSON: TypeAlias = bool | int | float | str | Sequence["JSON"] | Mapping[str, "JSON"] | None
 
@@ -55,6 +57,8 @@ class Loaded(NamedTuple):
 
 def save(directory: Path, step: int, trees: Mapping[str, Tree], meta: Mapping[str, JSON], keep: int = 2) -> Path:
     """Write the state after round `step`; the `keep` checkpoints before it stay, older ones go."""
+    from safetensors.torch import save as pack
+
     assert step >= 0
     assert keep >= 0
     newest = latest(directory)
@@ -67,7 +71,7 @@ def save(directory: Path, step: int, trees: Mapping[str, Tree], meta: Mapping[st
         )
     flat = _flatten(trees)
     text = json.dumps({"format": _FORMAT, "step": step, "trees": list(trees), "meta": meta})
-    data = safetensors.torch.save(flat, {"state": text, "sha256": _seal(text, flat)})
+    data = pack(flat, {"state": text, "sha256": _seal(text, flat)})
     path = _path(directory, step)
     with _told(path):
         if not directory.exists():
@@ -186,8 +190,10 @@ class _Damaged(Exception):
 
 def tensors(path: Path) -> dict[str, Tensor]:
     """A file of tensors and nothing else: a model, or what clients were handed."""
+    from safetensors.torch import load
+
     try:
-        found: dict[str, Tensor] = safetensors.torch.load(path.read_bytes())
+        found: dict[str, Tensor] = load(path.read_bytes())
     except (OSError, SafetensorError, ValueError) as error:
         raise damaged(path, str(error), f"`sordino resume {path.parent}` writes it anew") from None
     return found
@@ -195,6 +201,8 @@ def tensors(path: Path) -> dict[str, Tensor]:
 
 def _read(path: Path, step: int) -> tuple[Json, dict[str, Tensor]]:
     """The verified content of the file."""
+    from safetensors.torch import load
+
     with _told(path, "not-readable"):
         data = path.read_bytes()
     try:
@@ -202,7 +210,7 @@ def _read(path: Path, step: int) -> tuple[Json, dict[str, Tensor]]:
         if len(data) < 8 or length > len(data) - 8:
             raise _Damaged("it is cut short")
         metadata = json.loads(data[8 : 8 + length].decode())["__metadata__"]
-        flat = safetensors.torch.load(data)
+        flat = load(data)
         if metadata["sha256"] != _seal(metadata["state"], flat):
             raise _Damaged("its content does not match its SHA-256 digest")
         state = json.loads(metadata["state"])

@@ -11,15 +11,18 @@ import os
 import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from sordino import tree
 from sordino.errors import DataError
 from sordino.tree import Tree
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
 
 BUDGET = 1 << 28  # bytes of client state in memory
 FEWEST = 64  # rows to begin with

@@ -6,14 +6,16 @@ import hashlib
 import json
 import zlib
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from torch import Tensor
 
 from sordino import tree
 from sordino.ledger.events import Json
 from sordino.tree import Tree
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @dataclass

@@ -60,7 +60,7 @@ class Federation(Accounts):
         here = [k for k in drawn if not away(k)]
         if len(here) == len(drawn):
             return drawn
-        order = keys.permutation(keys.fold(self.key, "redraw", t), self.population).tolist()
+        order = keys.order(keys.word(keys.fold(self.key, "redraw", t)), self.population).tolist()
         others = (k for k in order if k not in drawn and not away(k))
         return sorted([*here, *itertools.islice(others, len(drawn) - len(here))])
 

@@ -8,9 +8,7 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
-
-from torch import Tensor
+from typing import TYPE_CHECKING, Any
 
 from sordino import keys, tree
 from sordino.algorithms.algorithm import AnyAlgorithm
@@ -26,6 +24,9 @@ from sordino.privacy.readers.shared_pass import SharedPass
 from sordino.tasks.personalise import WAYS
 from sordino.tree import Tree
 from sordino.types import Examples, Grant, Params, Scorer, Shard, Task, Terms
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @dataclass

@@ -10,16 +10,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
-from torch import Tensor
 
 from sordino import tree
 from sordino.keys import Key, signed
 from sordino.lazy import EVERY, ClientRows, Lazy, Span
 from sordino.tree import Tree
 from sordino.types import Examples, Grant, Task
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class Member(NamedTuple):

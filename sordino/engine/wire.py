@@ -18,15 +18,18 @@ import re
 import struct
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from typing import Any, Final, Literal, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeVar
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from sordino import tree
 from sordino.errors import WireError
 from sordino.tree import Tree
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
 
 T = TypeVar("T")
 
@@ -38,11 +41,11 @@ MAX_HEADER: Final = 128 * 1024
 _PREFIX = struct.Struct("<4sHI")
 _SEAL = hashlib.sha256().digest_size
 _DTYPES = {
-    torch.float32: "<f4",
-    torch.float64: "<f8",
-    torch.int64: "<i8",
-    torch.int32: "<i4",
-    torch.uint8: "|u1",
+    "torch.float32": "<f4",
+    "torch.float64": "<f8",
+    "torch.int64": "<i8",
+    "torch.int32": "<i4",
+    "torch.uint8": "|u1",
 }
 
 
@@ -104,10 +107,10 @@ def schema(template: Tree) -> Schema:
     """What messages shaped like `template` carry, in the order they carry it."""
     fields = tuple(Field(name, leaf.dtype, tuple(leaf.shape)) for name, leaf in tree.named(template))
     for field in fields:
-        if field.dtype not in _DTYPES:
+        if str(field.dtype) not in _DTYPES:
             raise WireError(
                 f"{field.name} has dtype {field.dtype}, which a message cannot carry",
-                fix=f"convert it to one of {', '.join(str(dtype) for dtype in _DTYPES)}",
+                fix=f"convert it to one of {', '.join(_DTYPES)}",
                 code="unsupported-dtype",
             )
     if len({field.name for field in fields}) < len(fields):
@@ -158,7 +161,7 @@ def decode(data: bytes | memoryview, expected: Header, template: T) -> tuple[Hea
     _check_addressee(header, expected)
     values = []
     for field in fields.fields:
-        found = np.ndarray(field.shape, _DTYPES[field.dtype], view, start)
+        found = np.ndarray(field.shape, _DTYPES[str(field.dtype)], view, start)
         values.append(torch.from_numpy(found.astype(found.dtype.newbyteorder("="))))  # astype copies
         start += _bytes(field)
     return header, tree.like(template, values)
@@ -266,12 +269,12 @@ def _header_bytes(header: Header, fields: Schema) -> bytes:
 
 
 def _schema_digest(fields: Schema) -> str:
-    rows = [[field.name, _DTYPES[field.dtype], field.shape] for field in fields.fields]
+    rows = [[field.name, _DTYPES[str(field.dtype)], field.shape] for field in fields.fields]
     return digest(json.dumps(rows).encode()).hex()
 
 
 def _buffer(leaf: Tensor) -> Any:  # a flat array: bytes.join and hashlib read its memory without a copy
-    return np.ascontiguousarray(leaf.detach().cpu().numpy(), dtype=_DTYPES[leaf.dtype]).reshape(-1)
+    return np.ascontiguousarray(leaf.detach().cpu().numpy(), dtype=_DTYPES[str(leaf.dtype)]).reshape(-1)
 
 
 def _bytes(field: Field) -> int:

@@ -8,11 +8,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from sordino.errors import ConfigError
 from sordino.evaluate.headlines import HEADLINES
@@ -21,6 +20,10 @@ from sordino.evaluate.rows import Scores, Spread
 from sordino.evaluate.scores import scored
 from sordino.partition.rows import Array, RowNumbers
 from sordino.types import Examples, Params, Task
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
 
 LISTED = 10_000  # clients
 AT_ONCE = 512  # rows

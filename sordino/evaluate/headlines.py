@@ -63,3 +63,13 @@ HEADLINES: dict[str, Headline] = {
 def in_words() -> list[dict[str, object]]:
     """The same for a page, the first that a round has being what it is judged by."""
     return [{**found._asdict(), "full": found.full} for found in HEADLINES.values()]
+
+
+# of the scores that may stand beside it
+SCORED = {
+    "auroc": "AUROC",
+    "f1": "F1, macro",
+    "calibration_error": "calibration error",
+    "rmse": "root mean squared error",
+    "r2": "R², 0 for always the mean",
+}

@@ -6,16 +6,19 @@ import inspect
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import torch
-from torch import Tensor
 
 from sordino import user_code
 from sordino.errors import ConfigError, OwnCodeError
 from sordino.types import Examples, Params, Task
 
-MetricFunction: TypeAlias = Callable[[Tensor, Tensor], float]
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+MetricFunction: TypeAlias = "Callable[[Tensor, Tensor], float]"
 AT_ONCE = 1024  # rows
 
 
@@ -55,7 +58,7 @@ def measured(metrics: Mapping[str, MetricFunction], task: Task, params: Params, 
 
 
 def number_of(name: str, found: object) -> float:
-    value = found.item() if isinstance(found, Tensor) and found.numel() == 1 else found
+    value = found.item() if isinstance(found, torch.Tensor) and found.numel() == 1 else found
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         raise OwnCodeError(
             f"the metric {name} gives {type(found).__name__ if not isinstance(value, int | float) else value}",

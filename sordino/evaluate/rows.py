@@ -10,8 +10,7 @@ from typing import Literal, Self
 
 from pydantic import ValidationInfo, model_validator
 
-from sordino.evaluate.headlines import HEADLINES, Headline, Metric
-from sordino.evaluate.scores import NAMES
+from sordino.evaluate.headlines import HEADLINES, SCORED, Headline, Metric
 from sordino.ledger.facts import Fact, Number
 
 
@@ -55,7 +54,7 @@ class Scores(Fact):
     @property
     def scores(self) -> list[tuple[str, float]]:
         """Those beside accuracy and loss, in words, where they were asked for."""
-        return [(words, value) for name, words in NAMES.items() if (value := getattr(self, name)) is not None]
+        return [(words, value) for name, words in SCORED.items() if (value := getattr(self, name)) is not None]
 
     @property
     def headline(self) -> tuple[Headline, float] | None:

@@ -89,13 +89,6 @@ SCORES: Mapping[str, Callable[[Probabilities, Labels], Any]] = {
     "rmse": rmse,
     "r2": r2,
 }
-NAMES = {
-    "auroc": "AUROC",
-    "f1": "F1, macro",
-    "calibration_error": "calibration error",
-    "rmse": "root mean squared error",
-    "r2": "R², 0 for always the mean",
-}
 
 
 def scored(asked: Sequence[str], p: Probabilities, y: Labels) -> dict[str, Any]:

@@ -9,20 +9,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
 
 from sordino import keys
 from sordino.errors import DataError
-from sordino.generators import nets
-from sordino.generators.discriminator import discriminator
-from sordino.generators.nets import GeneratorShape, GeneratorState, Trained
+from sordino.generators.shape import GeneratorShape, GeneratorState, Trained
 from sordino.generators.streams import stream
 
-Score: TypeAlias = Callable[[Tensor, Tensor], float]
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+
+Score: TypeAlias = "Callable[[Tensor, Tensor], float]"
 SCORED = 32  # images per class
 LOGGED = ("generator", "epoch", "generator_loss", "discriminator_loss", "accuracy_on_fakes", "score")
 
@@ -39,14 +39,14 @@ class AcganSettings:
 
 
 def generator_loss(s: Tensor, q: Tensor, y: Tensor) -> Tensor:
-    return (F.softplus(-s).mean() + F.cross_entropy(q, y)) / 2
+    return (torch.nn.functional.softplus(-s).mean() + torch.nn.functional.cross_entropy(q, y)) / 2
 
 
 def discriminator_loss(
     s_real: Tensor, q_real: Tensor, y_real: Tensor, s_fake: Tensor, q_fake: Tensor, y_fake: Tensor
 ) -> Tensor:
-    real = F.softplus(-s_real).mean() + F.cross_entropy(q_real, y_real)
-    fake = F.softplus(s_fake).mean() + F.cross_entropy(q_fake, y_fake)
+    real = torch.nn.functional.softplus(-s_real).mean() + torch.nn.functional.cross_entropy(q_real, y_real)
+    fake = torch.nn.functional.softplus(s_fake).mean() + torch.nn.functional.cross_entropy(q_fake, y_fake)
     return (real + fake) / 4
 
 
@@ -96,6 +96,9 @@ def _refuse_missing(shape: GeneratorShape, labels: Tensor) -> None:
 def _train(
     shape: GeneratorShape, images: Tensor, labels: Tensor, settings: AcganSettings, key: keys.Key, score: Score | None
 ) -> Trained:
+    from sordino.generators import nets
+    from sordino.generators.discriminator import discriminator
+
     device = images.device
     x = (images.float() / 127.5 - 1).movedim(-1, 1).contiguous(memory_format=torch.channels_last)
     y = labels.to(device)

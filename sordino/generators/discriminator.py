@@ -7,7 +7,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from sordino.generators.nets import GeneratorShape, norm
+from sordino.generators.nets import norm
+from sordino.generators.shape import GeneratorShape
 
 
 class Halved(nn.Module):

@@ -8,14 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
-import torch.nn.functional as F
-from torch import Tensor
 
 from sordino import keys
-from sordino.generators.nets import GeneratorState
+from sordino.generators.shape import GeneratorState
 from sordino.generators.streams import stream
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
 
 STATISTICS = ("norm.mean", "norm.variance")
 MOMENTUM, EPS = 0.1, 1e-5
@@ -58,8 +61,8 @@ def training_forward(state: GeneratorState, epsilon: Tensor, y: Tensor) -> tuple
 
 def _first(state: GeneratorState, epsilon: Tensor, y: Tensor) -> Tensor:
     classes = state["first.weight"].shape[1] - epsilon.shape[1]
-    read = torch.cat([epsilon, F.one_hot(y, classes).to(epsilon.dtype)], 1)
-    return F.linear(read, state["first.weight"], state["first.bias"])
+    read = torch.cat([epsilon, torch.nn.functional.one_hot(y, classes).to(epsilon.dtype)], 1)
+    return torch.nn.functional.linear(read, state["first.weight"], state["first.bias"])
 
 
 def _normed(state: GeneratorState, x: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
@@ -67,7 +70,7 @@ def _normed(state: GeneratorState, x: Tensor, mean: Tensor, variance: Tensor) ->
 
 
 def _last(state: GeneratorState, x: Tensor) -> Tensor:
-    return F.linear(torch.relu(x), state["last.weight"], state["last.bias"])
+    return torch.nn.functional.linear(torch.relu(x), state["last.weight"], state["last.bias"])
 
 
 # training -------------------------------------------------------------------------------------------------------------
@@ -108,7 +111,8 @@ def distil(
         y = offered[any_label]
         z, kept = training_forward(learned | kept, epsilon, y)
         taught = sum(
-            (share[k, y] * F.cross_entropy(head(z), y, reduction="none")).mean() for k, head in enumerate(heads)
+            (share[k, y] * torch.nn.functional.cross_entropy(head(z), y, reduction="none")).mean()
+            for k, head in enumerate(heads)
         )
         apart = (epsilon[:, None] - epsilon[None]).square().mean(2)
         differ = (z[:, None] - z[None]).abs().mean(2)

@@ -11,18 +11,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
 import torch
-from torch import Tensor
 
 from sordino import keys
 from sordino.errors import ConfigError, DataError
-from sordino.generators import nets
-from sordino.generators.nets import GeneratorShape, Trained
+from sordino.generators.shape import GeneratorShape, Trained
 from sordino.generators.streams import stream
 
-Extract: TypeAlias = Callable[[Tensor], Tensor]
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+Extract: TypeAlias = "Callable[[Tensor], Tensor]"
 AUTO = 0.03  # of the discrepancy before any step
 LOGGED = ("step", "loss", "discrepancy", "diversity")
 
@@ -105,6 +107,8 @@ def train(
             fix="let more clients take part, or let a prototype be made of fewer images",
             code="no-prototypes",
         )
+    from sordino.generators import nets
+
     maker = nets.filled(nets.generator(shape), nets.init(shape, keys.fold(key, "generator")), device)
     weights = list(maker.parameters())
     betas = (settings.beta1, settings.beta2)

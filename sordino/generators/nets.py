@@ -7,72 +7,19 @@ a state: nothing is drawn that no key names.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
-from typing import Any, Literal, NamedTuple, TypeAlias
+from collections.abc import Callable
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sordino import keys
-from sordino.errors import ConfigError, NonFiniteModel
+from sordino.errors import NonFiniteModel
+from sordino.generators.shape import GeneratorShape, GeneratorState
 from sordino.generators.streams import stream
 
-GeneratorState: TypeAlias = dict[str, Tensor]
 DRAWN_AT_ONCE = 256
-
-
-class Trained(NamedTuple):
-    """A generator's state, and what was seen on the way: one mapping per epoch or window of steps."""
-
-    state: GeneratorState
-    log: tuple[Mapping[str, float], ...]
-
-
-@dataclass(frozen=True)
-class GeneratorShape:
-    """What a generator makes, and how. `split` generators share the classes, consecutive ids each, in one state."""
-
-    kind: Literal["strong", "weak", "small"]
-    classes: int
-    noise: int
-    side: int = 32
-    channels: int = 3
-    cond: Literal["mul", "overwrite"] = "mul"
-    bn_eps: float = 1e-5
-    split: int = 1
-
-    def __post_init__(self) -> None:
-        if self.side % 4 or self.side < 8 or (self.kind == "strong" and self.side != 32):
-            raise ConfigError(
-                f"a {self.kind!r} generator cannot make images of {self.side}x{self.side}",
-                why="it doubles the size of an image a fixed number of times",
-                fix='use side = 32 for "strong", and a multiple of 4, at least 8, for the others',
-                code="generator-side",
-            )
-        if self.classes % self.split:
-            raise ConfigError(
-                f"{self.classes} classes cannot be divided equally among {self.split} generators",
-                why="each generator draws the same number of classes",
-                fix=f"use a number of generators that divides {self.classes}",
-                code="generator-split",
-            )
-        if self.cond == "overwrite" and self.noise < self.per:
-            raise ConfigError(
-                f"{self.noise} numbers of noise are too few for {self.per} classes",
-                why='cond = "overwrite" writes the label over the first numbers of the noise, one for each class',
-                fix=f'use at least {self.per} numbers of noise, or cond = "mul"',
-                code="generator-noise",
-            )
-
-    @property
-    def per(self) -> int:
-        """The number of classes that one generator draws."""
-        return self.classes // self.split
-
-    def one(self) -> GeneratorShape:
-        return replace(self, classes=self.per, split=1)
 
 
 class MixedInput(nn.Module):

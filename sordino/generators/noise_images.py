@@ -11,15 +11,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from math import ceil, log2, sqrt
-from typing import Literal
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import torch
-import torch.nn.functional as F
-from torch import Tensor
 
 from sordino import keys
-from sordino.generators.nets import pixels
 from sordino.generators.streams import stream
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
 
 Source = Literal["stylegan", "random_conv"]
 AT_ONCE = 100
@@ -54,6 +55,8 @@ def noise_set(
 
     An accelerator draws other images than a processor; each draws its own ones again.
     """
+    from sordino.generators.nets import pixels
+
     latents = FEW if classes <= 50 else MANY
     made = []
     with torch.no_grad():
@@ -65,11 +68,11 @@ def noise_set(
                 count = min(AT_ONCE, per_class - start)
                 scatter = torch.randn(count, latents.size, generator=draws, device=device)
                 x = draw(c, means[c].to(device) + latents.within * scatter, draws)
-                made.append(pixels(F.interpolate(x, (side, side), mode="area")).cpu())
+                made.append(pixels(torch.nn.functional.interpolate(x, (side, side), mode="area")).cpu())
     return torch.cat(made), torch.arange(classes).repeat_interleave(per_class)
 
 
-Draw = Callable[[int, Tensor, torch.Generator], Tensor]
+Draw: TypeAlias = "Callable[[int, Tensor, torch.Generator], Tensor]"
 
 
 def _doublings(side: int) -> int:
@@ -84,12 +87,12 @@ def _weights(key: keys.Key, place: str, *shape: int, device: torch.device | str)
 
 
 def _doubled(x: Tensor) -> Tensor:
-    doubled: Tensor = F.interpolate(x, scale_factor=2, mode="bilinear", align_corners=False)
+    doubled: Tensor = torch.nn.functional.interpolate(x, scale_factor=2, mode="bilinear", align_corners=False)
     return doubled
 
 
 def _leaky(x: Tensor) -> Tensor:
-    return F.leaky_relu(x, 0.2) * LEAK
+    return torch.nn.functional.leaky_relu(x, 0.2) * LEAK
 
 
 def _stylegan(
@@ -114,14 +117,14 @@ def _stylegan(
         for i in range(layers):
             x = _doubled(x) if i % 2 else x
             style = 1 + w @ styles[i].T
-            x = F.conv2d(x * style[:, :, None, None], filters[i], padding=1)
+            x = torch.nn.functional.conv2d(x * style[:, :, None, None], filters[i], padding=1)
             power = style.square() @ filters[i].square().sum((2, 3)).T
             x = x * torch.rsqrt(power + 1e-8)[:, :, None, None]
             noise = torch.randn(x.shape, generator=draws, device=x.device)
             x = _leaky(x + float(levels[c, i]) + 0.1 / layers * noise)
             if i % 2 == 0:
                 shade = 1 + w @ shades[i // 2].T
-                coloured = F.conv2d(x * shade[:, :, None, None], colours[i // 2])
+                coloured = torch.nn.functional.conv2d(x * shade[:, :, None, None], colours[i // 2])
                 image = (_doubled(image) if i else image) + coloured
         return image / image.new_tensor(doublings + 1.0).sqrt() / 2
 
@@ -137,11 +140,11 @@ def spread_rows(classes: int, layers: int, key: keys.Key) -> Tensor:
     optimiser = torch.optim.SGD([rows], lr=0.5, momentum=0.9)
     with torch.enable_grad():
         for _ in range(500):
-            unit = F.normalize(rows)
+            unit = torch.nn.functional.normalize(rows)
             loss = ((unit.T @ unit).square() * others).mean() / max(1, classes - 1)
             (rows.grad,) = torch.autograd.grad(loss, [rows])
             optimiser.step()
-    return F.normalize(rows).detach()
+    return torch.nn.functional.normalize(rows).detach()
 
 
 def _random_conv(
@@ -153,10 +156,10 @@ def _random_conv(
     last = _weights(key, "last", channels, width, 3, 3, device=device)
 
     def draw(c: int, z: Tensor, draws: torch.Generator) -> Tensor:
-        x = _leaky((F.normalize(z) * sqrt(latents.size)) @ first.T).view(len(z), width, 4, 4)
+        x = _leaky((torch.nn.functional.normalize(z) * sqrt(latents.size)) @ first.T).view(len(z), width, 4, 4)
         for weight in filters:
-            x = _leaky(F.conv2d(_doubled(x), weight, padding=1))
-        return torch.tanh(F.conv2d(x, last, padding=1))
+            x = _leaky(torch.nn.functional.conv2d(_doubled(x), weight, padding=1))
+        return torch.tanh(torch.nn.functional.conv2d(x, last, padding=1))
 
     return draw
 

@@ -174,6 +174,14 @@ def bounded(parts: tuple[CountedPart, ...], delta: float, neighbours: Neighbours
     return Bounded(listed[accountant], accountant, listed)
 
 
+@lru_cache(maxsize=4096)
+def least(parts: tuple[CountedPart, ...], delta: float, neighbours: Neighbours) -> float:
+    """The epsilon of `bounded` alone: no accountant is asked that another one makes needless."""
+    if len(parts) == 1 and parts[0].steps == 1:
+        return best(parts[0].event, delta, parts[0].subject[1]).epsilon
+    return bounded(parts, delta, neighbours).epsilon
+
+
 def _alone(part: CountedPart, delta: float) -> Bounded:
     (unit, neighbours), number, event = part
     listed = {bound.accountant: bound.epsilon for bound in bounds(event, delta, neighbours)}

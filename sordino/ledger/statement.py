@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from operator import itemgetter
 from typing import Annotated
 
 from pydantic import PlainSerializer, PlainValidator, WithJsonSchema
 
 from sordino.ledger.claims import ADVERSARIES, STATUSES, UNITS, Adversary, Claim, Neighbours, Status, Unit
-from sordino.ledger.covering import TotalCost, bounded, cost, covered, subjects
+from sordino.ledger.covering import TotalCost, bounded, cost, covered, least, subjects
 from sordino.ledger.events import Event, Json, NonPrivate, from_json, leaves, to_json
 from sordino.ledger.facts import Epsilon, Fact
 from sordino.ledger.notes import Release, histories, read_notes
@@ -85,6 +86,20 @@ def statement(texts: Iterable[str], population: int, delta: float) -> list[Guara
     return sorted(rows, key=_order)
 
 
+def epsilons(texts: Iterable[str], population: int, delta: float) -> list[tuple[Key, float, Status]]:
+    """The finite epsilons of `statement` and how far each is proved, without what every single accountant says."""
+    clients, found = list(read_notes(texts, population).values()), list[tuple[Key, float, Status]]()
+    released = [release for releases in clients for release in releases]
+    for adversary in ADVERSARIES:
+        for unit, neighbours in subjects(released, adversary):
+            costs = [cost(releases, (unit, neighbours), adversary) for releases in clients]
+            worst, drift = max(((_epsilon(each, delta, neighbours), each.drift) for each in costs), key=itemgetter(0))
+            if delta + _lacking(worst, drift) < 1 and math.isfinite(worst):
+                status = max((each.status for each in costs), key=STATUSES.index)
+                found.append(((unit, neighbours, adversary), worst, status))
+    return sorted(found, key=lambda one: _place(one[0]))
+
+
 def of_groups(
     texts: Iterable[str], population: int, delta: float, subject: Key, groups: Sequence[Sequence[int]]
 ) -> list[Guarantee | None]:
@@ -96,7 +111,11 @@ def of_groups(
 
 
 def _order(row: Guarantee) -> tuple[int, int]:
-    return UNITS.index(row.unit), ADVERSARIES.index(row.adversary)
+    return _place(row.subject)
+
+
+def _place(subject: Key) -> tuple[int, int]:
+    return UNITS.index(subject[0]), ADVERSARIES.index(subject[2])
 
 
 def _row(key: Key, clients: Sequence[Sequence[Release]], delta: float) -> Guarantee:
@@ -110,8 +129,7 @@ def _row(key: Key, clients: Sequence[Sequence[Release]], delta: float) -> Guaran
         never = tuple(dict.fromkeys(reason for each, _ in costs if not each.parts for reason in each.because))
         return _nothing(key, delta, status, never, count)
     bound = bounded(worst.parts, delta, neighbours)
-    # what the noise that was drawn lacks of the ideal law, on both sides
-    lacking = (1 + math.exp(min(bound.epsilon, 700.0))) * worst.drift if worst.drift else 0.0
+    lacking = _lacking(bound.epsilon, worst.drift)
     if delta + lacking >= 1:
         return _nothing(key, delta, "none", (COARSE,), count)
     return Guarantee(
@@ -127,6 +145,11 @@ def _row(key: Key, clients: Sequence[Sequence[Release]], delta: float) -> Guaran
         releases=count,
         event=worst.event,
     )
+
+
+def _lacking(epsilon: float, drift: float) -> float:
+    """What the noise that was drawn lacks of the ideal law, on both sides."""
+    return (1 + math.exp(min(epsilon, 700.0))) * drift if drift else 0.0
 
 
 def unspent(key: Key, accountant: str) -> Guarantee:
@@ -153,7 +176,7 @@ def _nothing(key: Key, delta: float, status: Status, because: tuple[str, ...], r
 
 
 def _epsilon(spent: TotalCost, delta: float, neighbours: Neighbours) -> float:
-    return bounded(spent.parts, delta, neighbours).epsilon if spent.parts else math.inf
+    return least(spent.parts, delta, neighbours) if spent.parts else math.inf
 
 
 def _void(found: Sequence[Guarantee], clients: Sequence[Sequence[Release]], delta: float) -> Guarantee:

@@ -17,7 +17,6 @@ import torch
 from sordino import keys
 from sordino.data.dataset import Array
 from sordino.errors import COUNT, FRACTION, ConfigError, DataError, check_range
-from sordino.public_images import biggan_network
 from sordino.public_images.drawing import Draw, draw_all
 from sordino.public_images.extras import Device, device, identity, model_folder
 from sordino.public_images.pixels import to_bytes
@@ -53,6 +52,8 @@ class BigGan:
         return gathered("biggan", self.label, wanted, drawn.images, model=model, settings=settings, **drawn.facts)
 
     def _start(self, folder: Path) -> Draw:
+        from sordino.public_images import biggan_network
+
         where = device(self.device)
         network = biggan_network.load(folder).to(where)
 

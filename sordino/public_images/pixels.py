@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from torch import Tensor
-from torch.nn import functional
 
 from sordino import keys
 from sordino.data.dataset import Array
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
 
 GREY = (0.299, 0.587, 0.114)  # luma of ITU-R BT.601
 Shape = tuple[int, int, int]
@@ -44,7 +47,7 @@ def recoloured(images: Tensor, channels: int) -> Tensor:
 def resized(images: Tensor, shape: Shape) -> Tensor:
     if images.shape[2:] == shape[:2]:
         return images
-    return functional.interpolate(images, shape[:2], mode="bilinear", antialias=True)
+    return torch.nn.functional.interpolate(images, shape[:2], mode="bilinear", antialias=True)
 
 
 def is_blank(image: Array) -> bool:
@@ -60,8 +63,8 @@ def moved(images: Tensor, key: int) -> Tensor:
     angle, shear, grow = u[0] * (math.pi / 12), u[1] * 0.15, 1.4 * torch.exp(u[2] * math.log(7 / 6))
     cos, sin = torch.cos(angle) * grow, torch.sin(angle) * grow
     rows = [torch.stack([cos, shear - sin, u[3] * 0.2], 1), torch.stack([sin, cos, u[4] * 0.2], 1)]
-    grid = functional.affine_grid(torch.stack(rows, 1), list(images.shape), align_corners=False)
-    return functional.grid_sample(images, grid, align_corners=False)
+    grid = torch.nn.functional.affine_grid(torch.stack(rows, 1), list(images.shape), align_corners=False)
+    return torch.nn.functional.grid_sample(images, grid, align_corners=False)
 
 
 def shifted(images: Tensor, strength: float, key: int) -> Tensor:
@@ -72,7 +75,7 @@ def shifted(images: Tensor, strength: float, key: int) -> Tensor:
     images = grey + (images - grey) * 0.75**strength + 0.04 * strength
     if images.shape[1] == 3:
         images = _turned(images, 0.6 * strength)
-    near = functional.avg_pool2d(functional.pad(images, (1, 1, 1, 1), mode="replicate"), 3, stride=1)
+    near = torch.nn.functional.avg_pool2d(torch.nn.functional.pad(images, (1, 1, 1, 1), mode="replicate"), 3, stride=1)
     images = torch.lerp(images, near, 0.5 * min(strength, 2.0))
     noise = torch.randn(images.shape, generator=keys.generator(key))
     return (images + 0.03 * strength * noise).clamp(0, 1)

@@ -14,7 +14,7 @@ from sordino.ledger.currency import UNIT
 from sordino.ledger.facts import Fact, Number
 from sordino.ledger.ledger import Entry
 from sordino.ledger.notes import SYSTEM, noised
-from sordino.ledger.statement import Key, statement
+from sordino.ledger.statement import Key, epsilons
 from sordino.partition.describe import summary, table
 from sordino.report import preparation
 from sordino.report.belief import subject
@@ -121,7 +121,6 @@ def gather(folder: Path, evaluator: bool = False) -> RunFacts:
     counts, unlike = (None, None) if simulation is None else _held(simulation.population)
     public, known = setup.public, None if simulation is None else simulation.population.sizes
     home = None if simulation is None else simulation.home
-    setup = setup if simulation is None else simulation.setup
     experiment, notes = setup.experiment, [entry.note for entry in entries]
     examples = sum(known or public.sizes) if known or experiment.privacy.public_sizes else "some"
     candidates = preparation.label_of(experiment)
@@ -199,10 +198,9 @@ def curve(notes: Sequence[str], population: int, delta: float) -> list[Curve]:
     points: dict[Key, list[tuple[int, float]]] = {}
     status: dict[Key, Status] = {}
     for stop in _stops(len(notes)):
-        for row in statement(notes[:stop], population, delta):
-            if row.finite:
-                points.setdefault(row.subject, []).append((stop, row.epsilon))
-                status[row.subject] = row.status
+        for subject_, epsilon, how_far in epsilons(notes[:stop], population, delta):
+            points.setdefault(subject_, []).append((stop, epsilon))
+            status[subject_] = how_far
     return [
         Curve(unit=unit, neighbours=how, adversary=who, points=tuple(found), status=status[unit, how, who])
         for (unit, how, who), found in points.items()

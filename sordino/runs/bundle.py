@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-import safetensors.torch
 from pydantic import model_validator
+from safetensors import SafetensorError
 from torch import nn
 
 from sordino import user_code
@@ -157,9 +157,11 @@ def _feature(name: str, said: Column) -> InputColumn:
 
 def write(folder: Path, setup: Setup, model: Params, columns: Mapping[str, Column]) -> None:
     """The weights, whole, and what they are used with."""
+    from safetensors.torch import save
+
     mine = RunFolder(folder)
     whole = {name: value.contiguous().clone() for name, value in setup.task.state_dict(model).items()}
-    atomic_write(mine.model_file, safetensors.torch.save(whole))
+    atomic_write(mine.model_file, save(whole))
     if (told := described(setup, columns)) is None:
         return
     text = json.dumps(told.to_json(), indent=2).encode()
@@ -226,6 +228,8 @@ def _check_sealed(folder: Path) -> None:
 
 def loaded(folder: Path, bundle: Bundle, code: bool) -> nn.Module:
     """The network with its weights. A class of somebody's own is a program: it is imported with `code` only."""
+    from safetensors.torch import load_file
+
     built, file = bundle.model.architecture, RunFolder(folder).model_file
     if built.is_own and not code and not user_code.is_lent(built.name):
         raise ConfigError(
@@ -236,8 +240,8 @@ def loaded(folder: Path, bundle: Bundle, code: bool) -> nn.Module:
         )
     net = built.built(0)
     try:
-        net.load_state_dict(safetensors.torch.load_file(file), strict=True)
-    except (OSError, RuntimeError, safetensors.SafetensorError) as error:
+        net.load_state_dict(load_file(file), strict=True)
+    except (OSError, RuntimeError, SafetensorError) as error:
         raise RunError(
             f"the weights in {file} do not fit the model {built.name}",
             why=str(error).partition("\n")[0][:300],

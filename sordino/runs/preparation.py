@@ -13,8 +13,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-import safetensors.torch
-
 from sordino.engine import checkpoint, wire
 from sordino.engine.checkpoint import atomic_write
 from sordino.engine.server import Federation
@@ -133,7 +131,9 @@ def _write_tables(mine: ServersHalf, place: Path, server: Tree) -> None:
 
 def _hand(half: ServersHalf, folder: Path, handed: Params, begun: Begun | None) -> None:
     """A file that clients in other processes read, and its bytes in the books: one message to everybody."""
-    atomic_write(RunFolder(folder).handed_file, safetensors.torch.save({k: v.contiguous() for k, v in handed.items()}))
+    from safetensors.torch import save
+
+    atomic_write(RunFolder(folder).handed_file, save({k: v.contiguous() for k, v in handed.items()}))
     config = half.setup.experiment.digest()
     header = wire.Header(HANDED, config, 0, -1, 0, "down")
     each = wire.size(header, wire.schema(handed))

@@ -37,8 +37,6 @@ from sordino.runs.prices import PriceRequest, check_reads, shared
 from sordino.runs.refusals import check_secure
 from sordino.tasks.build import Architecture
 from sordino.tasks.own_loss import LossFunction, loss_named
-from sordino.tasks.quadratic import Quadratic
-from sordino.tasks.supervised import HowRun
 from sordino.tree import Tree
 from sordino.types import Offer, Task
 
@@ -68,6 +66,9 @@ class Whole:
     @cached_property
     def task(self) -> Task:
         """The model and its losses."""
+        from sordino.tasks.quadratic import Quadratic
+        from sordino.tasks.supervised import HowRun
+
         experiment, public, training = self.experiment, self.public, self.methods.training
         if experiment.data.source == "quadratic":
             return Quadratic(public.shape[0] // 2)

@@ -5,13 +5,16 @@ and in another process.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import torch
-import torch.nn.functional as F
-from torch import Tensor
 
 from sordino import keys
 from sordino.lazy import take
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
 
 PAD = 4
 
@@ -25,7 +28,7 @@ def crop_flip(x: Tensor, draws: Tensor) -> Tensor:
     u = keys.uniform(keys.fold(draws, "augment"), 3)
     down, right = (u[:, :2] * (2 * PAD + 1)).long().unbind(1)
     columns = torch.where(u[:, 2:] < 0.5, torch.arange(w - 1, -1, -1), torch.arange(w)) + right[:, None]
-    padded = F.pad(x.movedim(1, -1), (0, 0, PAD, PAD, PAD, PAD))
+    padded = torch.nn.functional.pad(x.movedim(1, -1), (0, 0, PAD, PAD, PAD, PAD))
     row = torch.arange(n)[:, None] * padded.shape[1] + down[:, None] + torch.arange(h)
     where = row[:, :, None] * padded.shape[2] + columns[:, None]
     found = take(padded.reshape(-1, c), where.flatten())

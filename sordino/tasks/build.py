@@ -6,14 +6,16 @@ import contextlib
 import random
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from torch import Tensor, nn
 
 from sordino import user_code
 from sordino.errors import ConfigError, DataError, SordinoError
-from sordino.tasks.nets import NETS, projected
+
+if TYPE_CHECKING:
+    from torch import nn
 
 
 @dataclass(frozen=True)
@@ -36,6 +38,8 @@ class Architecture:
         with _drawing(seed):
             net = build_net(self.name, self.inputs, self.outputs, self.options)
             if self.projection:
+                from sordino.tasks.nets import projected
+
                 net = projected(net, self.projection)
             fits(net, self.name, self.inputs, self.outputs)  # lazy layers draw when they see their first example
         return net
@@ -60,6 +64,8 @@ def build_net(name: str, shape: tuple[int, ...], classes: int, options: Mapping[
     """A built-in network by name, or the user's own as `module:Class` or `module:function` (with `options`)."""
     if ":" in name:
         return _users_own(name, options)
+    from sordino.tasks.nets import NETS
+
     if name not in NETS:
         raise ConfigError(
             f"no model called {name!r}",
@@ -71,10 +77,10 @@ def build_net(name: str, shape: tuple[int, ...], classes: int, options: Mapping[
 
 def _users_own(path: str, options: Mapping[str, object]) -> nn.Module:
     make = user_code.load(path, "model")
-    if isinstance(make, nn.Module) or not callable(make):
+    if isinstance(make, torch.nn.Module) or not callable(make):
         raise _no_module(path, f"it is an object of type {type(make).__name__}")
     net = _built(path, lambda: make(**options))
-    if not isinstance(net, nn.Module):
+    if not isinstance(net, torch.nn.Module):
         raise _no_module(path, f"what it makes is of type {type(net).__name__}")
     user_code.made_of(map(type, net.modules()))
     return net
@@ -117,7 +123,7 @@ def fits(net: nn.Module, name: str, shape: tuple[int, ...], classes: int) -> Non
             fix="choose a model for examples of this shape" + (", or resize the images" if len(shape) == 3 else ""),
             code="model-does-not-fit",
         ) from error
-    if not isinstance(out, Tensor) or tuple(out.shape) != (2, classes):
+    if not isinstance(out, torch.Tensor) or tuple(out.shape) != (2, classes):
         raise _outputs(out, name, classes)
 
 
@@ -131,7 +137,7 @@ WRAPPER = """put it into a module that returns the tensor of logits alone:
 
 
 def _outputs(out: object, name: str, classes: int) -> DataError:
-    if isinstance(out, Tensor):
+    if isinstance(out, torch.Tensor):
         return DataError(
             f"the model {name!r} gives {tuple(out.shape[1:])} outputs, and {classes} are needed",
             fix="let the model return one number for each class, or for each label; one where a number is predicted",

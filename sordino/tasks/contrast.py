@@ -4,9 +4,12 @@ models', examples with examples of their class.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
-import torch.nn.functional as F
-from torch import Tensor
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 def class_means(z: Tensor, labels: Tensor, classes: int) -> tuple[Tensor, Tensor]:
@@ -28,9 +31,12 @@ def separation(z: Tensor, labels: Tensor, prototypes: Tensor, known: Tensor, tem
     if not bool(with_own.any()):
         return z.sum() * 0
     z, labels = z[with_own], labels[with_own]
-    cosines = F.normalize(z, dim=1) @ F.normalize(prototypes.detach().to(z.dtype), dim=1).T
+    cosines = (
+        torch.nn.functional.normalize(z, dim=1)
+        @ torch.nn.functional.normalize(prototypes.detach().to(z.dtype), dim=1).T
+    )
     logits = (cosines / temperature).masked_fill(~known, float("-inf"))
-    found: Tensor = F.cross_entropy(logits, labels)
+    found: Tensor = torch.nn.functional.cross_entropy(logits, labels)
     return found
 
 
@@ -38,9 +44,9 @@ def model_contrast(z: Tensor, shared: Tensor, before: Tensor, temperature: float
     """One loss per example, which is small near the features of the shared model and far from those of the client's
     last one (Li, He and Song, CVPR 2021).
     """
-    near = F.cosine_similarity(z, shared.detach(), dim=1) / temperature
-    far = F.cosine_similarity(z, before.detach(), dim=1) / temperature
-    found: Tensor = F.softplus(far - near)
+    near = torch.nn.functional.cosine_similarity(z, shared.detach(), dim=1) / temperature
+    far = torch.nn.functional.cosine_similarity(z, before.detach(), dim=1) / temperature
+    found: Tensor = torch.nn.functional.softplus(far - near)
     return found
 
 
@@ -48,7 +54,7 @@ def supervised_contrast(z: Tensor, labels: Tensor, temperature: float) -> Tensor
     """The mean over anchors of the mean over others of their class of -log softmax of cosines (Khosla et al.,
     NeurIPS 2020). An example that is alone in its class counts 0.
     """
-    z = F.normalize(z, dim=1)
+    z = torch.nn.functional.normalize(z, dim=1)
     n = len(z)
     own = torch.eye(n, dtype=torch.bool, device=z.device)
     logits = (z @ z.T / temperature).masked_fill(own, float("-inf"))

@@ -6,17 +6,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import lru_cache
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import torch
-from torch import Tensor
 
 from sordino import keys
-from sordino.generators import nets
-from sordino.generators.nets import GeneratorShape
 from sordino.generators.noise_images import Source, noise_set
+from sordino.generators.shape import GeneratorShape
 from sordino.keys import Key
 from sordino.types import Examples
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 def generated(
@@ -26,6 +27,8 @@ def generated(
     key: Key,
     rescale: Literal["fixed", "minmax"] = "fixed",
 ) -> Examples:
+    from sordino.generators import nets
+
     return Examples(nets.draw(shape, dict(state), labels, key, rescale), labels)
 
 

@@ -6,11 +6,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
 
 from sordino import keys
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 def draws(passing: Callable[[], object]) -> bool:

@@ -9,15 +9,18 @@ from __future__ import annotations
 import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import torch
-from torch import Tensor
 
 from sordino import user_code
 from sordino.errors import ConfigError
 
-LossFunction: TypeAlias = Callable[[Tensor, Tensor], Tensor]
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+LossFunction: TypeAlias = "Callable[[Tensor, Tensor], Tensor]"
 
 
 class Loss(ABC):
@@ -42,7 +45,7 @@ def alone(loss: LossFunction, name: str) -> LossFunction:
 
     def one(output: Tensor, label: Tensor) -> Tensor:
         found = loss(output[None], label[None])
-        if not isinstance(found, Tensor) or tuple(found.shape) != (1,):
+        if not isinstance(found, torch.Tensor) or tuple(found.shape) != (1,):
             raise not_per_example(name, found)
         return found[0]
 
@@ -53,7 +56,7 @@ def alone(loss: LossFunction, name: str) -> LossFunction:
 
 
 def not_per_example(name: str, found: object) -> ConfigError:
-    given = f"shape {tuple(found.shape)}" if isinstance(found, Tensor) else f"a {type(found).__name__}"
+    given = f"shape {tuple(found.shape)}" if isinstance(found, torch.Tensor) else f"a {type(found).__name__}"
     return ConfigError(
         f"the loss {name!r} gives {given} for one example, and not one number for each",
         why="gradients are clipped example by example, so a mean or a sum over the batch hides what must be bounded",

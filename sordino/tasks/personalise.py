@@ -10,13 +10,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
-import torch.nn.functional as F
-from torch import Tensor
 
 from sordino import keys, tree
 from sordino.types import Examples, Params, Scorer, Shard, Task, Work
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @dataclass(frozen=True)
@@ -43,7 +45,7 @@ class NearestMean:
         place = torch.searchsorted(self.labels, examples.y).clamp_max(len(self.labels) - 1)
         known = self.labels[place] == examples.y
         # a class the client never saw counts as the least likely one that it knows
-        losses = -F.log_softmax(found.double(), 1)
+        losses = -torch.nn.functional.log_softmax(found.double(), 1)
         loss = torch.where(known, losses.gather(1, place[:, None])[:, 0], losses.amax(1))
         return {"accuracy": ((found.argmax(1) == place) & known).double(), "loss": loss}
 
@@ -61,7 +63,7 @@ def finetune(task: Task, params: Params, shard: Shard) -> Scorer:
 
 def proto(task: Task, params: Params, shard: Shard) -> Scorer:
     def by_class(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        mine = F.one_hot(y, task.classes).double()
+        mine = torch.nn.functional.one_hot(y, task.classes).double()
         return mine.T @ _features(task, params, x).double(), mine.sum(0)
 
     sums, counts = shard.sum(by_class)
@@ -93,10 +95,10 @@ def episode_loss(task: Task, params: Params, support: Examples, query: Examples,
     z = task.features(params, torch.cat([support.x, query.x]), draws)
     held, asked = z[: len(support.y)], z[len(support.y) :]
     labels, which = torch.unique(support.y, return_inverse=True)
-    mine = F.one_hot(which, len(labels)).to(z.dtype)
+    mine = torch.nn.functional.one_hot(which, len(labels)).to(z.dtype)
     logits = distances(asked, (mine.T @ held) / mine.sum(0)[:, None])
     place = torch.searchsorted(labels, query.y).clamp_max(len(labels) - 1)
-    losses = F.cross_entropy(logits, place, reduction="none")
+    losses = torch.nn.functional.cross_entropy(logits, place, reduction="none")
     known = labels[place] == query.y
     told: Tensor = torch.where(known, losses, 0.0).sum() / known.sum().clamp_min(1)
     return told

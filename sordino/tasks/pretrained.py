@@ -5,15 +5,18 @@ anybody's data is looked at.
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import safetensors.torch
 import torch
-from torch import Tensor
+from safetensors import SafetensorError
 
 from sordino import keys
 from sordino.errors import ConfigError
 from sordino.keys import Key
 from sordino.types import Examples, Params, Task
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 def fitted(task: Task, examples: Examples, epochs: int, batch: int, lr: float, momentum: float, key: Key) -> Params:
@@ -32,10 +35,12 @@ def fitted(task: Task, examples: Examples, epochs: int, batch: int, lr: float, m
 
 def stored(task: Task, path: str) -> Params:
     """The weights of this network from a safetensors file."""
+    from safetensors.torch import load_file
+
     wanted = task.init(0)
     try:
-        found = safetensors.torch.load_file(Path(path))
-    except (OSError, ValueError, safetensors.SafetensorError) as error:
+        found = load_file(Path(path))
+    except (OSError, ValueError, SafetensorError) as error:
         raise ConfigError(
             f"an extractor cannot be read from {path}",
             why=str(error),

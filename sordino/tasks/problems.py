@@ -8,18 +8,19 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
-
-from torch import nn
+from typing import TYPE_CHECKING, Literal
 
 from sordino.data.outcome import LabelKind, Marks, Numbers
 from sordino.errors import ConfigError
-from sordino.tasks.classification import Classification
-from sordino.tasks.losses import BinaryCrossEntropy, Huber, PoissonLoss, Squared, WeightedCrossEntropy
-from sordino.tasks.multi_label import MultiLabel
-from sordino.tasks.numeric import NumberLearning
 from sordino.tasks.own_loss import LossFunction
-from sordino.tasks.supervised import HowRun, Supervised
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from sordino.tasks.classification import Classification
+    from sordino.tasks.multi_label import MultiLabel
+    from sordino.tasks.numeric import NumberLearning
+    from sordino.tasks.supervised import HowRun, Supervised
 
 MOST_LABELS = 62  # a label is a bit of a whole number
 
@@ -83,6 +84,9 @@ class Classify(Problem):
         return classes
 
     def built(self, net: nn.Module, how: HowRun, loss: LossFunction | None, classes: Sequence[str]) -> Classification:
+        from sordino.tasks.classification import Classification
+        from sordino.tasks.losses import WeightedCrossEntropy
+
         if self.class_weights is not None:
             if loss is not None:
                 raise ConfigError(
@@ -144,6 +148,9 @@ class Regress(Problem):
         return 1
 
     def built(self, net: nn.Module, how: HowRun, loss: LossFunction | None, classes: Sequence[str]) -> NumberLearning:
+        from sordino.tasks.losses import Huber, Squared
+        from sordino.tasks.numeric import NumberLearning
+
         low, high = self.range
         usual = Squared(low, high) if self.bend is None else Huber(low, high, self.bend / ((high - low) / 2))
         return NumberLearning(net, how, loss or usual, self.range, lambda z: z * usual.half + usual.middle)
@@ -174,6 +181,9 @@ class Count(Problem):
         return 1
 
     def built(self, net: nn.Module, how: HowRun, loss: LossFunction | None, classes: Sequence[str]) -> NumberLearning:
+        from sordino.tasks.losses import PoissonLoss
+        from sordino.tasks.numeric import NumberLearning
+
         usual = PoissonLoss(self.most)
         return NumberLearning(net, how, loss or usual, (0.0, float(self.most)), usual.rate)
 
@@ -207,6 +217,9 @@ class Mark(Problem):
         return len(self.labels)
 
     def built(self, net: nn.Module, how: HowRun, loss: LossFunction | None, classes: Sequence[str]) -> MultiLabel:
+        from sordino.tasks.losses import BinaryCrossEntropy
+        from sordino.tasks.multi_label import MultiLabel
+
         return MultiLabel(net, how, loss or BinaryCrossEntropy())
 
 

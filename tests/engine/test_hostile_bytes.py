@@ -68,7 +68,7 @@ def _flip(data: bytearray, source: random.Random, low: int, high: int) -> bytes:
 
 def _big_endian(source: random.Random) -> bytes:
     text, tensors = parts(encode(header(), update(source.randrange(1000))))
-    rows = [[f.name, wire._DTYPES[f.dtype].replace("<", ">"), f.shape] for f in schema(update()).fields]
+    rows = [[f.name, wire._DTYPES[str(f.dtype)].replace("<", ">"), f.shape] for f in schema(update()).fields]
     claim = hashlib.sha256(json.dumps(rows).encode()).hexdigest()
     content = {**json.loads(text), "schema": claim}
     canonical = json.dumps(content, sort_keys=True, separators=(",", ":"), ensure_ascii=False)

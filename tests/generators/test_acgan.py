@@ -19,7 +19,8 @@ from sordino.generators.acgan import (
     train,
 )
 from sordino.generators.discriminator import Halved
-from sordino.generators.nets import GeneratorShape, draw, init
+from sordino.generators.nets import draw, init
+from sordino.generators.shape import GeneratorShape
 
 KEY = keys.root(8)
 SHAPE = GeneratorShape("small", 3, 16, 16, 1)

@@ -9,7 +9,7 @@ from torch import nn
 
 from sordino import keys
 from sordino.generators import features
-from sordino.generators.nets import GeneratorState
+from sordino.generators.shape import GeneratorState
 
 KEY = keys.root(15)
 

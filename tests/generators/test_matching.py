@@ -9,7 +9,8 @@ from torch import Tensor, nn
 from sordino import keys
 from sordino.errors import ConfigError, DataError
 from sordino.generators.matching import ClassTarget, MatchingSettings, discrepancy, diversity, train, visited
-from sordino.generators.nets import GeneratorShape, draw, init
+from sordino.generators.nets import draw, init
+from sordino.generators.shape import GeneratorShape
 
 KEY = keys.root(12)
 SHAPE = GeneratorShape("weak", 4, 16, 16, 1)

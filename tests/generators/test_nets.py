@@ -9,7 +9,8 @@ from sordino import keys
 from sordino.errors import ConfigError
 from sordino.generators import nets
 from sordino.generators.discriminator import discriminator
-from sordino.generators.nets import GeneratorShape, draw, generator, init, parameters
+from sordino.generators.nets import draw, generator, init, parameters
+from sordino.generators.shape import GeneratorShape
 
 KEY = keys.root(4)
 SHAPES = [

@@ -322,3 +322,10 @@ def test_millions_of_releases_are_priced_at_once() -> None:
     assert both[0] <= both[1] <= 1.1 * both[0]
     many = Repeat(Poisson(0.05, Gaussian(200.0)), 10_000_000)
     assert [bound.accountant for bound in bounds(many, 1e-5, "add_remove")] == ["rdp"]
+
+
+@pytest.mark.parametrize(("noise", "count", "delta"), [(0.4, 1, 1e-9), (3.0, 40, 1e-5), (200.0, 2, 0.05)])
+def test_of_plain_gaussians_no_accountant_is_below_the_exact_one(noise: float, count: int, delta: float) -> None:
+    """So `best` asks no other one."""
+    event = Repeat(Gaussian(noise), count)
+    assert best(event, delta, "replace") == min(bounds(event, delta, "replace"), key=lambda bound: bound.epsilon)

@@ -21,7 +21,7 @@ from sordino.ledger.covering import Subject, bounded, cost, covered, steps, two_
 from sordino.ledger.events import Event, Gaussian, Laplace, NonPrivate, Once, Poisson, Repeat, Response
 from sordino.ledger.gaussian_dp import epsilon_of
 from sordino.ledger.notes import note
-from sordino.ledger.statement import Guarantee, statement
+from sordino.ledger.statement import Guarantee, epsilons, statement
 
 DELTA = 1e-5
 RELATIONS: tuple[Neighbours, ...] = ("add_remove", "replace", "zero_out")
@@ -102,7 +102,9 @@ def claim(unit: Unit, how: Neighbours, event: Event, **more: Any) -> Claim:
 
 
 def stated(*releases: Sequence[Claim]) -> dict[tuple[str, str], Guarantee]:
-    rows = statement([note([("*", list(claims))]) for claims in releases], 3, DELTA)
+    texts = [note([("*", list(claims))]) for claims in releases]
+    rows = statement(texts, 3, DELTA)
+    assert epsilons(texts, 3, DELTA) == [(row.subject, row.epsilon, row.status) for row in rows if row.finite]
     assert len({(r.unit, r.neighbours, r.adversary) for r in rows}) == len(rows)
     return {(row.unit, row.neighbours): row for row in rows}
 

@@ -7,22 +7,25 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 
 import torch
-from torch import Tensor
 
 from sordino import keys
 from sordino.algorithms.algorithm import Home, Known
 from sordino.errors import ConfigError
-from sordino.generators import acgan, matching, nets
-from sordino.generators.nets import GeneratorShape
+from sordino.generators import acgan, matching
+from sordino.generators.shape import GeneratorShape
 from sordino.keys import Key
 from sordino.ledger.events import Json
 from sordino.privacy.uplink import Uplink
 from sordino.tasks.pretrained import projection
 from sordino.tasks.selection import distances, nearest, some
 from sordino.types import Examples, Params, Task
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
 
 ROWS = 256
 ABSENT = -1.0
@@ -153,6 +156,8 @@ class Recipe:
 
     def template(self) -> Made:
         """What there is before it is made."""
+        from sordino.generators import nets
+
         classes = self.shape.classes
         return Made(
             nets.init(self.shape, 0),

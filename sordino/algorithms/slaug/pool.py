@@ -13,10 +13,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import torch
-from torch import Tensor
 
 from sordino import keys
 from sordino.algorithms.algorithm import Home, Known
@@ -39,6 +38,9 @@ from sordino.keys import Key
 from sordino.privacy.uplink import Uplink
 from sordino.tasks.pretrained import fitted, stored
 from sordino.types import Params, Received, Shard, Task
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class Pooled(NamedTuple):

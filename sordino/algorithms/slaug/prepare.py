@@ -15,10 +15,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
-from torch import Tensor
 
 from sordino import keys, tree
 from sordino.algorithms.algorithm import Algorithm, Home, Known
@@ -55,6 +54,10 @@ from sordino.privacy.uplink import Uplink
 from sordino.tasks.personalise import training_loss
 from sordino.tasks.selection import Rank, ranked, requests, skill
 from sordino.types import Examples, Params, Received, Shard, Task, Work
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
 
 KEPT = 0.7  # of a device's examples it trains on; on the others it stops, and makes prototypes
 ROUNDS = 2  # of asking that a device pays for, where it pays

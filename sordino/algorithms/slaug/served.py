@@ -10,20 +10,21 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
-from torch import Tensor
 
 from sordino import keys, tree
 from sordino.algorithms.algorithm import Home
 from sordino.algorithms.slaug.training import Calibrated, Server, State, Up
 from sordino.errors import ConfigError
-from sordino.generators import nets
 from sordino.keys import Key
 from sordino.privacy.readers.class_sums import class_sums
 from sordino.privacy.uplink.stages import Weigh
 from sordino.types import Params, Received, Shard, Task
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class Holding(NamedTuple):
@@ -68,6 +69,8 @@ class Served(Calibrated[Holding, Any, Model]):
             )
 
     def init(self, task: Task, key: Key) -> Holding:
+        from sordino.generators import nets
+
         learned = torch.ones(task.labels, dtype=torch.uint8)
         return Holding(*self.start(task, key), nets.init(self._shape, 0), learned)
 

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
-
-from torch import Tensor
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sordino.algorithms.algorithm import Algorithm
 from sordino.algorithms.phases import Asked, DeviceSkill, RunNumbers
 from sordino.algorithms.slaug.traffic import Sizes
 from sordino.algorithms.slaug.training import Calibrated
-from sordino.generators import nets
 from sordino.types import Params
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class Owner(NamedTuple):
@@ -94,6 +94,8 @@ def formula(training: Algorithm[Any, Any, Any, Any], public: RunNumbers) -> Size
     """Formula (18), which knows of models that devices send and of a generator; nothing where none is trained on."""
     if not isinstance(training, Calibrated):
         return None
+    from sordino.generators import nets
+
     return Sizes(
         devices=public.devices,
         chosen=public.chosen,

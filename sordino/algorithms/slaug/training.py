@@ -17,11 +17,9 @@ from abc import ABC
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Literal, NamedTuple, Protocol, Self, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, Self, TypeAlias
 
 import torch
-import torch.nn.functional as F
-from torch import Tensor
 
 from sordino import keys, tree
 from sordino.algorithms.algorithm import Home, Known
@@ -29,13 +27,17 @@ from sordino.algorithms.fedavg import Client
 from sordino.algorithms.local_sgd import LocalSgd, Walk
 from sordino.algorithms.slaug.generator import Kind, generator_shape
 from sordino.errors import ConfigError
-from sordino.generators.nets import GeneratorShape
+from sordino.generators.shape import GeneratorShape
 from sordino.keys import Key
 from sordino.privacy.readers.beside_public import How
 from sordino.privacy.readers.class_sums import class_sums
 from sordino.tasks.contrast import class_means, separation
 from sordino.tasks.drawn import all_alike, generated
 from sordino.types import D, Examples, Params, Received, S, Shard, Task, U
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
 
 CLASSES = "classes"  # that the generator has learnt, beside its weights
 
@@ -202,9 +204,9 @@ class Calibrated(LocalSgd[S, State, D, U], ABC):
         logits = task.head(params, z)
         total = z.new_zeros(())
         if n:
-            total = total + F.cross_entropy(logits[:n], own.y)
+            total = total + torch.nn.functional.cross_entropy(logits[:n], own.y)
         if len(public.y) and self.synthetic:
-            total = total + self.synthetic * F.cross_entropy(logits[n:], self._names(task, public.y))
+            total = total + self.synthetic * torch.nn.functional.cross_entropy(logits[n:], self._names(task, public.y))
         if self._separates(down):
             labels = torch.cat([own.y, public.y])
             part = slice(None) if self.proto_scope == "local+syn" else slice(0, n)
@@ -229,12 +231,15 @@ class Calibrated(LocalSgd[S, State, D, U], ABC):
 
     def _own_losses(self, task: Task, down: Start, params: Params, x: Tensor, y: Tensor, draws: Tensor) -> Tensor:
         z = task.features(params, x, draws)
-        found = F.cross_entropy(task.head(params, z), y, reduction="none")
+        found = torch.nn.functional.cross_entropy(task.head(params, z), y, reduction="none")
         if not self._separates(down):
             return found
-        cosines = F.normalize(z, dim=1) @ F.normalize(down.prototypes.to(z.dtype), dim=1).T
+        cosines = (
+            torch.nn.functional.normalize(z, dim=1)
+            @ torch.nn.functional.normalize(down.prototypes.to(z.dtype), dim=1).T
+        )
         logits = torch.where(down.known.bool(), cosines / self.temperature, -torch.inf)
-        pulled = F.cross_entropy(logits, y, reduction="none")
+        pulled = torch.nn.functional.cross_entropy(logits, y, reduction="none")
         return found + self.separation * torch.where(down.known[y].bool(), pulled, 0.0)
 
     def _separates(self, down: Start) -> bool:
@@ -255,7 +260,7 @@ def public_gradient(task: Task, params: Params, public: Examples, labels: Tensor
         return tree.zeros_like(params)
     leaves = {name: value.detach().requires_grad_() for name, value in params.items()}
     logits = task.head(leaves, task.features(leaves, public.x, None))
-    found = torch.autograd.grad(F.cross_entropy(logits, labels), list(leaves.values()))
+    found = torch.autograd.grad(torch.nn.functional.cross_entropy(logits, labels), list(leaves.values()))
     return dict(zip(leaves, found, strict=True))
 
 

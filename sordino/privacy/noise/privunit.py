@@ -15,13 +15,16 @@ from __future__ import annotations
 
 import math
 from functools import cache
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
-from torch import Tensor
 
 from sordino.errors import SEVERAL, Range, check_range
 from sordino.types import NoiseSource
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
 
 STEP = 2.0**-12
 FLOAT_ERROR = 1e-10  # errors of some 1e-15 against STEP, with room

@@ -17,15 +17,17 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from functools import cache
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
-import torch.nn.functional as F
-from torch import Tensor
 
 from sordino.errors import BELOW_ONE, COUNT, POSITIVE, ConfigError, DomainError, Range, check_range
 from sordino.types import NoiseSource
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
 
 Rounding = Literal["nearest", "ceil"]
 GREYS = 21
@@ -84,13 +86,13 @@ def pooled(images: Tensor, side: int = 7) -> Tensor:
     budget for each.
     """
     _check_bytes(images)
-    small = F.adaptive_avg_pool2d(images.movedim(-1, 1).float(), side)
+    small = torch.nn.functional.adaptive_avg_pool2d(images.movedim(-1, 1).float(), side)
     return (small.movedim(1, -1) * (2 / 255) - 1).clamp(-1, 1)
 
 
 def enlarged(features: Tensor, height: int, width: int) -> Tensor:
     """Averaged images at their first size again, every value repeated."""
-    return F.interpolate(features.movedim(-1, 1), (height, width)).movedim(1, -1)
+    return torch.nn.functional.interpolate(features.movedim(-1, 1), (height, width)).movedim(1, -1)
 
 
 # the response ---------------------------------------------------------------------------------------------------------

@@ -21,18 +21,21 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import torch
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
 from numpy.typing import NDArray
-from torch import Tensor
 
 from sordino import keys
 from sordino.errors import Range, RunError, UnsoundGuarantee, check_range
 from sordino.lazy import Product
 from sordino.types import NoiseSource
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
 
 GRID = 4096  # noise scale in grid steps: at least this, less than twice
 

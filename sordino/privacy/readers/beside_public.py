@@ -9,15 +9,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import torch
-from torch import Tensor
 
 from sordino import keys, tree
 from sordino.errors import PrivacyError
 from sordino.keys import Key
 from sordino.types import Batch, EpisodeLoss, Examples, Params, Work
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
 
 # how public rows come beside sealed ones: in one shuffled pile; half of every batch; or so many in every step
 How = Literal["union", "half"] | int

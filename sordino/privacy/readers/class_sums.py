@@ -10,9 +10,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
 
 from sordino.errors import NOT_NEGATIVE, PrivacyError, UnsoundGuarantee, check_range
 from sordino.keys import Key
@@ -22,6 +22,10 @@ from sordino.privacy.readers.covered import Covered, alone
 from sordino.privacy.readers.noised import Clipped, check_unread
 from sordino.privacy.uplink.stages import SLACK
 from sordino.types import Examples, Grant, Shard, Task, Work
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
 
 ROWS = 256  # of a statistic at a time
 

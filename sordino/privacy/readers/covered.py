@@ -10,16 +10,19 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 import torch
-from torch import Tensor
 
 from sordino.errors import PrivacyError, UnsoundGuarantee
 from sordino.keys import Key
 from sordino.privacy.readers.beside_public import BesidePublic, How
 from sordino.tree import Tree
 from sordino.types import Batch, Episode, Examples, Grant, Reader, Shard, Task, Work
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
 
 R = TypeVar("R", bound=Reader)
 

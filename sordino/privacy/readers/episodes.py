@@ -10,10 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import torch
-from torch import Tensor
 
 from sordino import keys, tree
 from sordino.errors import COUNT, FRACTION, ConfigError, DataError, PrivacyError, check_range
@@ -39,6 +38,10 @@ from sordino.types import (
     Unit,
     Work,
 )
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
 
 TRIES = 100
 ONE_EPISODE = "an example is in at most one episode of a step"

@@ -11,9 +11,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
 
 from sordino import keys
 from sordino.keys import Key
@@ -39,6 +39,10 @@ from sordino.types import (
     Task,
     Work,
 )
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
 
 UNBOUNDED = "noised gradients whose clip follows the data"
 

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import torch
-from torch import Tensor
 
 from sordino import keys, tree
 from sordino.errors import FRACTION, PrivacyError, UnsoundGuarantee, check_range
@@ -25,6 +24,10 @@ from sordino.privacy.readers.covered import Covered, R
 from sordino.privacy.readers.noised import SIZES, Clipped, check_reservation, check_unread
 from sordino.privacy.readers.open import effort
 from sordino.types import Batch, Examples, Grant, Losses, Neighbours, Params, Shard, Task, Work
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
 
 Sampling = Literal["full", "poisson", "fixed_batches", "fixed_subset"]
 ONE_SUBSET = "a subset drawn once gives no amplification per round; epsilon holds for a record known to be in it"

@@ -7,9 +7,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
 
 from sordino import keys, tree
 from sordino.keys import Key
@@ -20,6 +20,10 @@ from sordino.privacy.readers.class_sums import class_sums
 from sordino.privacy.readers.episodes import opened
 from sordino.tree import Tree
 from sordino.types import ADVERSARIES, Claim, Episode, Examples, Grant, Losses, Offer, Params, Reader, Shard, Task, Work
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
 
 OPEN = "gradients of single examples are used as they are"
 FEW = 2_000_000  # numbers of one client that are made ready together

@@ -15,16 +15,19 @@ private for one value; its claim for a user's data is the number for an image he
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import torch
-from torch import Tensor
 
 from sordino.errors import ConfigError, DomainError, UnsoundGuarantee
 from sordino.ledger.events import Event, NonPrivate, Once, Repeat, Response, Together
 from sordino.privacy.noise import randomised_response as rr
 from sordino.privacy.readers.open import Open
 from sordino.types import ADVERSARIES, Claim, Examples, NoiseSource, Task, Work
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
 
 LABELS = "labels are used as they are"
 GIVEN = "the label is given, and how many images a client holds is public"

@@ -8,11 +8,14 @@ clients: each example is clipped by its own norm, each client's sum is over its 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 import torch
 
-from sordino.privacy.readers.per_example_gradients import Sides
 from sordino.types import Examples, Params, Task
+
+if TYPE_CHECKING:
+    from sordino.privacy.readers.per_example_gradients import Sides
 
 
 class SharedPass:

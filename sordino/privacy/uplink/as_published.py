@@ -18,10 +18,9 @@ import statistics
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import torch
-from torch import Tensor
 
 from sordino import keys, tree
 from sordino.errors import COUNT, POSITIVE, SEVERAL, ConfigError, InvalidBudget, check_range
@@ -40,6 +39,10 @@ from sordino.privacy.uplink.one_field import OneField
 from sordino.privacy.uplink.stages import Clip, Stage, clip_factor
 from sordino.tree import Tree
 from sordino.types import Bound, Grant, Params, Stated
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
 
 OWN_NORM = (
     "the noise follows the data: the clip is the identity, so the sensitivity is unbounded and an update of "

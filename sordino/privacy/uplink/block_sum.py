@@ -15,13 +15,15 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import cache
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
-from torch import Tensor
 
 from sordino.privacy.uplink.rates import LayerByLayer
 from sordino.types import Bound
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class Runs(NamedTuple):

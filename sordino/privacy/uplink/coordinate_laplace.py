@@ -18,10 +18,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import torch
-from torch import Tensor
 
 from sordino import tree
 from sordino.errors import POSITIVE, PROBABILITY, check_range
@@ -30,6 +29,10 @@ from sordino.ledger.events import Event, Laplace, NonPrivate
 from sordino.privacy.uplink.stages import SLACK, Clip, Stage
 from sordino.tree import Tree
 from sordino.types import Bound, Grant, NoiseSource
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
 
 UNBOUNDED = "coordinates are not clipped: one client can move the sum without limit"
 FLAGGED = (

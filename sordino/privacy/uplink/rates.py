@@ -10,16 +10,19 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, Self
+from typing import TYPE_CHECKING, Literal, Self
 
 import torch
-from torch import Tensor
 
 from sordino import tree
 from sordino.errors import FRACTION, ConfigError, check_range
 from sordino.privacy.uplink.stages import Stage
 from sordino.tree import Tree
 from sordino.types import Bound, Grant, Params
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
 
 Rule = Literal["published", "monotone"]
 Share = Literal["norm_of_whole", "sum_of_norms"]

@@ -15,15 +15,18 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import torch
-from torch import Tensor
 
 from sordino import keys
 from sordino.errors import COUNT, check_range
 from sordino.privacy.uplink.rates import LayerByLayer
 from sordino.types import Bound
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
 
 Kind = Literal["gaussian", "bernoulli"]
 Reconstruction = Literal["minnorm", "adjoint", "dct_ista", "dct_omp"]

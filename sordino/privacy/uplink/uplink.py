@@ -11,10 +11,9 @@ import math
 import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
-from torch import Tensor
 
 from sordino import tree
 from sordino.errors import ConfigError, UnsoundGuarantee
@@ -23,6 +22,10 @@ from sordino.privacy.uplink.rules import Links
 from sordino.privacy.uplink.stages import Noise, private
 from sordino.tree import Tree
 from sordino.types import Bound, Grant, NoiseSource, Params, Received
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
 
 U = TypeVar("U")
 

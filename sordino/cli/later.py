@@ -1,0 +1,36 @@
+"""A heavy library, loaded when something of it is first used: a verb that only computes with public numbers never pays
+for it.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import ModuleType
+from typing import Any
+
+
+@contextmanager
+def when_used(library: str) -> Iterator[None]:
+    """Modules that are imported inside get a stand-in for the library, which loads it as soon as anything of it is
+    asked for."""
+    if library in sys.modules:
+        yield
+        return
+    sys.modules[library] = stand_in = _Later(library)
+    try:
+        yield
+    finally:
+        if sys.modules.get(library) is stand_in:  # others look there for what is loaded
+            del sys.modules[library]
+
+
+class _Later(ModuleType):
+    """It has none of the library's names, so that each is asked of the library itself."""
+
+    def __getattr__(self, name: str) -> Any:
+        if sys.modules.get(self.__name__) is self:
+            del sys.modules[self.__name__]
+        return getattr(importlib.import_module(self.__name__), name)
