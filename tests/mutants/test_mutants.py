@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -40,43 +42,54 @@ def test_there_are_mutants_enough() -> None:
 def copy(tmp_path: Path) -> Path:
     """The package and its tests, where a bug may be planted."""
     for folder in (PACKAGE, ROOT / "tests"):
-        shutil.copytree(folder, tmp_path / folder.name, ignore=shutil.ignore_patterns("__pycache__", ".*"))
+        shutil.copytree(folder, tmp_path / folder.name, ignore=shutil.ignore_patterns(".*"))
     shutil.copy(ROOT / "pyproject.toml", tmp_path)
     return tmp_path
 
 
-def run(place: Path, *tests: str, timeout: float = 300) -> subprocess.CompletedProcess[str]:
-    flags = ["-x", "-q", "-n0", "-p", "no:cacheprovider", "-o", "addopts="]
-    # pytest puts the folder it is started in first on the path: the copy, not the installed package
-    return subprocess.run(
-        [sys.executable, "-m", "pytest", *flags, *tests],
-        cwd=place,
-        env={**os.environ, "PYTHONPATH": str(place), "OMP_NUM_THREADS": "1"},
-        capture_output=True,
+@pytest.fixture(scope="module")
+def warm() -> Iterator[subprocess.Popen[str]]:
+    started = subprocess.Popen(
+        [sys.executable, str(Path(__file__).with_name("warm.py"))],
+        cwd="/",
+        env={name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | {"OMP_NUM_THREADS": "1"},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
         text=True,
-        timeout=timeout,
-        check=False,
     )
+    with started:
+        yield started
+        started.stdin.close()  # type: ignore[union-attr]
+
+
+def run(warm: subprocess.Popen[str], place: Path, *tests: str, timeout: float = 300) -> tuple[int | None, str]:
+    flags = ["-x", "-q", "-n0", "-p", "no:cacheprovider", "-o", "addopts=", f"--basetemp={place / 'temporary'}"]
+    assert warm.stdin is not None
+    assert warm.stdout is not None
+    warm.stdin.write(json.dumps([str(place), timeout, [*flags, *tests]]) + "\n")
+    warm.stdin.flush()
+    code, printed = json.loads(warm.stdout.readline())
+    return code, printed
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mutant", MUTANTS, ids=IDS)
-def test_a_mutant_is_killed(mutant: Mutant, copy: Path) -> None:
+def test_a_mutant_is_killed(mutant: Mutant, copy: Path, warm: subprocess.Popen[str]) -> None:
     target = copy / "sordino" / mutant.file
     text = target.read_text(encoding="utf-8")
     for old, new in mutant.edits:
         text = text.replace(old, new)
     target.write_text(text, encoding="utf-8")
-    outcome = run(copy, *mutant.tests)
-    assert outcome.returncode == FAILED, f"it survived:\n{outcome.stdout[-2000:]}{outcome.stderr[-2000:]}"
+    code, printed = run(warm, copy, *mutant.tests)
+    assert code == FAILED, f"it survived, with {code}:\n{printed[-2000:]}"
 
 
 @pytest.mark.slow
-def test_without_a_bug_all_of_them_pass(copy: Path) -> None:
+def test_without_a_bug_all_of_them_pass(copy: Path, warm: subprocess.Popen[str]) -> None:
     (copy / "sordino" / "version.py").write_text('__version__ = "copy"\n')
     (copy / "tests" / "test_copy.py").write_text(
         "import sordino.version\n\ndef test_it_is_the_copy():\n    assert sordino.version.__version__ == 'copy'\n"
     )
     tests = sorted({test for mutant in MUTANTS for test in mutant.tests})
-    outcome = run(copy, "tests/test_copy.py", *tests, timeout=900)
-    assert outcome.returncode == 0, outcome.stdout[-3000:]
+    code, printed = run(warm, copy, "tests/test_copy.py", *tests, timeout=900)
+    assert code == 0, printed[-3000:]
