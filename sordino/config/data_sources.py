@@ -15,7 +15,9 @@ class DataSource(NamedTuple):
     needs: tuple[str, ...]  # keys of [data] without which it cannot be loaded
     loads: tuple[str, ...]  # keys that its loader takes, by the same names
     then: tuple[str, ...]  # keys of what is done with it when it is loaded
-    seeded: bool = False  # does its loader draw from the seed of the run?
+    draws: str | None = (
+        None  # what its loader draws from the seed of the run, if it draws: it gets a key for that alone
+    )
 
     @property
     def takes(self) -> tuple[str, ...]:
@@ -25,6 +27,8 @@ class DataSource(NamedTuple):
         return {"what": self.what, "needs": self.needs, "takes": self.takes}
 
 
+# rows may themselves be made with numbers from a small seed, so what draws them and what holds them back are two keys
+DATA, HELD_BACK = "data", "held back"
 SLICES = ("train", "test", "probe")
 IMAGES = ("standardise", "augment", "side", *SLICES)
 SOURCES = {
@@ -36,7 +40,7 @@ SOURCES = {
         ("path",),
         ("test_fraction", "fraction", "at_least", "side"),
         IMAGES,
-        seeded=True,
+        draws=DATA,
     ),
     "images": DataSource(
         "images in the parquet format of the Hugging Face hub: a folder, or a hub id",
@@ -49,13 +53,14 @@ SOURCES = {
         ("path", "label"),
         ("group", "key", "schema", "standardise", "test_fraction", "missing", "separator", "decimal", "encoding"),
         SLICES,
+        draws=HELD_BACK,
     ),
     "synthetic": DataSource(
         "synthetic(alpha, beta): devices with linear truths of their own",
         (),
         ("alpha", "beta", "clients", "iid", "largest", "test_fraction"),
         SLICES,
-        seeded=True,
+        draws=DATA,
     ),
     "quadratic": DataSource(
         "clients whose best model is known in closed form: a test bed", (), ("clients", "dim", "heterogeneity"), ()

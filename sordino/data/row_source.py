@@ -106,8 +106,11 @@ def load(
     standardise: Literal["fixed", "channel", "pixel", "none"],
     test_fraction: float | None = None,
     seed: int = 0,
+    coins: int = 1,
 ) -> Dataset:
-    """`standardise`: fixed by the declared reach, by statistics of the training rows, or not at all."""
+    """`standardise`: fixed by the declared reach, by statistics of the training rows, or not at all. The source draws
+    from `seed`; which rows are held back is drawn from `coins`, so that it does not follow what the source drew.
+    """
     given, tested = source.rows(seed), source.tests(seed)
     parts = [_checked(part, name) for part in (given, tested) if part is not None]
     classes = source.classes or int(max(part.y.max() for part in parts)) + 1
@@ -117,7 +120,7 @@ def load(
     groups, codes = _groups(parts)
     x, y = _between(whole[0], source.reach), whole[1]
     if tested is None:
-        train, test = apart([len(y)], None, 0.2 if test_fraction is None else test_fraction, seed)
+        train, test = apart([len(y)], None, 0.2 if test_fraction is None else test_fraction, coins)
     else:
         train, test = np.arange(len(given.y)), np.arange(len(given.y), len(y))
     splits = [Split(x[part], y[part], None if codes is None else codes[part]) for part in (train, test)]

@@ -154,8 +154,8 @@ class Population:
             return SOURCES[self.experiment.data.source](**asked)
         if self._real:
             public_inputs.check_own(self.experiment.data, own)
-        fraction, seed = self.experiment.data.test_fraction, keys.word(keys.fold(self.key, "data"))
-        return load(own, self.experiment.data.source, self.scaling, fraction, seed)
+        drawn, coins = (keys.word(keys.fold(self.key, part)) for part in (data_sources.DATA, data_sources.HELD_BACK))
+        return load(own, self.experiment.data.source, self.scaling, self.experiment.data.test_fraction, drawn, coins)
 
     @cached_property
     def problem(self) -> Problem:
@@ -204,8 +204,8 @@ class Population:
             from sordino.data.table_files import in_memory
 
             given["path"] = in_memory(user_code.load(data.path, "data"))
-        if source.seeded:
-            given["seed"] = keys.word(keys.fold(self.key, "data"))
+        if source.draws is not None:
+            given["seed"] = keys.word(keys.fold(self.key, source.draws))
         return given
 
     @cached_property

@@ -36,12 +36,14 @@ def cli(cli: Callable[..., Said], monkeypatch: pytest.MonkeyPatch) -> Callable[.
 
 @pytest.fixture
 def clinics(tmp_path: Path) -> Path:
-    """Three clinics of 30, 3 and 2 rows; the smaller ones are too small for a test row of every label."""
+    """Three clinics of 30, 3 and 2 rows; this seed leaves each of them a row to train on, and the smallest none to
+    test on.
+    """
     rows = [f"{i % 7},{i % 3},{'ABC'[(i >= 30) + (i >= 33)]}" for i in range(35)]
     (tmp_path / "table.csv").write_text("feature,label,clinic\n" + "\n".join(rows) + "\n")
     path = tmp_path / "clinics.toml"
     path.write_text(
-        f'[data]\nsource = "tabular"\npath = "{tmp_path}/table.csv"\nlabel = "label"\ngroup = "clinic"\n'
+        f'seed = 2\n[data]\nsource = "tabular"\npath = "{tmp_path}/table.csv"\nlabel = "label"\ngroup = "clinic"\n'
         '[partition]\nscheme = "natural"\n[algorithm]\nname = "fedavg"\n'
     )
     return path

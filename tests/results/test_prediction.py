@@ -16,7 +16,7 @@ from PIL import Image
 from safetensors.torch import load_file
 
 import sordino
-from sordino import user_code
+from sordino import keys, user_code
 from sordino.data.dataset import apart
 from sordino.errors import ConfigError, DataError, RunError, SordinoError
 from sordino.runs.simulation import simulated
@@ -76,7 +76,8 @@ def run(clinic: Path, tmp_path: Path) -> Path:
 
 def held_back(rows: list[Row]) -> list[Row]:
     """The rows that the run was tested on, found by other means."""
-    return [rows[at] for at in apart([len(rows)], None, 0.2, 0)[1]]
+    coins = keys.word(keys.fold(keys.root(0), "held back"))
+    return [rows[at] for at in apart([len(rows)], None, 0.2, coins)[1]]
 
 
 def rows_of() -> list[Row]:

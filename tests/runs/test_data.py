@@ -14,8 +14,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from sordino import config
-from sordino.data import folders, images
+from sordino.data import folders, images, tabular
 from sordino.data.dataset import STRATIFIED
+from sordino.data.row_source import RowSource, SourceRows
+from sordino.deploy.own_data import OwnData
 from sordino.errors import ConfigError
 from sordino.runs import public_inputs
 from sordino.runs.population import Population
@@ -160,3 +162,37 @@ def test_experiments_whose_rows_are_kept_say_how_they_scale() -> None:
         data = tomllib.loads(path.read_text(encoding="utf-8")).get("data")
         if data and data["source"] not in public_inputs.INVENTED:
             assert data.get("standardise") in ("fixed", "channel", "pixel"), path
+
+
+# which rows are held back ---------------------------------------------------------------------------------------------
+IID: Row = {"scheme": "iid", "clients": 2}
+
+
+class Drawn(RowSource):
+    """Rows that are what the seed of their source draws."""
+
+    classes = 2
+
+    def rows(self, seed: int) -> SourceRows:
+        coins = np.random.default_rng(seed).random((200, 1), np.float64)
+        return SourceRows(coins, np.arange(200) % 2)
+
+
+def test_the_seed_of_a_run_holds_rows_back_and_no_number_in_a_row_knows_of_it(tmp_path: Path) -> None:
+    """Rows made with a small seed, as many examples are, looked exactly like the draw that held them back. The control
+    is that draw itself.
+    """
+    coins = np.random.default_rng(0).random(400)
+    path = saved(tmp_path, [{"coin": f"{coin:.6f}", "outcome": i % 2} for i, coin in enumerate(coins)])
+    made = {"data": {"source": "tabular", "path": str(path), "label": "outcome"}, "partition": IID}
+    asked = {seed: config.validate({**made, "seed": seed}) for seed in (0, 1)}
+    held = {seed: Population(asked[seed]).dataset.test.x[:, 0] for seed in asked}
+    assert np.array_equal(held[0], Population(asked[0]).dataset.test.x[:, 0])
+    assert {*held[0].tolist()} != {*held[1].tolist()}
+    same_draw = tabular.load(path, "outcome", seed=0).test.x[:, 0]
+    assert same_draw.max() < 0.2
+    assert all(tested.max() > 0.5 for tested in held.values())
+    at_a_site = OwnData(asked[1], path, b"key").tested.x[:, 0]
+    assert np.array_equal(at_a_site.numpy(), held[1])
+    own = Population(config.validate({"data": {"source": f"{__name__}:Drawn"}, "partition": IID})).dataset.test.x
+    assert own.max() > 0.5
