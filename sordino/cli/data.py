@@ -265,6 +265,7 @@ def _portrait(population: Population) -> dict[str, Any]:
         "smallest": clients[smallest]["client"],
         "without_test": [client["client"] for client in clients if not client["test"]],
         "unused": len(labels) - int(numbers["examples"]),
+        "left_out": population.left_out,
         "clients": clients,
     }
 
@@ -296,10 +297,13 @@ def _warnings(found: dict[str, Any]) -> list[str]:
         "have no test examples, so their own accuracy cannot be said": found["without_test"],
     }
     return [
-        f"{len(who)} of {len(found['clients'])} clients {what}: "
-        f"{', '.join(map(str, who[:8]))}{', ...' if len(who) > 8 else ''}"
-        for what, who in told.items()
-        if who
+        *found["left_out"],
+        *(
+            f"{len(who)} of {len(found['clients'])} clients {what}: "
+            f"{', '.join(map(str, who[:8]))}{', ...' if len(who) > 8 else ''}"
+            for what, who in told.items()
+            if who
+        ),
     ]
 
 

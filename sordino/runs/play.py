@@ -101,7 +101,7 @@ def play(
         ]
         for phase in setup.preparation:
             notes += phase.algorithm.warns(half.home)
-        warned = tuple(notes)
+        warned = (*half.left_out, *notes)
         evaluate, interrupted, told = half.evaluation(), False, callbacks.named(experiment.callbacks)
         if not begun.done:
             return _ended(half, folder, federation, None, notes, interrupted=True)
@@ -168,13 +168,16 @@ def _ended(
     if server is not None:
         bundle.write(folder, setup, next(iter(setup.algorithm.models(server).values())), half.columns)
     made, remarks = write_receipt(folder, setup, federation), federation.inbox.remarks
+    mine, real = RunFolder(folder), setup.experiment.privacy.noise == SYSTEM
+    own = RunFolder(mine.private) if real else mine
     # a remark names a client that was asked, which a hidden cohort does not tell
-    hidden = setup.cohort.hidden and setup.experiment.privacy.noise == SYSTEM
-    mine = RunFolder(folder)
-    for place, told in ((RunFolder(mine.private) if hidden else mine, remarks), (mine, notes)):
+    asked = own if setup.cohort.hidden else mine
+    for place, told in ((asked, remarks), (own, half.left_out), (mine, notes)):
+        if place is own is not mine and not told:
+            continue
         with open(place.log_file, "a", encoding="utf-8") as log:
             log.writelines(f"{note}\n" for note in told)
-    return Ended(folder, mine.metrics(), made, [*remarks, *notes], interrupted)
+    return Ended(folder, mine.metrics(), made, [*remarks, *half.left_out, *notes], interrupted)
 
 
 def _due(t: int, experiment: Experiment) -> bool:

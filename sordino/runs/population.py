@@ -35,6 +35,7 @@ from sordino.runs.learning_task import check_scheme, check_words, problem_of
 from sordino.runs.refusals import check_everybody_has_data
 from sordino.tasks.problems import Problem
 
+LISTED = 8  # names in a sentence
 TRUSTED = "{} is somebody's own program, which is trusted not to keep or send what it is shown"
 
 
@@ -95,10 +96,31 @@ class Population:
     @property
     def clients(self) -> tuple[str, ...]:
         """The names of the clients. With real noise only those that somebody has declared: a group may be a person."""
-        data, held = self.dataset, self.dataset.train.group
-        if held is None or not data.groups or not isinstance(self.scheme, Natural):
+        held = self.dataset.train.group
+        if held is None or not self._tells_names or not isinstance(self.scheme, Natural):
             return ()
-        return () if self._real and not data.groups_declared else tuple(data.groups[k] for k in np.unique(held))
+        return tuple(self.dataset.groups[k] for k in np.unique(held))
+
+    @property
+    def _tells_names(self) -> bool:
+        return bool(self.dataset.groups) and (self.dataset.groups_declared or not self._real)
+
+    @property
+    def left_out(self) -> tuple[str, ...]:
+        """Who takes no part, because nothing is left to train on, for those who hold the data: it tells how many rows
+        they have.
+        """
+        held, tested = self.dataset.train.group, self.dataset.test.group
+        if held is None or tested is None or not isinstance(self.scheme, Natural):
+            return ()
+        gone, rows = np.unique(tested[~np.isin(tested, held)], return_counts=True)
+        if not len(gone):
+            return ()
+        names = self.dataset.groups
+        who = [f"{names[k]} ({n})" for k, n in zip(gone, rows, strict=True)] if self._tells_names else []
+        told = f": {', '.join(who[:LISTED])}{', ...' if len(who) > LISTED else ''}" if who else ""
+        some = "1 client takes" if len(gone) == 1 else f"{len(gone):,} clients take"
+        return (f"{some} no part, as all of their rows are held back for tests{told}",)
 
     @property
     def _assumed(self) -> tuple[str, ...]:

@@ -49,6 +49,11 @@ class ServersHalf(ABC):
     def columns(self) -> Mapping[str, Column]:
         """What the features of a table hold, for whoever uses the model."""
 
+    @property
+    def left_out(self) -> tuple[str, ...]:
+        """What to tell, and only whoever holds the data, of clients that take no part. Between sites each knows it."""
+        return ()
+
     @abstractmethod
     def at(self, stage: int) -> Self:
         """Another phase of the same run."""

@@ -70,6 +70,10 @@ class Simulation(ServersHalf):
     def columns(self) -> Mapping[str, Column]:
         return self.population.dataset.columns
 
+    @property
+    def left_out(self) -> tuple[str, ...]:
+        return self.population.left_out
+
     def site(
         self,
         run: str,

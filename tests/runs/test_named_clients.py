@@ -78,6 +78,34 @@ def test_a_rare_class_and_several_labels_at_once_are_remarked(tmp_path: Path) ->
     assert overview(str(saved(tmp_path, rows[8:])), "x").remarks[-1].startswith("292 classes")
 
 
+def test_a_clinic_without_a_row_to_train_on_is_told_to_those_who_hold_the_data(
+    cli: Callable[..., Said], tmp_path: Path
+) -> None:
+    """Which row is held back is drawn, so one draw takes the only row of a clinic and another leaves it. With real
+    noise how many rows it has stays in the private folder.
+    """
+    rows = [{**row, "clinic": "North" if i < 39 else "South"} for i, row in enumerate(table(40))]
+    (tmp_path / "s.toml").write_text(DECLARED)
+    told = {"source": "tabular", "path": str(saved(tmp_path, rows)), "label": "outcome", "group": "clinic"}
+    read = {**told, "schema": str(tmp_path / "s.toml")}
+
+    def held(seed: int) -> Population:
+        return Population(config.validate({"data": read, "seed": seed}))
+
+    said = "1 client takes no part, as all of their rows are held back for tests: South (1)"
+    lost = next(seed for seed in range(100) if held(seed).clients == ("North",))
+    kept = next(seed for seed in range(100) if len(held(seed).clients) == 2)
+    assert (held(lost).left_out, held(kept).left_out) == ((said,), ())
+    words = [f"data.{name}={value}" for name, value in read.items()]
+    assert json.loads(cli("data", "partition", *words, f"seed={lost}", "--json").out)["left_out"] == [said]
+    for noise, place in (("counter", ""), ("system", "private")):
+        folder, privacy = tmp_path / noise, {"epsilon": 1.0, "delta": 1e-3, "noise": noise}
+        asked = {"data": read, "seed": lost, "rounds": 1, "algorithm": {"name": "gaussian_gdp"}, "privacy": privacy}
+        assert said in sordino.run(asked, out=folder).notes
+        elsewhere = [path for path in folder.rglob("*") if path.is_file() and b"no part" in path.read_bytes()]
+        assert elsewhere == [folder / place / "log.txt"]
+
+
 def test_with_real_noise_a_group_has_a_name_only_if_somebody_said_it(tmp_path: Path) -> None:
     """A group may be a person. Control: in a simulation, and where the schema lists them, they have."""
     file = saved(tmp_path, table(40))
