@@ -16,7 +16,7 @@ from sordino.cli.options import Figures, Json, Quiet, Verbose
 from sordino.cli.screen import Screen, say
 
 if TYPE_CHECKING:
-    from sordino.results.comparison import Follow
+    from sordino.results.pace import Follow, NextRun
     from sordino.runs.play import Progress
 
 
@@ -90,12 +90,13 @@ def compare(
 
 
 def _follow(console: Console) -> Follow:
-    """Says what is run, then shows its rounds."""
-    from sordino.cli.progress import progress
+    """Says what is run and how long the rest takes, then shows its rounds."""
+    from sordino.cli.progress import left, progress
 
     @contextmanager
-    def follow(what: str) -> Iterator[Callable[[Progress], None]]:
-        console.print(what, highlight=False, markup=False)
+    def follow(run: NextRun) -> Iterator[Callable[[Progress], None]]:
+        rest = "" if run.left is None else f" (all together: {left(run.left)})"
+        console.print(f"{run}{rest}", highlight=False, markup=False)
         with progress(console) as watch:
             yield watch
 

@@ -7,12 +7,11 @@ A sweep is a comparison too: one method per value.
 
 from __future__ import annotations
 
-import itertools
 import re
 import shlex
 import statistics
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -46,9 +45,10 @@ from sordino.report.comparison_page import Composed
 from sordino.report.comparison_table import Measured, Row
 from sordino.report.preparation import label_of
 from sordino.results.frames import frame
+from sordino.results.pace import Follow, Pace, Watch
 from sordino.results.sweeps import Notes, Setting, composed, grid
 from sordino.runs.folder import RunFolder
-from sordino.runs.play import Ended, Progress
+from sordino.runs.play import Ended
 from sordino.runs.receipt import opened
 from sordino.runs.run import resume, start
 from sordino.runs.simulation import settle
@@ -58,9 +58,6 @@ EQUAL = ("data", "partition", "model", "cohort", "rounds", "chaos", "evaluation"
 
 if TYPE_CHECKING:
     import pandas
-
-Watch = Callable[[Progress], None]
-Follow = Callable[[str], AbstractContextManager[Watch | None]]  # what is run now -> who watches its rounds
 
 
 @dataclass(frozen=True)
@@ -186,7 +183,7 @@ def compare(
     out: Path,
     overrides: Sequence[str] = (),
     target: float | None = None,
-    follow: Follow = lambda what: nullcontext(),
+    follow: Follow = lambda _: nullcontext(),
 ) -> Comparison:
     """Run what is missing, then gather. Ctrl-C waits for the end of a round; called again, it goes on from there."""
     if seeds < 1:
@@ -203,17 +200,11 @@ def compare(
             code="too-few-to-compare",
         )
     check_equal(experiments)
-    counted = _counted(follow, len(experiments) * seeds)
-    methods = [_method(experiment, seeds, out, counted) for experiment in experiments]
+    pace = Pace(follow, [experiment.name for experiment in experiments for _ in range(seeds)])
+    methods = [_method(experiment, seeds, out, pace) for experiment in experiments]
     words = [*map(str, files), *overrides, "--seeds", str(seeds), "--out", str(out)]
     words += [] if target is None else ["--target", str(target)]
     return Comparison(methods, out, f"sordino compare {shlex.join(words)}", target, len(settings) > 1)
-
-
-def _counted(follow: Follow, many: int) -> Follow:
-    """Says of each run which one it is, and of how many."""
-    number = itertools.count(1)
-    return lambda what: follow(f"run {next(number)} of {many}: {what}")
 
 
 def _named(experiment: Experiment, setting: Setting) -> Experiment:
@@ -221,12 +212,12 @@ def _named(experiment: Experiment, setting: Setting) -> Experiment:
     return experiment.model_copy(update={"name": name}) if setting.label else experiment
 
 
-def _method(experiment: Experiment, seeds: int, out: Path, follow: Follow) -> Method:
+def _method(experiment: Experiment, seeds: int, out: Path, pace: Pace) -> Method:
     made: list[tuple[Experiment, Path, Ended]] = []
     for seed in range(seeds):
         folder = out / _folder(experiment.name) / f"seed-{seed}"
         seeded = settle(experiment.model_copy(update={"seed": seed}))
-        with follow(f"{experiment.name}, seed {seed}") as watch:
+        with pace(seed) as watch:
             ended = _run(seeded, folder, watch)
         if ended.interrupted:
             raise KeyboardInterrupt
@@ -263,7 +254,7 @@ def _notes(folder: Path) -> Notes:
     return Notes(mine, len(parts.public.sizes))
 
 
-def _run(experiment: Experiment, folder: Path, watch: Watch | None) -> Ended:
+def _run(experiment: Experiment, folder: Path, watch: Watch) -> Ended:
     there = RunFolder(folder)
     if not there.experiment_file.exists():
         return start(experiment, folder, watch)
