@@ -140,12 +140,19 @@ def open_run(folder: str | Path, **objects: Any) -> Result:
 
 
 def predict(
-    folder: str | Path, rows: object, *, score: bool = False, with_code: bool = False, **objects: Any
+    folder: str | Path,
+    rows: object,
+    *,
+    score: bool = False,
+    with_code: bool = False,
+    own: object = None,
+    **objects: Any,
 ) -> Predicted:
     """Uses the model of a run on new examples: a file or folder, a list of dictionaries, a data frame, or an array of
     raw inputs.
 
     `score`: the true classes are there too, and are compared. `with_code`: import a model class of somebody's own.
+    `own`: labelled rows of a client, who makes the model its own from them first, as the clients of the run do.
     `objects` are those of a Python session that the run was begun with.
     """
     from sordino.config import session
@@ -153,7 +160,7 @@ def predict(
     from sordino.user_code import lent
 
     with lent(session.objects(objects)):
-        return predict_(Path(folder), rows, score, with_code)
+        return predict_(Path(folder), rows, score, with_code, own)
 
 
 def _source(experiment: str | Path | Mapping[str, Any] | None) -> Path | Mapping[str, Any] | None:

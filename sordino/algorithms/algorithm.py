@@ -17,7 +17,7 @@ from sordino.errors import ConfigError
 from sordino.keys import Key
 from sordino.ledger.events import Json
 from sordino.privacy.uplink import Uplink
-from sordino.tasks.personalise import plain
+from sordino.tasks.personalise import PLAIN, WAYS
 from sordino.types import C, D, Examples, Params, Reader, Received, S, Scorer, Shard, Task, U, Work
 
 if TYPE_CHECKING:
@@ -181,9 +181,16 @@ class Algorithm(ABC, Generic[S, C, D, U]):
         """Is it judged by the clients' own models?"""
         return False
 
+    @property
+    def own_way(self) -> str | None:
+        """The way (see `tasks.personalise`) in which a client makes the server's model its own, from its examples
+        alone; None where there is none, or where it takes what the client keeps.
+        """
+        return None
+
     def personal(self, task: Task, params: Params, c: C, shard: Shard) -> Scorer:
         """The model that a client makes of the server's, from its own examples and state."""
-        return plain(task, params, shard)
+        return WAYS[self.own_way or PLAIN](task, params, shard)
 
     # whom it talks to -------------------------------------------------------------------------------------------------
 

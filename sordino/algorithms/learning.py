@@ -105,6 +105,10 @@ class Adapting(Algorithm[Server[S], C, Down[D], U]):
         return self.own.personalises
 
     @property
+    def own_way(self) -> str | None:
+        return self.own.own_way
+
+    @property
     def tells_each(self) -> bool:
         return self.own.tells_each
 

@@ -25,8 +25,8 @@ from sordino.algorithms.local_sgd import LocalSgd
 from sordino.errors import ConfigError
 from sordino.keys import Key
 from sordino.privacy.uplink import Uplink
-from sordino.tasks.personalise import episode_loss, proto
-from sordino.types import Params, Received, Scorer, Shard, Task
+from sordino.tasks.personalise import episode_loss
+from sordino.types import Params, Received, Shard, Task
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -77,6 +77,7 @@ class PFLDyn(LocalSgd[Server, Client, Down, Up | Told], name="pfl_dyn"):
     lr_decay: float = 0.997
     uplink: Uplink = Uplink(client=())  # uniform weights
     personalises = True
+    own_way = "proto"
     wants = "episodes"
     sets_loss = True
 
@@ -135,6 +136,3 @@ class PFLDyn(LocalSgd[Server, Client, Down, Up | Told], name="pfl_dyn"):
     def models(self, s: Server) -> Mapping[str, Params]:
         """`aggregate`: before the shift by g."""
         return {"global": s.x, "aggregate": tree.axpy(1 / self.alpha, s.g, s.x)}
-
-    def personal(self, task: Task, params: Params, c: Client, shard: Shard) -> Scorer:
-        return proto(task, params, shard)

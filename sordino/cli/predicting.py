@@ -23,6 +23,13 @@ def predict(
     score: Annotated[
         bool, typer.Option("--score", help="The true labels are in NEW: print how well they were found.")
     ] = False,
+    own: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="OWN",
+            help="Labelled rows of one client: first make the model its own, as in the run. They stay here.",
+        ),
+    ] = None,
     with_code: Annotated[
         bool, typer.Option("--with-code", help="Import a model of somebody's own, which runs its file.")
     ] = False,
@@ -31,7 +38,7 @@ def predict(
     """Use a trained model: the class of each new row, and the probability of every class, as CSV; or its number."""
     from sordino.results.prediction import predict as predicted
 
-    found = predicted(run, rows, score, with_code)
+    found = predicted(run, rows, score, with_code, own)
     if out is not None:
         _write(out, found.to_csv())
     told = {"out": str(out)} if out is not None else {"predictions": list(found.rows)}

@@ -22,11 +22,11 @@ from sordino.letters.desk import Operation
 from sordino.letters.letter import digest_of
 from sordino.runs.home import ServersHome
 from sordino.runs.setup import Setup, Whole
+from sordino.tasks.personalise import PLAIN
 from sordino.types import Terms
 
 ROUNDING = 1e-6  # what is left of a budget is divided anew after every exposure, here and at the server
 ASKS = "the server asks for"
-PLAIN = "plain"  # the way to use a model as it is
 PLAN = "this site has accepted another plan"
 KEEP_TO = "the server must keep to the experiment and the agreement of the invitation"
 

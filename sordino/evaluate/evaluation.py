@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from sordino.errors import ConfigError
 from sordino.evaluate.accuracy import Evaluator
 from sordino.evaluate.rows import Scores
-from sordino.tasks.personalise import WAYS
+from sordino.tasks.personalise import PLAIN, WAYS
 from sordino.tree import Tree
 from sordino.types import Params, Task
 
@@ -25,6 +25,8 @@ class Modelled(Protocol):
 
     @property
     def personalises(self) -> bool: ...
+    @property
+    def own_way(self) -> str | None: ...
     def models(self, s: Any) -> Mapping[str, Params]: ...
 
 
@@ -63,6 +65,12 @@ class Evaluation:
 def ways(algorithm: Modelled, asked: Sequence[str]) -> tuple[str, ...]:
     """Those asked for, else the algorithm's own."""
     return tuple(asked) or ((OWN,) if algorithm.personalises else ())
+
+
+def taught_way(algorithm: Modelled, asked: Sequence[str]) -> str | None:
+    """The first of those ways that takes a client's examples and nothing that it keeps; None where none does."""
+    each = (algorithm.own_way if way == OWN else way for way in ways(algorithm, asked))
+    return next((way for way in each if way not in (None, PLAIN)), None)
 
 
 def _spread(found: Scores) -> Scores:

@@ -8,12 +8,12 @@ from rich.table import Table
 
 from sordino.deploy.identity import fingerprint
 from sordino.deploy.joining import Proposed
-from sordino.deploy.purse import PLAIN
 from sordino.engine import wire
 from sordino.ledger.notes import SYSTEM
 from sordino.report.tables import bytes_text, guarantees
 from sordino.report.words import described
 from sordino.runs.setup import Setup
+from sordino.tasks.personalise import PLAIN
 
 
 def plan(console: Console, asked: Proposed) -> None:

@@ -20,17 +20,20 @@ from numpy.typing import NDArray
 from sordino import user_code
 from sordino.config import build
 from sordino.data import missing_extra
-from sordino.errors import DataError
+from sordino.errors import ConfigError, DataError
 from sordino.evaluate.accuracy import Evaluator
 from sordino.evaluate.rows import Scores
 from sordino.evaluate.scores import scored
+from sordino.privacy.noise.sources import Counter
+from sordino.privacy.readers.open import Open
 from sordino.results.frames import frame
 from sordino.runs import bundle as bundles
 from sordino.runs.bundle import Bundle
 from sordino.tasks.classification import Classification
+from sordino.tasks.personalise import WAYS, NearestMean, Shared
 from sordino.tasks.problems import PROBLEMS, Problem
 from sordino.tasks.supervised import HowRun, Supervised
-from sordino.types import Examples, Params
+from sordino.types import Examples, Grant, Params
 
 if TYPE_CHECKING:
     import pandas
@@ -40,6 +43,12 @@ if TYPE_CHECKING:
 PERSONALISED = (
     "in training, every client makes this model its own before it uses it; this is the model that the server hands out"
 )
+
+KEPT = (
+    "a client makes it its own with what it has kept over the rounds, which is in no file of the run; or the run is of "
+    "an older version"
+)
+TELLS = "what it says tells something of them, and no epsilon covers that"
 
 
 @dataclass(frozen=True, eq=False)
@@ -193,24 +202,49 @@ class PredictedLabels(Predicted):
             yield {"row": name, **has, **{f"p_{label}": p for label, p in zip(self.labels, each, strict=True)}}
 
 
-def predict(folder: Path, rows: object, score: bool = False, with_code: bool = False) -> Predicted:
+def predict(folder: Path, rows: object, score: bool = False, with_code: bool = False, own: object = None) -> Predicted:
     """`rows`: a file or folder, or rows in memory; `score`: their labels are known and compared; `with_code`: a class
-    of somebody's own may be imported."""
+    of somebody's own may be imported; `own`: labelled rows of a client, who makes the model its own from them first."""
     bundle = bundles.read(folder)
     with user_code.blamed():
         problem = build({"name": bundle.task, **bundle.settings}, dict(PROBLEMS), "task")
         task = _task(folder, bundle, problem, with_code)
         found = _read(bundle, problem, rows, score)
         _check_truth(found, bundle)
-        params, x = task.init(0), torch.from_numpy(found.x)
-        answers = task.answers(task.all_outputs(params, x))
-        judged = None if found.y is None else _judged(task, params, Examples(x, torch.from_numpy(found.y)))
-    notes = (PERSONALISED,) if bundle.personalised else ()
+        model, notes = _shared(bundle, task) if own is None else _own_model(bundle, problem, task, own)
+        x = torch.from_numpy(found.x)
+        answers = model.answers(x)
+        judged = None if found.y is None else _judged(task, model.params, Examples(x, torch.from_numpy(found.y)))
     if problem.columns:
         return PredictedLabels(found.names, notes, problem.columns, answers.numpy(), judged)
     if problem.outcome is not None:
         return PredictedNumbers(found.names, notes, answers.numpy(), judged)
     return Prediction(found.names, notes, bundle.classes, answers.float().numpy(), found.truth)
+
+
+def _shared(bundle: Bundle, task: Supervised) -> tuple[Shared, tuple[str, ...]]:
+    return Shared(task, task.init(0)), (PERSONALISED,) if bundle.personalised else ()
+
+
+def _own_model(
+    bundle: Bundle, problem: Problem, task: Supervised, own: object
+) -> tuple[Shared | NearestMean, tuple[str, ...]]:
+    """What a client makes of the model in a run, made here: from its rows, and with nothing that anybody else holds."""
+    if bundle.way is None:
+        raise ConfigError(
+            "the model cannot be made anybody's own from rows alone",
+            why=KEPT if bundle.personalised else "the clients of this run use the shared model as it is",
+            fix='leave the own rows out, or train with evaluation.personal = ["finetune"] (or "proto")',
+            code="not-personalised",
+        )
+    held = _read(bundle, problem, own, score=True)
+    _check_truth(held, bundle)
+    place = {name: at for at, name in enumerate(bundle.classes)}
+    y = np.array([place[name] for name in held.truth]) if held.truth is not None else held.y
+    mine = Examples(torch.from_numpy(held.x), torch.from_numpy(np.asarray(y)))
+    shard = Open().open(mine, Grant(0, len(mine.y), len(mine.y), Counter(0)), task)
+    said = f"the model was made its client's own ({bundle.way}) from {len(mine.y)} rows: {TELLS}"
+    return WAYS[bundle.way](task, task.init(0), shard), (said,)
 
 
 def _judged(task: Supervised, params: Params, examples: Examples) -> Scores:

@@ -20,6 +20,7 @@ from sordino import user_code
 from sordino.data.schema import Column, TextColumn
 from sordino.engine.checkpoint import atomic_write
 from sordino.errors import ConfigError, RunError, damaged
+from sordino.evaluate.evaluation import taught_way
 from sordino.ledger.facts import Fact
 from sordino.ledger.notes import SYSTEM
 from sordino.runs import private, public_inputs, seal
@@ -99,6 +100,7 @@ class Bundle(Fact):
     classes: tuple[str, ...] = ()  # in the order of the outputs; outputs beyond them are an algorithm's own
     label: str | None = None  # the column that is predicted
     personalised: bool = False  # do clients make this model their own before they use it?
+    way: str | None = None  # and how, from their own examples alone: by finetune or proto
 
     @model_validator(mode="after")
     def _possible(self) -> Bundle:
@@ -145,6 +147,7 @@ def described(setup: Setup, columns: Mapping[str, Column]) -> Bundle | None:
         classes=tuple(map(str, range(public.named))) if anonymous else public.class_names,
         label=experiment.data.label,
         personalised=bool(setup.ways),
+        way=taught_way(setup.algorithm, experiment.evaluation.personal),
     )
 
 

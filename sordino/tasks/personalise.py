@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from sordino import keys, tree
-from sordino.types import Examples, Params, Scorer, Shard, Task, Work
+from sordino.types import Examples, Params, Shard, Task, Work
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -30,6 +30,10 @@ class Shared:
 
     def score(self, examples: Examples) -> Mapping[str, Tensor]:
         return self.task.score(self.params, examples)
+
+    def answers(self, x: Tensor) -> Tensor:
+        """What it says of new examples."""
+        return self.task.answers(torch.cat([self.task.predict(self.params, part) for part in torch.split(x, 512)]))
 
 
 @dataclass(frozen=True)
@@ -49,19 +53,24 @@ class NearestMean:
         loss = torch.where(known, losses.gather(1, place[:, None])[:, 0], losses.amax(1))
         return {"accuracy": ((found.argmax(1) == place) & known).double(), "loss": loss}
 
+    def answers(self, x: Tensor) -> Tensor:
+        """How probable every class is; one that the client never saw has the probability 0."""
+        found = distances(_features(self.task, self.params, x), self.means).double().softmax(1)
+        return found.new_zeros(len(x), self.task.labels).index_copy_(1, self.labels, found)
 
-def plain(task: Task, params: Params, shard: Shard) -> Scorer:
+
+def plain(task: Task, params: Params, shard: Shard) -> Shared:
     return Shared(task, params)
 
 
-def finetune(task: Task, params: Params, shard: Shard) -> Scorer:
+def finetune(task: Task, params: Params, shard: Shard) -> Shared:
     """The model after one step of 0.1 along the gradient of all of the client's data."""
     for batch in shard.batches(Work(None, 1, None), keys.root(0)):
         params = tree.formed(tree.axpy(-0.1, batch.grad(task.losses, params), params))
     return Shared(task, params)
 
 
-def proto(task: Task, params: Params, shard: Shard) -> Scorer:
+def proto(task: Task, params: Params, shard: Shard) -> NearestMean:
     def by_class(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         mine = torch.nn.functional.one_hot(y, task.classes).double()
         return mine.T @ _features(task, params, x).double(), mine.sum(0)
@@ -78,7 +87,12 @@ def training_loss(task: Task, params: Params, shard: Shard) -> Tensor:
     return total / shard.size
 
 
-WAYS: dict[str, Callable[[Task, Params, Shard], Scorer]] = {"plain": plain, "finetune": finetune, "proto": proto}
+PLAIN = "plain"  # the model as it is
+WAYS: dict[str, Callable[[Task, Params, Shard], Shared | NearestMean]] = {
+    PLAIN: plain,
+    "finetune": finetune,
+    "proto": proto,
+}
 
 
 def distances(z: Tensor, means: Tensor) -> Tensor:

@@ -313,3 +313,47 @@ def test_the_command_line_says_the_same(cli: Callable[..., Said], clinic: Path, 
     assert (tmp_path / "found.csv").read_text() == wanted.to_csv()
     assert json.loads(cli(*asked, "--json").out)["predictions"] == list(wanted.rows)
     assert "accuracy" in cli(*asked, "--score").err
+
+
+# a client's own model -------------------------------------------------------------------------------------------------
+PERSONAL: dict[str, dict[str, Any]] = {
+    "finetune": {"algorithm": {"name": "fedavg", "lr": 0.1}, "evaluation": {"personal": ["plain", "finetune"]}},
+    "proto": {"algorithm": {"name": "fedavg", "lr": 0.1}, "evaluation": {"personal": ["proto"]}},
+    "ditto": {"algorithm": {"name": "ditto"}},
+    "shared": {"algorithm": {"name": "fedavg", "lr": 0.1}},
+}
+
+
+@pytest.mark.parametrize("way", PERSONAL)
+def test_a_clients_rows_make_the_model_its_own_as_in_the_run(clinic: Path, tmp_path: Path, way: str) -> None:
+    """From the files of the run and the rows of each client, with the accuracy that the run has measured; from another
+    client's rows it is another model. What a client keeps for itself is not in the run, so it is refused.
+    """
+    rows = [{**row, "clinic": "North" if row["age"] > 40 else "South"} for row in rows_of()]
+    path = saved(tmp_path, rows)
+    data = {"source": "tabular", "path": str(path), "label": "outcome", "group": "clinic"}
+    model = {"name": "mlp", "hidden": 4}
+    asked = {"rounds": 2, "data": {**data, "schema": str(clinic / "schema.toml")}, "model": model, "privacy": {}}
+    result = sordino.run({**asked, **PERSONAL[way]}, out=tmp_path / "run")
+    tested = held_back(rows)
+    mine = {name: [row for row in rows if row not in tested and row["clinic"] == name] for name in ("South", "North")}
+    if way in ("ditto", "shared"):
+        assert code_of(lambda: sordino.predict(tmp_path / "run", tested, own=mine["North"])) == "not-personalised"
+        return
+    found = {}
+    for name, held in mine.items():
+        theirs = [row for row in tested if row["clinic"] == name]
+        found[name] = sordino.predict(tmp_path / "run", theirs, own=held, score=True)
+        assert f"from {len(held)} rows" in found[name].notes[0]
+    last = result.metrics[-1]
+    assert last.clients is not None
+    assert last.clients.each is not None
+    if way == "proto":  # of finetune the run shows the mean alone, as it stands beside the headline
+        assert dict(zip(mine, last.clients.each, strict=True)) == {k: one.accuracy for k, one in found.items()}
+    right = sum(one.accuracy * len(one) for one in found.values()) / len(tested)
+    told = last.accuracy if way == "proto" else last.also["global, finetune"].accuracy
+    assert right == pytest.approx(told)
+    foreign = sordino.predict(tmp_path / "run", tested, own=mine["South"])
+    assert not np.allclose(
+        foreign.probabilities, sordino.predict(tmp_path / "run", tested, own=mine["North"]).probabilities
+    )
