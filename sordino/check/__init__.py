@@ -21,7 +21,7 @@ from typing import Any, Literal, NamedTuple
 from sordino import user_code
 from sordino.check.federations import ends, learns, ledger, noisy, order, processes, receipt, resumes
 from sordino.check.halves import absence, blind, linear, pure, sealed, shapes, tensors
-from sordino.check.parts import FUNCTIONS, PartTrial, kind_of
+from sordino.check.parts import FUNCTIONS, MODEL, PartTrial, kind_of
 from sordino.check.reading import complete, draws_nothing, frozen
 from sordino.check.trial import ROUNDS, Broken, Trial
 from sordino.config import Experiment
@@ -33,7 +33,7 @@ SETTABLE = ("algorithm", "model")
 
 class Law(NamedTuple):
     says: str
-    holds: Callable[[Any], None]  # or raises
+    holds: Callable[[Any], object]  # or raises
     ground: tuple[str, ...] = ()  # laws without which this one cannot be tried
 
 
@@ -85,9 +85,11 @@ def check(
     words: Iterable[str] = (),
     watch: Callable[[str], None] = lambda law: None,
     kind: str | None = None,
+    inputs: tuple[int, ...] | None = None,
 ) -> Report:
     """Try every law on the algorithm in `file`, or on the part of another kind that it holds; `words` are key=value
-    settings of [algorithm] or [model], or the arguments of the part. `kind`: loss or metric, of a function.
+    settings of [algorithm] or [model], or the arguments of the part. `kind`: loss, metric or model, of a function.
+    `inputs`: of a model, the shape of one example as it sees it.
     """
     given = tuple(words)
     _check_words(given)
@@ -103,9 +105,10 @@ def check(
         named = f"{path.stem}:{made.__name__}"
         if (part := kind_of(made, kind)) is not None:
             options = dict(map(parsed, given))
-            laws = {"made": Law("it can be made with its arguments", PartTrial.built)}
+            laws = {"made": Law(part.says, part.made)}
             laws |= {law: Law(says, holds, ("made",)) for law, (says, holds) in part.laws.items()}
-            return Report(named, list(_judged(laws, PartTrial(named, made, path, options), watch)), part.setting)
+            on_trial = PartTrial(named, made, path, options, *([] if inputs is None else [inputs]))
+            return Report(named, list(_judged(laws, on_trial, watch)), part.setting)
         trial = Trial(named, made, path, given, Path(place))
         return Report(trial.name, list(_judged(LAWS, trial, watch)))
 
@@ -175,7 +178,8 @@ def _class(path: Path, name: str | None, kind: str | None = None) -> Any:
     """The class that is named, or the only one in the file that is a part, or looks like an algorithm."""
     held = {k: v for k, v in vars(_module(path)).items() if getattr(v, "__module__", "") == path.stem}
     classes = {k: v for k, v in held.items() if inspect.isclass(v) or (kind in FUNCTIONS and inspect.isfunction(v))}
-    likely = [k for k, v in classes.items() if kind_of(v, kind) or hasattr(v, "local") or hasattr(v, "update")]
+    likely = [k for k, v in classes.items() if _is_part(v, kind) or hasattr(v, "local") or hasattr(v, "update")]
+    likely = likely or [k for k, v in classes.items() if kind_of(v, kind) is MODEL]  # else it may be a piece of one
     wanted = name if name is not None or len(likely) != 1 else likely[0]
     if wanted in classes:
         return classes[wanted]
@@ -187,6 +191,10 @@ def _class(path: Path, name: str | None, kind: str | None = None) -> Any:
         else "write one: a subclass of FedAvg is the easiest start, FedProx shows how",
         code="which-class",
     )
+
+
+def _is_part(made: Any, kind: str | None) -> bool:
+    return kind_of(made, kind) not in (None, MODEL)
 
 
 def _module(path: Path) -> Any:

@@ -1,4 +1,5 @@
-"""The laws of parts that are no algorithm: partitions, cohorts, sources of data, losses, metrics and callbacks.
+"""The laws of parts that are no algorithm: partitions, cohorts, sources of data, losses, metrics, callbacks and
+models.
 
 Which part a class is says the class that it is made from; of a function somebody says it.
 """
@@ -16,6 +17,7 @@ import numpy as np
 import torch
 
 from sordino import keys
+from sordino.check import models
 from sordino.check.trial import require
 from sordino.cohorts.kinds import Cohort, check_promises
 from sordino.config import filled
@@ -38,6 +40,7 @@ class PartTrial:
     made: Any  # a class or a function
     file: Path
     options: Mapping[str, object]
+    inputs: tuple[int, ...] = (1, 8, 8)  # of a model: one example as it sees it; the digits, unless somebody says it
 
     def built(self) -> Any:
         """The part, made anew; the library's generators stand elsewhere every time, as in another process."""
@@ -52,6 +55,8 @@ class PartKind(NamedTuple):
     base: type
     setting: str
     laws: Mapping[str, tuple[str, Callable[[PartTrial], None]]]
+    made: Callable[[PartTrial], object] = PartTrial.built
+    says: str = "it can be made with its arguments"
 
 
 # partitions -----------------------------------------------------------------------------------------------------------
@@ -202,6 +207,13 @@ def listens(trial: PartTrial) -> None:
     callback.on_end({"rounds": 2, "guarantees": []})
 
 
+MODEL = PartKind(
+    torch.nn.Module,
+    "model.name",
+    models.LAWS,
+    models.takes_rows,
+    "it can be made with its arguments, and takes examples of its shape",
+)
 KINDS = (
     PartKind(
         Scheme,
@@ -248,8 +260,9 @@ KINDS = (
         },
     ),
     PartKind(Callback, "callbacks", {"listens": ("it takes the barest row and receipt", listens)}),
+    MODEL,
 )
-FUNCTIONS = {"loss": Loss, "metric": OwnMetric}  # what a function may be
+FUNCTIONS = {"loss": Loss, "metric": OwnMetric, "model": torch.nn.Module}  # what a function may be
 
 
 def kind_of(made: Any, said: str | None) -> PartKind | None:

@@ -21,15 +21,19 @@ def check(
     set_: Annotated[
         list[str] | None, typer.Option("--set", metavar="key=value", help="A parameter: algorithm.lr=0.05.")
     ] = None,
-    kind: Annotated[str | None, typer.Option("--kind", help="What a function is: loss or metric.")] = None,
+    kind: Annotated[str | None, typer.Option("--kind", help="What a function is: loss, metric or model.")] = None,
+    inputs: Annotated[
+        str | None,
+        typer.Option(help="Of a model: the shape of an example, such as 30 or 3x32x32; that of the digits by default."),
+    ] = None,
     as_json: Json = False,
 ) -> None:
-    """Try the library's laws on an algorithm, or another part, of your own: about ten seconds. Exit code 2 where one
-    is broken."""
+    """Try the library's laws on an algorithm, a model, or another part of your own: about ten seconds. Exit code 2
+    where one is broken."""
     from sordino.check import check as try_all
 
     with Console(stderr=True, quiet=as_json).status("reading") as status:
-        report = try_all(file, class_, set_ or [], lambda law: status.update(f"the law {law!r}"), kind)
+        report = try_all(file, class_, set_ or [], lambda law: status.update(f"the law {law!r}"), kind, _shape(inputs))
     verdicts, broken = report.verdicts, report.broken
     if as_json:
         say({"algorithm": report.algorithm, "holds": not broken, "laws": [v._asdict() for v in verdicts]})
@@ -55,3 +59,10 @@ def check(
         )
     if broken:
         raise typer.Exit(2)
+
+
+def _shape(words: str | None) -> tuple[int, ...] | None:
+    sizes = words.split("x") if words is not None else []
+    if not all(size.isdecimal() and int(size) for size in sizes):
+        raise typer.BadParameter(f"--inputs takes sizes such as 30 or 3x32x32, not {words!r}")
+    return tuple(map(int, sizes)) or None
