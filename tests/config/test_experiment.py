@@ -322,3 +322,9 @@ def test_every_refusal_names_what_is_close() -> None:
         validate({"zzzz": 3})
     assert "one of:" in refusal.value.fix
     assert "rounds" in refusal.value.fix
+
+
+def test_a_setting_within_a_given_table_is_not_written_into_it() -> None:
+    given = {"every": 2}
+    found = config.load(None, [], {"evaluation": given, "evaluation.final": 3})
+    assert (found.evaluation.every, found.evaluation.final, given) == (2, 3, {"every": 2})
