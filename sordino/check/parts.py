@@ -21,6 +21,7 @@ from sordino.check import models
 from sordino.check.trial import require
 from sordino.cohorts.kinds import Cohort, check_promises
 from sordino.config import filled
+from sordino.data.outcome import LabelKind, Marks, Numbers
 from sordino.data.row_source import RowSource, load
 from sordino.evaluate.own_metrics import OwnMetric, number_of
 from sordino.partition.rows import checked
@@ -137,7 +138,15 @@ def planned(trial: PartTrial) -> None:
 
 
 def _loaded(trial: PartTrial) -> Any:
-    return load(trial.built(), trial.name, "none", 0.3, 5)
+    """With the labels that it gives: what they are is said by [task] of an experiment, which is not here."""
+    source = trial.built()
+    y = np.asarray(source.rows(5).y)
+    outcome: LabelKind | None = None
+    if y.ndim == 2:
+        outcome = Marks(y.shape[1])
+    elif y.dtype.kind == "f" and len(y):
+        outcome = Numbers(float(y.min()), float(y.max()))
+    return load(source, trial.name, "none", 0.3, 5, outcome=outcome)
 
 
 def gives_rows(trial: PartTrial) -> None:

@@ -1,4 +1,4 @@
-"""What the label of a table is, where it is no class: declared, so that no row decides what a model predicts."""
+"""What a label is, where it is no class: declared, so that no row decides what a model predicts."""
 
 from __future__ import annotations
 
@@ -24,6 +24,10 @@ class LabelKind(ABC):
     def read(self, held: WithoutGaps, labels: Sequence[str]) -> Array:
         """One label for each row, from the columns of these names."""
 
+    @abstractmethod
+    def taken(self, y: Array) -> Array | None:
+        """One label for each row, from an array in memory; None where the array holds no such labels."""
+
     @property
     @abstractmethod
     def range(self) -> tuple[float, float]:
@@ -48,12 +52,21 @@ class Numbers(LabelKind):
         if self.whole and (wrong := values != np.round(values)).any():
             at = int(np.argmax(wrong))
             raise held.unfit(label, float(values[at]), at, "is no whole number", "correct the row, or predict a number")
+        return self._within(values)
+
+    def taken(self, y: Array) -> Array | None:
+        sound = y.ndim == 1 and y.dtype.kind in "iufb" and np.isfinite(y).all()
+        return self._within(y) if sound and not (self.whole and (y != np.round(y)).any()) else None
+
+    def _within(self, values: Array) -> Array:
         return np.clip(values, self.low, self.high).astype(np.float32)
 
 
 @dataclass(frozen=True)
 class Marks(LabelKind):
     """Several labels that a row has or has not: the i-th column is the i-th bit of a whole number."""
+
+    many: int
 
     @property
     def range(self) -> tuple[float, float]:
@@ -70,6 +83,12 @@ class Marks(LabelKind):
                 )
             y |= values.astype(np.int64) << bit
         return y
+
+    def taken(self, y: Array) -> Array | None:
+        if y.ndim != 2 or y.shape[1] != self.many or not ((y == 0) | (y == 1)).all():
+            return None
+        found: Array = (y.astype(np.int64) << np.arange(self.many)).sum(1)
+        return found
 
 
 def check_outcome(outcome: LabelKind | None, labels: Mapping[str, Column]) -> None:

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from sordino.data.dataset import Array, Dataset, Split, apart, each_pixel_stats, pixel_stats
+from sordino.data.outcome import LabelKind
 from sordino.errors import DataError
 
 BYTES = (0.0, 255.0)  # between which the values of images lie
@@ -23,7 +24,7 @@ class SourceRows(NamedTuple):
     """Examples with their labels; `group` names the client of each."""
 
     x: Array  # images as uint8 [n, height, width, channels]; anything else as numbers [n, ...]
-    y: Array  # whole numbers from 0
+    y: Array  # whole numbers from 0; where [task] predicts no class numbers, or 0 and 1 in a column for each label
     group: Array | None = None
 
 
@@ -107,15 +108,16 @@ def load(
     test_fraction: float | None = None,
     seed: int = 0,
     coins: int = 1,
+    outcome: LabelKind | None = None,
 ) -> Dataset:
     """`standardise`: fixed by the declared reach, by statistics of the training rows, or not at all. The source draws
     from `seed`; which rows are held back is drawn from `coins`, so that it does not follow what the source drew.
     """
     given, tested = source.rows(seed), source.tests(seed)
-    parts = [_checked(part, name) for part in (given, tested) if part is not None]
-    classes = source.classes or int(max(part.y.max() for part in parts)) + 1
+    parts = [_checked(part, name, outcome) for part in (given, tested) if part is not None]
+    classes = 0 if outcome is not None else source.classes or int(max(part.y.max() for part in parts)) + 1
     whole = tuple(np.concatenate(column) for column in zip(*((part.x, part.y) for part in parts), strict=True))
-    if whole[1].max() >= classes:  # which label it is stays with whoever has the rows
+    if outcome is None and whole[1].max() >= classes:  # which label it is stays with whoever has the rows
         raise _unfit(name, f"has a label beyond the {classes} classes that it declares")
     groups, codes = _groups(parts)
     x, y = _between(whole[0], source.reach), whole[1]
@@ -133,7 +135,7 @@ def load(
         splits[1],
         mean,
         std,
-        declared=f"{source.classes};{source.reach}",
+        declared=f"{source.classes};{source.reach}" + ("" if outcome is None else repr(outcome)),
         groups=groups,
     )
 
@@ -142,22 +144,30 @@ def is_image(x: Array) -> bool:
     return x.dtype == np.uint8 and x.ndim == 4
 
 
-def _checked(given: SourceRows, name: str) -> SourceRows:
-    x, y = np.asarray(given.x), np.asarray(given.y)
+def _checked(given: SourceRows, name: str, outcome: LabelKind | None) -> SourceRows:
+    x, y = np.asarray(given.x), _labels(np.asarray(given.y), name, outcome)
     group = None if given.group is None else np.asarray(given.group)
     if len(x) != len(y) or y.ndim != 1 or x.ndim < 2 or (group is not None and group.shape != y.shape):
         shapes = f"x {x.shape[1:]} of {len(x)} rows, y {y.shape}" + ("" if group is None else f", group {group.shape}")
         raise _unfit(name, f"gives {shapes}: one row of x, one label and one group belong together")
     if not len(y):
         raise _unfit(name, "gives no rows")
-    if y.dtype.kind not in "iub" or y.min() < 0:
-        raise _unfit(name, "gives labels that are no whole numbers from 0 on")
     if x.dtype.kind not in "iufb":
         raise _unfit(name, f"gives x of type {x.dtype}, and not numbers")
     x = np.ascontiguousarray(x if is_image(x) else x.astype(np.float32))
     if x.dtype != np.uint8 and not np.isfinite(x).all():
         raise _unfit(name, "gives numbers in x that are not finite")
-    return SourceRows(x, y.astype(np.int64), group)
+    return SourceRows(x, y, group)
+
+
+def _labels(y: Array, name: str, outcome: LabelKind | None) -> Array:
+    if outcome is not None:
+        if (found := outcome.taken(y)) is None:
+            raise _unfit(name, f"gives labels that are not what [task] says, {outcome}")
+        return found
+    if y.dtype.kind not in "iub" or (y < 0).any():
+        raise _unfit(name, "gives labels that are no whole numbers from 0 on, and [task] says of no other ones")
+    return y.astype(np.int64)
 
 
 def _groups(parts: list[SourceRows]) -> tuple[tuple[str, ...], Array | None]:
@@ -193,7 +203,8 @@ def _scale(
 def _unfit(name: str, why: str) -> DataError:
     return DataError(
         f"the data source {name} {why}",
-        why="examples are arrays: x with one row each, y with whole numbers from 0, and maybe a group",
+        why="examples are arrays: x with one row each, y with their labels, which are whole numbers from 0 or what "
+        "[task] says, and maybe a group",
         fix="correct what it returns; `sordino check FILE` tries it",
         code="own-rows-unfit",
     )

@@ -27,8 +27,8 @@ def problem_of(experiment: Experiment) -> Problem:
         )
     if found.outcome is None:
         return found
-    if data.source != "tabular":
-        raise _no(name, f"data.source = {data.source!r}", "only tables have columns of such labels", OTHER_DATA)
+    if data.source != "tabular" and not user_code.is_own(data.source):
+        raise _no(name, f"data.source = {data.source!r}", "its labels are classes", OTHER_DATA)
     if found.columns and data.label is not None:
         raise _no(name, f"data.label = {data.label!r}", "task.labels names the columns", "leave data.label out")
     for key in ("probe", "train", "test"):
@@ -41,7 +41,7 @@ def problem_of(experiment: Experiment) -> Problem:
     return found
 
 
-OTHER_DATA = 'choose a table (data.source = "tabular"), or leave [task] out'
+OTHER_DATA = 'choose a table (data.source = "tabular") or data of your own, or leave [task] out'
 
 
 def check_learns(problem: Problem, experiment: Experiment, phases: Sequence[AnyAlgorithm]) -> None:

@@ -175,9 +175,10 @@ class Population:
         if own is None:
             return SOURCES[self.experiment.data.source](**asked)
         if self._real:
-            public_inputs.check_own(self.experiment.data, own)
+            public_inputs.check_own(self.experiment.data, own, self.problem.outcome is None)
         drawn, coins = (keys.word(keys.fold(self.key, part)) for part in (data_sources.DATA, data_sources.HELD_BACK))
-        return load(own, self.experiment.data.source, self.scaling, self.experiment.data.test_fraction, drawn, coins)
+        data, outcome = self.experiment.data, self.problem.outcome
+        return load(own, data.source, self.scaling, data.test_fraction, drawn, coins, outcome)
 
     @cached_property
     def problem(self) -> Problem:
@@ -256,7 +257,8 @@ class Population:
     def learned_from_rows(self) -> tuple[str, ...]:
         """What was read off a table's rows before any noise: why nothing may be claimed about a row."""
         if self.own is not None:
-            return () if self.own.classes is not None else (public_inputs.COUNTED,)
+            counted = self.own.classes is None and self.problem.outcome is None
+            return (public_inputs.COUNTED,) if counted else ()
         found = public_inputs.learned(self.experiment.data, self.declared)
         return tuple(said for said in found if said != public_inputs.CLASSES or self.problem.outcome is None)
 

@@ -110,9 +110,11 @@ def of_rows(*said: tuple[str, ...]) -> bool:
     return any(sentence in (SCALING, COLUMNS, CLASSES, COUNTED) for sentences in said for sentence in sentences)
 
 
-def check_own(data: Data, own: RowSource) -> None:
-    """Refuses rows of somebody's own, of which nothing is declared, where there is real noise."""
-    unsaid = [] if own.classes is not None else ["classes"]
+def check_own(data: Data, own: RowSource, classes: bool) -> None:
+    """Refuses rows of somebody's own, of which nothing is declared, where there is real noise. `classes`: is one of
+    several predicted? Of other labels [task] says what they can be.
+    """
+    unsaid = [] if own.classes is not None or not classes else ["classes"]
     if own.reach is None and data.standardise is None:
         unsaid.append("reach")
     if unsaid:

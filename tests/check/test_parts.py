@@ -37,6 +37,8 @@ PARTS = {
     "a client twice": (COHORT + "[0, 0]", "draws"),
     "a cohort that claims": (COHORT + "[0]\n    hidden = True", "promises"),
     "a source": (SOURCE + "return SourceRows(np.random.default_rng(seed).random((50, 2)), np.arange(50) % 2)", ""),
+    "a source of numbers": (SOURCE + "return SourceRows(np.zeros((50, 2)), np.linspace(-1, 1, 50))", ""),
+    "a source of marks": (SOURCE + "return SourceRows(np.zeros((50, 2)), np.eye(50, 3))", ""),
     "a source by chance": (SOURCE + "return SourceRows(np.random.random((50, 2)), np.arange(50) % 2)", "repeats"),
     "beyond its reach": (SOURCE + "return SourceRows(np.full((50, 2), 9.0), np.arange(50) % 2)", "reach"),
     "other lengths": (SOURCE + "return SourceRows(np.zeros((50, 2)), np.arange(4))", "rows"),
