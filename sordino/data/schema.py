@@ -59,6 +59,11 @@ class Column:
     strict: bool = False  # is a number beyond the range refused?
     missing: str | None = None  # what stands for a gap, as a file spells it
 
+    @property
+    def width(self) -> int:
+        """How many inputs of a model it becomes."""
+        return len(self.words) if self.kind == "levels" else 1
+
 
 @dataclass(frozen=True)
 class TextColumn(Column):
@@ -66,6 +71,10 @@ class TextColumn(Column):
 
     length: int = 0
     buckets: int = 0  # words fall into so many of them, where there is no list
+
+    @property
+    def width(self) -> int:
+        return self.length
 
     @property
     def tokens(self) -> int:

@@ -57,10 +57,6 @@ class InputColumn(Fact):
         low, high = self.range or (-math.inf, math.inf)
         return Column(self.kind, low, high, self.levels, self.other)
 
-    @property
-    def width(self) -> int:
-        return {"levels": len(self.levels), "text": self.length}.get(self.kind, 1)
-
 
 class BundledInputs(Fact):
     """How an example becomes the input of the network: (value - mean) / deviation, of an image after a division by
@@ -104,7 +100,7 @@ class Bundle(Fact):
 
     @model_validator(mode="after")
     def _possible(self) -> Bundle:
-        shape, wide = self.inputs.shape, sum(feature.width for feature in self.inputs.columns)
+        shape, wide = self.inputs.shape, sum(feature.column.width for feature in self.inputs.columns)
         sizes = (1, shape[-1], math.prod(shape)) if shape else ()
         if not shape or min(shape) < 1 or math.prod(shape) > MOST:
             raise ValueError(f"shape is {list(shape)}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import accumulate
 
 from sordino import user_code
 from sordino.algorithms.algorithm import AnyAlgorithm
@@ -69,28 +70,49 @@ def check_scheme(problem: Problem, experiment: Experiment, reads_labels: bool) -
 
 def check_words(experiment: Experiment, columns: Mapping[str, Column]) -> None:
     """Refuses a model that reads words as quantities, or quantities as words."""
-    name, texts = experiment.model.get("name"), [one for one in columns.values() if isinstance(one, TextColumn)]
-    if not columns or user_code.is_own(str(name)) or (not texts and name != "text"):
+    model, texts = experiment.model, {name: one for name, one in columns.items() if isinstance(one, TextColumn)}
+    name = str(model.get("name"))
+    if not columns or user_code.is_own(name) or (not texts and name != "text"):
         return
-    if name != "text" or len(texts) < len(columns):
-        others = [column for column, said in columns.items() if not isinstance(said, TextColumn)]
+    if not texts:
         raise ConfigError(
-            f"model = {name!r} for " + (f"the column {others[0]}" if name == "text" else "a column of text"),
-            why="the words of a text are numbers of words, which no other built-in model can read; and the model "
-            "'text' reads nothing else",
-            fix='set model = {name = "text", tokens = N} and let the schema ignore all other columns; or write a '
-            "model of your own that takes both apart",
+            "model = 'text' for a table without a text",
+            why="it reads words, as the schema declares them",
+            fix="choose logistic or mlp, or declare a column of text",
             code="words-are-no-quantities",
         )
-    wanted = max(one.tokens for one in texts)
-    if experiment.model.get("tokens") != wanted:
+    tokens, starts = max(one.tokens for one in texts.values()), _starts(columns)
+    places = None if len(texts) == len(columns) else [[starts[one], texts[one].length] for one in texts]
+    wanted = f'model = {{name = "text", tokens = {tokens}{"" if places is None else f", texts = {places}"}}}'
+    if name != "text":
         raise ConfigError(
-            f"model.tokens = {experiment.model.get('tokens')!r}",
-            why=f"the schema declares texts whose words are numbers below {wanted}: with buckets one more than these, "
+            f"model = {name!r} for a column of text",
+            why="the words of a text are numbers of words, which no other built-in model can read",
+            fix=f"set {wanted}; or write a model of your own that takes them apart",
+            code="words-are-no-quantities",
+        )
+    if (told := model.get("texts")) != places:
+        raise ConfigError(
+            f"model.texts = {told!r}",
+            why="it says where the words of a text are among the inputs ([first, length] of each), and the schema "
+            "declares them at other places",
+            fix=f"set {wanted}",
+            code="texts-do-not-fit",
+        )
+    if model.get("tokens") != tokens:
+        raise ConfigError(
+            f"model.tokens = {model.get('tokens')!r}",
+            why=f"the schema declares texts whose words are numbers below {tokens}: with buckets one more than these, "
             "with a list of words two more",
-            fix=f"set model.tokens = {wanted}",
+            fix=f"set {wanted}",
             code="tokens-do-not-fit",
         )
+
+
+def _starts(columns: Mapping[str, Column]) -> dict[str, int]:
+    """The first input of each column."""
+    ends = accumulate((column.width for column in columns.values()), initial=0)
+    return dict(zip(columns, ends, strict=False))
 
 
 def _no(task: object, other: str, why: str, fix: str) -> ConfigError:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -254,8 +254,28 @@ class WordMean(nn.Module):
         return found
 
 
-def text(shape: tuple[int, ...], classes: int, tokens: int, width: int = 32) -> nn.Module:
-    """A vector for each word, their mean, and a linear layer."""
+class WordsBeside(nn.Module):
+    """The same of each text in a row, beside all its other inputs. `texts`: where each begins, and how long it is."""
+
+    def __init__(self, tokens: int, width: int, texts: Sequence[tuple[int, int]], inputs: int) -> None:
+        super().__init__()
+        self.mean, self._texts = WordMean(tokens, width), texts
+        words = {at for first, length in texts for at in range(first, first + length)}
+        self._others = [at for at in range(inputs) if at not in words]
+
+    def forward(self, x: Tensor) -> Tensor:
+        means = [self.mean(x[:, first : first + length]) for first, length in self._texts]
+        return torch.cat([*means, x[:, self._others]], 1)
+
+
+def text(
+    shape: tuple[int, ...],
+    classes: int,
+    tokens: int,
+    width: int = 32,
+    texts: Sequence[tuple[int, int]] | None = None,
+) -> nn.Module:
+    """A vector for each word, their mean, and a linear layer, which also sees what is no text."""
     for name, given in (("tokens", tokens), ("width", width)):
         check_range(f"model.{name}", given, Range(least=1), "text-model-size")
     if len(shape) != 1:
@@ -265,7 +285,19 @@ def text(shape: tuple[int, ...], classes: int, tokens: int, width: int = 32) -> 
             fix="choose a model for images",
             code="model-does-not-fit",
         )
-    return nn.Sequential(WordMean(tokens, width), nn.Linear(width, classes))
+    if texts is None:
+        return nn.Sequential(WordMean(tokens, width), nn.Linear(width, classes))
+    (inputs,) = shape
+    if not all(0 <= first < first + length <= inputs for first, length in texts):
+        raise DataError(
+            f"model.texts = {[list(place) for place in texts]!r} with {inputs} inputs",
+            why="each is [first, length]: where the words of a text begin among the inputs of a row, and how many "
+            "there are",
+            fix="set what the schema declares, or leave it out where a row is nothing but text",
+            code="model-does-not-fit",
+        )
+    beside = inputs - sum(length for _, length in texts)
+    return nn.Sequential(WordsBeside(tokens, width, texts, inputs), nn.Linear(width * len(texts) + beside, classes))
 
 
 NETS: dict[str, Callable[..., nn.Module]] = {

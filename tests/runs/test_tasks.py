@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from typer.testing import CliRunner
 
 import sordino
@@ -15,8 +16,9 @@ from sordino import config
 from sordino.algorithms import ALGORITHMS
 from sordino.cli.main import app
 from sordino.deploy.own_data import OwnData
-from sordino.errors import SordinoError
+from sordino.errors import DataError, SordinoError
 from sordino.runs.folder import RunFolder
+from sordino.tasks import nets
 from tests.helpers.between_sites import Federated, model_of
 
 SCHEMA = """[columns]
@@ -193,6 +195,50 @@ def test_a_text_is_learned_from_declared_words(way: str, method: str, tmp_path: 
         assert run.accuracy == 1
     found = sordino.predict(run.folder, [{"note": "PAIN, pain and fever"}, {"note": "all is well, well"}])
     assert [row["predicted"] for row in found.rows] == ["ill", "ok"] or method != "fedavg"
+
+
+def test_numbers_stand_beside_a_text(tmp_path: Path) -> None:
+    """Who is ill follows from a word and an age together; the words alone, or the age alone, tell half of it."""
+    draw = np.random.default_rng(5)
+    rows = [(("fever" if sick else "well"), age) for sick, age in zip(*draw.integers(0, 2, (2, 80)), strict=True)]
+    lines = [
+        f'{"ABC"[k % 3]},"{word} today",{20 + 60 * old},c{k % 2},{word}{old}' for k, (word, old) in enumerate(rows)
+    ]
+    (tmp_path / "n.csv").write_text("\n".join(["ward,note,age,clinic,outcome", *lines]) + "\n")
+    (tmp_path / "n.toml").write_text(
+        '[columns]\nward = { kind = "levels", levels = ["A", "B", "C"] }\nnote = { kind = "text", buckets = 64, length = 4 }\n'
+        'age = { kind = "number", range = [0, 100] }\nclinic = { kind = "group" }\n'
+        'outcome = { kind = "label", classes = ["fever0", "fever1", "well0", "well1"] }\n'
+    )
+    data = {
+        "source": "tabular",
+        "path": str(tmp_path / "n.csv"),
+        "schema": str(tmp_path / "n.toml"),
+        "label": "outcome",
+    }
+    asked = {"data": {**data, "group": "clinic"}, "privacy": {}, "rounds": 10}
+    asked["algorithm"] = {"name": "fedavg", "lr": 2.0, "local_epochs": 5}
+    codes = []
+    for model in ({"name": "mlp"}, {"name": "text", "tokens": 65}, {"name": "text", "tokens": 65, "texts": [[1, 4]]}):
+        with pytest.raises(SordinoError) as refused:
+            sordino.run({**asked, "model": model}, out=tmp_path / "run")
+        assert 'set model = {name = "text", tokens = 65, texts = [[3, 4]]}' in refused.value.fix
+        codes.append(refused.value.code)
+    assert codes == ["words-are-no-quantities", "texts-do-not-fit", "texts-do-not-fit"]
+    run = sordino.run({**asked, "model": {"name": "text", "tokens": 65, "texts": [[3, 4]]}}, out=tmp_path / "run")
+    assert run.accuracy == 1
+    found = sordino.predict(
+        run.folder, [{"ward": "A", "note": "fever", "age": 80}, {"ward": "B", "note": "well", "age": 20}]
+    )
+    assert [row["predicted"] for row in found.rows] == ["fever1", "well0"]
+
+
+def test_places_of_words_beyond_a_row_are_refused() -> None:
+    assert nets.text((5,), 2, 9, texts=[(1, 4)])(torch.zeros(2, 5)).shape == (2, 2)
+    for wrong in ((1, 5), (-1, 2), (0, 0)):
+        with pytest.raises(DataError) as refused:
+            nets.text((5,), 2, 9, texts=[wrong])
+        assert refused.value.code == "model-does-not-fit"
 
 
 def test_each_word_has_a_place_that_no_row_decides() -> None:
