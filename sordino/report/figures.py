@@ -47,15 +47,17 @@ UNDATED = {"pdf": {"CreationDate": None}, "svg": {"Date": None}, "png": {}}
 
 
 def of_run(facts: RunFacts, out: Path, kind: str = "pdf") -> list[Path]:
-    """Accuracy with the clients' band, over bytes and device compute, epsilon, traffic and the partition of one run."""
+    """What the run is judged by with the clients' band, over bytes and device compute, epsilon, traffic and the
+    partition of one run.
+    """
     available()
-    return _save(facts, RUN, out, kind)
+    return _save(facts, RUN, out, kind, _headline(facts))
 
 
 def of_comparison(facts: ComparisonFacts, out: Path, kind: str = "pdf") -> list[Path]:
-    """Accuracy over rounds, bytes, device compute and epsilon, one line or point per method."""
+    """What the runs are judged by over rounds, bytes, device compute and epsilon, one line or point per method."""
     available()
-    return _save(facts, COMPARISON, out, kind)
+    return _save(facts, COMPARISON, out, kind, HEADLINES[facts.metric])
 
 
 def available() -> None:
@@ -70,7 +72,10 @@ def available() -> None:
         ) from None
 
 
-def _save(facts: Shown, drawings: Mapping[str, Callable[[Shown, Axes], bool]], out: Path, kind: str) -> list[Path]:
+def _save(
+    facts: Shown, drawings: Mapping[str, Callable[[Shown, Axes], bool]], out: Path, kind: str, judged: Headline
+) -> list[Path]:
+    """A figure of the score is named for the measure that it shows: accuracy-bytes, mean-absolute-error-bytes."""
     import matplotlib
     from matplotlib.figure import Figure
 
@@ -84,7 +89,7 @@ def _save(facts: Shown, drawings: Mapping[str, Callable[[Shown, Axes], bool]], o
         for name, draw in drawings.items():
             figure = Figure(figsize=(WIDTH, HEIGHT), layout="constrained")
             if draw(facts, figure.subplots()):  # False: there is nothing to draw
-                path = out / f"{name}.{kind}"
+                path = out / f"{name.replace(SCORE, judged.name.replace('_', '-'))}.{kind}"
                 figure.savefig(path, metadata=UNDATED[kind], dpi=300)
                 written.append(path)
     return written
@@ -104,7 +109,7 @@ def line(i: int) -> PlotLine:
 # one run --------------------------------------------------------------------------------------------------------------
 
 
-def _accuracy(facts: RunFacts, axes: Axes) -> bool:
+def _score(facts: RunFacts, axes: Axes) -> bool:
     judged = _headline(facts)
     rows, scale = scores(facts.metrics, judged.name), judged.scale
     if not rows:
@@ -145,7 +150,7 @@ def _whole(facts: RunFacts) -> list[RoundRow]:
 
 
 def _against(facts: RunFacts, axes: Axes, cost: Callable[[RoundRow], float | None], unit: float, label: str) -> bool:
-    """Accuracy against what was spent, the preparation in front."""
+    """The score against what was spent, the preparation in front."""
     rows, judged = _whole(facts), _headline(facts)
     spent = [known / unit for row in rows if (known := cost(row)) is not None]
     if last_scored(facts.metrics) is None or len(spent) < len(rows):
@@ -246,19 +251,20 @@ def _name(axes: Axes, x: str, y: str, legend: bool = True) -> None:
         axes.legend()
 
 
+SCORE = "score"  # of a figure's name: what the runs are judged by
 SENT = "MB sent, both directions"
 COMPUTED = "TFLOP computed by devices"
 RUN: Mapping[str, Callable[[RunFacts, Axes], bool]] = {
-    "accuracy": _accuracy,
-    "accuracy-bytes": lambda facts, axes: _against(facts, axes, _sent, 1e6, SENT),
-    "accuracy-compute": lambda facts, axes: _against(facts, axes, lambda row: row.device_flops, 1e12, COMPUTED),
+    SCORE: _score,
+    f"{SCORE}-bytes": lambda facts, axes: _against(facts, axes, _sent, 1e6, SENT),
+    f"{SCORE}-compute": lambda facts, axes: _against(facts, axes, lambda row: row.device_flops, 1e12, COMPUTED),
     "epsilon": _epsilon,
     "traffic": _traffic,
     "partition": _partition,
 }
 COMPARISON: Mapping[str, Callable[[ComparisonFacts, Axes], bool]] = {
-    "accuracy-rounds": lambda facts, axes: _curves(facts, axes, lambda point: point.round, 1, "round"),
-    "accuracy-bytes": lambda facts, axes: _curves(facts, axes, lambda point: point.bytes, 1e6, SENT),
-    "accuracy-compute": lambda facts, axes: _curves(facts, axes, lambda point: point.flops, 1e12, COMPUTED),
-    "accuracy-epsilon": _over_epsilon,
+    f"{SCORE}-rounds": lambda facts, axes: _curves(facts, axes, lambda point: point.round, 1, "round"),
+    f"{SCORE}-bytes": lambda facts, axes: _curves(facts, axes, lambda point: point.bytes, 1e6, SENT),
+    f"{SCORE}-compute": lambda facts, axes: _curves(facts, axes, lambda point: point.flops, 1e12, COMPUTED),
+    f"{SCORE}-epsilon": _over_epsilon,
 }

@@ -66,7 +66,7 @@ def drawn(draw: Any, facts: Any) -> dict[str, list[float]]:
 
 def test_a_run_is_drawn_from_its_facts(folder: Path) -> None:
     facts = gather(folder)
-    lines = drawn(figures.RUN["accuracy"], facts)
+    lines = drawn(figures.RUN["score"], facts)
     assert lines["global model"] == pytest.approx([100 * row.accuracy for row in facts.metrics])
     lines = drawn(figures.RUN["epsilon"], facts)
     assert lines["example, anyone: holds (simulation)"] == pytest.approx([e for _, e in facts.epsilon[0].points])
@@ -88,7 +88,7 @@ def test_a_bubble_has_the_area_of_its_count(folder: Path) -> None:
 
 def test_nominal_looks_like_nothing_that_holds() -> None:
     place = axes()
-    assert figures.COMPARISON["accuracy-epsilon"](FACTS, place)
+    assert figures.COMPARISON["score-epsilon"](FACTS, place)
     cross = next(line for line in place.get_lines() if line.get_label() == "nominal: proves nothing")
     assert list(cross.get_xdata()) == [8.0]
     assert cross.get_marker() == "x"
@@ -119,6 +119,13 @@ def test_text_stays_text_and_names_stay_names(tmp_path: Path) -> None:
     assert "a &amp; &lt;b&gt; $x$" in words  # a dollar in a name is not mathematics
 
 
+def test_a_figure_is_called_as_the_measure_that_it_shows(tmp_path: Path) -> None:
+    """Of a regression no file says accuracy, neither in its name nor in it."""
+    found = figures.of_comparison(FACTS.beside(metric="mean_absolute_error", points=()), tmp_path, "svg")
+    assert [path.stem for path in found] == ["mean-absolute-error-rounds", "mean-absolute-error-bytes"]
+    assert not any("accuracy" in path.read_text().lower() for path in found)
+
+
 def test_what_cannot_be_drawn_is_left_out(tmp_path: Path) -> None:
     empty = FACTS.beside(points=())
     assert [path.stem for path in figures.of_comparison(empty, tmp_path)] == ["accuracy-rounds", "accuracy-bytes"]
@@ -128,10 +135,10 @@ def test_compute_is_drawn_of_the_methods_that_tell() -> None:
     one, other = FACTS.methods
     told = one.beside(curve=tuple(point.beside(flops=3e12 * point.round) for point in one.curve))
     place = axes()
-    assert figures.COMPARISON["accuracy-compute"](FACTS.beside(methods=(told, other)), place)
+    assert figures.COMPARISON["score-compute"](FACTS.beside(methods=(told, other)), place)
     (line,) = place.get_lines()
     assert (line.get_label(), list(line.get_xdata())) == ("one", [3.0, 6.0, 9.0])
-    assert not figures.COMPARISON["accuracy-compute"](FACTS, axes())
+    assert not figures.COMPARISON["score-compute"](FACTS, axes())
 
 
 def test_a_kind_nobody_knows_is_refused(tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ def test_the_figures_begin_with_the_preparation(folder: Path) -> None:
 
     facts = gather(folder)
     rows = [*in_front(RunFolder(folder).prepared()), *RunFolder(folder).metrics()]
-    for name, ends in (("accuracy-bytes", traffic(rows) / 1e6), ("accuracy-compute", flops_until([rows])[3] / 1e12)):
+    for name, ends in (("score-bytes", traffic(rows) / 1e6), ("score-compute", flops_until([rows])[3] / 1e12)):
         axes = Figure().subplots()
         assert figures.RUN[name](facts, axes)
         (line,) = axes.get_lines()
@@ -40,7 +40,7 @@ def test_the_figures_begin_with_the_preparation(folder: Path) -> None:
     assert figures.RUN["traffic"](facts, axes)
     assert [line.get_xdata()[0] for line in axes.get_lines()] == [0, 0]
     untold = tuple(row.beside(device_flops=None) for row in facts.metrics)
-    assert not figures.RUN["accuracy-compute"](facts.beside(metrics=untold), Figure().subplots())
+    assert not figures.RUN["score-compute"](facts.beside(metrics=untold), Figure().subplots())
 
 
 # compared -------------------------------------------------------------------------------------------------------------
