@@ -113,14 +113,14 @@ class Population:
         held, tested = self.dataset.train.group, self.dataset.test.group
         if held is None or tested is None or not isinstance(self.scheme, Natural):
             return ()
-        gone, rows = np.unique(tested[~np.isin(tested, held)], return_counts=True)
-        if not len(gone):
-            return ()
         names = self.dataset.groups
-        who = [f"{names[k]} ({n})" for k, n in zip(gone, rows, strict=True)] if self._tells_names else []
-        told = f": {', '.join(who[:LISTED])}{', ...' if len(who) > LISTED else ''}" if who else ""
+        known = np.arange(len(names)) if self.dataset.groups_declared else np.unique(tested)
+        if not len(gone := np.setdiff1d(known, held)):
+            return ()
+        who = [f"{names[k]} ({(tested == k).sum()} held back)" for k in gone[:LISTED]] if self._tells_names else []
+        told = f": {', '.join(who)}{', ...' if len(gone) > LISTED else ''}" if who else ""
         some = "1 client takes" if len(gone) == 1 else f"{len(gone):,} clients take"
-        return (f"{some} no part, as all of their rows are held back for tests{told}",)
+        return (f"{some} no part, as no row is left to train on{told}",)
 
     @property
     def _assumed(self) -> tuple[str, ...]:

@@ -92,10 +92,14 @@ def test_a_clinic_without_a_row_to_train_on_is_told_to_those_who_hold_the_data(
     def held(seed: int) -> Population:
         return Population(config.validate({"data": read, "seed": seed}))
 
-    said = "1 client takes no part, as all of their rows are held back for tests: South (1)"
+    said = "1 client takes no part, as no row is left to train on: South (1 held back)"
     lost = next(seed for seed in range(100) if held(seed).clients == ("North",))
     kept = next(seed for seed in range(100) if len(held(seed).clients) == 2)
     assert (held(lost).left_out, held(kept).left_out) == ((said,), ())
+    (tmp_path / "s.toml").write_text(DECLARED.replace('["South", "North"]', '["South", "North", "West"]'))
+    absent = "1 client takes no part, as no row is left to train on: West (0 held back)"
+    assert held(kept).left_out == (absent,)
+    (tmp_path / "s.toml").write_text(DECLARED)
     words = [f"data.{name}={value}" for name, value in read.items()]
     assert json.loads(cli("data", "partition", *words, f"seed={lost}", "--json").out)["left_out"] == [said]
     for noise, place in (("counter", ""), ("system", "private")):
