@@ -281,7 +281,10 @@ class Task(Protocol):
     def ready(self, x: Tensor, y: Tensor, whole: bool = False) -> tuple[Ready, Tensor]: ...
     def gradient(self, params: Params, x: Ready, y: Tensor, draws: Callable[[], Tensor]) -> Params: ...
     def stacks(self, n: int) -> int: ...  # clients of n rows that are trained in one call
-    def room(self, params: Params) -> int: ...  # rows that `pooled` takes at once; 0 where it cannot
+    @property
+    def room(self) -> int: ...  # rows that `pooled` takes at once; 0 where it cannot
+    @property
+    def threads(self) -> bool: ...  # may tasks like it be at work on several threads?
     def pooled(self, params: Params, x: Tensor, y: Tensor, clip: float, order: int) -> Any: ...
     @property
     def metrics(self) -> tuple[str, ...]: ...  # of `score`, the headline first

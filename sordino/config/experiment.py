@@ -12,7 +12,7 @@ import inspect
 from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Literal, TypeVar, get_type_hints
+from typing import Annotated, Any, Literal, TypeVar, get_type_hints
 
 import tomli_w
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
@@ -84,7 +84,8 @@ class Engine(Section):
     executor: Literal["auto", "loop", "stack", "pooled", "processes", "ranks"] = "auto"
     # numbers in training; sums, clipping, noise and evaluation always use fp32 or wider
     precision: Literal["auto", "fp32", "bf16"] = "auto"
-    workers: int = 2  # number of client processes
+    # how many cores train clients at once: threads of this process, or client processes; auto: all there are
+    workers: Annotated[int, Field(ge=1)] | Literal["auto"] = "auto"
     threads: int = 1  # torch threads per process
     deadline_s: float | None = Field(default=None, gt=0)  # of `processes`: the most seconds for the work of one client
     checkpoint_every: int = 1  # write a checkpoint after every so many rounds
@@ -132,7 +133,6 @@ LOWEST = {
     "seed": 0,
     "evaluation.every": 1,
     "evaluation.final": 0,
-    "engine.workers": 1,
     "engine.threads": 1,
     "engine.checkpoint_every": 1,
 }

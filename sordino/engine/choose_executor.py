@@ -6,6 +6,7 @@ What changes the bits of a result is chosen by rules, not by a stopwatch: the sa
 
 from __future__ import annotations
 
+import os
 from functools import cache
 from pathlib import Path
 
@@ -17,6 +18,11 @@ def decide(executor: str, precision: str, noisy: bool) -> tuple[str, str]:
     if executor == "auto":
         executor = "pooled" if noisy else "stack"
     return executor, ("bf16" if matrix_units() else "fp32") if precision == "auto" else precision
+
+
+def cores() -> int:
+    """The cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 @cache

@@ -17,6 +17,7 @@ import torch
 from sordino import tree
 from sordino.keys import Key, signed
 from sordino.lazy import EVERY, ClientRows, Lazy, Span
+from sordino.privacy.readers.shared_pass import SharedPass
 from sordino.tree import Tree
 from sordino.types import Examples, Grant, Task
 
@@ -56,6 +57,23 @@ def stacks(members: Iterable[Member], most: Callable[[int], int]) -> Iterator[li
         stack.append(member)
     if stack:
         yield stack
+
+
+def pools(members: Iterable[Member], task: Task, down: Tree) -> Iterator[list[Member]]:
+    """Each client by itself, with neighbours whose rows go through the network in the same pass."""
+    few: list[Member] = []
+    for member in members:
+        few.append(member)
+        if sum(one.grant.size for one in few) >= task.room:
+            yield from _sharing(few, task, down)
+            few = []
+    yield from _sharing(few, task, down)
+
+
+def _sharing(few: Sequence[Member], task: Task, down: Tree) -> Iterator[list[Member]]:
+    pool = SharedPass(task, {one.client: one.examples for one in few}, down) if task.room else None
+    for one in few:
+        yield [one._replace(grant=replace(one.grant, pool=pool))]
 
 
 def together(algorithm: Any, task: Task, down: Tree, stack: Sequence[Member]) -> list[tuple[Tree, Tree]]:

@@ -34,8 +34,8 @@ def choices(asked: Engine, engine: Engine, experiment: Experiment) -> list[str]:
     kept = "real: of the operating system" if privacy.noise == SYSTEM else f"simulated, from the seed {experiment.seed}"
     return [
         f"executor {engine.executor}: {why}",
-        f"processes {engine.workers if several else 1}, each with {engine.threads} torch threads"
-        + ("" if several else f'; [engine] workers = {engine.workers} is for executor = "processes"'),
+        f"workers {engine.workers}: {'processes' if several else 'threads'} that train clients, each with "
+        f"{engine.threads} torch threads",
         f"precision {engine.precision}: {precise}",
         f"data {data.source}" + (f", from {_places(data.path)}" if data.path is not None else ""),
         f"noise {kept}",

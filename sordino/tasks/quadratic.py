@@ -50,8 +50,13 @@ class Quadratic:
     def stacks(self, n: int) -> int:
         return 1
 
-    def room(self, params: Params) -> int:
+    @property
+    def room(self) -> int:
         return 0
+
+    @property
+    def threads(self) -> bool:
+        return True
 
     def pooled(self, params: Params, x: Tensor, y: Tensor, clip: float, order: int) -> None:
         raise AssertionError("no room was offered")
