@@ -12,7 +12,7 @@ import inspect
 from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar, get_type_hints
+from typing import Any, Literal, TypeVar, get_type_hints
 
 import tomli_w
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
@@ -85,7 +85,7 @@ class Engine(Section):
     # numbers in training; sums, clipping, noise and evaluation always use fp32 or wider
     precision: Literal["auto", "fp32", "bf16"] = "auto"
     # how many cores train clients at once: threads of this process, or client processes; auto: all there are
-    workers: Annotated[int, Field(ge=1)] | Literal["auto"] = "auto"
+    workers: int | Literal["auto"] = "auto"
     threads: int = 1  # torch threads per process
     deadline_s: float | None = Field(default=None, gt=0)  # of `processes`: the most seconds for the work of one client
     checkpoint_every: int = 1  # write a checkpoint after every so many rounds
@@ -133,6 +133,7 @@ LOWEST = {
     "seed": 0,
     "evaluation.every": 1,
     "evaluation.final": 0,
+    "engine.workers": 1,
     "engine.threads": 1,
     "engine.checkpoint_every": 1,
 }
@@ -191,7 +192,8 @@ def validate(table: Table) -> Experiment:
         value: Any = experiment
         for part in place.split("."):
             value = getattr(value, part)
-        check_range(place, value, Range(least=low), "out-of-range")
+        if value != "auto":
+            check_range(place, value, Range(least=low), "out-of-range")
     data_sources.check(experiment.data.model_dump(exclude_defaults=True))
     if experiment.engine.deadline_s is not None and experiment.engine.executor != "processes":
         raise ConfigError(
