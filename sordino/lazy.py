@@ -60,7 +60,7 @@ class Lazy:
             y = y.dense()
         return y.add_(self.dense(), alpha=factor)
 
-    def scaled(self, factor: float) -> Matrix:
+    def scaled(self, factor: float | Tensor) -> Matrix:
         return self.dense() * factor
 
     @classmethod
@@ -93,7 +93,7 @@ class Zero(Lazy):
     def added_to(self, y: Matrix, factor: float) -> Matrix:
         return y
 
-    def scaled(self, factor: float) -> Zero:
+    def scaled(self, factor: float | Tensor) -> Zero:
         return self
 
 
@@ -131,7 +131,7 @@ class Product(Lazy):
             return torch.addmm(y, self.left.t(), self.right, alpha=factor)
         return y.addmm_(self.left.t(), self.right, alpha=factor)
 
-    def scaled(self, factor: float) -> Product:
+    def scaled(self, factor: float | Tensor) -> Product:
         return Product(self.left * factor, self.right)
 
     def to(self, dtype: torch.dtype) -> Product:
@@ -240,7 +240,7 @@ class Span(Lazy):
             return y
         return super().add_to(y, factor)
 
-    def scaled(self, factor: float) -> Span:
+    def scaled(self, factor: float | Tensor) -> Span:
         return Span(self.rows, self.c * factor, self.index)
 
     def kept(self) -> Span:
@@ -273,8 +273,10 @@ class Scaled(Lazy):
     def add_to(self, y: Matrix, factor: float) -> Matrix:
         return dense(y).add_(self.x, alpha=factor * self.factor)
 
-    def scaled(self, factor: float) -> Scaled:
-        return Scaled(self.x, factor * self.factor)
+    def scaled(self, factor: float | Tensor) -> Scaled:
+        if isinstance(factor, float):
+            return Scaled(self.x, factor * self.factor)
+        return Scaled(self.x * factor, self.factor)
 
     def kept(self) -> Scaled:
         return self

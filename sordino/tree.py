@@ -95,7 +95,7 @@ def sub(a: T, b: T) -> T:
 
 
 def scale(factor: float | Tensor, a: T) -> T:
-    if isinstance(factor, float) and isinstance(a, Lazy):
+    if isinstance(a, Lazy) and (isinstance(factor, float) or factor.dim() == 0):
         return a.scaled(factor)  # type: ignore[no-any-return]
     if isinstance(a, dict):
         return {k: scale(factor, v) for k, v in a.items()}  # type: ignore[return-value]

@@ -10,6 +10,8 @@ import os
 from functools import cache
 from pathlib import Path
 
+BF16 = {"amx_bf16", "avx512_bf16"}  # matrix units, and wide vectors
+
 
 def decide(executor: str, precision: str, noisy: bool) -> tuple[str, str]:
     """Both without `auto`. A run decides once, when it starts, and keeps that in its experiment.toml."""
@@ -17,7 +19,7 @@ def decide(executor: str, precision: str, noisy: bool) -> tuple[str, str]:
     # both are the plain loop
     if executor == "auto":
         executor = "pooled" if noisy else "stack"
-    return executor, ("bf16" if matrix_units() else "fp32") if precision == "auto" else precision
+    return executor, ("bf16" if bf16_instructions() else "fp32") if precision == "auto" else precision
 
 
 def cores() -> int:
@@ -26,9 +28,9 @@ def cores() -> int:
 
 
 @cache
-def matrix_units() -> bool:
-    """Has the processor bf16 matrix units (AMX)? Without them bf16 on a CPU is slower than fp32."""
+def bf16_instructions() -> bool:
+    """Has the processor instructions that multiply bf16? Without them bf16 on a CPU is slower than fp32."""
     try:
-        return "amx_bf16" in Path("/proc/cpuinfo").read_text()
+        return not BF16.isdisjoint(Path("/proc/cpuinfo").read_text().split())
     except OSError:
         return False

@@ -18,7 +18,7 @@ from sordino.engine.commands import Command, Keep, Restore, Round, Score
 from sordino.engine.executor import Executor, Scores
 from sordino.engine.hands import Hands
 from sordino.engine.shards import PreparedShards
-from sordino.engine.stack import Member, pools, stacks, together
+from sordino.engine.stack import Member, by_size, pools, stacks, together
 from sordino.privacy.noise.sources import Counter, for_client
 from sordino.privacy.readers.open import Open
 from sordino.tasks.personalise import WAYS
@@ -66,10 +66,15 @@ class Site(Executor):
             answers = zip(unit, self._local(task, down, unit, apart), strict=True)
             return [(one.client, uplink.encode(upload, one.grant), state) for one, (upload, state) in answers]
 
+        early: dict[int, tuple[Tree, Tree]] = {}  # answers that came before their turn
+        waited = iter(order)
+        turn = next(waited, None)
         for unit in self._hands.map(work, self._units(map(member, order), down)):
-            for k, upload, state in unit:
-                self.states[k] = state
-                yield k, upload
+            early |= {k: (upload, state) for k, upload, state in unit}
+            while turn in early:
+                upload, self.states[turn] = early.pop(turn)
+                yield turn, upload
+                turn = next(waited, None)
 
     def _units(self, members: Iterable[Member], down: Tree) -> Iterator[list[Member]]:
         """Clients that are computed in one go, in their order. It does not depend on who computes."""
@@ -78,6 +83,8 @@ class Site(Executor):
         # a stack has one broadcast and one set of public examples: not where clients are told, or hold, something of
         # their own
         shared = self.executor == "stack" and self.handed is None and not self.algorithm.tells_each
+        if shared and self.algorithm.unequal and self.task.pads:
+            return by_size(members, self.task.stacks)
         return stacks(members, self.task.stacks if shared else lambda n: 1)
 
     def score(self, t: int, models: Sequence[Params], ways: Sequence[str]) -> Scores:

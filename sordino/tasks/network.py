@@ -127,6 +127,11 @@ class NetworkOnRows:
         return max(1, POOL_FLOATS // self._floats)
 
     @property
+    def pads(self) -> bool:
+        """Can rows that are nobody's stand among others in a batch? What is drawn for a row goes by its place."""
+        return self._chain is not None and not self._drops and self._augment is None
+
+    @property
     def threads(self) -> bool:
         return not self._draws
 
