@@ -105,7 +105,8 @@ def judge(facts: MachineFacts) -> Iterator[Finding]:
             "memory", "slow", f"{facts.memory / GB:.1f} GB free", "close other programs; torch takes about 0.5 GB"
         )
     )
-    yield Finding("bf16", "ok", "the processor multiplies it: training may use it" if facts.bf16 else "no instructions for it: fp32 is used")
+    says = "the processor multiplies it: training may use it" if facts.bf16 else "no instructions for it: fp32 is used"
+    yield Finding("bf16", "ok", says)
     yield Finding("accelerator", "ok", facts.accelerator or "none; runs are computed on the processor")
     yield _disk(facts)
     yield (
