@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable
-from functools import cache
+from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
@@ -62,6 +62,10 @@ class Lazy:
 
     def scaled(self, factor: float | Tensor) -> Matrix:
         return self.dense() * factor
+
+    def finite(self) -> bool:
+        """Is every number of it finite?"""
+        return finite(self.dense())
 
     @classmethod
     def __torch_function__(cls, fn: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -155,6 +159,11 @@ class ClientRows:
     def __getitem__(self, index: Index) -> Part:
         return Part(self, index)
 
+    @cached_property
+    def largest(self) -> float:
+        """The absolute value that no number of a row exceeds."""
+        return float(self.x.abs().max()) if self.x.numel() else 0.0
+
     def times(self, weight: Matrix, bias: Tensor | None, index: Index) -> Tensor:
         """What a linear layer makes of some of the rows."""
         if not (isinstance(weight, Moved) and weight.along(self)):
@@ -242,6 +251,11 @@ class Span(Lazy):
 
     def scaled(self, factor: float | Tensor) -> Span:
         return Span(self.rows, self.c * factor, self.index)
+
+    def finite(self) -> bool:
+        """It is where the factors are too small for it to be otherwise: nothing has to be multiplied out."""
+        most = float(self.c.abs().max()) * self.rows.largest * len(self.c) if self.c.numel() else 0.0
+        return most < torch.finfo(self.dtype).max / 2 or super().finite()
 
     def kept(self) -> Span:
         """The span as it is now: weights that go on write into their own coefficients."""
@@ -371,6 +385,13 @@ class Total:
 @cache
 def _ones(count: int, dtype: torch.dtype) -> Tensor:
     return torch.ones(count, dtype=dtype)
+
+
+def finite(value: Matrix) -> bool:
+    """Is every number of it finite? A sum that is finite has finite summands, so one pass is mostly enough."""
+    if isinstance(value, Lazy):
+        return value.finite()
+    return bool(value.sum().isfinite()) or bool(value.isfinite().all())
 
 
 def dense(value: Matrix) -> Matrix:

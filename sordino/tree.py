@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import torch
 
+from sordino import lazy
 from sordino.lazy import Lazy, Moved, Scaled, Span, Zero, dense
 
 if TYPE_CHECKING:
@@ -177,4 +178,4 @@ def unflat(vector: Tensor, template: T) -> T:
 
 
 def finite(a: Tree) -> bool:
-    return all(bool(torch.isfinite(leaf).all()) for leaf in leaves(a))
+    return all(lazy.finite(leaf) for leaf in leaves(a))

@@ -33,11 +33,15 @@ class Hands:
         self._free: SimpleQueue[Task] = SimpleQueue()
         self._pool: ThreadPoolExecutor | None = None
 
-    def map(self, work: Callable[[Task, T], R], units: Iterable[T]) -> Iterator[R]:
-        """What becomes of each unit, in their order. Units are asked for in the caller's thread, few of them ahead."""
+    def map(
+        self, work: Callable[[Task, T], R], units: Iterable[T], heavy: Callable[[T], bool] = lambda unit: True
+    ) -> Iterator[R]:
+        """What becomes of each unit, in their order. Units are asked for in the caller's thread, few of them ahead.
+        `heavy`: is there enough arithmetic in it? Where Python itself does the work, threads wait for each other.
+        """
         units = iter(units)
         first = list(islice(units, 2 if self.many > 1 else 0))
-        if len(first) < 2:
+        if len(first) < 2 or not all(map(heavy, first)):
             for unit in chain(first, units):
                 yield work(self._tasks[0], unit)
             return

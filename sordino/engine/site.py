@@ -29,6 +29,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
+HEAVY = 2_000_000  # weights times rows of a local step: from here on threads gain more than they lose
+
+
 @dataclass
 class Site(Executor):
     """The clients of one place. As an executor: all clients in the server's own process."""
@@ -66,10 +69,15 @@ class Site(Executor):
             answers = zip(unit, self._local(task, down, unit, apart), strict=True)
             return [(one.client, uplink.encode(upload, one.grant), state) for one, (upload, state) in answers]
 
+        numbers, step = tree.size(down), self.algorithm.work.batch
+
+        def heavy(unit: list[Member]) -> bool:
+            return numbers * sum(step(one.grant.size) for one in unit) >= HEAVY
+
         early: dict[int, tuple[Tree, Tree]] = {}  # answers that came before their turn
         waited = iter(order)
         turn = next(waited, None)
-        for unit in self._hands.map(work, self._units(map(member, order), down)):
+        for unit in self._hands.map(work, self._units(map(member, order), down), heavy):
             early |= {k: (upload, state) for k, upload, state in unit}
             while turn in early:
                 upload, self.states[turn] = early.pop(turn)
@@ -89,7 +97,11 @@ class Site(Executor):
 
     def score(self, t: int, models: Sequence[Params], ways: Sequence[str]) -> Scores:
         who = [k for k, test in self.tests.items() if len(test.y)]
-        return dict(zip(who, self._hands.map(lambda task, k: self._scored(task, k, models, ways), who), strict=True))
+        numbers = tree.size(models) * len(ways)
+        found = self._hands.map(
+            lambda task, k: self._scored(task, k, models, ways), who, lambda k: numbers * len(self.tests[k].y) >= HEAVY
+        )
+        return dict(zip(who, found, strict=True))
 
     @property
     def _hands(self) -> Hands:

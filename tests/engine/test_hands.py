@@ -14,6 +14,7 @@ from torch import Tensor
 from sordino import config, keys, tree
 from sordino.algorithms import ALGORITHMS
 from sordino.algorithms.fedavg import Client, FedAvg, Server, Up
+from sordino.engine import site
 from sordino.engine.hands import Hands
 from sordino.runs.simulation import simulated
 from sordino.tasks.quadratic import Quadratic
@@ -42,6 +43,12 @@ class Graph(torch.nn.Module):
 class Drawing(Graph):
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(x + torch.randn(()) if self.training else x)
+
+
+@pytest.fixture(autouse=True)
+def little_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Threads are worth it however little there is to do."""
+    monkeypatch.setattr(site, "HEAVY", 0)
 
 
 def several(many: int = 3) -> Hands:
@@ -115,12 +122,17 @@ def test_threads_compute_with_as_many_torch_threads() -> None:
     assert set(several().map(lambda task, unit: torch.get_num_threads(), range(8))) == {torch.get_num_threads()}
 
 
+def test_threads_that_would_wait_for_each_other_are_not_asked() -> None:
+    found = several().map(lambda task, unit: threading.current_thread(), range(9), lambda unit: unit > 0)
+    assert set(found) == {threading.main_thread()}
+
+
 # who may have several -------------------------------------------------------------------------------------------------
 def hands(**tables: Any) -> int:
     made = simulated(config.validate({"privacy": {}, "algorithm": {"name": "fedavg"}} | tables))
-    site = made.site("run")
-    assert site.hands is not None
-    return site.hands.many
+    place = made.site("run")
+    assert place.hands is not None
+    return place.hands.many
 
 
 def test_what_somebody_else_wrote_is_asked_by_one_thread_unless_more_are_wanted() -> None:
