@@ -97,7 +97,7 @@ class Site(Executor):
 
     def score(self, t: int, models: Sequence[Params], ways: Sequence[str]) -> Scores:
         who = [k for k, test in self.tests.items() if len(test.y)]
-        numbers = tree.size(models) * len(ways)
+        numbers = tree.size(tuple(models)) * len(ways)
         found = self._hands.map(
             lambda task, k: self._scored(task, k, models, ways), who, lambda k: numbers * len(self.tests[k].y) >= HEAVY
         )
