@@ -67,6 +67,7 @@ NOISE = Side("limit, noise alone", LIMIT, {"precision": "noise"}, limit=True)
 SIDES = {
     "w1": [*OPEN, Side("sordino", SORDINO), Side("sordino, fp32", SORDINO, {"precision": "fp32"}), *PEERS, *LIMITS],
     "w2": [*OPEN, Side("sordino", SORDINO), Side("vmap over clients", "benchmarks.sides.vmap"), *PEERS, *LIMITS],
+    "w2u": [*OPEN, Side("sordino", SORDINO), Side("sordino, loop", SORDINO, {"executor": "loop"}), *PEERS[1:2]],
     "w3": [*PRIVATE, Side("sordino", SORDINO), Side("sordino, loop", SORDINO, {"executor": "loop"}), *LIMITS, NOISE],
     "w4": [*PRIVATE, Side("sordino", SORDINO), *LIMITS, NOISE],
 }

@@ -7,6 +7,9 @@ in environments of their own.
          (overhead)
     w3   as w2, one full-batch step, every example clipped to 1 in L2, Gaussian noise at every client
          (privacy)
+    w2u  as w2, of unequal clients: 10 to 201 images, 60 on average, as 1000 clients of MNIST hold where labels are
+         spread by a Dirichlet law of 0.3; weighted by their images
+         (the work people have)
     w4   as w3 with 3 such steps and 20 clients a round: after the first step no two clients stand at the same weights
          (privacy)
 
@@ -16,8 +19,10 @@ its loss.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from typing import NamedTuple
 
 import numpy as np
@@ -33,7 +38,7 @@ class Workload:
     name: str
     shape: tuple[int, int, int]  # height, width, channels
     clients: int
-    examples: int  # of each client
+    examples: int  # of each client, or on average
     cohort: int
     model: str
     lr: float
@@ -43,6 +48,7 @@ class Workload:
     multiplier: float = (
         0.0  # noise over the sensitivity of the sum, which is twice the clip where one example is replaced
     )
+    spread: float = 0.0  # of the logarithm of sizes; 0: all are equal
 
     @property
     def noise(self) -> float:
@@ -52,16 +58,37 @@ class Workload:
     def cohort_of(self, t: int) -> list[int]:
         return [(t * self.cohort + i) % self.clients for i in range(self.cohort)]
 
-    def rows(self, client: int) -> slice:
-        return slice(client * self.examples, (client + 1) * self.examples)
+    @property
+    def sizes(self) -> list[int]:
+        """How many examples each client has."""
+        drawn = np.random.default_rng(1).lognormal(0.0, self.spread, self.clients)
+        low, high = (10, 201) if self.spread else (self.examples, self.examples)
+        return [int(size) for size in np.clip(drawn * self.examples / drawn.mean(), low, high).round()]
 
-    def batches(self) -> Iterator[Tensor]:
-        """Rows of the local steps of one client: without replacement until all have been seen."""
-        size, left = self.batch or self.examples, self.steps
+    def rows(self, client: int) -> slice:
+        end = _ends(self)[client + 1]
+        return slice(_ends(self)[client], end)
+
+    def share(self, client: int, cohort: list[int]) -> float:
+        """What a client weighs in the mean."""
+        ends = _ends(self)
+        return (ends[client + 1] - ends[client]) / sum(ends[k + 1] - ends[k] for k in cohort)
+
+    def batches(self, examples: int) -> Iterator[Tensor]:
+        """Rows of the local steps of one client: without replacement until all have been seen. One epoch where
+        clients are unequal."""
+        size = self.batch or examples
+        left = -(-examples // size) if self.spread else self.steps
         while left > 0:
-            for rows in torch.randperm(self.examples).split(size)[:left]:
+            for rows in torch.randperm(examples).split(size)[:left]:
                 left -= 1
                 yield rows
+
+
+@cache
+def _ends(w: Workload) -> list[int]:
+    """Where the rows of each client begin, and the end."""
+    return [0, *itertools.accumulate(w.sizes)]
 
 
 WORKLOADS = {
@@ -69,6 +96,7 @@ WORKLOADS = {
     for w in (
         Workload("w1", (32, 32, 3), 100, 500, 10, "cnn", 0.1, batch=50, steps=25),
         Workload("w2", (28, 28, 1), 1000, 60, 100, "mlp", 0.1, batch=10, steps=6),
+        Workload("w2u", (28, 28, 1), 1000, 60, 100, "mlp", 0.1, batch=10, steps=6, spread=0.75),
         Workload("w3", (28, 28, 1), 1000, 60, 100, "mlp", 0.1, batch=None, steps=1, clip=1.0, multiplier=1.0),
         Workload("w4", (28, 28, 1), 1000, 60, 20, "mlp", 0.1, batch=None, steps=3, clip=1.0, multiplier=1.0),
     )
@@ -85,7 +113,7 @@ class Data(NamedTuple):
 
 
 def data(w: Workload) -> Data:
-    rng, n = np.random.default_rng(0), w.clients * w.examples
+    rng, n = np.random.default_rng(0), sum(w.sizes)
     height, width, channels = w.shape
     coarse = rng.integers(0, 256, (CLASSES, height // 4, width // 4, channels), dtype=np.uint8)
     pattern = coarse.repeat(4, axis=1).repeat(4, axis=2) // 2

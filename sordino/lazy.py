@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable
-from functools import cache
+from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
@@ -60,8 +60,12 @@ class Lazy:
             y = y.dense()
         return y.add_(self.dense(), alpha=factor)
 
-    def scaled(self, factor: float) -> Matrix:
+    def scaled(self, factor: float | Tensor) -> Matrix:
         return self.dense() * factor
+
+    def finite(self) -> bool:
+        """Is every number of it finite?"""
+        return finite(self.dense())
 
     @classmethod
     def __torch_function__(cls, fn: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -93,7 +97,7 @@ class Zero(Lazy):
     def added_to(self, y: Matrix, factor: float) -> Matrix:
         return y
 
-    def scaled(self, factor: float) -> Zero:
+    def scaled(self, factor: float | Tensor) -> Zero:
         return self
 
 
@@ -131,7 +135,7 @@ class Product(Lazy):
             return torch.addmm(y, self.left.t(), self.right, alpha=factor)
         return y.addmm_(self.left.t(), self.right, alpha=factor)
 
-    def scaled(self, factor: float) -> Product:
+    def scaled(self, factor: float | Tensor) -> Product:
         return Product(self.left * factor, self.right)
 
     def to(self, dtype: torch.dtype) -> Product:
@@ -154,6 +158,11 @@ class ClientRows:
 
     def __getitem__(self, index: Index) -> Part:
         return Part(self, index)
+
+    @cached_property
+    def largest(self) -> float:
+        """The absolute value that no number of a row exceeds."""
+        return float(self.x.abs().max()) if self.x.numel() else 0.0
 
     def times(self, weight: Matrix, bias: Tensor | None, index: Index) -> Tensor:
         """What a linear layer makes of some of the rows."""
@@ -240,8 +249,13 @@ class Span(Lazy):
             return y
         return super().add_to(y, factor)
 
-    def scaled(self, factor: float) -> Span:
+    def scaled(self, factor: float | Tensor) -> Span:
         return Span(self.rows, self.c * factor, self.index)
+
+    def finite(self) -> bool:
+        """It is where the factors are too small for it to be otherwise: nothing has to be multiplied out."""
+        most = float(self.c.abs().max()) * self.rows.largest * len(self.c) if self.c.numel() else 0.0
+        return most < torch.finfo(self.dtype).max / 2 or super().finite()
 
     def kept(self) -> Span:
         """The span as it is now: weights that go on write into their own coefficients."""
@@ -273,8 +287,10 @@ class Scaled(Lazy):
     def add_to(self, y: Matrix, factor: float) -> Matrix:
         return dense(y).add_(self.x, alpha=factor * self.factor)
 
-    def scaled(self, factor: float) -> Scaled:
-        return Scaled(self.x, factor * self.factor)
+    def scaled(self, factor: float | Tensor) -> Scaled:
+        if isinstance(factor, float):
+            return Scaled(self.x, factor * self.factor)
+        return Scaled(self.x * factor, self.factor)
 
     def kept(self) -> Scaled:
         return self
@@ -369,6 +385,13 @@ class Total:
 @cache
 def _ones(count: int, dtype: torch.dtype) -> Tensor:
     return torch.ones(count, dtype=dtype)
+
+
+def finite(value: Matrix) -> bool:
+    """Is every number of it finite? A sum that is finite has finite summands, so one pass is mostly enough."""
+    if isinstance(value, Lazy):
+        return value.finite()
+    return bool(value.sum().isfinite()) or bool(value.isfinite().all())
 
 
 def dense(value: Matrix) -> Matrix:

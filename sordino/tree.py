@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import torch
 
+from sordino import lazy
 from sordino.lazy import Lazy, Moved, Scaled, Span, Zero, dense
 
 if TYPE_CHECKING:
@@ -95,7 +96,7 @@ def sub(a: T, b: T) -> T:
 
 
 def scale(factor: float | Tensor, a: T) -> T:
-    if isinstance(factor, float) and isinstance(a, Lazy):
+    if isinstance(a, Lazy) and (isinstance(factor, float) or factor.dim() == 0):
         return a.scaled(factor)  # type: ignore[no-any-return]
     if isinstance(a, dict):
         return {k: scale(factor, v) for k, v in a.items()}  # type: ignore[return-value]
@@ -177,4 +178,4 @@ def unflat(vector: Tensor, template: T) -> T:
 
 
 def finite(a: Tree) -> bool:
-    return all(bool(torch.isfinite(leaf).all()) for leaf in leaves(a))
+    return all(lazy.finite(leaf) for leaf in leaves(a))

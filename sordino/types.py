@@ -143,6 +143,8 @@ class Batch(Protocol):
     """Sealed examples: client code can ask for a gradient or a bounded sum, never for the rows."""
 
     def grad(self, losses: Losses, params: Params) -> Params: ...
+    @property
+    def live(self) -> Tensor | None: ...  # is this one of the client's own batches? None: always
 
 
 class Examples(NamedTuple):
@@ -279,9 +281,16 @@ class Task(Protocol):
     def state_dict(self, params: Params) -> Params: ...  # with what is frozen, and with buffers
     def losses(self, params: Params, x: Tensor, y: Tensor, keys: Tensor) -> Tensor: ...
     def ready(self, x: Tensor, y: Tensor, whole: bool = False) -> tuple[Ready, Tensor]: ...
-    def gradient(self, params: Params, x: Ready, y: Tensor, draws: Callable[[], Tensor]) -> Params: ...
+    def gradient(
+        self, params: Params, x: Ready, y: Tensor, draws: Callable[[], Tensor], share: Tensor | None = None
+    ) -> Params: ...  # `share` of each row in the mean, where `pads`
+    @property
+    def pads(self) -> bool: ...  # may rows that are nobody's stand in a batch?
     def stacks(self, n: int) -> int: ...  # clients of n rows that are trained in one call
-    def room(self, params: Params) -> int: ...  # rows that `pooled` takes at once; 0 where it cannot
+    @property
+    def room(self) -> int: ...  # rows that `pooled` takes at once; 0 where it cannot
+    @property
+    def threads(self) -> bool: ...  # may tasks like it be at work on several threads?
     def pooled(self, params: Params, x: Tensor, y: Tensor, clip: float, order: int) -> Any: ...
     @property
     def metrics(self) -> tuple[str, ...]: ...  # of `score`, the headline first

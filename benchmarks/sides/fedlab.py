@@ -32,7 +32,7 @@ def main() -> None:
     class Shards:
         def get_dataloader(self, client: int, batch_size: int) -> Iterator[tuple[Tensor, Tensor]]:
             mine_x, mine_y = x[w.rows(client)], y[w.rows(client)]
-            return ((mine_x[rows], mine_y[rows]) for rows in w.batches())
+            return ((mine_x[rows], mine_y[rows]) for rows in w.batches(len(mine_y)))
 
     trainer = SGDSerialClientTrainer(network(w), w.clients)
     trainer.setup_dataset(Shards())

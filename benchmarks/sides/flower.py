@@ -31,7 +31,7 @@ def train(w: Workload, arrays: dict[str, Tensor], client: int) -> dict[str, Tens
     net.load_state_dict(arrays)
     optimiser = torch.optim.SGD(net.parameters(), lr=w.lr)
     mine_x, mine_y = x[w.rows(client)], y[w.rows(client)]
-    for rows in w.batches():
+    for rows in w.batches(len(mine_y)):
         optimiser.zero_grad()
         F.cross_entropy(net(mine_x[rows]), mine_y[rows]).backward()
         optimiser.step()
@@ -59,9 +59,12 @@ def main() -> None:
         from benchmarks.sides.flower import train
         from benchmarks.workloads import Workload
 
-        mine = Workload(**spoken)
-        new = train(mine, message.content["arrays"].to_torch_state_dict(), int(context.node_config["partition-id"]))
-        content = {"arrays": ArrayRecord(new), "metrics": MetricRecord({"num-examples": mine.examples})}
+        mine, client = Workload(**spoken), int(context.node_config["partition-id"])
+        new = train(mine, message.content["arrays"].to_torch_state_dict(), client)
+        content = {
+            "arrays": ArrayRecord(new),
+            "metrics": MetricRecord({"num-examples": mine.rows(client).stop - mine.rows(client).start}),
+        }
         return Message(content=RecordDict(content), reply_to=message)
 
     @server_app.main()

@@ -31,7 +31,7 @@ def main() -> None:
     class Shuffled(Dataset):
         def iter(self, batch_size: int | None) -> Any:
             mine_x, mine_y = self.raw_data
-            return ([mine_x[rows], mine_y[rows]] for rows in w.batches())
+            return ([mine_x[rows], mine_y[rows]] for rows in w.batches(len(mine_y)))
 
     class Pause(TrainingProcessCallback):
         def after_central_iteration(self, aggregate_metrics: Any, model: Any, *, central_iteration: int) -> Any:

@@ -18,16 +18,17 @@ def main() -> None:
     def step() -> None:
         start = {name: value.clone() for name, value in net.state_dict().items()}
         total = {name: torch.zeros_like(value) for name, value in start.items()}
-        for client in w.cohort_of(next(turn)):
+        cohort = w.cohort_of(next(turn))
+        for client in cohort:
             net.load_state_dict(start)
             optimiser = torch.optim.SGD(net.parameters(), lr=w.lr)
             mine_x, mine_y = x[w.rows(client)], y[w.rows(client)]
-            for rows in w.batches():
+            for rows in w.batches(len(mine_y)):
                 optimiser.zero_grad()
                 F.cross_entropy(net(mine_x[rows]), mine_y[rows]).backward()
                 optimiser.step()
             for name, value in net.state_dict().items():
-                total[name] += value / w.cohort
+                total[name] += value * w.share(client, cohort)
         net.load_state_dict(total)
 
     meter.drive(step, lambda: list(net.parameters()), f"torch {torch.__version__}")

@@ -1,7 +1,7 @@
 """sordino, by its own `one_round`: prices, a ledger on disk, digests, noise, sum, update. Evaluation and checkpoints
 are left out, as on every side.
 
-Options: `precision` and `executor`, as in the table [engine].
+Options: `precision`, `executor` and `workers`, as in the table [engine].
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def main() -> None:
     from sordino.round import one_round
 
     w = meter.w
-    engine = {name: meter.options[name] for name in ("precision", "executor") if name in meter.options}
+    engine = {name: meter.options[name] for name in ("precision", "executor", "workers") if name in meter.options}
     parts = prepared(w, meter.data, engine=engine)
     keep_freed_memory()  # as every run does
     folder = tempfile.TemporaryDirectory()
@@ -51,7 +51,7 @@ def prepared(w: Workload, data: Data, **tables: Any) -> Any:
     from sordino.runs.simulation import Simulation
 
     population = Population(config.validate(table(w) | tables))
-    half, owner = (0.5,) * w.shape[-1], np.arange(w.clients).repeat(w.examples)
+    half, owner = (0.5,) * w.shape[-1], np.arange(w.clients).repeat(w.sizes)
     train = Split(data.x.numpy(), data.y.numpy(), owner)
     test = Split(data.held_x.numpy(), data.held_y.numpy(), np.arange(HELD_OUT) % w.clients)
     vars(population)["dataset"] = Dataset("pixels", "image", CLASSES, train, test, half, half)  # in place of a loader
@@ -59,7 +59,8 @@ def prepared(w: Workload, data: Data, **tables: Any) -> Any:
 
 
 def table(w: Workload) -> dict[str, Any]:
-    effort: dict[str, Any] = {"lr": w.lr, "local_steps": w.steps, "batch_size": w.batch or "full"}
+    effort: dict[str, Any] = {"lr": w.lr, "batch_size": w.batch or "full"}
+    effort |= {"local_epochs": 1} if w.spread else {"local_steps": w.steps}
     if w.clip is None:
         algorithm = {"name": "fedavg", **effort}
     else:

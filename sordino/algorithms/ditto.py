@@ -35,6 +35,8 @@ class Client(NamedTuple):
 
 @dataclass(frozen=True)
 class Ditto(FedAvg, name="ditto"):
+    unequal = True
+
     pull: float = 1.0  # lambda
     personal_lr: float = 0.1
     personalises = True
@@ -63,7 +65,9 @@ class Ditto(FedAvg, name="ditto"):
         own = self.walk(self.model_of(c, down.x), self.personal_lr)
         for batch in shard.batches(self.work, keys.fold(key, "personal")):
             g = batch.grad(task.losses, own.y)
-            own(tree.axpy(self.pull, tree.sub(own.y, down.x), g))  # v <- v - eta (grad F(v) + lambda (v - w))
+            own(
+                tree.axpy(self.pull, tree.sub(own.y, down.x), g), batch.live
+            )  # v <- v - eta (grad F(v) + lambda (v - w))
         return up, Client(tree.formed(own.y), c.participations + 1)
 
     def personal(self, task: Task, params: Params, c: Any, shard: Shard) -> Scorer:

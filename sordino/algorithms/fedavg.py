@@ -36,6 +36,8 @@ class Up(NamedTuple):
 
 @dataclass(frozen=True)
 class FedAvg(LocalSgd[Server, Client, Server, Up], name="fedavg"):
+    unequal = True
+
     def init(self, task: Task, key: Key) -> Server:
         return Server(task.init(key), torch.tensor(0))
 
@@ -53,7 +55,7 @@ class FedAvg(LocalSgd[Server, Client, Server, Up], name="fedavg"):
         walk = self.walk(down.x, eta)
         for batch in shard.batches(self.work, key):
             g = batch.grad(task.losses, walk.y)
-            walk(self.direction(g, walk.y, down.x))  # w <- w - eta g
+            walk(self.direction(g, walk.y, down.x), batch.live)  # w <- w - eta g
         return Up(tree.sub(walk.y, down.x)), Client(c.participations + 1)
 
     def update(self, s: Server, r: Received[Up], home: Home) -> Server:

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias
 
+import torch
+
 from sordino import tree
 from sordino.algorithms.algorithm import Algorithm
 from sordino.errors import ConfigError
@@ -30,9 +32,12 @@ class Walk:
     def __init__(self, rule: AnyLocalSgd, start: Params, eta: float, velocity: Params | None = None) -> None:
         self._rule, self._start, self._eta = rule, start, eta
         self.y, self.velocity = start, velocity
+        self.steps: int | Tensor = 0
 
-    def __call__(self, direction: Params) -> None:
+    def __call__(self, direction: Params, live: Tensor | None = None) -> None:
+        """`live`: is the step one of this client's? None: always."""
         rule = self._rule
+        self.steps = self.steps + (1 if live is None else live)
         if rule.most_grad is not None:
             factor = (rule.most_grad / tree.norm(direction)).clamp_max(1.0)
             direction = tree.map(lambda g: g * factor.to(g.dtype), direction)
@@ -41,8 +46,14 @@ class Walk:
         if rule.momentum:
             before = self.velocity
             direction = direction if before is None else tree.axpy(rule.momentum, before, direction)
-            self.velocity = direction
+            self.velocity = direction if before is None or live is None else _either(live, direction, before)
+        if live is not None:
+            direction = tree.scale(live.to(torch.float32), direction)
         self.y = tree.descend(self.y, self._eta, direction, self._start)
+
+
+def _either(live: Tensor, new: Params, old: Params) -> Params:
+    return tree.map(lambda a, b: torch.where(live, a, b), new, old)
 
 
 @dataclass(frozen=True)

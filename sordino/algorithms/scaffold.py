@@ -40,6 +40,8 @@ class Up(NamedTuple):
 
 @dataclass(frozen=True)
 class Scaffold(LocalSgd[Server, Client, Server, Up], name="scaffold"):
+    unequal = True
+
     uplink: Uplink = Uplink(client=())  # uniform weights
 
     def init(self, task: Task, key: Key) -> Server:
@@ -57,13 +59,12 @@ class Scaffold(LocalSgd[Server, Client, Server, Up], name="scaffold"):
 
     def local(self, task: Task, down: Server, client: Client, shard: Shard, key: Key) -> tuple[Up, Client]:
         x, c, c_i = down.x, down.c, client.c_i
-        eta, steps = self.rate(down.round, client.participations), 0
+        eta = self.rate(down.round, client.participations)
         walk, correction = self.walk(x, eta), tree.sub(c, c_i)
         for batch in shard.batches(self.work, key):
-            walk(tree.axpy(1.0, batch.grad(task.losses, walk.y), correction))  # line 10
-            steps += 1
+            walk(tree.axpy(1.0, batch.grad(task.losses, walk.y), correction), batch.live)  # line 10
         y, eta = walk.y, eta / (1 - self.momentum)  # how far a constant gradient moves it in a step
-        c_plus = tree.map(lambda ci, c, x, y: ci - c + (x - y) / (steps * eta), c_i, c, x, y)  # line 12, option II
+        c_plus = tree.map(lambda ci, c, x, y: ci - c + (x - y) / (walk.steps * eta), c_i, c, x, y)  # line 12, option II
         return Up(tree.sub(y, x), tree.sub(c_plus, c_i)), Client(c_plus, client.participations + 1)  # lines 13, 14
 
     def update(self, s: Server, r: Received[Up], home: Home) -> Server:

@@ -91,7 +91,7 @@ def _pools() -> BenchResult:
             task.clipped_sum(task.losses, params, shards[k], torch.zeros(0), 1.0, 2)
 
     def pooled() -> None:
-        pool = SharedPass(task, who, shards.__getitem__)
+        pool = SharedPass(task, shards, params)
         for k in who:
             pool.sum(k, params, 1.0, 2)
 

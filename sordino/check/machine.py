@@ -36,7 +36,7 @@ class MachineFacts:
     cores: float  # that this process may use
     memory: float  # bytes that are free for it
     processor: str
-    bf16: bool  # matrix units for it
+    bf16: bool  # has the processor instructions for it?
     accelerator: str
     place: str  # where runs/ would lie
     disk_free: float
@@ -58,7 +58,7 @@ class Finding(NamedTuple):
 def measure(place: Path) -> MachineFacts:
     import torch
 
-    from sordino.engine.choose_executor import matrix_units
+    from sordino.engine.choose_executor import bf16_instructions
 
     while not place.exists():
         place = place.parent
@@ -70,7 +70,7 @@ def measure(place: Path) -> MachineFacts:
         cores=_cores(),
         memory=_memory(),
         processor=platform.machine(),
-        bf16=matrix_units(),
+        bf16=bf16_instructions(),
         accelerator=_accelerator(),
         place=str(place.resolve()),
         disk_free=float(shutil.disk_usage(place).free),
@@ -105,7 +105,8 @@ def judge(facts: MachineFacts) -> Iterator[Finding]:
             "memory", "slow", f"{facts.memory / GB:.1f} GB free", "close other programs; torch takes about 0.5 GB"
         )
     )
-    yield Finding("bf16", "ok", "matrix units: training may use it" if facts.bf16 else "no matrix units: fp32 is used")
+    says = "the processor multiplies it: training may use it" if facts.bf16 else "no instructions for it: fp32 is used"
+    yield Finding("bf16", "ok", says)
     yield Finding("accelerator", "ok", facts.accelerator or "none; runs are computed on the processor")
     yield _disk(facts)
     yield (

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 
@@ -185,6 +185,8 @@ class Canned:
 
 
 class CannedBatch:
+    live: ClassVar[None] = None
+
     def __init__(self, rows: Examples, key: Key) -> None:
         self._rows, self._key = rows, key
 
@@ -198,6 +200,8 @@ class CannedBatch:
 
 
 class SealedBatch:
+    live: ClassVar[None] = None
+
     def __init__(self, batch: Batch, grads: list[int]) -> None:
         def grad(losses: Losses, params: Params) -> Params:
             grads.append(1)

@@ -84,7 +84,8 @@ class Engine(Section):
     executor: Literal["auto", "loop", "stack", "pooled", "processes", "ranks"] = "auto"
     # numbers in training; sums, clipping, noise and evaluation always use fp32 or wider
     precision: Literal["auto", "fp32", "bf16"] = "auto"
-    workers: int = 2  # number of client processes
+    # how many cores train clients at once: threads of this process, or client processes; auto: all there are
+    workers: int | Literal["auto"] = "auto"
     threads: int = 1  # torch threads per process
     deadline_s: float | None = Field(default=None, gt=0)  # of `processes`: the most seconds for the work of one client
     checkpoint_every: int = 1  # write a checkpoint after every so many rounds
@@ -191,7 +192,8 @@ def validate(table: Table) -> Experiment:
         value: Any = experiment
         for part in place.split("."):
             value = getattr(value, part)
-        check_range(place, value, Range(least=low), "out-of-range")
+        if value != "auto":
+            check_range(place, value, Range(least=low), "out-of-range")
     data_sources.check(experiment.data.model_dump(exclude_defaults=True))
     if experiment.engine.deadline_s is not None and experiment.engine.executor != "processes":
         raise ConfigError(

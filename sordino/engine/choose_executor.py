@@ -6,8 +6,11 @@ What changes the bits of a result is chosen by rules, not by a stopwatch: the sa
 
 from __future__ import annotations
 
+import os
 from functools import cache
 from pathlib import Path
+
+BF16 = {"amx_bf16", "avx512_bf16"}  # matrix units, and wide vectors
 
 
 def decide(executor: str, precision: str, noisy: bool) -> tuple[str, str]:
@@ -16,13 +19,18 @@ def decide(executor: str, precision: str, noisy: bool) -> tuple[str, str]:
     # both are the plain loop
     if executor == "auto":
         executor = "pooled" if noisy else "stack"
-    return executor, ("bf16" if matrix_units() else "fp32") if precision == "auto" else precision
+    return executor, ("bf16" if bf16_instructions() else "fp32") if precision == "auto" else precision
+
+
+def cores() -> int:
+    """The cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 @cache
-def matrix_units() -> bool:
-    """Has the processor bf16 matrix units (AMX)? Without them bf16 on a CPU is slower than fp32."""
+def bf16_instructions() -> bool:
+    """Has the processor instructions that multiply bf16? Without them bf16 on a CPU is slower than fp32."""
     try:
-        return "amx_bf16" in Path("/proc/cpuinfo").read_text()
+        return not BF16.isdisjoint(Path("/proc/cpuinfo").read_text().split())
     except OSError:
         return False

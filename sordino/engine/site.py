@@ -16,17 +16,20 @@ from sordino.engine import checkpoint, wire
 from sordino.engine.client_states import States, shape_of
 from sordino.engine.commands import Command, Keep, Restore, Round, Score
 from sordino.engine.executor import Executor, Scores
+from sordino.engine.hands import Hands
 from sordino.engine.shards import PreparedShards
-from sordino.engine.stack import Member, stacks, together
+from sordino.engine.stack import Member, by_size, pools, stacks, together
 from sordino.privacy.noise.sources import Counter, for_client
 from sordino.privacy.readers.open import Open
-from sordino.privacy.readers.shared_pass import SharedPass
 from sordino.tasks.personalise import WAYS
 from sordino.tree import Tree
 from sordino.types import Examples, Grant, Params, Scorer, Shard, Task, Terms
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+
+HEAVY = 2_000_000  # weights times rows of a local step: from here on threads gain more than they lose
 
 
 @dataclass
@@ -45,6 +48,7 @@ class Site(Executor):
     # who shares a pass over the network: "pooled" clients at the same weights, "stack" clients of equal shape
     executor: str = "loop"
     shelf: Path | None = None  # where the site keeps its states; None where the server's checkpoint holds them
+    hands: Hands | None = None  # who works here; None: one thread
     _made: dict[int, Examples | None] = field(default_factory=dict, repr=False)  # what each has made of what was handed
 
     def __call__(
@@ -54,24 +58,56 @@ class Site(Executor):
         `apart`: `down` is what one client is told."""
         order, uplink, key = sorted(terms), self.algorithm.uplink.at(t, down), keys.fold(self.key, "round", t)
         shards = self.shards.at(t) if isinstance(self.shards, PreparedShards) else self.shards
-        pool = SharedPass(self.task, order, shards.__getitem__) if self.executor == "pooled" else None
 
         def member(k: int) -> Member:
             own = shards[k]
             grant = terms[k].granted(k, len(own.y), for_client(self.noise, self.key, t, k))
-            grant = replace(grant, pool=pool, public=self._public(k, grant.size))
+            grant = replace(grant, public=self._public(k, grant.size))
             return Member(k, own, self.state(k), grant, keys.word(keys.fold(key, "client", k)))
 
+        def work(task: Task, unit: list[Member]) -> list[tuple[int, Tree, Tree]]:
+            answers = zip(unit, self._local(task, down, unit, apart), strict=True)
+            return [(one.client, uplink.encode(upload, one.grant), state) for one, (upload, state) in answers]
+
+        numbers, step = tree.size(down), self.algorithm.work.batch
+
+        def heavy(unit: list[Member]) -> bool:
+            return numbers * sum(step(one.grant.size) for one in unit) >= HEAVY
+
+        early: dict[int, tuple[Tree, Tree]] = {}  # answers that came before their turn
+        waited = iter(order)
+        turn = next(waited, None)
+        for unit in self._hands.map(work, self._units(map(member, order), down), heavy):
+            early |= {k: (upload, state) for k, upload, state in unit}
+            while turn in early:
+                upload, self.states[turn] = early.pop(turn)
+                yield turn, upload
+                turn = next(waited, None)
+
+    def _units(self, members: Iterable[Member], down: Tree) -> Iterator[list[Member]]:
+        """Clients that are computed in one go, in their order. It does not depend on who computes."""
+        if self.executor == "pooled":
+            return pools(members, self.task, down)
         # a stack has one broadcast and one set of public examples: not where clients are told, or hold, something of
         # their own
         shared = self.executor == "stack" and self.handed is None and not self.algorithm.tells_each
-        for stack in stacks(map(member, order), self.task.stacks if shared else lambda n: 1):
-            for one, (upload, state) in zip(stack, self._local(down, stack, apart), strict=True):
-                self.states[one.client] = state
-                yield one.client, uplink.encode(upload, one.grant)
+        if shared and self.algorithm.unequal and self.task.pads:
+            return by_size(members, self.task.stacks)
+        return stacks(members, self.task.stacks if shared else lambda n: 1)
 
     def score(self, t: int, models: Sequence[Params], ways: Sequence[str]) -> Scores:
-        return {k: self._scored(k, models, ways) for k, test in self.tests.items() if len(test.y)}
+        who = [k for k, test in self.tests.items() if len(test.y)]
+        numbers = tree.size(tuple(models)) * len(ways)
+        found = self._hands.map(
+            lambda task, k: self._scored(task, k, models, ways), who, lambda k: numbers * len(self.tests[k].y) >= HEAVY
+        )
+        return dict(zip(who, found, strict=True))
+
+    @property
+    def _hands(self) -> Hands:
+        if self.hands is None:
+            self.hands = Hands(self.task)
+        return self.hands
 
     def keep(self, step: int) -> Mapping[str, Tree]:
         if self.shelf is None:
@@ -120,23 +156,23 @@ class Site(Executor):
 
     # one client -------------------------------------------------------------------------------------------------------
 
-    def _scored(self, k: int, models: Sequence[Params], ways: Sequence[str]) -> list[float]:
+    def _scored(self, task: Task, k: int, models: Sequence[Params], ways: Sequence[str]) -> list[float]:
         own = self.shards[k]
-        shard = Open().open(own, Grant(k, len(own.y), len(own.y), Counter(0)), self.task)
+        shard = Open().open(own, Grant(k, len(own.y), len(own.y), Counter(0)), task)
         found: list[float] = []
         for params in models:
             for way in ways:
-                scores = self._own_model(k, way, params, shard).score(self.tests[k])
-                found += [float(scores[name].mean()) for name in self.task.metrics]
+                scores = self._own_model(task, k, way, params, shard).score(self.tests[k])
+                found += [float(scores[name].mean()) for name in task.metrics]
         return found
 
-    def _own_model(self, k: int, way: str, params: Params, shard: Shard) -> Scorer:
+    def _own_model(self, task: Task, k: int, way: str, params: Params, shard: Shard) -> Scorer:
         """Who has no examples of its own to learn from is left with the shared model."""
         if not shard.size:
-            return WAYS["plain"](self.task, params, shard)
+            return WAYS["plain"](task, params, shard)
         if way in WAYS:
-            return WAYS[way](self.task, params, shard)
-        return self.algorithm.personal(self.task, params, self.state(k), shard)
+            return WAYS[way](task, params, shard)
+        return self.algorithm.personal(task, params, self.state(k), shard)
 
     def _public(self, k: int, size: int) -> Examples | None:
         """What the client has beside its own examples: made of what was handed to everybody, once."""
@@ -151,22 +187,22 @@ class Site(Executor):
         state = self.states.get(k)
         return self.algorithm.init_client(self.task) if state is None else state
 
-    def _local(self, down: Tree, stack: list[Member], apart: bool) -> Iterable[tuple[Tree, Tree]]:
+    def _local(self, task: Task, down: Tree, stack: list[Member], apart: bool) -> Iterable[tuple[Tree, Tree]]:
         if len(stack) > 1:
             try:
-                return together(self.algorithm, self.task, down, stack)
+                return together(self.algorithm, task, down, stack)
             except RuntimeError:
                 # client code that looks at a value; an error of its own comes up again. Nothing is remembered of it: a
                 # run that goes on after a crash must take the same turns
                 pass
-        return self._alone(down, stack, apart)
+        return self._alone(task, down, stack, apart)
 
-    def _alone(self, down: Tree, stack: list[Member], apart: bool) -> Iterator[tuple[Tree, Tree]]:
+    def _alone(self, task: Task, down: Tree, stack: list[Member], apart: bool) -> Iterator[tuple[Tree, Tree]]:
         for member in stack:
             reader = self.algorithm.read
             grant = replace(member.grant, reads=reader.reads(self.algorithm.work, member.grant.size))
-            shard = reader.open(member.examples, grant, self.task)
+            shard = reader.open(member.examples, grant, task)
             mine = down if apart else self.algorithm.told(down, member.client)
-            upload, state = self.algorithm.local(self.task, mine, member.state, shard, member.key)
+            upload, state = self.algorithm.local(task, mine, member.state, shard, member.key)
             # alone is the reference: the same bytes as from a process of its own, which has to write them out
             yield (tree.formed(upload) if self.executor == "loop" else upload), state

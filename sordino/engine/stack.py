@@ -8,6 +8,7 @@ branch on a value) is left to the loop.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -17,11 +18,16 @@ import torch
 from sordino import tree
 from sordino.keys import Key, signed
 from sordino.lazy import EVERY, ClientRows, Lazy, Span
+from sordino.privacy.readers.padded import PaddedShard
+from sordino.privacy.readers.shared_pass import SharedPass
 from sordino.tree import Tree
 from sordino.types import Examples, Grant, Task
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+
+WINDOW = 256  # clients that wait until the largest of them have answered
 
 
 class Member(NamedTuple):
@@ -46,11 +52,26 @@ def alike(a: Member, b: Member) -> bool:
     )
 
 
-def stacks(members: Iterable[Member], most: Callable[[int], int]) -> Iterator[list[Member]]:
+def near(a: Member, b: Member) -> bool:
+    """May both be in one stack, b with some rows that are nobody's? No more than a third of them."""
+    padded = b._replace(examples=Examples(a.examples.x, a.examples.y))
+    return 3 * len(b.examples.y) >= 2 * len(a.examples.y) and alike(a, padded)
+
+
+def by_size(members: Iterable[Member], most: Callable[[int], int]) -> Iterator[list[Member]]:
+    """Clients of about the same size, the largest first, out of a few hundred neighbours at a time."""
+    waiting = iter(members)
+    while some := sorted(itertools.islice(waiting, WINDOW), key=lambda one: -len(one.examples.y)):
+        yield from stacks(some, most, near)
+
+
+def stacks(
+    members: Iterable[Member], most: Callable[[int], int], alike: Callable[[Member, Member], bool] = alike
+) -> Iterator[list[Member]]:
     """Neighbours in the order of clients that are alike, at most so many of so many rows together."""
     stack: list[Member] = []
     for member in members:
-        if stack and (len(stack) >= most(member.grant.size) or not alike(stack[0], member)):
+        if stack and (len(stack) >= most(stack[0].grant.size) or not alike(stack[0], member)):
             yield stack
             stack = []
         stack.append(member)
@@ -58,15 +79,34 @@ def stacks(members: Iterable[Member], most: Callable[[int], int]) -> Iterator[li
         yield stack
 
 
+def pools(members: Iterable[Member], task: Task, down: Tree) -> Iterator[list[Member]]:
+    """Each client by itself, with neighbours whose rows go through the network in the same pass."""
+    few: list[Member] = []
+    for member in members:
+        few.append(member)
+        if sum(one.grant.size for one in few) >= task.room:
+            yield from _sharing(few, task, down)
+            few = []
+    yield from _sharing(few, task, down)
+
+
+def _sharing(few: Sequence[Member], task: Task, down: Tree) -> Iterator[list[Member]]:
+    pool = SharedPass(task, {one.client: one.examples for one in few}, down) if task.room else None
+    for one in few:
+        yield [one._replace(grant=replace(one.grant, pool=pool))]
+
+
 def together(algorithm: Any, task: Task, down: Tree, stack: Sequence[Member]) -> list[tuple[Tree, Tree]]:
     """(upload, new state) of each member, in order."""
     reader, first = algorithm.read, stack[0]
     grant = replace(first.grant, reads=reader.reads(algorithm.work, first.grant.size))
+    unequal = len({len(member.examples.y) for member in stack}) > 1
     inner = [leaf.dim() > 0 for leaf in tree.leaves(first.state)]
     seen: list[Any] = []  # how to build an upload and a state from the flat list that comes out
 
-    def local(x: Tensor, y: Tensor, key: Key, state: list[Tensor]) -> list[Tensor]:
-        shard = reader.open(Examples(x, y), grant, task)
+    def local(x: Tensor, y: Tensor, rows: Tensor, key: Key, state: list[Tensor]) -> list[Tensor]:
+        shard: Any = PaddedShard(reader, Examples(x, y), grant, task, rows=rows) if unequal else None
+        shard = shard or reader.open(Examples(x, y), grant, task)
         mine = iter(state)
         own = [next(mine) if is_inner else leaf for is_inner, leaf in zip(inner, tree.leaves(first.state), strict=True)]
         upload, new = algorithm.local(task, down, tree.like(first.state, own), shard, key)
@@ -76,12 +116,23 @@ def together(algorithm: Any, task: Task, down: Tree, stack: Sequence[Member]) ->
 
     columns = [torch.stack(leaves) for leaves in zip(*map(_arrays, stack), strict=True)]
     keys = torch.tensor([signed(member.key) for member in stack])
-    flat = torch.vmap(local)(
-        torch.stack([m.examples.x for m in stack]), torch.stack([m.examples.y for m in stack]), keys, columns
-    )
+    x, y = _padded([member.examples.x for member in stack]), _padded([member.examples.y for member in stack])
+    rows = torch.tensor([len(member.examples.y) for member in stack])
+    flat = torch.vmap(local)(x, y, rows, keys, columns)
     upload, new = seen
     each = zip(*(column.unbind() for column in flat), strict=True)
     return [(upload(mine), new(mine)) for mine in each]
+
+
+def _padded(parts: Sequence[Tensor]) -> Tensor:
+    """The rows of each client, with zeros behind them to the length of the longest."""
+    most = max(map(len, parts))
+    if all(len(part) == most for part in parts):
+        return torch.stack(list(parts))
+    made = parts[0].new_zeros(len(parts), most, *parts[0].shape[1:])
+    for place, part in zip(made, parts, strict=True):
+        place[: len(part)] = part
+    return made
 
 
 def _arrays(member: Member) -> list[Tensor]:

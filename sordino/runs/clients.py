@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from sordino.engine.client_states import States
+from sordino.engine.hands import Hands
 from sordino.engine.shards import PreparedShards
 from sordino.engine.site import Site
 from sordino.privacy.noise.sources import for_run
@@ -43,4 +44,5 @@ def clients_of(
         noise,
         setup.sharing,
         shelf,
+        Hands(setup.task, setup.hands, setup.whole.built_task),
     )

@@ -26,16 +26,16 @@ def choices(asked: Engine, engine: Engine, experiment: Experiment) -> list[str]:
         "pooled": "the algorithm reads examples behind noise, and clients at equal weights can share a pass",
         "stack": "the algorithm reads examples as they are, and clients of equal shape can be trained in one call",
     }
-    matrix = "this processor has" if engine.precision == "bf16" else "this processor lacks"
+    has = "this processor has" if engine.precision == "bf16" else "this processor lacks"
     why = ORDERED if asked.executor != "auto" else rule.get(engine.executor, "the algorithm asks for it")
-    precise = ORDERED if asked.precision != "auto" else f"{matrix} bf16 matrix units"
+    precise = ORDERED if asked.precision != "auto" else f"{has} instructions that multiply bf16"
     several = engine.executor == "processes"
     data, privacy = experiment.data, experiment.privacy
     kept = "real: of the operating system" if privacy.noise == SYSTEM else f"simulated, from the seed {experiment.seed}"
     return [
         f"executor {engine.executor}: {why}",
-        f"processes {engine.workers if several else 1}, each with {engine.threads} torch threads"
-        + ("" if several else f'; [engine] workers = {engine.workers} is for executor = "processes"'),
+        f"workers {engine.workers}: {'processes' if several else 'threads'} that train clients, each with "
+        f"{engine.threads} torch threads",
         f"precision {engine.precision}: {precise}",
         f"data {data.source}" + (f", from {_places(data.path)}" if data.path is not None else ""),
         f"noise {kept}",

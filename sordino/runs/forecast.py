@@ -8,7 +8,6 @@ of a few clients and one evaluation are timed here, and scaled.
 from __future__ import annotations
 
 import math
-import os
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -23,6 +22,7 @@ from sordino import config
 from sordino.budget.calculator import Enough, PlanRow
 from sordino.config import Experiment
 from sordino.engine import wire
+from sordino.engine.choose_executor import cores
 from sordino.engine.server import Federation
 from sordino.errors import SordinoError
 from sordino.ledger.events import Json
@@ -276,8 +276,9 @@ class Forecast:
         experiment, timed = self.setup.experiment, self.timed
         visits = Counter(k for granted in self.rounds for k in granted)
         effort = sum(times * _effort(self.setup, k) for k, times in visits.items())
-        engine, evaluation = experiment.engine, experiment.evaluation
-        hands = min(engine.workers, os.cpu_count() or 1) if engine.executor == "processes" else 1
+        engine, evaluation = self.setup.engine, experiment.evaluation
+        # threads of this process were at work when it was timed
+        hands = min(int(engine.workers), cores()) if engine.executor == "processes" else 1
         last = max(0, experiment.rounds - max(1, evaluation.final))
         evaluations = last // evaluation.every + experiment.rounds - last
         return (timed.work * effort / timed.effort / hands + timed.evaluation * evaluations) / 60

@@ -9,7 +9,7 @@ from sordino.algorithms import ALGORITHMS
 from sordino.algorithms.algorithm import AnyAlgorithm, own_algorithm
 from sordino.algorithms.phases import Phased
 from sordino.config import Engine, Experiment, build, gates
-from sordino.engine.choose_executor import decide
+from sordino.engine.choose_executor import cores, decide
 from sordino.privacy.readers.open import Open
 from sordino.runs.learning_task import check_learns, problem_of
 from sordino.tasks.problems import Problem
@@ -64,7 +64,8 @@ class Methods:
 def decided(given: Engine, algorithm: AnyAlgorithm) -> Engine:
     """[engine] with every `auto` decided."""
     executor, precision = decide(given.executor, given.precision, not reads_plainly(algorithm))
-    return given.model_copy(update={"executor": executor, "precision": precision})
+    workers = cores() if given.workers == "auto" else given.workers
+    return given.model_copy(update={"executor": executor, "precision": precision, "workers": workers})
 
 
 def reads_plainly(algorithm: AnyAlgorithm) -> bool:

@@ -66,6 +66,10 @@ class Whole:
     @cached_property
     def task(self) -> Task:
         """The model and its losses."""
+        return self.built_task()
+
+    def built_task(self) -> Task:
+        """The same task in memory of its own, for another thread."""
         from sordino.tasks.quadratic import Quadratic
         from sordino.tasks.supervised import HowRun
 
@@ -256,6 +260,16 @@ class Setup:
     def engine(self) -> Engine:
         """[engine] with every `auto` decided."""
         return decided(self.experiment.engine, self.chosen)
+
+    @property
+    def hands(self) -> int:
+        """The threads of one process that train clients. What somebody else wrote may keep something beside its
+        arguments, and is asked by one thread alone, unless more are wanted.
+        """
+        if self.engine.executor in ("processes", "ranks"):
+            return 1
+        owned = self.experiment.engine.workers == "auto" and any(user_code.named(self.experiment.model_dump()))
+        return 1 if owned else int(self.engine.workers)
 
     @property
     def sharing(self) -> str:

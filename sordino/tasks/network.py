@@ -120,10 +120,20 @@ class NetworkOnRows:
         weights = 0 if walks else sum(p.numel() for _, p in self._trained)
         return 1 if weights > STACK_WEIGHTS else max(1, POOL_FLOATS // (n * self._floats + weights))
 
-    def room(self, params: Params) -> int:
+    @cached_property
+    def room(self) -> int:
         if self._chain is None or self._drops or self._augment is not None:
             return 0
         return max(1, POOL_FLOATS // self._floats)
+
+    @property
+    def pads(self) -> bool:
+        """Can rows that are nobody's stand among others in a batch? What is drawn for a row goes by its place."""
+        return self._chain is not None and not self._drops and self._augment is None
+
+    @property
+    def threads(self) -> bool:
+        return not self._draws
 
     @cached_property
     def _floats(self) -> int:

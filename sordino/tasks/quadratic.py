@@ -43,15 +43,26 @@ class Quadratic:
     def ready(self, x: Tensor, y: Tensor, whole: bool = False) -> tuple[Tensor, Tensor]:
         return x, y
 
-    def gradient(self, params: Params, x: Tensor, y: Tensor, draws: Callable[[], Tensor]) -> Params:
+    def gradient(
+        self, params: Params, x: Tensor, y: Tensor, draws: Callable[[], Tensor], share: Tensor | None = None
+    ) -> Params:
         a, b = x.to(self.dtype).chunk(2, dim=1)
         return {"w": (a * (params["w"] - b)).mean(0)}
 
     def stacks(self, n: int) -> int:
         return 1
 
-    def room(self, params: Params) -> int:
+    @property
+    def room(self) -> int:
         return 0
+
+    @property
+    def pads(self) -> bool:
+        return False
+
+    @property
+    def threads(self) -> bool:
+        return True
 
     def pooled(self, params: Params, x: Tensor, y: Tensor, clip: float, order: int) -> None:
         raise AssertionError("no room was offered")

@@ -101,9 +101,11 @@ class Supervised(NetworkOnRows, ABC):
             return ClientRows(scaled.flatten(1)), labels
         return scaled.to(self.precision), labels
 
-    def gradient(self, params: Params, x: Ready, y: Tensor, draws: Callable[[], Tensor]) -> Params:
+    def gradient(
+        self, params: Params, x: Ready, y: Tensor, draws: Callable[[], Tensor], share: Tensor | None = None
+    ) -> Params:
         """The gradient of the mean loss over rows that are `ready`. It is what autograd gives for `losses`, without
-        a graph where the network is a chain.
+        a graph where the network is a chain. `share`: what each row has in the mean, where `pads`.
         """
         kind = next(iter(params.values())).dtype
         drawn = draws() if self._drops or self._draws or self._augment is not None else None
@@ -113,15 +115,16 @@ class Supervised(NetworkOnRows, ABC):
         if self.precision == torch.bfloat16:
             assert self._chain is not None
             low = {name: value.to(self.precision) for name, value in params.items()}
-            found = self._chain.gradient(low, x, y, drawn, self._slope)
+            found = self._chain.gradient(low, x, y, drawn, self._slope, share)
             return {name: g.to(kind) for name, g in found.items()}
         if isinstance(x, Part) and y.dtype != kind:
             x = x.taken()
         if not isinstance(x, Part) and x.dtype != kind:
             x, y = x.to(kind), y if self._chain is None else y.to(kind)
         if self._chain is not None:
-            made: Params = self._chain.gradient(params, x, y, drawn, self._slope)
+            made: Params = self._chain.gradient(params, x, y, drawn, self._slope, share)
             return made
+        assert share is None
         self._net.train()
         for dropout in self._dropouts:
             dropout.keys = drawn

@@ -326,12 +326,16 @@ class Chain:
             total += 2 * x.numel() + windows
         return total
 
-    def gradient(self, p: Params, x: object, target: Tensor, draws: Tensor | None, slope: Slope) -> Gradients:
+    def gradient(
+        self, p: Params, x: object, target: Tensor, draws: Tensor | None, slope: Slope, share: Tensor | None = None
+    ) -> Gradients:
         """The gradient of the mean loss, in the precision of `p`; leaves are tensors or products of two.
-        `slope` is that of the sum at the logits, in the precision of the target: float32 at least.
+        `slope` is that of the sum at the logits, in the precision of the target: float32 at least; `share` says what
+        each row has in the mean, where that is not the same.
         """
         logits, kept = self.forward(p, x, draws)
-        g = slope(logits, target).div_(target.shape[0])
+        g = slope(logits, target)
+        g = g.div_(target.shape[0]) if share is None else g * share.to(g.dtype)[:, None]
         if g.dtype != logits.dtype:
             g = g.to(logits.dtype)
         found = self.back(p, kept, g)

@@ -33,7 +33,7 @@ def made(**engine: Any) -> config.Experiment:
 def test_auto_follows_the_processor_and_is_written_down(
     units: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(choose_executor, "matrix_units", lambda: units)
+    monkeypatch.setattr(choose_executor, "bf16_instructions", lambda: units)
     start(made(), tmp_path / "run")
     engine = config.load(tmp_path / "run" / "experiment.toml").engine
     assert (engine.executor, engine.precision) == ("stack", "bf16" if units else "fp32")
@@ -43,7 +43,7 @@ def test_auto_follows_the_processor_and_is_written_down(
 
 def test_what_was_asked_for_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     for units in (True, False):
-        monkeypatch.setattr(choose_executor, "matrix_units", lambda units=units: units)
+        monkeypatch.setattr(choose_executor, "bf16_instructions", lambda units=units: units)
         for noisy in (True, False):
             assert choose_executor.decide("loop", "fp32", noisy) == ("loop", "fp32")
             assert choose_executor.decide("processes", "bf16", noisy) == ("processes", "bf16")
@@ -52,11 +52,11 @@ def test_what_was_asked_for_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> No
 
 @pytest.mark.slow
 def test_a_run_goes_on_in_its_own_precision_on_another_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(choose_executor, "matrix_units", lambda: True)
+    monkeypatch.setattr(choose_executor, "bf16_instructions", lambda: True)
     whole = finished(made(), tmp_path / "whole")
     with killed_at("published", 0):
         start(made(), tmp_path / "run")
-    monkeypatch.setattr(choose_executor, "matrix_units", lambda: False)
+    monkeypatch.setattr(choose_executor, "bf16_instructions", lambda: False)
     resume(tmp_path / "run")
     assert differences(whole, trace(tmp_path / "run")) == []
     # control: started there, it would have been another run

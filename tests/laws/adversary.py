@@ -142,6 +142,8 @@ def play(
 ) -> Seen:
     sent: list[tuple[str, int, list[bytes]]] = []
     whole, follower = Site.__call__, Follower()
+    # all draw from one stream, so one thread draws
+    experiment = experiment.model_copy(update={"engine": experiment.engine.model_copy(update={"workers": 1})})
 
     def called(self: Site, t: int, down: Any, terms: Mapping[int, Terms]) -> Iterator[tuple[int, Any]]:
         for client, upload in whole(self, t, down, terms):

@@ -45,7 +45,7 @@ class Case:
             "algorithm": self.algorithm,
             "privacy": self.privacy,
             "evaluation": {"every": 2, "final": 1},
-            "engine": {"executor": "loop"},
+            "engine": {"executor": "loop", "workers": 3},
         }
         if self.uplink is not None:
             table["uplink"] = self.uplink

@@ -10,6 +10,7 @@ import safetensors.torch
 import torch
 
 from sordino import tree
+from sordino.algorithms.local_sgd import Walk
 from sordino.ledger.ledger import Entry
 from sordino.privacy.readers.per_example_gradients import Sides
 from sordino.runs.run import start
@@ -63,6 +64,33 @@ def test_clients_of_one_shape_train_the_same_model_in_one_call(case: Case, tmp_p
     stacked = finished(case.experiment(**same, engine={"executor": "stack"}), tmp_path / "stack")
     assert [paid(entry) for entry in alone.ledger] == [paid(entry) for entry in stacked.ledger]
     assert apart(tmp_path / "loop", tmp_path / "stack") < CLOSE
+
+
+@pytest.mark.parametrize(
+    "case", [pytest.param(c, id=c.name, marks=[] if c.name in QUICK else [pytest.mark.slow]) for c in CASES]
+)
+def test_clients_of_any_size_train_the_same_model_in_one_call(case: Case, tmp_path: Path) -> None:
+    same = {
+        "partition": {"scheme": "dirichlet", "clients": 24, "alpha": 3.0},
+        "cohort": case.cohort | ({"size": 12} if "size" in case.cohort else {}),
+    }
+    alone = finished(case.experiment(**same), tmp_path / "loop")
+    stacked = finished(case.experiment(**same, engine={"executor": "stack"}), tmp_path / "stack")
+    assert [paid(entry) for entry in alone.ledger] == [paid(entry) for entry in stacked.ledger]
+    assert apart(tmp_path / "loop", tmp_path / "stack") < CLOSE
+
+
+def test_the_law_catches_a_step_that_is_none_of_the_client_s(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever walks on where it has no batch goes further under momentum."""
+    case = Case("fedavg", {"name": "fedavg", "momentum": 0.5, "batch_size": 4})
+    same = {"partition": {"scheme": "dirichlet", "clients": 24, "alpha": 3.0}, "cohort": {"name": "everyone"}}
+    finished(case.experiment(**same), tmp_path / "loop")
+    finished(case.experiment(**same, engine={"executor": "stack"}), tmp_path / "stack")
+    assert apart(tmp_path / "loop", tmp_path / "stack") < CLOSE
+    walked = Walk.__call__
+    monkeypatch.setattr(Walk, "__call__", lambda self, direction, live=None: walked(self, direction))
+    finished(case.experiment(**same, engine={"executor": "stack"}), tmp_path / "wrong")
+    assert apart(tmp_path / "loop", tmp_path / "wrong") > CLOSE
 
 
 def test_the_law_catches_a_pool_that_mixes_clients(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

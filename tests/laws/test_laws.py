@@ -1,5 +1,5 @@
 """The laws every algorithm obeys, whatever it computes. A new algorithm joins them by one row in `cases`.
-order       the order in which clients are served changes nothing
+order       the order in which clients are served changes nothing: nor does how many threads serve them
 processes   a client in another process says the same bytes
 resume      a run killed and continued is the run that never stopped
 seed        one seed one result, another seed another
@@ -42,7 +42,7 @@ Grants = dict[int, Grant]
 
 # order ----------------------------------------------------------------------------------------------------------------
 def shuffled(case: Case, folder: Path) -> Trace:
-    """The run with the clients of every round served, and answering, in another order."""
+    """The run with the clients of every round served, and answering, in another order, and by one thread."""
     whole = Site.__call__
 
     def backwards(self: Site, t: int, down: Any, terms: Mapping[int, Terms]) -> Iterator[tuple[int, Any]]:
@@ -106,14 +106,14 @@ class Hoarding(FedAvg):
 
 def test_the_resume_law_catches_hidden_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(ALGORITHMS, "hoarding", Hoarding)
-    case = Case("hoarding", {"name": "hoarding"})
+    case = Case("hoarding", {"name": "hoarding"}, more={"engine": {"executor": "loop", "workers": 1}})
     straight = finished(case.experiment(), tmp_path / "straight")
     Hoarding.calls = 0
     assert {"model", "ledger"} <= set(differences(straight, interrupted(case.experiment(), tmp_path / "stopped")))
     # where rounds have to be played again it answers differently, which the ledger refuses: one operation is one
     # release
     Hoarding.calls = 0
-    rare = case.experiment(engine={"checkpoint_every": 100})
+    rare = case.experiment(engine={"checkpoint_every": 100, "workers": 1})
     with killed_at("stored", 1):
         start(rare, tmp_path / "rare")
     with pytest.raises(LedgerError, match="another content"):

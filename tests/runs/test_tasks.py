@@ -148,7 +148,7 @@ def test_sites_learn_a_task_as_the_simulation_does(task: str, table: Path, tmp_p
     made = config.load(asked(table, task, rounds=2))
     own = OwnData(made, table / "visits.csv", b"key")
     assert (own.announced("all").data.classes == 0) == (task != "classification")
-    run = sordino.run(asked(table, task, rounds=2), out=tmp_path / "loop")
+    run = sordino.run(asked(table, task, rounds=2) | {"engine": {"executor": "loop"}}, out=tmp_path / "loop")
     between = Federated(made, tmp_path, shares_scores=True)
     between.play()
     assert model_of(between.folder) == model_of(run.folder)

@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 import torch
 
@@ -148,6 +149,7 @@ class StableShard(GradientsOnly[ConvexStable]):
 
 @dataclass(frozen=True)
 class Steps:
+    live: ClassVar[None] = None
     _shard: StableShard = field(repr=False)
     _count: int
     _key: Key

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 
@@ -107,6 +107,7 @@ class MedianShard(GradientsOnly[MedianClip]):
 
 @dataclass(frozen=True)
 class MedianBatch:
+    live: ClassVar[None] = None
     _shard: MedianShard = field(repr=False)
     _rows: Tensor = field(repr=False)
     _step: int

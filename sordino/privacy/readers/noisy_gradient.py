@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import torch
 
@@ -245,6 +245,7 @@ class NoisyShard(GradientsOnly[NoisyGradient]):
 
 @dataclass(frozen=True)
 class NoisyBatch:
+    live: ClassVar[None] = None
     _shard: NoisyShard = field(repr=False)
     _step: int
     _rows: Tensor = field(repr=False)

@@ -7,7 +7,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 
@@ -123,6 +123,7 @@ class OpenShard:
 
 @dataclass(slots=True, eq=False, repr=False)
 class OpenBatch:
+    live: ClassVar[None] = None
     _shard: OpenShard
     _rows: Tensor  # of the shard
     _ready: tuple[Ready, Tensor] | None  # what they are once prepared, where that is known

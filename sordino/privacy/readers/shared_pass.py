@@ -7,11 +7,14 @@ clients: each example is clipped by its own norm, each client's sum is over its 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping
+from threading import Lock
 from typing import TYPE_CHECKING
 
 import torch
 
+from sordino import tree
+from sordino.tree import Tree
 from sordino.types import Examples, Params, Task
 
 if TYPE_CHECKING:
@@ -19,37 +22,30 @@ if TYPE_CHECKING:
 
 
 class SharedPass:
-    """The clients that this process will train in one round, in order."""
+    """A few clients of one round, in order. Whoever reads first does the pass for all of them."""
 
-    def __init__(self, task: Task, clients: Sequence[int], examples: Callable[[int], Examples]) -> None:
-        self._task, self._left, self._examples = task, list(clients), examples
-        self._at: list[tuple[int, int]] = []  # the weights of the last pass
+    def __init__(self, task: Task, clients: Mapping[int, Examples], down: Tree) -> None:
+        self._task, self._clients = task, clients
+        # only where everybody starts: after a step of its own, each stands somewhere else
+        self._start = {id(leaf): leaf._version for leaf in tree.leaves(down)}
+        self._down = down  # kept alive as long as its ids are compared
         self._sides: Sides | None = None
-        self._rows: dict[int, slice] = {}
+        self._clip = (0.0, 0)
+        self._one_at_a_time = Lock()
 
     def sum(self, client: int, params: Params, clip: float, order: int) -> Params | None:
-        """The client's sum of clipped gradients at `params`; None where this network cannot be pooled."""
-        at = [(id(value), value._version) for value in params.values()]
-        if at != self._at or client not in self._rows:
-            room = self._task.room(params)
-            if not room:
-                return None
-            self._at, self._params = at, params  # kept alive as long as its ids are compared
-            self._pass(client, room, clip, order)
-        assert self._sides is not None
-        return self._sides.sum(params, self._rows.pop(client))
-
-    def _pass(self, client: int, room: int, clip: float, order: int) -> None:
-        """For this client and as many of the next ones as there is room for."""
-        self._left = [k for k in self._left if k != client]
-        together: list[Examples] = []
-        self._rows, end = {}, 0
-        for k in [client, *self._left]:
-            if together and end >= room:
-                break
-            together.append(self._examples(k))
-            self._rows[k] = slice(end, end + len(together[-1].y))
-            end = self._rows[k].stop
-        self._left = self._left[len(together) - 1 :]
-        x, y = torch.cat([e.x for e in together]), torch.cat([e.y for e in together])
-        self._sides = self._task.pooled(self._params, x, y, clip, order)
+        """The client's sum of clipped gradients at `params`; None where it must compute that alone."""
+        if any(id(value) not in self._start or self._start[id(value)] != value._version for value in params.values()):
+            return None
+        with self._one_at_a_time:
+            if self._sides is None:
+                x, y = (torch.cat(parts) for parts in zip(*self._clients.values(), strict=True))
+                self._sides, self._clip = self._task.pooled(params, x, y, clip, order), (clip, order)
+        if self._clip != (clip, order):
+            return None
+        start = 0
+        for other, examples in self._clients.items():
+            if other == client:
+                return self._sides.sum(params, slice(start, start + len(examples.y)))
+            start += len(examples.y)
+        raise KeyError(client)

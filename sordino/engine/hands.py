@@ -1,0 +1,80 @@
+"""Several clients at once, on threads of this process: torch lets go of the interpreter while it computes.
+
+Each thread has a task of its own, because a network is changed while it is run. What a client computes does not depend
+on who computes it, and answers come in the order in which they were asked for: how many threads there are changes no
+byte.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import chain, islice
+from queue import SimpleQueue
+from typing import TypeVar
+
+import torch
+
+from sordino.types import Task
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+class Hands:
+    """Who works at a site: one thread, or several that start when there is work for two."""
+
+    def __init__(self, task: Task, many: int = 1, another: Callable[[], Task] | None = None) -> None:
+        """`another`: builds the same task once more."""
+        self._tasks = [task]
+        self.many = many if another is not None and task.threads else 1
+        self._another = another
+        self._free: SimpleQueue[Task] = SimpleQueue()
+        self._pool: ThreadPoolExecutor | None = None
+
+    def map(
+        self, work: Callable[[Task, T], R], units: Iterable[T], heavy: Callable[[T], bool] = lambda unit: True
+    ) -> Iterator[R]:
+        """What becomes of each unit, in their order. Units are asked for in the caller's thread, few of them ahead.
+        `heavy`: is there enough arithmetic in it? Where Python itself does the work, threads wait for each other.
+        """
+        units = iter(units)
+        first = list(islice(units, 2 if self.many > 1 else 0))
+        if len(first) < 2 or not all(map(heavy, first)):
+            for unit in chain(first, units):
+                yield work(self._tasks[0], unit)
+            return
+        if self._pool is None:
+            self._begin()
+        assert self._pool is not None
+        going: deque[Future[R]] = deque()
+        try:
+            for unit in chain(first, units):
+                going.append(self._pool.submit(self._with_a_task, work, unit))
+                if len(going) > self.many:
+                    yield going.popleft().result()
+            while going:
+                yield going.popleft().result()
+        finally:  # whoever asks for no more, or hears of an error, finds nobody at work
+            for one in going:
+                one.cancel()
+            for one in going:
+                if not one.cancelled():
+                    one.exception()
+
+    def _begin(self) -> None:
+        assert self._another is not None
+        for _ in range(self.many - 1):
+            self._tasks.append(self._another())
+        for task in self._tasks:
+            self._free.put(task)
+        threads = torch.get_num_threads()
+        self._pool = ThreadPoolExecutor(self.many, "client", lambda: torch.set_num_threads(threads))
+
+    def _with_a_task(self, work: Callable[[Task, T], R], unit: T) -> R:
+        task = self._free.get()
+        try:
+            return work(task, unit)
+        finally:
+            self._free.put(task)

@@ -1,0 +1,67 @@
+"""Rows that are nobody's change nothing: a client among larger ones takes the steps that it takes alone."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+from sordino import keys, tree
+from sordino.privacy.noise.sources import Counter
+from sordino.privacy.readers.open import Open, OpenShard
+from sordino.privacy.readers.padded import PaddedShard
+from sordino.tasks.classification import Classification
+from sordino.types import Examples, Grant, Params, Work
+
+WIDTH = 12
+NETS = {
+    "rows that span less than the first layer": lambda: nn.Sequential(
+        nn.Linear(WIDTH, 40), nn.ReLU(), nn.Linear(40, 3)
+    ),
+    "rows that span more": lambda: nn.Sequential(nn.Linear(WIDTH, 3)),
+}
+
+
+def task_of(net: nn.Module) -> Classification:
+    return Classification(net, name="net", shape=(WIDTH,), mean=(0.0,) * WIDTH, std=(1.0,) * WIDTH, image=False)
+
+
+def both(task: Classification, rows: int, more: int, work: Work) -> tuple[OpenShard, PaddedShard]:
+    x, y = keys.uniform(keys.root(1), rows * WIDTH).reshape(rows, WIDTH).float(), torch.arange(rows) % 3
+    grant = Grant(0, rows, rows + more, Counter(1))
+    noise = 1e6 * torch.ones(more, WIDTH)  # what stands there is seen by nobody
+    padded = Examples(torch.cat([x, noise]), torch.cat([y, torch.zeros(more, dtype=torch.int64)]))
+    return OpenShard(Examples(x, y), grant, task), PaddedShard(Open(), padded, grant, task, rows=torch.tensor(rows))
+
+
+def far(a: Params, b: Params) -> float:
+    return float((tree.flat(a) - tree.flat(b)).abs().max())
+
+
+@pytest.mark.parametrize("net", NETS)
+@given(rows=st.integers(1, 9), more=st.integers(0, 9), size=st.integers(1, 6), epochs=st.integers(1, 3))
+def test_the_steps_are_those_of_the_client_alone(net: str, rows: int, more: int, size: int, epochs: int) -> None:
+    task, work, key = task_of(NETS[net]()), Work(epochs, None, size), torch.tensor(keys.signed(keys.root(7)))
+    alone, padded = both(task, rows, more, work)
+    params = task.init(keys.root(2))
+    wanted = [batch.grad(task.losses, params) for batch in alone.batches(work, key)]
+    steps = list(padded.batches(work, key))
+    live = [step for step in steps if step.live]
+    assert len(live) == len(wanted) == work.count(rows)
+    assert all(far(step.grad(task.losses, params), g) < 1e-5 for step, g in zip(live, wanted, strict=True))
+    assert all(float(step._share.sum()) == pytest.approx(1.0) for step in live)
+    assert all(not step._share.any() for step in steps if not step.live)
+
+
+def test_what_only_one_client_can_answer_ends_the_stack() -> None:
+    """The engine hears of it and asks each client alone."""
+    task = task_of(NETS["rows that span more"]())
+    _, padded = both(task, 3, 2, Work(1, None, 2))
+    with pytest.raises(RuntimeError, match="different sizes"):
+        padded.size  # noqa: B018
+    with pytest.raises(RuntimeError, match="epochs"):
+        next(padded.batches(Work(None, 3, 2), keys.root(1)))
+    with pytest.raises(RuntimeError, match="loss"):
+        next(padded.batches(Work(1, None, 2), torch.tensor(1))).grad(lambda *given: torch.zeros(()), task.init(1))
