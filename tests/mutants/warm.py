@@ -6,7 +6,6 @@ It reads lines of JSON (folder, seconds, arguments of pytest) and answers each w
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
 import signal
@@ -14,22 +13,6 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-
-LIBRARIES = (
-    "numpy",
-    "torch",
-    "torch.func",
-    "scipy.stats",
-    "dp_accounting.pld",
-    "dp_accounting.rdp",
-    "pydantic",
-    "typer",
-    "rich.console",
-    "safetensors.torch",
-    "hypothesis",
-    "hypothesis.strategies",
-    "pytest",
-)
 
 
 def attempt(place: str, arguments: list[str]) -> None:
@@ -71,8 +54,8 @@ def answer(place: str, seconds: float, arguments: list[str]) -> tuple[int | None
 if __name__ == "__main__":
     # of ours: not the folder of this file, nor a package that is found through it
     sys.path[:] = [place for place in sys.path if Path(place or ".").resolve() != Path(__file__).parent]
-    for library in LIBRARIES:
-        importlib.import_module(library)
+    import typer  # noqa: F401
+
     assert not [name for name in sys.modules if name.partition(".")[0] in ("sordino", "tests")]
     for line in sys.stdin:
         print(json.dumps(answer(*json.loads(line))), flush=True)
