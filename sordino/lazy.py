@@ -27,7 +27,6 @@ Matrix: TypeAlias = Any  # a tensor, or a `Lazy` that stands for one
 Ready: TypeAlias = Any  # rows as a network takes them: a tensor, or a `Part` of rows whose first layer is linear
 EVERY = slice(None)
 SMALL = 1 << 16
-BUNCH = 1 << 10  # rows of a span that are multiplied out together
 
 
 class Lazy:
@@ -353,33 +352,6 @@ def _taking() -> Any:
             return x.flatten(0, 1).index_select(0, at.flatten()).view(many, rows.shape[1], *x.shape[2:]), 0
 
     return Take
-
-
-class Total:
-    """A sum of leaves in float64. Spans are multiplied out a bunch of clients at a time."""
-
-    def __init__(self, zero: Tensor) -> None:
-        self._sum, self._rows = zero, 0
-        self._waiting: list[Span] = []
-
-    def add(self, leaf: Matrix) -> None:
-        if isinstance(leaf, Scaled):
-            self._sum.add_(leaf.x, alpha=leaf.factor)
-            return
-        if not (isinstance(leaf, Span) and leaf.index is EVERY):
-            self._sum.add_(dense(leaf))
-            return
-        self._waiting.append(leaf)
-        self._rows += len(leaf.c)
-        if self._rows >= BUNCH:
-            self.sum()
-
-    def sum(self) -> Tensor:
-        if self._waiting:
-            c, x = torch.cat([span.c for span in self._waiting]), torch.cat([span.rows.x for span in self._waiting])
-            self._sum.add_(c.t() @ x)
-            self._waiting, self._rows = [], 0
-        return self._sum
 
 
 @cache

@@ -96,7 +96,7 @@ def sub(a: T, b: T) -> T:
 
 
 def scale(factor: float | Tensor, a: T) -> T:
-    if isinstance(a, Lazy) and (isinstance(factor, float) or factor.dim() == 0):
+    if isinstance(a, Lazy) and not (isinstance(factor, torch.Tensor) and factor.dim()):
         return a.scaled(factor)  # type: ignore[no-any-return]
     if isinstance(a, dict):
         return {k: scale(factor, v) for k, v in a.items()}  # type: ignore[return-value]

@@ -10,7 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, NamedTuple, Protocol, Self, TypeAlias
+from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, Protocol, Self, TypeAlias
 
 from sordino import user_code
 from sordino.errors import ConfigError
@@ -80,16 +80,10 @@ class Algorithm(ABC, Generic[S, C, D, U]):
     of this package gives its class the name that experiments call it by: `class FedAvg(..., name="fedavg")`.
     """
 
-    # may clients of different sizes go through `local` in one call? Then every step that it takes is told whether the
-    # batch is `live`, and the client's number of rows is used nowhere
-    unequal: ClassVar[bool] = False
-
     def __init_subclass__(cls, name: str = "", **others: object) -> None:
         super().__init_subclass__(**others)
         if name:
             NAMES[cls] = name
-        if "local" in vars(cls) and "unequal" not in vars(cls):
-            cls.unequal = False  # what the base says of its own `local` says nothing of this one
         if (cls.asks is Algorithm.asks) != (cls.names_clients is Algorithm.names_clients):
             raise TypeError(f"{cls.__name__} has one of `names_clients` and `asks`, which belong together")
 
@@ -144,6 +138,12 @@ class Algorithm(ABC, Generic[S, C, D, U]):
     def wants(self) -> Asked:
         """What `local` asks its shard for."""
         return "batches"
+
+    @property
+    def unequal(self) -> bool:
+        """May clients of different sizes go through `local` in one call? Then `local` tells every step whether its
+        batch is `live`, and uses the client's number of rows nowhere."""
+        return False
 
     @property
     def reads_each(self) -> bool:

@@ -35,8 +35,6 @@ class Client(NamedTuple):
 
 @dataclass(frozen=True)
 class Ditto(FedAvg, name="ditto"):
-    unequal = True
-
     pull: float = 1.0  # lambda
     personal_lr: float = 0.1
     personalises = True
@@ -59,6 +57,10 @@ class Ditto(FedAvg, name="ditto"):
 
     def init_client(self, task: Task) -> Any:
         return Client(tree.zeros_like(task.init(0)), torch.tensor(0))
+
+    @property
+    def unequal(self) -> bool:
+        return type(self).local is Ditto.local
 
     def local(self, task: Task, down: Server, c: Any, shard: Shard, key: Key) -> tuple[Up, Any]:
         up, _ = super().local(task, down, fedavg.Client(c.participations), shard, key)

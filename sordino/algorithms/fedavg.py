@@ -36,8 +36,6 @@ class Up(NamedTuple):
 
 @dataclass(frozen=True)
 class FedAvg(LocalSgd[Server, Client, Server, Up], name="fedavg"):
-    unequal = True
-
     def init(self, task: Task, key: Key) -> Server:
         return Server(task.init(key), torch.tensor(0))
 
@@ -49,6 +47,10 @@ class FedAvg(LocalSgd[Server, Client, Server, Up], name="fedavg"):
 
     def zero(self, task: Task, down: Server) -> Up:
         return Up(tree.zeros_like(down.x))
+
+    @property
+    def unequal(self) -> bool:
+        return type(self).local is FedAvg.local
 
     def local(self, task: Task, down: Server, c: Client, shard: Shard, key: Key) -> tuple[Up, Client]:
         eta = self.rate(down.round, c.participations)

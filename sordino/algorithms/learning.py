@@ -97,6 +97,10 @@ class Adapting(Algorithm[Server[S], C, Down[D], U]):
         return self.own.wants
 
     @property
+    def unequal(self) -> bool:
+        return self.own.unequal
+
+    @property
     def reads_each(self) -> bool:
         return self.own.reads_each
 

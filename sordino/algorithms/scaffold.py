@@ -40,8 +40,6 @@ class Up(NamedTuple):
 
 @dataclass(frozen=True)
 class Scaffold(LocalSgd[Server, Client, Server, Up], name="scaffold"):
-    unequal = True
-
     uplink: Uplink = Uplink(client=())  # uniform weights
 
     def init(self, task: Task, key: Key) -> Server:
@@ -56,6 +54,10 @@ class Scaffold(LocalSgd[Server, Client, Server, Up], name="scaffold"):
 
     def zero(self, task: Task, down: Server) -> Up:
         return Up(tree.zeros_like(down.x), tree.zeros_like(down.x))
+
+    @property
+    def unequal(self) -> bool:
+        return type(self).local is Scaffold.local
 
     def local(self, task: Task, down: Server, client: Client, shard: Shard, key: Key) -> tuple[Up, Client]:
         x, c, c_i = down.x, down.c, client.c_i

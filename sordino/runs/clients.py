@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
+from sordino import user_code
 from sordino.engine.client_states import States
 from sordino.engine.hands import Hands
 from sordino.engine.shards import PreparedShards
@@ -44,5 +45,16 @@ def clients_of(
         noise,
         setup.sharing,
         shelf,
-        Hands(setup.task, setup.hands, setup.whole.built_task),
+        Hands(setup.task, threads(setup), setup.whole.built_task),
     )
+
+
+def threads(setup: Setup) -> int:
+    """Those of one process that train clients. What somebody else wrote may keep something beside its arguments, and is
+    asked by one thread alone, unless more are wanted.
+    """
+    if setup.engine.executor in ("processes", "ranks"):
+        return 1
+    experiment = setup.experiment
+    owned = experiment.engine.workers == "auto" and any(user_code.named(experiment.model_dump()))
+    return 1 if owned else int(setup.engine.workers)

@@ -262,16 +262,6 @@ class Setup:
         return decided(self.experiment.engine, self.chosen)
 
     @property
-    def hands(self) -> int:
-        """The threads of one process that train clients. What somebody else wrote may keep something beside its
-        arguments, and is asked by one thread alone, unless more are wanted.
-        """
-        if self.engine.executor in ("processes", "ranks"):
-            return 1
-        owned = self.experiment.engine.workers == "auto" and any(user_code.named(self.experiment.model_dump()))
-        return 1 if owned else int(self.engine.workers)
-
-    @property
     def sharing(self) -> str:
         """Which clients of one process share a pass."""
         executor, plainly = self.engine.executor, reads_plainly(self.chosen)

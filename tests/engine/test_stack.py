@@ -19,8 +19,9 @@ from sordino.algorithms.fedavg import Client, FedAvg, Server, Up
 from sordino.engine import site as clients
 from sordino.engine import stack
 from sordino.keys import Key
-from sordino.lazy import ClientRows, Moved, Part, Product, Scaled, Span, Total, Zero, dense, take
+from sordino.lazy import ClientRows, Moved, Part, Product, Scaled, Span, Zero, dense, take
 from sordino.privacy.noise.sources import Counter
+from sordino.privacy.uplink.total import Total
 from sordino.runs.simulation import Simulation, simulated
 from sordino.tasks.classification import Classification
 from sordino.tasks.written_out_backward import Chain
@@ -304,7 +305,7 @@ def test_parts_are_cut_like_tensors() -> None:
 def test_a_total_of_spans_is_the_sum_of_their_matrices(count: int, bunch: int) -> None:
     spans = [Span(ClientRows(numbers(i, N, IN)), numbers(i + 9, N, OUT)) for i in range(count)]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("sordino.lazy.BUNCH", bunch)
+        patch.setattr("sordino.privacy.uplink.total.BUNCH", bunch)
         total = Total(torch.zeros(OUT, IN, dtype=torch.float64))
         for span in spans:
             total.add(span)

@@ -54,6 +54,15 @@ def answer(place: str, seconds: float, arguments: list[str]) -> tuple[int | None
 if __name__ == "__main__":
     # of ours: not the folder of this file, nor a package that is found through it
     sys.path[:] = [place for place in sys.path if Path(place or ".").resolve() != Path(__file__).parent]
+    import dp_accounting.pld
+    import dp_accounting.rdp  # noqa: F401
+    import hypothesis.strategies  # noqa: F401
+    import pydantic  # noqa: F401
+    import pytest  # noqa: F401
+    import rich.console  # noqa: F401
+    import safetensors.torch  # noqa: F401
+    import scipy.stats  # noqa: F401
+    import torch.func  # noqa: F401
     import typer  # noqa: F401
 
     assert not [name for name in sys.modules if name.partition(".")[0] in ("sordino", "tests")]

@@ -17,9 +17,9 @@ import torch
 
 from sordino import tree
 from sordino.errors import ConfigError, UnsoundGuarantee
-from sordino.lazy import Total
 from sordino.privacy.uplink.rules import Links
 from sordino.privacy.uplink.stages import Noise, private
+from sordino.privacy.uplink.total import Total
 from sordino.tree import Tree
 from sordino.types import Bound, Grant, NoiseSource, Params, Received
 

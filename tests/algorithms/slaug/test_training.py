@@ -203,7 +203,7 @@ class Steps:
     def __init__(self, start: Params, taken: list[int]) -> None:
         self.y, self._taken = start, taken
 
-    def __call__(self, direction: Params) -> None:
+    def __call__(self, direction: Params, live: torch.Tensor | None = None) -> None:
         self._taken.append(1)
 
 

@@ -144,6 +144,8 @@ class StepByStep(ConvexStable):
         reader = self
 
         class Batch:
+            live = None
+
             def __init__(self, last: bool) -> None:
                 self.last = last
 
