@@ -140,7 +140,7 @@ def test_workloads_are_those_of_the_table() -> None:
     assert sizes == {"w1": 797_962, "w2": 159_010, "w2u": 159_010, "w3": 159_010, "w4": 159_010}
     assert set(SIDES) == set(WORKLOADS)
     for w in WORKLOADS.values():
-        batches = list(w.batches(w.sizes[0]))
+        batches = list(w.batches(w.examples))
         assert [len(rows) for rows in batches] == [w.batch or w.examples] * w.steps
         seen = sum(map(len, batches)) // w.examples * w.examples
         once = [int(i) for rows in batches for i in rows][:seen]
