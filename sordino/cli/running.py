@@ -17,6 +17,7 @@ from sordino.cli.words import experiment_and_changes
 if TYPE_CHECKING:
     from sordino.config import Experiment
     from sordino.runs.play import Ended
+    from sordino.runs.profile import Profile
 
 
 def new(folder: Annotated[Path, typer.Argument(help="Where to write experiment.toml and task.py.")]) -> None:
@@ -50,6 +51,7 @@ def run(
     dry: Annotated[
         bool, typer.Option("--dry-run", help="Check everything, say the plan and what would be written; write nothing.")
     ] = False,
+    profile: Annotated[bool, typer.Option("--profile", help="Say at the end where the time went.")] = False,
     as_json: Json = False,
     quiet: Quiet = False,
     verbose: Verbose = False,
@@ -73,7 +75,7 @@ def run(
 
         return start(experiment, out if out is not None else fresh_folder(experiment.name), watch, crash, prepared)
 
-    show_run(go, track or [], as_json, quiet)
+    show_run(go, track or [], as_json, quiet, profile=profile)
 
 
 def _say_only(
@@ -145,7 +147,13 @@ def resume(
     show_run(go, track or [], as_json, quiet)
 
 
-def show_run(go: Any, track: list[str], as_json: bool, quiet: bool, again: str = "") -> None:
+def _profile() -> Profile:
+    from sordino.runs.profile import Profile
+
+    return Profile()
+
+
+def show_run(go: Any, track: list[str], as_json: bool, quiet: bool, again: str = "", profile: bool = False) -> None:
     """Plays a run and prints what came of it. `again`: what goes on with a run that was stopped, if not `resume`."""
     from sordino.runs.ranks import follow, following
 
@@ -158,11 +166,12 @@ def show_run(go: Any, track: list[str], as_json: bool, quiet: bool, again: str =
     from sordino.runs.trackers import tracked
 
     console = Console(stderr=True, quiet=quiet or as_json)
-    with progress(console) as watch:
-        result = tracked(go, track, watch)
+    with contextlib.ExitStack() as stack:
+        seen = stack.enter_context(_profile()) if profile else None
+        result = tracked(go, track, stack.enter_context(progress(console)))
     if as_json:
         found = {"folder": str(result.folder), **told(RunFolder(result.folder)), "notes": result.notes}
-        say(found)
+        say(found | ({"seconds": dict(seen.shares)} if seen is not None else {}))
     elif not quiet:
         from sordino.report.tables import summary
 
@@ -170,6 +179,10 @@ def show_run(go: Any, track: list[str], as_json: bool, quiet: bool, again: str =
         summary(out, result.metrics, result.receipt, prepared(result.folder))
         for note in result.notes:
             out.print(f"[yellow]note[/yellow] {escape(note)}")
+        if seen is not None:
+            from sordino.report.tables import times
+
+            out.print(times(seen, result.metrics))
         out.print(f"Everything is in [bold]{escape(str(result.folder))}[/bold].")
     if result.interrupted:
         with contextlib.suppress(OSError):  # a terminal that hung up reads no more

@@ -24,6 +24,7 @@ from sordino.runs.shapes import OfClient, OfPhase, Receipt, ReceiptBudget
 
 if TYPE_CHECKING:
     from sordino.report.preparation import Preparation
+    from sordino.runs.profile import Profile
 
 STATUS_STYLE: Mapping[Status, str] = {
     "proved": "green",
@@ -61,6 +62,29 @@ def summary(console: Console, metrics: Sequence[RoundRow], receipt: Receipt, bef
             console.print(groups(budget, receipt.simulated))
     for line in receipt.assumptions:
         console.print(f"[dim]· {line}[/dim]")
+
+
+def times(seen: Profile, metrics: Sequence[RoundRow]) -> RenderableType:
+    """Where the time of a run went."""
+    from sordino.engine.choose_executor import cores
+    from sordino.runs.profile import reach
+
+    table = Table("where the time went", "seconds", "a round", "share", box=None, pad_edge=False)
+    for column in table.columns[1:]:
+        column.justify = "right"
+    for kind, seconds in seen.shares:
+        table.add_row(
+            kind, f"{seconds:.2f}", f"{1e3 * seconds / max(1, len(metrics)):.1f} ms", f"{seconds / seen.seconds:.0%}"
+        )
+    done = sum(row.device_flops or 0.0 for row in metrics) / seen.seconds
+    said = f"{seen.seconds:.1f} s in all for {len(metrics)} rounds."
+    if done:
+        most = reach(cores())
+        said += (
+            f" Clients computed {done / 1e9:.2g} billion operations a second, {done / most:.1%} of the "
+            f"{most / 1e9:.0f} that matrix products reach on all cores of this machine."
+        )
+    return Group(table, said)
 
 
 def _spent_text(budget: ReceiptBudget) -> str:

@@ -1,0 +1,121 @@
+"""Where the time of a run goes: every few milliseconds somebody looks at what its threads are doing.
+
+Nothing in the run is changed or counted for it, so it costs next to nothing and sees whatever is there. The innermost
+part of the library on a thread's stack says what it does; some parts, such as the ledger, speak for all that they call.
+Several threads at work share the moment. Client processes are not looked into: their server waits.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections import defaultdict
+from pathlib import PurePath
+from types import FrameType, TracebackType
+from typing import NamedTuple, Self
+
+import torch
+
+import sordino
+
+EVERY = 0.004  # seconds between two looks
+PACKAGE = PurePath(sordino.__file__).parent
+
+# who speaks for all that it calls
+CALLERS = {
+    "evaluation": ("evaluate/",),
+    "ledger and prices": ("ledger/", "budget/", "runs/prices.py"),
+    "checkpoints and records": ("engine/checkpoint.py", "engine/client_states.py", "runs/metrics.py"),
+    "noise": ("privacy/noise/",),
+    "secure sums": ("secure/", "engine/secure_sum.py"),
+    "clipping": ("privacy/readers/per_example_gradients.py", "privacy/uplink/clip_layers.py"),
+}
+# who speaks for itself, and for what it calls of nobody here
+OWN = {
+    "forward and backward": ("tasks/", "generators/"),
+    "steps of the method": ("algorithms/",),
+    "reading examples": ("privacy/readers/", "engine/shards.py", "data/", "partition/"),
+    "handing out and collecting": ("engine/", "letters/", "round.py"),
+    "adding up": ("privacy/uplink/",),
+    "preparing the run": ("runs/", "config/", "cli/", "report/"),
+}
+WAITS = ("threading.py", "queue.py", "selectors.py", "socket.py", "subprocess.py", "concurrent/futures/thread.py")
+WAITING = "waiting"
+
+
+class Share(NamedTuple):
+    """One kind of work."""
+
+    kind: str
+    seconds: float
+
+
+class Profile:
+    """It looks from `with` to the end of the block."""
+
+    def __init__(self) -> None:
+        self._seconds: defaultdict[str, float] = defaultdict(float)
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._look, name="profile", daemon=True)
+        self.seconds = 0.0
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._over.set()
+        self._thread.join()
+
+    @property
+    def shares(self) -> list[Share]:
+        """The kinds of work, the longest first."""
+        return sorted((Share(*found) for found in self._seconds.items()), key=lambda share: -share.seconds)
+
+    def _look(self) -> None:
+        last = begun = time.perf_counter()
+        while not self._over.wait(EVERY):
+            now = time.perf_counter()
+            stacks = sys._current_frames()
+            found = [kind_of(stacks[one]) for one in stacks if one != threading.get_ident()]
+            busy = [kind for kind in found if kind is not None] or [WAITING]
+            for kind in busy:
+                self._seconds[kind] += (now - last) / len(busy)
+            last = now
+            self.seconds = now - begun
+
+
+def kind_of(frame: FrameType | None) -> str | None:
+    """What a thread is doing; None where it waits, or does nothing of ours."""
+    if frame is None or frame.f_code.co_filename.endswith(WAITS):
+        return None
+    places = []
+    while frame is not None:
+        file = PurePath(frame.f_code.co_filename)
+        if file.is_relative_to(PACKAGE):
+            places.append(file.relative_to(PACKAGE).as_posix())
+        frame = frame.f_back
+    for kind, where in CALLERS.items():
+        if any(place.startswith(where) for place in places):
+            return kind
+    return next((kind for place in places for kind, where in OWN.items() if place.startswith(where)), None)
+
+
+def reach(threads: int) -> float:
+    """Operations a second that matrix products of this machine reach on so many threads."""
+    size, before = 768, torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        a = torch.ones(size, size)
+        a @ a
+        took = []
+        for _ in range(5):
+            begun = time.perf_counter()
+            a @ a
+            took.append(time.perf_counter() - begun)
+    finally:
+        torch.set_num_threads(before)
+    return 2 * size**3 / min(took)
