@@ -44,7 +44,7 @@ WAITS = ("threading.py", "queue.py", "selectors.py", "socket.py", "subprocess.py
 WAITING = "waiting"
 
 
-class Share(NamedTuple):
+class TimeShare(NamedTuple):
     """One kind of work."""
 
     kind: str
@@ -71,9 +71,9 @@ class Profile:
         self._thread.join()
 
     @property
-    def shares(self) -> list[Share]:
+    def shares(self) -> list[TimeShare]:
         """The kinds of work, the longest first."""
-        return sorted((Share(*found) for found in self._seconds.items()), key=lambda share: -share.seconds)
+        return sorted((TimeShare(*found) for found in self._seconds.items()), key=lambda share: -share.seconds)
 
     def _look(self) -> None:
         last = begun = time.perf_counter()
