@@ -16,20 +16,17 @@ from sordino.engine import checkpoint, wire
 from sordino.engine.client_states import States, shape_of
 from sordino.engine.commands import Command, Keep, Restore, Round, Score
 from sordino.engine.executor import Executor, Scores
-from sordino.engine.hands import Hands
 from sordino.engine.shards import PreparedShards
 from sordino.engine.stack import Member, by_size, pools, stacks, together
 from sordino.privacy.noise.sources import Counter, for_client
 from sordino.privacy.readers.open import Open
+from sordino.tasks.hands import Hands, heavy
 from sordino.tasks.personalise import WAYS
 from sordino.tree import Tree
 from sordino.types import Examples, Grant, Params, Scorer, Shard, Task, Terms
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-
-HEAVY = 2_000_000  # weights times rows of a local step: from here on threads gain more than they lose
 
 
 @dataclass
@@ -71,13 +68,13 @@ class Site(Executor):
 
         numbers, step = tree.size(down), self.algorithm.work.batch
 
-        def heavy(unit: list[Member]) -> bool:
-            return numbers * sum(step(one.grant.size) for one in unit) >= HEAVY
+        def worth(unit: list[Member]) -> bool:
+            return heavy(numbers, sum(step(one.grant.size) for one in unit))
 
         early: dict[int, tuple[Tree, Tree]] = {}  # answers that came before their turn
         waited = iter(order)
         turn = next(waited, None)
-        for unit in self._hands.map(work, self._units(map(member, order), down), heavy):
+        for unit in self._hands.map(work, self._units(map(member, order), down), worth):
             early |= {k: (upload, state) for k, upload, state in unit}
             while turn in early:
                 upload, self.states[turn] = early.pop(turn)
@@ -99,7 +96,7 @@ class Site(Executor):
         who = [k for k, test in self.tests.items() if len(test.y)]
         numbers = tree.size(tuple(models)) * len(ways)
         found = self._hands.map(
-            lambda task, k: self._scored(task, k, models, ways), who, lambda k: numbers * len(self.tests[k].y) >= HEAVY
+            lambda task, k: self._scored(task, k, models, ways), who, lambda k: heavy(numbers, len(self.tests[k].y))
         )
         return dict(zip(who, found, strict=True))
 

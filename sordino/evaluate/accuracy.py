@@ -19,6 +19,7 @@ from sordino.evaluate.own_metrics import MetricFunction, measured
 from sordino.evaluate.rows import Scores, Spread
 from sordino.evaluate.scores import scored
 from sordino.partition.rows import Array, RowNumbers
+from sordino.tasks.hands import Hands, heavy
 from sordino.types import Examples, Params, Task
 
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
 LISTED = 10_000  # clients
 AT_ONCE = 512  # rows
+PART = 2048  # rows of one thread: whole passes of every task
 
 
 class _Tested(NamedTuple):
@@ -44,6 +46,7 @@ class Evaluator:
     rows: Sequence[Array]  # of each client: its share of the test examples
     asked: tuple[str, ...] = ()  # scores beside the task's own, of all test examples together
     metrics: Mapping[str, MetricFunction] = field(default_factory=dict)  # of a user's own
+    hands: Hands | None = None  # who computes; None: one thread
 
     def __call__(self, params: Params) -> Scores:
         """Of one model for all: global means, and mean, standard deviation and worst tenth over the clients that have
@@ -54,7 +57,7 @@ class Evaluator:
         return found.beside(own=more) if more else found
 
     def _scored(self, params: Params) -> Scores:
-        scores, own = self.task.score(params, self.test), self._tested
+        scores, own = self._values(params), self._tested
         means = [values.mean().double() for values in scores.values()]
         if not len(own.clients):
             found = dict(zip(scores, torch.stack(means).tolist(), strict=True))
@@ -62,6 +65,17 @@ class Evaluator:
         each = scores[next(iter(scores))].double()[own.rows]
         each = torch.segment_reduce(each, "mean", lengths=own.sizes, unsafe=True)
         return self._told(list(scores), means, each).beside(**self._more(params))
+
+    def _values(self, params: Params) -> Mapping[str, Tensor]:
+        """One value of each metric for every test example."""
+        if self.hands is None:
+            return self.task.score(params, self.test)
+        weights = sum(value.numel() for value in params.values())
+        parts = [Examples(*part) for part in zip(*(torch.split(t, PART) for t in self.test), strict=True)]
+        found = list(
+            self.hands.map(lambda task, part: task.score(params, part), parts, lambda part: heavy(weights, len(part.y)))
+        )
+        return {name: torch.cat([one[name] for one in found]) for name in found[0]}
 
     def _more(self, params: Params) -> dict[str, Any]:
         """What a constant answer reaches, and the scores of all test examples together."""

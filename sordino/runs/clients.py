@@ -7,11 +7,11 @@ from pathlib import Path
 
 from sordino import user_code
 from sordino.engine.client_states import States
-from sordino.engine.hands import Hands
 from sordino.engine.shards import PreparedShards
 from sordino.engine.site import Site
 from sordino.privacy.noise.sources import for_run
 from sordino.runs.setup import Setup
+from sordino.tasks.hands import Hands
 from sordino.types import Examples, NoiseSource, Params
 
 
@@ -45,8 +45,13 @@ def clients_of(
         noise,
         setup.sharing,
         shelf,
-        Hands(setup.task, threads(setup), setup.whole.built_task),
+        hands_of(setup),
     )
+
+
+def hands_of(setup: Setup) -> Hands:
+    """The threads of this process, each with a task of its own."""
+    return Hands(setup.task, threads(setup), setup.whole.built_task)
 
 
 def threads(setup: Setup) -> int:

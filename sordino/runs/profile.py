@@ -17,10 +17,8 @@ from typing import NamedTuple, Self
 
 import torch
 
-import sordino
-
 EVERY = 0.004  # seconds between two looks
-PACKAGE = PurePath(sordino.__file__).parent
+PACKAGE = PurePath(__file__).parents[1]
 
 # who speaks for all that it calls
 CALLERS = {

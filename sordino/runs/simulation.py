@@ -21,7 +21,7 @@ from sordino.engine.site import Site
 from sordino.evaluate.accuracy import Evaluator
 from sordino.evaluate.evaluation import Evaluation, check, check_models, check_scores
 from sordino.evaluate.own_metrics import metrics_named
-from sordino.runs.clients import clients_of
+from sordino.runs.clients import clients_of, hands_of
 from sordino.runs.home import ServersHome
 from sordino.runs.phases import Methods
 from sordino.runs.population import Population
@@ -114,7 +114,9 @@ class Simulation(ServersHalf):
         setup, test, given = self.setup, self.population.named.test, self.setup.experiment.evaluation
         examples = Examples(torch.from_numpy(np.asarray(test.x)), torch.from_numpy(np.asarray(test.y)))
         own = metrics_named(given.metrics)
-        evaluator = Evaluator(setup.task, examples, self.population.shares[1], tuple(given.scores), own)
+        evaluator = Evaluator(
+            setup.task, examples, self.population.shares[1], tuple(given.scores), own, hands_of(setup)
+        )
         check(given.personal)
         check_scores(given.scores, setup.task, setup.ways)
         if given.models:

@@ -204,3 +204,14 @@ def test_who_has_nothing_to_learn_from_is_scored_with_the_shared_model() -> None
     wanted = [float(scored[name].mean()) for name in task.metrics]
     assert bare.score(0, [params], ["proto"]) == {0: wanted}
     assert clients.score(0, [params], ["proto"])[0] != wanted
+
+
+def test_the_evaluator_says_the_same_on_any_number_of_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sordino.tasks.hands.HEAVY", 0)
+    monkeypatch.setattr("sordino.evaluate.accuracy.PART", 64)
+    whole = simulated(config.validate({"privacy": {}, "algorithm": {"name": "fedavg"}, "engine": {"workers": 3}}))
+    several = whole.evaluation().evaluator
+    assert several.hands is not None
+    assert several.hands.many == 3
+    params = whole.setup.state("server").x
+    assert several(params) == replace(several, hands=None)(params)

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from sordino.engine import site
 from sordino.engine.site import Site
 from sordino.runs.play import Progress
 from sordino.runs.run import start
+from sordino.tasks import hands
 from sordino.types import Terms
 from tests.laws.cases import CASES, Case
 from tests.laws.traces import Trace, trace
@@ -69,7 +69,7 @@ class Base:
 
             with pytest.MonkeyPatch.context() as patch:
                 patch.setattr(Site, "__call__", counted)
-                patch.setattr(site, "HEAVY", 0)  # on as many threads as the case asks for, however little there is
+                patch.setattr(hands, "HEAVY", 0)  # on as many threads as the case asks for, however little there is
                 start(case.experiment(), folder, keep_old_ledger)
             self._served[case.name], self._traces[case.name] = served, trace(folder)
         return folder

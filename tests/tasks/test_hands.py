@@ -14,9 +14,8 @@ from torch import Tensor
 from sordino import config, keys, tree
 from sordino.algorithms import ALGORITHMS
 from sordino.algorithms.fedavg import Client, FedAvg, Server, Up
-from sordino.engine import site
-from sordino.engine.hands import Hands
 from sordino.runs.simulation import simulated
+from sordino.tasks.hands import Hands
 from sordino.tasks.quadratic import Quadratic
 from sordino.types import Shard, Task
 from tests.laws.cases import Case
@@ -24,7 +23,7 @@ from tests.laws.traces import differences, finished
 
 NETS: dict[str, dict[str, Any]] = {
     "a chain": {"name": "mlp"},
-    "a network with a graph": {"name": "tests.engine.test_hands:Graph"},
+    "a network with a graph": {"name": "tests.tasks.test_hands:Graph"},
 }
 
 
@@ -48,7 +47,7 @@ class Drawing(Graph):
 @pytest.fixture(autouse=True)
 def little_work(monkeypatch: pytest.MonkeyPatch) -> None:
     """Threads are worth it however little there is to do."""
-    monkeypatch.setattr(site, "HEAVY", 0)
+    monkeypatch.setattr("sordino.tasks.hands.HEAVY", 0)
 
 
 def several(many: int = 3) -> Hands:
@@ -136,14 +135,14 @@ def hands(**tables: Any) -> int:
 
 
 def test_what_somebody_else_wrote_is_asked_by_one_thread_unless_more_are_wanted() -> None:
-    own = {"model": {"name": "tests.engine.test_hands:Graph"}}
+    own = {"model": {"name": "tests.tasks.test_hands:Graph"}}
     assert hands(engine={"workers": 3}) == 3
     assert hands(engine={"workers": 3}, **own) == 3
     assert hands(**own) == 1
 
 
 def test_a_network_that_draws_from_torchs_generator_is_asked_by_one_thread() -> None:
-    assert hands(engine={"workers": 3}, model={"name": "tests.engine.test_hands:Drawing"}) == 1
+    assert hands(engine={"workers": 3}, model={"name": "tests.tasks.test_hands:Drawing"}) == 1
 
 
 class Counting(FedAvg):

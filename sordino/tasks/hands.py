@@ -1,8 +1,8 @@
-"""Several clients at once, on threads of this process: torch lets go of the interpreter while it computes.
+"""Several clients, or many test examples, at once on threads of this process: torch lets go of the interpreter while
+it computes.
 
-Each thread has a task of its own, because a network is changed while it is run. What a client computes does not depend
-on who computes it, and answers come in the order in which they were asked for: how many threads there are changes no
-byte.
+Each thread has a task of its own, because a network is changed while it is run. What is computed does not depend on who
+computes it, and answers come in the order in which they were asked for: how many threads there are changes no byte.
 """
 
 from __future__ import annotations
@@ -22,6 +22,14 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 
+HEAVY = 2_000_000  # weights times rows of one pass: from here on threads gain more than they lose
+
+
+def heavy(weights: int, rows: int) -> bool:
+    """Is there enough arithmetic in a pass? Where Python itself does the work, threads wait for each other."""
+    return weights * rows >= HEAVY
+
+
 class Hands:
     """Who works at a site: one thread, or several that start when there is work for two."""
 
@@ -34,14 +42,14 @@ class Hands:
         self._pool: ThreadPoolExecutor | None = None
 
     def map(
-        self, work: Callable[[Task, T], R], units: Iterable[T], heavy: Callable[[T], bool] = lambda unit: True
+        self, work: Callable[[Task, T], R], units: Iterable[T], worth: Callable[[T], bool] = lambda unit: True
     ) -> Iterator[R]:
         """What becomes of each unit, in their order. Units are asked for in the caller's thread, few of them ahead.
-        `heavy`: is there enough arithmetic in it? Where Python itself does the work, threads wait for each other.
+        `worth`: is a unit worth a thread?
         """
         units = iter(units)
         first = list(islice(units, 2 if self.many > 1 else 0))
-        if len(first) < 2 or not all(map(heavy, first)):
+        if len(first) < 2 or not all(map(worth, first)):
             for unit in chain(first, units):
                 yield work(self._tasks[0], unit)
             return
