@@ -312,6 +312,8 @@ class Task(Protocol):
     ) -> Tensor: ...  # what the last layer sees; keys in training
     @property
     def width(self) -> int: ...  # of features
+    @property
+    def learns_features(self) -> bool: ...  # or are they the examples themselves?
     def head(self, params: Params, z: Tensor) -> Tensor: ...  # logits from features
     def look(
         self, params: Params, x: Tensor

@@ -97,6 +97,16 @@ class PFLDyn(LocalSgd[Server, Client, Down, Up | Told], name="pfl_dyn"):
                 code="no-server-step",
             )
 
+    def check(self, home: Home) -> None:
+        if not home.task.learns_features:
+            raise ConfigError(
+                f"features of the model {home.task.name!r}, which has nothing to learn before its last layer",
+                why="this method trains what the last layer sees. Here that is the example itself, so nothing would be "
+                "learned, and the result would be the same at any noise",
+                fix="choose a network with layers before the last one, such as model=mlp, or model=cnn_norm for images",
+                code="no-features-to-learn",
+            )
+
     def init(self, task: Task, key: Key) -> Server:
         x = task.init(key)
         return Server(x, tree.zeros_like(x), torch.tensor(0))

@@ -189,6 +189,12 @@ class NetworkOnRows:
         """The number of features."""
         return self.features({name: p.detach() for name, p in self._trained}, self._sample).shape[1]
 
+    @cached_property
+    def learns_features(self) -> bool:
+        """Does what the last layer sees depend on anything that is trained?"""
+        leaves = {name: p.detach().requires_grad_() for name, p in self._trained}
+        return self.features(leaves, self._sample).requires_grad
+
     def head(self, params: Params, z: Tensor) -> Tensor:
         """Logits from features."""
         if self._chain is not None:

@@ -72,6 +72,7 @@ class Quadratic:
         raise _no_features()
 
     labels = width = classes
+    learns_features = True
 
     def features(self, params: Params, x: Tensor, keys: Tensor | None = None, plain: int = 0) -> Tensor:
         raise _no_features()

@@ -177,10 +177,14 @@ def test_an_update_that_is_no_number_is_none(state: ServerState) -> None:
     assert tree.finite(run.server)
 
 
-def test_a_network_whose_features_are_the_input_has_nothing_to_learn(tmp_path: Path) -> None:
+def test_a_network_whose_features_are_the_input_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The nearest mean of the pixels themselves: no parameter has a say, and none moves."""
     table: dict[str, Any] = {"partition": {"scheme": "iid", "clients": 2}, "model": {"name": "logistic"}}
     made = config.load({"rounds": 2, "algorithm": {"name": "pfl_dyn", "local_steps": 2, "weight_decay": 0.0}, **table})
+    with pytest.raises(ConfigError, match="nothing to learn"):
+        start(made, tmp_path / "refused")
+    assert not (tmp_path / "refused").exists()
+    monkeypatch.setattr(PFLDyn, "check", lambda self, home: None)  # this is why
     ended = start(made, tmp_path / "run")
     model = safetensors.torch.load_file(tmp_path / "run" / "model.safetensors")
     assert all(torch.equal(model[name], value) for name, value in simulated(made).setup.state("server").x.items())

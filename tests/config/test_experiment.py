@@ -219,6 +219,8 @@ WRONG: dict[str, Wrong] = {
     "wrong outputs": Wrong(("model.name=mine:Outputs",), 3, "model-outputs", "10 are needed", module()),
     "nothing to train": Wrong(("model.name=mine:Empty",), 2, "model-without-parameters", "", module()),
     "forward fails": Wrong(("model.name=mine:Crashes",), 2, "own-code", "in forward", module()),
+    "features of pixels": Wrong(("algorithm=pfl_dyn",), 2, "no-features-to-learn", "the same at any noise"),
+    "features of pixels, with noise": Wrong(("algorithm=prifedsync",), 2, "no-features-to-learn", "model=mlp"),
     "output is no tensor": Wrong(("model.name=mine:Talks",), 3, "model-outputs", "", module()),
 }
 

@@ -270,3 +270,22 @@ def test_vgg16_goes_the_written_out_way() -> None:
     for (name, g), w in zip(found.items(), wanted, strict=True):
         assert float((g + 0 - w).norm()) <= 1e-3 * float(w.norm()), name
     assert task.features(params, x).shape == (1, 4096)
+
+
+class Bare(nn.Module):
+    """One layer, and something before it that has nothing to learn."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.only = nn.Linear(SIDE * SIDE * CHANNELS, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        z: Tensor = self.only(torch.tanh(x.flatten(1)))
+        return z
+
+
+def test_features_that_are_the_example_are_not_learned() -> None:
+    shape = (CHANNELS, SIDE, SIDE)
+    assert not task_of(NETS["logistic"](shape, 3)).learns_features
+    assert not task_of(Bare()).learns_features
+    assert task_of(NETS["mlp"](shape, 3)).learns_features
