@@ -56,10 +56,9 @@ def hands_of(setup: Setup) -> Hands:
 
 def threads(setup: Setup) -> int:
     """Those of one process that train clients. What somebody else wrote may keep something beside its arguments, and is
-    asked by one thread alone, unless more are wanted. So is a preparation: the law that threads change no byte does not
-    hold for pooled features yet.
+    asked by one thread alone, unless more are wanted.
     """
-    if setup.prepares or setup.engine.executor in ("processes", "ranks"):
+    if setup.engine.executor in ("processes", "ranks"):
         return 1
     experiment = setup.experiment
     owned = experiment.engine.workers == "auto" and any(user_code.named(experiment.model_dump()))
