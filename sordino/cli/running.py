@@ -95,6 +95,7 @@ def _say_only(
     if as_json:
         promised = [one.to_json() for one in forecast.guarantees]
         told = {"dry_run": True, "folder": str(folder), "would_write": files, "decided": decided}
+        told |= {"left_out": simulation.left_out}
         say({**told, "answer": row.to_json(), "guarantees": promised})
     elif not quiet:
         from sordino.report import plan as planned
@@ -104,7 +105,7 @@ def _say_only(
         simulated = settled.privacy.noise != SYSTEM
         planned.facts(console, row, forecast.timing, simulated)
         console.print(guarantees(forecast.guarantees, simulated))
-        for line in decided:
+        for line in (*decided, *simulation.left_out):
             console.print(f"· {escape(line)}", highlight=False)
         console.print(f"A run would write, and this one did not: {escape(', '.join(files))}", highlight=False)
 

@@ -35,7 +35,8 @@ class Data(Section):
     path: str | list[str] | None = None
     label: str | None = None  # of a table: the column to predict
     group: str | None = None  # of a table: the column that names the client
-    key: str | None = None  # of a table: the column that names the row; this name alone decides if the row is held back
+    # of a table: the column that names the row; the seed and this name alone decide whether the row is held back
+    key: str | None = None
     schema: str | None = None  # type: ignore[assignment]  # of a table: the file that says what columns hold, or "learned"
     # of a table: between cells; none: as the first line shows
     separator: Literal[",", ";", "\t", "|"] | None = Field(default=None, json_schema_extra=SINCE)

@@ -27,9 +27,11 @@ def of_chain(chain: Chain, params: Params, x: Tensor, draws: Tensor | None, prec
     return z.to(next(iter(params.values())).dtype)
 
 
-def transformed(*values: Tensor) -> bool:
-    """Whether torch.func is at work, which cannot look into `of_chain`."""
-    return any(torch._C._functorch.is_functorch_wrapped_tensor(value) for value in values)
+def transforming() -> bool:
+    """Whether torch.func is at work in this thread: `of_chain` has no place under it, not even for values that it does
+    not follow.
+    """
+    return torch._C._functorch.peek_interpreter_stack() is not None
 
 
 class _Features(torch.autograd.Function):

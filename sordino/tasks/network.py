@@ -17,7 +17,7 @@ from sordino.errors import ConfigError, UnsoundGuarantee
 from sordino.privacy.readers.per_example_gradients import Recorder
 from sordino.tasks.augment import AUGMENT
 from sordino.tasks.draws import draws, seeded
-from sordino.tasks.features import Head, of_chain, transformed
+from sordino.tasks.features import Head, of_chain, transforming
 from sordino.tasks.flops import count as operations
 from sordino.tasks.memory import coupling, still
 from sordino.tasks.nets import keyed_dropout
@@ -159,9 +159,7 @@ class NetworkOnRows:
         """The input of the last linear layer [n, d], differentiable in `params`. With keys, one per example, as in
         training; without, as in `predict`. The last `plain` images are never cut or mirrored.
         """
-        if self._chain is not None and not transformed(
-            next(iter(params.values())), x
-        ):  # torch.func does not go the chain's own way back
+        if self._chain is not None and not transforming():  # torch.func does not go the chain's own way back
             kind = next(iter(params.values())).dtype
             low = keys is not None and self.precision == torch.bfloat16
             seen = self._seen(x, kind, keys, plain)

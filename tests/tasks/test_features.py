@@ -289,3 +289,15 @@ def test_features_that_are_the_example_are_not_learned() -> None:
     assert not task_of(NETS["logistic"](shape, 3)).learns_features
     assert not task_of(Bare()).learns_features
     assert task_of(NETS["mlp"](shape, 3)).learns_features
+
+
+def test_a_width_that_is_first_asked_for_under_vmap_changes_nothing() -> None:
+    """A task in another thread is asked for the first time there: under vmap the chain's own way back has no place."""
+    fresh, asked = (task_of(pooled()) for _ in range(2))
+    assert asked.width == 6
+    params = params_of(asked, torch.float32)
+
+    def told(task: Classification) -> Tensor:
+        return torch.func.vmap(lambda row: task.features(params, row[None])[0] * task.width)(rows())
+
+    assert torch.equal(told(fresh), told(asked))
