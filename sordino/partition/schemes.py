@@ -203,7 +203,9 @@ class Quantity(Scheme):
 class LongTail(Scheme):
     """Class counts fall from n_max, the smallest class of the data set, to rho * n_max; then as Dirichlet.
 
-    reading = "clients": every client has the same long tail, in equal sizes, and alpha plays no part.
+    reading = "clients": every client has the same long tail, in equal sizes, and alpha plays no part. reading =
+    "own_order": every client has a long tail of its own, over the classes in an order of its own, and all examples are
+    used (the split of Sun, Ding and Cheng 2024).
     """
 
     clients: int
@@ -211,11 +213,13 @@ class LongTail(Scheme):
     rho: float = 0.01
     kind: Literal["exp", "step"] = "exp"
     min_size: int = 10
-    reading: Literal["classes", "clients"] = "classes"
+    reading: Literal["classes", "clients", "own_order"] = "classes"
 
     def assign(self, labels: Array, group: Array | None, rng: Generator) -> RowNumbers:
-        share = choice("reading", self.reading, {"classes": self._by_dirichlet, "clients": self._alike})
-        return _deal(labels, share(self.class_counts(labels), rng), rng)
+        readings = {"classes": self._by_dirichlet, "clients": self._alike, "own_order": self._each_in_own_order}
+        share = choice("reading", self.reading, readings)
+        kept = self.class_counts(labels)
+        return _deal(labels, share(np.bincount(labels) if self.reading == "own_order" else kept, rng), rng)
 
     def _by_dirichlet(self, kept: Array, rng: Generator) -> Array:
         return counts.dirichlet(kept, self.clients, "alpha", self.alpha, self.min_size, rng)
@@ -224,6 +228,13 @@ class LongTail(Scheme):
         least, n = self.clients * self.min_size, int(kept.sum())
         require(least <= n, f"clients * min_size = {least} > {n} examples", "min-size")
         return counts.divide(kept, np.ones((self.clients, len(kept))))
+
+    def _each_in_own_order(self, totals: Array, rng: Generator) -> Array:
+        tail = self.rho ** choice("kind", self.kind, TAILS)(len(totals))
+        held = counts.divide(totals, rng.permuted(np.tile(tail, (self.clients, 1)), axis=1))
+        fewest = int(held.sum(1).min())
+        require(fewest >= self.min_size, f"a client would hold {fewest} examples < {self.min_size}", "min-size")
+        return held
 
     def class_counts(self, labels: Array) -> Array:
         """How many examples of each class are kept."""

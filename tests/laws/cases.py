@@ -129,6 +129,14 @@ CASES = [
         protects="example",
     ),
     Case(
+        "dp_sgd",
+        {"name": "dp_sgd", "clip": 1.0, "rate": 0.2, "lr": 0.5},
+        privacy=BUDGET,
+        protects="example",
+        silent={"algorithm": {"name": "dp_sgd", "clip": 1e4, "rate": 1.0, "lr": 0.5, "multiplier": OFF}},
+        plain={"algorithm": ONE_STEP},
+    ),
+    Case(
         "gaussian_sampled",
         {"name": "gaussian_sampled", "clip": 1.0, "rate": 0.2, "lr": 0.5},
         privacy={**BUDGET, "schedule": {"name": "list", "values": [1] * 30}},  # listed: priced release by release
@@ -326,6 +334,10 @@ CASES = [
         plain={"algorithm": {"name": "fedavg", "lr": 0.1, **FEW_STEPS}},
     ),
     Case("secagg_fl", {"name": "secagg_fl", **FEW_STEPS}, cohort={"name": "round_robin", "size": 3}),
+    # a probe encrypts a part of the numbers, and masks the others
+    Case(
+        "paillier_fl", {"name": "paillier_fl", "mode": "probe", **FEW_STEPS}, cohort={"name": "round_robin", "size": 3}
+    ),
     Case(
         "privunit",
         {"name": "fedavg", **FEW_STEPS},
@@ -366,6 +378,12 @@ CASES = [
         model=SMALL,
     ),
     Case("dp_scaffold_published", {"name": "dp_scaffold", "variant": "published", **FEW_STEPS}, printed="example"),
+    Case(
+        "fedavg_prototypes",
+        {"name": "fedavg_prototypes", "local_epochs": 1, "batch_size": 32},
+        model=SMALL,
+        more=DRAWN,
+    ),
     # with a preparation before it, whose own laws are in test_phases
     Case("slaug_fl", SLAUG, model=SMALL, more=DRAWN),
     Case(

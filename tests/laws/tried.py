@@ -23,7 +23,7 @@ LATER = {"dp_prox_published", "dp_fedavg", "prifedsync", "prifedsync_steps", "dp
 LATER |= {f"pdp_prox_{name}" for name in ("local", "rates", "threshold", "published")} | {"udp_discount"}
 LATER |= {"moon", "vhl", "fedgen", "fedprox", "udp", "noisy_steps", "gaussian_simple", "central_visible"}
 LATER |= {"gaussian_sampled", "gaussian_sampled_published", "slaug_fl", "slaug_fl_rigorous_b"}
-LATER |= {"lc_fl", "cdp_fl", "privunit"} | {
+LATER |= {"lc_fl", "cdp_fl", "privunit", "dp_sgd", "paillier_fl", "fedavg_prototypes"} | {
     f"cuag_pfl_{name}" for name in ("no_noise", "oracle", "local_client", "central_client", "local_sample")
 }
 

@@ -187,6 +187,25 @@ def test_a_step_tail_and_the_extremes_of_rho() -> None:
     assert code_of(replace(tail, reading="both"), labels) == "unknown-choice"  # type: ignore[arg-type]
 
 
+def test_in_the_third_reading_every_client_has_a_tail_in_an_order_of_its_own() -> None:
+    labels = labels_of(MNIST)
+    held = table(labels, LongTail(100, reading="own_order").assign(labels, None, rng()), 10)
+    assert held.sum(0).tolist() == MNIST  # nothing is left over
+    sorted_ = -np.sort(-held, axis=1)
+    wanted = 0.01 ** (np.arange(10) / 9)
+    # each class is divided by what all clients ask of it, so a client's own tail follows the law within a third
+    assert np.allclose(sorted_.mean(0) / sorted_[:, 0].mean(), wanted, rtol=0.35)
+    first = held.argmax(1)
+    # 100 first places over 10 classes: 10 each, sd 3. Bound five sd
+    assert np.bincount(first, minlength=10).max() <= 25
+    assert len(np.unique(first)) == 10
+    with pytest.raises(PartitionError, match="would hold"):
+        LongTail(100, min_size=1000, reading="own_order").assign(labels, None, rng())
+    # the second reading is no such thing
+    alike = table(labels, LongTail(100, reading="clients").assign(labels, None, rng()), 10)
+    assert len(np.unique(alike.argmax(1))) == 1
+
+
 def test_a_long_tail_too_uneven_for_any_draw_is_repaired(caplog: pytest.LogCaptureFixture) -> None:
     labels = labels_of(MNIST)
     with caplog.at_level("INFO", logger="sordino.partition.counts"):

@@ -62,6 +62,7 @@ EVERY: list[Any] = [
     LongTail(7, 0.5, rho=0.2, min_size=2),
     LongTail(7, 0.5, rho=0.2, kind="step", min_size=2),
     LongTail(7, rho=0.2, reading="clients"),
+    LongTail(7, rho=0.2, reading="own_order"),
     PowerLaw(10, least=3),
     Natural(),
 ]
