@@ -28,7 +28,7 @@ KINDS = (torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int6
 Told = Mapping[str, Any]  # as JSON
 
 
-class Frame(NamedTuple):
+class Spoken(NamedTuple):
     """What goes through a pipe: words, and tensors behind them."""
 
     told: Told
@@ -49,7 +49,7 @@ class Ends:
         return self.read, self._write
 
     def begin(self, t: int) -> None:
-        """In a new round nobody looks any more at what was left in memory."""
+        """A new round: nobody looks any more at what was left in memory."""
         if t != self._round:
             self._round, self._used = t, 0
 
@@ -68,11 +68,11 @@ class Ends:
             while left:
                 left = left[os.write(self._write, left) :]
 
-    def hear(self) -> Frame:
+    def hear(self) -> Spoken:
         """What the other side says next; EOFError where it is gone."""
         at, size = HEAD.unpack(self._read(bytearray(HEAD.size)))
         told = json.loads(bytes(_bytes(self._found(KINDS.index(torch.uint8), None if at < 0 else at, size))))
-        return Frame(told, [self._found(*place) for place in told.pop("tensors")])
+        return Spoken(told, [self._found(*place) for place in told.pop("tensors")])
 
     def close(self) -> None:
         os.close(self.read)

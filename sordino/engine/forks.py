@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, NamedTuple, NoReturn
 import torch
 
 from sordino import tree
-from sordino.engine.common_memory import ROOM, Ends, Frame, Told, apart, whole
+from sordino.engine.common_memory import ROOM, Ends, Spoken, Told, apart, whole
 from sordino.lazy import dense
 from sordino.tree import Tree
 
@@ -106,7 +106,7 @@ class Fork(Worker):
         with contextlib.suppress(BrokenPipeError):  # it is gone, as whoever listens will hear
             self.ends.say(told, tensors)
 
-    def heard(self) -> Frame | None:
+    def heard(self) -> Spoken | None:
         """What it says next; None where it is gone."""
         with contextlib.suppress(EOFError):
             return self.ends.hear()
@@ -241,14 +241,14 @@ def _end(forks: list[Fork]) -> None:
 # the fork's side ------------------------------------------------------------------------------------------------------
 
 
-class Asked:
+class ForksWork:
     """What a fork is told, one thing after the other, and what it answers."""
 
     def __init__(self, ends: Ends, state: Tree) -> None:
         """`state`: what that of a client looks like."""
         self._ends, self._state, self._began = ends, state, 0.0
 
-    def __iter__(self) -> Iterator[tuple[Frame, list[Tree]]]:
+    def __iter__(self) -> Iterator[tuple[Spoken, list[Tree]]]:
         """A round, or a unit with the states of its clients."""
         size = len(tree.leaves(self._state))
         while True:

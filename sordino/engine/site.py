@@ -19,7 +19,7 @@ from sordino.engine.client_states import States, shape_of
 from sordino.engine.commands import Command, Keep, Restore, Round, Score
 from sordino.engine.common_memory import Ends
 from sordino.engine.executor import Executor, Scores
-from sordino.engine.forks import Answers, Asked, Forks, Templates, Unit
+from sordino.engine.forks import Answers, Forks, ForksWork, Templates, Unit
 from sordino.engine.shards import PreparedShards
 from sordino.engine.stack import Member, by_size, pools, sharing, stacks, together
 from sordino.privacy.noise.sources import Counter, for_client
@@ -61,7 +61,7 @@ class Site(Executor):
     ) -> Iterator[tuple[int, Tree]]:
         """One round of every client named in `terms`, in their order. Nothing needs to be packed in one process.
         `apart`: `down` is what one client is told."""
-        begun, order, now = time.perf_counter(), sorted(terms), Now(self, t, down, apart)
+        begun, order, now = time.perf_counter(), sorted(terms), RoundHere(self, t, down, apart)
         units = self._units((now.member(k, terms[k], self.state(k)) for k in order), down)
         early: dict[int, tuple[Tree, Tree]] = {}  # answers that came before their turn
         waited = iter(order)
@@ -74,7 +74,7 @@ class Site(Executor):
                 turn = next(waited, None)
         self._long = self._long or time.perf_counter() - begun > LONG
 
-    def _trained(self, now: Now, units: Iterable[list[Member]], terms: Mapping[int, Terms]) -> Iterator[Answers]:
+    def _trained(self, now: RoundHere, units: Iterable[list[Member]], terms: Mapping[int, Terms]) -> Iterator[Answers]:
         """The answers of all units, whoever computes them."""
         if now.apart or not self._long or self.forks is None or not self.forks.begin(self._serve):
             numbers, step = tree.size(now.down), self.algorithm.work.batch
@@ -86,11 +86,11 @@ class Site(Executor):
 
     def _serve(self, ends: Ends) -> None:
         """The life of a fork of this process: it does units of clients."""
-        now, asked = None, Asked(ends, self.algorithm.init_client(self.task))
+        now, asked = None, ForksWork(ends, self.algorithm.init_client(self.task))
         for (told, tensors), states in asked:
             if told["do"] == "round":
                 down = self.algorithm.broadcast(self.algorithm.init(self.task, 0))
-                now = Now(self, told["t"], tree.like(down, tensors), False)
+                now = RoundHere(self, told["t"], tree.like(down, tensors), False)
                 continue
             assert now is not None
             each = zip(told["clients"], told["terms"], states, strict=True)
@@ -227,7 +227,7 @@ class Site(Executor):
             yield (tree.formed(upload) if self.executor == "loop" else upload), state
 
 
-class Now:
+class RoundHere:
     """One round at a site."""
 
     def __init__(self, site: Site, t: int, down: Tree, apart: bool) -> None:

@@ -56,8 +56,8 @@ def hands_of(setup: Setup) -> Hands:
 
 
 def forks_of(setup: Setup) -> Forks | None:
-    """As many processes at most: they begin where that is possible, and worth it. What somebody else wrote may keep
-    something that a fork would not see.
+    """Helpers, which begin where that is possible, and worth it. What somebody else wrote may keep something that a fork
+    would not see.
     """
     many = threads(setup)
     return Forks(many) if many > 1 and not owned(setup) else None

@@ -263,13 +263,6 @@ def test_every_verb_has_words_of_its_own() -> None:
     assert all(verb.help for verb in command.commands.values())
 
 
-@pytest.mark.parametrize("group", [[], ["data"], ["privacy"], ["identity"]], ids=" ".join)
-def test_no_verb_is_told_in_half_a_sentence(group: list[str]) -> None:
-    from typer.testing import CliRunner
-
-    assert "..." not in CliRunner().invoke(app, [*group, "--help"]).output.partition("Commands:")[2]
-
-
 # the disk -------------------------------------------------------------------------------------------------------------
 
 

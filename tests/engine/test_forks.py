@@ -15,8 +15,8 @@ import torch
 
 from sordino import config, tree
 from sordino.engine import common_memory, forks, site
-from sordino.engine.common_memory import Ends, Frame, apart, whole
-from sordino.engine.forks import Answers, Asked, Fork, Forks, Templates, Unit
+from sordino.engine.common_memory import Ends, Spoken, apart, whole
+from sordino.engine.forks import Answers, Fork, Forks, ForksWork, Templates, Unit
 from sordino.lazy import ClientRows, Matrix, Scaled, Span
 from sordino.runs.clients import forks_of
 from sordino.runs.simulation import simulated
@@ -38,7 +38,7 @@ def answer(k: int) -> Answers:
 
 
 def serve(ends: Ends) -> None:
-    asked = Asked(ends, ())
+    asked = ForksWork(ends, ())
     for (told, _), _ in asked:
         if told["do"] == "unit":
             asked.tell(told["number"], [one for k in told["clients"] for one in answer(k)], TEMPLATES)
@@ -77,7 +77,7 @@ def test_what_a_dead_fork_owes_is_done_by_the_asker() -> None:
 
 def test_what_a_fork_cannot_do_is_done_by_the_asker() -> None:
     def unable(ends: Ends) -> None:
-        asked = Asked(ends, ())
+        asked = ForksWork(ends, ())
         for (told, _), _ in asked:
             if told["do"] == "unit":
                 asked.give_up(told["number"])
@@ -89,7 +89,7 @@ def test_what_a_fork_cannot_do_is_done_by_the_asker() -> None:
 
 def test_an_answer_of_another_look_is_not_taken() -> None:
     def other(ends: Ends) -> None:
-        asked = Asked(ends, ())
+        asked = ForksWork(ends, ())
         for (told, _), _ in asked:
             if told["do"] == "unit":
                 asked.tell(told["number"], [(0, {"v": torch.zeros(3, 2)}, ())], TEMPLATES)
@@ -140,7 +140,7 @@ def through(leaves: list[Matrix]) -> list[Matrix]:
     fork.say({"made": made}, tensors)
     frame = fork.heard()
     fork.end()
-    assert isinstance(frame, Frame)
+    assert isinstance(frame, Spoken)
     return whole(frame.told["made"], iter(frame.tensors))
 
 
