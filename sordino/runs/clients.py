@@ -56,7 +56,7 @@ def hands_of(setup: Setup) -> Hands:
 
 
 def forks_of(setup: Setup) -> Forks | None:
-    """Helpers, which begin where that is possible, and worth it. What somebody else wrote may keep something that a fork
+    """Helpers that begin where it is possible, and worth it. What somebody else wrote may keep something that a fork
     would not see.
     """
     many = threads(setup)
