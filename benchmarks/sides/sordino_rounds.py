@@ -7,6 +7,7 @@ Options: `precision`, `executor` and `workers`, as in the table [engine].
 from __future__ import annotations
 
 import tempfile
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -28,9 +29,11 @@ def main() -> None:
     engine = {name: meter.options[name] for name in ("precision", "executor", "workers") if name in meter.options}
     parts = prepared(w, meter.data, engine=engine)
     keep_freed_memory()  # as every run does
-    folder = tempfile.TemporaryDirectory()
-    meter.leaving(folder.cleanup)
-    federation, clients = parts.federation(Path(folder.name) / "ledger.sqlite", "bench"), parts.site("bench")
+    stack = ExitStack()
+    meter.leaving(stack.close)
+    folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+    federation = parts.federation(folder / "ledger.sqlite", "bench")
+    clients = parts.executor(folder, folder, "bench", None, None, stack)  # threads and forks as in a run
     server = parts.setup.state("server")
     start = zip(server.x, network(w).parameters(), strict=True)
     server = server._replace(x={name: value.detach().clone() for name, value in start})

@@ -18,8 +18,10 @@ from sordino.engine import common_memory, forks, site
 from sordino.engine.common_memory import Ends, Spoken, apart, whole
 from sordino.engine.forks import Answers, Fork, Forks, ForksWork, Templates, Unit
 from sordino.lazy import ClientRows, Matrix, Scaled, Span
+from sordino.privacy.noise.sources import Counter, System
 from sordino.runs.clients import forks_of
 from sordino.runs.simulation import simulated
+from sordino.types import NoiseSource
 from tests.laws.cases import BY_NAME, Case
 from tests.laws.traces import Trace, differences, finished
 
@@ -50,11 +52,16 @@ def asked_of(
     """Forks at work, their answers, and the units that the asker did itself."""
     helpers, mine = Forks(many), list[int]()
     helpers.begin(serve)
+    return helpers, helpers.map(0, {"w": torch.ones(2)}, (unit(k, mine) for k in range(units)), TEMPLATES), mine
 
-    def unit(k: int) -> Unit:
-        return Unit([k], [{}], [()], 1.0, lambda: mine.append(k) or answer(k))  # type: ignore[func-returns-value]
 
-    return helpers, helpers.map(0, {"w": torch.ones(2)}, map(unit, range(units)), TEMPLATES), mine
+def unit(k: int, mine: list[int] | None = None) -> Unit:
+    def compute() -> Answers:
+        if mine is not None:
+            mine.append(k)
+        return answer(k)
+
+    return Unit([k], [{}], [()], 1.0, compute)
 
 
 def numbers(found: Iterator[Answers]) -> list[float]:
@@ -124,6 +131,17 @@ def test_a_fork_ends_with_its_asker_and_holds_nothing_open(tmp_path: Path) -> No
     assert os.waitpid(fork.pid, 0)[0] == fork.pid
 
 
+@pytest.mark.parametrize(("source", "shared"), [(System(), False), (Counter(1), True)], ids=["real", "seeded"])
+def test_real_noise_of_a_fork_is_its_own(source: NoiseSource, shared: bool) -> None:
+    """Also where the asker has drawn from it before; seeded noise is the same, and so shows what would be seen."""
+    source.words(4)
+    fork = Fork(lambda ends: ends.say({}, [source.words(4)]))
+    said = fork.heard()
+    fork.end()
+    assert said is not None
+    assert torch.equal(said.tensors[0], source.words(4)) is shared
+
+
 # words and tensors ----------------------------------------------------------------------------------------------------
 
 
@@ -169,6 +187,16 @@ def parts_of(leaf: Matrix) -> list[torch.Tensor]:
     if isinstance(leaf, Span):
         return [leaf.c, leaf.rows.x]
     return [leaf.x, torch.tensor(leaf.factor)] if isinstance(leaf, Scaled) else [leaf]
+
+
+def test_what_is_said_twice_in_a_round_lies_in_two_places() -> None:
+    """A round may be asked for in parts, and the answers to all of them are looked at together."""
+    helpers, found, _ = asked_of(2)
+    first = list(found)
+    again = list(helpers.map(0, {"w": torch.ones(2)}, [unit(k) for k in range(100, 112)], TEMPLATES))
+    assert numbers(iter(first)) == list(range(12))
+    assert numbers(iter(again)) == list(range(100, 112))
+    helpers.close()
 
 
 # whole runs -----------------------------------------------------------------------------------------------------------
