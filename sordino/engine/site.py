@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -53,6 +54,7 @@ class Site(Executor):
     ) -> Iterator[tuple[int, Tree]]:
         """One round of every client named in `terms`, in their order. Nothing needs to be packed in one process.
         `apart`: `down` is what one client is told."""
+        _ = self._first_state  # made before anybody is at work: it takes the network
         order, uplink, key = sorted(terms), self.algorithm.uplink.at(t, down), keys.fold(self.key, "round", t)
         shards = self.shards.at(t) if isinstance(self.shards, PreparedShards) else self.shards
 
@@ -99,6 +101,11 @@ class Site(Executor):
             lambda task, k: self._scored(task, k, models, ways), who, lambda k: heavy(numbers, len(self.tests[k].y))
         )
         return dict(zip(who, found, strict=True))
+
+    @cached_property
+    def _first_state(self) -> Any:
+        """What every client begins with."""
+        return self.algorithm.init_client(self.task)
 
     @property
     def _hands(self) -> Hands:
@@ -182,7 +189,7 @@ class Site(Executor):
     def state(self, k: int) -> Any:
         """What a client keeps, as it stands."""
         state = self.states.get(k)
-        return self.algorithm.init_client(self.task) if state is None else state
+        return tree.map(lambda leaf: leaf.clone(), self._first_state) if state is None else state
 
     def _local(self, task: Task, down: Tree, stack: list[Member], apart: bool) -> Iterable[tuple[Tree, Tree]]:
         if len(stack) > 1:
