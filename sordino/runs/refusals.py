@@ -18,6 +18,7 @@ from sordino.privacy.uplink.secure_stages import NoiseShare, check_room
 from sordino.privacy.uplink.stages import Weigh
 from sordino.types import Offer, Task
 
+PURE = "pure"  # the price of Laplace noise, whose promise holds with delta 0
 RARELY = 0.01  # of delta: what a round that is broken off may cost, in all rounds together
 
 
@@ -57,10 +58,12 @@ def check_network(algorithm: AnyAlgorithm, task: Task, promises: bool) -> None:
 
 def check_delta(offer: Offer, privacy: Privacy, population: int, examples: int) -> None:
     protected = population if offer.unit == "client" else examples
+    if privacy.delta == 0 and offer.mechanism.calibration == PURE:
+        return
     if not 0 < privacy.delta < 1:
         raise InvalidBudget(
             f"privacy.delta is {privacy.delta}",
-            why="delta is a probability: it must be above 0 and below 1",
+            why="delta is a probability: it must be above 0 and below 1; only Laplace noise keeps a promise at 0",
             fix="set for example privacy.delta = 1e-5",
             code="delta-out-of-range",
         )

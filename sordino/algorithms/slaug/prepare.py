@@ -199,6 +199,7 @@ class Ask(LocalSgd[Asking, Owner, Any, Prototype], Phase[Asking, Owner, Any, Pro
     reads_each = True
     tells_each = True
     names_clients = True
+    carries_statistics = True  # no device trains here
 
     @property
     def rounds(self) -> int:
