@@ -71,8 +71,10 @@ def _show(out: Screen, table: PublishedTable, whole: bool) -> None:
     """One table. Not whole: only rows that somebody else has a number for."""
     left, wanted = len(table.missing()), sum(row.seeds for row in table.rows)
     about = f", about {table.sheet.minutes:g} minutes each" if table.sheet.minutes is not None else ""
+    tries = len(table.untuned())
+    trials = f"; before them {tries} to choose {table.sheet.tune.key}" if table.sheet.tune is not None and tries else ""
     out.print(f"\n[bold]{escape(table.name)}[/bold]: {escape(table.sheet.source)}")
-    out.print(f"sordino reproduce {escape(table.name)}: {wanted - left} of {wanted} runs are kept{about}")
+    out.print(f"sordino reproduce {escape(table.name)}: {wanted - left} of {wanted} runs are kept{about}{trials}")
     for head, text in (("published", table.sheet.published), ("yardstick", table.sheet.yardstick)):
         if text:
             out.print(f"{head}: {escape(text)}")

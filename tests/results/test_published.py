@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from sordino import config
 from sordino.errors import ConfigError, DataError, RunError
 from sordino.results.published import running, tables, written
 from tests.helpers.command_line import spoken
@@ -49,6 +50,17 @@ def test_every_number_on_the_pages_is_that_of_a_kept_run(name: str) -> None:
     assert page.count(first + written.block(one) + last) == 1
     assert (ROOT / name / "table.md").read_text(encoding="utf-8") == written.everything(one)
     assert {run.name for run in one.runs} <= {row.name for row in one.rows}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_row_is_an_experiment(name: str) -> None:
+    one = tables.named(ROOT, name)
+    tune = one.sheet.tune
+    for row in one.rows:
+        for value in (None,) if tune is None else tune.values:
+            words = row.set if tune is None else (*row.set, f"{tune.key}={value}")
+            assert config.load(one.experiment(), words).algorithm.get("lr") == value or value is None
+    config.load(one.experiment(), (*one.quick().set, *one.sheet.quick.set))
 
 
 def test_a_number_that_was_changed_by_hand_is_noticed() -> None:

@@ -38,12 +38,16 @@ def block(table: PublishedTable) -> str:
     told = (f"{head.capitalize()}: {text}." for head, text in heads.items())
     explained, timed = any(row.why for row in rows), any(run.seconds is not None for run in table.runs)
     columns = ["row", "n", *heads, "ours", f"ours, mean of last {sheet.last}", "epsilon", "of one, against", "status"]
-    columns += [*_cost_heads(sheet.targets), *["minutes a run"] * timed, *["why"] * explained]
-    lines = [" ".join((f"Source: {sheet.source}.", *told)), "", _line(columns), "|" + "---|" * len(columns)]
+    columns += [*_tuned_head(table), *_cost_heads(sheet.targets), *["minutes a run"] * timed, *["why"] * explained]
+    opening = " ".join((f"Source: {sheet.source}.", *told))
+    if not rows:
+        return f"{opening}\n\nNothing of it has been run yet. {_ending(table)}\n"
+    lines = [opening, "", _line(columns), "|" + "---|" * len(columns)]
     for row in rows:
         runs = table.of(row)
         facts = [row.name, str(len(runs)), *(others(row, head) for head in heads)]
         facts += [spread([run.final for run in runs]), spread([run.last for run in runs]), *_promise(runs)]
+        facts += _tuned(table, runs)
         facts += _costs(runs, sheet.targets) if sheet.targets else []
         facts += [minutes(table, row)] * timed + [row.why or NOTHING] * explained
         lines.append(_line(facts))
@@ -51,7 +55,7 @@ def block(table: PublishedTable) -> str:
 
 
 def _ending(table: PublishedTable) -> str:
-    left = len(table.missing())
+    left = len(table.missing()) + len(table.untuned())
     about = "" if table.sheet.minutes is None else f" A run takes about {table.sheet.minutes:g} minutes on one core."
     found = f"runs the {left} runs that are missing" if left else "finds nothing missing"
     return f"`sordino reproduce {table.name}` {found}. All columns: [table.md]({table.name}/table.md).{about}"
@@ -91,7 +95,7 @@ def everything(table: PublishedTable) -> str:
     sheet, beside = table.sheet, _others_told(table)
     heads = ["row", "n", "final accuracy", f"mean of last {sheet.last}", "loss", *beside]
     heads += ["epsilon", "of one, against", "status"]
-    heads += [f"tuned {sheet.tune.key}"] if sheet.tune is not None else []
+    heads += _tuned_head(table)
     heads += ["beside it", "model norm", "GiB up per slot", "published GiB"] if sheet.traffic else []
     heads += _cost_heads(sheet.targets)
     lines = [_line(heads), "|" + "---|" * len(heads)]
@@ -103,7 +107,7 @@ def everything(table: PublishedTable) -> str:
         facts = [row.name, str(len(runs)), spread([run.final for run in runs]), spread([run.last for run in runs])]
         facts += [spread(losses) if losses else NOTHING, *(others(row, head) for head in beside)]
         facts += _promise(runs)
-        facts += [NOTHING if runs[0].tuned is None else f"{runs[0].tuned:g}"] if sheet.tune is not None else []
+        facts += _tuned(table, runs)
         facts += _sent(row, runs) if sheet.traffic else []
         facts += _costs(runs, sheet.targets) if sheet.targets else []
         lines.append(_line(facts))
@@ -117,6 +121,14 @@ def _sent(row: PublishedRow, runs: Sequence[MeasuredRun]) -> list[str]:
     sent = [run.slot_gib for run in runs if run.slot_gib is not None]
     told = NOTHING if row.slot_gib is None else str(row.slot_gib)
     return [also, spread(norms) if norms else NOTHING, f"{statistics.mean(sent):.4f}" if sent else NOTHING, told]
+
+
+def _tuned_head(table: PublishedTable) -> list[str]:
+    return [] if table.sheet.tune is None else [f"tuned {table.sheet.tune.key}"]
+
+
+def _tuned(table: PublishedTable, runs: Sequence[MeasuredRun]) -> list[str]:
+    return [] if table.sheet.tune is None else [NOTHING if runs[0].tuned is None else f"{runs[0].tuned:g}"]
 
 
 def _cost_heads(targets: Sequence[float]) -> list[str]:
