@@ -159,3 +159,16 @@ def test_what_a_run_leaves_is_loaded_and_used_by_plain_torch(tmp_path: Path) -> 
     at = simulated(config.validate({**DIGITS, "model": {"name": f"{__name__}:Normed"}}))
     scored = at.setup.task.score({name: held[name] for name in at.setup.task.init(KEY)}, at.home.tested)["accuracy"]
     assert float(scored.mean()) == pytest.approx(result.metrics[-1].accuracy)
+
+
+def test_a_network_that_keeps_its_values_keeps_its_statistics() -> None:
+    """As whoever predicts, or starts from pretrained weights, has it."""
+    net = Normed()
+    net[1].running_mean.fill_(3.0)
+    at = Classification(net, name="net", shape=(8, 8, 1), mean=(0.5,), std=(0.3,), image=True, keeps=True)
+    begun = at.init(KEY)
+    assert torch.equal(begun[STATISTICS[0]], torch.full((4,), 3.0))
+    net.load_state_dict(at.state_dict(begun))
+    x = ((ROWS.x.float() / 255 - 0.5) / 0.3).movedim(-1, 1)
+    assert torch.allclose(at.predict(begun, ROWS.x), net.eval()(x), atol=1e-5)
+    assert task().init(KEY)[STATISTICS[0]].eq(0).all()  # drawn anew they begin as the layer does
