@@ -329,6 +329,8 @@ class Task(Protocol):
     @property
     def mixes_examples(self) -> str: ...  # name of a layer that couples examples, "" if none
     @property
+    def statistics(self) -> tuple[str, ...]: ...  # fields of the model that passes move, and no gradient
+    @property
     def remembers(self) -> str: ...  # what of the network a pass changes for the next one, "" if nothing
     def still(self) -> AbstractContextManager[None]: ...  # refuses such a change in what is asked inside
     @property

@@ -171,6 +171,13 @@ class Algorithm(ABC, Generic[S, C, D, U]):
         return False
 
     @property
+    def carries_statistics(self) -> bool:
+        """May the model hold running statistics? Then every walk of `local` is told of them, and the server's model is
+        the mean of the clients'.
+        """
+        return False
+
+    @property
     def heads(self) -> int:
         """How many outputs the network has for each class."""
         return 1

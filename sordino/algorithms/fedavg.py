@@ -52,9 +52,13 @@ class FedAvg(LocalSgd[Server, Client, Server, Up], name="fedavg"):
     def unequal(self) -> bool:
         return type(self).local is FedAvg.local
 
+    @property
+    def carries_statistics(self) -> bool:
+        return type(self).local is FedAvg.local and type(self).update is FedAvg.update and self.server_lr == 1
+
     def local(self, task: Task, down: Server, c: Client, shard: Shard, key: Key) -> tuple[Up, Client]:
         eta = self.rate(down.round, c.participations)
-        walk = self.walk(down.x, eta)
+        walk = self.walk(down.x, eta, statistics=task.statistics)
         for batch in shard.batches(self.work, key):
             g = batch.grad(task.losses, walk.y)
             walk(self.direction(g, walk.y, down.x), batch.live)  # w <- w - eta g

@@ -68,8 +68,12 @@ class FedGen(LocalSgd[Server, Client, Server, Up], name="fedgen"):
     def zero(self, task: Task, down: Server) -> Up:
         return Up(tree.zeros_like(down.x), torch.zeros(task.labels))
 
+    @property
+    def carries_statistics(self) -> bool:
+        return self.server_lr == 1
+
     def local(self, task: Task, down: Server, c: Client, shard: Shard, key: Key) -> tuple[Up, Client]:
-        walk = self.walk(down.x, self.rate(down.round, c.participations))
+        walk = self.walk(down.x, self.rate(down.round, c.participations), statistics=task.statistics)
         helped = self.strength > 0 and int(down.round) > 0
         losses = partial(self._losses, task, down.generator, self._weight(down)) if helped else task.losses
         for batch in shard.batches(self.work, key):

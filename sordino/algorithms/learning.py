@@ -125,6 +125,10 @@ class Adapting(Algorithm[Server[S], C, Down[D], U]):
         return self.own.sets_loss
 
     @property
+    def carries_statistics(self) -> bool:
+        return self.own.carries_statistics
+
+    @property
     def heads(self) -> int:
         return self.own.heads
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias
 
@@ -26,11 +26,21 @@ WORK = {"local_epochs", "local_steps"}  # of which one is set at most
 class Walk:
     """The place where a client stands, step after step.
 
-    `y` moves by -eta (direction + weight decay), the direction no longer than `most_grad`, or by its momentum.
+    `y` moves by -eta (direction + weight decay), the direction no longer than `most_grad`, or by its momentum. Running
+    statistics are the walk's own: passes move them, and no step does.
     """
 
-    def __init__(self, rule: AnyLocalSgd, start: Params, eta: float, velocity: Params | None = None) -> None:
-        self._rule, self._start, self._eta = rule, start, eta
+    def __init__(
+        self,
+        rule: AnyLocalSgd,
+        start: Params,
+        eta: float,
+        velocity: Params | None = None,
+        statistics: Sequence[str] = (),
+    ) -> None:
+        if statistics:
+            start = {**start, **own_statistics(start, statistics)}
+        self._rule, self._start, self._eta, self._statistics = rule, start, eta, statistics
         self.y, self.velocity = start, velocity
         self.steps: int | Tensor = 0
 
@@ -38,11 +48,12 @@ class Walk:
         """`live`: is the step one of this client's? None: always."""
         rule = self._rule
         self.steps = self.steps + (1 if live is None else live)
+        direction = self._of_weights(direction)
         if rule.most_grad is not None:
             factor = (rule.most_grad / tree.norm(direction)).clamp_max(1.0)
             direction = tree.map(lambda g: g * factor.to(g.dtype), direction)
         if rule.weight_decay:
-            direction = tree.axpy(rule.weight_decay, self.y, direction)
+            direction = self._of_weights(tree.axpy(rule.weight_decay, self.y, direction))
         if rule.momentum:
             before = self.velocity
             direction = direction if before is None else tree.axpy(rule.momentum, before, direction)
@@ -50,6 +61,17 @@ class Walk:
         if live is not None:
             direction = tree.scale(live.to(torch.float32), direction)
         self.y = tree.descend(self.y, self._eta, direction, self._start)
+
+    def _of_weights(self, direction: Params) -> Params:
+        """The direction, which leads no running statistic anywhere."""
+        if not self._statistics:
+            return direction
+        return {**direction, **{name: torch.zeros_like(self.y[name]) for name in self._statistics}}
+
+
+def own_statistics(params: Params, statistics: Sequence[str]) -> Params:
+    """Copies of running statistics, for whoever trains with them."""
+    return {name: params[name].clone() for name in statistics}
 
 
 def _either(live: Tensor, new: Params, old: Params) -> Params:
@@ -112,8 +134,9 @@ class LocalSgd(Algorithm[S, C, D, U], ABC):
         epochs = None if self.local_steps is not None else self.local_epochs or 1
         return Work(epochs, self.local_steps, batch)
 
-    def walk(self, start: Params, eta: float, velocity: Params | None = None) -> Walk:
-        return Walk(self, start, eta, velocity)
+    def walk(self, start: Params, eta: float, velocity: Params | None = None, statistics: Sequence[str] = ()) -> Walk:
+        """`statistics`: the task's, where the method carries them."""
+        return Walk(self, start, eta, velocity, statistics)
 
     def models(self, s: Any) -> Mapping[str, Params]:
         return {"global": s.x}

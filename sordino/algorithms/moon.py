@@ -69,8 +69,12 @@ class Moon(LocalSgd[Server, Client, Server, Up], name="moon"):
     def zero(self, task: Task, down: Server) -> Up:
         return Up(tree.zeros_like(down.x))
 
+    @property
+    def carries_statistics(self) -> bool:
+        return self.server_lr == 1
+
     def local(self, task: Task, down: Server, c: Client, shard: Shard, key: Key) -> tuple[Up, Client]:
-        walk = self.walk(down.x, self.rate(down.round, c.participations))
+        walk = self.walk(down.x, self.rate(down.round, c.participations), statistics=task.statistics)
         contrasts = self.mu > 0 and bool(c.participations > 0)
         losses = partial(self._losses, task, down.x, c.last) if contrasts else task.losses
         for batch in shard.batches(self.work, key):

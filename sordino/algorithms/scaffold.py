@@ -59,10 +59,14 @@ class Scaffold(LocalSgd[Server, Client, Server, Up], name="scaffold"):
     def unequal(self) -> bool:
         return type(self).local is Scaffold.local
 
+    @property
+    def carries_statistics(self) -> bool:
+        return type(self).local is Scaffold.local and self.server_lr == 1
+
     def local(self, task: Task, down: Server, client: Client, shard: Shard, key: Key) -> tuple[Up, Client]:
         x, c, c_i = down.x, down.c, client.c_i
         eta = self.rate(down.round, client.participations)
-        walk, correction = self.walk(x, eta), tree.sub(c, c_i)
+        walk, correction = self.walk(x, eta, statistics=task.statistics), tree.sub(c, c_i)
         for batch in shard.batches(self.work, key):
             walk(tree.axpy(1.0, batch.grad(task.losses, walk.y), correction), batch.live)  # line 10
         y, eta = walk.y, eta / (1 - self.momentum)  # how far a constant gradient moves it in a step

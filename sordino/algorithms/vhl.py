@@ -69,8 +69,12 @@ class VHL(FedAvg, name="vhl"):
         seed = int(handed["seed"]) % (1 << 64)
         return noise_examples(classes, self.per_class, side, channels, seed, self.source, self.width)
 
+    @property
+    def carries_statistics(self) -> bool:
+        return self.server_lr == 1
+
     def local(self, task: Task, down: Server, c: Client, shard: Shard, key: Key) -> tuple[Up, Client]:
-        walk = self.walk(down.x, self.rate(down.round, c.participations))
+        walk = self.walk(down.x, self.rate(down.round, c.participations), statistics=task.statistics)
         each = self.work.count(shard.size) // (self.work.epochs or 1)  # steps of an epoch
         for step, both in enumerate(shard.mixed(self.work, key, self.noise_batch)):
             walk(both.joint(partial(self._loss, task, step < each * self.pull_epochs), walk.y))

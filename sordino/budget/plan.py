@@ -49,7 +49,7 @@ class Budget:
     def __post_init__(self) -> None:
         fix = "for no privacy leave [privacy] epsilon out"
         check_range("epsilon", self.epsilon, POSITIVE, "epsilon-not-positive", error=InvalidBudget, fix=fix)
-        valid_delta(self.delta)
+        valid_delta(self.delta, zero=True)  # 0 is for pure noise: see runs.refusals
 
     def of(self, client: int) -> float:
         return self.epsilon if self.personal is None else float(self.personal[client])
@@ -268,10 +268,12 @@ def _check_one_promise(offers: Sequence[tuple[Offer, float | None]], budget: Bud
         )
     if budget is not None and not open_ended:
         raise UnsoundGuarantee(
-            "a privacy budget is given, but nothing in this algorithm adds noise whose size it could decide",
-            why="epsilon is a property of noise; without noise the promise would be empty",
-            fix="choose a private algorithm (`sordino algorithms` lists them), add a reader or an uplink with "
-            "noise, or leave privacy.epsilon out",
+            f"privacy.epsilon is {budget.epsilon:g}, and nothing in this algorithm adds noise that it could size",
+            why="the noise has a multiplier of its own"
+            if offers
+            else "epsilon is a property of noise; without noise the promise would be empty",
+            fix="set privacy={} to run without a budget (the default experiment has one); or choose a private "
+            "algorithm (`sordino algorithms` lists them), or add a reader or an uplink with noise",
             code="budget-without-mechanism",
         )
     if budget is None and open_ended:

@@ -53,6 +53,11 @@ class ModelScene(NamedTuple):
 def scene(trial: PartTrial) -> ModelScene:
     """Everything made anew, as in another process."""
     task = _task(trial)
+    require(
+        not task.mixes_examples,
+        f"its {task.mixes_examples} layer mixes the rows of a batch, so no private method takes it",
+        "use nn.GroupNorm or nn.LayerNorm; a run that promises nothing to anybody takes it as it is",
+    )
     y = torch.arange(ROWS) % max(2, task.classes)
     return ModelScene(task, task.init(0), Examples(_rows(trial.inputs, 1), y), keys.bits(keys.root(3), ROWS))
 

@@ -25,6 +25,7 @@ from sordino.cli import (
     machine,
     predicting,
     privacy,
+    reproducing,
     running,
     watching,
 )
@@ -56,6 +57,7 @@ app.command()(predicting.predict)
 app.command(cls=Verb)(comparing.compare)
 app.command()(looking.algorithms)
 app.command()(looking.schema)
+app.command()(reproducing.reproduce)
 app.command()(checking.check)
 app.command(cls=Verb)(auditing.audit)
 data.app.command()(deploying.announce)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import logging
 import math
 import time
 from collections.abc import Callable, Iterator
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     from sordino.runs.play import Progress as Step
 
 EVERY = 2.0  # seconds between plain lines
+SELDOM = 10.0  # between those that only say what is waited for
+WAITING = "sordino.waiting"  # what takes long before a round says so there
 BY = {"server": "by the server", "participants": "by the participants", "public": "by the public"}
 
 
@@ -31,11 +34,15 @@ def progress(console: Console) -> Iterator[Callable[[Step], None]]:
         yield lambda step: None
         return
     if not is_live(console):
-        yield _lines(console, spending, reached)
+        with _waiting(_now_and_then(console)):
+            yield _lines(console, spending, reached)
         return
     bar = rounds_bar(console)
     task = bar.add_task("", total=None, reached="")
-    with Live(Group(bar, price), console=console, transient=True, refresh_per_second=4):
+    with (
+        Live(Group(bar, price), console=console, transient=True, refresh_per_second=4),
+        _waiting(lambda said: setattr(price, "plain", said)),
+    ):
         begun = False
 
         def watch(step: Step) -> None:
@@ -52,6 +59,43 @@ def progress(console: Console) -> Iterator[Callable[[Step], None]]:
             price.plain = spending.text(step)
 
         yield watch
+
+
+class _Hears(logging.Handler):
+    """Tells what something says that takes long."""
+
+    def __init__(self, tell: Callable[[str], None]) -> None:
+        super().__init__()
+        self._tell = tell
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._tell(record.getMessage())
+
+
+@contextmanager
+def _waiting(tell: Callable[[str], None]) -> Iterator[None]:
+    log, handler = logging.getLogger(WAITING), _Hears(tell)
+    before = log.level
+    log.setLevel(logging.INFO)
+    log.addHandler(handler)
+    try:
+        yield
+    finally:
+        log.removeHandler(handler)
+        log.setLevel(before)
+
+
+def _now_and_then(console: Console) -> Callable[[str], None]:
+    last = -math.inf
+
+    def tell(said: str) -> None:
+        nonlocal last
+        if time.monotonic() - last > SELDOM:
+            last = time.monotonic()
+            with contextlib.suppress(OSError):
+                console.print(said, highlight=False, markup=False, soft_wrap=True)
+
+    return tell
 
 
 def rounds_bar(console: Console) -> Progress:
@@ -121,8 +165,8 @@ class LiveSpending:
     """Epsilon while the run goes on: the statement the receipt is made of, on what the ledger holds by now.
 
     To compose a statement takes from milliseconds to seconds, so after each one twenty times as long goes by: at most 5
-    % of a run. In between, an older epsilon is shown with its round; before the first, the share of the budget that is
-    spent, which is exact and free.
+    % of a run, and once more after its last round. In between, an older epsilon is shown with its round; before the
+    first, the share of the budget that is spent, which is exact and free.
     """
 
     SHARE = 0.05
@@ -138,7 +182,7 @@ class LiveSpending:
         plan = step.federation.plan
         if plan.offer is None:
             return "ε ∞: nothing is promised"
-        if self._clock() - self._last >= max(self.EVERY, self._cost / self.SHARE):
+        if step.round == step.rounds or self._clock() - self._last >= max(self.EVERY, self._cost / self.SHARE):
             self._compose(step)
         whom = f"per {plan.offer.unit}, {BY[plan.offer.adversary]}"
         if self._row is None:

@@ -61,6 +61,7 @@ class Site(Executor):
     ) -> Iterator[tuple[int, Tree]]:
         """One round of every client named in `terms`, in their order. Nothing needs to be packed in one process.
         `apart`: `down` is what one client is told."""
+        _ = self.first_state  # made before anybody is at work: it takes the network
         begun, order, now = time.perf_counter(), sorted(terms), RoundHere(self, t, down, apart)
         units = self._units((now.member(k, terms[k], self.state(k)) for k in order), down)
         early: dict[int, tuple[Tree, Tree]] = {}  # answers that came before their turn
@@ -86,7 +87,7 @@ class Site(Executor):
 
     def _serve(self, ends: Ends) -> None:
         """The life of a fork of this process: it does units of clients."""
-        now, asked = None, ForksWork(ends, self.algorithm.init_client(self.task))
+        now, asked = None, ForksWork(ends, self.first_state)
         for (told, tensors), states in asked:
             if told["do"] == "round":
                 down = self.algorithm.broadcast(self.algorithm.init(self.task, 0))
@@ -118,6 +119,11 @@ class Site(Executor):
             lambda task, k: self._scored(task, k, models, ways), who, lambda k: heavy(numbers, len(self.tests[k].y))
         )
         return dict(zip(who, found, strict=True))
+
+    @cached_property
+    def first_state(self) -> Any:
+        """What every client begins with."""
+        return self.algorithm.init_client(self.task)
 
     @property
     def _hands(self) -> Hands:
@@ -201,7 +207,7 @@ class Site(Executor):
     def state(self, k: int) -> Any:
         """What a client keeps, as it stands."""
         state = self.states.get(k)
-        return self.algorithm.init_client(self.task) if state is None else state
+        return tree.map(lambda leaf: leaf.clone(), self.first_state) if state is None else state
 
     def local(self, task: Task, down: Tree, unit: list[Member], apart: bool) -> Iterable[tuple[Tree, Tree]]:
         """What each client of a unit sends and keeps."""
@@ -263,4 +269,4 @@ class RoundHere:
     def templates(self) -> Templates:
         site = self._site
         upload = self._uplink.shape(site.algorithm.zero(site.task, self.down))
-        return Templates(upload, site.algorithm.init_client(site.task))
+        return Templates(upload, site.first_state)

@@ -8,6 +8,7 @@ styles. Nothing here has seen any data.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from math import ceil, log2, sqrt
@@ -21,6 +22,8 @@ from sordino.generators.streams import stream
 if TYPE_CHECKING:
     from torch import Tensor
 
+
+waiting = logging.getLogger("sordino.waiting")  # a command shows what it hears there
 
 Source = Literal["stylegan", "random_conv"]
 AT_ONCE = 100
@@ -63,6 +66,7 @@ def noise_set(
         draw = SOURCES[source](classes, latents, side, channels, keys.fold(key, source), width, device)
         means = latents.between * torch.randn(classes, latents.size, generator=stream(keys.fold(key, "means")))
         for c in range(classes):
+            waiting.info("draws images of noise, once for all clients: class %d of %d", c + 1, classes)
             draws = stream(keys.fold(key, "class", c), device)
             for start in range(0, per_class, AT_ONCE):
                 count = min(AT_ONCE, per_class - start)

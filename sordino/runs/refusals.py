@@ -6,14 +6,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from sordino.algorithms.algorithm import AnyAlgorithm
 from sordino.budget.plan import Plan
 from sordino.cohorts.kinds import Cohort
 from sordino.config import Privacy
-from sordino.errors import EmptyClient, InvalidBudget, UnsoundGuarantee
+from sordino.errors import ConfigError, EmptyClient, InvalidBudget, UnsoundGuarantee
+from sordino.privacy.readers.covered import check_apart
+from sordino.privacy.readers.open import Open
 from sordino.privacy.uplink import Uplink
 from sordino.privacy.uplink.secure_stages import NoiseShare, check_room
-from sordino.types import Offer
+from sordino.privacy.uplink.stages import Weigh
+from sordino.types import Offer, Task
 
+PURE = "pure"  # the price of Laplace noise, whose promise holds with delta 0
 RARELY = 0.01  # of delta: what a round that is broken off may cost, in all rounds together
 
 
@@ -29,12 +34,36 @@ def check_everybody_has_data(sizes: Sequence[int], names: Sequence[str] = ()) ->
         )
 
 
+def check_network(algorithm: AnyAlgorithm, task: Task, promises: bool) -> None:
+    """Where somebody is protected, no layer may mix examples; where nobody is, the method must carry what it keeps."""
+    if promises or type(algorithm.read) is not Open:  # clients, too, share the network of this process
+        check_apart(task)
+    if not task.statistics:
+        return
+    uplink, fix = algorithm.uplink, "use nn.GroupNorm"
+    if not algorithm.carries_statistics:
+        why = (
+            "a running statistic is no weight: this method, with these settings, would step with it or keep half of it"
+        )
+        fix += "; or train with fedavg, fedprox, scaffold, moon, fedgen, vhl or slaug_fl and server_lr = 1"
+    elif uplink.server or uplink.denominator == "expected" or any(type(one) is not Weigh for one in uplink.client):
+        why = (
+            "the server must open the plain mean of the clients' models: any other sum may leave a variance below zero"
+        )
+        fix += ", or leave the uplink out"
+    else:
+        return
+    raise ConfigError(f"a model with a {task.mixes_examples} layer", why=why, fix=fix, code="statistics-not-carried")
+
+
 def check_delta(offer: Offer, privacy: Privacy, population: int, examples: int) -> None:
     protected = population if offer.unit == "client" else examples
+    if privacy.delta == 0 and offer.mechanism.calibration == PURE:
+        return
     if not 0 < privacy.delta < 1:
         raise InvalidBudget(
             f"privacy.delta is {privacy.delta}",
-            why="delta is a probability: it must be above 0 and below 1",
+            why="delta is a probability: it must be above 0 and below 1; only Laplace noise keeps a promise at 0",
             fix="set for example privacy.delta = 1e-5",
             code="delta-out-of-range",
         )

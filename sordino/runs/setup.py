@@ -30,11 +30,10 @@ from sordino.evaluate.evaluation import ways
 from sordino.ledger.ledger import Charter, Each, Ledger
 from sordino.ledger.op import of_phase
 from sordino.ledger.pricing import Pricing
-from sordino.privacy.readers.covered import check_apart
 from sordino.runs.agreement import Agreement, PublicNumbers, of_an_upload
 from sordino.runs.phases import Methods, decided, reads_plainly
 from sordino.runs.prices import PriceRequest, check_reads, shared
-from sordino.runs.refusals import check_secure
+from sordino.runs.refusals import check_network, check_secure
 from sordino.tasks.build import Architecture
 from sordino.tasks.own_loss import LossFunction, loss_named
 from sordino.tree import Tree
@@ -334,8 +333,7 @@ class Setup:
         check_reads(self.algorithm)
         if self.whole.agreed is None:  # where the model is
             self.algorithm.read.check(self.algorithm.work, self.task)
-            if self.offers:  # also where clients are protected: they share the network of this process
-                check_apart(self.task)
+            check_network(self.algorithm, self.task, bool(self.offers))
         _ = self.stragglers
         self.priced.check()
         part = self.whole.parts.get(self.stage, (0.0, None)) if self.whole.parts else None

@@ -1,5 +1,7 @@
 """What a network keeps from one pass to the next, beside its parameters. Under a private reader: nothing.
 
+Where nobody is promised anything, running statistics may be kept: they are named fields of the model.
+
 What is kept of one example reaches the answers about later ones, past every clip. A guard against mistakes: it compares
 buffers and attributes before and after,
 and sees nothing of what a program keeps elsewhere.
@@ -13,6 +15,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from sordino.errors import DataError, UnsoundGuarantee
 from sordino.privacy.readers.covered import remembering
 from sordino.tasks.nets import Dropout
 
@@ -28,6 +31,45 @@ def coupling(net: nn.Module) -> str:
         if running or isinstance(module, nn.modules.batchnorm._BatchNorm):
             return type(module).__name__
     return ""
+
+
+def statistics(net: nn.Module) -> tuple[str, ...]:
+    """Names of the running statistics of a network; it refuses those that cannot be a part of the model."""
+    found = []
+    for path, module in net.named_modules():
+        if isinstance(module, nn.modules.batchnorm._NormBase) and (name := type(module).__name__) == coupling(module):
+            if isinstance(module, nn.SyncBatchNorm):
+                why = "it talks to other processes of its own accord"
+            elif not module.track_running_stats:
+                why = "without running statistics what it says of one example depends on those that stand beside it"
+            elif module.momentum is None:
+                why = "without a momentum it averages over all passes that there ever were, and a run counts none"
+            else:
+                found += [f"{path}.{each}".lstrip(".") for each in ("running_mean", "running_var")]
+                continue
+            raise UnsoundGuarantee(
+                f"the model has a {name} layer that cannot be trained here",
+                why=why,
+                fix="use nn.GroupNorm; where nobody is protected, nn.BatchNorm2d(width) as it is made by default",
+                code="batch-norm",
+            )
+    return tuple(found)
+
+
+@contextmanager
+def several() -> Iterator[None]:
+    """Says of a batch that is too small for its statistics what helps."""
+    try:
+        yield
+    except ValueError as error:
+        if "more than 1 value per channel" not in str(error):
+            raise
+        raise DataError(
+            "a batch of one example reaches a layer that normalises by its batch",
+            why="one value has no variance",
+            fix='choose a batch_size that leaves no client a last batch of one example, or batch_size = "full"',
+            code="batch-of-one",
+        ) from None
 
 
 def held(net: nn.Module) -> dict[str, tuple[Any, int]]:

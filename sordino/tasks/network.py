@@ -13,13 +13,13 @@ import torch
 from torch import Tensor, nn
 
 from sordino import keys
-from sordino.errors import ConfigError, UnsoundGuarantee
+from sordino.errors import ConfigError
 from sordino.privacy.readers.per_example_gradients import Recorder
 from sordino.tasks.augment import AUGMENT
 from sordino.tasks.draws import draws, seeded
 from sordino.tasks.features import Head, of_chain, transforming
 from sordino.tasks.flops import count as operations
-from sordino.tasks.memory import coupling, still
+from sordino.tasks.memory import coupling, several, statistics, still
 from sordino.tasks.nets import keyed_dropout
 from sordino.tasks.written_out_backward import Chain
 from sordino.types import Params
@@ -60,15 +60,7 @@ class NetworkOnRows:
             if getattr(module, "inplace", False):
                 # same values, and the layer rules can read what came out
                 module.inplace = False  # type: ignore[assignment]
-        self.mixes_examples = coupling(net)
-        if self.mixes_examples:
-            raise UnsoundGuarantee(
-                f"the model has a {self.mixes_examples} layer",
-                why="its running statistics mix the examples of a batch, and those of all clients, where no clip "
-                "bounds it",
-                fix="use nn.GroupNorm instead",
-                code="batch-norm",
-            )
+        self.mixes_examples, self.statistics = coupling(net), statistics(net)
         self._names = [name for name, p in net.named_parameters() if p.requires_grad]
         if not self._names:
             raise ConfigError(
@@ -78,9 +70,11 @@ class NetworkOnRows:
                 code="model-without-parameters",
             )
         self._trained = [(name, p) for name, p in net.named_parameters() if p.requires_grad]
-        self._held = {name: p.detach().clone() for name, p in self._trained} if keeps else None
-        self._rest = _beside(net, dict(self._trained))
-        self._chain = Chain.of(net, shape) if written_out else None
+        self._moving = [(name, net.get_buffer(name)) for name in self.statistics]
+        self._held = {name: p.detach().clone() for name, p in (*self._trained, *self._moving)} if keeps else None
+        self._rest = _beside(net, dict(self._trained), self.statistics)
+        self._first = {name: value.clone() for name, value in self._moving}
+        self._chain = Chain.of(net, shape) if written_out and not self.mixes_examples else None
         # bf16 pays where convolutions do the work; weights, sums and everything private stay in fp32
         self.precision = precision if self._chain is not None and self._chain.images else torch.float32
         self._recorder = Recorder(net)
@@ -103,11 +97,12 @@ class NetworkOnRows:
         for name, value in self._net.state_dict(keep_vars=True).items():
             if isinstance(kept := self._rest.get(name), Tensor):  # what is frozen, and buffers, stay as they were
                 value.data.copy_(kept)
-        return {name: p.detach().clone() for name, p in self._trained}
+        drawn = {name: p.detach().clone() for name, p in self._trained}
+        return drawn | {name: value.clone() for name, value in self._first.items()}
 
     def state_dict(self, params: Params) -> Params:
         """All that the network holds at these parameters, by the names of its own `state_dict`: also what is frozen,
-        and buffers as its constructor left them."""
+        and buffers as its constructor left them, but for running statistics, which are the model's."""
         return {name: params[kept] if isinstance(kept, str) else kept for name, kept in self._rest.items()}
 
     def stacks(self, n: int) -> int:
@@ -140,14 +135,14 @@ class NetworkOnRows:
         """Numbers that a pass over one row goes through."""
         assert self._chain is not None
         one = torch.zeros(1, *self._shape, dtype=torch.uint8 if self._image else torch.float32)
-        own = {name: p.detach() for name, p in self._trained}
+        own = self._values
         return self._chain.floats(own, self._scaled(one, next(iter(own.values())).dtype))
 
     @cached_property
     def classes(self) -> int:
         if self._chain is not None:
             return self._chain.classes
-        return self.predict({name: p.detach() for name, p in self._trained}, self._sample).shape[1]
+        return self.predict(self._values, self._sample).shape[1]
 
     @cached_property
     def flops(self) -> int:
@@ -168,8 +163,9 @@ class NetworkOnRows:
         self._net.train(keys is not None)
         for dropout in self._dropouts:
             dropout.keys = keys
-        with self._seeded(keys):
-            return head.input(self._net, params, self._inputs(x, params, keys, plain))
+        with self._seeded(keys), several():
+            own = self._passed(params, keys is not None)
+            return head.input(self._net, own, self._inputs(x, params, keys, plain))
 
     def look(self, params: Params, x: Tensor) -> Tensor:
         """Features of images [n, c, h, w] between 0 and 1, differentiable in them."""
@@ -185,12 +181,12 @@ class NetworkOnRows:
     @cached_property
     def width(self) -> int:
         """The number of features."""
-        return self.features({name: p.detach() for name, p in self._trained}, self._sample).shape[1]
+        return self.features(self._values, self._sample).shape[1]
 
     @cached_property
     def learns_features(self) -> bool:
         """Does what the last layer sees depend on anything that is trained?"""
-        leaves = {name: p.detach().requires_grad_() for name, p in self._trained}
+        leaves = {name: p.detach().requires_grad_() for name, p in self._values.items()}
         return self.features(leaves, self._sample).requires_grad
 
     def head(self, params: Params, z: Tensor) -> Tensor:
@@ -199,6 +195,11 @@ class NetworkOnRows:
             logits, _ = self._chain.links[-1].forward(params, z, None)
             return logits
         return self._head.logits(params, z)
+
+    @property
+    def _values(self) -> Params:
+        """The fields of the model, at what the network happens to hold."""
+        return {name: p.detach() for name, p in self._trained} | self._first
 
     @cached_property
     def _head(self) -> Head:
@@ -216,8 +217,18 @@ class NetworkOnRows:
             return self._chain.logits(params, self._scaled(x, next(iter(params.values())).dtype))
         self._net.eval()
         with torch.no_grad():
-            out: Tensor = torch.func.functional_call(self._net, params, (self._inputs(x, params),))
+            out: Tensor = torch.func.functional_call(self._net, self._passed(params, False), (self._inputs(x, params),))
         return out
+
+    def _passed(self, params: Params, training: bool) -> Params:
+        """Parameters for one pass. A pass in training moves running statistics: those of `params` where it is followed
+        by a gradient, else a copy.
+        """
+        if not self.statistics:
+            return params
+        asked = torch.is_grad_enabled() and params[self._names[0]].requires_grad
+        kept = {name: params[name].detach() for name in self.statistics}
+        return {**params, **(kept if asked or not training else {n: value.clone() for n, value in kept.items()})}
 
     def still(self) -> AbstractContextManager[None]:
         """Refuses a network that answers about single examples and is not the same afterwards."""
@@ -256,9 +267,9 @@ class NetworkOnRows:
         return scaled.view(n, 1, height, width) if channels == 1 else scaled.movedim(-1, 1)
 
 
-def _beside(net: nn.Module, trained: Params) -> dict[str, Tensor | str]:
-    """What a network's `state_dict` holds, in its order: the name of a trained parameter, or what nobody trains."""
-    names = {id(p): name for name, p in trained.items()}
+def _beside(net: nn.Module, trained: Params, moving: tuple[str, ...]) -> dict[str, Tensor | str]:
+    """What a network's `state_dict` holds, in its order: the name of a field of the model, or what nobody trains."""
+    names = {id(p): name for name, p in trained.items()} | {id(net.get_buffer(name)): name for name in moving}
     return {
         name: names.get(id(value)) or value.detach().clone()
         for name, value in net.state_dict(keep_vars=True).items()

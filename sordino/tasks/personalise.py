@@ -65,6 +65,7 @@ def plain(task: Task, params: Params, shard: Shard) -> Shared:
 
 def finetune(task: Task, params: Params, shard: Shard) -> Shared:
     """The model after one step of 0.1 along the gradient of all of the client's data."""
+    params = {**params, **{name: params[name].clone() for name in task.statistics}}  # the pass moves them
     for batch in shard.batches(Work(None, 1, None), keys.root(0)):
         params = tree.formed(tree.axpy(-0.1, batch.grad(task.losses, params), params))
     return Shared(task, params)

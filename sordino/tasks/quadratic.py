@@ -21,6 +21,7 @@ class Quadratic:
 
     name = "quadratic"
     mixes_examples = remembers = ""
+    statistics = ()
     feature_radius = None
     metrics = ("loss",)
     scores: tuple[str, ...] = ()

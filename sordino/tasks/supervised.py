@@ -14,7 +14,7 @@ from sordino import keys
 from sordino.lazy import ClientRows, Part, Ready
 from sordino.privacy.readers.per_example_gradients import Sides, fast_sum, one_by_one, slow_medians, slow_sum
 from sordino.tasks.losses import WrittenLoss
-from sordino.tasks.memory import remembered
+from sordino.tasks.memory import remembered, several
 from sordino.tasks.network import NetworkOnRows
 from sordino.tasks.own_loss import LossFunction
 from sordino.tasks.written_out_backward import Chain, Slope
@@ -85,8 +85,9 @@ class Supervised(NetworkOnRows, ABC):
         self._net.train()
         for dropout in self._dropouts:
             dropout.keys = keys
-        with self._seeded(keys):
-            logits = torch.func.functional_call(self._net, params, (self._inputs(x, params, keys),))
+        with self._seeded(keys), several():
+            own = self._passed(params, True)
+            logits = torch.func.functional_call(self._net, own, (self._inputs(x, params, keys),))
         return self._loss(logits, y)
 
     def ready(self, x: Tensor, y: Tensor, whole: bool = False) -> tuple[Ready, Tensor]:
@@ -105,7 +106,8 @@ class Supervised(NetworkOnRows, ABC):
         self, params: Params, x: Ready, y: Tensor, draws: Callable[[], Tensor], share: Tensor | None = None
     ) -> Params:
         """The gradient of the mean loss over rows that are `ready`. It is what autograd gives for `losses`, without
-        a graph where the network is a chain. `share`: what each row has in the mean, where `pads`.
+        a graph where the network is a chain. `share`: what each row has in the mean, where `pads`. Running statistics
+        among `params` are moved by the pass, and have the gradient zero.
         """
         kind = next(iter(params.values())).dtype
         drawn = draws() if self._drops or self._draws or self._augment is not None else None
@@ -125,6 +127,8 @@ class Supervised(NetworkOnRows, ABC):
             made: Params = self._chain.gradient(params, x, y, drawn, self._slope, share)
             return made
         assert share is None
+        if self.statistics:
+            return self._moved(params, x.contiguous(), y, drawn)
         self._net.train()
         for dropout in self._dropouts:
             dropout.keys = drawn
@@ -134,6 +138,18 @@ class Supervised(NetworkOnRows, ABC):
             value = self._loss(self._net(x.contiguous()), y).mean()
         back = torch.autograd.grad(value, [p for _, p in self._trained])
         return {name: g for (name, _), g in zip(self._trained, back, strict=True)}
+
+    def _moved(self, params: Params, x: Tensor, y: Tensor, drawn: Tensor | None) -> Params:
+        """The gradient of the mean loss; the pass moves the running statistics of `params`."""
+        leaves = {name: value.detach().requires_grad_() for name, value in params.items()}
+        self._net.train()
+        for dropout in self._dropouts:
+            dropout.keys = drawn
+        with self._seeded(drawn), several():
+            logits = torch.func.functional_call(self._net, self._passed(leaves, True), (x,))
+            value = self._loss(logits, y).mean()
+        back = torch.autograd.grad(value, list(leaves.values()), allow_unused=True, materialize_grads=True)
+        return dict(zip(leaves, back, strict=True))
 
     def _target(self, y: Tensor, dtype: torch.dtype) -> Tensor:
         """Labels as the way back of a chain takes them."""
@@ -177,7 +193,7 @@ class Supervised(NetworkOnRows, ABC):
 
     @cached_property
     def remembers(self) -> str:
-        params, y = {name: p.detach() for name, p in self._trained}, self._any_labels(3)
+        params, y = self._values, self._any_labels(3)
         return remembered(self._net, lambda: self.losses(params, self._sample, y, keys.bits(keys.root(1), 3)))
 
     def median_sum(

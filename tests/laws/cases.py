@@ -15,7 +15,6 @@ from sordino.config import Experiment
 
 Table = dict[str, Any]
 Reach = Literal["example", "cell", "client", "central", ""]
-
 ROUNDS, CLIENTS = 4, 5
 
 
@@ -84,6 +83,7 @@ CENTRAL_OFF: Table = {
 
 FEW_STEPS = {"local_steps": 3, "batch_size": 16}
 SMALL = {"name": "mlp", "hidden": 16}
+NORMED = {"name": "resnet18", "norm": "batch", "width": 4}  # with running statistics
 SLAUG = {"name": "slaug_fl", "prepare_epochs": 1, "keep": 6, "gan_epochs": 1, "local_epochs": 1, "batch_size": 32}
 DRAWN = {
     "data": {"source": "digits", "train": 240, "test": 60, "probe": 5},
@@ -95,6 +95,8 @@ LIKE_PFL_DYN = {"name": "cuag_pfl", "variant": "local_client", "rate": 1.0, "cli
 
 CASES = [
     Case("fedavg", {"name": "fedavg", "local_epochs": 2, "lr_decay": 0.9, "lr_decay_per": "participation"}),
+    Case("fedavg_batch_norm", {"name": "fedavg", "local_steps": 2, "batch_size": "full"}, model=NORMED),
+    Case("scaffold_batch_norm", {"name": "scaffold", "local_steps": 2, "batch_size": "full"}, model=NORMED),
     Case("fedavgm", {"name": "fedavgm", "local_epochs": 2, "lr_decay": 0.9}),
     Case("ditto", {"name": "ditto", "local_epochs": 2, "pull": 0.5}),
     Case("fedprox", {"name": "fedprox", "mu": 0.1, "local_epochs": 2, "batch_size": 32}),

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import safetensors.torch
-import torch
 
 from sordino import tree
 from sordino.algorithms.local_sgd import Walk
@@ -28,14 +27,12 @@ def paid(entry: Entry) -> tuple[Any, ...]:
     return entry.op, entry.charges, entry.note, entry.plan, entry.state
 
 
-def model(folder: Path) -> torch.Tensor:
-    return tree.flat(safetensors.torch.load_file(folder / "model.safetensors")).double()
-
-
 def apart(a: Path, b: Path) -> float:
     """Distance of two models, measured by how far the first one went."""
-    start_ = tree.flat(started(parts_of(a))).double()
-    return float((model(a) - model(b)).norm() / (model(a) - start_).norm())
+    begun = started(parts_of(a))
+    files = [safetensors.torch.load_file(folder / "model.safetensors") for folder in (a, b)]
+    start_, one, other = (tree.flat({name: held[name] for name in begun}).double() for held in (begun, *files))
+    return float((one - other).norm() / (one - start_).norm())
 
 
 QUICK = ("fedavg", "scaffold", "gaussian_gdp", "noisy_steps")

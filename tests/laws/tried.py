@@ -22,7 +22,18 @@ from tests.laws.traces import Trace, trace
 # where a law runs them anew
 LATER = {"dp_prox_published", "dp_fedavg", "prifedsync", "prifedsync_steps", "dp_scaffold", "dp_scaffold_published"}
 LATER |= {f"pdp_prox_{name}" for name in ("local", "rates", "threshold", "published")} | {"udp_discount"}
-LATER |= {"moon", "vhl", "fedgen", "fedprox", "udp", "noisy_steps", "gaussian_simple", "central_visible"}
+LATER |= {
+    "fedavg_batch_norm",
+    "scaffold_batch_norm",
+    "moon",
+    "vhl",
+    "fedgen",
+    "fedprox",
+    "udp",
+    "noisy_steps",
+    "gaussian_simple",
+    "central_visible",
+}
 LATER |= {"gaussian_sampled", "gaussian_sampled_published", "slaug_fl", "slaug_fl_rigorous_b"}
 LATER |= {"lc_fl", "cdp_fl", "privunit", "dp_sgd", "paillier_fl", "fedavg_prototypes"} | {
     f"cuag_pfl_{name}" for name in ("no_noise", "oracle", "local_client", "central_client", "local_sample")

@@ -14,6 +14,7 @@ from sordino.budget.plan import Price
 from sordino.engine.server import Federation
 from sordino.errors import LedgerError
 from sordino.ledger.ledger import EVERYONE
+from sordino.ledger.statement import statement
 from sordino.round import one_round
 from sordino.runs.run import start
 from sordino.runs.simulation import Simulation, simulated
@@ -242,6 +243,13 @@ def test_a_shared_ledger_is_of_clients_who_hold_the_same_rows(change: dict[str, 
     assert refusal.value.code == "ledger-foreign"
     assert not (tmp_path / "second").exists()
     assert (tmp_path / "shared.sqlite").read_bytes() == before
+
+
+def test_pure_noise_keeps_its_promise_at_delta_0() -> None:
+    federation, _ = spend(simulated(experiment({"name": "laplace"}, privacy={"epsilon": 8.0, "delta": 0.0})))
+    (row, *_) = statement([entry.note for entry in federation.entries()], federation.population, 0.0)
+    assert row.epsilon == pytest.approx(8.0)
+    assert row.delta == 0
 
 
 @pytest.mark.parametrize("name", ["laplace", "gaussian_simple", "gaussian_gdp"])

@@ -136,7 +136,7 @@ TRAINED: Mapping[str, Callable[[], nn.Module]] = {
     "wrapped": Wrapped,
 }
 REFUSED: Mapping[str, tuple[Callable[[], nn.Module], str]] = {
-    "residual, batches": (lambda: Residual(nn.BatchNorm2d), "batch-norm"),
+    "residual, batches": (lambda: Residual(lambda width: nn.BatchNorm2d(width, momentum=None)), "batch-norm"),
     "talkative": (Talkative, "model-outputs"),
 }
 

@@ -14,7 +14,9 @@ from torch import Tensor
 from sordino import config, keys, tree
 from sordino.algorithms import ALGORITHMS
 from sordino.algorithms.fedavg import Client, FedAvg, Server, Up
+from sordino.algorithms.scaffold import Scaffold
 from sordino.runs.simulation import simulated
+from sordino.tasks.classification import Classification
 from sordino.tasks.hands import Hands
 from sordino.tasks.quadratic import Quadratic
 from sordino.types import Shard, Task
@@ -48,6 +50,29 @@ class Drawing(Graph):
 def little_work(monkeypatch: pytest.MonkeyPatch) -> None:
     """Threads are worth it however little there is to do."""
     monkeypatch.setattr("sordino.tasks.hands.HEAVY", 0)
+
+
+def test_nobody_takes_the_network_while_clients_train(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The first state of a new client is made of a model: before the round, and not in the middle of it."""
+    case = Case("scaffold", {"name": "scaffold", "local_steps": 1}, model=NETS["a network with a graph"])
+    trains, taken = Scaffold.local, Classification.init
+    at_work, wrong = [0], []
+
+    def local(*asked: Any) -> Any:
+        at_work[0] += 1
+        found = trains(*asked)
+        at_work[0] -= 1
+        return found
+
+    def init(self: Classification, key: keys.Key) -> Any:
+        wrong.append(at_work[0])
+        return taken(self, key)
+
+    monkeypatch.setattr(Scaffold, "local", local)
+    monkeypatch.setattr(Classification, "init", init)
+    finished(case.experiment(cohort={"name": "everyone"}), tmp_path / "run")
+    assert wrong
+    assert not any(wrong)
 
 
 def several(many: int = 3) -> Hands:

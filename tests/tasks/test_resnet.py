@@ -8,6 +8,7 @@ from torch import nn
 
 from sordino import keys
 from sordino.errors import ConfigError, UnsoundGuarantee
+from sordino.privacy.readers.covered import check_apart
 from sordino.privacy.readers.per_example_gradients import one_by_one
 from sordino.tasks.build import build_net
 from sordino.tasks.classification import Classification
@@ -81,17 +82,19 @@ def test_examples_do_not_mix() -> None:
     clipped = learned.clipped_sum(learned.losses, params, batch, DRAWS, 0.5, 2)
     slow = one_by_one(learned.losses, params, batch, DRAWS, 0.5, 2)
     assert all(torch.allclose(clipped[k], slow[k], rtol=1e-3, atol=1e-5) for k in slow)
-    mixing = tiny()
-    mixing[1] = nn.BatchNorm2d(8)
+
+
+def test_batch_norm_is_an_option_with_statistics_in_the_model() -> None:
+    net = build_net("resnet18", (3, 32, 32), 10, {"norm": "batch", "width": 4})
+    learned = task(net)
+    assert learned.mixes_examples == "BatchNorm2d"
+    assert len(learned.statistics) == 2 * 20  # of as many layers as with groups
     with pytest.raises(UnsoundGuarantee) as refused:
-        task(mixing)
+        check_apart(learned)
     assert refused.value.code == "batch-norm"
-
-
-def test_batch_norm_is_no_option() -> None:
-    with pytest.raises(ConfigError) as refused:
-        build_net("resnet18", (3, 32, 32), 10, {"norm": "batch"})
-    assert refused.value.code == "resnet-norm"
+    with pytest.raises(ConfigError) as other:
+        build_net("resnet18", (3, 32, 32), 10, {"norm": "layer"})
+    assert other.value.code == "resnet-norm"
 
 
 def test_width_of_the_small_cnn() -> None:

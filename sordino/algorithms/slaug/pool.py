@@ -70,6 +70,7 @@ class Pool(LocalSgd[Pooled, tuple[()], Told, Sums], Phase[Pooled, tuple[()], Tol
     known: Known | None = field(default=None, repr=False, compare=False)
     name: ClassVar[str] = "pool"
     wants = "sums"
+    carries_statistics = True  # no device trains here
     rounds: ClassVar[int] = 1
 
     def fitted(self, known: Known) -> Pool:

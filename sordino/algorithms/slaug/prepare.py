@@ -79,6 +79,7 @@ class Train(LocalSgd[Ranked, Owner, Any, Up], Phase[Ranked, Owner, Any, Up]):
     rounds: ClassVar[int] = 1
     reads_each = True
     tells_each = True
+    carries_statistics = True
 
     def fitted(self, known: Known) -> Train:
         return replace(self, clients=len(known.sizes))
@@ -124,7 +125,7 @@ class Train(LocalSgd[Ranked, Owner, Any, Up], Phase[Ranked, Owner, Any, Up]):
 
     def local(self, task: Task, down: Start, c: Owner, shard: Shard, key: Key) -> tuple[Up, Owner]:
         learns, held = parts(shard) if self.stops else (shard, None)
-        walk, best, least, tired = self.walk(down.x, self.lr), down.x, float("inf"), 0
+        walk, best, least, tired = self.walk(down.x, self.lr, statistics=task.statistics), down.x, float("inf"), 0
         if not self.stops:  # under noise every read is paid for: one pass, and no look at how it goes
             for batch in learns.batches(self.work, key):
                 walk(batch.grad(task.losses, walk.y))
@@ -198,6 +199,7 @@ class Ask(LocalSgd[Asking, Owner, Any, Prototype], Phase[Asking, Owner, Any, Pro
     reads_each = True
     tells_each = True
     names_clients = True
+    carries_statistics = True  # no device trains here
 
     @property
     def rounds(self) -> int:

@@ -130,6 +130,10 @@ class Calibrated(LocalSgd[S, State, D, U], ABC):
         return True
 
     @property
+    def carries_statistics(self) -> bool:
+        return self.server_lr == 1
+
+    @property
     def heads(self) -> int:
         """Outputs of the network per class."""
         return 2 if self.label_mode == "shifted" else 1
@@ -161,7 +165,7 @@ class Calibrated(LocalSgd[S, State, D, U], ABC):
 
     def trained(self, task: Task, down: Start, c: State, shard: Shard, key: Key) -> tuple[Params, State]:
         public, going = shard.public, c.velocity if isinstance(c, Moving) else None
-        walk = self.walk(down.x, self.rate(down.round, c.participations), going)
+        walk = self.walk(down.x, self.rate(down.round, c.participations), going, task.statistics)
         assert public is not None
         if not len(public.y) and not self._separates(down):
             for batch in shard.batches(self.work, key):
@@ -260,7 +264,9 @@ def public_gradient(task: Task, params: Params, public: Examples, labels: Tensor
         return tree.zeros_like(params)
     leaves = {name: value.detach().requires_grad_() for name, value in params.items()}
     logits = task.head(leaves, task.features(leaves, public.x, None))
-    found = torch.autograd.grad(torch.nn.functional.cross_entropy(logits, labels), list(leaves.values()))
+    loss = torch.nn.functional.cross_entropy(logits, labels)
+    moving = bool(task.statistics)
+    found = torch.autograd.grad(loss, list(leaves.values()), allow_unused=moving, materialize_grads=moving)
     return dict(zip(leaves, found, strict=True))
 
 

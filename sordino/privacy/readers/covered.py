@@ -32,8 +32,9 @@ def check_apart(task: Task) -> None:
     if task.mixes_examples:
         raise UnsoundGuarantee(
             f"{task.mixes_examples} mixes examples",
-            why="one example then changes the gradients of others, and no clip bounds that",
-            fix="use nn.GroupNorm",
+            why="one example then changes the gradients of others, and its running statistics; no clip bounds that",
+            fix='use nn.GroupNorm; BatchNorm only where nobody is promised anything, as with algorithm = "fedavg" and '
+            "no [privacy]",
             code="batch-norm",
         )
     if task.remembers:

@@ -139,7 +139,9 @@ class OpenBatch:
             return task.gradient(params, *(self._ready or task.ready(*self._raw())), self._draws)
         leaves = {name: value.detach().requires_grad_() for name, value in params.items()}
         value = losses(leaves, *self._raw(), self._draws()).mean()
-        return dict(zip(leaves, torch.autograd.grad(value, list(leaves.values())), strict=True))
+        moving = bool(task.statistics)  # which no gradient reaches
+        back = torch.autograd.grad(value, list(leaves.values()), allow_unused=moving, materialize_grads=moving)
+        return dict(zip(leaves, back, strict=True))
 
     def _raw(self) -> Examples:
         return taken(self._shard._examples, self._rows)

@@ -184,7 +184,7 @@ def test_batches_of_one_kind_are_no_accident_that_a_sample_scope_dies_of() -> No
 def test_match_steps_takes_as_many_steps_as_fedavg(match: bool, steps: int, monkeypatch: pytest.MonkeyPatch) -> None:
     b = batch(own=12, public=12)
     taken: list[int] = []
-    monkeypatch.setattr(LocalSgd, "walk", lambda self, start, eta, velocity=None: Steps(start, taken))
+    monkeypatch.setattr(LocalSgd, "walk", lambda self, start, eta, *more, **others: Steps(start, taken))
     settings: dict[str, Any] = {"local_epochs": 2, "batch_size": 4}
     algorithm = SlaugFL(match_steps=match, **settings)
     algorithm.local(b.task, b.down, Client(torch.tensor(0)), shard(b.own, b.public, b.task), KEY)

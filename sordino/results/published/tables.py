@@ -1,0 +1,250 @@
+"""A table of published numbers, as its folder declares it.
+
+`rows.toml` says where the numbers come from and what each row changes in the experiment beside it; `results.jsonl`
+holds one line for each finished run.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pydantic
+from pydantic import BaseModel, ConfigDict, Field
+
+from sordino.config.wording import wrong
+from sordino.errors import ConfigError, RunError
+
+ROWS, RESULTS, TUNING = "rows.toml", "results.jsonl", "tuning.jsonl"
+
+
+class _Declared(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+class PublishedRow(_Declared):
+    """One row: what it changes in the experiment, for how many seeds, and what others found."""
+
+    name: str
+    set: tuple[str, ...]
+    seeds: int = Field(ge=1)
+    published: tuple[float, ...] = ()  # printed in the source
+    yardstick: tuple[float, ...] = ()  # found by another implementation
+    why: str = ""  # what explains a difference
+    minutes: float | None = Field(None, gt=0)  # about, one run on one core
+    slot_gib: float | None = None  # printed in the source: GiB that a client in all rounds sends
+
+
+class QuickRow(_Declared):
+    """The row that shows in seconds that a table can be run, and how it is cut for that."""
+
+    row: str
+    set: tuple[str, ...]
+
+
+class TunedStep(_Declared):
+    """One setting that each row chooses for itself, with a seed that no row is judged by."""
+
+    key: str
+    values: tuple[float, ...] = Field(min_length=1)
+    seed: int
+
+
+class _Sheet(_Declared):
+    source: str
+    published: str = ""
+    yardstick: str = ""
+    experiment: str | None = None
+    minutes: float | None = Field(None, gt=0)
+    last: int = Field(10, ge=1)
+    targets: tuple[float, ...] = ()
+    traffic: bool = False
+    quick: QuickRow
+    tune: TunedStep | None = None
+    row: tuple[PublishedRow, ...] = Field(min_length=1)
+
+
+class MeasuredRun(_Declared):
+    """What one finished run is kept by. Early lines lack what was not asked then."""
+
+    name: str
+    seed: int
+    final: float
+    last: float
+    loss: float | None = None
+    epsilon: float | str
+    status: str
+    subject: str
+    groups: tuple[dict[str, Any], ...] = ()
+    bytes_up: int
+    slot_gib: float | None = None
+    curve: tuple[tuple[int, float], ...] = ()
+    norm: float | None = None
+    also: dict[str, float] = {}
+    before: int = 0
+    flops: float = 0
+    reached: tuple[tuple[int, int] | None, ...] = ()
+    neighbours: str | None = None
+    delta: float | None = None
+    tuned: float | None = None
+    seconds: float | None = None
+
+
+@dataclass(frozen=True)
+class PublishedTable:
+    """A folder: what was published, and what was run."""
+
+    folder: Path
+    sheet: _Sheet
+    runs: tuple[MeasuredRun, ...]
+    tuning: tuple[MeasuredRun, ...]
+
+    @property
+    def name(self) -> str:
+        return self.folder.name
+
+    @property
+    def rows(self) -> tuple[PublishedRow, ...]:
+        return self.sheet.row
+
+    def of(self, row: PublishedRow) -> list[MeasuredRun]:
+        return [run for run in self.runs if run.name == row.name]
+
+    def experiment(self) -> Path:
+        """The experiment that every row changes."""
+        if self.sheet.experiment is not None:
+            return self.folder / self.sheet.experiment
+        found = [path for path in sorted(self.folder.glob("*.toml")) if path.name != ROWS]
+        if len(found) != 1:
+            raise ConfigError(
+                f"{self.folder} holds {len(found)} experiments beside {ROWS}, not one",
+                fix=f"name it there: experiment = {found[0].name if found else 'FILE.toml'!r}",
+                code="which-experiment",
+            )
+        return found[0]
+
+    def quick(self) -> PublishedRow:
+        """The row that is run to see that this table can be run."""
+        return next(row for row in self.rows if row.name == self.sheet.quick.row)
+
+    def missing(self) -> list[tuple[PublishedRow, int]]:
+        """What is still to be run: every row has its first seed before one has its second."""
+        done = {(run.name, run.seed) for run in self.runs}
+        most = max(row.seeds for row in self.rows)
+        return [(r, s) for s in range(most) for r in self.rows if s < r.seeds and (r.name, s) not in done]
+
+    def untuned(self) -> list[tuple[PublishedRow, float]]:
+        """Rows and values that are still to be tried before a row can choose its own."""
+        tune = self.sheet.tune
+        tried = {(run.name, run.tuned) for run in self.tuning}
+        wanted = {row.name for row, _ in self.missing()}
+        return [
+            (row, value)
+            for row in self.rows
+            if tune is not None and row.name in wanted
+            for value in tune.values
+            if (row.name, value) not in tried
+        ]
+
+    def tuned(self, row: PublishedRow) -> float | None:
+        """The value that was best with the tuning seed."""
+        tried = [run for run in self.tuning if run.name == row.name]
+        return max(tried, key=lambda run: run.last).tuned if self.sheet.tune is not None and tried else None
+
+
+def read(folder: Path) -> PublishedTable:
+    """The table of a folder. What it declares wrongly is refused by name."""
+    try:
+        told = tomllib.loads((folder / ROWS).read_text(encoding="utf-8"))
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(
+            f"{folder / ROWS} is not valid TOML: {error}", fix="put texts in quotes", code="bad-toml"
+        ) from None
+    try:
+        sheet = _Sheet.model_validate(told)
+    except pydantic.ValidationError as error:
+        keys: dict[str, tuple[str, ...]] = {name: tuple(_Sheet.model_fields) for name in told}
+        nested: Mapping[str, type[BaseModel]] = {"row": PublishedRow, "quick": QuickRow, "tune": TunedStep}
+        keys |= {place: tuple(model.model_fields) for place, model in nested.items()}
+        raise wrong(error, str(folder / ROWS), keys) from None
+    _check(folder / ROWS, sheet)
+    return PublishedTable(folder, sheet, _runs(folder / RESULTS), _runs(folder / TUNING))
+
+
+def _check(file: Path, sheet: _Sheet) -> None:
+    names = [row.name for row in sheet.row]
+    if twice := next((name for name in names if names.count(name) > 1), None):
+        raise ConfigError(f"{file} has two rows called {twice!r}", fix="rename one of them", code="row-twice")
+    if sheet.quick.row not in names:
+        raise ConfigError(
+            f"{file}: quick.row = {sheet.quick.row!r} is no row",
+            fix="name a row of this table that is quick to run",
+            code="unknown-row",
+        )
+    for what, told in (("published", sheet.published), ("yardstick", sheet.yardstick)):
+        given = next((row.name for row in sheet.row if (row.published if what == "published" else row.yardstick)), None)
+        if given is not None and not told:
+            raise ConfigError(
+                f"{file}: the row {given!r} has a number under {what}, and nothing says where it is from",
+                why="a number without its source cannot be checked",
+                fix=f'write {what} = "..." at the top of the file: which table of which paper, and what is measured',
+                code="number-without-source",
+            )
+
+
+def _runs(file: Path) -> tuple[MeasuredRun, ...]:
+    if not file.exists():
+        return ()
+    found = []
+    for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), 1):
+        try:
+            found.append(MeasuredRun.model_validate_json(line))
+        except pydantic.ValidationError as error:
+            raise RunError(
+                f"{file}, line {number} is not a finished run",
+                why=error.errors()[0]["msg"],
+                fix="remove the line; its run is then repeated",
+                code="bad-result",
+            ) from None
+    return tuple(found)
+
+
+def place() -> Path:
+    """The folder of tables: `experiments` where one is, or in the clone that this package is run from."""
+    for root in (Path(), Path(__file__).parents[3]):
+        if any((root / "experiments").glob(f"*/{ROWS}")):
+            return root / "experiments"
+    raise ConfigError(
+        "the tables are not here",
+        why="they belong to the source of sordino, and an installed package does not hold them",
+        fix="get the source (`git clone`, or the source archive of this version), and run this in its folder",
+        code="no-tables",
+    )
+
+
+def every(root: Path) -> list[PublishedTable]:
+    return [read(file.parent) for file in sorted(root.glob(f"*/{ROWS}"))]
+
+
+def named(root: Path, name: str) -> PublishedTable:
+    """The table of that name."""
+    names = [file.parent.name for file in sorted(root.glob(f"*/{ROWS}"))]
+    if name not in names:
+        raise ConfigError(f"there is no table {name!r}", fix=f"one of: {', '.join(names)}", code="unknown-table")
+    return read(root / name)
+
+
+def keep(file: Path, run: MeasuredRun) -> None:
+    """Writes a finished run behind the others."""
+    with file.open("a", encoding="utf-8") as out:
+        out.write(json.dumps(run.model_dump(exclude_unset=True)) + "\n")
+
+
+def spread(values: Sequence[float]) -> str:
+    """Mean and standard deviation over seeds."""
+    return f"{statistics.mean(values):.2f} ± {statistics.stdev(values):.2f}" if len(values) > 1 else f"{values[0]:.2f}"

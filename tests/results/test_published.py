@@ -1,0 +1,201 @@
+"""Tables of published numbers: what their folders declare, and that pages say what was run."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sordino import config
+from sordino.errors import ConfigError, DataError, RunError
+from sordino.results.published import running, tables, written
+from tests.helpers.command_line import spoken
+
+ROOT = Path(__file__).parents[2] / "experiments"
+NAMES = [file.parent.name for file in sorted(ROOT.glob(f"*/{tables.ROWS}"))]
+HEAD = 'source = "nobody"\nquick = { row = "one", set = ["rounds=1"] }\n'
+ONE = '[[row]]\nname = "one"\nset = []\nseeds = 2\n'
+TWO = '[[row]]\nname = "two"\nset = ["algorithm.lr=0.5"]\nseeds = 1\n'
+STATED = {
+    "unit": "example",
+    "adversary": "server",
+    "neighbours": "replace",
+    "epsilon": "inf",
+    "delta": 0.0,
+    "status": "none",
+}
+
+
+def table(place: Path, text: str) -> tables.PublishedTable:
+    place.mkdir(exist_ok=True)
+    (place / tables.ROWS).write_text(text)
+    (place / "small.toml").write_text("rounds = 1\n")
+    return tables.read(place)
+
+
+def found(accuracy: float) -> dict[str, Any]:
+    """What a run says of itself."""
+    sent = {"bytes_up": 1, "bytes_down": 1, "payload": 1, "model_norm": 1.0}
+    metrics = [{"round": 1, "accuracy": accuracy, "loss": 1.0, **sent}]
+    return {"metrics": metrics, "preparation": [], "privacy": {"guarantees": [STATED], "budget": None}}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_number_on_the_pages_is_that_of_a_kept_run(name: str) -> None:
+    one = tables.named(ROOT, name)
+    page = (ROOT / "README.md").read_text(encoding="utf-8")
+    first, last = written.marks(name)
+    assert page.count(first + written.block(one) + last) == 1
+    assert (ROOT / name / "table.md").read_text(encoding="utf-8") == written.everything(one)
+    assert {run.name for run in one.runs} <= {row.name for row in one.rows}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_row_is_an_experiment(name: str) -> None:
+    one = tables.named(ROOT, name)
+    tune = one.sheet.tune
+    for row in one.rows:
+        for value in (None,) if tune is None else tune.values:
+            words = row.set if tune is None else (*row.set, f"{tune.key}={value}")
+            assert config.load(one.experiment(), words).algorithm.get("lr") == value or value is None
+    config.load(one.experiment(), (*one.quick().set, *one.sheet.quick.set))
+
+
+def test_a_number_that_was_changed_by_hand_is_noticed() -> None:
+    """The negative control."""
+    one = tables.named(ROOT, "cuag")
+    page = (ROOT / "README.md").read_text(encoding="utf-8")
+    wrong = page.replace("| 91.28 |", "| 92.28 |")
+    assert wrong != page
+    assert written.with_block(wrong, one) == page
+    assert written.with_block("a page without marks", one) == "a page without marks"
+
+
+@pytest.mark.parametrize(
+    ("text", "code"),
+    [
+        (HEAD + ONE.replace("seeds = 2", "seeds = 2\npublished = [90.0]"), "number-without-source"),
+        (HEAD + ONE.replace("seeds = 2", "seeds = 2\nyardstick = [90.0]"), "number-without-source"),
+        (HEAD + ONE + ONE, "row-twice"),
+        (HEAD + TWO, "unknown-row"),
+        (HEAD + ONE.replace("seeds", "sedes"), "wrong-type"),
+        (HEAD + ONE + "becuase = 'x'\n", "unknown-key"),
+        (ONE, "wrong-type"),
+        (HEAD + "[[row", "bad-toml"),
+    ],
+)
+def test_what_a_folder_declares_wrongly_is_refused(text: str, code: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as refused:
+        table(tmp_path, text)
+    assert refused.value.code == code
+    assert refused.value.fix
+    assert tables.ROWS in refused.value.what
+
+
+def test_a_damaged_line_is_named(tmp_path: Path) -> None:
+    (tmp_path / tables.RESULTS).write_text('{"name": "one"}\n')
+    with pytest.raises(RunError, match=r"results.jsonl, line 1"):
+        table(tmp_path, HEAD + ONE)
+
+
+def test_one_experiment_beside_the_rows(tmp_path: Path) -> None:
+    (tmp_path / "other.toml").write_text("")
+    with pytest.raises(ConfigError) as refused:
+        table(tmp_path, HEAD + ONE).experiment()
+    assert refused.value.code == "which-experiment"
+    assert table(tmp_path, 'experiment = "other.toml"\n' + HEAD + ONE).experiment() == tmp_path / "other.toml"
+
+
+def test_first_seeds_first_and_what_is_kept_is_not_run_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[str, int]] = []
+
+    def run(one: object, row: tables.PublishedRow, words: object, seed: int, data: object) -> dict[str, Any]:
+        asked.append((row.name, seed))
+        if asked == [("one", 0), ("two", 0)]:
+            raise RunError("the power failed")
+        return found(0.5)
+
+    monkeypatch.setattr(running, "_found", run)
+    one = table(tmp_path / "mine", HEAD + ONE + TWO)
+    (tmp_path / "README.md").write_text("before\n{}{}after\n".format(*written.marks("mine")))
+    with pytest.raises(RunError, match="power"):
+        running.run_missing(one, 1, None, lambda line: None)
+    done = running.run_missing(tables.read(tmp_path / "mine"), 1, None, lambda line: None)
+    assert asked == [("one", 0), ("two", 0), ("two", 0), ("one", 1)]
+    assert not done.missing()
+    assert (
+        "| one | 2 | 50.00 ± 0.00 | 50.00 ± 0.00 | inf | example, server | none |"
+        in (tmp_path / "README.md").read_text()
+    )
+    (line, *_) = (tmp_path / "mine" / tables.RESULTS).read_text().splitlines()
+    assert json.loads(line)["neighbours"] == "replace"
+    assert json.loads(line)["seconds"] >= 0
+
+
+def test_each_row_takes_the_step_that_was_best_with_another_seed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[tuple[str, ...], int]] = []
+
+    def run(one: object, row: object, words: tuple[str, ...], seed: int, data: object) -> dict[str, Any]:
+        asked.append((words, seed))
+        return found({"algorithm.lr=0.01": 0.3, "algorithm.lr=0.1": 0.6}[words[-1]])
+
+    monkeypatch.setattr(running, "_found", run)
+    text = HEAD + 'tune = { key = "algorithm.lr", values = [0.01, 0.1], seed = 100 }\n' + ONE
+    done = running.run_missing(table(tmp_path, text), 1, None, lambda line: None)
+    best = ("algorithm.lr=0.1",)
+    assert asked == [(("algorithm.lr=0.01",), 100), (best, 100), (best, 0), (best, 1)]
+    assert {run.tuned for run in done.runs} == {0.1}
+    assert "| 0.1 |" in written.everything(done)
+    running.run_missing(done, 1, None, lambda line: None)
+    assert len(asked) == 4
+
+
+def test_images_are_looked_for_where_the_reader_says(tmp_path: Path) -> None:
+    one = tables.named(ROOT, "lc_fl")
+    words = next(row.set for row in one.rows if row.name == "CIFAR-10 IID: FedAvg")
+    assert running._moved(one, (), tmp_path) == (f'data.path="{tmp_path}/mnist"',)
+    assert running._moved(one, words, tmp_path) == (f'data.path="{tmp_path}/cifar10"',)
+    assert running._moved(tables.named(ROOT, "dp_prox"), (), tmp_path) == ()
+
+
+def test_a_cut_row_that_cannot_be_run_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    def run(*asked: object) -> dict[str, Any]:
+        raise DataError("there is no directory here")
+
+    monkeypatch.setattr(running, "_found", run)
+    (result,) = running.run_quick([tables.named(ROOT, "lc_fl")], 1, None)
+    assert (result.refused, result.exit_code, result.accuracy) == ("there is no directory here", 3, None)
+
+
+def test_the_command_lists_what_there_is(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    said = spoken(capsys, monkeypatch, "reproduce", "--json")
+    listed = {one["name"]: one for one in json.loads(said.out)}
+    assert list(listed) == NAMES
+    assert listed["cuag"]["rows"][0]["published"] == [92.12]
+    shown = spoken(capsys, monkeypatch, "reproduce", "cuag", "--dry-run").out
+    assert "92.12" in shown
+    assert "91.28" in shown
+    assert spoken(capsys, monkeypatch, "reproduce", "cuga").code == 2
+
+
+def test_an_installed_package_says_where_the_tables_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(tables, "__file__", str(tmp_path / "a" / "b" / "c" / "tables.py"))
+    with pytest.raises(ConfigError, match="source") as refused:
+        tables.place()
+    assert refused.value.code == "no-tables"
+
+
+@pytest.mark.slow
+def test_one_cut_row_of_each_table_runs(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """About a minute and a half on one core; without the images only the tables that need none."""
+    before = {file: file.read_bytes() for file in ROOT.rglob("*") if file.is_file()}
+    monkeypatch.chdir(ROOT.parent)
+    rows = json.loads(spoken(capsys, monkeypatch, "reproduce", "--quick", "--jobs", 1, "--json").out)["rows"]
+    assert [row["table"] for row in rows if row["accuracy"] is None and row["exit_code"] != DataError.exit_code] == []
+    assert next(row["accuracy"] for row in rows if row["table"] == "dp_prox") > 0
+    assert {file: file.read_bytes() for file in ROOT.rglob("*") if file.is_file()} == before
