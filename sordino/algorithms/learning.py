@@ -136,6 +136,9 @@ class Adapting(Algorithm[Server[S], C, Down[D], U]):
     def step_size(self) -> float | None:
         return self.own.step_size
 
+    def change(self, upload: U) -> Params | None:
+        return self.own.change(upload)
+
     def behind(self, read: Reader | None = None, uplink: Uplink | None = None) -> Self:
         return replace(self, own=self.own.behind(read, uplink))
 

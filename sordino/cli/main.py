@@ -14,6 +14,7 @@ from typing import Annotated
 import typer
 
 from sordino.cli import (
+    attacking,
     auditing,
     checking,
     comparing,
@@ -58,6 +59,7 @@ app.command()(looking.algorithms)
 app.command()(looking.schema)
 app.command()(checking.check)
 app.command(cls=Verb)(auditing.audit)
+app.command(cls=Verb)(attacking.attack)
 data.app.command()(deploying.announce)
 data.app.command()(deploying.agree)
 app.add_typer(data.app, name="data")

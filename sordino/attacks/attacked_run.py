@@ -1,0 +1,200 @@
+"""A run as its attackers meet it: what each of them sees of one round, behind the run's own gates and without them;
+and, for the judges alone, the truth.
+
+The attacked clients hold a few of their own images in the attacked round: the fewer, the less hides each of them. What
+the attacker knows beside what was sent is public: the network, the method with its settings, how many images a client
+holds, and images of the same kind from elsewhere (the test images, on which nobody trained).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from sordino import keys, tree
+from sordino.attacks.attack import Held
+from sordino.attacks.replay import Bare, Heard, Replay, raw
+from sordino.errors import ConfigError
+from sordino.keys import Key
+from sordino.ledger.claims import Adversary
+from sordino.privacy.readers.beside_public import taken
+from sordino.runs.rehearsal import Rehearsal
+from sordino.runs.setup import Setup
+from sordino.runs.simulation import Simulation
+from sordino.types import Examples, Params, Task
+
+OWN = 1000  # images from elsewhere that an attacker has
+
+
+class UpdateView(NamedTuple):
+    """What an attacker has of one client's round, or of a sum that the client is in. No row of anybody is in it."""
+
+    task: Task
+    before: Params  # the model that went down
+    gradient: Params  # the mean gradient that the change of the model tells
+    images: int  # that it is made of
+    elsewhere: Tensor  # images that the attacker has, [n, c, h, w] between 0 and 1
+    labels: Tensor  # of these
+    key: Key  # of what the attack draws
+
+
+class Victim(NamedTuple):
+    """One attacked client: what the attacker sees, the same without protection, and, for the judge, what is true."""
+
+    client: int
+    view: UpdateView
+    bare: UpdateView | None
+    images: Tensor
+    labels: Tensor
+
+
+class AttackSettings(NamedTuple):
+    """What the user chose."""
+
+    round: int = 1  # counted from 1
+    images: int = 4  # that each attacked client holds in this game
+    victims: int = 2
+    shadows: int = 8  # models that are trained to compare with
+    trials: int = 1000  # releases of either side
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class AttackedRun:
+    """Everything that attacks on one run share. What is not asked for is not computed."""
+
+    simulation: Simulation
+    asked: AttackSettings = field(default=AttackSettings())
+    by: Adversary | None = None  # another attacker than the attacks name themselves
+
+    @property
+    def setup(self) -> Setup:
+        return self.simulation.setup
+
+    @property
+    def key(self) -> Key:
+        return keys.fold(keys.root(self.asked.seed), "attack")
+
+    # what kind of run it is -------------------------------------------------------------------------------------------
+
+    @property
+    def shows_images(self) -> bool:
+        return self.setup.public.kind == "image" and self.setup.public.classes > 0
+
+    @property
+    def prepares(self) -> bool:
+        return bool(self.setup.preparation)
+
+    @cached_property
+    def has_control(self) -> bool:
+        """Can the method be run without its protection?"""
+        try:
+            Bare(self.simulation)
+        except (ConfigError, AssertionError):
+            return False
+        return True
+
+    @cached_property
+    def promises(self) -> tuple[Held, ...]:
+        """What the whole run promises, from its plan."""
+        rows = Rehearsal(self.setup, self.simulation.home).guarantees
+        return tuple(
+            Held(
+                unit=row.unit,
+                neighbours=row.neighbours,
+                adversary=row.adversary,
+                epsilon=row.epsilon,
+                delta=row.delta,
+                status=row.status,
+                nominal_epsilon=row.nominal_epsilon,
+            )
+            for row in rows
+        )
+
+    def against(self, adversary: Adversary) -> tuple[Held, ...]:
+        return tuple(held for held in self.promises if held.adversary == adversary)
+
+    # the attacked round -----------------------------------------------------------------------------------------------
+
+    @cached_property
+    def clients(self) -> tuple[int, ...]:
+        """Who is attacked: of those who take part in that round the ones with most images."""
+        federation = Replay(self.simulation).until(self.asked.round - 1)
+        here = federation.federation.draw(federation.t, federation.server)
+        return tuple(sorted(here, key=lambda k: (-len(raw(self.simulation)[k].y), k))[: self.asked.victims])
+
+    @cached_property
+    def rows(self) -> dict[int, Examples]:
+        """The images of every attacked client in this game: some of its own."""
+        every, found = raw(self.simulation), {}
+        for client in self.clients:
+            own = every[client]
+            order = keys.permutation(keys.fold(self.key, "rows", client), len(own.y))
+            found[client] = taken(own, order[: self.asked.images])
+        return found
+
+    def _changed(self, client: int, own: Examples) -> Examples:
+        return self.rows.get(client, own)
+
+    @cached_property
+    def seen(self) -> Heard:
+        """The round as its gates let it pass."""
+        return Replay(self.simulation, self._changed).until(self.asked.round - 1).round()
+
+    @cached_property
+    def bare(self) -> Heard | None:
+        """The same round of the same run without protection."""
+        if not self.has_control:
+            return None
+        return Bare(self.simulation, self._changed).until(self.asked.round - 1).round()
+
+    @cached_property
+    def elsewhere(self) -> Examples:
+        """What an attacker has of the same kind: test images, on which nobody trained."""
+        held = self.simulation.population.named.test
+        x, y = torch.from_numpy(held.x[:]), torch.from_numpy(held.y[:])
+        order = keys.permutation(keys.fold(self.key, "elsewhere"), len(y))[:OWN]
+        rows = next(iter(self.rows.values()))
+        return rows._replace(x=x[order], y=y[order])
+
+    def victims(self, adversary: Adversary) -> list[Victim]:
+        """The attacked clients as this attacker sees them; none where nothing reaches it that tells of a model."""
+        found = []
+        for client, rows in self.rows.items():
+            view = self._view(self.seen, client, adversary)
+            if view is None:
+                continue
+            bare = None if self.bare is None else self._view(self.bare, client, "server")
+            found.append(Victim(client, view, bare, pictures(rows.x), rows.y))
+        return found
+
+    def _view(self, heard: Heard, client: int, adversary: Adversary) -> UpdateView | None:
+        """The server reads single uploads, where it can; everybody else, and a server that cannot, their sum."""
+        change = heard.each.get(client) if adversary == "server" else None
+        many = self.asked.images
+        if change is None:
+            change = heard.together
+            sizes = (self.rows[k].y.shape[0] if k in self.rows else self.setup.public.sizes[k] for k in heard.answered)
+            many = sum(sizes)
+        if change is None:
+            return None
+        gradient = tree.scale(-1 / self._distance, change)
+        key = keys.fold(self.key, "view", client)
+        return UpdateView(
+            self.setup.task, heard.before, gradient, many, pictures(self.elsewhere.x), self.elsewhere.y, key
+        )
+
+    @property
+    def _distance(self) -> float:
+        """How far a client walks per unit of gradient: its step, as often as it takes one. Both are public."""
+        algorithm = self.setup.algorithm
+        return (algorithm.step_size or 1.0) * algorithm.work.count(self.asked.images)
+
+
+def pictures(x: Tensor) -> Tensor:
+    """Images [n, c, h, w] between 0 and 1 from rows as they were decoded."""
+    return (x.float() / 255).movedim(-1, 1)

@@ -1,0 +1,129 @@
+"""`sordino attack`: what attackers reach of a run, in figures and pictures."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+
+from sordino.cli.options import Json, Verbose
+from sordino.cli.screen import Screen, say
+from sordino.cli.words import experiment_and_changes
+
+if TYPE_CHECKING:
+    from sordino.attacks.assault import Assault
+    from sordino.attacks.attack import BesideGuess, Held
+
+STYLES = {"reached": "bold red", "stopped": "green", "no power": "yellow", "not tried": "dim"}
+
+
+def attack(
+    what: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[RUN | EXPERIMENT.toml | ALGORITHM] [key=value ...]",
+            help="Whose run to attack; without one, the default experiment. A run's folder gets attack.json.",
+        ),
+    ] = None,
+    attacks: Annotated[
+        list[str] | None, typer.Option("--attack", "-a", metavar="NAME", help="Only this one; repeatable.")
+    ] = None,
+    list_: Annotated[bool, typer.Option("--list", help="Say which attacks there are, and attack nothing.")] = False,
+    round_: Annotated[int, typer.Option("--round", min=1, help="The round that is listened to.")] = 1,
+    images: Annotated[
+        int, typer.Option(min=1, help="Images that each attacked client holds: the fewer, the less hides each.")
+    ] = 4,
+    victims: Annotated[int, typer.Option(min=1, help="Clients that are attacked.")] = 2,
+    seed: Annotated[int, typer.Option(help="Of what attackers draw.")] = 0,
+    pictures: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="Write the pictures there too, as PNG.")
+    ] = None,
+    as_json: Json = False,
+    verbose: Verbose = False,
+) -> None:
+    """Attack a run, or the run that an experiment would be: what do attackers get to know of its data?
+
+    Each attack stands beside a guess of somebody who saw nothing and beside itself on the same run without protection.
+    The result holds images of the training data. Runs with real noise are refused.
+    """
+    from sordino.attacks.assault import assault, write
+    from sordino.attacks.attack import registered
+    from sordino.attacks.attacked_run import AttackSettings
+    from sordino.attacks.audit import experiment_of
+
+    if list_:
+        known = registered()
+        told = [{"attack": name, "sees": kind.sees, "what": kind.what()} for name, kind in known.items()]
+        say(told) if as_json else _listed(told)
+        return
+    name, changes = experiment_and_changes(what or [])
+    experiment = experiment_of(name, changes)
+    folder = Path(name) if name is not None and Path(name).is_dir() and not changes else None
+    asked = AttackSettings(round_, images, victims, seed=seed)
+    with Console(stderr=True, quiet=as_json).status("reading") as status:
+        found = assault(
+            experiment, folder, attacks, asked, tell=lambda subject: status.update(f"attacking ({subject})")
+        )
+    written = [] if folder is None else [write(found, folder)]
+    if pictures is not None:
+        from sordino.report.attackers import drawn
+
+        written += drawn(found, pictures)
+    if as_json:
+        say(found.to_json())
+        return
+    _show(found)
+    for path in written:
+        Screen().print(f"written: {path}", highlight=False, soft_wrap=True, markup=False)
+
+
+def _listed(told: list[dict[str, str]]) -> None:
+    from rich.table import Table
+
+    table = Table("attack", "sees what reaches", "what it does")
+    for one in told:
+        table.add_row(one["attack"], f"the {one['sees']}", escape(one["what"]))
+    Screen().print(table)
+
+
+def _show(found: Assault) -> None:
+    from rich.table import Table
+
+    console = Screen(highlight=False)
+    table = Table("attack", "by", "figure", "reached", "guess", "without protection", "promised against it", "verdict")
+    for one in found.found:
+        first, *rest = one.measured or (None,)
+        style = STYLES[one.verdict]
+        held = "\n".join(_held(promise, found.simulated) for promise in one.promises) or "nothing"
+        table.add_row(one.attack, one.sees, *_figures(first), held, f"[{style}]{one.verdict}[/]")
+        for more in rest:
+            table.add_row("", "", *_figures(more), "", "")
+    console.print(table)
+    for one in found.found:
+        console.print(f"{one.attack}: {escape(one.why)}.")
+    who = ", ".join(map(str, found.clients))
+    console.print(
+        f"Round {found.round}, clients {who}, {found.images} images each: {found.replay}. "
+        f"[bold]The result holds images of the training data.[/]"
+    )
+    console.print(f"[dim]Not looked at: {'; '.join(found.not_looked_at)}.[/dim]")
+
+
+def _figures(one: BesideGuess | None) -> tuple[str, str, str, str]:
+    if one is None:
+        return "", "", "", ""
+    ends = "" if one.low is None or one.high is None else f" ({one.low:.3g} to {one.high:.3g})"
+    control = "unknown" if one.control is None else f"{one.control:.3g}"
+    return f"{one.name}{f', {one.unit}' if one.unit else ''}", f"{one.value:.3g}{ends}", f"{one.baseline:.3g}", control
+
+
+def _held(promise: Held, simulated: bool) -> str:
+    from sordino.ledger.claims import standing
+    from sordino.report.tables import epsilon_text
+
+    said = f"ε {epsilon_text(promise.epsilon)} per {promise.unit} ({promise.neighbours}), δ {promise.delta:.3g}, "
+    nominal = "" if promise.nominal_epsilon is None else f"; nominal {promise.nominal_epsilon:.3g} proves nothing"
+    return said + standing(promise.status, simulated) + nominal
