@@ -19,7 +19,7 @@ from sordino.ledger.facts import Epsilon, Fact, Number
 if TYPE_CHECKING:
     from sordino.attacks.attacked_run import AttackedRun
 
-Verdict = Literal["reached", "stopped", "no power", "not tried"]
+Verdict = Literal["broken", "reached", "stopped", "no power", "not tried"]
 BLIND = "it fails on the same run without protection, too: so it shows nothing here"
 
 
@@ -83,6 +83,7 @@ class Attack(ABC):
     """One way to get at data of a run. Its docstring's first sentence says what it does."""
 
     sees: ClassVar[Adversary]  # the weakest attacker who can do it
+    costly: ClassVar[bool] = False  # does it train whole runs? Then it waits to be asked for
     names: ClassVar[dict[str, type[Attack]]] = {}
 
     def __init_subclass__(cls, name: str = "", **others: object) -> None:
@@ -134,12 +135,12 @@ def judged(value: float, baseline: float, control: float | None, margin: float) 
 
 
 def registered(known: Sequence[str] | None = None) -> dict[str, type[Attack]]:
-    """The attacks by name: all of them, or those that are asked for."""
+    """The attacks by name: those that are asked for, or all that need no whole runs of their own."""
     from sordino.attacks.methods import ATTACKS
     from sordino.errors import ConfigError
 
     if known is None:
-        return dict(ATTACKS)
+        return {name: kind for name, kind in ATTACKS.items() if not kind.costly}
     for name in known:
         if name not in ATTACKS:
             raise ConfigError(

@@ -8,6 +8,7 @@ holds, and images of the same kind from elsewhere (the test images, on which nob
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
@@ -17,17 +18,35 @@ from torch import Tensor
 
 from sordino import keys, tree
 from sordino.attacks.attack import Held
-from sordino.attacks.replay import Bare, Heard, Replay, raw
+from sordino.attacks.replay import Bare, Change, Heard, Replay, raw, unprotected
 from sordino.errors import ConfigError
 from sordino.keys import Key
 from sordino.ledger.claims import Adversary
+from sordino.ledger.statement import Guarantee, statement
 from sordino.privacy.readers.beside_public import taken
+from sordino.privacy.readers.open import Open
 from sordino.runs.rehearsal import Rehearsal
 from sordino.runs.setup import Setup
 from sordino.runs.simulation import Simulation
 from sordino.types import Examples, Params, Task
 
 OWN = 1000  # images from elsewhere that an attacker has
+MEMBERS = 1000  # examples that were trained on, of those asked about
+
+
+class MemberView(NamedTuple):
+    """What an attacker has who asks of each of these examples whether it was trained on. It does not know which were.
+
+    `shadow` trains the same run on a random half of everybody's rows, with noise of its own: the model, and which of
+    the examples asked about were in it.
+    """
+
+    task: Task
+    model: Params
+    asked: Examples
+    shadow: Callable[[int], tuple[Params, Tensor]]
+    shadows: int
+    key: Key
 
 
 class UpdateView(NamedTuple):
@@ -86,6 +105,10 @@ class AttackedRun:
         return self.setup.public.kind == "image" and self.setup.public.classes > 0
 
     @property
+    def has_classes(self) -> bool:
+        return self.setup.public.classes > 0 and not self.prepares
+
+    @property
     def prepares(self) -> bool:
         return bool(self.setup.preparation)
 
@@ -98,22 +121,22 @@ class AttackedRun:
             return False
         return True
 
+    @property
+    def protected(self) -> bool:
+        """Is there anything between the data and an attacker? Else the run is its own control."""
+        gates = self.setup.algorithm
+        return not isinstance(gates.read, Open) or gates.uplink != unprotected(gates).uplink
+
     @cached_property
     def promises(self) -> tuple[Held, ...]:
         """What the whole run promises, from its plan."""
-        rows = Rehearsal(self.setup, self.simulation.home).guarantees
-        return tuple(
-            Held(
-                unit=row.unit,
-                neighbours=row.neighbours,
-                adversary=row.adversary,
-                epsilon=row.epsilon,
-                delta=row.delta,
-                status=row.status,
-                nominal_epsilon=row.nominal_epsilon,
-            )
-            for row in rows
-        )
+        return tuple(map(_held, Rehearsal(self.setup, self.simulation.home).guarantees))
+
+    @cached_property
+    def of_round(self) -> tuple[Held, ...]:
+        """What the attacked round promises by itself."""
+        delta = self.setup.experiment.privacy.delta
+        return tuple(map(_held, statement([self.seen.note], len(self.setup.public.sizes), delta)))
 
     def against(self, adversary: Adversary) -> tuple[Held, ...]:
         return tuple(held for held in self.promises if held.adversary == adversary)
@@ -137,20 +160,22 @@ class AttackedRun:
             found[client] = taken(own, order[: self.asked.images])
         return found
 
-    def _changed(self, client: int, own: Examples) -> Examples:
+    def changed(self, client: int, own: Examples) -> Examples:
         return self.rows.get(client, own)
 
     @cached_property
     def seen(self) -> Heard:
         """The round as its gates let it pass."""
-        return Replay(self.simulation, self._changed).until(self.asked.round - 1).round()
+        return Replay(self.simulation, self.changed).until(self.asked.round - 1).round()
 
     @cached_property
     def bare(self) -> Heard | None:
         """The same round of the same run without protection."""
+        if not self.protected:
+            return self.seen
         if not self.has_control:
             return None
-        return Bare(self.simulation, self._changed).until(self.asked.round - 1).round()
+        return Bare(self.simulation, self.changed).until(self.asked.round - 1).round()
 
     @cached_property
     def elsewhere(self) -> Examples:
@@ -188,11 +213,61 @@ class AttackedRun:
             self.setup.task, heard.before, gradient, many, pictures(self.elsewhere.x), self.elsewhere.y, key
         )
 
+    # the released model -----------------------------------------------------------------------------------------------
+
+    def _played(self, bare: bool, change: Change | None = None, key: int | None = None) -> Params:
+        """The model that the whole run releases."""
+        kind = Bare if bare else Replay
+        return kind(self.simulation, change, key).until(self.setup.rounds).model()
+
+    def members(self, bare: bool) -> tuple[MemberView, Tensor]:
+        """The released model, examples to ask about, and, for the judge, which of them were trained on."""
+        every, known = raw(self.simulation), self.elsewhere
+        owners = [(k, i) for k in every for i in range(len(every[k].y))]
+        order = keys.permutation(keys.fold(self.key, "members"), len(owners))[:MEMBERS].tolist()
+        picked = [owners[i] for i in order]
+        mine = [taken(every[k], torch.tensor([i])) for k, i in picked]
+        asked = known._replace(
+            x=torch.cat([*(one.x for one in mine), known.x]), y=torch.cat([*(one.y for one in mine), known.y])
+        )
+        inside = torch.arange(len(asked.y)) < len(picked)
+
+        def shadow(number: int) -> tuple[Params, Tensor]:
+            key = keys.fold(self.key, "shadow", number)
+
+            def kept(client: int, many: int) -> Tensor:
+                return keys.coin(keys.fold(key, "kept", client), many, 0.5).bool()
+
+            def half(client: int, own: Examples) -> Examples:
+                rows = kept(client, len(own.y)).nonzero()[:, 0]
+                return taken(own, rows if len(rows) else torch.arange(1))
+
+            has = {k: kept(k, len(every[k].y)) for k in every}
+            # others are left out of as many models, so that they are compared with as few
+            had = keys.coin(keys.fold(key, "others"), len(asked.y), 0.5).bool()
+            had[: len(picked)] = torch.tensor([bool(has[k][i]) for k, i in picked])
+            return self._played(bare, half, keys.word(key)), had
+
+        model = self._played(bare)
+        return MemberView(self.setup.task, model, asked, shadow, self.asked.shadows, self.key), inside
+
     @property
     def _distance(self) -> float:
         """How far a client walks per unit of gradient: its step, as often as it takes one. Both are public."""
         algorithm = self.setup.algorithm
         return (algorithm.step_size or 1.0) * algorithm.work.count(self.asked.images)
+
+
+def _held(row: Guarantee) -> Held:
+    return Held(
+        unit=row.unit,
+        neighbours=row.neighbours,
+        adversary=row.adversary,
+        epsilon=row.epsilon,
+        delta=row.delta,
+        status=row.status,
+        nominal_epsilon=row.nominal_epsilon,
+    )
 
 
 def pictures(x: Tensor) -> Tensor:

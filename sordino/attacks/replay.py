@@ -7,9 +7,10 @@ A bare run is the same run without its protection: no noise, no clip, no sum tha
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 from sordino import keys
 from sordino.algorithms.algorithm import AnyAlgorithm
@@ -22,7 +23,7 @@ from sordino.privacy.noise.sources import Counter
 from sordino.privacy.readers.open import Open
 from sordino.privacy.uplink import Uplink
 from sordino.privacy.uplink.stages import Weigh
-from sordino.round import Outcome, one_round
+from sordino.round import one_round
 from sordino.runs.simulation import Simulation
 from sordino.tree import Tree
 from sordino.types import Examples, Params, Terms
@@ -38,7 +39,10 @@ class Heard(NamedTuple):
     each: Mapping[int, Params]  # the changes that single uploads tell, decoded; none where no single upload can be read
     together: Params | None  # the change that the sum of all uploads tells
     answered: list[int]
-    digest: bytes  # of all that the round let the server see
+    down: Tree
+    terms: Mapping[int, Terms]
+    digest: bytes = b""  # of all that the round let the server see
+    note: str = ""  # what the ledger says of it
 
 
 class Changed(Mapping[int, Examples]):
@@ -62,116 +66,138 @@ class Overhearing(Clients):
     """Clients whose answers are overheard on their way."""
 
     inner: Site
-    answers: dict[int, Tree] = field(default_factory=dict)
     down: Tree = None
+    terms: Mapping[int, Terms] = field(default_factory=dict)
+    answers: dict[int, Tree] = field(default_factory=dict)
 
     def __call__(self, t: int, down: Tree, terms: Mapping[int, Terms]) -> Iterator[tuple[int, Tree]]:
-        self.down, self.answers = down, {}
+        self.down, self.terms, self.answers = down, terms, {}
         for k, upload in self.inner(t, down, terms):
             self.answers[k] = upload
             yield k, upload
 
 
-class Replay:
-    """The rounds of a run, one after another, with the run's own gates."""
+class Rounds(ABC):
+    """The rounds of a run, one after another. `change` gives clients other rows, `key` other draws than the run's."""
 
-    def __init__(self, simulation: Simulation, change: Change | None = None) -> None:
+    algorithm: AnyAlgorithm
+
+    def __init__(self, simulation: Simulation, change: Change | None, key: int | None) -> None:
         self.simulation, setup = simulation, simulation.setup
-        self.algorithm: AnyAlgorithm = setup.algorithm
         run = setup.experiment.digest()[:16]
-        self.federation: Federation = simulation.federation(MEMORY, run)
-        site = simulation.site(run)
-        self.site = site if change is None else replace(site, shards=self._changed(site.shards, change))
+        federation, site = simulation.federation(MEMORY, run), simulation.site(run)
+        site = replace(site, algorithm=self.algorithm, shards=self._rows(site.shards, change))
+        if key is not None:
+            federation, site = replace(federation, key=key), replace(site, key=key)
+        self.federation: Federation = federation
+        self.site = site
         self.server: Tree = self.algorithm.begin(setup.task, setup.key, None, simulation.home)
-        self.t, self._stalled = 0, False
+        self.t = 0
 
-    def _changed(self, shards: Mapping[int, Examples], change: Change) -> Mapping[int, Examples]:
-        """What a reader prepares is prepared of the rows of the game."""
-        rows = Changed(raw(self.simulation), change)
-        if not isinstance(shards, PreparedShards):
-            return rows
-        key = self.simulation.setup.key
-        return PreparedShards(rows, self.algorithm.read, lambda k: Counter(keys.word(keys.fold(key, "game", k))))
+    @abstractmethod
+    def round(self) -> Heard:
+        """The next round."""
+
+    @abstractmethod
+    def _rows(self, shards: Mapping[int, Examples], change: Change | None) -> Mapping[int, Examples]:
+        """What clients hold."""
 
     def model(self) -> Params:
         return next(iter(self.algorithm.models(self.server).values()))
 
-    def round(self) -> Heard:
-        """The next round."""
-        clients, found = Overhearing(self.site), list[bytes]()
-        before = self.model()
-        outcome = one_round(
-            self.federation, self.server, self.t, clients, self._stalled, lambda outcome, digest: found.append(digest)
-        )
-        uplink = self.algorithm.uplink.at(self.t, clients.down)
-        each: dict[int, Params] = {}
-        if not any(stage.aggregate_only for stage in uplink.client):
-            zero = self.algorithm.zero(self.simulation.setup.task, clients.down)
-            for k, upload in clients.answers.items():
-                if (change := self.algorithm.change(uplink.opened(upload, zero, self._weight(k)))) is not None:
-                    each[k] = change
-        self._next(outcome)
-        return Heard(before, self.model(), each, self._together(outcome), outcome.answered, found[0])
-
-    def _weight(self, client: int) -> float:
-        """That of an upload; in a game a client weighs what it holds there."""
-        run, uplink = self.federation, self.algorithm.uplink
-        said, held = run.sizes[client], len(self.site.shards[client].y)
-        return run.weights[client] * uplink.weight(held, run.largest) / uplink.weight(said, run.largest)
-
-    def _together(self, outcome: Outcome) -> Params | None:
-        return None if outcome.received is None else self.algorithm.change(outcome.received.mean)
-
-    def _next(self, outcome: Outcome) -> None:
-        self._stalled = outcome.received is not None and self.federation.stalled(outcome.received)
-        self.server, self.t = outcome.server, self.t + 1
-
-    def until(self, t: int) -> Replay:
+    def until(self, t: int) -> Self:
         """Plays all rounds before this one."""
         while self.t < t:
             self.round()
         return self
 
+    def told(self, t: int, upload: Tree, down: Tree, client: int, held: int) -> Params | None:
+        """The change of the model that a single upload tells. In a game a client weighs what it holds there."""
+        run, uplink = self.federation, self.algorithm.uplink.at(t, down)
+        usual = uplink.weight(run.sizes[client], run.largest)
+        weight = self._weights[client] * uplink.weight(held, run.largest) / usual
+        zero = self.algorithm.zero(self.simulation.setup.task, down)
+        return self.algorithm.change(uplink.opened(upload, zero, weight))
 
-class Bare:
-    """The same run without its protection: the method behind open gates, without books. The control of every attack."""
+    @property
+    def _weights(self) -> Sequence[float]:
+        return self.federation.weights
 
-    def __init__(self, simulation: Simulation, change: Change | None = None) -> None:
-        self.simulation, setup = simulation, simulation.setup
-        self.algorithm = unprotected(setup.method)
-        run = setup.experiment.digest()[:16]
-        self.federation = simulation.federation(MEMORY, run)
-        rows = raw(simulation)
-        own = rows if change is None else Changed(rows, change)
-        self.site = replace(simulation.site(run), algorithm=self.algorithm, shards=own, executor="loop")
-        self.server: Tree = self.algorithm.begin(setup.task, setup.key, None, simulation.home)
-        self.t = 0
+    def _each(self, t: int, answers: Mapping[int, Tree], down: Tree) -> dict[int, Params]:
+        if any(stage.aggregate_only for stage in self.algorithm.uplink.client):
+            return {}
+        told = {k: self.told(t, upload, down, k, len(self.site.shards[k].y)) for k, upload in answers.items()}
+        return {k: change for k, change in told.items() if change is not None}
 
-    def model(self) -> Params:
-        return next(iter(self.algorithm.models(self.server).values()))
+
+class Replay(Rounds):
+    """The rounds with the run's own gates and books."""
+
+    def __init__(self, simulation: Simulation, change: Change | None = None, key: int | None = None) -> None:
+        self.algorithm = simulation.setup.algorithm
+        super().__init__(simulation, change, key)
+        self._stalled = False
+
+    def _rows(self, shards: Mapping[int, Examples], change: Change | None) -> Mapping[int, Examples]:
+        """What a reader prepares is prepared of the rows of the game."""
+        if change is None:
+            return shards
+        rows, key = Changed(raw(self.simulation), change), self.simulation.setup.key
+        if not isinstance(shards, PreparedShards):
+            return rows
+        return PreparedShards(rows, self.algorithm.read, lambda k: Counter(keys.word(keys.fold(key, "game", k))))
 
     def round(self) -> Heard:
-        run, task, uplink = self.federation, self.simulation.setup.task, self.algorithm.uplink
-        before, down = self.model(), self.algorithm.broadcast(self.server)
-        cohort = run.draw(self.t, self.server)
-        answers = dict(self.site(self.t, down, {k: Terms(largest=run.largest) for k in cohort}))
-        weights = [uplink.weight(n, run.largest) for n in run.sizes]
-        zero = self.algorithm.zero(task, down)
+        clients, digests, t = Overhearing(self.site), list[bytes](), self.t
+        before = self.model()
+        outcome = one_round(
+            self.federation, self.server, t, clients, self._stalled, lambda outcome, digest: digests.append(digest)
+        )
+        received = outcome.received
+        self._stalled = received is not None and self.federation.stalled(received)
+        self.server, self.t = outcome.server, t + 1
+        return Heard(
+            before,
+            self.model(),
+            self._each(t, clients.answers, clients.down),
+            None if received is None else self.algorithm.change(received.mean),
+            outcome.answered,
+            clients.down,
+            clients.terms,
+            digests[0],
+            self.federation.entries()[-1].note,
+        )
+
+
+class Bare(Rounds):
+    """The same run without its protection: the method behind open gates, without books. The control of every attack."""
+
+    def __init__(self, simulation: Simulation, change: Change | None = None, key: int | None = None) -> None:
+        self.algorithm = unprotected(simulation.setup.method)
+        super().__init__(simulation, change, key)
+        self.site = replace(self.site, executor="loop")
+
+    def _rows(self, shards: Mapping[int, Examples], change: Change | None) -> Mapping[int, Examples]:
+        rows = raw(self.simulation)
+        return rows if change is None else Changed(rows, change)
+
+    @property
+    def _weights(self) -> Sequence[float]:
+        run, uplink = self.federation, self.algorithm.uplink
+        return [uplink.weight(n, run.largest) for n in run.sizes]
+
+    def round(self) -> Heard:
+        run, task, uplink, t = self.federation, self.simulation.setup.task, self.algorithm.uplink, self.t
+        before, down, weights = self.model(), self.algorithm.broadcast(self.server), self._weights
+        terms = {k: Terms(largest=run.largest) for k in run.draw(t, self.server)}
+        answers = dict(self.site(t, down, terms))
         expected = run.cohort.expected(len(weights)) * math.fsum(weights) / len(weights)
         received: Any = uplink.receive(
-            answers, zero, weights, expected, None, Counter(0), each=self.algorithm.reads_each
+            answers, self.algorithm.zero(task, down), weights, expected, None, Counter(0), self.algorithm.reads_each
         )
-        self.server = self.algorithm.update(self.server, received, self.simulation.home)
-        self.t += 1
-        own = {k: uplink.weight(len(self.site.shards[k].y), run.largest) for k in answers}
-        changes = {k: self.algorithm.change(uplink.opened(up, zero, own[k])) for k, up in answers.items()}
-        each = {k: change for k, change in changes.items() if change is not None}
-        return Heard(before, self.model(), each, self.algorithm.change(received.mean), cohort, b"")
-
-    def until(self, t: int) -> Bare:
-        while self.t < t:
-            self.round()
-        return self
+        self.server, self.t = self.algorithm.update(self.server, received, self.simulation.home), t + 1
+        each, together = self._each(t, answers, down), self.algorithm.change(received.mean)
+        return Heard(before, self.model(), each, together, [*terms], down, terms)
 
 
 def unprotected(method: AnyAlgorithm) -> AnyAlgorithm:

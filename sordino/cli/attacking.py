@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from sordino.attacks.assault import Assault
     from sordino.attacks.attack import BesideGuess, Held
 
-STYLES = {"reached": "bold red", "stopped": "green", "no power": "yellow", "not tried": "dim"}
+STYLES = {"broken": "bold red", "reached": "bold red", "stopped": "green", "no power": "yellow", "not tried": "dim"}
 
 
 def attack(
@@ -29,7 +29,10 @@ def attack(
         ),
     ] = None,
     attacks: Annotated[
-        list[str] | None, typer.Option("--attack", "-a", metavar="NAME", help="Only this one; repeatable.")
+        list[str] | None,
+        typer.Option(
+            "--attack", "-a", metavar="NAME", help="Only this one; repeatable. Else all that train no whole runs."
+        ),
     ] = None,
     list_: Annotated[bool, typer.Option("--list", help="Say which attacks there are, and attack nothing.")] = False,
     round_: Annotated[int, typer.Option("--round", min=1, help="The round that is listened to.")] = 1,
@@ -37,6 +40,7 @@ def attack(
         int, typer.Option(min=1, help="Images that each attacked client holds: the fewer, the less hides each.")
     ] = 4,
     victims: Annotated[int, typer.Option(min=1, help="Clients that are attacked.")] = 2,
+    shadows: Annotated[int, typer.Option(min=2, help="Models that LiRA trains to compare with.")] = 8,
     seed: Annotated[int, typer.Option(help="Of what attackers draw.")] = 0,
     pictures: Annotated[
         Path | None, typer.Option(metavar="FOLDER", help="Write the pictures there too, as PNG.")
@@ -50,19 +54,22 @@ def attack(
     The result holds images of the training data. Runs with real noise are refused.
     """
     from sordino.attacks.assault import assault, write
-    from sordino.attacks.attack import registered
     from sordino.attacks.attacked_run import AttackSettings
     from sordino.attacks.audit import experiment_of
 
     if list_:
-        known = registered()
-        told = [{"attack": name, "sees": kind.sees, "what": kind.what()} for name, kind in known.items()]
+        from sordino.attacks.methods import ATTACKS
+
+        told = [
+            {"attack": name, "sees": kind.sees, "what": kind.what(), "costly": kind.costly}
+            for name, kind in ATTACKS.items()
+        ]
         say(told) if as_json else _listed(told)
         return
     name, changes = experiment_and_changes(what or [])
     experiment = experiment_of(name, changes)
     folder = Path(name) if name is not None and Path(name).is_dir() and not changes else None
-    asked = AttackSettings(round_, images, victims, seed=seed)
+    asked = AttackSettings(round_, images, victims, shadows, seed=seed)
     with Console(stderr=True, quiet=as_json).status("reading") as status:
         found = assault(
             experiment, folder, attacks, asked, tell=lambda subject: status.update(f"attacking ({subject})")
@@ -80,12 +87,13 @@ def attack(
         Screen().print(f"written: {path}", highlight=False, soft_wrap=True, markup=False)
 
 
-def _listed(told: list[dict[str, str]]) -> None:
+def _listed(told: list[dict[str, str | bool]]) -> None:
     from rich.table import Table
 
-    table = Table("attack", "sees what reaches", "what it does")
+    table = Table("attack", "sees what reaches", "what it does", "runs")
     for one in told:
-        table.add_row(one["attack"], f"the {one['sees']}", escape(one["what"]))
+        when = "when asked for: it trains whole runs" if one["costly"] else "always"
+        table.add_row(str(one["attack"]), f"the {one['sees']}", escape(str(one["what"])), when)
     Screen().print(table)
 
 

@@ -1,0 +1,64 @@
+"""Nasr et al., S&P 2021 and USENIX Security 2023: the white-box game.
+
+Deviations: the canary is noise with a label at random, one of a client's few images; the other side holds another image
+in its place, or none where that is the promise.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from sordino import tree
+from sordino.attacks.attack import Attack, AttackFinding, BesideGuess
+from sordino.attacks.attacked_run import AttackedRun
+from sordino.attacks.bound import Outputs, tuned
+from sordino.attacks.membership import Sides, told
+from sordino.attacks.one_release import CanaryGame, game
+
+WRONG = 1e-4  # how likely this refutes a true promise
+NO_UPLOAD = "no single upload can be read"
+
+
+@dataclass(frozen=True)
+class Canary(Attack, name="canary"):
+    """Asks of one client's upload, again and again, whether one image was in it that the attacker chose."""
+
+    sees = "server"
+
+    def unfit(self, run: AttackedRun) -> str:
+        if not run.shows_images:
+            return "the run has no images with classes"
+        if run.prepares:
+            return "the run begins with a preparation, which is not replayed yet"
+        return "" if run.seen.each and (run.by or "server") == "server" else NO_UPLOAD
+
+    def play(self, run: AttackedRun) -> AttackFinding:
+        seen = self._sides(run, game(run, bare=False))
+        control = seen if not run.protected else self._sides(run, game(run, bare=True)) if run.has_control else None
+        bound = next((held for held in run.of_round if held.unit == "example" and held.adversary == "server"), None)
+        finite = bound is not None and bound.status in ("proved", "conditional")
+        found = told(self.untried(run, ""), seen, control, bound if finite else None)
+        if bound is None or not finite:
+            return found
+        least = max(0.0, tuned(Outputs(seen.others, seen.members), {bound.delta: bound.epsilon}, WRONG).epsilon)
+        lost = BesideGuess(
+            name=f"epsilon of this one round, at least (claimed {bound.epsilon:.3g})", value=least, baseline=0.0
+        )
+        found = found.beside(measured=(*found.measured, lost))
+        if least > bound.epsilon:
+            return found.beside(verdict="broken", why="more is lost than is claimed")
+        return found
+
+    def _sides(self, run: AttackedRun, played: CanaryGame) -> Sides:
+        towards = tree.flat(played.towards()).double()
+        towards = -towards / towards.square().sum().clamp_min(1e-300)
+
+        def scores(with_: bool) -> Tensor:
+            return torch.stack(
+                [tree.flat(played.release(with_, i)).double() @ towards for i in range(run.asked.trials)]
+            )
+
+        return Sides(scores(True), scores(False))
