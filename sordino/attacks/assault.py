@@ -52,7 +52,7 @@ class Assault(Fact):
 
     def to_json(self) -> dict[str, object]:
         """The file stands by itself: it says what never changes, too."""
-        return self.model_dump(mode="json")
+        return self.model_dump(mode="json", exclude_none=True)
 
     def having(self, *verdicts: str) -> list[AttackFinding]:
         return [one for one in self.found if one.verdict in verdicts]

@@ -15,7 +15,6 @@ from sordino.cli.words import experiment_and_changes
 
 if TYPE_CHECKING:
     from sordino.attacks.assault import Assault
-    from sordino.attacks.attack import BesideGuess, Held
 
 STYLES = {"broken": "bold red", "reached": "bold red", "stopped": "green", "no power": "yellow", "not tried": "dim"}
 
@@ -60,7 +59,7 @@ def attack(
     if list_:
         from sordino.attacks.methods import ATTACKS
 
-        told = [
+        told: list[dict[str, str | bool]] = [
             {"attack": name, "sees": kind.sees, "what": kind.what(), "costly": kind.costly}
             for name, kind in ATTACKS.items()
         ]
@@ -100,38 +99,23 @@ def _listed(told: list[dict[str, str | bool]]) -> None:
 def _show(found: Assault) -> None:
     from rich.table import Table
 
+    from sordino.report.attackers import figures, promised
+
     console = Screen(highlight=False)
-    table = Table("attack", "by", "figure", "reached", "guess", "without protection", "promised against it", "verdict")
+    table = Table("attack", "by", "figure", "reached", "guess", "without protection", "verdict")
     for one in found.found:
-        first, *rest = one.measured or (None,)
-        style = STYLES[one.verdict]
-        held = "\n".join(_held(promise, found.simulated) for promise in one.promises) or "nothing"
-        table.add_row(one.attack, one.sees, *_figures(first), held, f"[{style}]{one.verdict}[/]")
-        for more in rest:
-            table.add_row("", "", *_figures(more), "", "")
+        rows = [(figure.name, *figures(figure)) for figure in one.measured] or [("",) * 4]
+        verdict = f"[{STYLES[one.verdict]}]{one.verdict}[/]"
+        for i, row in enumerate(rows):
+            table.add_row(one.attack if not i else "", one.sees if not i else "", *row, verdict if not i else "")
     console.print(table)
     for one in found.found:
         console.print(f"{one.attack}: {escape(one.why)}.")
+    for held in dict.fromkeys(promise for one in found.found for promise in one.promises):
+        console.print(f"Promised: {promised(held, found.simulated)}.")
     who = ", ".join(map(str, found.clients))
     console.print(
         f"Round {found.round}, clients {who}, {found.images} images each: {found.replay}. "
         f"[bold]The result holds images of the training data.[/]"
     )
     console.print(f"[dim]Not looked at: {'; '.join(found.not_looked_at)}.[/dim]")
-
-
-def _figures(one: BesideGuess | None) -> tuple[str, str, str, str]:
-    if one is None:
-        return "", "", "", ""
-    ends = "" if one.low is None or one.high is None else f" ({one.low:.3g} to {one.high:.3g})"
-    control = "unknown" if one.control is None else f"{one.control:.3g}"
-    return f"{one.name}{f', {one.unit}' if one.unit else ''}", f"{one.value:.3g}{ends}", f"{one.baseline:.3g}", control
-
-
-def _held(promise: Held, simulated: bool) -> str:
-    from sordino.ledger.claims import standing
-    from sordino.report.tables import epsilon_text
-
-    said = f"ε {epsilon_text(promise.epsilon)} per {promise.unit} ({promise.neighbours}), δ {promise.delta:.3g}, "
-    nominal = "" if promise.nominal_epsilon is None else f"; nominal {promise.nominal_epsilon:.3g} proves nothing"
-    return said + standing(promise.status, simulated) + nominal
