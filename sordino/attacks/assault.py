@@ -43,16 +43,23 @@ class Assault(Fact):
     experiment: str  # its digest
     round: int
     clients: tuple[int, ...]
-    images: int  # that each attacked client holds in the attacked round
+    images: int  # that each attacked client holds in the attacked round; 0: all that it has
     seed: int
     simulated: bool
-    replay: str  # what the attacked round is
+    replay: str  # how far the round is known to be the one that was played
     found: tuple[AttackFinding, ...]
     not_looked_at: tuple[str, ...] = UNSEEN
 
     def to_json(self) -> dict[str, object]:
         """The file stands by itself: it says what never changes, too."""
         return self.model_dump(mode="json", exclude_none=True)
+
+    @property
+    def setting(self) -> str:
+        """What was attacked, in a sentence."""
+        many = f"{self.images} of its images" if self.images else "all of its images"
+        who = ", ".join(map(str, self.clients))
+        return f"Listened to was round {self.round}, in which each attacked client ({who}) holds {many}. {self.replay}"
 
     def having(self, *verdicts: str) -> list[AttackFinding]:
         return [one for one in self.found if one.verdict in verdicts]
@@ -106,7 +113,7 @@ def assault(
 def _replayed(run: AttackedRun, folder: Path | None) -> str:
     """What the attacked round is, and how far it is known to be the one that was played."""
     if folder is None:
-        return "the round as the experiment would play it"
+        return "It is the round that the experiment would play."
     whole = Replay(run.simulation).until(run.asked.round - 1).round()
     mine = RunFolder(folder)
     with Ledger.as_founded(mine.ledger) as ledger:
@@ -118,7 +125,7 @@ def _replayed(run: AttackedRun, folder: Path | None) -> str:
             fix="attack its experiment instead: `sordino attack RUN/experiment.toml`",
             code="replay-differs",
         )
-    return "the round as it was played: a replay gives the very bytes that the ledger holds a digest of"
+    return "A replay of the whole round gave the very bytes that the run's ledger holds a digest of."
 
 
 def write(found: Assault, folder: Path) -> Path:

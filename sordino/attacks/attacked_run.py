@@ -75,7 +75,7 @@ class AttackSettings(NamedTuple):
     """What the user chose."""
 
     round: int = 1  # counted from 1
-    images: int = 4  # that each attacked client holds in this game
+    images: int = 4  # that each attacked client holds in this game; 0: all that it has
     victims: int = 2
     shadows: int = 8  # models that are trained to compare with
     trials: int = 1000  # releases of either side
@@ -157,7 +157,7 @@ class AttackedRun:
         for client in self.clients:
             own = every[client]
             order = keys.permutation(keys.fold(self.key, "rows", client), len(own.y))
-            found[client] = taken(own, order[: self.asked.images])
+            found[client] = taken(own, order[: self.asked.images]) if self.asked.images else own
         return found
 
     def changed(self, client: int, own: Examples) -> Examples:
@@ -199,15 +199,13 @@ class AttackedRun:
 
     def _view(self, heard: Heard, client: int, adversary: Adversary) -> UpdateView | None:
         """The server reads single uploads, where it can; everybody else, and a server that cannot, their sum."""
-        change = heard.each.get(client) if adversary == "server" else None
-        many = self.asked.images
+        change, many = heard.each.get(client) if adversary == "server" else None, len(self.rows[client].y)
         if change is None:
-            change = heard.together
-            sizes = (self.rows[k].y.shape[0] if k in self.rows else self.setup.public.sizes[k] for k in heard.answered)
-            many = sum(sizes)
+            change, held = heard.together, {k: len(rows.y) for k, rows in self.rows.items()}
+            many = sum(held.get(k, self.setup.public.sizes[k]) for k in heard.answered)
         if change is None:
             return None
-        gradient = tree.scale(-1 / self._distance, change)
+        gradient = tree.scale(-1 / self._distance(client), change)
         key = keys.fold(self.key, "view", client)
         return UpdateView(
             self.setup.task, heard.before, gradient, many, pictures(self.elsewhere.x), self.elsewhere.y, key
@@ -251,11 +249,10 @@ class AttackedRun:
         model = self._played(bare)
         return MemberView(self.setup.task, model, asked, shadow, self.asked.shadows, self.key), inside
 
-    @property
-    def _distance(self) -> float:
+    def _distance(self, client: int) -> float:
         """How far a client walks per unit of gradient: its step, as often as it takes one. Both are public."""
         algorithm = self.setup.algorithm
-        return (algorithm.step_size or 1.0) * algorithm.work.count(self.asked.images)
+        return (algorithm.step_size or 1.0) * algorithm.work.count(len(self.rows[client].y))
 
 
 def _held(row: Guarantee) -> Held:

@@ -36,7 +36,10 @@ def attack(
     list_: Annotated[bool, typer.Option("--list", help="Say which attacks there are, and attack nothing.")] = False,
     round_: Annotated[int, typer.Option("--round", min=1, help="The round that is listened to.")] = 1,
     images: Annotated[
-        int, typer.Option(min=1, help="Images that each attacked client holds: the fewer, the less hides each.")
+        int,
+        typer.Option(
+            min=0, help="Images that each attacked client holds: few hide each other less. 0: all that it has."
+        ),
     ] = 4,
     victims: Annotated[int, typer.Option(min=1, help="Clients that are attacked.")] = 2,
     shadows: Annotated[int, typer.Option(min=2, help="Models that LiRA trains to compare with.")] = 8,
@@ -113,9 +116,5 @@ def _show(found: Assault) -> None:
         console.print(f"{one.attack}: {escape(one.why)}.")
     for held in dict.fromkeys(promise for one in found.found for promise in one.promises):
         console.print(f"Promised: {promised(held, found.simulated)}.")
-    who = ", ".join(map(str, found.clients))
-    console.print(
-        f"Round {found.round}, clients {who}, {found.images} images each: {found.replay}. "
-        f"[bold]The result holds images of the training data.[/]"
-    )
+    console.print(f"{found.setting} [bold]The result holds images of the training data.[/]")
     console.print(f"[dim]Not looked at: {'; '.join(found.not_looked_at)}.[/dim]")

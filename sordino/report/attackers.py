@@ -70,18 +70,16 @@ def told(folder: Path) -> Assault | None:
 
 def section(found: Assault) -> Html:
     """What attackers reached, in words and pictures."""
-    who = ", ".join(map(str, found.clients))
     lead = (
-        f"Round {found.round} was listened to: {found.replay}. The attacked clients ({who}) hold {found.images} of "
-        "their images each. Beside each figure stand that of a guess, by somebody who saw nothing, and that of the "
-        "same attack on the same run without its protection."
+        f"{found.setting} Beside each figure stand that of a guess, by somebody who saw nothing, and that of the same "
+        "attack on the same run without its protection."
     )
     return tag(
         "section",
         tag("h2", "What attackers reached"),
         tag("p", "This part of the page shows images of the training data.", class_="notice"),
         tag("p", lead),
-        *(_figure(one, found.simulated) for one in found.found if one.measured),
+        tag("div", *(_figure(one, found.simulated) for one in found.found if one.measured), class_="grid"),
         *_untried([one for one in found.found if not one.measured]),
         tag("p", f"Not looked at: {'; '.join(found.not_looked_at)}.", class_="note"),
         id=PLACE,

@@ -36,8 +36,11 @@ class Canary(Attack, name="canary"):
         return "" if run.seen.each and (run.by or "server") == "server" else NO_UPLOAD
 
     def play(self, run: AttackedRun) -> AttackFinding:
-        seen = self._sides(run, game(run, bare=False))
-        control = seen if not run.protected else self._sides(run, game(run, bare=True)) if run.has_control else None
+        trials = run.asked.trials
+        seen = self._sides(game(run, bare=False), trials)
+        # without noise few releases show all that there is to see
+        few = max(50, trials // 10)
+        control = seen if not run.protected else self._sides(game(run, bare=True), few) if run.has_control else None
         bound = next((held for held in run.of_round if held.unit == "example" and held.adversary == "server"), None)
         finite = bound is not None and bound.status in ("proved", "conditional")
         found = told(self.untried(run, ""), seen, control, bound if finite else None)
@@ -52,13 +55,11 @@ class Canary(Attack, name="canary"):
             return found.beside(verdict="broken", why="more is lost than is claimed")
         return found
 
-    def _sides(self, run: AttackedRun, played: CanaryGame) -> Sides:
+    def _sides(self, played: CanaryGame, trials: int) -> Sides:
         towards = tree.flat(played.towards()).double()
         towards = -towards / towards.square().sum().clamp_min(1e-300)
 
         def scores(with_: bool) -> Tensor:
-            return torch.stack(
-                [tree.flat(played.release(with_, i)).double() @ towards for i in range(run.asked.trials)]
-            )
+            return torch.stack([tree.flat(played.release(with_, i)).double() @ towards for i in range(trials)])
 
         return Sides(scores(True), scores(False))
