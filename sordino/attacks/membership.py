@@ -24,7 +24,7 @@ LEVEL = 0.99  # of intervals
 CHANCE = 0.5
 
 
-class Sides(NamedTuple):
+class TwoSides(NamedTuple):
     members: Tensor  # scores
     others: Tensor
 
@@ -53,12 +53,12 @@ class MemberInference(Attack):
         return told(self.untried(run, ""), seen, control, bound)
 
 
-def _sides(scores: Tensor, inside: Tensor) -> Sides:
+def _sides(scores: Tensor, inside: Tensor) -> TwoSides:
     scores = torch.nan_to_num(scores.double(), 0.0)
-    return Sides(scores[inside], scores[~inside])
+    return TwoSides(scores[inside], scores[~inside])
 
 
-def told(finding: AttackFinding, seen: Sides, control: Sides | None, bound: Held | None) -> AttackFinding:
+def told(finding: AttackFinding, seen: TwoSides, control: TwoSides | None, bound: Held | None) -> AttackFinding:
     """The finding with its figures, its curve and its verdict: that of the area under the curve."""
     found = separation(*seen, 1 - LEVEL)
     free = None if control is None else separation(*control, 1 - LEVEL)
@@ -89,7 +89,7 @@ def _verdict(low: float, control: float | None) -> tuple[Verdict, str]:
     return "stopped", f"members are not told from others, {known}"
 
 
-def _rate(seen: Sides, control: Sides | None, alarms: float) -> BesideGuess:
+def _rate(seen: TwoSides, control: TwoSides | None, alarms: float) -> BesideGuess:
     """Members found at so many false alarms, with the interval of Clopper and Pearson."""
     share, many = hits_at(*seen, alarms), len(seen.members)
     hits, tail = round(share * many), (1 - LEVEL) / 2
@@ -104,7 +104,7 @@ def _rate(seen: Sides, control: Sides | None, alarms: float) -> BesideGuess:
     )
 
 
-def roc(sides: Sides) -> tuple[tuple[float, float], ...]:
+def roc(sides: TwoSides) -> tuple[tuple[float, float], ...]:
     """(false alarms, found) at thresholds from high to low."""
     members, others = (side.sort().values for side in sides)
     tried = torch.unique(torch.cat([members, others]))

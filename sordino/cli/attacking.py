@@ -83,10 +83,12 @@ def attack(
         written += drawn(found, pictures)
     if as_json:
         say(found.to_json())
-        return
-    _show(found)
-    for path in written:
-        Screen().print(f"written: {path}", highlight=False, soft_wrap=True, markup=False)
+    else:
+        _show(found)
+        for path in written:
+            Screen().print(f"written: {path}", highlight=False, soft_wrap=True, markup=False)
+    if found.having("broken"):
+        raise typer.Exit(4)
 
 
 def _listed(told: list[dict[str, str | bool]]) -> None:

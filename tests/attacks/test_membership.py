@@ -10,7 +10,7 @@ from scipy.special import ndtr, ndtri
 
 from sordino import keys
 from sordino.attacks.attack import AttackFinding, Held
-from sordino.attacks.membership import Sides, roc, told
+from sordino.attacks.membership import TwoSides, roc, told
 from sordino.attacks.methods.lira import above
 from sordino.attacks.shares import overlap
 
@@ -22,8 +22,8 @@ def normal(seed: int, *shape: int) -> torch.Tensor:
     return keys.normal(keys.root(seed), math.prod(shape)).reshape(shape)
 
 
-def gaussian(mu: float, many: int = 4000) -> Sides:
-    return Sides(mu + normal(1, many), normal(2, many))
+def gaussian(mu: float, many: int = 4000) -> TwoSides:
+    return TwoSides(mu + normal(1, many), normal(2, many))
 
 
 def test_the_judge_finds_the_closed_form_of_two_gaussians() -> None:
@@ -71,8 +71,8 @@ def test_shadow_models_tell_members_where_losses_alone_do_not() -> None:
         return torch.nn.functional.softplus(-odd)
 
     scores = above(loss(target), loss(odds), inside)
-    compared = told(BLANK, Sides(scores[member], scores[~member]), None, None).measured[0].value
-    alone = told(BLANK, Sides(target[member], target[~member]), None, None).measured[0].value
+    compared = told(BLANK, TwoSides(scores[member], scores[~member]), None, None).measured[0].value
+    alone = told(BLANK, TwoSides(target[member], target[~member]), None, None).measured[0].value
     assert compared > 0.95 > 0.75 > alone
     assert (scores[~member].mean(), scores[~member].std()) == (pytest.approx(0, abs=0.2), pytest.approx(1, abs=0.2))
 

@@ -15,7 +15,7 @@ from sordino import tree
 from sordino.attacks.attack import Attack, AttackFinding, BesideGuess
 from sordino.attacks.attacked_run import AttackedRun
 from sordino.attacks.bound import Outputs, tuned
-from sordino.attacks.membership import Sides, told
+from sordino.attacks.membership import TwoSides, told
 from sordino.attacks.one_release import CanaryGame, game
 
 WRONG = 1e-4  # how likely this refutes a true promise
@@ -55,11 +55,11 @@ class Canary(Attack, name="canary"):
             return found.beside(verdict="broken", why="more is lost than is claimed")
         return found
 
-    def _sides(self, played: CanaryGame, trials: int) -> Sides:
+    def _sides(self, played: CanaryGame, trials: int) -> TwoSides:
         towards = tree.flat(played.towards()).double()
         towards = -towards / towards.square().sum().clamp_min(1e-300)
 
         def scores(with_: bool) -> Tensor:
             return torch.stack([tree.flat(played.release(with_, i)).double() @ towards for i in range(trials)])
 
-        return Sides(scores(True), scores(False))
+        return TwoSides(scores(True), scores(False))
