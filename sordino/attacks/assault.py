@@ -10,59 +10,19 @@ import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from sordino.attacks.attack import AttackFinding, registered
+from sordino.attacks.attack import registered
 from sordino.attacks.attacked_run import AttackedRun, AttackSettings
+from sordino.attacks.findings import Assault
 from sordino.attacks.replay import Replay
 from sordino.config import Experiment
 from sordino.engine.checkpoint import atomic_write
 from sordino.errors import PrivacyError, RunError
 from sordino.ledger.claims import Adversary
-from sordino.ledger.facts import Fact
 from sordino.ledger.ledger import Ledger, of_run
 from sordino.ledger.notes import SYSTEM
 from sordino.runs.folder import RunFolder
 from sordino.runs.private import key_of_data
 from sordino.runs.simulation import settle, simulated
-
-FORMAT = 1
-WARNING = "This file holds images of the training data. It is for whoever owns them, and for nobody else."
-UNSEEN = (
-    "attackers who send something false",
-    "attackers who see several rounds together",
-    "how long things take",
-    "attacks that nobody has written down yet",
-)
-
-
-class Assault(Fact):
-    """What attackers reached of one run: the content of attack.json."""
-
-    warning: str = WARNING
-    format: int = FORMAT
-    algorithm: str
-    experiment: str  # its digest
-    round: int
-    clients: tuple[int, ...]
-    images: int  # that each attacked client holds in the attacked round; 0: all that it has
-    seed: int
-    simulated: bool
-    replay: str  # how far the round is known to be the one that was played
-    found: tuple[AttackFinding, ...]
-    not_looked_at: tuple[str, ...] = UNSEEN
-
-    def to_json(self) -> dict[str, object]:
-        """The file stands by itself: it says what never changes, too."""
-        return self.model_dump(mode="json", exclude_none=True)
-
-    @property
-    def setting(self) -> str:
-        """What was attacked, in a sentence."""
-        many = f"{self.images} of its images" if self.images else "all of its images"
-        who = ", ".join(map(str, self.clients))
-        return f"Listened to was round {self.round}, in which each attacked client ({who}) holds {many}. {self.replay}"
-
-    def having(self, *verdicts: str) -> list[AttackFinding]:
-        return [one for one in self.found if one.verdict in verdicts]
 
 
 def check_allowed(experiment: Experiment, folder: Path | None = None) -> None:

@@ -11,71 +11,15 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar
 
-from sordino.ledger.claims import Adversary, Neighbours, Status, Unit
-from sordino.ledger.facts import Epsilon, Fact, Number
+from sordino.attacks.findings import AttackFinding, Verdict
+from sordino.ledger.claims import Adversary
 
 if TYPE_CHECKING:
     from sordino.attacks.attacked_run import AttackedRun
 
-Verdict = Literal["broken", "reached", "stopped", "no power", "not tried"]
 BLIND = "it fails on the same run without protection, too: so it shows nothing here"
-
-
-class BesideGuess(Fact):
-    """One figure of what an attack reached, beside the same of a guess and of the run without protection."""
-
-    name: str
-    unit: str = ""
-    value: Number
-    baseline: Number  # of somebody who saw nothing
-    control: Number | None = None  # of the same attack on the same run without protection; None where there is no such
-    low: Number | None = None  # of an interval around the value, at `level`
-    high: Number | None = None
-    level: float | None = None
-
-
-class PictureRow(Fact):
-    """Images side by side: what they are, and their bytes."""
-
-    told: str
-    shape: tuple[int, int, int, int]  # [n, height, width, 1 or 3]
-    pixels: str  # base64
-
-
-class Held(Fact):
-    """A promise that the run makes against this attacker. It is about a unit, whatever the attack was after."""
-
-    unit: Unit
-    neighbours: Neighbours
-    adversary: Adversary
-    epsilon: Epsilon
-    delta: float
-    status: Status
-    nominal_epsilon: Epsilon | None = None
-
-
-class Roc(Fact):
-    """How many members are found at how many false alarms, and the most that a promise allows."""
-
-    points: tuple[tuple[float, float], ...]  # (false alarms, found)
-    control: tuple[tuple[float, float], ...] = ()
-    bound: Held | None = None  # of the release that was attacked: found <= e^epsilon alarms + delta
-
-
-class AttackFinding(Fact):
-    """What one attack reached."""
-
-    attack: str
-    what: str  # it does, in a sentence
-    sees: Adversary
-    verdict: Verdict
-    why: str  # of the verdict, in a sentence
-    measured: tuple[BesideGuess, ...] = ()  # the headline first
-    pictures: tuple[PictureRow, ...] = ()
-    roc: Roc | None = None
-    promises: tuple[Held, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from sordino import keys, tree
-from sordino.attacks.attack import Held
+from sordino.attacks.findings import Held
 from sordino.attacks.replay import Bare, Change, Heard, Replay, raw, unprotected
 from sordino.errors import ConfigError
 from sordino.keys import Key

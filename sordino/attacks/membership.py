@@ -13,9 +13,10 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from sordino.attacks.attack import BLIND, Attack, AttackFinding, BesideGuess, Held, Roc, Verdict
+from sordino.attacks.attack import BLIND, Attack
 from sordino.attacks.attacked_run import AttackedRun, MemberView
 from sordino.attacks.bound import upper
+from sordino.attacks.findings import AttackFinding, BesideGuess, Held, Roc, Verdict
 from sordino.attacks.separation import ALARMS, hits_at, separation
 from sordino.ledger.claims import Adversary
 

@@ -16,8 +16,9 @@ import torch
 from torch import Tensor
 
 from sordino import keys
-from sordino.attacks.attack import Attack, AttackFinding, BesideGuess, PictureRow, judged
+from sordino.attacks.attack import Attack, judged
 from sordino.attacks.attacked_run import AttackedRun, UpdateView, Victim
+from sordino.attacks.findings import AttackFinding, BesideGuess, PictureRow
 from sordino.attacks.likeness import psnr, ssim
 
 MOST = 100.0  # decibels that are counted: more is exact

@@ -6,18 +6,21 @@ images that the attacker has.
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from sordino.attacks.attack import Attack, AttackFinding, BesideGuess, judged
+from sordino.attacks.attack import Attack, judged
 from sordino.attacks.attacked_run import AttackedRun, UpdateView
+from sordino.attacks.findings import AttackFinding, BesideGuess
 from sordino.attacks.labels import shares
 from sordino.attacks.reconstruction import NOTHING
 
-MARGIN = 0.05  # of the overlap above a guess
+MARGIN = 0.05  # of the overlap above a guess, at least
+DEVIATIONS = 3  # of the labels that a guess happens to find: so few labels are found by luck
 
 
 class LabelCounting(Attack):
@@ -42,7 +45,8 @@ class LabelCounting(Attack):
         blind = overlap([known] * len(victims), true)
         views = [one.bare for one in victims if one.bare is not None]
         control = overlap([self.count(view) for view in views], true) if views else None
-        verdict, why = judged(seen, blind, control, MARGIN)
+        luck = DEVIATIONS * math.sqrt(blind * (1 - blind) / max(1, int(true.sum())))
+        verdict, why = judged(seen, blind, control, max(MARGIN, luck))
         figure = BesideGuess(name="labels found", value=seen, baseline=blind, control=control)
         return self.untried(run, why).beside(verdict=verdict, measured=(figure,))
 

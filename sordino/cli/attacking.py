@@ -14,7 +14,7 @@ from sordino.cli.screen import Screen, say
 from sordino.cli.words import experiment_and_changes
 
 if TYPE_CHECKING:
-    from sordino.attacks.assault import Assault
+    from sordino.attacks.findings import Assault
 
 STYLES = {"broken": "bold red", "reached": "bold red", "stopped": "green", "no power": "yellow", "not tried": "dim"}
 

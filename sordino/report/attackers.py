@@ -9,8 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from sordino.attacks.assault import Assault
-from sordino.attacks.attack import AttackFinding, BesideGuess, Held, PictureRow, Roc
+from sordino.attacks.findings import Assault, AttackFinding, BesideGuess, Held, PictureRow, Roc
 from sordino.engine.checkpoint import atomic_write
 from sordino.ledger.claims import standing
 from sordino.report.markup import Html, joined, listed, table, tag

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from sordino.attacks.assault import Assault
+from sordino.attacks.findings import Assault
 from sordino.evaluate.preparation_cost import in_front
 from sordino.evaluate.rows import RoundRow
 from sordino.ledger.claims import Adversary, Neighbours, Status, Unit, standing

@@ -12,9 +12,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from sordino import config, keys, tree
-from sordino.attacks.assault import Assault, assault
+from sordino.attacks.assault import assault
 from sordino.attacks.attack import judged
 from sordino.attacks.attacked_run import AttackSettings, UpdateView, pictures
+from sordino.attacks.findings import Assault
 from sordino.attacks.matching import gradient, label_counts, labels_of
 from sordino.attacks.methods.analytic import Analytic, first_linear, inputs
 from sordino.attacks.methods.dlg import DeepLeakage

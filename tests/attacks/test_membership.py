@@ -9,7 +9,7 @@ import torch
 from scipy.special import ndtr, ndtri
 
 from sordino import keys
-from sordino.attacks.attack import AttackFinding, Held
+from sordino.attacks.findings import AttackFinding, Held
 from sordino.attacks.membership import TwoSides, roc, told
 from sordino.attacks.methods.lira import above
 from sordino.attacks.shares import overlap

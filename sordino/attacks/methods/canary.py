@@ -12,9 +12,10 @@ import torch
 from torch import Tensor
 
 from sordino import tree
-from sordino.attacks.attack import Attack, AttackFinding, BesideGuess
+from sordino.attacks.attack import Attack
 from sordino.attacks.attacked_run import AttackedRun
 from sordino.attacks.bound import Outputs, tuned
+from sordino.attacks.findings import AttackFinding, BesideGuess
 from sordino.attacks.membership import TwoSides, told
 from sordino.attacks.one_release import CanaryGame, game
 
