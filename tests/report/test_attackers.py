@@ -54,7 +54,7 @@ def test_an_attack_leaves_a_file_for_its_owner_and_a_section(run: Path, cli: Cal
     shown = page(gather(run))
     for text in ("What attackers reached", "images of the training data", "From top to bottom: original", "<img src="):
         assert text in shown
-    assert "pixels" not in shown  # pictures are there once
+    assert written["found"][0]["pictures"][0]["pixels"] not in shown  # pictures are there once
     assert not sordino.verify(run).wrong
 
 
