@@ -18,6 +18,7 @@ from sordino.attacks.reconstruction import Reconstruction
 from sordino.types import Params
 
 ALIKE = 1e-3  # mean square distance of two drawn images, at least
+REACTS = 1e-6  # share of the largest slope below which a unit saw nothing
 SAME = 1e-6  # and of what two units saw, where they saw the same, at most
 
 
@@ -37,8 +38,9 @@ class Analytic(Reconstruction, name="analytic"):
         found = first_linear(view.before, (height, width, channels))
         assert found is not None
         weight, bias = (view.gradient[name].double() for name in found)
-        mixtures = view.task.image(inputs(weight, bias).reshape(-1, channels, height, width).float())
-        return chosen(mixtures, bias.abs().float(), view.images)
+        alive = bias.abs() > REACTS * bias.abs().max()
+        mixtures = view.task.image(inputs(weight[alive], bias[alive]).reshape(-1, channels, height, width).float())
+        return chosen(mixtures, bias[alive].abs().float(), view.images)
 
 
 def first_linear(params: Params, shape: tuple[int, ...]) -> tuple[str, str] | None:
@@ -51,9 +53,7 @@ def first_linear(params: Params, shape: tuple[int, ...]) -> tuple[str, str] | No
 
 def inputs(weight: Tensor, bias: Tensor) -> Tensor:
     """The input that each unit saw: exactly where it saw one, since dL/dW = dL/db x and dL/db is a number."""
-    reacts = bias.abs() > 1e-12 * bias.abs().max()
-    divided = weight / torch.where(reacts, bias, torch.ones_like(bias))[:, None]
-    return torch.where(reacts[:, None], divided, torch.zeros_like(weight))
+    return weight / bias[:, None]
 
 
 def chosen(mixtures: Tensor, strength: Tensor, many: int) -> Tensor:
