@@ -13,7 +13,6 @@ from pathlib import Path
 from sordino.attacks.attack import registered
 from sordino.attacks.attacked_run import AttackedRun, AttackSettings
 from sordino.attacks.findings import Assault
-from sordino.attacks.replay import Replay
 from sordino.config import Experiment
 from sordino.engine.checkpoint import atomic_write
 from sordino.errors import PrivacyError, RunError
@@ -74,7 +73,7 @@ def _replayed(run: AttackedRun, folder: Path | None) -> str:
     """What the attacked round is, and how far it is known to be the one that was played."""
     if folder is None:
         return "It is the round that the experiment would play."
-    whole = Replay(run.simulation).until(run.asked.round - 1).round()
+    whole = run.rounds(bare=False).round()
     mine = RunFolder(folder)
     with Ledger.as_founded(mine.ledger) as ledger:
         told = [entry.digest for entry in of_run(ledger, mine.environment.run)]

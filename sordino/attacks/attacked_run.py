@@ -18,7 +18,7 @@ from torch import Tensor
 
 from sordino import keys, tree
 from sordino.attacks.findings import Held
-from sordino.attacks.replay import Bare, Change, Heard, Replay, raw, unprotected
+from sordino.attacks.replay import Bare, Change, Heard, PlayedPreparation, Replay, Rounds, preparation, raw, unprotected
 from sordino.errors import ConfigError
 from sordino.keys import Key
 from sordino.ledger.claims import Adversary
@@ -31,6 +31,7 @@ from sordino.runs.simulation import Simulation
 from sordino.types import Examples, Params, Task
 
 OWN = 1000  # images from elsewhere that an attacker has
+EPISODE = 4  # images that a method needs which explains some by others
 MEMBERS = 1000  # examples that were trained on, of those asked about
 
 
@@ -71,6 +72,17 @@ class Victim(NamedTuple):
     labels: Tensor
 
 
+class MeanView(NamedTuple):
+    """What an attacker has of a mean of features of one client's images of a class. No row of anybody is in it."""
+
+    mean: Tensor
+    looks: Callable[[Tensor], Tensor]  # the network that made the features, which the server knows
+    label: int
+    elsewhere: Tensor  # images that the attacker has, [n, c, h, w] between 0 and 1
+    labels: Tensor  # of these
+    key: Key
+
+
 class AttackSettings(NamedTuple):
     """What the user chose."""
 
@@ -101,23 +113,21 @@ class AttackedRun:
     # what kind of run it is -------------------------------------------------------------------------------------------
 
     @property
-    def shows_images(self) -> bool:
-        return self.setup.public.kind == "image" and self.setup.public.classes > 0
+    def without_classes(self) -> str:
+        """Why attacks on what is classified do not fit; nothing where they do."""
+        return "" if self.setup.public.classes else "the run has no classes"
 
     @property
-    def has_classes(self) -> bool:
-        return self.setup.public.classes > 0 and not self.prepares
-
-    @property
-    def prepares(self) -> bool:
-        return bool(self.setup.preparation)
+    def without_images(self) -> str:
+        """Why attacks that draw images do not fit; nothing where they do."""
+        return self.without_classes or ("" if self.setup.public.kind == "image" else "the run has no images")
 
     @cached_property
     def has_control(self) -> bool:
         """Can the method be run without its protection?"""
         try:
-            Bare(self.simulation)
-        except (ConfigError, AssertionError):
+            unprotected(self.setup.method)
+        except ConfigError:
             return False
         return True
 
@@ -143,11 +153,21 @@ class AttackedRun:
 
     # the attacked round -----------------------------------------------------------------------------------------------
 
+    def rounds(self, bare: bool, change: Change | None = None) -> Rounds:
+        """The run as it stands before the attacked round. Its preparation is always its own."""
+        kind = Bare if bare else Replay
+        return kind(self.simulation, change, start=self.prepared.start).until(self.asked.round - 1)
+
+    @cached_property
+    def prepared(self) -> PlayedPreparation:
+        """What came before the training, where there is a preparation."""
+        return preparation(self.simulation, bare=False)
+
     @cached_property
     def clients(self) -> tuple[int, ...]:
         """Who is attacked: of those who take part in that round the ones with most images."""
-        federation = Replay(self.simulation).until(self.asked.round - 1)
-        here = federation.federation.draw(federation.t, federation.server)
+        rounds = self.rounds(bare=False)
+        here = rounds.federation.draw(rounds.t, rounds.server)
         return tuple(sorted(here, key=lambda k: (-len(raw(self.simulation)[k].y), k))[: self.asked.victims])
 
     @cached_property
@@ -157,7 +177,10 @@ class AttackedRun:
         for client in self.clients:
             own = every[client]
             order = keys.permutation(keys.fold(self.key, "rows", client), len(own.y))
-            found[client] = taken(own, order[: self.asked.images]) if self.asked.images else own
+            if self.setup.algorithm.wants == "episodes":
+                order = of_two_classes(order, own.y)
+            few = max(self.asked.images, EPISODE) if self.setup.algorithm.wants == "episodes" else self.asked.images
+            found[client] = taken(own, order[:few]) if few and self.asked.images else own
         return found
 
     def changed(self, client: int, own: Examples) -> Examples:
@@ -166,7 +189,7 @@ class AttackedRun:
     @cached_property
     def seen(self) -> Heard:
         """The round as its gates let it pass."""
-        return Replay(self.simulation, self.changed).until(self.asked.round - 1).round()
+        return self.rounds(False, self.changed).round()
 
     @cached_property
     def bare(self) -> Heard | None:
@@ -175,7 +198,7 @@ class AttackedRun:
             return self.seen
         if not self.has_control:
             return None
-        return Bare(self.simulation, self.changed).until(self.asked.round - 1).round()
+        return self.rounds(True, self.changed).round()
 
     @cached_property
     def elsewhere(self) -> Examples:
@@ -183,7 +206,7 @@ class AttackedRun:
         held = self.simulation.population.named.test
         x, y = torch.from_numpy(held.x[:]), torch.from_numpy(held.y[:])
         order = keys.permutation(keys.fold(self.key, "elsewhere"), len(y))[:OWN]
-        rows = next(iter(self.rows.values()))
+        rows = next(iter(raw(self.simulation).values()))
         return rows._replace(x=x[order], y=y[order])
 
     def victims(self, adversary: Adversary) -> list[Victim]:
@@ -210,6 +233,20 @@ class AttackedRun:
         return UpdateView(
             self.setup.task, heard.before, gradient, many, pictures(self.elsewhere.x), self.elsewhere.y, key
         )
+
+    # what a preparation tells -----------------------------------------------------------------------------------------
+
+    def means(self, bare: bool) -> list[tuple[MeanView, Tensor]]:
+        """The means of features that the server was told; and, for the judge, the client's images of that class."""
+        told = preparation(self.simulation, bare=True) if bare else self.prepared
+        every, found = raw(self.simulation), []
+        own = pictures(self.elsewhere.x)
+        for number, one in enumerate(told.means):
+            rows = every[one.client]
+            key = keys.fold(self.key, "mean", number)
+            view = MeanView(one.mean.float(), one.looks, one.label, own, self.elsewhere.y, key)
+            found.append((view, pictures(rows.x[rows.y == one.label])))
+        return [(view, images) for view, images in found if len(images)]
 
     # the released model -----------------------------------------------------------------------------------------------
 
@@ -265,6 +302,15 @@ def _held(row: Guarantee) -> Held:
         status=row.status,
         nominal_epsilon=row.nominal_epsilon,
     )
+
+
+def of_two_classes(order: Tensor, labels: Tensor) -> Tensor:
+    """The same rows, with two of a class and two of another one in front, where there are such."""
+    front: list[int] = []
+    for label in dict.fromkeys(labels[order].tolist()):
+        same = order[labels[order] == label][: EPISODE // 2].tolist()
+        front += same if len(same) == EPISODE // 2 and len(front) < EPISODE else []
+    return torch.tensor([*front, *(row for row in order.tolist() if row not in front)])
 
 
 def pictures(x: Tensor) -> Tensor:

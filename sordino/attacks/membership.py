@@ -23,6 +23,7 @@ from sordino.ledger.claims import Adversary
 POINTS = 60  # of a curve
 LEVEL = 0.99  # of intervals
 CHANCE = 0.5
+PREPARED = "the run begins with a preparation, which shadow models would have to share"
 
 
 class TwoSides(NamedTuple):
@@ -40,7 +41,7 @@ class MemberInference(Attack):
         """One number for each example asked about, larger for likelier members."""
 
     def unfit(self, run: AttackedRun) -> str:
-        return "" if run.has_classes else "the run has no classes"
+        return run.without_classes or (PREPARED if run.setup.preparation else "")
 
     def play(self, run: AttackedRun) -> AttackFinding:
         view, inside = run.members(bare=False)

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from sordino import keys
 from sordino.attacks.attacked_run import AttackedRun, pictures
 from sordino.attacks.matching import gradient
-from sordino.attacks.replay import Bare, Heard, Replay, Rounds
+from sordino.attacks.replay import Heard, Rounds
 from sordino.privacy.readers.beside_public import taken
 from sordino.types import Examples, Params
 
@@ -63,6 +63,4 @@ def game(run: AttackedRun, bare: bool) -> CanaryGame:
     without = rest if removed and len(rest.y) else rows
     heard = run.bare if bare else run.seen
     assert heard is not None
-    kind = Bare if bare else Replay
-    rounds = kind(run.simulation, run.changed).until(run.asked.round - 1)
-    return CanaryGame(rounds, heard, client, (without, with_), canary, key)
+    return CanaryGame(run.rounds(bare, run.changed), heard, client, (without, with_), canary, key)

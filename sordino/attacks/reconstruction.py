@@ -43,11 +43,7 @@ class Reconstruction(Attack):
         """Images [any number, c, h, w] between 0 and 1, the likeliest first."""
 
     def unfit(self, run: AttackedRun) -> str:
-        if not run.shows_images:
-            return "the run has no images with classes"
-        if run.prepares:
-            return "the run begins with a preparation, which is not replayed yet"
-        return ""
+        return run.without_images
 
     def play(self, run: AttackedRun) -> AttackFinding:
         by = run.by or type(self).sees

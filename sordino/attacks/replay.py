@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, Self
 
 from sordino import keys
 from sordino.algorithms.algorithm import AnyAlgorithm
+from sordino.algorithms.phases import FeatureMean, Phase
 from sordino.engine.executor import Clients
 from sordino.engine.server import Federation
 from sordino.engine.shards import PreparedShards, Shards
@@ -43,6 +44,16 @@ class Heard(NamedTuple):
     terms: Mapping[int, Terms]
     digest: bytes = b""  # of all that the round let the server see
     note: str = ""  # what the ledger says of it
+
+
+class Start(NamedTuple):
+    """What a phase, or the training, begins from: the end of the phase before."""
+
+    result: Tree = None
+    states: Mapping[str, Tree] = {}  # of its clients
+
+
+BEGINNING = Start()
 
 
 class Changed(Mapping[int, Examples]):
@@ -82,16 +93,19 @@ class Rounds(ABC):
 
     algorithm: AnyAlgorithm
 
-    def __init__(self, simulation: Simulation, change: Change | None, key: int | None) -> None:
+    def __init__(self, simulation: Simulation, change: Change | None, key: int | None, start: Start) -> None:
         self.simulation, setup = simulation, simulation.setup
         run = setup.experiment.digest()[:16]
-        federation, site = simulation.federation(MEMORY, run), simulation.site(run)
+        prepares = setup.prepares
+        states = setup.states().restore(start.states if prepares else {})
+        handed = None if prepares else self.algorithm.handed(start.result, simulation.home)
+        federation, site = simulation.federation(MEMORY, run), simulation.site(run, states=states, handed=handed)
         site = replace(site, algorithm=self.algorithm, shards=self._rows(site.shards, change))
         if key is not None:
             federation, site = replace(federation, key=key), replace(site, key=key)
         self.federation: Federation = federation
         self.site = site
-        self.server: Tree = self.algorithm.begin(setup.task, setup.key, None, simulation.home)
+        self.server: Tree = self.algorithm.begin(setup.task, setup.key, start.result, simulation.home)
         self.t = 0
 
     @abstractmethod
@@ -103,7 +117,7 @@ class Rounds(ABC):
         """What clients hold."""
 
     def model(self) -> Params:
-        return next(iter(self.algorithm.models(self.server).values()))
+        return next(iter(self.algorithm.models(self.server).values()), {})
 
     def until(self, t: int) -> Self:
         """Plays all rounds before this one."""
@@ -133,9 +147,11 @@ class Rounds(ABC):
 class Replay(Rounds):
     """The rounds with the run's own gates and books."""
 
-    def __init__(self, simulation: Simulation, change: Change | None = None, key: int | None = None) -> None:
+    def __init__(
+        self, simulation: Simulation, change: Change | None = None, key: int | None = None, start: Start = BEGINNING
+    ) -> None:
         self.algorithm = simulation.setup.algorithm
-        super().__init__(simulation, change, key)
+        super().__init__(simulation, change, key, start)
         self._stalled = False
 
     def _rows(self, shards: Mapping[int, Examples], change: Change | None) -> Mapping[int, Examples]:
@@ -172,9 +188,11 @@ class Replay(Rounds):
 class Bare(Rounds):
     """The same run without its protection: the method behind open gates, without books. The control of every attack."""
 
-    def __init__(self, simulation: Simulation, change: Change | None = None, key: int | None = None) -> None:
+    def __init__(
+        self, simulation: Simulation, change: Change | None = None, key: int | None = None, start: Start = BEGINNING
+    ) -> None:
         self.algorithm = unprotected(simulation.setup.method)
-        super().__init__(simulation, change, key)
+        super().__init__(simulation, change, key, start)
         self.site = replace(self.site, executor="loop")
 
     def _rows(self, shards: Mapping[int, Examples], change: Change | None) -> Mapping[int, Examples]:
@@ -198,6 +216,26 @@ class Bare(Rounds):
         self.server, self.t = self.algorithm.update(self.server, received, self.simulation.home), t + 1
         each, together = self._each(t, answers, down), self.algorithm.change(received.mean)
         return Heard(before, self.model(), each, together, [*terms], down, terms)
+
+
+class PlayedPreparation(NamedTuple):
+    """The phases before the training, played to their ends."""
+
+    start: Start
+    means: Sequence[FeatureMean]  # of features, that the server was told on the way
+
+
+def preparation(simulation: Simulation, bare: bool) -> PlayedPreparation:
+    start, means = BEGINNING, list[FeatureMean]()
+    for mine in simulation.preparation:
+        rounds: Rounds = (Bare if bare else Replay)(mine, start=start)
+        phase = rounds.algorithm
+        assert isinstance(phase, Phase)
+        while not phase.over(rounds.server):
+            rounds.round()
+        means += phase.means(rounds.server, mine.setup.task)
+        start = Start(phase.result(rounds.server), rounds.site.states.trees())
+    return PlayedPreparation(start, means)
 
 
 def unprotected(method: AnyAlgorithm) -> AnyAlgorithm:

@@ -33,7 +33,7 @@ class LabelCounting(Attack):
         """How many images of each class there are, or in which proportion."""
 
     def unfit(self, run: AttackedRun) -> str:
-        return "" if run.has_classes else "the run has no classes"
+        return run.without_classes
 
     def play(self, run: AttackedRun) -> AttackFinding:
         victims = run.victims(run.by or type(self).sees)

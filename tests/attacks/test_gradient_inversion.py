@@ -26,6 +26,7 @@ from sordino.attacks.sources import Silent
 from sordino.tasks.classification import Classification
 from sordino.tasks.nets import NETS, mlp
 from sordino.types import NoiseSource, Params
+from tests.laws.cases import CASES, Case
 
 SIDE, CLASSES = 4, 3
 
@@ -211,3 +212,25 @@ def test_digits_are_found_behind_a_network(model: str, names: tuple[str, ...]) -
     }
     found = assault(config.validate(table), names=names, asked=AttackSettings(images=2, victims=1)).found
     assert {one.attack: one.verdict for one in found} == dict.fromkeys(names, "reached")
+
+
+OF_EVERY_KIND = {  # who is protected from the server's look at one upload
+    "scaffold": "reached",
+    "central": "reached",  # the server is trusted here
+    "fedgen": "reached",
+    "pdp_prox_local": "stopped",
+    "secagg_fl": "stopped",
+    "cuag_pfl_no_noise": "stopped",  # sums of blocks are all that it sends
+    "moon": "reached",
+    "vhl": "reached",
+    "slaug_fl": "reached",
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", [case for case in CASES if case.name in OF_EVERY_KIND], ids=lambda case: case.name)
+def test_every_kind_of_method_can_be_attacked(case: Case) -> None:
+    asked = AttackSettings(images=1, victims=1, trials=50)
+    found = assault(case.experiment(), names=("analytic", "label_shares", "canary"), asked=asked).found
+    assert found[0].verdict == OF_EVERY_KIND[case.name]
+    assert all(one.verdict != "broken" for one in found)

@@ -30,10 +30,8 @@ class Canary(Attack, name="canary"):
     sees = "server"
 
     def unfit(self, run: AttackedRun) -> str:
-        if not run.shows_images:
-            return "the run has no images with classes"
-        if run.prepares:
-            return "the run begins with a preparation, which is not replayed yet"
+        if run.without_images:
+            return run.without_images
         return "" if run.seen.each and (run.by or "server") == "server" else NO_UPLOAD
 
     def play(self, run: AttackedRun) -> AttackFinding:
