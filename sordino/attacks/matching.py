@@ -77,7 +77,7 @@ def label_counts(view: UpdateView) -> Tensor:
     ones = torch.ones(1, classes)
     wanted = torch.cat([view.gradient[name].float(), torch.ones(1)])
     found: Tensor = torch.linalg.lstsq(torch.cat([system, ones]).double(), wanted.double()[:, None]).solution[:, 0]
-    return torch.nan_to_num(found, 0.0).clamp_min(0) * view.images
+    return torch.nan_to_num(found, 0.0).clamp_min(0)[: view.task.labels] * view.images
 
 
 def last_bias(params: Params) -> str:

@@ -46,14 +46,14 @@ class Heard(NamedTuple):
     note: str = ""  # what the ledger says of it
 
 
-class Start(NamedTuple):
+class PhaseStart(NamedTuple):
     """What a phase, or the training, begins from: the end of the phase before."""
 
     result: Tree = None
     states: Mapping[str, Tree] = {}  # of its clients
 
 
-BEGINNING = Start()
+BEGINNING = PhaseStart()
 
 
 class Changed(Mapping[int, Examples]):
@@ -93,7 +93,7 @@ class Rounds(ABC):
 
     algorithm: AnyAlgorithm
 
-    def __init__(self, simulation: Simulation, change: Change | None, key: int | None, start: Start) -> None:
+    def __init__(self, simulation: Simulation, change: Change | None, key: int | None, start: PhaseStart) -> None:
         self.simulation, setup = simulation, simulation.setup
         run = setup.experiment.digest()[:16]
         prepares = setup.prepares
@@ -148,7 +148,11 @@ class Replay(Rounds):
     """The rounds with the run's own gates and books."""
 
     def __init__(
-        self, simulation: Simulation, change: Change | None = None, key: int | None = None, start: Start = BEGINNING
+        self,
+        simulation: Simulation,
+        change: Change | None = None,
+        key: int | None = None,
+        start: PhaseStart = BEGINNING,
     ) -> None:
         self.algorithm = simulation.setup.algorithm
         super().__init__(simulation, change, key, start)
@@ -189,7 +193,11 @@ class Bare(Rounds):
     """The same run without its protection: the method behind open gates, without books. The control of every attack."""
 
     def __init__(
-        self, simulation: Simulation, change: Change | None = None, key: int | None = None, start: Start = BEGINNING
+        self,
+        simulation: Simulation,
+        change: Change | None = None,
+        key: int | None = None,
+        start: PhaseStart = BEGINNING,
     ) -> None:
         self.algorithm = unprotected(simulation.setup.method)
         super().__init__(simulation, change, key, start)
@@ -221,7 +229,7 @@ class Bare(Rounds):
 class PlayedPreparation(NamedTuple):
     """The phases before the training, played to their ends."""
 
-    start: Start
+    start: PhaseStart
     means: Sequence[FeatureMean]  # of features, that the server was told on the way
 
 
@@ -234,7 +242,7 @@ def preparation(simulation: Simulation, bare: bool) -> PlayedPreparation:
         while not phase.over(rounds.server):
             rounds.round()
         means += phase.means(rounds.server, mine.setup.task)
-        start = Start(phase.result(rounds.server), rounds.site.states.trees())
+        start = PhaseStart(phase.result(rounds.server), rounds.site.states.trees())
     return PlayedPreparation(start, means)
 
 
