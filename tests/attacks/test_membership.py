@@ -8,7 +8,9 @@ import pytest
 import torch
 from scipy.special import ndtr, ndtri
 
-from sordino import keys
+from sordino import config, keys
+from sordino.attacks.assault import assault
+from sordino.attacks.attacked_run import AttackSettings
 from sordino.attacks.findings import AttackFinding, Held
 from sordino.attacks.membership import TwoSides, roc, told
 from sordino.attacks.methods.lira import above
@@ -88,3 +90,22 @@ def test_shares_that_overlap() -> None:
     assert overlap([torch.tensor([2.0, 2.0, 0.0])], true) == 1.0
     assert overlap([torch.tensor([4.0, 0.0, 0.0])], true) == 0.5
     assert overlap([torch.tensor([float("nan"), 0.0, 0.0])], true) == pytest.approx(2 / 3)  # all alike
+
+
+@pytest.mark.slow
+def test_members_of_a_model_that_learned_by_heart_are_found() -> None:
+    """Whole runs as shadows: they find what one threshold on losses hardly does; noise on whole updates hides it."""
+    table = {
+        "rounds": 6,
+        "partition": {"scheme": "iid", "clients": 4},
+        "data": {"source": "digits", "train": 200},
+        "model": {"name": "mlp"},
+        "algorithm": {"name": "fedavg", "local_epochs": 10},
+    }
+    asked, names = AttackSettings(shadows=6), ("lira", "loss_threshold")
+    ratio, loss = assault(config.validate(table), names=names, asked=asked).found
+    assert ratio.verdict == "reached"
+    assert ratio.measured[0].value > loss.measured[0].value
+    noised = {"algorithm": {"name": "whole_update", "multiplier": 5.0}, "privacy": {"delta": 1e-5}, "rounds": 2}
+    hidden = assault(config.validate(table | noised), names=("loss_threshold",), asked=asked).found[0]
+    assert hidden.verdict in ("stopped", "no power")
