@@ -30,6 +30,7 @@ from sordino.runs.setup import Setup
 from sordino.runs.simulation import Simulation
 from sordino.types import Examples, Params, Task
 
+MANY = 64  # images that an attacker seeks behind one update, at most
 OWN = 1000  # images from elsewhere that an attacker has
 EPISODE = 4  # images that a method needs which explains some by others
 MEMBERS = 1000  # examples that were trained on, of those asked about
@@ -231,7 +232,7 @@ class AttackedRun:
         gradient = tree.scale(-1 / self._distance(client), change)
         key = keys.fold(self.key, "view", client)
         return UpdateView(
-            self.setup.task, heard.before, gradient, many, pictures(self.elsewhere.x), self.elsewhere.y, key
+            self.setup.task, heard.before, gradient, min(many, MANY), pictures(self.elsewhere.x), self.elsewhere.y, key
         )
 
     # what a preparation tells -----------------------------------------------------------------------------------------

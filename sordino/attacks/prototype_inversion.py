@@ -29,6 +29,8 @@ class PrototypeInversion(Attack):
         """One image [c, h, w] between 0 and 1."""
 
     def unfit(self, run: AttackedRun) -> str:
+        if run.by not in (None, "server"):
+            return "means of features are told to the server alone"
         return run.without_images or ("" if run.setup.preparation and run.prepared.means else NO_MEANS)
 
     def play(self, run: AttackedRun) -> AttackFinding:

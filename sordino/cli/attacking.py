@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,6 +16,13 @@ from sordino.cli.words import experiment_and_changes
 
 if TYPE_CHECKING:
     from sordino.attacks.findings import Assault
+
+
+class Attacker(StrEnum):
+    server = "server"
+    participants = "participants"
+    public = "public"
+
 
 STYLES = {"broken": "bold red", "reached": "bold red", "stopped": "green", "no power": "yellow", "not tried": "dim"}
 
@@ -44,6 +52,9 @@ def attack(
     victims: Annotated[int, typer.Option(min=1, help="Clients that are attacked.")] = 2,
     shadows: Annotated[int, typer.Option(min=2, help="Models that LiRA trains to compare with.")] = 8,
     seed: Annotated[int, typer.Option(help="Of what attackers draw.")] = 0,
+    by: Annotated[
+        Attacker | None, typer.Option(help="Who attacks; without it, for each attack the weakest who can do it.")
+    ] = None,
     pictures: Annotated[
         Path | None, typer.Option(metavar="FOLDER", help="Write the pictures there too, as PNG.")
     ] = None,
@@ -74,7 +85,12 @@ def attack(
     asked = AttackSettings(round_, images, victims, shadows, seed=seed)
     with Console(stderr=True, quiet=as_json).status("reading") as status:
         found = assault(
-            experiment, folder, attacks, asked, tell=lambda subject: status.update(f"attacking ({subject})")
+            experiment,
+            folder,
+            attacks,
+            asked,
+            None if by is None else by.value,
+            lambda subject: status.update(f"attacking ({subject})"),
         )
     written = [] if folder is None else [write(found, folder)]
     if pictures is not None:

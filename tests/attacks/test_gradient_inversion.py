@@ -4,6 +4,7 @@ which is caught.
 
 from __future__ import annotations
 
+import math
 from functools import cache
 
 import pytest
@@ -23,6 +24,7 @@ from sordino.attacks.methods.idlg import ImprovedLeakage
 from sordino.attacks.methods.inverting_gradients import InvertingGradients
 from sordino.attacks.reconstruction import MARGIN, Likeness, Reconstruction, likeness
 from sordino.attacks.sources import Silent
+from sordino.ledger.claims import ADVERSARIES, Adversary
 from sordino.tasks.classification import Classification
 from sordino.tasks.nets import NETS, mlp
 from sordino.types import NoiseSource, Params
@@ -151,7 +153,7 @@ def test_a_verdict_needs_an_attack_with_power() -> None:
 # ---------------------------------------------------------------- a whole run
 
 
-def attacked(**more: object) -> Assault:
+def attacked(by: Adversary | None = None, **more: object) -> Assault:
     table = {
         "rounds": 2,
         "partition": {"scheme": "iid", "clients": 3},
@@ -161,7 +163,7 @@ def attacked(**more: object) -> Assault:
         "engine": {"executor": "loop"},
     }
     asked = AttackSettings(images=1, victims=2, trials=60)
-    return assault(config.validate(table | more), names=("analytic", "label_shares", "canary"), asked=asked)
+    return assault(config.validate(table | more), names=("analytic", "label_shares", "canary"), asked=asked, by=by)
 
 
 def test_the_gates_of_a_run_stop_what_succeeds_without_them() -> None:
@@ -191,6 +193,19 @@ def test_a_run_without_protection_is_its_own_control() -> None:
     assert found.verdict == "reached"
     assert found.measured[0].value == found.measured[0].control
     assert all(held.status == "none" for held in found.promises)
+
+
+def test_noise_of_a_trusted_server_protects_from_others_alone() -> None:
+    """The server gets every upload as it is; participants get models behind noise on their sum."""
+    uplink = {"client": [{"name": "clip", "radius": 1.0}], "server": [{"name": "noise", "multiplier": 3.0}]}
+    settings = {"algorithm": {"name": "fedavg", "batch_size": "full"}, "uplink": uplink}
+    told: dict[str, str] = {}
+    for by in ADVERSARIES[:2]:
+        found = attacked(by, **settings).found[0]
+        told[by] = found.verdict
+        (client,) = [held for held in found.promises if held.unit == "client"]
+        assert (client.adversary, math.isfinite(client.epsilon)) == (by, by == "participants")
+    assert told == {"server": "reached", "participants": "stopped"}
 
 
 def test_of_a_sum_that_hides_no_single_upload_is_seen() -> None:
