@@ -11,7 +11,7 @@ from sordino.cli.options import Json
 from sordino.cli.screen import say
 from sordino.cli.words import Verbs
 
-app = Verbs(help="Keys that sign letters, and the list of those that are believed.", no_args_is_help=True)
+app = Verbs(help="Keys that sign letters, and the list of keys to believe.", no_args_is_help=True)
 
 List = Annotated[Path, typer.Option("--list", help="The list: a TOML file.")]
 DAYS = 365

@@ -50,6 +50,10 @@ class AnyVerb(TyperCommand):
             self.refuse(option, value)
         return super().parse_args(ctx, args)
 
+    def get_short_help_str(self, limit: int = 45) -> str:
+        """Its first sentence, whole however narrow the screen is."""
+        return super().get_short_help_str(max(limit, 1000))
+
     def _unknown(self, args: Sequence[str]) -> Iterator[tuple[str, str]]:
         """Options that this verb does not have, and the value that seems to be meant."""
         known = {option for parameter in self.params for option in parameter.opts}

@@ -84,7 +84,7 @@ class Engine(Section):
     executor: Literal["auto", "loop", "stack", "pooled", "processes", "ranks"] = "auto"
     # numbers in training; sums, clipping, noise and evaluation always use fp32 or wider
     precision: Literal["auto", "fp32", "bf16"] = "auto"
-    # how many cores train clients at once: threads of this process, or client processes; auto: all there are
+    # how many cores train clients at once: threads and forks of this process, or client processes; auto: all there are
     workers: int | Literal["auto"] = "auto"
     threads: int = 1  # torch threads per process
     deadline_s: float | None = Field(default=None, gt=0)  # of `processes`: the most seconds for the work of one client

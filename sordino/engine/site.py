@@ -5,8 +5,10 @@ in the server's process, in another one, or on another machine: what the server 
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,9 +17,11 @@ from sordino.algorithms.algorithm import AnyAlgorithm
 from sordino.engine import checkpoint, wire
 from sordino.engine.client_states import States, shape_of
 from sordino.engine.commands import Command, Keep, Restore, Round, Score
+from sordino.engine.common_memory import Ends
 from sordino.engine.executor import Executor, Scores
+from sordino.engine.forks import Answers, Forks, ForksWork, Templates, Unit
 from sordino.engine.shards import PreparedShards
-from sordino.engine.stack import Member, by_size, pools, stacks, together
+from sordino.engine.stack import Member, by_size, pools, sharing, stacks, together
 from sordino.privacy.noise.sources import Counter, for_client
 from sordino.privacy.readers.open import Open
 from sordino.tasks.hands import Hands, heavy
@@ -27,6 +31,8 @@ from sordino.types import Examples, Grant, Params, Scorer, Shard, Task, Terms
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+LONG = 0.05  # seconds of a round, from which on processes gain more than they cost
 
 
 @dataclass
@@ -46,45 +52,58 @@ class Site(Executor):
     executor: str = "loop"
     shelf: Path | None = None  # where the site keeps its states; None where the server's checkpoint holds them
     hands: Hands | None = None  # who works here; None: one thread
+    forks: Forks | None = None  # processes that help, once a round has been long
     _made: dict[int, Examples | None] = field(default_factory=dict, repr=False)  # what each has made of what was handed
+    _long: bool = False  # has there been a round that was worth help?
 
     def __call__(
         self, t: int, down: Tree, terms: Mapping[int, Terms], apart: bool = False
     ) -> Iterator[tuple[int, Tree]]:
         """One round of every client named in `terms`, in their order. Nothing needs to be packed in one process.
         `apart`: `down` is what one client is told."""
-        order, uplink, key = sorted(terms), self.algorithm.uplink.at(t, down), keys.fold(self.key, "round", t)
-        shards = self.shards.at(t) if isinstance(self.shards, PreparedShards) else self.shards
-
-        def member(k: int) -> Member:
-            own = shards[k]
-            grant = terms[k].granted(k, len(own.y), for_client(self.noise, self.key, t, k))
-            grant = replace(grant, public=self._public(k, grant.size))
-            return Member(k, own, self.state(k), grant, keys.word(keys.fold(key, "client", k)))
-
-        def work(task: Task, unit: list[Member]) -> list[tuple[int, Tree, Tree]]:
-            answers = zip(unit, self._local(task, down, unit, apart), strict=True)
-            return [(one.client, uplink.encode(upload, one.grant), state) for one, (upload, state) in answers]
-
-        numbers, step = tree.size(down), self.algorithm.work.batch
-
-        def worth(unit: list[Member]) -> bool:
-            return heavy(numbers, sum(step(one.grant.size) for one in unit))
-
+        begun, order, now = time.perf_counter(), sorted(terms), RoundHere(self, t, down, apart)
+        units = self._units((now.member(k, terms[k], self.state(k)) for k in order), down)
         early: dict[int, tuple[Tree, Tree]] = {}  # answers that came before their turn
         waited = iter(order)
         turn = next(waited, None)
-        for unit in self._hands.map(work, self._units(map(member, order), down), worth):
-            early |= {k: (upload, state) for k, upload, state in unit}
+        for answers in self._trained(now, units, terms):
+            early |= {k: (upload, state) for k, upload, state in answers}
             while turn in early:
                 upload, self.states[turn] = early.pop(turn)
                 yield turn, upload
                 turn = next(waited, None)
+        self._long = self._long or time.perf_counter() - begun > LONG
+
+    def _trained(self, now: RoundHere, units: Iterable[list[Member]], terms: Mapping[int, Terms]) -> Iterator[Answers]:
+        """The answers of all units, whoever computes them."""
+        if now.apart or not self._long or self.forks is None or not self.forks.begin(self._serve):
+            numbers, step = tree.size(now.down), self.algorithm.work.batch
+            yield from self._hands.map(
+                now.work, units, lambda unit: heavy(numbers, sum(step(one.grant.size) for one in unit))
+            )
+            return
+        yield from self.forks.map(now.t, now.down, (now.unit(unit, terms) for unit in units), now.templates, now.keeps)
+
+    def _serve(self, ends: Ends) -> None:
+        """The life of a fork of this process: it does units of clients."""
+        now, asked = None, ForksWork(ends, self.algorithm.init_client(self.task))
+        for (told, tensors), states in asked:
+            if told["do"] == "round":
+                down = self.algorithm.broadcast(self.algorithm.init(self.task, 0))
+                now = RoundHere(self, told["t"], tree.like(down, tensors), False)
+                continue
+            assert now is not None
+            each = zip(told["clients"], told["terms"], states, strict=True)
+            try:
+                unit = [now.member(k, Terms(**terms), state) for k, terms, state in each]
+                asked.tell(told["number"], now.work(self.task, unit), now.templates)
+            except Exception:
+                asked.give_up(told["number"])
 
     def _units(self, members: Iterable[Member], down: Tree) -> Iterator[list[Member]]:
         """Clients that are computed in one go, in their order. It does not depend on who computes."""
         if self.executor == "pooled":
-            return pools(members, self.task, down)
+            return pools(members, self.task, tree.size(down))
         # a stack has one broadcast and one set of public examples: not where clients are told, or hold, something of
         # their own
         shared = self.executor == "stack" and self.handed is None and not self.algorithm.tells_each
@@ -171,7 +190,7 @@ class Site(Executor):
             return WAYS[way](task, params, shard)
         return self.algorithm.personal(task, params, self.state(k), shard)
 
-    def _public(self, k: int, size: int) -> Examples | None:
+    def public(self, k: int, size: int) -> Examples | None:
         """What the client has beside its own examples: made of what was handed to everybody, once."""
         if self.handed is None:
             return None
@@ -184,18 +203,21 @@ class Site(Executor):
         state = self.states.get(k)
         return self.algorithm.init_client(self.task) if state is None else state
 
-    def _local(self, task: Task, down: Tree, stack: list[Member], apart: bool) -> Iterable[tuple[Tree, Tree]]:
-        if len(stack) > 1:
+    def local(self, task: Task, down: Tree, unit: list[Member], apart: bool) -> Iterable[tuple[Tree, Tree]]:
+        """What each client of a unit sends and keeps."""
+        if self.executor == "pooled":
+            return self._alone(task, down, sharing(unit, task, down), apart)
+        if len(unit) > 1:
             try:
-                return together(self.algorithm, task, down, stack)
+                return together(self.algorithm, task, down, unit)
             except RuntimeError:
                 # client code that looks at a value; an error of its own comes up again. Nothing is remembered of it: a
                 # run that goes on after a crash must take the same turns
                 pass
-        return self._alone(task, down, stack, apart)
+        return self._alone(task, down, unit, apart)
 
-    def _alone(self, task: Task, down: Tree, stack: list[Member], apart: bool) -> Iterator[tuple[Tree, Tree]]:
-        for member in stack:
+    def _alone(self, task: Task, down: Tree, unit: list[Member], apart: bool) -> Iterator[tuple[Tree, Tree]]:
+        for member in unit:
             reader = self.algorithm.read
             grant = replace(member.grant, reads=reader.reads(self.algorithm.work, member.grant.size))
             shard = reader.open(member.examples, grant, task)
@@ -203,3 +225,42 @@ class Site(Executor):
             upload, state = self.algorithm.local(task, mine, member.state, shard, member.key)
             # alone is the reference: the same bytes as from a process of its own, which has to write them out
             yield (tree.formed(upload) if self.executor == "loop" else upload), state
+
+
+class RoundHere:
+    """One round at a site."""
+
+    def __init__(self, site: Site, t: int, down: Tree, apart: bool) -> None:
+        self._site, self.t, self.down, self.apart = site, t, down, apart
+        self._uplink = site.algorithm.uplink.at(t, down)
+        self._key = keys.fold(site.key, "round", t)
+        self._shards = site.shards.at(t) if isinstance(site.shards, PreparedShards) else site.shards
+
+    def member(self, k: int, terms: Terms, state: Tree) -> Member:
+        site, own = self._site, self._shards[k]
+        grant = terms.granted(k, len(own.y), for_client(site.noise, site.key, self.t, k))
+        grant = replace(grant, public=site.public(k, grant.size))
+        return Member(k, own, state, grant, keys.word(keys.fold(self._key, "client", k)))
+
+    def work(self, task: Task, unit: list[Member]) -> Answers:
+        answers = zip(unit, self._site.local(task, self.down, unit, self.apart), strict=True)
+        return [(one.client, self._uplink.encode(upload, one.grant), state) for one, (upload, state) in answers]
+
+    def unit(self, members: list[Member], terms: Mapping[int, Terms]) -> Unit:
+        """A unit that another process may do."""
+        who = [one.client for one in members]
+        cost = len(who) * max(one.grant.size for one in members)
+        told, states = [asdict(terms[k]) for k in who], [one.state for one in members]
+        return Unit(who, told, states, cost, partial(self.work, self._site.task, members))
+
+    @property
+    def keeps(self) -> bool:
+        """May somebody keep what a single client has sent?"""
+        stages = (*self._uplink.client, *self._uplink.server)
+        return self._site.algorithm.reads_each or any(stage.reads_each for stage in stages)
+
+    @cached_property
+    def templates(self) -> Templates:
+        site = self._site
+        upload = self._uplink.shape(site.algorithm.zero(site.task, self.down))
+        return Templates(upload, site.algorithm.init_client(site.task))

@@ -27,7 +27,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-WINDOW = 256  # clients that wait until the largest of them have answered
+WINDOW = 256  # neighbours that are put in order, and divided, at a time
+WORTH = 8  # clients: with fewer of them one call gains little
+UPLOADS = 1 << 24  # numbers in the uploads of one unit
 
 
 class Member(NamedTuple):
@@ -69,31 +71,38 @@ def stacks(
     members: Iterable[Member], most: Callable[[int], int], alike: Callable[[Member, Member], bool] = alike
 ) -> Iterator[list[Member]]:
     """Neighbours in the order of clients that are alike, at most so many of so many rows together."""
-    stack: list[Member] = []
-    for member in members:
-        if stack and (len(stack) >= most(stack[0].grant.size) or not alike(stack[0], member)):
-            yield stack
-            stack = []
-        stack.append(member)
-    if stack:
-        yield stack
-
-
-def pools(members: Iterable[Member], task: Task, down: Tree) -> Iterator[list[Member]]:
-    """Each client by itself, with neighbours whose rows go through the network in the same pass."""
     few: list[Member] = []
     for member in members:
-        few.append(member)
-        if sum(one.grant.size for one in few) >= task.room:
-            yield from _sharing(few, task, down)
+        room = most(few[0].grant.size) if few else 1
+        if few and (room == 1 or len(few) >= WINDOW or not alike(few[0], member)):
+            yield from evenly(few, -(-len(few) // room))
             few = []
-    yield from _sharing(few, task, down)
+        few.append(member)
+    if few:
+        yield from evenly(few, -(-len(few) // most(few[0].grant.size)))
 
 
-def _sharing(few: Sequence[Member], task: Task, down: Tree) -> Iterator[list[Member]]:
+def pools(members: Iterable[Member], task: Task, numbers: int) -> Iterator[list[Member]]:
+    """Neighbours whose rows go through the network in the same pass, each on its own for all the rest. `numbers`: in
+    what one of them sends.
+    """
+    waiting, held = iter(members), max(1, UPLOADS // max(1, numbers))
+    while few := list(itertools.islice(waiting, WINDOW if task.room else 1)):
+        rows = sum(one.grant.size for one in few)
+        yield from evenly(few, max(-(-rows // task.room) if task.room else 1, -(-len(few) // held)))
+
+
+def evenly(few: Sequence[Member], parts: int) -> Iterator[list[Member]]:
+    """So many parts of neighbours at least, and two where they are worth it, so that two can work on them."""
+    parts = max(min(parts, len(few)), 2 if len(few) >= 2 * WORTH else 1)
+    for i in range(parts):
+        yield list(few[i * len(few) // parts : (i + 1) * len(few) // parts])
+
+
+def sharing(few: Sequence[Member], task: Task, down: Tree) -> list[Member]:
+    """The same clients; whoever reads first does the pass for all of them."""
     pool = SharedPass(task, {one.client: one.examples for one in few}, down) if task.room else None
-    for one in few:
-        yield [one._replace(grant=replace(one.grant, pool=pool))]
+    return [one._replace(grant=replace(one.grant, pool=pool)) for one in few]
 
 
 def together(algorithm: Any, task: Task, down: Tree, stack: Sequence[Member]) -> list[tuple[Tree, Tree]]:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from sordino import user_code
 from sordino.engine.client_states import States
+from sordino.engine.forks import Forks
 from sordino.engine.shards import PreparedShards
 from sordino.engine.site import Site
 from sordino.privacy.noise.sources import for_run
@@ -54,12 +55,23 @@ def hands_of(setup: Setup) -> Hands:
     return Hands(setup.task, threads(setup), setup.whole.built_task)
 
 
+def forks_of(setup: Setup) -> Forks | None:
+    """Helpers that begin where it is possible, and worth it. What somebody else wrote may keep something that a fork
+    would not see.
+    """
+    many = threads(setup)
+    return Forks(many) if many > 1 and not owned(setup) else None
+
+
 def threads(setup: Setup) -> int:
     """Those of one process that train clients. What somebody else wrote may keep something beside its arguments, and is
     asked by one thread alone, unless more are wanted.
     """
     if setup.engine.executor in ("processes", "ranks"):
         return 1
-    experiment = setup.experiment
-    owned = experiment.engine.workers == "auto" and any(user_code.named(experiment.model_dump()))
-    return 1 if owned else int(setup.engine.workers)
+    return 1 if setup.experiment.engine.workers == "auto" and owned(setup) else int(setup.engine.workers)
+
+
+def owned(setup: Setup) -> bool:
+    """Is anything of it a user's own code?"""
+    return any(user_code.named(setup.experiment.model_dump()))

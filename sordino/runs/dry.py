@@ -34,7 +34,7 @@ def choices(asked: Engine, engine: Engine, experiment: Experiment) -> list[str]:
     kept = "real: of the operating system" if privacy.noise == SYSTEM else f"simulated, from the seed {experiment.seed}"
     return [
         f"executor {engine.executor}: {why}",
-        f"workers {engine.workers}: {'processes' if several else 'threads'} that train clients, each with "
+        f"workers {engine.workers}: {'processes' if several else 'threads or forks'} that train clients, each with "
         f"{engine.threads} torch threads",
         f"precision {engine.precision}: {precise}",
         f"data {data.source}" + (f", from {_places(data.path)}" if data.path is not None else ""),

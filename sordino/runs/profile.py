@@ -2,7 +2,7 @@
 
 Nothing in the run is changed or counted for it, so it costs next to nothing and sees whatever is there. The innermost
 part of the library on a thread's stack says what it does; some parts, such as the ledger, speak for all that they call.
-Several threads at work share the moment. Client processes are not looked into: their server waits.
+Several threads at work share the moment. Other processes are not looked into: whoever has asked them waits.
 """
 
 from __future__ import annotations
@@ -38,7 +38,15 @@ OWN = {
     "adding up": ("privacy/uplink/",),
     "preparing the run": ("runs/", "config/", "cli/", "report/"),
 }
-WAITS = ("threading.py", "queue.py", "selectors.py", "socket.py", "subprocess.py", "concurrent/futures/thread.py")
+WAITS = (
+    "threading.py",
+    "queue.py",
+    "selectors.py",
+    "socket.py",
+    "subprocess.py",
+    "concurrent/futures/thread.py",
+    "engine/forks.py",
+)
 WAITING = "waiting"
 
 

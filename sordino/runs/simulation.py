@@ -21,7 +21,7 @@ from sordino.engine.site import Site
 from sordino.evaluate.accuracy import Evaluator
 from sordino.evaluate.evaluation import Evaluation, check, check_models, check_scores
 from sordino.evaluate.own_metrics import metrics_named
-from sordino.runs.clients import clients_of, hands_of
+from sordino.runs.clients import clients_of, forks_of, hands_of
 from sordino.runs.home import ServersHome
 from sordino.runs.phases import Methods
 from sordino.runs.population import Population
@@ -97,7 +97,11 @@ class Simulation(ServersHalf):
         setup, engine = self.setup, self.setup.experiment.engine
         if engine.executor not in ("processes", "ranks"):
             states = setup.states(place, begun.loaded.trees if begun is not None else {})
-            return self.site(run, states=states, secret=secret_of(folder), handed=handed)
+            site = self.site(run, states=states, secret=secret_of(folder), handed=handed)
+            if (forks := forks_of(setup)) is not None:
+                site.forks = forks
+                stack.callback(forks.close)
+            return site
         if engine.executor == "processes":
             clients: Executor = in_processes(setup, folder, place, run)
         else:

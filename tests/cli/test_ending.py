@@ -308,6 +308,11 @@ def test_with_json_a_refusal_is_json_too(cli: Cli) -> None:
     assert "Traceback" not in cli("show", "--no").err
 
 
+@pytest.mark.parametrize("group", [(), ("data",), ("privacy",), ("identity",)], ids=" ".join)
+def test_no_verb_is_told_in_half_a_sentence(cli: Cli, group: tuple[str, ...]) -> None:
+    assert "..." not in cli(*group, "--help").out.partition("Commands:")[2]
+
+
 def test_h_is_help_everywhere(cli: Cli) -> None:
     for words in ((), ("run",), ("privacy",), ("privacy", "verify")):
         assert cli(*words, "-h") == cli(*words, "--help")

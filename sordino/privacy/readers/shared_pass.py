@@ -8,7 +8,6 @@ clients: each example is clipped by its own norm, each client's sum is over its 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from threading import Lock
 from typing import TYPE_CHECKING
 
 import torch
@@ -31,16 +30,14 @@ class SharedPass:
         self._down = down  # kept alive as long as its ids are compared
         self._sides: Sides | None = None
         self._clip = (0.0, 0)
-        self._one_at_a_time = Lock()
 
     def sum(self, client: int, params: Params, clip: float, order: int) -> Params | None:
         """The client's sum of clipped gradients at `params`; None where it must compute that alone."""
         if any(id(value) not in self._start or self._start[id(value)] != value._version for value in params.values()):
             return None
-        with self._one_at_a_time:
-            if self._sides is None:
-                x, y = (torch.cat(parts) for parts in zip(*self._clients.values(), strict=True))
-                self._sides, self._clip = self._task.pooled(params, x, y, clip, order), (clip, order)
+        if self._sides is None:
+            x, y = (torch.cat(parts) for parts in zip(*self._clients.values(), strict=True))
+            self._sides, self._clip = self._task.pooled(params, x, y, clip, order), (clip, order)
         if self._clip != (clip, order):
             return None
         start = 0

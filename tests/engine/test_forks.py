@@ -1,0 +1,249 @@
+"""Processes that help: the same bytes whoever computes, also where one of them dies, has no room, or meets an error."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import signal
+from collections.abc import Callable, Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from sordino import config, tree
+from sordino.engine import common_memory, forks, site
+from sordino.engine.common_memory import Ends, Spoken, apart, whole
+from sordino.engine.forks import Answers, Fork, Forks, ForksWork, Templates, Unit
+from sordino.lazy import ClientRows, Matrix, Scaled, Span
+from sordino.runs.clients import forks_of
+from sordino.runs.simulation import simulated
+from tests.laws.cases import BY_NAME, Case
+from tests.laws.traces import Trace, differences, finished
+
+TEMPLATES = Templates({"w": torch.zeros(3, 2)}, ())
+
+
+@pytest.fixture(autouse=True)
+def always(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every round but the first is worth help."""
+    monkeypatch.setattr(site, "LONG", 0.0)
+    torch.set_num_threads(1)
+
+
+def answer(k: int) -> Answers:
+    return [(k, {"w": torch.full((3, 2), float(k))}, ())]
+
+
+def serve(ends: Ends) -> None:
+    asked = ForksWork(ends, ())
+    for (told, _), _ in asked:
+        if told["do"] == "unit":
+            asked.tell(told["number"], [one for k in told["clients"] for one in answer(k)], TEMPLATES)
+
+
+def asked_of(
+    many: int, serve: Callable[[Ends], None] = serve, units: int = 12
+) -> tuple[Forks, Iterator[Answers], list[int]]:
+    """Forks at work, their answers, and the units that the asker did itself."""
+    helpers, mine = Forks(many), list[int]()
+    helpers.begin(serve)
+
+    def unit(k: int) -> Unit:
+        return Unit([k], [{}], [()], 1.0, lambda: mine.append(k) or answer(k))  # type: ignore[func-returns-value]
+
+    return helpers, helpers.map(0, {"w": torch.ones(2)}, map(unit, range(units)), TEMPLATES), mine
+
+
+def numbers(found: Iterator[Answers]) -> list[float]:
+    return sorted(float(upload["w"][2, 1]) for answers in found for _, upload, _ in answers)
+
+
+@pytest.mark.parametrize("many", [1, 2, 4])
+def test_every_unit_is_answered_once(many: int) -> None:
+    helpers, found, mine = asked_of(many)
+    assert numbers(found) == list(range(12))
+    assert len(mine) == 12 if many == 1 else 0 < len(mine) < 12
+    helpers.close()
+
+
+def test_what_a_dead_fork_owes_is_done_by_the_asker() -> None:
+    helpers, found, mine = asked_of(2, serve=lambda ends: os._exit(1))
+    assert (numbers(found), len(mine)) == (list(range(12)), 12)
+    assert not helpers.begin(serve)  # and it is not called again
+
+
+def test_what_a_fork_cannot_do_is_done_by_the_asker() -> None:
+    def unable(ends: Ends) -> None:
+        asked = ForksWork(ends, ())
+        for (told, _), _ in asked:
+            if told["do"] == "unit":
+                asked.give_up(told["number"])
+
+    helpers, found, mine = asked_of(3, serve=unable)
+    assert (numbers(found), len(mine)) == (list(range(12)), 12)
+    helpers.close()
+
+
+def test_an_answer_of_another_look_is_not_taken() -> None:
+    def other(ends: Ends) -> None:
+        asked = ForksWork(ends, ())
+        for (told, _), _ in asked:
+            if told["do"] == "unit":
+                asked.tell(told["number"], [(0, {"v": torch.zeros(3, 2)}, ())], TEMPLATES)
+
+    helpers, found, mine = asked_of(2, serve=other)
+    assert (numbers(found), len(mine)) == (list(range(12)), 12)
+    helpers.close()
+
+
+def test_whoever_wants_no_more_leaves_no_process() -> None:
+    helpers, found, _ = asked_of(3)
+    pids = [fork.pid for fork in helpers._forks]
+    next(found)
+    found.close()  # type: ignore[attr-defined]
+    assert not helpers.begin(serve)
+    for pid in pids:
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
+
+
+def test_a_fork_ends_with_its_asker_and_holds_nothing_open(tmp_path: Path) -> None:
+    """A lock that the asker holds is free when the asker is gone, though a fork still lives."""
+    with open(tmp_path / "lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        fork = Fork(serve)
+        fork.say({"do": "round", "t": 0}, [])
+        fork.say({"do": "unit", "number": 0, "clients": [1], "terms": [{}]}, [])
+        assert fork.heard() is not None  # it has begun to live
+    with open(tmp_path / "lock") as again:
+        fcntl.flock(again, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    fork.ends.close()  # as when the asker is gone
+    assert os.waitpid(fork.pid, 0)[0] == fork.pid
+
+
+# words and tensors ----------------------------------------------------------------------------------------------------
+
+
+def through(leaves: list[Matrix]) -> list[Matrix]:
+    """Leaves as they arrive on the other side."""
+
+    def echo(ends: Ends) -> None:
+        while True:
+            ends.say(*ends.hear())
+
+    fork = Fork(echo)
+    tensors: list[torch.Tensor] = []
+    made = apart(leaves, tensors)
+    fork.say({"made": made}, tensors)
+    frame = fork.heard()
+    fork.end()
+    assert isinstance(frame, Spoken)
+    return whole(frame.told["made"], iter(frame.tensors))
+
+
+@pytest.mark.parametrize("room", [common_memory.ROOM, 4096, 0], ids=["in memory", "some of it", "through the pipe"])
+def test_everything_arrives_as_it_was(room: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Ends, "room", lambda self, size: self._used + size <= room)
+    rows = ClientRows(torch.randn(7, 5))
+    leaves: list[Matrix] = [
+        Span(rows, torch.randn(7, 3)),
+        Scaled(torch.randn(400, 3), 0.1 + 0.2),
+        torch.randn(2, 3, dtype=torch.float64).t(),
+        torch.tensor(float("nan")),
+        torch.zeros(0, 4),
+        torch.randn(9).to(torch.bfloat16),
+        torch.tensor([True, False]),
+        torch.tensor(2**62 + 1),
+    ]
+    for before, after in zip(leaves, through(leaves), strict=True):
+        assert type(before) is type(after)
+        assert (before.shape, before.dtype) == (after.shape, after.dtype)
+        for part, same in zip(parts_of(before), parts_of(after), strict=True):
+            assert torch.equal(part.nan_to_num(7), same.nan_to_num(7))
+
+
+def parts_of(leaf: Matrix) -> list[torch.Tensor]:
+    if isinstance(leaf, Span):
+        return [leaf.c, leaf.rows.x]
+    return [leaf.x, torch.tensor(leaf.factor)] if isinstance(leaf, Scaled) else [leaf]
+
+
+# whole runs -----------------------------------------------------------------------------------------------------------
+
+SMALL = {"scheme": "iid", "clients": 60}  # so few images that an update is told by coefficients
+WAYS = {
+    "coefficients": Case(
+        "fedavg", {"name": "fedavg"}, cohort={"name": "everyone"}, model={"name": "mlp"}, more={"partition": SMALL}
+    ),
+    "states": BY_NAME["scaffold"],
+    "a shared pass, noise": BY_NAME["gaussian_gdp"],
+}
+
+
+def traced(case: Case, folder: Path, workers: int) -> Trace:
+    return finished(case.experiment(engine={"workers": workers}), folder)
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Trace]:
+    """Each run by one process, made once."""
+    return cache(lambda way: traced(WAYS[way], tmp_path_factory.mktemp("alone") / "run", 1))
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_forks_change_no_byte(
+    way: str, alone: Callable[[str], Trace], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done = list[Any]()
+    monkeypatch.setattr(forks, "whole", lambda made, of: done.append(made) or whole(made, of))
+    assert differences(alone(way), traced(WAYS[way], tmp_path / "three", 3)) == []
+    assert done  # by others, who were able to do it
+
+
+def test_a_fork_that_is_killed_changes_no_byte(
+    alone: Callable[[str], Trace], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    give = Fork.give
+
+    def killed(self: Fork, number: int, unit: Unit) -> bool:
+        done = give(self, number, unit)
+        os.kill(self.pid, signal.SIGKILL)
+        return done
+
+    monkeypatch.setattr(Fork, "give", killed)
+    assert differences(alone("states"), traced(WAYS["states"], tmp_path / "three", 3)) == []
+
+
+def test_the_law_catches_answers_that_are_written_out(
+    alone: Callable[[str], Trace], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Broken twin: a fork sends the upload itself in place of its coefficients, and sums are rounded elsewhere."""
+
+    def formed(leaves: Any, into: list[torch.Tensor]) -> list[str]:
+        return apart([tree.formed(leaf) for leaf in leaves], into)
+
+    monkeypatch.setattr(forks, "apart", formed)
+    assert "model" in differences(alone("coefficients"), traced(WAYS["coefficients"], tmp_path / "run", 3))
+
+
+# who may have them ----------------------------------------------------------------------------------------------------
+
+
+def many(**tables: Any) -> bool:
+    tables = {"privacy": {}, "algorithm": {"name": "fedavg"}, "engine": {"workers": 3}} | tables
+    return forks_of(simulated(config.validate(tables)).setup) is not None
+
+
+def test_who_is_helped() -> None:
+    assert many()
+    assert not many(engine={"workers": 1})
+    assert not many(engine={"workers": 3, "executor": "processes"})
+    assert not many(model={"name": "tests.tasks.test_hands:Graph"})  # somebody's own
+
+
+def test_nobody_is_forked_beside_torchs_own_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    assert not Forks(3).begin(serve)
