@@ -98,7 +98,7 @@ class Assault(Fact):
     @property
     def setting(self) -> str:
         """What was attacked, in a sentence."""
-        many = f"{self.images} of its images" if self.images else "all of its images"
+        many = f"{self.images} of its examples" if self.images else "all of its examples"
         who = ", ".join(map(str, self.clients))
         return f"Listened to was round {self.round}, in which each attacked client ({who}) holds {many}. {self.replay}"
 

@@ -33,7 +33,7 @@ class LabelCounting(Attack):
         """How many images of each class there are, or in which proportion."""
 
     def unfit(self, run: AttackedRun) -> str:
-        return run.without_classes
+        return run.without_images  # the attacker looks at images of its own
 
     def play(self, run: AttackedRun) -> AttackFinding:
         victims = run.victims(run.by or type(self).sees)

@@ -134,5 +134,7 @@ def _show(found: Assault) -> None:
         console.print(f"{one.attack}: {escape(one.why)}.")
     for held in dict.fromkeys(promise for one in found.found for promise in one.promises):
         console.print(f"Promised: {promised(held, found.simulated)}.")
-    console.print(f"{found.setting} [bold]The result holds images of the training data.[/]")
+    console.print(found.setting)
+    if any(one.pictures for one in found.found):
+        console.print("[bold]The result holds images of the training data.[/]")
     console.print(f"[dim]Not looked at: {'; '.join(found.not_looked_at)}.[/dim]")
