@@ -318,6 +318,7 @@ class Task(Protocol):
     def look(
         self, params: Params, x: Tensor
     ) -> Tensor: ...  # features of images between 0 and 1, differentiable in them
+    def image(self, seen: Tensor) -> Tensor: ...  # the way back, from inputs of the network to images between 0 and 1
     def predict(self, params: Params, x: Tensor) -> Tensor: ...
     def score(self, params: Params, examples: Examples) -> Mapping[str, Tensor]: ...  # one value per example, by metric
     def clipped_sum(

@@ -255,6 +255,10 @@ class Algorithm(ABC, Generic[S, C, D, U]):
         """
         return None
 
+    def change(self, upload: U) -> Params | None:
+        """The change of the model that an upload tells whoever can read it; None where it tells none."""
+        return None
+
     @property
     def step_size(self) -> float | None:
         """The length of a client's first step, per unit of gradient; None where the method does not say."""

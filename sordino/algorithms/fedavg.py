@@ -64,6 +64,9 @@ class FedAvg(LocalSgd[Server, Client, Server, Up], name="fedavg"):
             walk(self.direction(g, walk.y, down.x), batch.live)  # w <- w - eta g
         return Up(tree.sub(walk.y, down.x)), Client(c.participations + 1)
 
+    def change(self, upload: Up) -> Params | None:
+        return upload.delta
+
     def update(self, s: Server, r: Received[Up], home: Home) -> Server:
         return Server(tree.axpy(self.server_lr, r.mean.delta, s.x), s.round + 1)
 

@@ -81,6 +81,9 @@ class FedGen(LocalSgd[Server, Client, Server, Up], name="fedgen"):
         counts = shard.sum(lambda x, y: (y[:, None] == torch.arange(task.labels)).sum(0)).float()
         return Up(tree.sub(walk.y, down.x), counts), Client(c.participations + 1)
 
+    def change(self, upload: Up) -> Params | None:
+        return upload.delta
+
     def update(self, s: Server, r: Received[Up], home: Home) -> Server:
         heads = [partial(home.task.head, tree.add(s.x, up.delta)) for up in r.each]
         counts = torch.stack([up.counts for up in r.each]) if heads else torch.zeros(0, home.task.labels)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Self
 
 from sordino.algorithms.algorithm import Algorithm, AnyAlgorithm, Asked, Home, Known, Table
-from sordino.algorithms.phases import Facts, Phase, RunNumbers, Said
+from sordino.algorithms.phases import Facts, FeatureMean, Phase, RunNumbers, Said
 from sordino.keys import Key
 from sordino.privacy.uplink import Uplink
 from sordino.tree import Tree
@@ -140,6 +140,9 @@ class Adapting(Algorithm[Server[S], C, Down[D], U]):
     def step_size(self) -> float | None:
         return self.own.step_size
 
+    def change(self, upload: U) -> Params | None:
+        return self.own.change(upload)
+
     def behind(self, read: Reader | None = None, uplink: Uplink | None = None) -> Self:
         return replace(self, own=self.own.behind(read, uplink))
 
@@ -187,6 +190,9 @@ class AdaptingPhase(Adapting[S, C, D, U], Phase[Server[S], C, Down[D], U]):
 
     def result(self, s: Server[S]) -> Any:
         return self.own.result(s.own)
+
+    def means(self, s: Server[S], task: Task) -> Sequence[FeatureMean]:
+        return self.own.means(s.own, task)
 
     @property
     def says(self) -> Said:

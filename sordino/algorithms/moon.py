@@ -81,6 +81,9 @@ class Moon(LocalSgd[Server, Client, Server, Up], name="moon"):
             walk(batch.grad(losses, walk.y))
         return Up(tree.sub(walk.y, down.x)), Client(tree.formed(walk.y), c.participations + 1)
 
+    def change(self, upload: Up) -> Params | None:
+        return upload.delta
+
     def passes(self, size: int) -> float:
         return super().passes(size) * 5 / 3  # two more looks, without a way back
 

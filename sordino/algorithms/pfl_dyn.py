@@ -133,6 +133,9 @@ class PFLDyn(LocalSgd[Server, Client, Down, Up | Told], name="pfl_dyn"):
         up = Told(delta, tree.sub(g_n, c.g)) if self.server_state == "oracle" else Up(delta)
         return up, Client(g_n, c.participations + 1, c.failures + (not good))
 
+    def change(self, upload: Up | Told) -> Params | None:
+        return upload.delta
+
     def update(self, s: Server, r: Received[Up | Told], home: Home) -> Server:
         delta = r.mean.delta
         if isinstance(r.mean, Told):

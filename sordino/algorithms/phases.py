@@ -9,12 +9,15 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 
 from sordino.algorithms.algorithm import Algorithm, AnyAlgorithm
 from sordino.errors import ConfigError
 from sordino.privacy.uplink import Uplink
-from sordino.types import C, D, Formula, Reader, S, U
+from sordino.types import C, D, Formula, Reader, S, Task, U
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class DeviceSkill(NamedTuple):
@@ -61,6 +64,18 @@ class Said(NamedTuple):
     ranks_by: str = ""  # by which score it ranks devices
 
 
+class FeatureMean(Protocol):
+    """A mean of the features of one client's images of a class, as the server knows it."""
+
+    @property
+    def client(self) -> int: ...
+    @property
+    def label(self) -> int: ...
+    @property
+    def mean(self) -> Tensor: ...
+    def looks(self, x: Tensor) -> Tensor: ...  # features of images in 0..1 [n, c, h, w], differentiable in them
+
+
 class Phase(Algorithm[S, C, D, U], ABC):
     """An algorithm that prepares a training: it has a name of its own, and an end."""
 
@@ -81,6 +96,10 @@ class Phase(Algorithm[S, C, D, U], ABC):
     def result(self, s: S) -> Any:
         """What the next phase, or the training, begins from."""
         return s
+
+    def means(self, s: S, task: Task) -> Sequence[FeatureMean]:
+        """The means of features of single clients that the server was told; none where none are."""
+        return []
 
     # what a report says of it -----------------------------------------------------------------------------------------
 

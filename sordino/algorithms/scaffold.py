@@ -73,6 +73,9 @@ class Scaffold(LocalSgd[Server, Client, Server, Up], name="scaffold"):
         c_plus = tree.map(lambda ci, c, x, y: ci - c + (x - y) / (walk.steps * eta), c_i, c, x, y)  # line 12, option II
         return Up(tree.sub(y, x), tree.sub(c_plus, c_i)), Client(c_plus, client.participations + 1)  # lines 13, 14
 
+    def change(self, upload: Up) -> Params | None:
+        return upload.delta_y
+
     def update(self, s: Server, r: Received[Up], home: Home) -> Server:
         return Server(
             x=tree.axpy(self.server_lr, r.mean.delta_y, s.x),  # line 16

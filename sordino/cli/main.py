@@ -14,6 +14,7 @@ from typing import Annotated
 import typer
 
 from sordino.cli import (
+    attacking,
     auditing,
     checking,
     comparing,
@@ -60,6 +61,7 @@ app.command()(looking.schema)
 app.command()(reproducing.reproduce)
 app.command()(checking.check)
 app.command(cls=Verb)(auditing.audit)
+app.command(cls=Verb)(attacking.attack)
 data.app.command()(deploying.announce)
 data.app.command()(deploying.agree)
 app.add_typer(data.app, name="data")

@@ -11,6 +11,7 @@ import mmap
 import os
 import struct
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -23,9 +24,15 @@ if TYPE_CHECKING:
 ROOM = 1 << 28  # bytes that one side may leave for the other in a round
 ALIGNED = 64  # where a tensor may begin
 HEAD = struct.Struct("<qq")  # where words lie, -1 behind the head; and how long they are
-KINDS = (torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.int32, torch.uint8, torch.bool)
 
 Told = Mapping[str, Any]  # as JSON
+
+
+@cache
+def kinds() -> tuple[torch.dtype, ...]:
+    """The types of numbers that are spoken of by their place here; who only looks at runs needs no torch."""
+    floats = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+    return (*floats, torch.int64, torch.int32, torch.uint8, torch.bool)
 
 
 class Spoken(NamedTuple):
@@ -57,7 +64,7 @@ class Ends:
         return self._used + size <= len(self._mine)
 
     def say(self, told: Told, tensors: Sequence[Tensor] = ()) -> None:
-        placed = [(KINDS.index(one.dtype), self._left(one), *one.shape) for one in tensors]
+        placed = [(kinds().index(one.dtype), self._left(one), *one.shape) for one in tensors]
         words = torch.frombuffer(bytearray(json.dumps({**told, "tensors": placed}).encode()), dtype=torch.uint8)
         at = self._left(words)
         behind = [words] * (at is None)
@@ -71,7 +78,7 @@ class Ends:
     def hear(self) -> Spoken:
         """What the other side says next; EOFError where it is gone."""
         at, size = HEAD.unpack(self._read(bytearray(HEAD.size)))
-        told = json.loads(bytes(_bytes(self._found(KINDS.index(torch.uint8), None if at < 0 else at, size))))
+        told = json.loads(bytes(_bytes(self._found(kinds().index(torch.uint8), None if at < 0 else at, size))))
         return Spoken(told, [self._found(*place) for place in told.pop("tensors")])
 
     def close(self) -> None:
@@ -90,8 +97,8 @@ class Ends:
     def _found(self, kind: int, at: int | None, *shape: int) -> Tensor:
         if at is not None:
             count = torch.Size(shape).numel()
-            return torch.frombuffer(self._others, dtype=KINDS[kind], count=count, offset=at).reshape(shape)
-        made = torch.empty(shape, dtype=KINDS[kind])
+            return torch.frombuffer(self._others, dtype=kinds()[kind], count=count, offset=at).reshape(shape)
+        made = torch.empty(shape, dtype=kinds()[kind])
         self._read(_bytes(made))
         return made
 

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
+from sordino.attacks.findings import Assault
 from sordino.evaluate.preparation_cost import in_front
 from sordino.evaluate.rows import RoundRow
 from sordino.ledger.claims import Adversary, Neighbours, Status, Unit, standing
@@ -17,6 +18,7 @@ from sordino.ledger.notes import SYSTEM, noised
 from sordino.ledger.statement import Key, epsilons
 from sordino.partition.describe import summary, table
 from sordino.report import preparation
+from sordino.report.attackers import told
 from sordino.report.belief import subject
 from sordino.report.preparation import Preparation
 from sordino.report.tables import secure
@@ -87,6 +89,7 @@ class RunFacts(Fact):
     commands: tuple[str, ...]
     environment: Environment
     ledger_head: str
+    attackers: Assault | None = None  # what they reached, where somebody has tried
 
     def called(self, client: int) -> str:
         """How a reader knows this client."""
@@ -166,6 +169,7 @@ def gather(folder: Path, evaluator: bool = False) -> RunFacts:
         ),
         environment=_passed_on(run.environment),
         ledger_head=spent.ledger_head,
+        attackers=told(folder) if all_ else None,
     )
 
 

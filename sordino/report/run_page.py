@@ -43,8 +43,9 @@ def write(folder: Path, out: Path | None = None, facts: RunFacts | None = None, 
 
 def page(facts: RunFacts) -> str:
     """The page of one run."""
+    told = facts.beside(attackers=None)  # their section is taken over as it stands, and needs no script
     return assemble(
-        f"sordino: {facts.name}", facts, still.of_run(facts), "web/curves.js", "web/prepared.js", "web/run.js"
+        f"sordino: {facts.name}", told, still.of_run(facts), "web/curves.js", "web/prepared.js", "web/run.js"
     )
 
 

@@ -58,6 +58,7 @@ class RunFolder:
     description_file = _Named("model.json")  # how the model is used
     events_file = _Named("events.jsonl")  # between sites: one object for each thing that happened
     log_file = _Named("log.txt")  # what the user was told of a run and no table shows
+    attack_file = _Named("attack.json")  # what attackers reached, with images of the training data
     page_file = _Named("report.html")
     lock_file = _Named(".lock")
     own_ledger = _Named("ledger.sqlite")

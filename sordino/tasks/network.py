@@ -169,14 +169,17 @@ class NetworkOnRows:
 
     def look(self, params: Params, x: Tensor) -> Tensor:
         """Features of images [n, c, h, w] between 0 and 1, differentiable in them."""
-        head, across = self._head, (1, -1, 1, 1)
-        scale, shift = (255 * self._scale), self._shift
-        if scale.dim() == 3:  # one for every pixel
-            scale, shift = scale.movedim(-1, 0), shift.movedim(-1, 0)
-        else:
-            scale, shift = scale.view(across), shift.view(across)
+        head, scale, shift = self._head, 255 * self._across(self._scale), self._across(self._shift)
         self._net.eval()
         return head.input(self._net, params, (x * scale + shift).to(next(iter(params.values())).dtype))
+
+    def image(self, seen: Tensor) -> Tensor:
+        """Images [n, c, h, w] between 0 and 1 from inputs of the network of the same shape: the way back of `look`."""
+        return (seen - self._across(self._shift)) / (255 * self._across(self._scale))
+
+    def _across(self, each: Tensor) -> Tensor:
+        """A number for every pixel, or for every channel, as it lies beside images [n, c, h, w]."""
+        return each.movedim(-1, 0) if each.dim() == 3 else each.view(1, -1, 1, 1)
 
     @cached_property
     def width(self) -> int:

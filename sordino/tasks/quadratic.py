@@ -84,6 +84,9 @@ class Quadratic:
     def look(self, params: Params, x: Tensor) -> Tensor:
         raise _no_features()
 
+    def image(self, seen: Tensor) -> Tensor:
+        raise _no_features()
+
     def predict(self, params: Params, x: Tensor) -> Tensor:
         return params["w"].expand(len(x), -1)
 

@@ -14,6 +14,7 @@ import sordino
 from sordino import check, config, keys
 from sordino.algorithms.cuag_pfl import cuag_pfl
 from sordino.algorithms.pdp_prox import pdp_prox
+from sordino.attacks.assault import check_allowed
 from sordino.budget import calculator, client_budgets, schedules
 from sordino.cli import data as data_verbs
 from sordino.cohorts.stragglers import Stragglers
@@ -333,5 +334,8 @@ CALLS: dict[str, Call] = {
         "not-for-a-check", lambda: check.check(Path(keys.__file__), words=["rounds=3"])
     ),
     "a picture that is no SVG": Call("not-an-svg", lambda: data_verbs.plot([], Path("partition.png"))),
+    "an attack on a run of real people": Call(
+        "attack-on-real-run", lambda: check_allowed(config.validate({"privacy": {"noise": "system"}}))
+    ),
     "a stage nobody knows": Call("unknown-choice", lambda: gates.uplink({"client": [{"name": "median"}]})),
 }

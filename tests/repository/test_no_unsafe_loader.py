@@ -42,7 +42,8 @@ ALLOWED = {
         # our own names, of parts that need an extra
         *("sordino/data/__init__.py", "sordino/runs/trackers.py"),
         "sordino/cli/later.py",  # torch, which a verb names
-        "sordino/algorithms/__init__.py",  # our own files, which name their algorithms themselves
+        # our own files, which name their algorithms, or attacks, themselves
+        *("sordino/algorithms/__init__.py", "sordino/attacks/methods/__init__.py"),
         "tests/repository/test_house.py",  # our own modules, for the examples in their docstrings
     },
     # the code blocks of our own documentation

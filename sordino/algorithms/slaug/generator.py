@@ -41,6 +41,7 @@ class Anchor(NamedTuple):
     task: Task
     model: Params
     project: Tensor | None = None  # to fewer dimensions
+    client: int = -1  # whose it is, where that is known
 
     def seen(self, x: Tensor) -> Tensor:
         """Features of images as they lie in memory."""

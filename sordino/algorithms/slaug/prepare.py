@@ -317,7 +317,7 @@ class Ask(LocalSgd[Asking, Owner, Any, Prototype], Phase[Asking, Owner, Any, Pro
         s = s._replace(place=place, state=state, prototypes=prototypes, counts=counts)
         if not self.over(s):
             return s
-        made = self.recipe.make(home, self._anchors(s, home))
+        made = self.recipe.make(home, self.means(s, home.task))
         return s._replace(**made._asdict())
 
     def tables(self, s: Asking) -> dict[str, list[dict[str, object]]]:
@@ -342,12 +342,13 @@ class Ask(LocalSgd[Asking, Owner, Any, Prototype], Phase[Asking, Owner, Any, Pro
         asked = requests_of(s, before.skills)
         return before._replace(asked=asked, kept=chosen(s.kept))
 
-    def _anchors(self, s: Asking, home: Home) -> list[Anchor]:
-        task, found = home.task, []
+    def means(self, s: Asking, task: Task) -> list[Anchor]:
+        found = []
         for i in torch.nonzero(s.state == 1).flatten().tolist():
             label, place = int(s.slots[i]), int(s.place[i])
             model = {name: leaf[place, label] for name, leaf in s.models.items()}
-            found.append(Anchor(label, s.prototypes[i], task, model, self.matrix(task)))
+            whose = int(s.order[place, label])
+            found.append(Anchor(label, s.prototypes[i], task, model, self.matrix(task), whose))
         return found
 
     def models(self, s: Asking) -> Mapping[str, Params]:

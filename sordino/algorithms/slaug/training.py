@@ -287,6 +287,9 @@ class SlaugFL(Calibrated[Server, Server, Up]):
         sums = torch.zeros_like(down.prototypes)
         return Up(tree.zeros_like(down.x), sums, torch.zeros(len(sums)))
 
+    def change(self, upload: Up) -> Params | None:
+        return upload.delta
+
     def passes(self, size: int) -> float:
         return (
             super().passes(size) + (self.count or size) / 3

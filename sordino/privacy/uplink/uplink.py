@@ -210,8 +210,12 @@ class Uplink(Links):
                 fix="write `reads_each = True` in the class of the algorithm",
                 code="reads-each",
             )
-        plain = (u if w == 1.0 else tree.scale(1 / w, u) for u, w in zip(uploads, weights, strict=True))
-        return [self._decode(upload, zero) for upload in plain]
+        return [self.opened(u, zero, w) for u, w in zip(uploads, weights, strict=True)]
+
+    def opened(self, upload: Tree, zero: U, weight: float) -> U:
+        """What one client sent, decoded, before it was weighed: what whoever receives a single upload can read."""
+        opened: U = self._decode(upload if weight == 1.0 else tree.scale(1 / weight, upload), zero)
+        return opened
 
 
 def single_uploads() -> UnsoundGuarantee:

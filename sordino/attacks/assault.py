@@ -1,0 +1,94 @@
+"""All attacks on one run, and the file that they leave: attack.json.
+
+The file holds images of the training data. A simulation's owner has them anyway. Where noise protects real people
+nothing is attacked and nothing is written: whoever wants to know attacks the same experiment with seeded noise.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from sordino.attacks.attack import registered
+from sordino.attacks.attacked_run import AttackedRun, AttackSettings
+from sordino.attacks.findings import Assault
+from sordino.config import Experiment
+from sordino.engine.checkpoint import atomic_write
+from sordino.errors import PrivacyError, RunError
+from sordino.ledger.claims import Adversary
+from sordino.ledger.ledger import Ledger, of_run
+from sordino.ledger.notes import SYSTEM
+from sordino.runs.folder import RunFolder
+from sordino.runs.private import key_of_data
+from sordino.runs.simulation import settle, simulated
+
+
+def check_allowed(experiment: Experiment, folder: Path | None = None) -> None:
+    """Refuses runs of real people: nothing of their data may be drawn, or written down."""
+    between = folder is not None and bool(RunFolder(folder).environment.site)
+    if experiment.privacy.noise == SYSTEM or between:
+        raise PrivacyError(
+            "this run protects real people, and is not attacked",
+            why="attacks draw images of the training data and keep them in a file; between sites nobody has these data",
+            fix="attack the same experiment as a simulation, on data that you may show: `sordino attack "
+            "EXPERIMENT.toml privacy.noise=counter`",
+            code="attack-on-real-run",
+        )
+
+
+def assault(
+    experiment: Experiment,
+    folder: Path | None = None,
+    names: Sequence[str] | None = None,
+    asked: AttackSettings | None = None,
+    by: Adversary | None = None,
+    tell: Callable[[str], object] = lambda what: None,
+) -> Assault:
+    """Attacks an experiment, or the run in a folder, which is replayed."""
+    asked, attacks = asked or AttackSettings(), registered(names)
+    check_allowed(experiment, folder)
+    key = b"" if folder is None else key_of_data(folder, experiment.privacy.ledger)
+    run = AttackedRun(simulated(settle(experiment), key), asked, by)
+    found = []
+    for name, kind in attacks.items():
+        tell(name)
+        attack = kind()
+        why = attack.unfit(run)
+        found.append(attack.untried(run, why) if why else attack.play(run))
+    return Assault(
+        algorithm=str(experiment.algorithm.get("name")),
+        experiment=experiment.digest(),
+        round=asked.round,
+        clients=run.clients,
+        images=asked.images,
+        seed=asked.seed,
+        simulated=True,
+        replay=_replayed(run, folder),
+        found=tuple(found),
+    )
+
+
+def _replayed(run: AttackedRun, folder: Path | None) -> str:
+    """What the attacked round is, and how far it is known to be the one that was played."""
+    if folder is None:
+        return "It is the round that the experiment would play."
+    whole = run.rounds(bare=False).round()
+    mine = RunFolder(folder)
+    with Ledger.as_founded(mine.ledger) as ledger:
+        told = [entry.digest for entry in of_run(ledger, mine.environment.run)]
+    if whole.digest.hex() not in told:
+        raise RunError(
+            f"a replay of round {run.asked.round} does not give what the run in {folder} has released",
+            why="the data, the library or the machine are not those that it was made with",
+            fix="attack its experiment instead: `sordino attack RUN/experiment.toml`",
+            code="replay-differs",
+        )
+    return "A replay of the whole round gave the very bytes that the run's ledger holds a digest of."
+
+
+def write(found: Assault, folder: Path) -> Path:
+    """attack.json in the run's folder, for its owner alone."""
+    check_allowed(RunFolder(folder).experiment, folder)
+    atomic_write(RunFolder(folder).attack_file, json.dumps(found.to_json()).encode(), private=True)
+    return RunFolder(folder).attack_file

@@ -1,0 +1,95 @@
+"""Images whose gradient is the one that was seen: the attacker computes gradients of images of its own, and moves the
+images until both agree.
+
+The attacker's copy of the model is the public network, with dropout off. Labels are sought together with the images, or
+known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from sordino import keys
+from sordino.attacks.attacked_run import UpdateView
+from sordino.keys import Key
+from sordino.types import Params, Task
+
+Mismatch = Callable[[list[Tensor]], Tensor]  # of a gradient, tensor by tensor, from the one that was seen
+
+
+def gradient(task: Task, params: Params, x: Tensor, shares: Tensor) -> list[Tensor]:
+    """That of the mean loss of images whose classes are `shares`, differentiable in both."""
+    leaves = [value.detach().requires_grad_() for value in params.values()]
+    own = dict(zip(params, leaves, strict=True))
+    said = F.log_softmax(task.head(own, task.look(own, x)), 1)
+    loss = -(shares * said).sum(1).mean()
+    return list(torch.autograd.grad(loss, leaves, create_graph=True, allow_unused=True, materialize_grads=True))
+
+
+def squared(seen: Params) -> Mismatch:
+    """The squared distance, in units of what was seen."""
+    whole = sum((g.double() ** 2).sum() for g in seen.values())
+    scale = 1 / max(float(whole), 1e-30)
+
+    def off(found: list[Tensor]) -> Tensor:
+        parts = [((a - b) ** 2).sum() for a, b in zip(found, seen.values(), strict=True)]
+        return scale * torch.stack(parts).sum()
+
+    return off
+
+
+def turned(seen: Params) -> Mismatch:
+    """One less the cosine: how long gradients are does not count."""
+    length = torch.sqrt(torch.stack([(g**2).sum() for g in seen.values()]).sum()).clamp_min(1e-30)
+
+    def off(found: list[Tensor]) -> Tensor:
+        along = torch.stack([(a * b).sum() for a, b in zip(found, seen.values(), strict=True)]).sum()
+        own = torch.sqrt(torch.stack([(a**2).sum() for a in found]).sum()).clamp_min(1e-30)
+        return 1 - along / (own * length)
+
+    return off
+
+
+def start(view: UpdateView, key: Key) -> Tensor:
+    """Noise around the mean of the attacker's own images."""
+    mean = view.elsewhere.mean(0)
+    drawn = keys.normal(key, view.images * mean.numel()).float().reshape(view.images, *mean.shape)
+    return (mean + 0.1 * drawn).clamp(0.01, 0.99)
+
+
+def label_counts(view: UpdateView) -> Tensor:
+    """How many of the images are of each class: the gradient of the last layer's biases is the mean of what the model
+    says, less the shares of classes.
+
+    What the model says of the client's images is taken to be what it says of the attacker's own, class by class.
+    """
+    name = last_bias(view.before)
+    classes = len(view.before[name])
+    said = F.softmax(view.task.head(view.before, view.task.look(view.before, view.elsewhere)), 1).detach()
+    own = torch.stack([said[view.labels == label].mean(0) for label in range(classes)])  # nan: a class it lacks
+    own = torch.where(torch.isnan(own), said.mean(0), own)
+    # shares solve: own^T s - s = g
+    system = own.T - torch.eye(classes)
+    ones = torch.ones(1, classes)
+    wanted = torch.cat([view.gradient[name].float(), torch.ones(1)])
+    found: Tensor = torch.linalg.lstsq(torch.cat([system, ones]).double(), wanted.double()[:, None]).solution[:, 0]
+    return torch.nan_to_num(found, 0.0).clamp_min(0)[: view.task.labels] * view.images
+
+
+def last_bias(params: Params) -> str:
+    """The name of the biases of the last layer."""
+    return [name for name, value in params.items() if name.endswith("bias") and value.dim() == 1][-1]
+
+
+def labels_of(counts: Tensor, many: int) -> Tensor:
+    """So many labels whose counts come nearest."""
+    left, found = counts.clone(), []
+    for _ in range(many):
+        label = int(left.argmax())
+        found.append(label)
+        left[label] -= 1
+    return torch.tensor(found)

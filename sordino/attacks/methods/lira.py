@@ -1,0 +1,41 @@
+"""Carlini, Chien, Nasr, Song, Terzis and Tramèr, S&P 2022, the offline attack.
+
+Deviations: few shadow models, so that one deviation serves all examples; shadows are whole federated runs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from sordino.attacks.attacked_run import MemberView
+from sordino.attacks.losses import confidence, losses
+from sordino.attacks.membership import MemberInference
+
+
+@dataclass(frozen=True)
+class LikelihoodRatio(MemberInference, name="lira"):
+    """Compares an example's loss with its losses under shadow models that were trained without it (LiRA)."""
+
+    costly = True
+
+    def score(self, view: MemberView) -> Tensor:
+        told, inside = [], []
+        for i in range(view.shadows):
+            model, had = view.shadow(i)
+            told.append(losses(view.task, model, view.asked))
+            inside.append(had)
+        return above(losses(view.task, view.model, view.asked), torch.stack(told), torch.stack(inside))
+
+
+def above(target: Tensor, shadows: Tensor, inside: Tensor) -> Tensor:
+    """How many deviations an example's confidence [n] lies above that of models without it. `shadows` [models, n] are
+    losses, `inside` says which models had the example; of one that all of them had nothing is known.
+    """
+    one, many, without = confidence(target), confidence(shadows), (~inside.bool()).double()
+    known = without.sum(0)
+    mean = (many * without).sum(0) / known.clamp_min(1)
+    spread = (((many - mean) ** 2 * without).sum() / (known - 1).clamp_min(0).sum().clamp_min(1)).sqrt().clamp_min(1e-9)
+    return torch.where(known > 0, (one - mean) / spread, torch.zeros_like(mean))

@@ -1,0 +1,57 @@
+"""Attacks that count: how many of a client's images are of each class.
+
+The judge says which share of the labels was found: the overlap of both counts. A guess is what is frequent among the
+images that the attacker has.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from sordino.attacks.attack import Attack, judged
+from sordino.attacks.attacked_run import AttackedRun, UpdateView
+from sordino.attacks.findings import AttackFinding, BesideGuess
+from sordino.attacks.labels import shares
+from sordino.attacks.reconstruction import NOTHING
+
+MARGIN = 0.05  # of the overlap above a guess, at least
+DEVIATIONS = 3  # of the labels that a guess happens to find: so few labels are found by luck
+
+
+class LabelCounting(Attack):
+    """Counts the labels behind an update."""
+
+    sees = "server"
+
+    @abstractmethod
+    def count(self, view: UpdateView) -> Tensor:
+        """How many images of each class there are, or in which proportion."""
+
+    def unfit(self, run: AttackedRun) -> str:
+        return run.without_images  # the attacker looks at images of its own
+
+    def play(self, run: AttackedRun) -> AttackFinding:
+        victims = run.victims(run.by or type(self).sees)
+        if not victims:
+            return self.untried(run, NOTHING)
+        true = torch.stack([torch.bincount(one.labels, minlength=run.setup.public.classes) for one in victims])
+        seen = overlap([self.count(one.view) for one in victims], true)
+        known = torch.bincount(victims[0].view.labels, minlength=run.setup.public.classes)
+        blind = overlap([known] * len(victims), true)
+        views = [one.bare for one in victims if one.bare is not None]
+        control = overlap([self.count(view) for view in views], true) if views else None
+        luck = DEVIATIONS * math.sqrt(blind * (1 - blind) / max(1, int(true.sum())))
+        verdict, why = judged(seen, blind, control, max(MARGIN, luck))
+        figure = BesideGuess(name="labels found", value=seen, baseline=blind, control=control)
+        return self.untried(run, why).beside(verdict=verdict, measured=(figure,))
+
+
+def overlap(counts: Sequence[Tensor], true: Tensor) -> float:
+    """The mean share of labels that both counts agree on: 1 less the total variation between them."""
+    found = torch.nan_to_num(torch.stack([count.double() for count in counts]), 0.0).clamp_min(0)
+    return float(torch.minimum(shares(found), shares(true)).sum(1).mean())

@@ -1,0 +1,140 @@
+"""`sordino attack`: what attackers reach of a run, in figures and pictures."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+
+from sordino.cli.options import Json, Verbose
+from sordino.cli.screen import Screen, say
+from sordino.cli.words import experiment_and_changes
+
+if TYPE_CHECKING:
+    from sordino.attacks.findings import Assault
+
+
+class Attacker(StrEnum):
+    server = "server"
+    participants = "participants"
+    public = "public"
+
+
+STYLES = {"broken": "bold red", "reached": "bold red", "stopped": "green", "no power": "yellow", "not tried": "dim"}
+
+
+def attack(
+    what: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[RUN | EXPERIMENT.toml | ALGORITHM] [key=value ...]",
+            help="Whose run to attack; without one, the default experiment. A run's folder gets attack.json.",
+        ),
+    ] = None,
+    attacks: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--attack", "-a", metavar="NAME", help="Only this one; repeatable. Else all that train no whole runs."
+        ),
+    ] = None,
+    list_: Annotated[bool, typer.Option("--list", help="Say which attacks there are, and attack nothing.")] = False,
+    round_: Annotated[int, typer.Option("--round", min=1, help="The round that is listened to.")] = 1,
+    images: Annotated[
+        int,
+        typer.Option(
+            min=0, help="Images that each attacked client holds: few hide each other less. 0: all that it has."
+        ),
+    ] = 4,
+    victims: Annotated[int, typer.Option(min=1, help="Clients that are attacked.")] = 2,
+    shadows: Annotated[int, typer.Option(min=2, help="Models that LiRA trains to compare with.")] = 8,
+    seed: Annotated[int, typer.Option(help="Of what attackers draw.")] = 0,
+    by: Annotated[
+        Attacker | None, typer.Option(help="Who attacks; without it, for each attack the weakest who can do it.")
+    ] = None,
+    pictures: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="Write the pictures there too, as PNG.")
+    ] = None,
+    as_json: Json = False,
+    verbose: Verbose = False,
+) -> None:
+    """Attack a run, or the run that an experiment would be: what do attackers get to know of its data?
+
+    Each attack stands beside a guess of somebody who saw nothing and beside itself on the same run without protection.
+    The result holds images of the training data. Runs with real noise are refused.
+    """
+    from sordino.attacks.assault import assault, write
+    from sordino.attacks.attacked_run import AttackSettings
+    from sordino.attacks.audit import experiment_of
+
+    if list_:
+        from sordino.attacks.methods import ATTACKS
+
+        told: list[dict[str, str | bool]] = [
+            {"attack": name, "sees": kind.sees, "what": kind.what(), "costly": kind.costly}
+            for name, kind in ATTACKS.items()
+        ]
+        say(told) if as_json else _listed(told)
+        return
+    name, changes = experiment_and_changes(what or [])
+    experiment = experiment_of(name, changes)
+    folder = Path(name) if name is not None and Path(name).is_dir() and not changes else None
+    asked = AttackSettings(round_, images, victims, shadows, seed=seed)
+    with Console(stderr=True, quiet=as_json).status("reading") as status:
+        found = assault(
+            experiment,
+            folder,
+            attacks,
+            asked,
+            None if by is None else by.value,
+            lambda subject: status.update(f"attacking ({subject})"),
+        )
+    written = [] if folder is None else [write(found, folder)]
+    if pictures is not None:
+        from sordino.report.attackers import drawn
+
+        written += drawn(found, pictures)
+    if as_json:
+        say(found.to_json())
+    else:
+        _show(found)
+        for path in written:
+            Screen().print(f"written: {path}", highlight=False, soft_wrap=True, markup=False)
+    if found.having("broken"):
+        raise typer.Exit(4)
+
+
+def _listed(told: list[dict[str, str | bool]]) -> None:
+    from rich.table import Table
+
+    table = Table("attack", "sees what reaches", "what it does", "runs")
+    for one in told:
+        when = "when asked for: it trains whole runs" if one["costly"] else "always"
+        table.add_row(str(one["attack"]), f"the {one['sees']}", escape(str(one["what"])), when)
+    Screen().print(table)
+
+
+def _show(found: Assault) -> None:
+    from rich.table import Table
+
+    from sordino.report.attackers import figures, promised
+
+    console = Screen(highlight=False)
+    table = Table("attack", "by", "figure", "reached", "guess", "without protection", "verdict")
+    for one in found.found:
+        rows = [(figure.name, *figures(figure)) for figure in one.measured] or [("",) * 4]
+        verdict = f"[{STYLES[one.verdict]}]{one.verdict}[/]"
+        for i, row in enumerate(rows):
+            table.add_row(one.attack if not i else "", one.sees if not i else "", *row, verdict if not i else "")
+    console.print(table)
+    for one in found.found:
+        console.print(f"{one.attack}: {escape(one.why)}.")
+    for held in dict.fromkeys(promise for one in found.found for promise in one.promises):
+        console.print(f"Promised: {promised(held, found.simulated)}.")
+    console.print(found.setting)
+    if any(one.pictures for one in found.found):
+        console.print("[bold]The result holds images of the training data.[/]")
+    console.print(f"[dim]Not looked at: {'; '.join(found.not_looked_at)}.[/dim]")

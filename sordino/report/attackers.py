@@ -1,0 +1,187 @@
+"""What attackers reached of a run: pictures as files, and a section of its page, made of attack.json."""
+
+from __future__ import annotations
+
+import base64
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from sordino.attacks.findings import Assault, AttackFinding, BesideGuess, Held, PictureRow, Roc
+from sordino.engine.checkpoint import atomic_write
+from sordino.ledger.claims import standing
+from sordino.report.markup import Html, joined, listed, table, tag
+from sordino.report.pictures import Pixels, png
+from sordino.report.tables import epsilon_text
+from sordino.report.words import WHO
+from sordino.runs.folder import RunFolder
+from sordino.runs.shapes import parsed
+
+SIDE = 64  # of an image in a picture, about
+GAP = 4
+PLACE = "attackers"  # of the section in a page; what draws the page takes it over as it is
+LEAST = 1e-3  # of the false alarms that a curve shows
+WIDTH, HEIGHT, LEFT, BOTTOM = 520, 240, 60, 200
+ANEW = "attack the run again: `sordino attack RUN` writes the file anew"
+
+
+def pixels(row: PictureRow) -> Pixels:
+    return np.frombuffer(base64.b64decode(row.pixels), np.uint8).reshape(row.shape)
+
+
+def sheet(rows: Sequence[PictureRow]) -> Pixels:
+    """Rows of images above each other, on white: red, green, blue and opacity."""
+    each = [pixels(row) for row in rows]
+    scale = max(1, SIDE // each[0].shape[2])
+    tall, wide = scale * each[0].shape[1] + GAP, scale * each[0].shape[2] + GAP
+    most = max(len(images) for images in each)
+    made = np.full((tall * len(each) + GAP, wide * most + GAP, 4), 255, np.uint8)
+    for i, images in enumerate(each):
+        for j, image in enumerate(images):
+            large = image.repeat(scale, 0).repeat(scale, 1)
+            top, left = GAP + i * tall, GAP + j * wide
+            made[top : top + len(large), left : left + large.shape[1], :3] = large
+    return made
+
+
+def drawn(found: Assault, folder: Path) -> list[Path]:
+    """One PNG for each attack that draws: original, reconstruction, without protection, guess, from top to bottom."""
+    folder.mkdir(parents=True, exist_ok=True)
+    written = []
+    for one in found.found:
+        if one.pictures:
+            path = folder / f"{one.attack}.png"
+            atomic_write(path, png(sheet(one.pictures)), private=True)
+            written.append(path)
+    return written
+
+
+def told(folder: Path) -> Assault | None:
+    """What the run's attack.json says; None where there is none."""
+    path = RunFolder(folder).attack_file
+    return parsed(path, path.read_text(encoding="utf-8"), Assault, ANEW) if path.exists() else None
+
+
+# a section of a page --------------------------------------------------------------------------------------------------
+
+
+def section(found: Assault) -> Html:
+    """What attackers reached, in words and pictures."""
+    lead = (
+        f"{found.setting} Beside each figure stand that of a guess, by somebody who saw nothing, and that of the same "
+        "attack on the same run without its protection."
+    )
+    return tag(
+        "section",
+        tag("h2", "What attackers reached"),
+        tag("p", "This part of the page shows images of the training data.", class_="notice"),
+        tag("p", lead),
+        tag("div", *(_figure(one, found.simulated) for one in found.found if one.measured), class_="grid"),
+        *_untried([one for one in found.found if not one.measured]),
+        tag("p", f"Not looked at: {'; '.join(found.not_looked_at)}.", class_="note"),
+        id=PLACE,
+    )
+
+
+def _figure(one: AttackFinding, simulated: bool) -> Html:
+    rows = [(figure.name, *figures(figure)) for figure in one.measured]
+    promises = [f"Promised against it: {promised(held, simulated)}." for held in one.promises]
+    return tag(
+        "figure",
+        tag("figcaption", f"{one.attack}: ", tag("span", one.verdict, class_="badge")),
+        tag("p", f"The attacker is {WHO[one.sees]}. {one.what} Here: {one.why}."),
+        listed(promises, class_="plain"),
+        tag(
+            "div",
+            table("What it reached", ("figure", "reached", "guess", "without protection"), rows, class_="wide"),
+            class_="scroll whole",
+        ),
+        _picture(one.pictures),
+        Html("") if one.roc is None else curve(one.roc, simulated),
+        class_="row",
+    )
+
+
+def _untried(left: Sequence[AttackFinding]) -> list[Html]:
+    lines = [f"{one.attack}: {one.why}" for one in left]
+    return [tag("h3", "Not tried"), listed(lines, class_="plain")] if lines else []
+
+
+def _picture(rows: Sequence[PictureRow]) -> Html:
+    if not rows:
+        return Html("")
+    said = "From top to bottom: " + ", ".join(row.told for row in rows) + "."
+    source = f"data:image/png;base64,{base64.b64encode(png(sheet(rows))).decode()}"
+    image = Html(tag("img", src=source, alt=said, style="max-width:100%").removesuffix("</img>"))
+    return joined([image, tag("p", said, class_="note")])
+
+
+def figures(one: BesideGuess) -> tuple[str, str, str]:
+    """What was reached, by a guess, and without protection, in figures."""
+    unit = f" {one.unit}" if one.unit else ""
+    ends = "" if one.low is None or one.high is None else f" ({one.low:.3g} to {one.high:.3g}, {one.level or 0:.0%})"
+    control = "unknown" if one.control is None else f"{one.control:.3g}{unit}"
+    return f"{one.value:.3g}{unit}{ends}", f"{one.baseline:.3g}{unit}", control
+
+
+def promised(held: Held, simulated: bool) -> str:
+    """An epsilon with all that it depends on."""
+    nominal = "" if held.nominal_epsilon is None else f"; {held.nominal_epsilon:.3g} is printed and proves nothing"
+    return (
+        f"ε {epsilon_text(held.epsilon)} for one {held.unit} ({held.neighbours}) against the {held.adversary}, "
+        f"δ {held.delta:.3g}, {standing(held.status, simulated)}{nominal}"
+    )
+
+
+def curve(found: Roc, simulated: bool) -> Html:
+    """Members found over false alarms, the latter on a logarithmic axis, with the most that the promise allows."""
+    alarms = np.geomspace(LEAST, 1, 60).tolist()
+    bound = found.bound
+    lines: list[tuple[str, str, Sequence[tuple[float, float]]]] = [
+        ("c0", "reached", found.points),
+        ("c1", "without protection", found.control),
+        ("c2", "a guess", [(at, at) for at in alarms]),
+    ]
+    if bound is not None and math.isfinite(bound.epsilon):
+        said = f"the most that is allowed by {promised(bound, simulated)}"
+        most = math.exp(min(bound.epsilon, 700.0))
+        lines.append(("c3", said, [(at, min(1.0, most * at + bound.delta)) for at in alarms]))
+    kept = [line for line in lines if line[2]]
+    drawn = [tag("polyline", points=_path(points), **_look(colour)) for colour, _, points in kept]
+    keys = []
+    for colour, name, _ in kept:
+        line = tag("svg", tag("path", d="M0,4H24", **_look(colour)), width="24", height="8", aria_hidden="true")
+        keys.append(tag("li", line, f" {name}"))
+    across = f"H{WIDTH - 10}"
+    rules = [_rule(f"M{LEFT},{_up(y):g}{across}", f"{y:.0%}", LEFT - 6, _up(y) + 4, "end") for y in (0.0, 0.5, 1.0)]
+    rules += [_rule("", f"{x:g}", _across(x), BOTTOM + 18, "middle") for x in (0.001, 0.01, 0.1, 1.0)]
+    title = "Members found, over false alarms"
+    box = f"0 0 {WIDTH} {HEIGHT}"
+    picture = tag("svg", *rules, *drawn, viewBox=box, style=f"max-width:{WIDTH}px")
+    plot = tag("div", picture, class_="plot", role="img", aria_label=title)
+    return joined([tag("h3", title), plot, tag("ul", *keys, class_="legend")])
+
+
+def _look(colour: str) -> dict[str, str]:
+    return {"stroke": f"var(--{colour})", "stroke_width": "2", "fill": "none"}
+
+
+def _across(alarms: float) -> float:
+    part = 1 - math.log(max(alarms, LEAST)) / math.log(LEAST)
+    return LEFT + part * (WIDTH - LEFT - 10)
+
+
+def _up(found: float) -> float:
+    return BOTTOM - found * (BOTTOM - 10)
+
+
+def _path(points: Sequence[tuple[float, float]]) -> str:
+    """Hits at fewer false alarms than the axis shows stand at its beginning."""
+    return " ".join(f"{_across(alarms):.1f},{_up(hits):.1f}" for alarms, hits in points)
+
+
+def _rule(line: str, text: str, x: float, y: float, anchor: str) -> Html:
+    words = tag("text", text, x=f"{x:g}", y=f"{y:g}", text_anchor=anchor)
+    return joined([tag("path", d=line, stroke="var(--line)"), words]) if line else words

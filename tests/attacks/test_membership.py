@@ -1,0 +1,111 @@
+"""Who was trained on: the scores where the answer is known, the judge, and the game of a canary."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from scipy.special import ndtr, ndtri
+
+from sordino import config, keys
+from sordino.attacks.assault import assault
+from sordino.attacks.attacked_run import AttackSettings
+from sordino.attacks.findings import AttackFinding, Held
+from sordino.attacks.membership import TwoSides, roc, told
+from sordino.attacks.methods.lira import above
+from sordino.attacks.shares import overlap
+
+BLANK = AttackFinding(attack="a", what="", sees="public", verdict="not tried", why="")
+HELD = Held(unit="example", neighbours="replace", adversary="public", epsilon=1.0, delta=1e-5, status="proved")
+
+
+def normal(seed: int, *shape: int) -> torch.Tensor:
+    return keys.normal(keys.root(seed), math.prod(shape)).reshape(shape)
+
+
+def gaussian(mu: float, many: int = 4000) -> TwoSides:
+    return TwoSides(mu + normal(1, many), normal(2, many))
+
+
+def test_the_judge_finds_the_closed_form_of_two_gaussians() -> None:
+    """Hits at alarms a are Phi(Phi^-1(a) + mu), the area is Phi(mu / sqrt 2)."""
+    mu = 1.5
+    found = told(BLANK, gaussian(mu), gaussian(4.0), HELD)
+    area, percent, permille = found.measured
+    assert found.verdict == "reached"
+    assert area.value == pytest.approx(float(ndtr(mu / math.sqrt(2))), abs=0.02)
+    assert percent.value == pytest.approx(float(ndtr(ndtri(0.01) + mu)), abs=0.05)
+    assert permille.value == pytest.approx(float(ndtr(ndtri(0.001) + mu)), abs=0.05)
+    for one in found.measured:
+        assert one.low is not None
+        assert one.high is not None
+        assert one.low <= one.value <= one.high
+    assert found.roc is not None
+    assert found.roc.bound == HELD
+
+
+def test_no_difference_is_no_finding() -> None:
+    """The negative control; and an attack that finds nothing without protection either has no power."""
+    assert told(BLANK, gaussian(0.0), gaussian(4.0), None).verdict == "stopped"
+    assert told(BLANK, gaussian(0.0), gaussian(0.0), None).verdict == "no power"
+
+
+def test_a_curve_runs_from_nobody_to_everybody() -> None:
+    points = roc(gaussian(1.0, 200))
+    assert points[0] == (0.0, 0.0)
+    assert points[-1] == (1.0, 1.0)
+    assert list(points) == sorted(points)
+
+
+def test_shadow_models_tell_members_where_losses_alone_do_not() -> None:
+    """Examples of very different difficulty, whose confidence grows by three deviations where they were trained on: a
+    threshold on losses finds little, the comparison with models without each example finds nearly all.
+    """
+    many, shadows = 400, 24
+    hard = 5 * normal(3, many)  # of the example itself
+    inside = keys.coin(keys.root(4), shadows * many, 0.5).bool().reshape(shadows, many)
+    member = torch.arange(many) < many // 2
+    odds = hard + normal(5, shadows, many) + 3 * inside
+    target = hard + normal(6, many) + 3 * member
+
+    def loss(odd: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.softplus(-odd)
+
+    scores = above(loss(target), loss(odds), inside)
+    compared = told(BLANK, TwoSides(scores[member], scores[~member]), None, None).measured[0].value
+    alone = told(BLANK, TwoSides(target[member], target[~member]), None, None).measured[0].value
+    assert compared > 0.95 > 0.75 > alone
+    assert (scores[~member].mean(), scores[~member].std()) == (pytest.approx(0, abs=0.2), pytest.approx(1, abs=0.2))
+
+
+def test_of_an_example_that_every_shadow_had_nothing_is_known() -> None:
+    scores = above(torch.tensor([0.1, 0.1]), torch.full((3, 2), 0.5), torch.tensor([[True, False]] * 3))
+    assert scores[0] == 0
+    assert scores[1] > 0
+
+
+def test_shares_that_overlap() -> None:
+    true = torch.tensor([[2, 2, 0]])
+    assert overlap([torch.tensor([2.0, 2.0, 0.0])], true) == 1.0
+    assert overlap([torch.tensor([4.0, 0.0, 0.0])], true) == 0.5
+    assert overlap([torch.tensor([float("nan"), 0.0, 0.0])], true) == pytest.approx(2 / 3)  # all alike
+
+
+@pytest.mark.slow
+def test_members_of_a_model_that_learned_by_heart_are_found() -> None:
+    """Whole runs as shadows: they find what one threshold on losses hardly does; noise on whole updates hides it."""
+    table = {
+        "rounds": 6,
+        "partition": {"scheme": "iid", "clients": 4},
+        "data": {"source": "digits", "train": 200},
+        "model": {"name": "mlp"},
+        "algorithm": {"name": "fedavg", "local_epochs": 10},
+    }
+    asked, names = AttackSettings(shadows=6), ("lira", "loss_threshold")
+    ratio, loss = assault(config.validate(table), names=names, asked=asked).found
+    assert ratio.verdict == "reached"
+    assert ratio.measured[0].value > loss.measured[0].value
+    noised = {"algorithm": {"name": "whole_update", "multiplier": 5.0}, "privacy": {"delta": 1e-5}, "rounds": 2}
+    hidden = assault(config.validate(table | noised), names=("loss_threshold",), asked=asked).found[0]
+    assert hidden.verdict in ("stopped", "no power")

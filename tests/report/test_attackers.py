@@ -1,0 +1,92 @@
+"""What attackers reached: the file that they leave, the pictures, and the section of the page."""
+
+from __future__ import annotations
+
+import json
+import stat
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import sordino
+from sordino import config
+from sordino.attacks.assault import assault
+from sordino.attacks.attacked_run import AttackSettings
+from sordino.attacks.findings import PictureRow
+from sordino.attacks.reconstruction import row
+from sordino.errors import RunError
+from sordino.report.attackers import pixels, sheet, told
+from sordino.report.run_facts import gather
+from sordino.report.run_page import page
+from tests.helpers.command_line import Said
+
+SETTINGS = {
+    "rounds": 2,
+    "partition": {"scheme": "iid", "clients": 3},
+    "data": {"source": "digits", "train": 60},
+    "algorithm": {"name": "gaussian_gdp", "multiplier": 4.0},
+    "privacy": {"delta": 1e-5},
+}
+QUICK = ("--images", "1", "--attack", "analytic", "--attack", "label_shares")
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("attacked") / "run"
+    sordino.run(SETTINGS, out=out)
+    return out
+
+
+def test_an_attack_leaves_a_file_for_its_owner_and_a_section(run: Path, cli: Callable[..., Said]) -> None:
+    before = page(gather(run))
+    assert "What attackers reached" not in before
+    said = cli("attack", run, *QUICK, "--json")
+    path = run / "attack.json"
+    written = json.loads(path.read_text())
+    assert json.loads(said.out) == written
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert "images of the training data" in written["warning"]
+    assert "the very bytes that the run's ledger holds" in written["replay"]
+    assert [one["verdict"] for one in written["found"]] == ["stopped", "stopped"]
+    assert {held["unit"] for held in written["found"][0]["promises"]} == {"example", "client"}
+    shown = page(gather(run))
+    for text in ("What attackers reached", "images of the training data", "From top to bottom: original", "<img src="):
+        assert text in shown
+    assert written["found"][0]["pictures"][0]["pixels"] not in shown  # pictures are there once
+    assert not sordino.verify(run).wrong
+
+
+def test_a_replay_that_differs_is_no_replay(run: Path) -> None:
+    other = config.load(run / "experiment.toml", ["seed=5"])
+    with pytest.raises(RunError) as refusal:
+        assault(other, run, ("label_shares",), AttackSettings(images=1))
+    assert refusal.value.code == "replay-differs"
+
+
+def test_an_edited_file_is_refused(tmp_path: Path) -> None:
+    assert told(tmp_path) is None
+    (tmp_path / "attack.json").write_text('{"format": 1, "found": "everything"}')
+    with pytest.raises(RunError) as refusal:
+        told(tmp_path)
+    assert refusal.value.code == "run-file-damaged"
+
+
+def test_pictures_are_the_images_side_by_side() -> None:
+    import torch
+
+    images = torch.tensor([0.0, 1.0]).reshape(2, 1, 1, 1).expand(-1, -1, 3, 2)
+    one: PictureRow = row("original", images)
+    assert pixels(one).shape == (2, 3, 2, 1)
+    drawn = sheet([one, one])
+    assert drawn[4 : 4 + 96, 4 : 4 + 64, :3].max() == 0  # 32 times as large
+    assert drawn[4 : 4 + 96, 4 + 64 + 4 :, :3].min() == 255
+    assert np.array_equal(drawn[4:100], drawn[104:200])
+
+
+def test_an_attack_that_is_not_there_is_refused(cli: Callable[..., Said]) -> None:
+    assert cli("attack", "--attack", "nonsense").code == 2
+    listed = cli("attack", "--list").out
+    assert "analytic" in listed
+    assert "lira" in listed
