@@ -18,7 +18,6 @@ import sys
 import time
 import warnings
 import weakref
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
@@ -32,7 +31,6 @@ from sordino.tree import Tree
 if TYPE_CHECKING:
     from torch import Tensor
 
-AHEAD = 16  # units that wait for a worker at most
 WORDS = 1 << 10  # bytes that are enough to name a client or a tensor
 
 Answers = list[tuple[int, Tree, Tree]]  # of each client: its upload, and its new state
@@ -67,18 +65,10 @@ class Templates(NamedTuple):
     state: Tree
 
 
-class Worker:
-    """Somebody who trains clients. All are taken to be equally fast."""
-
-    def __init__(self) -> None:
-        self.cost = self.busy = 0.0  # what it was given in this round, and the seconds that it took
-
-
-class Fork(Worker):
+class Fork:
     """One forked process."""
 
     def __init__(self, serve: Callable[[Ends], None]) -> None:
-        super().__init__()
         asks, answers = os.pipe(), os.pipe()
         first, second = mmap.mmap(-1, ROOM), mmap.mmap(-1, ROOM)  # of which nothing is there that is not used
         self.ends = Ends(answers[0], asks[1], first, second)
@@ -90,6 +80,7 @@ class Fork(Worker):
             _live(serve, its)
         its.close()
         self.given: dict[int, Unit] = {}
+        self.cost = self.busy = 0.0  # what it was given in this round, and the seconds that it took
 
     def give(self, number: int, unit: Unit) -> bool:
         """False where there is no room for the states."""
@@ -131,20 +122,29 @@ def _live(serve: Callable[[Ends], None], ends: Ends) -> NoReturn:
         os._exit(0)
 
 
+class SpeedSoFar(NamedTuple):
+    """What was found in the round before, for units of cost 1."""
+
+    unit: float = 0.0  # seconds to do it
+    answer: float = 0.0  # seconds of the asker for whatever becomes of its answers
+    all: float = 0.0  # the cost of all units together
+
+
 class Forks:
     """Some processes that help one site. They begin when there is enough to do, and end with it."""
 
     def __init__(self, many: int) -> None:
         """`many`: how many train at once, the asker among them."""
-        self._many, self._me, self._spare = many, Worker(), 0.0
+        self._many, self._begun = many, 0.0
+        self.pace = SpeedSoFar()
         self._forks: list[Fork] = []
         self._end = weakref.finalize(self, _end, self._forks)
 
-    def begin(self, serve: Callable[[Ends], None]) -> bool:
-        """True where there is help."""
+    def begin(self, serve: Callable[[Ends], None], pace: float = 0.0) -> bool:
+        """True where there is help. `pace`: what was found of it so far."""
         if self._many > 1 and possible():
             self._forks += [Fork(serve) for _ in range(self._many - 1)]
-            self._many = 1  # who died or was sent away is not replaced
+            self._many, self.pace = 1, SpeedSoFar(pace)  # who died or was sent away is not replaced
         return bool(self._forks)
 
     def close(self) -> None:
@@ -156,40 +156,44 @@ class Forks:
         """What becomes of each unit, in the order in which it is done. `keep`: may answers be looked at after the
         round?
         """
-        begun, waited = time.perf_counter(), 0.0
-        self._me.cost = self._spare  # in the measure of what is given
-        self._me.busy = 0.0
+        self._begun = time.perf_counter()
         for fork in self._forks:
             fork.cost = fork.busy = 0.0
             fork.ends.begin(t)
             fork.say({"do": "round", "t": t}, [dense(leaf) for leaf in tree.leaves(down)])
-        coming, mine, done = enumerate(units), deque[Unit](), False
+        cost = busy = waited = 0.0  # of the asker's own units
+        left = self.pace.all  # of this, answers are still to be handed on
         try:
-            while not done or mine or self._owed:
-                while not done and (free := self._free(len(mine))):
-                    number, unit = next(coming, (0, None))
-                    if unit is None:
-                        done = True
-                    elif not self._given(min(free, key=lambda one: one.cost), number, unit, templates):
-                        self._me.cost += unit.cost
-                        mine.append(unit)
+            for number, unit in enumerate(units):
+                first = min(self._forks, key=self._free_at, default=None)
+                # a fork gets it that would have nothing to do for half of the time in which the asker did it
+                half = time.perf_counter() + unit.cost * self.pace.unit / 2 + left * self.pace.answer
+                idle = first is not None and self._free_at(first) <= half and _fits(unit, templates)
+                if first is None or not idle or not first.give(number, unit):
+                    asked = time.perf_counter()
+                    answers = unit.compute()
+                    cost, busy, left = cost + unit.cost, busy + time.perf_counter() - asked, left - unit.cost
+                    yield answers
+                for fork in self._ready(wait=False):
+                    left -= next(iter(fork.given.values())).cost
+                    yield self._answer(fork, templates, keep)
+            while self._owed:
                 asked = time.perf_counter()
-                ready = self._ready(wait=not mine)
+                ready = self._ready(wait=True)
                 waited += time.perf_counter() - asked
                 for fork in ready:
                     yield self._answer(fork, templates, keep)
-                if mine:
-                    asked = time.perf_counter()
-                    answers = mine.popleft().compute()
-                    self._me.busy += time.perf_counter() - asked
-                    yield answers
         finally:
             if self._owed:  # nobody wants the rest
                 self.close()
-        all_of_us = self._me, *self._forks
-        given = sum(one.cost for one in all_of_us) - self._spare
-        rest = time.perf_counter() - begun - waited - self._me.busy  # whatever else the asker has to do
-        self._spare = rest / max(1e-9, sum(one.busy for one in all_of_us)) * given
+        rest = time.perf_counter() - self._begun - waited - busy
+        cost, busy = cost + sum(fork.cost for fork in self._forks), busy + sum(fork.busy for fork in self._forks)
+        self.pace = SpeedSoFar(busy / cost, rest / cost, cost) if cost else self.pace
+
+    def _free_at(self, fork: Fork) -> float:
+        """When it will have nothing to do, if all are equally fast."""
+        now = time.perf_counter()
+        return max(now, self._begun + fork.cost * self.pace.unit) if fork.given else now
 
     @property
     def _owed(self) -> bool:
@@ -202,14 +206,6 @@ class Forks:
         for read in owing:
             looking.register(read, select.POLLIN)
         return [owing[read] for read, _ in looking.poll(None if wait else 0)] if owing else []
-
-    def _free(self, mine: int) -> list[Worker]:
-        """Who has room for another unit."""
-        free: list[Worker] = [fork for fork in self._forks if len(fork.given) < AHEAD]
-        return [*free, self._me] if mine < AHEAD else free
-
-    def _given(self, to: Worker, number: int, unit: Unit, templates: Templates) -> bool:
-        return isinstance(to, Fork) and _fits(unit, templates) and to.give(number, unit)
 
     def _answer(self, fork: Fork, templates: Templates, keep: bool) -> Answers:
         if (frame := fork.heard()) is None:  # it died: what it owes is done here

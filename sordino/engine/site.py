@@ -7,7 +7,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -54,7 +54,7 @@ class Site(Executor):
     hands: Hands | None = None  # who works here; None: one thread
     forks: Forks | None = None  # processes that help, once a round has been long
     _made: dict[int, Examples | None] = field(default_factory=dict, repr=False)  # what each has made of what was handed
-    _long: bool = False  # has there been a round that was worth help?
+    _pace: float = 0.0  # seconds for each example of the first long round, from which on help is worth it
 
     def __call__(
         self, t: int, down: Tree, terms: Mapping[int, Terms], apart: bool = False
@@ -73,11 +73,12 @@ class Site(Executor):
                 upload, self.states[turn] = early.pop(turn)
                 yield turn, upload
                 turn = next(waited, None)
-        self._long = self._long or time.perf_counter() - begun > LONG
+        if not self._pace and (took := time.perf_counter() - begun) > LONG:
+            self._pace = took / max(1, now.rows)
 
     def _trained(self, now: RoundHere, units: Iterable[list[Member]], terms: Mapping[int, Terms]) -> Iterator[Answers]:
         """The answers of all units, whoever computes them."""
-        if now.apart or not self._long or self.forks is None or not self.forks.begin(self._serve):
+        if now.apart or not self._pace or self.forks is None or not self.forks.begin(self._serve, self._pace):
             numbers, step = tree.size(now.down), self.algorithm.work.batch
             yield from self._hands.map(
                 now.work, units, lambda unit: heavy(numbers, sum(step(one.grant.size) for one in unit))
@@ -238,12 +239,14 @@ class RoundHere:
 
     def __init__(self, site: Site, t: int, down: Tree, apart: bool) -> None:
         self._site, self.t, self.down, self.apart = site, t, down, apart
+        self.rows = 0  # of all clients so far
         self._uplink = site.algorithm.uplink.at(t, down)
         self._key = keys.fold(site.key, "round", t)
         self._shards = site.shards.at(t) if isinstance(site.shards, PreparedShards) else site.shards
 
     def member(self, k: int, terms: Terms, state: Tree) -> Member:
         site, own = self._site, self._shards[k]
+        self.rows += len(own.y)
         grant = terms.granted(k, len(own.y), for_client(site.noise, site.key, self.t, k))
         grant = replace(grant, public=site.public(k, grant.size))
         return Member(k, own, state, grant, keys.word(keys.fold(self._key, "client", k)))
@@ -256,7 +259,7 @@ class RoundHere:
         """A unit that another process may do."""
         who = [one.client for one in members]
         cost = len(who) * max(one.grant.size for one in members)
-        told, states = [asdict(terms[k]) for k in who], [one.state for one in members]
+        told, states = [vars(terms[k]) for k in who], [one.state for one in members]
         return Unit(who, told, states, cost, partial(self.work, self._site.task, members))
 
     @property

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 WINDOW = 256  # neighbours that are put in order, and divided, at a time
 WORTH = 8  # clients: with fewer of them one call gains little
+PARTS = 4  # of those that are left, one is the next part
 UPLOADS = 1 << 24  # numbers in the uploads of one unit
 
 
@@ -75,11 +76,11 @@ def stacks(
     for member in members:
         room = most(few[0].grant.size) if few else 1
         if few and (room == 1 or len(few) >= WINDOW or not alike(few[0], member)):
-            yield from evenly(few, -(-len(few) // room))
+            yield from shares(few, room)
             few = []
         few.append(member)
     if few:
-        yield from evenly(few, -(-len(few) // most(few[0].grant.size)))
+        yield from shares(few, most(few[0].grant.size))
 
 
 def pools(members: Iterable[Member], task: Task, numbers: int) -> Iterator[list[Member]]:
@@ -89,14 +90,16 @@ def pools(members: Iterable[Member], task: Task, numbers: int) -> Iterator[list[
     waiting, held = iter(members), max(1, UPLOADS // max(1, numbers))
     while few := list(itertools.islice(waiting, WINDOW if task.room else 1)):
         rows = sum(one.grant.size for one in few)
-        yield from evenly(few, max(-(-rows // task.room) if task.room else 1, -(-len(few) // held)))
+        yield from shares(few, min(held, max(1, task.room * len(few) // max(1, rows))))
 
 
-def evenly(few: Sequence[Member], parts: int) -> Iterator[list[Member]]:
-    """So many parts of neighbours at least, and two where they are worth it, so that two can work on them."""
-    parts = max(min(parts, len(few)), 2 if len(few) >= 2 * WORTH else 1)
-    for i in range(parts):
-        yield list(few[i * len(few) // parts : (i + 1) * len(few) // parts])
+def shares(few: Sequence[Member], most: int) -> Iterator[list[Member]]:
+    """Parts of neighbours, at most so many in each. They become smaller, so that those who share them end together."""
+    start = 0
+    while start < len(few):
+        size = min(most, max(WORTH, -(-(len(few) - start) // PARTS)))
+        yield list(few[start : start + size])
+        start += size
 
 
 def sharing(few: Sequence[Member], task: Task, down: Tree) -> list[Member]:

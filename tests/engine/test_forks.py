@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import signal
+import time
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
@@ -25,6 +26,7 @@ from sordino.types import NoiseSource
 from tests.laws.cases import BY_NAME, Case
 from tests.laws.traces import Trace, differences, finished
 
+SECONDS = 0.002  # that a unit takes
 TEMPLATES = Templates({"w": torch.zeros(3, 2)}, ())
 
 
@@ -36,6 +38,7 @@ def always(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def answer(k: int) -> Answers:
+    time.sleep(SECONDS)
     return [(k, {"w": torch.full((3, 2), float(k))}, ())]
 
 
@@ -51,7 +54,7 @@ def asked_of(
 ) -> tuple[Forks, Iterator[Answers], list[int]]:
     """Forks at work, their answers, and the units that the asker did itself."""
     helpers, mine = Forks(many), list[int]()
-    helpers.begin(serve)
+    helpers.begin(serve, SECONDS)
     return helpers, helpers.map(0, {"w": torch.ones(2)}, (unit(k, mine) for k in range(units)), TEMPLATES), mine
 
 
