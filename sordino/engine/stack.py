@@ -112,12 +112,13 @@ def together(algorithm: Any, task: Task, down: Tree, stack: Sequence[Member]) ->
     """(upload, new state) of each member, in order."""
     reader, first = algorithm.read, stack[0]
     grant = replace(first.grant, reads=reader.reads(algorithm.work, first.grant.size))
-    unequal = len({len(member.examples.y) for member in stack}) > 1
+    sizes = [len(member.examples.y) for member in stack]
+    unequal, fewest = len(set(sizes)) > 1, min(sizes)
     inner = [leaf.dim() > 0 for leaf in tree.leaves(first.state)]
     seen: list[Any] = []  # how to build an upload and a state from the flat list that comes out
 
     def local(x: Tensor, y: Tensor, rows: Tensor, key: Key, state: list[Tensor]) -> list[Tensor]:
-        shard: Any = PaddedShard(reader, Examples(x, y), grant, task, rows=rows) if unequal else None
+        shard: Any = PaddedShard(reader, Examples(x, y), grant, task, rows=rows, fewest=fewest) if unequal else None
         shard = shard or reader.open(Examples(x, y), grant, task)
         mine = iter(state)
         own = [next(mine) if is_inner else leaf for is_inner, leaf in zip(inner, tree.leaves(first.state), strict=True)]
@@ -129,7 +130,7 @@ def together(algorithm: Any, task: Task, down: Tree, stack: Sequence[Member]) ->
     columns = [torch.stack(leaves) for leaves in zip(*map(_arrays, stack), strict=True)]
     keys = torch.tensor([signed(member.key) for member in stack])
     x, y = _padded([member.examples.x for member in stack]), _padded([member.examples.y for member in stack])
-    rows = torch.tensor([len(member.examples.y) for member in stack])
+    rows = torch.tensor(sizes)
     flat = torch.vmap(local)(x, y, rows, keys, columns)
     upload, new = seen
     each = zip(*(column.unbind() for column in flat), strict=True)

@@ -92,6 +92,22 @@ def test_a_stack_uploads_what_the_loop_uploads(name: str, many: int, calls: list
     assert apart(alone, stacked) < CLOSE
 
 
+@pytest.mark.parametrize(
+    "work", [{"local_epochs": 2}, {"local_epochs": None, "local_steps": 7}], ids=["epochs", "steps"]
+)
+@pytest.mark.parametrize("name", ["fedavg", "scaffold"])
+def test_clients_of_other_sizes_are_stacked_too(name: str, work: dict[str, Any], calls: list[int]) -> None:
+    algorithm = {"name": name, "momentum": 0.5 if name == "fedavg" else 0.0, "batch_size": 5} | work
+    split = {"scheme": "dirichlet", "clients": 36, "alpha": 2.0}
+    alone = trained(made("loop", algorithm, partition=split))
+    assert not calls
+    parts = made("stack", algorithm, partition=split)
+    assert len(set(parts.setup.public.sizes)) > 10
+    stacked = trained(parts)
+    assert max(calls) >= 2
+    assert apart(alone, stacked) < CLOSE
+
+
 @pytest.mark.parametrize("model", ["logistic", "mlp"])
 def test_first_layers_are_told_by_coefficients_where_rows_are_few(model: str) -> None:
     task = made("loop", {"name": "fedavg"}, model={"name": model}).setup.task

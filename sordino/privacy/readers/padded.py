@@ -30,6 +30,7 @@ class PaddedShard(Covered[Open]):
     """One client of such a stack. It answers what a local step asks for; whatever else is asked for ends the stack."""
 
     rows: Tensor = field(repr=False, kw_only=True)  # of the client's own, first of all
+    fewest: int = field(kw_only=True)  # that a client of the stack has
 
     def refused(self, what: str) -> PrivacyError:
         raise AssertionError(f"an algorithm whose clients may be of unequal size asked for {what}")
@@ -40,26 +41,46 @@ class PaddedShard(Covered[Open]):
 
     def batches(self, work: Work, key: Key) -> Iterator[PaddedBatch]:
         mine, (x, y) = effort(work, self._grant), self._examples
-        most, size = len(y), mine.batch_size
-        if mine.epochs is None or size is None:
-            raise RuntimeError("steps that are not counted in epochs differ between clients of different sizes")
-        slots, empty = torch.arange(most), torch.iinfo(torch.int64).max
+        if self._grant.part is not None:
+            raise RuntimeError("a part of one's batches is another number of steps for each size")
+        most, size = len(y), mine.batch_size or len(y)
+        slots, first = torch.arange(most), self._order(key, 0)
+        # all together, in the order in which the first epoch reads them
+        every = mine.epochs is not None or mine.count(most) * size >= most
+        ready = self._task.ready(take(x, first), y[first], whole=every)
+        place = first.argsort()
+        if mine.epochs is None:
+            yield from self._steps(mine.count(most), size, key, ready, place)
+            return
         for epoch in range(mine.epochs):
-            # those that are nobody's come last, and the others as they come without them
-            drawn = keys.bits(keys.fold(key, "epoch", epoch), most)
-            order = torch.where(slots < self.rows, drawn, empty).argsort(stable=True)
-            if epoch == 0:  # all together, in the order in which the first epoch reads them
-                ready = x_all, y_all = self._task.ready(take(x, order), y[order], whole=True)
-                place = order.argsort()
-            else:
-                now = place[order]
-                ready = x_all[now], y_all[now]
+            rows = slots if epoch == 0 else place[self._order(key, epoch)]
+            x_now, y_now = ready if epoch == 0 else (ready[0][rows], ready[1][rows])
             for start in range(0, most, size):
                 part = slice(start, min(start + size, most))
-                own = (slots[part] < self.rows).to(torch.float32)
-                live = start < self.rows
-                share = own / (self.rows - start).clamp(1, size)
-                yield PaddedBatch(self, (ready[0][part], ready[1][part]), share, live)
+                yield self._batch((x_now[part], y_now[part]), slots[part], start, size)
+
+    def _steps(
+        self, steps: int, size: int, key: Key, ready: tuple[Ready, Tensor], place: Tensor
+    ) -> Iterator[PaddedBatch]:
+        """Each client begins its epochs when it has seen all its own rows, whatever the others do."""
+        slots, each = torch.arange(size), (self.rows - 1) // size + 1  # batches in an epoch of the client
+        epochs = -(-steps // -(-self.fewest // size))
+        orders = torch.stack([place[self._order(key, epoch)] for epoch in range(epochs)])
+        for step in range(steps):
+            start = step % each * size
+            at = (start + slots) % orders.shape[1]  # what is nobody's may be any row
+            rows = orders.gather(1, at.expand(epochs, size)).gather(0, (step // each).expand(1, size))[0]
+            yield self._batch((ready[0][rows], ready[1][rows]), start + slots, start, size)
+
+    def _order(self, key: Key, epoch: int) -> Tensor:
+        """A client's own rows as they come without the others, which come last."""
+        drawn = keys.bits(keys.fold(key, "epoch", epoch), len(self._examples.y))
+        slots, last = torch.arange(len(drawn)), torch.iinfo(torch.int64).max
+        return torch.where(slots < self.rows, drawn, last).argsort(stable=True)
+
+    def _batch(self, ready: tuple[Ready, Tensor], slots: Tensor, start: int | Tensor, size: int) -> PaddedBatch:
+        own = (slots < self.rows).to(torch.float32)
+        return PaddedBatch(self, ready, own / (self.rows - start).clamp(1, size), start < self.rows)
 
 
 @dataclass(slots=True, eq=False, repr=False)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given
@@ -33,7 +35,8 @@ def both(task: Classification, rows: int, more: int, work: Work) -> tuple[OpenSh
     grant = Grant(0, rows, rows + more, Counter(1))
     noise = 1e6 * torch.ones(more, WIDTH)  # what stands there is seen by nobody
     padded = Examples(torch.cat([x, noise]), torch.cat([y, torch.zeros(more, dtype=torch.int64)]))
-    return OpenShard(Examples(x, y), grant, task), PaddedShard(Open(), padded, grant, task, rows=torch.tensor(rows))
+    alone = OpenShard(Examples(x, y), grant, task)
+    return alone, PaddedShard(Open(), padded, grant, task, rows=torch.tensor(rows), fewest=rows)
 
 
 def far(a: Params, b: Params) -> float:
@@ -41,9 +44,18 @@ def far(a: Params, b: Params) -> float:
 
 
 @pytest.mark.parametrize("net", NETS)
-@given(rows=st.integers(1, 9), more=st.integers(0, 9), size=st.integers(1, 6), epochs=st.integers(1, 3))
-def test_the_steps_are_those_of_the_client_alone(net: str, rows: int, more: int, size: int, epochs: int) -> None:
-    task, work, key = task_of(NETS[net]()), Work(epochs, None, size), torch.tensor(keys.signed(keys.root(7)))
+@given(
+    rows=st.integers(1, 9),
+    more=st.integers(0, 9),
+    size=st.one_of(st.none(), st.integers(1, 6)),
+    many=st.integers(1, 7),
+    counted=st.sampled_from(["epochs", "steps"]),
+)
+def test_the_steps_are_those_of_the_client_alone(
+    net: str, rows: int, more: int, size: int | None, many: int, counted: str
+) -> None:
+    work = Work(many, None, size) if counted == "epochs" else Work(None, many, size)
+    task, key = task_of(NETS[net]()), torch.tensor(keys.signed(keys.root(7)))
     alone, padded = both(task, rows, more, work)
     params = task.init(keys.root(2))
     wanted = [batch.grad(task.losses, params) for batch in alone.batches(work, key)]
@@ -61,7 +73,8 @@ def test_what_only_one_client_can_answer_ends_the_stack() -> None:
     _, padded = both(task, 3, 2, Work(1, None, 2))
     with pytest.raises(RuntimeError, match="different sizes"):
         padded.size  # noqa: B018
-    with pytest.raises(RuntimeError, match="epochs"):
-        next(padded.batches(Work(None, 3, 2), keys.root(1)))
+    part = replace(padded, _grant=replace(padded._grant, part=0.5))
+    with pytest.raises(RuntimeError, match="a part"):
+        next(part.batches(Work(1, None, 2), keys.root(1)))
     with pytest.raises(RuntimeError, match="loss"):
         next(padded.batches(Work(1, None, 2), torch.tensor(1))).grad(lambda *given: torch.zeros(()), task.init(1))
