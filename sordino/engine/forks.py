@@ -69,8 +69,8 @@ class Fork:
     """One forked process."""
 
     def __init__(self, serve: Callable[[Ends], None]) -> None:
-        asks, answers = os.pipe(), os.pipe()
         first, second = mmap.mmap(-1, ROOM), mmap.mmap(-1, ROOM)  # of which nothing is there that is not used
+        asks, answers = os.pipe(), os.pipe()
         self.ends = Ends(answers[0], asks[1], first, second)
         its = Ends(asks[0], answers[1], second, first)
         with warnings.catch_warnings():  # of other threads: a fork uses nothing that they may hold
@@ -143,7 +143,9 @@ class Forks:
     def begin(self, serve: Callable[[Ends], None], pace: float = 0.0) -> bool:
         """True where there is help. `pace`: what was found of it so far."""
         if self._many > 1 and possible():
-            self._forks += [Fork(serve) for _ in range(self._many - 1)]
+            with contextlib.suppress(OSError):  # the machine gives no more: fewer help
+                for _ in range(self._many - 1):
+                    self._forks.append(Fork(serve))
             self._many, self.pace = 1, SpeedSoFar(pace)  # who died or was sent away is not replaced
         return bool(self._forks)
 

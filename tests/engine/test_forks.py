@@ -120,6 +120,22 @@ def test_whoever_wants_no_more_leaves_no_process() -> None:
             os.kill(pid, 0)
 
 
+def test_where_the_machine_gives_no_more_fewer_help(monkeypatch: pytest.MonkeyPatch) -> None:
+    fork, made = os.fork, list[int]()
+
+    def one_only() -> int:
+        if made:
+            raise BlockingIOError(11, "Resource temporarily unavailable")
+        made.append(fork())
+        return made[0]
+
+    monkeypatch.setattr(os, "fork", one_only)
+    helpers, found, mine = asked_of(4)
+    assert len(helpers._forks) == 1
+    assert numbers(found) == list(range(12))
+    helpers.close()
+
+
 def test_a_fork_ends_with_its_asker_and_holds_nothing_open(tmp_path: Path) -> None:
     """A lock that the asker holds is free when the asker is gone, though a fork still lives."""
     with open(tmp_path / "lock", "w") as lock:
