@@ -97,6 +97,12 @@ CASES = [
     Case("fedavg", {"name": "fedavg", "local_epochs": 2, "lr_decay": 0.9, "lr_decay_per": "participation"}),
     Case("fedavg_batch_norm", {"name": "fedavg", "local_steps": 2, "batch_size": "full"}, model=NORMED),
     Case("scaffold_batch_norm", {"name": "scaffold", "local_steps": 2, "batch_size": "full"}, model=NORMED),
+    Case(
+        "fedavg_robust",
+        {"name": "fedavg", "local_epochs": 2},
+        cohort={"name": "everyone"},
+        uplink={"client": [], "server": [{"name": "nnm", "f": 1}, {"name": "trimmed_mean", "f": 1}]},
+    ),
     Case("fedavgm", {"name": "fedavgm", "local_epochs": 2, "lr_decay": 0.9}),
     Case("ditto", {"name": "ditto", "local_epochs": 2, "pull": 0.5}),
     Case("fedprox", {"name": "fedprox", "mu": 0.1, "local_epochs": 2, "batch_size": 32}),
