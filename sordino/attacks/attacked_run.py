@@ -206,11 +206,8 @@ class AttackedRun:
     @cached_property
     def elsewhere(self) -> Examples:
         """What an attacker has of the same kind: test images, on which nobody trained."""
-        held = self.simulation.population.named.test
-        x, y = torch.from_numpy(held.x[:]), torch.from_numpy(held.y[:])
-        order = keys.permutation(keys.fold(self.key, "elsewhere"), len(y))[:OWN]
-        rows = next(iter(raw(self.simulation).values()))
-        return rows._replace(x=x[order], y=y[order])
+        held = self.tested
+        return taken(held, keys.permutation(keys.fold(self.key, "elsewhere"), len(held.y))[:OWN])
 
     def victims(self, adversary: Adversary) -> list[Victim]:
         """The attacked clients as this attacker sees them; none where nothing reaches it that tells of a model."""
@@ -315,8 +312,8 @@ class AttackedRun:
     @cached_property
     def tested(self) -> Examples:
         """All test examples."""
-        held = self.simulation.population.named.test
-        return Examples(torch.from_numpy(held.x[:]), torch.from_numpy(held.y[:]))
+        held, rows = self.simulation.population.named.test, next(iter(raw(self.simulation).values()))
+        return rows._replace(x=torch.from_numpy(held.x[:]), y=torch.from_numpy(held.y[:]))
 
     def _distance(self, client: int) -> float:
         """How far a client walks per unit of gradient: its step, as often as it takes one. Both are public."""

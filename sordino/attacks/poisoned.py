@@ -23,7 +23,7 @@ from sordino.tree import Tree
 from sordino.types import Params, Terms
 
 
-class Moment(NamedTuple):
+class LiarsView(NamedTuple):
     """What an attacker knows when it sends."""
 
     model: Params  # that went down
@@ -36,7 +36,7 @@ class Lies(NamedTuple):
     """What attackers do: with their rows before they train, and with what they send."""
 
     rows: Change
-    sent: Callable[[Tree, Moment], Tree]
+    sent: Callable[[Tree, LiarsView], Tree]
 
 
 class Poisoned(Replay):
@@ -62,7 +62,7 @@ class Poisoned(Replay):
     def _told(self, t: int, client: int, upload: Tree, down: Tree, here: Mapping[int, Terms]) -> Tree:
         weights, uplink = self.federation.weights, self.algorithm.uplink.at(t, down)
         boost = math.fsum(weights[k] for k in here) / math.fsum(weights[k] for k in here if k in self._who)
-        moment = Moment(self.model(), self.algorithm.change, boost, weights[client])
+        moment = LiarsView(self.model(), self.algorithm.change, boost, weights[client])
         return _within(uplink, self._lies.sent(tree.formed(upload), moment))
 
 

@@ -16,7 +16,7 @@ from sordino import tree
 from sordino.attacks.attack import Attack
 from sordino.attacks.attacked_run import AttackedRun
 from sordino.attacks.findings import AttackFinding, BesideGuess, Verdict
-from sordino.attacks.poisoned import Lies, Moment
+from sordino.attacks.poisoned import LiarsView, Lies
 from sordino.ledger.claims import Adversary
 from sordino.tree import Tree
 from sordino.types import Examples, Params
@@ -39,7 +39,7 @@ class Poisoning(Attack):
         return own
 
     @abstractmethod
-    def sent(self, upload: Tree, moment: Moment, run: AttackedRun) -> Tree:
+    def sent(self, upload: Tree, moment: LiarsView, run: AttackedRun) -> Tree:
         """What it sends in place of its upload."""
 
     def unfit(self, run: AttackedRun) -> str:
@@ -47,9 +47,12 @@ class Poisoning(Attack):
             return run.without_classes
         return NO_SINGLE if run.setup.algorithm.uplink.secure is not None else ""
 
-    def play(self, run: AttackedRun) -> AttackFinding:
+    def lies(self, run: AttackedRun) -> Lies:
         classes = run.setup.public.classes
-        lies = Lies(lambda client, own: self.rows(own, classes), lambda upload, moment: self.sent(upload, moment, run))
+        return Lies(lambda client, own: self.rows(own, classes), lambda upload, moment: self.sent(upload, moment, run))
+
+    def play(self, run: AttackedRun) -> AttackFinding:
+        lies = self.lies(run)
         own = run.poisoned(lies, plain=False)
         plain = run.poisoned(lies, plain=True) if run.setup.algorithm.uplink.robust else own
         clean, clean_plain = run.undisturbed
@@ -94,7 +97,7 @@ def accuracy(run: AttackedRun, model: Params, on: Examples | None = None) -> flo
     return 100 * float(run.setup.task.score(model, on or run.tested)["accuracy"].double().mean())
 
 
-def boosted(upload: Tree, moment: Moment) -> Tree:
+def boosted(upload: Tree, moment: LiarsView) -> Tree:
     """Scaled up so that the attackers alone decide the plain mean."""
     return tree.scale(moment.boost, upload)
 

@@ -15,7 +15,7 @@ from sordino.attacks.findings import UNPOISONED, BesideGuess
 from sordino.attacks.methods.backdoor import Backdoor, marked
 from sordino.attacks.methods.model_replacement import ModelReplacement
 from sordino.attacks.methods.sign_flip import SignFlip
-from sordino.attacks.poisoned import Lies, Moment
+from sordino.attacks.poisoned import LiarsView, Lies
 from sordino.attacks.poisoning import accuracy, harm
 from sordino.errors import ConfigError
 from sordino.runs.simulation import simulated
@@ -46,7 +46,7 @@ def saying(what: float) -> Lies:
 
 def test_who_shouts_ruins_the_plain_mean_and_not_the_median() -> None:
     run = tried(MEDIAN)
-    found = {plain: accuracy(run, run.poisoned(saying(-1e3), plain)) for plain in (False, True)}
+    found = {plain: accuracy(run, run.poisoned(SignFlip(strength=1e3).lies(run), plain)) for plain in (False, True)}
     assert found[False] > 60 > 40 > found[True]
     assert math.isfinite(float(tree.norm(run.poisoned(saying(math.nan), plain=False))))
 
@@ -80,15 +80,15 @@ def test_a_round_with_too_few_uploads_changes_nothing_and_says_so() -> None:
 # ---------------------------------------------------------------- what is sent
 
 
-def moment(boost: float = 4.0, weight: float = 0.5) -> Moment:
-    return Moment({"w": torch.ones(2)}, lambda upload: upload["delta"], boost, weight)
+def moment(boost: float = 4.0, weight: float = 0.5) -> LiarsView:
+    return LiarsView({"w": torch.ones(2)}, lambda upload: upload["delta"], boost, weight)
 
 
 def test_a_replaced_model_is_where_the_plain_mean_ends() -> None:
     """Two attackers of eight clients send the same; with zeros of the others, the mean of all is the chosen model."""
     run = tried([], rounds=1)
     model = run.setup.task.init(5)
-    here = Moment(model, lambda upload: upload["delta"], 4.0, 1.0)
+    here = LiarsView(model, lambda upload: upload["delta"], 4.0, 1.0)
     upload: Tree = {"delta": tree.zeros_like(model), "beside": torch.ones(1)}
     sent = ModelReplacement().sent(upload, here, run)
     target = run.setup.task.init(0)

@@ -13,8 +13,9 @@ from torch import Tensor
 
 from sordino.attacks.attacked_run import AttackedRun
 from sordino.attacks.findings import BesideGuess, Verdict
-from sordino.attacks.poisoned import Moment
+from sordino.attacks.poisoned import LiarsView
 from sordino.attacks.poisoning import OFTEN, Poisoning, accuracy, boosted, every_second, harm
+from sordino.privacy.readers.beside_public import taken
 from sordino.tree import Tree
 from sordino.types import Examples, Params
 
@@ -33,17 +34,19 @@ class Backdoor(Poisoning, name="backdoor"):
         x = torch.where(where.view(-1, 1, 1, 1), marked(own.x), own.x)
         return own._replace(x=x, y=torch.where(where, self.target, own.y))
 
-    def sent(self, upload: Tree, moment: Moment, run: AttackedRun) -> Tree:
+    def sent(self, upload: Tree, moment: LiarsView, run: AttackedRun) -> Tree:
         return boosted(upload, moment)
 
     def beside(self, run: AttackedRun, own: Params, clean: Params, plain: Params) -> tuple[BesideGuess, ...]:
-        others = run.tested.y != self.target
-        x = marked(run.tested.x[others])
-        triggered = Examples(x, torch.full((len(x),), self.target))
-        value, baseline, control = (accuracy(run, model, triggered) for model in (own, clean, plain))
+        value, baseline, control = (self.obeyed(run, model) for model in (own, clean, plain))
         return (
             BesideGuess(name="images that obey the trigger", unit="%", value=value, baseline=baseline, control=control),
         )
+
+    def obeyed(self, run: AttackedRun, model: Params) -> float:
+        """How many test images of other classes are taken for the target once they have the trigger, in percent."""
+        others = taken(run.tested, (run.tested.y != self.target).nonzero()[:, 0])
+        return accuracy(run, model, others._replace(x=marked(others.x), y=torch.full_like(others.y, self.target)))
 
     def judged(self, lost: BesideGuess, more: tuple[BesideGuess, ...]) -> tuple[Verdict, str]:
         return harm(more[-1], OFTEN, "percent more images that obey the trigger")

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from sordino.attacks.attacked_run import AttackedRun
-from sordino.attacks.poisoned import Moment
+from sordino.attacks.poisoned import LiarsView
 from sordino.attacks.poisoning import Poisoning, boosted
 from sordino.tree import Tree
 from sordino.types import Examples
@@ -22,5 +22,5 @@ class LabelFlip(Poisoning, name="label_flip"):
     def rows(self, own: Examples, classes: int) -> Examples:
         return own._replace(y=classes - 1 - own.y)
 
-    def sent(self, upload: Tree, moment: Moment, run: AttackedRun) -> Tree:
+    def sent(self, upload: Tree, moment: LiarsView, run: AttackedRun) -> Tree:
         return boosted(upload, moment)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from sordino import keys, tree
 from sordino.attacks.attacked_run import AttackedRun
-from sordino.attacks.poisoned import Moment
+from sordino.attacks.poisoned import LiarsView
 from sordino.attacks.poisoning import NO_SINGLE, Poisoning
 from sordino.tree import Tree
 
@@ -29,7 +29,7 @@ class ModelReplacement(Poisoning, name="model_replacement"):
         same = encoded == [leaf.shape for leaf in tree.leaves(zero)]
         return super().unfit(run) or ("" if told and same else NO_SINGLE)
 
-    def sent(self, upload: Tree, moment: Moment, run: AttackedRun) -> Tree:
+    def sent(self, upload: Tree, moment: LiarsView, run: AttackedRun) -> Tree:
         target = run.setup.task.init(keys.word(keys.fold(run.key, "replacement")))
         way = tree.scale(moment.boost * moment.weight, tree.sub(target, moment.model))
         change = moment.change(upload)

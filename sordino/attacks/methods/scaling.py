@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from sordino import tree
 from sordino.attacks.attacked_run import AttackedRun
-from sordino.attacks.poisoned import Moment
+from sordino.attacks.poisoned import LiarsView
 from sordino.attacks.poisoning import Poisoning
 from sordino.tree import Tree
 
@@ -20,5 +20,5 @@ class Scaling(Poisoning, name="scaling"):
 
     strength: float = 1000.0
 
-    def sent(self, upload: Tree, moment: Moment, run: AttackedRun) -> Tree:
+    def sent(self, upload: Tree, moment: LiarsView, run: AttackedRun) -> Tree:
         return tree.scale(self.strength, upload)
