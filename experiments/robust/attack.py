@@ -42,7 +42,14 @@ PARTITIONS: dict[str, dict[str, Any]] = {
     "rows dealt at random": {"scheme": "iid", "clients": 20},
     "Dirichlet 1.0": {"scheme": "dirichlet", "alpha": 1.0, "clients": 20},
 }
-HEADS = ("sum", "nobody attacks", *(attack.called() for attack in ATTACKS), "most lost", "trigger obeyed")
+HEADS = (
+    "sum",
+    "nobody attacks",
+    *(attack.called() for attack in ATTACKS),
+    "below plain",
+    "below itself",
+    "trigger obeyed",
+)
 
 
 def figures(server: list[dict[str, Any]], partition: dict[str, Any], seed: int) -> list[float]:
@@ -56,8 +63,9 @@ def figures(server: list[dict[str, Any]], partition: dict[str, Any], seed: int) 
 
 def row(name: str, found: Sequence[Sequence[float]], clean: float) -> list[str]:
     cells = [f"{statistics.fmean(each):.1f} ± {statistics.stdev(each):.1f}" for each in zip(*found, strict=True)]
-    lost = clean - min(statistics.fmean(each) for each in list(zip(*found, strict=True))[1:-1])
-    return [name, *cells[:-1], f"{lost:.1f}", cells[-1]]
+    means = [round(statistics.fmean(each), 1) for each in zip(*found, strict=True)]
+    worst = min(means[1:-1])
+    return [name, *cells[:-1], f"{round(clean, 1) - worst:.1f}", f"{means[0] - worst:.1f}", cells[-1]]
 
 
 def main() -> None:
@@ -69,8 +77,8 @@ def main() -> None:
         text += f"## {called}\n\n" + "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n\n"
         print(text, flush=True)
     said = (
-        "Accuracies and triggers in %, mean ± standard deviation over seeds 0, 1 and 2. Most lost: in points, under "
-        "the worst attack, against the plain sum that nobody attacks.\n"
+        "Accuracies and triggers in %, mean ± standard deviation over seeds 0, 1 and 2. In points, under the worst "
+        "attack: what is lost below the plain sum that nobody attacks, and below the same sum that nobody attacks.\n"
     )
     (HERE / "table.md").write_text(text + said, encoding="utf-8")
 
