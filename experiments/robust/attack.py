@@ -40,7 +40,6 @@ SUMS: dict[str, list[dict[str, Any]]] = {
 }
 PARTITIONS: dict[str, dict[str, Any]] = {
     "rows dealt at random": {"scheme": "iid", "clients": 20},
-    "Dirichlet 1.0": {"scheme": "dirichlet", "alpha": 1.0, "clients": 20},
 }
 HEADS = (
     "sum",

@@ -137,11 +137,10 @@ def test_attackers_are_a_fifth_of_the_clients() -> None:
 
 @pytest.mark.slow
 def test_the_whole_game() -> None:
-    """Against the median nothing is reached, and the same run without it is its own control."""
-    names = ("sign_flip", "backdoor")
-    stood = assault(tried(MEDIAN, rounds=8).setup.experiment, names=names)
-    assert [one.verdict for one in stood.found] == ["stopped", "stopped"]
+    """The median stands a backdoor, and the same run without it is its own control."""
+    stood = assault(tried(MEDIAN, rounds=8).setup.experiment, names=("backdoor",))
+    assert [one.verdict for one in stood.found] == ["stopped"]
     assert UNPOISONED not in stood.not_looked_at
     assert stood.setting.startswith("The whole run was played")
-    fell = assault(tried([], rounds=8).setup.experiment, names=names)
+    fell = assault(tried([], rounds=8).setup.experiment, names=("sign_flip", "backdoor"))
     assert [one.verdict for one in fell.found] == ["reached", "reached"]
