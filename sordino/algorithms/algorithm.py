@@ -150,6 +150,13 @@ class Algorithm(ABC, Generic[S, C, D, U]):
         """Does `update` look at single uploads?"""
         return False
 
+    @property
+    def takes_mean(self) -> bool:
+        """Does `update` take nothing of uploads but their mean, and are they changes of the model, of which zeros are
+        none? Then a robust sum may stand in the mean's place.
+        """
+        return False
+
     def behind(self, read: Reader | None = None, uplink: Uplink | None = None) -> Self:
         """The same method behind other gates."""
         gates = {"read": read, "uplink": uplink}

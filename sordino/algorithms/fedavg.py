@@ -49,6 +49,10 @@ class FedAvg(LocalSgd[Server, Client, Server, Up], name="fedavg"):
         return Up(tree.zeros_like(down.x))
 
     @property
+    def takes_mean(self) -> bool:
+        return type(self).zero is FedAvg.zero
+
+    @property
     def unequal(self) -> bool:
         return type(self).local is FedAvg.local
 

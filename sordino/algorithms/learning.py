@@ -105,6 +105,10 @@ class Adapting(Algorithm[Server[S], C, Down[D], U]):
         return self.own.reads_each
 
     @property
+    def takes_mean(self) -> bool:
+        return self.own.takes_mean
+
+    @property
     def personalises(self) -> bool:
         return self.own.personalises
 

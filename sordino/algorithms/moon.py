@@ -70,6 +70,10 @@ class Moon(LocalSgd[Server, Client, Server, Up], name="moon"):
         return Up(tree.zeros_like(down.x))
 
     @property
+    def takes_mean(self) -> bool:
+        return True
+
+    @property
     def carries_statistics(self) -> bool:
         return self.server_lr == 1
 

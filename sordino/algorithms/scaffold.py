@@ -56,6 +56,10 @@ class Scaffold(LocalSgd[Server, Client, Server, Up], name="scaffold"):
         return Up(tree.zeros_like(down.x), tree.zeros_like(down.x))
 
     @property
+    def takes_mean(self) -> bool:
+        return True
+
+    @property
     def unequal(self) -> bool:
         return type(self).local is Scaffold.local
 

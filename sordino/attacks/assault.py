@@ -12,7 +12,7 @@ from pathlib import Path
 
 from sordino.attacks.attack import registered
 from sordino.attacks.attacked_run import AttackedRun, AttackSettings
-from sordino.attacks.findings import Assault
+from sordino.attacks.findings import UNPOISONED, UNSEEN, Assault
 from sordino.config import Experiment
 from sordino.engine.checkpoint import atomic_write
 from sordino.errors import PrivacyError, RunError
@@ -66,6 +66,7 @@ def assault(
         simulated=True,
         replay=_replayed(run, folder),
         found=tuple(found),
+        not_looked_at=tuple(what for what in UNSEEN if what != UNPOISONED or not any(one.whole for one in found)),
     )
 
 

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from sordino import keys, tree
 from sordino.attacks.findings import Held
+from sordino.attacks.poisoned import Lies, Poisoned
 from sordino.attacks.replay import Bare, Change, Heard, PlayedPreparation, Replay, Rounds, preparation, raw, unprotected
 from sordino.errors import ConfigError
 from sordino.keys import Key
@@ -93,6 +94,7 @@ class AttackSettings(NamedTuple):
     shadows: int = 8  # models that are trained to compare with
     trials: int = 1000  # releases of either side
     seed: int = 0
+    attackers: float = 0.2  # of the clients, where some send something false
 
 
 @dataclass(frozen=True)
@@ -204,11 +206,8 @@ class AttackedRun:
     @cached_property
     def elsewhere(self) -> Examples:
         """What an attacker has of the same kind: test images, on which nobody trained."""
-        held = self.simulation.population.named.test
-        x, y = torch.from_numpy(held.x[:]), torch.from_numpy(held.y[:])
-        order = keys.permutation(keys.fold(self.key, "elsewhere"), len(y))[:OWN]
-        rows = next(iter(raw(self.simulation).values()))
-        return rows._replace(x=x[order], y=y[order])
+        held = self.tested
+        return taken(held, keys.permutation(keys.fold(self.key, "elsewhere"), len(held.y))[:OWN])
 
     def victims(self, adversary: Adversary) -> list[Victim]:
         """The attacked clients as this attacker sees them; none where nothing reaches it that tells of a model."""
@@ -286,6 +285,35 @@ class AttackedRun:
 
         model = self._played(bare)
         return MemberView(self.setup.task, model, asked, shadow, self.asked.shadows, self.key), inside
+
+    # a run with clients that lie --------------------------------------------------------------------------------------
+
+    @cached_property
+    def liars(self) -> frozenset[int]:
+        """Who sends something false: a share of the clients, drawn at random."""
+        many = len(self.setup.public.sizes)
+        order = keys.permutation(keys.fold(self.key, "liars"), many).tolist()
+        return frozenset(order[: max(1, round(self.asked.attackers * many))])
+
+    def poisoned(self, lies: Lies, plain: bool) -> Params:
+        """The model that the whole run releases with these clients in it."""
+        return Poisoned(self.simulation, lies, self.liars, plain, self.prepared.start).played()
+
+    @cached_property
+    def undisturbed(self) -> tuple[Params, Params]:
+        """The models of the run without attackers: with its own sum, and with the plain one."""
+        honest = Lies(lambda client, own: own, lambda upload, moment: upload)
+        own, plain = (
+            Poisoned(self.simulation, honest, frozenset(), kind, self.prepared.start) for kind in (False, True)
+        )
+        model = own.played()
+        return model, plain.played() if self.setup.algorithm.uplink.robust else model
+
+    @cached_property
+    def tested(self) -> Examples:
+        """All test examples."""
+        held, rows = self.simulation.population.named.test, next(iter(raw(self.simulation).values()))
+        return rows._replace(x=torch.from_numpy(held.x[:]), y=torch.from_numpy(held.y[:]))
 
     def _distance(self, client: int) -> float:
         """How far a client walks per unit of gradient: its step, as often as it takes one. Both are public."""

@@ -12,8 +12,9 @@ from sordino.ledger.facts import Epsilon, Fact, Number
 Verdict = Literal["broken", "reached", "stopped", "no power", "not tried"]
 FORMAT = 1
 WARNING = "This file holds images of the training data. It is for whoever owns them, and for nobody else."
+UNPOISONED = "attackers who send something false"
 UNSEEN = (
-    "attackers who send something false",
+    UNPOISONED,
     "attackers who see several rounds together",
     "how long things take",
     "attacks that nobody has written down yet",
@@ -73,6 +74,8 @@ class AttackFinding(Fact):
     pictures: tuple[PictureRow, ...] = ()
     roc: Roc | None = None
     promises: tuple[Held, ...] = ()
+    heads: tuple[str, str] = ("guess", "without protection")  # of what stands beside each figure
+    whole: bool = False  # was the whole run played, in place of listening to one round?
 
 
 class Assault(Fact):
@@ -98,6 +101,8 @@ class Assault(Fact):
     @property
     def setting(self) -> str:
         """What was attacked, in a sentence."""
+        if self.found and all(one.whole or one.verdict == "not tried" for one in self.found):
+            return "The whole run was played with attackers among its clients, and without."
         many = f"{self.images} of its examples" if self.images else "all of its examples"
         who = ", ".join(map(str, self.clients))
         return f"Listened to was round {self.round}, in which each attacked client ({who}) holds {many}. {self.replay}"

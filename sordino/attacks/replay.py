@@ -24,7 +24,7 @@ from sordino.privacy.noise.sources import Counter
 from sordino.privacy.readers.open import Open
 from sordino.privacy.uplink import Uplink
 from sordino.privacy.uplink.stages import Weigh
-from sordino.round import one_round
+from sordino.round import Outcome, one_round
 from sordino.runs.simulation import Simulation
 from sordino.tree import Tree
 from sordino.types import Examples, Params, Terms
@@ -168,14 +168,9 @@ class Replay(Rounds):
         return PreparedShards(rows, self.algorithm.read, lambda k: Counter(keys.word(keys.fold(key, "game", k))))
 
     def round(self) -> Heard:
-        clients, digests, t = Overhearing(self.site), list[bytes](), self.t
-        before = self.model()
-        outcome = one_round(
-            self.federation, self.server, t, clients, self._stalled, lambda outcome, digest: digests.append(digest)
-        )
+        clients, t, before = Overhearing(self.site), self.t, self.model()
+        outcome, digest = self.step(clients)
         received = outcome.received
-        self._stalled = received is not None and self.federation.stalled(received)
-        self.server, self.t = outcome.server, t + 1
         return Heard(
             before,
             self.model(),
@@ -184,9 +179,19 @@ class Replay(Rounds):
             outcome.answered,
             clients.down,
             clients.terms,
-            digests[0],
+            digest,
             self.federation.entries()[-1].note,
         )
+
+    def step(self, clients: Clients) -> tuple[Outcome, bytes]:
+        """The next round with these clients, and the digest of what it let the server see."""
+        digests = list[bytes]()
+        outcome = one_round(
+            self.federation, self.server, self.t, clients, self._stalled, lambda outcome, digest: digests.append(digest)
+        )
+        self._stalled = outcome.received is not None and self.federation.stalled(outcome.received)
+        self.server, self.t = outcome.server, self.t + 1
+        return outcome, digests[0]
 
 
 class Bare(Rounds):

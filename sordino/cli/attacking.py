@@ -51,6 +51,9 @@ def attack(
     ] = 4,
     victims: Annotated[int, typer.Option(min=1, help="Clients that are attacked.")] = 2,
     shadows: Annotated[int, typer.Option(min=2, help="Models that LiRA trains to compare with.")] = 8,
+    attackers: Annotated[
+        float, typer.Option(min=0, max=1, help="The share of the clients that send something false, where some do.")
+    ] = 0.2,
     seed: Annotated[int, typer.Option(help="Of what attackers draw.")] = 0,
     by: Annotated[
         Attacker | None, typer.Option(help="Who attacks; without it, for each attack the weakest who can do it.")
@@ -82,7 +85,7 @@ def attack(
     name, changes = experiment_and_changes(what or [])
     experiment = experiment_of(name, changes)
     folder = Path(name) if name is not None and Path(name).is_dir() and not changes else None
-    asked = AttackSettings(round_, images, victims, shadows, seed=seed)
+    asked = AttackSettings(round_, images, victims, shadows, seed=seed, attackers=attackers)
     with Console(stderr=True, quiet=as_json).status("reading") as status:
         found = assault(
             experiment,
@@ -123,13 +126,14 @@ def _show(found: Assault) -> None:
     from sordino.report.attackers import figures, promised
 
     console = Screen(highlight=False)
-    table = Table("attack", "by", "figure", "reached", "guess", "without protection", "verdict")
-    for one in found.found:
-        rows = [(figure.name, *figures(figure)) for figure in one.measured] or [("",) * 4]
-        verdict = f"[{STYLES[one.verdict]}]{one.verdict}[/]"
-        for i, row in enumerate(rows):
-            table.add_row(one.attack if not i else "", one.sees if not i else "", *row, verdict if not i else "")
-    console.print(table)
+    for heads in dict.fromkeys(one.heads for one in found.found):
+        table = Table("attack", "by", "figure", "reached", *heads, "verdict")
+        for one in (one for one in found.found if one.heads == heads):
+            rows = [(figure.name, *figures(figure)) for figure in one.measured] or [("",) * 4]
+            verdict = f"[{STYLES[one.verdict]}]{one.verdict}[/]"
+            for i, row in enumerate(rows):
+                table.add_row(one.attack if not i else "", one.sees if not i else "", *row, verdict if not i else "")
+        console.print(table)
     for one in found.found:
         console.print(f"{one.attack}: {escape(one.why)}.")
     for held in dict.fromkeys(promise for one in found.found for promise in one.promises):

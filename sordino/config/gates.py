@@ -28,6 +28,7 @@ from sordino.privacy.uplink.clip_layers import ClipLayers
 from sordino.privacy.uplink.coordinate_laplace import ClipCoordinates, CoordinateLaplace, Flag
 from sordino.privacy.uplink.fixed_point import Quantise
 from sordino.privacy.uplink.one_direction import OneDirection
+from sordino.privacy.uplink.robust import CoordinateMedian, Krum, NearestMixing, NormBound, TrimmedMean
 from sordino.privacy.uplink.secure_stages import Aggregated, Encrypted, NoiseShare
 from sordino.privacy.uplink.sensing import Sensing
 from sordino.privacy.uplink.stages import Clip, Noise, Stage, Weigh
@@ -130,6 +131,11 @@ STAGES: dict[str, Callable[..., Stage]] = {
     "bfv": encrypted("bfv"),
     "ckks": encrypted("ckks"),
     "secagg": Aggregated,
+    "median": CoordinateMedian,
+    "trimmed_mean": TrimmedMean,
+    "krum": Krum,
+    "nnm": NearestMixing,
+    "norm_bound": NormBound,
 }
 
 

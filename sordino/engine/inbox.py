@@ -79,9 +79,9 @@ class Inbox:
         """May a single upload make the sum whatever it likes?
 
         Where it is clipped, or noised by its client, what is not finite counts as zero; an algorithm that reads each
-        upload judges for itself.
+        upload, and a robust sum, judge for themselves.
         """
-        if self.algorithm.reads_each:
+        if self.algorithm.reads_each or self.algorithm.uplink.robust:
             return False
         uplink = self.algorithm.uplink.at(t, down)
         return not private(uplink.client) and math.isinf(

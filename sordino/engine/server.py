@@ -24,6 +24,7 @@ from sordino.engine.weights import Weights
 from sordino.ledger.notes import SYSTEM
 from sordino.privacy.noise.sources import for_round
 from sordino.privacy.uplink import Summed
+from sordino.privacy.uplink.robust import fewest
 from sordino.privacy.uplink.stages import Weigh
 from sordino.tree import Tree
 from sordino.types import NoiseSource, Received, Terms
@@ -119,6 +120,11 @@ class Federation(Accounts):
             lambda client: self._reach(prices.get(client)),
             lambda who: self._std(prices, who) if self.plan.offer and self.plan.offer.unit == "client" else 0.0,
         )
+        if len(mail.answered) < (least := fewest(uplink.robust)):
+            came = len(mail.answered)
+            self.inbox.remarks.append(
+                f"round {t + 1}: {came} uploads came, the robust sum needs {least}: nothing changes"
+            )
         mail.seal(received.mean)
         if self._adaptive:
             self._noise_norm = self._std(prices, mail.answered) * math.sqrt(self._coordinates)

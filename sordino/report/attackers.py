@@ -24,6 +24,7 @@ GAP = 4
 PLACE = "attackers"  # of the section in a page; what draws the page takes it over as it is
 LEAST = 1e-3  # of the false alarms that a curve shows
 WIDTH, HEIGHT, LEFT, BOTTOM = 520, 240, 60, 200
+IMAGES = "This part of the page shows images of the training data."
 ANEW = "attack the run again: `sordino attack RUN` writes the file anew"
 
 
@@ -76,7 +77,7 @@ def section(found: Assault) -> Html:
     return tag(
         "section",
         tag("h2", "What attackers reached"),
-        tag("p", "This part of the page shows images of the training data.", class_="notice"),
+        *([tag("p", IMAGES, class_="notice")] if any(one.pictures for one in found.found) else []),
         tag("p", lead),
         tag("div", *(_figure(one, found.simulated) for one in found.found if one.measured), class_="grid"),
         *_untried([one for one in found.found if not one.measured]),
@@ -95,7 +96,7 @@ def _figure(one: AttackFinding, simulated: bool) -> Html:
         listed(promises, class_="plain"),
         tag(
             "div",
-            table("What it reached", ("figure", "reached", "guess", "without protection"), rows, class_="wide"),
+            table("What it reached", ("figure", "reached", *one.heads), rows, class_="wide"),
             class_="scroll whole",
         ),
         _picture(one.pictures),

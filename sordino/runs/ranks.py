@@ -157,7 +157,7 @@ def _check(setup: Setup) -> None:
         )
     slow, chaos = setup.experiment.stragglers, setup.experiment.chaos
     late = (slow.policy == "late" and slow.share > 0) or chaos.drop + chaos.slow > 0
-    each = any(stage.reads_each for stage in setup.algorithm.uplink.client)
+    each = any(stage.reads_each for stage in (*setup.algorithm.uplink.client, *setup.algorithm.uplink.server))
     each = each or setup.algorithm.uplink.secure is not None
     if late or each or setup.algorithm.reads_each:
         raise ConfigError(

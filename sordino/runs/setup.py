@@ -30,6 +30,7 @@ from sordino.evaluate.evaluation import ways
 from sordino.ledger.ledger import Charter, Each, Ledger
 from sordino.ledger.op import of_phase
 from sordino.ledger.pricing import Pricing
+from sordino.privacy.uplink.robust import check_robust
 from sordino.runs.agreement import Agreement, PublicNumbers, of_an_upload
 from sordino.runs.phases import Methods, decided, reads_plainly
 from sordino.runs.prices import PriceRequest, check_reads, shared
@@ -335,6 +336,8 @@ class Setup:
             self.algorithm.read.check(self.algorithm.work, self.task)
             check_network(self.algorithm, self.task, bool(self.offers))
         _ = self.stragglers
+        method, most = self.algorithm, self.cohort.expected(len(self.public.sizes))
+        check_robust(method.uplink.robust, most, method.takes_mean and not method.reads_each, self.cohort.hidden)
         self.priced.check()
         part = self.whole.parts.get(self.stage, (0.0, None)) if self.whole.parts else None
         plan = self.priced.plan(self.budget, part)

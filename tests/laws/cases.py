@@ -1,8 +1,7 @@
 """What the laws are tried on: one row per algorithm and gate. A new algorithm joins every law by one row.
 
-A row says what the algorithm is, which budget it runs under, who is finite in its receipt, and, where that can be said,
-two tables that must train the same model: `silent` (next to no noise, a clip that never bites) and `plain` (no privacy
-at all).
+A row says what the algorithm is, which budget it runs under, who is finite in its receipt, and maybe two tables that
+must train the same model: `silent` (next to no noise, a clip that never bites) and `plain` (no privacy at all).
 """
 
 from __future__ import annotations
@@ -81,14 +80,14 @@ CENTRAL_OFF: Table = {
     "server": [{"name": "noise", "neighbours": "add_remove", "multiplier": OFF}],
 }
 
-FEW_STEPS = {"local_steps": 3, "batch_size": 16}
-SMALL = {"name": "mlp", "hidden": 16}
+FEW_STEPS, SMALL = {"local_steps": 3, "batch_size": 16}, {"name": "mlp", "hidden": 16}
 NORMED = {"name": "resnet18", "norm": "batch", "width": 4}  # with running statistics
 SLAUG = {"name": "slaug_fl", "prepare_epochs": 1, "keep": 6, "gan_epochs": 1, "local_epochs": 1, "batch_size": 32}
 DRAWN = {
     "data": {"source": "digits", "train": 240, "test": 60, "probe": 5},
     "candidates": {"source": "procedural", "per_class": 12},
 }
+MEDIAN: Table = {"client": [], "server": [{"name": "median", "f": 2}]}
 TURNS = {"name": "round_robin", "size": 2}
 # everything kept, nothing cut, next to no noise
 LIKE_PFL_DYN = {"name": "cuag_pfl", "variant": "local_client", "rate": 1.0, "clip": 10.0, "multiplier": OFF}
@@ -97,6 +96,7 @@ CASES = [
     Case("fedavg", {"name": "fedavg", "local_epochs": 2, "lr_decay": 0.9, "lr_decay_per": "participation"}),
     Case("fedavg_batch_norm", {"name": "fedavg", "local_steps": 2, "batch_size": "full"}, model=NORMED),
     Case("scaffold_batch_norm", {"name": "scaffold", "local_steps": 2, "batch_size": "full"}, model=NORMED),
+    Case("robust", {"name": "fedavg"}, {}, {"name": "everyone"}, MEDIAN),
     Case("fedavgm", {"name": "fedavgm", "local_epochs": 2, "lr_decay": 0.9}),
     Case("ditto", {"name": "ditto", "local_epochs": 2, "pull": 0.5}),
     Case("fedprox", {"name": "fedprox", "mu": 0.1, "local_epochs": 2, "batch_size": 32}),

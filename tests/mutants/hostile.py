@@ -376,4 +376,19 @@ HOSTILE = [
         "if True:",
         f"{FORKS}::test_what_is_said_twice_in_a_round_lies_in_two_places",
     ),
+    # robust sums
+    one(
+        "noise for a sum on a median",
+        "privacy/uplink/robust.py",
+        "bool(_robust(gate)) and len(_robust(gate)) < len(gate.server)",
+        "False",
+        "tests/privacy/test_unsafe_experiments.py::test_an_unsafe_experiment_does_not_start[a median under central noise]",
+    ),
+    one(
+        "a robust sum of what broke its clip",
+        "privacy/uplink/uplink.py",
+        "admitted = [self._admit(u, bound, reach(k))",
+        "admitted = [u",
+        "tests/privacy/uplink/test_robust.py::test_an_upload_beyond_its_clip_counts_as_zeros",
+    ),
 ]

@@ -18,6 +18,7 @@ from tests.privacy.unsafe_experiments import EXPERIMENTS
 from tests.privacy.unsafe_parts import (
     CENTRAL,
     CLIP,
+    MEDIAN,
     NOISE,
     POISSON,
     QUADRATICS,
@@ -118,6 +119,7 @@ def test_the_nearest_safe_experiments_start() -> None:
         {},
         {"rounds": 4, "algorithm": {"name": "gaussian_simple"}, **budget(epsilon=0.9)},
         up([CLIP, NOISE]),
+        up([CLIP, NOISE], [MEDIAN]),
         up([CLIP], [CENTRAL]),
         {**up([CLIP], [{"name": "noise", "neighbours": "add_remove"}]), "cohort": POISSON, **budget(**QUICK)},
         {**up([{**CLIP, "order": 1}], [{**CENTRAL, "law": "laplace"}]), "cohort": {"name": "everyone"}},

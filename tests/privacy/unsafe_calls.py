@@ -337,5 +337,5 @@ CALLS: dict[str, Call] = {
     "an attack on a run of real people": Call(
         "attack-on-real-run", lambda: check_allowed(config.validate({"privacy": {"noise": "system"}}))
     ),
-    "a stage nobody knows": Call("unknown-choice", lambda: gates.uplink({"client": [{"name": "median"}]})),
+    "a stage nobody knows": Call("unknown-choice", lambda: gates.uplink({"client": [{"name": "average"}]})),
 }

@@ -4,7 +4,21 @@ from __future__ import annotations
 
 import math
 
-from tests.privacy.unsafe_parts import CENTRAL, CLIP, NOISE, POISSON, QUICK, Table, budget, fedavg, gdp, read, up
+from tests.privacy.unsafe_parts import (
+    CENTRAL,
+    CLIP,
+    MEDIAN,
+    NOISE,
+    POISSON,
+    QUICK,
+    Table,
+    budget,
+    fedavg,
+    gdp,
+    plain,
+    read,
+    up,
+)
 
 EXPERIMENTS: dict[str, tuple[str, Table]] = {
     "two local steps under a one-step bound": ("one-step-only", gdp(local_steps=2)),
@@ -80,6 +94,42 @@ EXPERIMENTS: dict[str, tuple[str, Table]] = {
     ),
     "central noise over those who answered": ("realised-denominator", up([CLIP], [CENTRAL], denominator="received")),
     "a denominator nobody knows": ("unknown-denominator", up([CLIP], [CENTRAL], denominator="realized")),
+    "a robust sum among the clients": ("robust-sum-at-the-client", up([MEDIAN])),
+    "a median under central noise": ("robust-sum-under-noise", up([CLIP], [MEDIAN, CENTRAL])),
+    "a median under central noise as published": (
+        "robust-sum-under-noise",
+        {**up([{"name": "clip_coordinates"}], [{"name": "coordinate_laplace"}, MEDIAN]), "privacy": {}},
+    ),
+    "a median under shares of noise": (
+        "stage-reads-each",
+        up([CLIP, {"name": "noise_share", "survivors": 3}, {"name": "secagg"}], [MEDIAN]),
+    ),
+    "a median of masked uploads": ("stage-reads-each", plain([{"name": "secagg"}], [MEDIAN])),
+    "a bound on encrypted uploads": (
+        "stage-reads-each",
+        plain([{"name": "paillier"}], [{"name": "norm_bound", "f": 1}]),
+    ),
+    "a median divided by a public number": (
+        "robust-sum-denominator",
+        {**up([], [MEDIAN], denominator="expected"), "privacy": {}},
+    ),
+    "a median of weighed uploads": ("robust-sum-weighed", plain([{"name": "weigh"}], [MEDIAN])),
+    "two medians": ("robust-rule-not-last", plain([], [MEDIAN, MEDIAN])),
+    "a bound after the median": ("robust-rule-not-last", plain([], [MEDIAN, {"name": "norm_bound", "f": 1}])),
+    "mixtures without a rule": ("mixing-without-rule", plain([], [{"name": "nnm", "f": 1}])),
+    "half of the clients attack": ("too-many-attackers", plain([], [{"name": "median", "f": 3}])),
+    "half of the clients attack a trimmed mean": ("too-many-attackers", plain([], [{"name": "trimmed_mean", "f": 3}])),
+    "two of six clients attack krum": ("too-many-attackers", plain([], [{"name": "krum", "f": 2}])),
+    "krum keeps nearly all": ("too-many-attackers", plain([], [{"name": "krum", "f": 1, "keep": 4}])),
+    "minus one attacker": ("attackers-out-of-range", plain([], [{"name": "median", "f": -1}])),
+    "half an attacker": ("wrong-type", plain([], [{"name": "median", "f": 0.5}])),
+    "krum keeps none": ("not-positive", plain([], [{"name": "krum", "f": 1, "keep": 0}])),
+    "a bound of length 0": ("clip-not-positive", plain([], [{"name": "norm_bound", "f": 1, "radius": 0.0}])),
+    "a median of counts and prototypes": (
+        "robust-sum-needs-a-mean",
+        {**plain([], [MEDIAN]), "algorithm": {"name": "pfl_dyn"}},
+    ),
+    "a median over a hidden cohort": ("robust-sum-hidden-cohort", {**plain([], [MEDIAN]), "cohort": POISSON}),
     "local and central noise": ("two-noises", up([CLIP, NOISE], [CENTRAL])),
     "two local noises": ("two-noises", up([CLIP, NOISE, NOISE])),
     "laplace after an l2 clip": (

@@ -68,10 +68,16 @@ def up(client: list[Table], server: list[Table] | None = None, **more: Any) -> T
     return {"uplink": {"client": client, "server": server or [], **more}, **fedavg()}
 
 
+def plain(client: list[Table], server: list[Table]) -> Table:
+    """An uplink without any promise."""
+    return {**up(client, server), "privacy": {}}
+
+
 CLIP, NOISE = {"name": "clip", "radius": 1.0}, {"name": "noise"}
 
 
 CENTRAL = {"name": "noise", "neighbours": "zero_out"}
+MEDIAN: Table = {"name": "median", "f": 1}
 
 
 def helpful(error: SordinoError, code: str) -> None:

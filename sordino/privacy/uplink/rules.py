@@ -13,6 +13,7 @@ from sordino.privacy.uplink.as_published import AsPublished
 from sordino.privacy.uplink.clip_layers import ClipLayers
 from sordino.privacy.uplink.coordinate_laplace import CoordinateLaplace, Flag
 from sordino.privacy.uplink.fixed_point import Quantise
+from sordino.privacy.uplink.robust import ROBUST_RULES, Gate, RobustStage
 from sordino.privacy.uplink.secure_stages import Aggregated, NoiseShare, SecureStage
 from sordino.privacy.uplink.stages import Clip, Noise, Stage, Weigh, private
 from sordino.types import Offer
@@ -45,6 +46,8 @@ class Links:
         if self.denominator is None:
             object.__setattr__(self, "denominator", "expected" if self.central else "received")
         check_rules(self, RULES)
+        gate: Gate = self
+        check_rules(gate, ROBUST_RULES)
 
     # what it promises -------------------------------------------------------------------------------------------------
 
@@ -61,6 +64,11 @@ class Links:
     def per_coordinate(self) -> CoordinateLaplace | None:
         """The server's published noise for single coordinates, where there is one."""
         return next((stage for stage in self.server if isinstance(stage, CoordinateLaplace)), None)
+
+    @property
+    def robust(self) -> tuple[RobustStage, ...]:
+        """The steps of a robust sum, where the server takes one."""
+        return tuple(stage for stage in self.server if isinstance(stage, RobustStage))
 
     @property
     def secure(self) -> SecureStage | None:
@@ -304,11 +312,12 @@ RULES: tuple[Rule[Links], ...] = (
     ),
     Rule(
         lambda links: any(
-            not isinstance(stage, Noise | CoordinateLaplace) or isinstance(stage, NoiseShare) for stage in links.server
+            not isinstance(stage, Noise | CoordinateLaplace | RobustStage) or isinstance(stage, NoiseShare)
+            for stage in links.server
         ),
         ConfigError,
-        "a stage of the server that is not noise",
-        "the server only adds noise to the sum; a clip there would come too late to bound a client",
+        "a stage of the server that is neither noise nor a robust sum",
+        "the server adds noise to the sum, or estimates it; a clip there would come too late to bound a client",
         "put the other stages into client = [...]",
         "server-stage-not-noise",
     ),

@@ -17,6 +17,7 @@ import torch
 
 from sordino import tree
 from sordino.errors import ConfigError, UnsoundGuarantee
+from sordino.privacy.uplink.robust import robust_mean
 from sordino.privacy.uplink.rules import Links
 from sordino.privacy.uplink.stages import Noise, private
 from sordino.privacy.uplink.total import Total
@@ -139,6 +140,9 @@ class Uplink(Links):
             total = self.per_coordinate.release(total, [weights[k] for k in who], uploads.kept, self.scale, source)
         denominator = expected if self.denominator == "expected" else realised
         divided = tree.map(lambda y: y.double() / denominator if denominator > 0 else y.double(), total)
+        if self.robust and who:
+            admitted = [self._admit(u, bound, reach(k)) for k, u in zip(who, uploads.kept, strict=True)]
+            divided = robust_mean(self.robust, admitted, [weights[k] for k in who], divided)
         mean = tree.map(lambda y, leaf: y.to(leaf.dtype), self._decode(divided, zero), zero)
         public = self._learn(divided, zero, std(who), kept) if self.learns else ()
         # who took part is part of what central noise hides: the server learns the public expectation

@@ -1,0 +1,97 @@
+"""A run played again from beginning to end with clients that send something false.
+
+They know the model and the rules, hold rows of their own and talk to nobody. The server takes what it is made to take:
+an upload beyond the bound of the gate would count as zeros, so they stay within it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from sordino import tree
+from sordino.algorithms.algorithm import AnyAlgorithm
+from sordino.attacks.replay import BEGINNING, Change, PhaseStart, Replay
+from sordino.engine.executor import Clients
+from sordino.engine.site import Site
+from sordino.privacy.uplink import Uplink
+from sordino.privacy.uplink.stages import SLACK, private
+from sordino.runs.simulation import Simulation
+from sordino.tree import Tree
+from sordino.types import Params, Terms
+
+
+class LiarsView(NamedTuple):
+    """What an attacker knows when it sends."""
+
+    model: Params  # that went down
+    change: Callable[[Tree], Params | None]  # the part of an upload that is the change of the model
+    boost: float  # what the attackers of a round must multiply by to be the plain mean, if all others sent zeros
+    weight: float  # the attacker's own
+
+
+class Lies(NamedTuple):
+    """What attackers do: with their rows before they train, and with what they send."""
+
+    rows: Change
+    sent: Callable[[Tree, LiarsView], Tree]
+
+
+class Poisoned(Replay):
+    """The whole run; `who` lies. `plain`: the same run without its robust sum."""
+
+    def __init__(
+        self, simulation: Simulation, lies: Lies, who: frozenset[int], plain: bool, start: PhaseStart = BEGINNING
+    ) -> None:
+        change: Change | None = (lambda k, own: lies.rows(k, own) if k in who else own) if who else None
+        super().__init__(simulation, change, start=start)
+        if plain:
+            self.algorithm = plainly(self.algorithm)
+            self.site = replace(self.site, algorithm=self.algorithm)
+            self.federation = replace(self.federation, algorithm=self.algorithm)
+        self._lies, self._who = lies, who
+
+    def played(self) -> Params:
+        """The model that the whole run releases."""
+        while self.t < self.simulation.setup.rounds:
+            self.step(Lying(self.site, self._who, self._told))
+        return self.model()
+
+    def _told(self, t: int, client: int, upload: Tree, down: Tree, here: Mapping[int, Terms]) -> Tree:
+        weights, uplink = self.federation.weights, self.algorithm.uplink.at(t, down)
+        boost = math.fsum(weights[k] for k in here) / math.fsum(weights[k] for k in here if k in self._who)
+        moment = LiarsView(self.model(), self.algorithm.change, boost, weights[client])
+        return _within(uplink, self._lies.sent(tree.formed(upload), moment))
+
+
+@dataclass
+class Lying(Clients):
+    """Clients some of whom send something else than they should."""
+
+    inner: Site
+    who: frozenset[int]
+    told: Callable[[int, int, Tree, Tree, Mapping[int, Terms]], Tree]
+
+    def __call__(self, t: int, down: Tree, terms: Mapping[int, Terms]) -> Iterator[tuple[int, Tree]]:
+        for k, upload in self.inner(t, down, terms):
+            yield k, self.told(t, k, upload, down, terms) if k in self.who else upload
+
+
+def plainly(algorithm: AnyAlgorithm) -> AnyAlgorithm:
+    """The same method with the plain mean in place of a robust sum."""
+    uplink = algorithm.uplink
+    if not uplink.robust:
+        return algorithm
+    return algorithm.behind(uplink=replace(uplink, server=tuple(s for s in uplink.server if s not in uplink.robust)))
+
+
+def _within(uplink: Uplink, upload: Tree) -> Tree:
+    """The longest upload in this direction that the server admits."""
+    bound = uplink.bound(tree.size(upload))
+    if not math.isfinite(bound.l2) or private(uplink.client):
+        return upload
+    order = 1 if bound.l1 <= bound.l2 else 2
+    length = float(tree.norm(upload, order))
+    return upload if length <= bound.of(order) else tree.scale(bound.of(order) / (length * SLACK), upload)

@@ -1,0 +1,106 @@
+"""Attacks of clients that send something false: the judge plays the whole run with them, and without.
+
+Three models are compared on the test examples: that of the run without attackers, that of the attacked run with its own
+sum, and that of the attacked run with the plain sum, which must suffer: an attack that does no harm there says nothing.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+from sordino import tree
+from sordino.attacks.attack import Attack
+from sordino.attacks.attacked_run import AttackedRun
+from sordino.attacks.findings import AttackFinding, BesideGuess, Verdict
+from sordino.attacks.poisoned import LiarsView, Lies
+from sordino.ledger.claims import Adversary
+from sordino.tree import Tree
+from sordino.types import Examples, Params
+
+POINTS = 2.0  # of accuracy that count as harm
+OFTEN = 10.0  # percent more triggers obeyed that count as harm
+HEADS = ("nobody attacks", "plain sum")
+NO_SINGLE = "its uploads are encoded or masked in a way that this attack does not write"
+
+
+@dataclass(frozen=True)
+class Poisoning(Attack):
+    """Clients that send something false."""
+
+    sees: ClassVar[Adversary] = "participants"
+    costly: ClassVar[bool] = True
+
+    def rows(self, own: Examples, classes: int) -> Examples:
+        """What an attacker trains on."""
+        return own
+
+    @abstractmethod
+    def sent(self, upload: Tree, moment: LiarsView, run: AttackedRun) -> Tree:
+        """What it sends in place of its upload."""
+
+    def unfit(self, run: AttackedRun) -> str:
+        if run.without_classes:
+            return run.without_classes
+        return NO_SINGLE if run.setup.algorithm.uplink.secure is not None else ""
+
+    def lies(self, run: AttackedRun) -> Lies:
+        classes = run.setup.public.classes
+        return Lies(lambda client, own: self.rows(own, classes), lambda upload, moment: self.sent(upload, moment, run))
+
+    def play(self, run: AttackedRun) -> AttackFinding:
+        lies = self.lies(run)
+        own = run.poisoned(lies, plain=False)
+        plain = run.poisoned(lies, plain=True) if run.setup.algorithm.uplink.robust else own
+        clean, clean_plain = run.undisturbed
+        reached, control, without = (accuracy(run, model) for model in (own, plain, clean))
+        lost = BesideGuess(
+            name="accuracy lost",
+            unit="points",
+            value=without - reached,
+            baseline=0.0,
+            control=accuracy(run, clean_plain) - control,
+        )
+        measured = (
+            BesideGuess(name="accuracy", unit="%", value=reached, baseline=without, control=control),
+            *self.beside(run, own, clean, plain),
+        )
+        found = self.untried(run, "").beside(promises=(), heads=HEADS, whole=True)
+        verdict, why = self.judged(lost, measured)
+        many = f"{len(run.liars)} of {len(run.setup.public.sizes)} clients attack; "
+        return found.beside(verdict=verdict, why=many + why, measured=(lost, *measured))
+
+    def beside(self, run: AttackedRun, own: Params, clean: Params, plain: Params) -> tuple[BesideGuess, ...]:
+        """More figures than the accuracy, of the attacked run, the run without attackers, and the plain sum."""
+        return ()
+
+    def judged(self, lost: BesideGuess, more: tuple[BesideGuess, ...]) -> tuple[Verdict, str]:
+        return harm(lost, POINTS, "points of accuracy")
+
+
+def harm(figure: BesideGuess, least: float, unit: str) -> tuple[Verdict, str]:
+    """The verdict on a figure of which more is worse."""
+    control = figure.control
+    assert control is not None
+    if control - figure.baseline <= least:
+        return "no power", f"it moves the plain sum by no more than {least:g} {unit}, so it shows nothing here"
+    if figure.value - figure.baseline > least:
+        return "reached", f"the run loses more than {least:g} {unit}"
+    return "stopped", f"the run loses no more than {least:g} {unit}, while the plain sum loses more"
+
+
+def accuracy(run: AttackedRun, model: Params, on: Examples | None = None) -> float:
+    """On all test examples, or on these, in percent."""
+    return 100 * float(run.setup.task.score(model, on or run.tested)["accuracy"].double().mean())
+
+
+def boosted(upload: Tree, moment: LiarsView) -> Tree:
+    """Scaled up so that the attackers alone decide the plain mean."""
+    return tree.scale(moment.boost, upload)
+
+
+def every_second(rows: int) -> torch.Tensor:
+    return torch.arange(rows) % 2 == 0

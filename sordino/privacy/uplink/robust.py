@@ -1,0 +1,296 @@
+"""Robust sums: the server looks at single uploads and takes an estimate of their mean that a few false ones cannot move
+far. Each is made for at most `f` false uploads in a round.
+
+    median        the median of each coordinate (Yin et al., ICML 2018)
+    trimmed_mean  the mean of each coordinate without its f largest and f smallest values (same paper)
+    krum          the upload, or the mean of `keep` uploads, nearest to its n - f - 2 nearest others (Blanchard et al.,
+                  NeurIPS 2017)
+    nnm           every upload becomes the mean of the n - f nearest to it, before one of these (Allouah et al.,
+                  AISTATS 2023)
+    norm_bound    uploads beyond a length are scaled down to it (Sun et al., 2019)
+
+Each turns n uploads into some others, and the last step is always their plain mean. All fields of an upload are one
+vector. An upload that is not finite counts as zeros. They see what the server gets, so after noise of the clients they
+are post-processing, and under central noise or a secure sum they are refused.
+
+Deviations: Krum takes the upload of the smallest client id where scores are equal; `norm_bound` without a radius takes
+the median of the lengths of the round.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+import torch
+
+from sordino import tree
+from sordino.errors import COUNT, POSITIVE, ConfigError, Range, Rule, UnsoundGuarantee, check_range
+from sordino.privacy.uplink.stages import Stage, Weigh, clip_factor
+from sordino.tree import Tree
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Rows = list["Tensor"]  # of each leaf what all clients sent: [clients, ...], in float64
+WHOLE = Range(least=0, whole=True)
+
+
+@dataclass(frozen=True)
+class RobustStage(Stage, ABC):
+    """One step of a robust sum, made for at most `f` false uploads in a round."""
+
+    f: int
+
+    def __post_init__(self) -> None:
+        why = "it counts the false uploads of a round"
+        check_range("f of a robust sum", self.f, WHOLE, "attackers-out-of-range", why=why)
+
+    @property
+    def reads_each(self) -> bool:
+        return True
+
+    @property
+    def needs(self) -> int:
+        """The fewest uploads of a round for which its theory holds."""
+        return 2 * self.f + 1
+
+    @property
+    def ends(self) -> bool:
+        """Does it make the estimate, so that nothing can come after it?"""
+        return True
+
+    @abstractmethod
+    def kept(self, rows: Rows) -> Rows:
+        """The uploads whose plain mean is taken in place of these."""
+
+
+@dataclass(frozen=True)
+class CoordinateMedian(RobustStage):
+    """The median of each coordinate; of an even number of uploads the mean of the middle two."""
+
+    def kept(self, rows: Rows) -> Rows:
+        return [_middle(leaf, (len(leaf) - 1) // 2) for leaf in rows]
+
+
+@dataclass(frozen=True)
+class TrimmedMean(RobustStage):
+    """The mean of each coordinate without its f largest and its f smallest values."""
+
+    def kept(self, rows: Rows) -> Rows:
+        return [_middle(leaf, self.f) for leaf in rows]
+
+
+@dataclass(frozen=True)
+class Krum(RobustStage):
+    """The upload nearest to its nearest others; with keep above 1 the mean of so many (Multi-Krum)."""
+
+    keep: int = 1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_range("keep of krum", self.keep, COUNT, "not-positive")
+
+    @property
+    def needs(self) -> int:
+        return max(2 * self.f + 3, self.f + 2 + self.keep)
+
+    def kept(self, rows: Rows) -> Rows:
+        apart = distances(rows)
+        # to itself an upload has distance 0: the nearest n - f - 1 are itself and n - f - 2 others
+        scores = apart.sort(dim=1).values[:, : len(apart) - self.f - 1].sum(1)
+        chosen = scores.argsort(stable=True)[: self.keep].sort().values
+        return [leaf[chosen] for leaf in rows]
+
+
+@dataclass(frozen=True)
+class NearestMixing(RobustStage):
+    """Every upload becomes the mean of the n - f nearest to it, itself among them, before another rule."""
+
+    @property
+    def ends(self) -> bool:
+        return False
+
+    def kept(self, rows: Rows) -> Rows:
+        apart = distances(rows)
+        nearest = apart.argsort(dim=1, stable=True)[:, : len(apart) - self.f]
+        return [torch.stack([leaf[own].mean(0) for own in nearest]) for leaf in rows]
+
+
+@dataclass(frozen=True)
+class NormBound(RobustStage):
+    """Every upload is scaled down to a length, before it is weighed: f false ones then move the mean by at most f times
+    their share of the weight and this length.
+    """
+
+    radius: float | None = None  # None: the median of the lengths of the round
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.radius is not None:
+            check_range("the radius of norm_bound", self.radius, POSITIVE, "clip-not-positive")
+
+    @property
+    def ends(self) -> bool:
+        return False
+
+    def kept(self, rows: Rows) -> Rows:
+        lengths = torch.stack([leaf.flatten(1).square().sum(1) for leaf in rows]).sum(0).sqrt()
+        radius = float(lengths.sort().values[(len(lengths) - 1) // 2]) if self.radius is None else self.radius
+        factors = clip_factor(lengths, radius, torch.float64)
+        return [leaf * factors.view(-1, *[1] * (leaf.dim() - 1)) for leaf in rows]
+
+
+def distances(rows: Rows) -> Tensor:
+    """Squared distances between all uploads. Differences first: a huge upload must not blur what others are apart."""
+    return torch.stack(
+        [torch.stack([(leaf - one).flatten(1).square().sum(1) for one in leaf]) for leaf in rows if leaf.numel()]
+    ).sum(0)
+
+
+def _middle(leaf: Tensor, cut: int) -> Tensor:
+    return leaf.sort(dim=0).values[cut : len(leaf) - cut]
+
+
+def robust_mean(
+    stages: Sequence[RobustStage], uploads: Sequence[Tree], weights: Sequence[float], template: Tree
+) -> Tree:
+    """The estimate of the mean of uploads, each of which its client has multiplied by its weight; zeros where fewer
+    came than the theory needs.
+    """
+    empty = tree.map(lambda leaf: torch.zeros_like(leaf, dtype=torch.float64), template)
+    if len(uploads) < fewest(stages):
+        return empty
+    each = [tree.leaves(tree.formed(upload)) for upload in uploads]
+    each = [[torch.zeros_like(leaf) for leaf in one] if not _finite(one) else one for one in each]
+    shares = torch.tensor(weights, dtype=torch.float64)
+    rows = [_unweighed(torch.stack(leaves).double(), shares) for leaves in zip(*each, strict=True)]
+    for stage in stages:
+        rows = stage.kept(rows)
+    if not any(stage.ends for stage in stages) and len(set(weights)) > 1:  # only a bound on lengths can be weighed
+        rows = [(leaf * _along(shares / shares.mean(), leaf)) for leaf in rows]
+    return tree.like(empty, [leaf.mean(0) for leaf in rows])
+
+
+def _finite(leaves: Sequence[Tensor]) -> bool:
+    return all(bool(torch.isfinite(leaf).all()) for leaf in leaves)
+
+
+def _unweighed(rows: Tensor, weights: Tensor) -> Tensor:
+    return rows if bool((weights == 1).all()) else rows / _along(weights, rows)
+
+
+def _along(weights: Tensor, rows: Tensor) -> Tensor:
+    return weights.view(-1, *[1] * (rows.dim() - 1))
+
+
+def fewest(stages: Sequence[RobustStage]) -> int:
+    """The uploads that all of these need."""
+    return max((stage.needs for stage in stages), default=0)
+
+
+def check_robust(stages: Sequence[RobustStage], cohort: float, takes_mean: bool, hidden: bool) -> None:
+    """Refuses, before a run, more attackers than the theory covers, and a method that takes more than a mean."""
+    if not stages:
+        return
+    if not takes_mean:
+        raise ConfigError(
+            "a robust sum with an algorithm that does not only take the mean change of the model",
+            why="clients of this method send counts, prototypes or sums beside their change, or the server reads "
+            "single uploads: a median of these means something else",
+            fix="use fedavg, fedavgm, fedprox, ditto, moon, vhl, scaffold or what is made of them; an algorithm of "
+            "your own says `takes_mean = True`",
+            code="robust-sum-needs-a-mean",
+        )
+    if hidden:
+        raise ConfigError(
+            "a robust sum over a cohort whose size nobody knows beforehand",
+            why="whether enough honest clients outvote the attackers depends on how many are drawn",
+            fix='use a cohort of fixed size, for example cohort = {name = "random", size = 10}',
+            code="robust-sum-hidden-cohort",
+        )
+    for stage in stages:
+        if stage.needs > cohort:
+            raise ConfigError(
+                f"a robust sum made for {stage.f} attackers, in a round of {cohort:g} clients",
+                why=f"its theory needs at least {stage.needs} uploads: with fewer, attackers can outvote the others",
+                fix="set a smaller f, or ask more clients in a round",
+                code="too-many-attackers",
+            )
+
+
+class Gate(Protocol):
+    """What these rules ask of an uplink."""
+
+    @property
+    def client(self) -> tuple[Stage, ...]: ...
+    @property
+    def server(self) -> tuple[Stage, ...]: ...
+    @property
+    def denominator(self) -> str | None: ...
+    @property
+    def central(self) -> bool: ...
+
+
+def _robust(gate: Gate) -> list[RobustStage]:
+    return [stage for stage in gate.server if isinstance(stage, RobustStage)]
+
+
+ROBUST_RULES: tuple[Rule[Gate], ...] = (
+    Rule(
+        lambda gate: any(isinstance(stage, RobustStage) for stage in gate.client),
+        ConfigError,
+        "a robust sum among the stages of the clients",
+        "it compares the uploads of several clients, and only the server has these",
+        "put it into server = [...]",
+        "robust-sum-at-the-client",
+    ),
+    Rule(
+        lambda gate: bool(_robust(gate)) and len(_robust(gate)) < len(gate.server),
+        UnsoundGuarantee,
+        "a robust sum with noise at the server",
+        "the noise is sized for how far one client moves a sum: a median or a choice of uploads moves by another "
+        "amount, for which nothing is proved here",
+        'let each client add its noise before the upload, client = ["clip", "noise"], or leave the robust sum out: a '
+        "clip bounds every client, too",
+        "robust-sum-under-noise",
+    ),
+    Rule(
+        lambda gate: bool(_robust(gate)) and gate.denominator == "expected",
+        ConfigError,
+        'a robust sum with denominator = "expected"',
+        "it is an estimate of a mean already, and is divided by nothing",
+        "leave the denominator out",
+        "robust-sum-denominator",
+    ),
+    Rule(
+        lambda gate: any(stage.ends for stage in _robust(gate)[:-1]),
+        ConfigError,
+        "a stage after the rule that makes a robust sum",
+        "after the rule there are no single uploads left",
+        "put norm_bound and nnm first, and one of median, trimmed_mean and krum last",
+        "robust-rule-not-last",
+    ),
+    Rule(
+        lambda gate: bool(_robust(gate)) and isinstance(_robust(gate)[-1], NearestMixing),
+        ConfigError,
+        "nnm without a rule after it",
+        "mixing brings honest uploads together; the plain mean of all mixtures still follows whoever lies far away",
+        'add a rule, for example server = [{name = "nnm", f = 2}, {name = "trimmed_mean", f = 2}]',
+        "mixing-without-rule",
+    ),
+    Rule(
+        lambda gate: (
+            any(not isinstance(stage, NormBound) for stage in _robust(gate))
+            and any(isinstance(stage, Weigh) for stage in gate.client)
+        ),
+        ConfigError,
+        "a robust sum of weighed uploads",
+        "its theory counts attackers by heads, and an attacker with most of the examples would outweigh the others; "
+        "only norm_bound has a weighted form",
+        'leave "weigh" out: uplink = {client = [], server = [...]}',
+        "robust-sum-weighed",
+    ),
+)
