@@ -384,8 +384,8 @@ MUTANTS = [
     one(
         "the sign of SCAFFOLD's control",
         "algorithms/scaffold.py",
-        "self.walk(x, eta), tree.sub(c, c_i)",
-        "self.walk(x, eta), tree.sub(c_i, c)",
+        "statistics=task.statistics), tree.sub(c, c_i)",
+        "statistics=task.statistics), tree.sub(c_i, c)",
         "tests/algorithms/test_algorithms.py",
     ),
     # presets: what a user sets
