@@ -5,13 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 from sordino.runs.run import start
-from tests.helpers.between_sites import Federated, ledger_of, model_of
-from tests.laws.cases import CASES, Case
+from tests.helpers.between_sites import BETWEEN_SITES, Federated, ledger_of, model_of
+from tests.laws.cases import Case
 from tests.laws.tried import AGAIN, tried_on
 
 
 # one case of every way that a run may go, with a preparation and a ledger that charges; the slow tier tries all
-@tried_on(CASES, AGAIN - {"slaug_fl", "gaussian_gdp"})
+@tried_on(BETWEEN_SITES, AGAIN - {"slaug_fl", "gaussian_gdp"})
 def test_sites_train_what_the_simulation_trains(case: Case, tmp_path: Path) -> None:
     start(case.experiment(), tmp_path / "loop")
     between = Federated(case.experiment(), tmp_path)

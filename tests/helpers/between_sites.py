@@ -30,8 +30,10 @@ from sordino.runs.play import Ended, play
 from sordino.runs.receipt import opened
 from sordino.runs.setup import Whole
 from sordino.runs.simulation import settle, simulated
+from tests.laws.cases import CASES
 
 SERVER = "server"
+BETWEEN_SITES = [case for case in CASES if case.name != "paillier_fl"]  # one key that all share: refused there
 
 
 @dataclass

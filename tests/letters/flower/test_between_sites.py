@@ -16,9 +16,9 @@ from sordino.letters.flower.node import attend
 from sordino.letters.flower.passes import Pass
 from sordino.letters.sites import Patience
 from sordino.runs.run import start
-from tests.helpers.between_sites import Federated, ledger_of, model_of
+from tests.helpers.between_sites import BETWEEN_SITES, Federated, ledger_of, model_of
 from tests.helpers.flower_links import HOST, MOST, until
-from tests.laws.cases import CASES, Case
+from tests.laws.cases import Case
 
 pytestmark = pytest.mark.slow
 
@@ -52,7 +52,7 @@ class Attended(Fleet):
         super().__exit__(*ended)
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+@pytest.mark.parametrize("case", BETWEEN_SITES, ids=lambda case: case.name)
 def test_sites_train_what_the_simulation_trains(case: Case, tmp_path: Path) -> None:
     start(case.experiment(), tmp_path / "loop")
     between = Federated(case.experiment(), tmp_path, patience=Patience(timeout=60))
