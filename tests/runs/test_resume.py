@@ -139,7 +139,7 @@ def test_checkpoints_may_be_rare(every: int, tmp_path: Path) -> None:
     """Rounds since the last checkpoint are done again, and are the same releases."""
     case = BY_NAME["whole_update"]
     whole = finished(case.experiment(rounds=7), tmp_path / "whole")
-    made = case.experiment(rounds=7, engine={"checkpoint_every": every})
+    made = case.experiment(rounds=7, engine={"checkpoint_every": every, "executor": "loop"})
     with killed_at("published", 4):
         start(made, tmp_path / "run")
     before = released(tmp_path / "run")
