@@ -43,7 +43,7 @@ class States(Mapping[int, Tree]):
     def __init__(self, template: Tree, place: Path | None = None) -> None:
         self._template, self._place = template, place
         self._leaves = tree.leaves(template)
-        self._looks = _looks(template)
+        self._looks = looks(template)
         self._columns = [leaf.new_empty(0, *leaf.shape) for leaf in self._leaves]
         self._row: dict[int, int] = {}
         self._capacity = 0
@@ -59,7 +59,7 @@ class States(Mapping[int, Tree]):
         return tree.like(self._template, found)
 
     def __setitem__(self, client: int, state: Tree) -> None:
-        if _looks(state) != self._looks:
+        if looks(state) != self._looks:
             self._odd[client] = state
             return
         self._odd.pop(client, None)
@@ -112,7 +112,8 @@ class States(Mapping[int, Tree]):
             self._columns[i] = new
 
 
-def _looks(state: Tree) -> list[tuple[str, torch.Size, torch.dtype]]:
+def looks(state: Tree) -> list[tuple[str, torch.Size, torch.dtype]]:
+    """The name, shape and kind of each leaf."""
     return [(name, leaf.shape, leaf.dtype) for name, leaf in tree.named(state)]
 
 

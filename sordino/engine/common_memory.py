@@ -30,9 +30,8 @@ Told = Mapping[str, Any]  # as JSON
 
 @cache
 def kinds() -> tuple[torch.dtype, ...]:
-    """The types of numbers that are spoken of by their place here; who only looks at runs needs no torch."""
-    floats = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
-    return (*floats, torch.int64, torch.int32, torch.uint8, torch.bool)
+    """All types of numbers, spoken of by their place here; who only looks at runs needs no torch."""
+    return tuple(sorted({kind for kind in vars(torch).values() if isinstance(kind, torch.dtype)}, key=str))
 
 
 class Spoken(NamedTuple):

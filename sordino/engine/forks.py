@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, NamedTuple, NoReturn
 import torch
 
 from sordino import tree
+from sordino.engine.client_states import looks
 from sordino.engine.common_memory import ROOM, Ends, Spoken, Told, apart, whole
 from sordino.lazy import dense
 from sordino.tree import Tree
@@ -39,10 +40,6 @@ Answers = list[tuple[int, Tree, Tree]]  # of each client: its upload, and its ne
 def possible() -> bool:
     """Elsewhere, what a library has begun may not outlive a fork; nor do threads that share a product of matrices."""
     return sys.platform.startswith("linux") and torch.get_num_threads() == 1
-
-
-def looks(state: Tree) -> list[tuple[str, torch.Size, torch.dtype]]:
-    return [(name, leaf.shape, leaf.dtype) for name, leaf in tree.named(state)]
 
 
 # the asker's side -----------------------------------------------------------------------------------------------------
@@ -113,9 +110,10 @@ def _live(serve: Callable[[Ends], None], ends: Ends) -> NoReturn:
     """A fork's life. It has nothing open but its pipes, and leaves without the asker's farewells."""
     try:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # who asks decides when it is over
-        kept = sorted((2, *ends.open))
-        for low, high in zip(kept, [*kept[1:], os.sysconf("SC_OPEN_MAX")], strict=True):
-            os.closerange(low + 1, high)
+        for number in map(int, os.listdir("/proc/self/fd")):
+            if number not in (0, 1, 2, *ends.open):
+                with contextlib.suppress(OSError):  # that of the listing itself is closed
+                    os.close(number)
         with contextlib.suppress(EOFError, BrokenPipeError):
             serve(ends)
     finally:

@@ -89,17 +89,17 @@ class Site(Executor):
     def _serve(self, ends: Ends) -> None:
         """The life of a fork of this process: it does units of clients."""
         now, asked = None, ForksWork(ends, self.first_state)
+        broadcast = self.algorithm.broadcast(self.algorithm.init(self.task, 0))  # what it looks like
         for (told, tensors), states in asked:
             if told["do"] == "round":
-                down = self.algorithm.broadcast(self.algorithm.init(self.task, 0))
-                now = RoundHere(self, told["t"], tree.like(down, tensors), False)
+                now = RoundHere(self, told["t"], tree.like(broadcast, tensors), False)
                 continue
             assert now is not None
             each = zip(told["clients"], told["terms"], states, strict=True)
             try:
                 unit = [now.member(k, Terms(**terms), state) for k, terms, state in each]
                 asked.tell(told["number"], now.work(self.task, unit), now.templates)
-            except Exception:
+            except Exception:  # whatever it is: the asker computes the unit, too, and tells of it
                 asked.give_up(told["number"])
 
     def _units(self, members: Iterable[Member], down: Tree) -> Iterator[list[Member]]:

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 WINDOW = 256  # neighbours that are put in order, and divided, at a time
 WORTH = 8  # clients: with fewer of them one call gains little
+AT_HAND = 8  # units at most whose examples are gathered at a time
 PARTS = 4  # of those that are left, one is the next part
 UPLOADS = 1 << 24  # numbers in the uploads of one unit
 
@@ -75,7 +76,7 @@ def stacks(
     few: list[Member] = []
     for member in members:
         room = most(few[0].grant.size) if few else 1
-        if few and (room == 1 or len(few) >= WINDOW or not alike(few[0], member)):
+        if few and (room == 1 or len(few) >= min(WINDOW, AT_HAND * room) or not alike(few[0], member)):
             yield from shares(few, room)
             few = []
         few.append(member)
@@ -87,10 +88,15 @@ def pools(members: Iterable[Member], task: Task, numbers: int) -> Iterator[list[
     """Neighbours whose rows go through the network in the same pass, each on its own for all the rest. `numbers`: in
     what one of them sends.
     """
-    waiting, held = iter(members), max(1, UPLOADS // max(1, numbers))
-    while few := list(itertools.islice(waiting, WINDOW if task.room else 1)):
-        rows = sum(one.grant.size for one in few)
-        yield from shares(few, min(held, max(1, task.room * len(few) // max(1, rows))))
+    held, rows = max(1, UPLOADS // max(1, numbers)), 0
+    few: list[Member] = []
+    for member in members:
+        few.append(member)
+        rows += member.grant.size
+        if rows >= AT_HAND * task.room or len(few) >= WINDOW:
+            yield from shares(few, min(held, max(1, task.room * len(few) // max(1, rows))))
+            few, rows = [], 0
+    yield from shares(few, min(held, max(1, task.room * len(few) // max(1, rows))))
 
 
 def shares(few: Sequence[Member], most: int) -> Iterator[list[Member]]:

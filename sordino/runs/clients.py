@@ -10,6 +10,7 @@ from sordino.engine.client_states import States
 from sordino.engine.forks import Forks
 from sordino.engine.shards import PreparedShards
 from sordino.engine.site import Site
+from sordino.ledger.notes import SYSTEM
 from sordino.privacy.noise.sources import for_run
 from sordino.runs.setup import Setup
 from sordino.tasks.hands import Hands
@@ -57,10 +58,10 @@ def hands_of(setup: Setup) -> Hands:
 
 def forks_of(setup: Setup) -> Forks | None:
     """Helpers that begin where it is possible, and worth it. What somebody else wrote may keep something that a fork
-    would not see.
+    would not see; and what a dead fork owes is computed again, which real noise must never be.
     """
-    many = threads(setup)
-    return Forks(many) if many > 1 and not owned(setup) else None
+    many, real = threads(setup), setup.experiment.privacy.noise == SYSTEM
+    return Forks(many) if many > 1 and not real and not owned(setup) else None
 
 
 def threads(setup: Setup) -> int:

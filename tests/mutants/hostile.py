@@ -365,8 +365,8 @@ HOSTILE = [
     one(
         "a fork keeps what its asker holds open",
         "engine/forks.py",
-        "os.closerange(low + 1, high)",
-        "pass",
+        "                    os.close(number)",
+        "                    pass",
         f"{FORKS}::test_a_fork_ends_with_its_asker_and_holds_nothing_open",
     ),
     one(
