@@ -29,6 +29,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from sordino.device import here
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -84,7 +86,7 @@ def fold(key: Key, *parts: int | str) -> Key:
 def bits(key: Key, count: int) -> Tensor:
     """`count` independent 64-bit words; a tensor of keys gives one row per key."""
     if isinstance(key, int):
-        return torch.from_numpy(words(key, count).view(np.int64))
+        return here(torch.from_numpy(words(key, count).view(np.int64)))
     counter = torch.arange(1, count + 1, dtype=torch.int64, device=key.device) * signed(_GAMMA)
     return _mix(_mix(key.unsqueeze(-1) + counter))
 
@@ -139,7 +141,7 @@ def order(key: int, count: int) -> NDArray[np.int64]:
 
 def permutation(key: Key, count: int) -> Tensor:
     if isinstance(key, int):
-        return torch.from_numpy(order(key, count))
+        return here(torch.from_numpy(order(key, count)))
     return torch.argsort(bits(key, count), dim=-1, stable=True)
 
 

@@ -129,7 +129,7 @@ class Product(Lazy):
         if isinstance(y, Lazy) or self.left.dtype != y.dtype:
             return super().add_to(y, factor)
         if self.right is None:
-            return torch.addmv(y, self.left.t(), _ones(self.left.shape[0], y.dtype), alpha=factor)
+            return torch.addmv(y, self.left.t(), _ones(self.left.shape[0], y.dtype, y.device), alpha=factor)
         if y.numel() < SMALL:  # a new one costs as little, and vmap knows how
             return torch.addmm(y, self.left.t(), self.right, alpha=factor)
         return y.addmm_(self.left.t(), self.right, alpha=factor)
@@ -348,15 +348,15 @@ def _taking() -> Any:
             many = info.batch_size
             x = x.movedim(in_dims[0], 0) if in_dims[0] is not None else x.expand(many, *x.shape)
             rows = rows.movedim(in_dims[1], 0) if in_dims[1] is not None else rows.expand(many, *rows.shape)
-            at = torch.arange(many)[:, None] * x.shape[1] + rows
+            at = torch.arange(many, device=x.device)[:, None] * x.shape[1] + rows
             return x.flatten(0, 1).index_select(0, at.flatten()).view(many, rows.shape[1], *x.shape[2:]), 0
 
     return Take
 
 
 @cache
-def _ones(count: int, dtype: torch.dtype) -> Tensor:
-    return torch.ones(count, dtype=dtype)
+def _ones(count: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    return torch.ones(count, dtype=dtype, device=device)
 
 
 def finite(value: Matrix) -> bool:

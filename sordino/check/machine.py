@@ -216,8 +216,9 @@ def _accelerator() -> str:
     found = (
         [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())] if torch.cuda.is_available() else []
     )
-    found += ["Apple GPU"] if torch.backends.mps.is_available() else []
-    return f"{', '.join(found)}; this version computes on the processor" if found else ""
+    if found:
+        return f'{", ".join(found)}; engine.device = "cuda" computes on it'
+    return "Apple GPU, without the 64-bit numbers that sums are taken in" if torch.backends.mps.is_available() else ""
 
 
 def _durable_write(place: Path) -> tuple[float | None, str]:

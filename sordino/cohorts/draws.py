@@ -40,7 +40,7 @@ class Unseen:
         self._source = System()
 
     def words(self, count: int, *part: int | str) -> Words:
-        return self._source.words(count).numpy().view(np.uint64)
+        return self._source.words(count).cpu().numpy().view(np.uint64)
 
 
 LONGEST = 1 << 16  # coins that one word may settle

@@ -80,6 +80,8 @@ class Network(Section):
 
 
 class Engine(Section):
+    # where a run computes: cpu, cuda, cuda:1 and so on, or auto for an accelerator where there is one
+    device: str = Field(default="cpu", json_schema_extra=SINCE)
     # how clients are computed; auto chooses by the algorithm, and all of them give the same result but for rounding
     executor: Literal["auto", "loop", "stack", "pooled", "processes", "ranks"] = "auto"
     # numbers in training; sums, clipping, noise and evaluation always use fp32 or wider
@@ -195,6 +197,7 @@ def validate(table: Table) -> Experiment:
         if value != "auto":
             check_range(place, value, Range(least=low), "out-of-range")
     data_sources.check(experiment.data.model_dump(exclude_defaults=True))
+    _check_device(experiment.engine)
     if experiment.engine.deadline_s is not None and experiment.engine.executor != "processes":
         raise ConfigError(
             f"engine.deadline_s with engine.executor = {experiment.engine.executor!r}",
@@ -203,6 +206,21 @@ def validate(table: Table) -> Experiment:
             code="deadline-needs-processes",
         )
     return experiment
+
+
+def _check_device(engine: Engine) -> None:
+    """Refuses, beside an accelerator, what would need one for each process."""
+    if engine.device == "cpu":
+        return
+    several = engine.executor in ("processes", "ranks")
+    if several or engine.workers not in ("auto", 1):
+        asked = f"executor = {engine.executor!r}" if several else f"workers = {engine.workers}"
+        raise ConfigError(
+            f"engine.{asked} with engine.device = {engine.device!r}",
+            why="one process of one thread computes on an accelerator, which is busy with it",
+            fix=f"leave engine.{asked.partition(' ')[0]} out, or engine.device",
+            code="device-of-one-process",
+        )
 
 
 def build(

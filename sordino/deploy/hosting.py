@@ -20,6 +20,7 @@ from sordino.deploy.invitation import Invitation, Invited
 from sordino.deploy.serving import BESIDE, INVITATION, SERVER
 from sordino.engine import wire
 from sordino.engine.checkpoint import atomic_write
+from sordino.engine.choose_executor import check_between_machines
 from sordino.engine.executor import Executor
 from sordino.engine.memory import keep_freed_memory
 from sordino.errors import ConfigError, UnsoundGuarantee
@@ -142,6 +143,7 @@ def for_hosts(experiment: Experiment) -> Experiment:
             fix='use privacy.noise = "counter" here, and `sordino serve --agreement` between real sites',
             code="hosts-only-simulate",
         )
+    check_between_machines(experiment.engine.device)
     engine = decided(experiment.engine, Methods(experiment).training)
     return experiment.model_copy(update={"engine": engine.model_copy(update={"executor": "loop"})})
 

@@ -21,6 +21,7 @@ from sordino.deploy.own_data import servers_rows
 from sordino.deploy.secure_sums import kind_of_sites, peers_of
 from sordino.deploy.servers_side import PostOffice, ServersSide
 from sordino.engine import checkpoint, wire
+from sordino.engine.choose_executor import check_between_machines
 from sordino.errors import ConfigError, RunError, UnsoundGuarantee
 from sordino.ledger.ledger import Ledger
 from sordino.ledger.notes import SYSTEM
@@ -155,6 +156,7 @@ def settled(experiment: Experiment, rehearsal: bool) -> Experiment:
             fix="leave it out",
             code="shared-ledger-between-sites",
         )
+    check_between_machines(experiment.engine.device)
     engine = decided(experiment.engine, Methods(experiment).training)
     return experiment.model_copy(update={"engine": engine})
 

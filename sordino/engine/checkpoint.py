@@ -248,7 +248,7 @@ def _rebuild(
             found = flat.pop(f"{name}/{leaf_name}", None)
             if found is None or (found.dtype, found.shape) != (leaf.dtype, leaf.shape):
                 raise _unfitting(path, f"{name}/{leaf_name} is {_kind(found)}, {_kind(leaf)} is expected")
-            values.append(found)
+            values.append(found.to(leaf.device))
         built[name] = tree.like(template, values)
     if flat:
         raise _unfitting(path, f"it also holds {', '.join(sorted(flat))}"[:200])

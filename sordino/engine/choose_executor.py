@@ -10,16 +10,21 @@ import os
 from functools import cache
 from pathlib import Path
 
+from sordino.device import CPU
+from sordino.errors import ConfigError
+
 BF16 = {"amx_bf16", "avx512_bf16"}  # matrix units, and wide vectors
 
 
-def decide(executor: str, precision: str, noisy: bool) -> tuple[str, str]:
+def decide(executor: str, precision: str, noisy: bool, device: str = CPU) -> tuple[str, str]:
     """Both without `auto`. A run decides once, when it starts, and keeps that in its experiment.toml."""
     # noisy reads are shared by clients at the same weights, others by clients of equal shape; where a task cannot gain,
     # both are the plain loop
     if executor == "auto":
         executor = "pooled" if noisy else "stack"
-    return executor, ("bf16" if bf16_instructions() else "fp32") if precision == "auto" else precision
+    if precision == "auto":  # on an accelerator nobody has measured yet what bf16 costs, and what it saves
+        precision = "bf16" if device == CPU and bf16_instructions() else "fp32"
+    return executor, precision
 
 
 def cores() -> int:
@@ -34,3 +39,50 @@ def bf16_instructions() -> bool:
         return not BF16.isdisjoint(Path("/proc/cpuinfo").read_text().split())
     except OSError:
         return False
+
+
+def device_of(name: str) -> str:
+    """The device of that name, decided where it is `auto`; refused where this machine has none."""
+    import torch
+
+    if name == "auto":
+        return "cuda" if torch.cuda.is_available() else CPU
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        device = torch.device("meta")
+    if device.type == CPU:
+        return CPU
+    if device.type == "mps":
+        raise ConfigError(
+            'engine.device = "mps"',
+            why="sums are taken, and seeded numbers drawn, in 64 bits, which Apple's graphics processors do not have",
+            fix='leave it out: "cpu" is the default',
+            code="device-without-float64",
+        )
+    if device.type != "cuda":
+        raise ConfigError(
+            f"engine.device = {name!r}",
+            why="no such device is known",
+            fix='choose "cpu", "cuda", "cuda:1" and so on, or "auto"',
+            code="unknown-device",
+        )
+    if not torch.cuda.is_available() or (device.index or 0) >= torch.cuda.device_count():
+        raise ConfigError(
+            f"engine.device = {name!r}",
+            why=f"torch {torch.__version__} finds {torch.cuda.device_count()} such devices here",
+            fix='choose "auto" to take what there is, or install a torch that was built for your accelerator',
+            code="no-such-device",
+        )
+    return str(device)
+
+
+def check_between_machines(name: str) -> None:
+    """Refuses an accelerator where several machines compute."""
+    if name != CPU:
+        raise ConfigError(
+            f"engine.device = {name!r} in a run of several machines",
+            why="only a run in one process computes on an accelerator so far",
+            fix="leave engine.device out",
+            code="device-of-one-process",
+        )

@@ -39,4 +39,4 @@ class Mail:
 
 
 def _buffer(leaf: Tensor) -> Any:
-    return leaf.contiguous().numpy().reshape(-1).view(np.uint8)
+    return leaf.contiguous().cpu().numpy().reshape(-1).view(np.uint8)

@@ -11,6 +11,7 @@ import torch
 
 from sordino import tree
 from sordino.algorithms.algorithm import AnyAlgorithm
+from sordino.device import here
 from sordino.engine.channels import Ciphertexts, SumAtSites, channel, check_cohort
 from sordino.engine.mail import Mail
 from sordino.errors import RangeSaturation, UnsoundGuarantee
@@ -83,7 +84,7 @@ class SecureSum:
         if isinstance(self._secure, Encrypted) and self._secure.keys == "shared":
             self.broadcast = found.payload
         noised = own is not None or bool(found.aborted)
-        return Summed(tree.unflat(torch.from_numpy(found.total), like), found.who, noised)
+        return Summed(tree.unflat(here(torch.from_numpy(found.total)), like), found.who, noised)
 
 
 def check_gate(uplink: Uplink, reads_each: bool, clients: float) -> None:
@@ -114,6 +115,6 @@ def words_of(algorithm: AnyAlgorithm, task: Task, t: int, down: Tree) -> int:
 def flat(upload: Tree) -> np.ndarray[Any, np.dtype[np.int64]]:
     """All integers of one upload."""
     found: np.ndarray[Any, np.dtype[np.int64]] = np.concatenate(
-        [leaf.numpy().reshape(-1) for leaf in tree.leaves(upload)]
+        [leaf.cpu().numpy().reshape(-1) for leaf in tree.leaves(upload)]
     )
     return found

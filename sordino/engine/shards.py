@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from sordino.data import Split
+from sordino.device import here
 from sordino.types import Examples, NoiseSource, Reader
 
 
@@ -16,11 +17,11 @@ class Shards(Mapping[int, Examples]):
     """Each client's rows, gathered when the client is asked: the data lie in memory once."""
 
     def __init__(self, train: Split, rows: Sequence[Any], which: range) -> None:
-        self._x, self._y = torch.from_numpy(np.asarray(train.x)), torch.from_numpy(np.asarray(train.y))
+        self._x, self._y = here(torch.from_numpy(np.asarray(train.x))), here(torch.from_numpy(np.asarray(train.y)))
         self._rows, self._which = rows, which
 
     def __getitem__(self, client: int) -> Examples:
-        rows = torch.from_numpy(np.asarray(self._rows[client]))
+        rows = here(torch.from_numpy(np.asarray(self._rows[client])))
         return Examples(self._x.index_select(0, rows), self._y.index_select(0, rows))
 
     def __contains__(self, client: object) -> bool:

@@ -24,6 +24,7 @@ import numpy as np
 import torch
 
 from sordino import tree
+from sordino.device import here
 from sordino.errors import WireError
 from sordino.tree import Tree
 
@@ -162,7 +163,7 @@ def decode(data: bytes | memoryview, expected: Header, template: T) -> tuple[Hea
     values = []
     for field in fields.fields:
         found = np.ndarray(field.shape, _DTYPES[str(field.dtype)], view, start)
-        values.append(torch.from_numpy(found.astype(found.dtype.newbyteorder("="))))  # astype copies
+        values.append(here(torch.from_numpy(found.astype(found.dtype.newbyteorder("=")))))  # astype copies
         start += _bytes(field)
     return header, tree.like(template, values)
 

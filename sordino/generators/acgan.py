@@ -15,8 +15,8 @@ import torch
 
 from sordino import keys
 from sordino.errors import DataError
+from sordino.generators import streams
 from sordino.generators.shape import GeneratorShape, GeneratorState, Trained
-from sordino.generators.streams import stream
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -99,31 +99,29 @@ def _train(
     from sordino.generators import nets
     from sordino.generators.discriminator import discriminator
 
-    device = images.device
     x = (images.float() / 127.5 - 1).movedim(-1, 1).contiguous(memory_format=torch.channels_last)
-    y = labels.to(device)
-    source = stream(keys.fold(key, "draws"), device)
+    source = keys.generator(keys.fold(key, "draws"))
     judge = discriminator(shape)
-    maker = nets.filled(nets.generator(shape), nets.init(shape, keys.fold(key, "generator")), device)
-    judge = nets.filled(judge, nets.fresh_state(judge, keys.fold(key, "discriminator")), device)
+    maker = nets.filled(nets.generator(shape), nets.init(shape, keys.fold(key, "generator")))
+    judge = nets.filled(judge, nets.fresh_state(judge, keys.fold(key, "discriminator")))
     judge.drop_by(source)
     makes, judges = _adam(maker, settings), _adam(judge, settings)
     classes = torch.arange(shape.classes).repeat_interleave(SCORED)
     due = {settings.epochs * (i + 1) // settings.checks for i in range(settings.checks)} if score is not None else set()
     best: tuple[float, GeneratorState] = (float("-inf"), {})
-    log, batch = [], min(settings.batch, shape.classes * int(y.bincount().max()))
+    log, batch = [], min(settings.batch, shape.classes * int(labels.bincount().max()))
     for epoch in range(1, settings.epochs + 1):
-        order = balanced(labels, shape.classes, epoch, keys.fold(key, "order")).to(device)
+        order = balanced(labels, shape.classes, epoch, keys.fold(key, "order"))
         seen = []
         for at in torch.split(order, batch):
             if len(at) < batch:  # the norms of a small rest would be a lottery; who falls in it changes by epoch
                 break
-            wanted = torch.randint(shape.classes, (batch,), generator=source, device=device)
-            fakes = maker(torch.randn(batch, shape.noise, generator=source, device=device), wanted)
+            wanted = streams.integers(source, shape.classes, batch)
+            fakes = maker(streams.normal(source, batch, shape.noise), wanted)
             s, q = judge(fakes)
             made = generator_loss(s, q, wanted)
             s_real, q_real = judge(x[at])
-            judged = discriminator_loss(s_real, q_real, y[at], s, q, wanted)  # one look at the fakes serves both
+            judged = discriminator_loss(s_real, q_real, labels[at], s, q, wanted)  # one look at the fakes serves both
             for_maker, for_judge = _gradient(made, maker, keep=True), _gradient(judged, judge)
             _step(makes, for_maker)
             _step(judges, for_judge)
@@ -143,7 +141,7 @@ def balanced(labels: Tensor, classes: int, epoch: int, key: keys.Key) -> Tensor:
     """The places of an epoch's images in random order, as many of each class as the largest has. Images of a small
     class come several times.
     """
-    members = [torch.nonzero(labels.cpu() == c).flatten() for c in range(classes)]
+    members = [torch.nonzero(labels == c).flatten() for c in range(classes)]
     most = max(map(len, members))
     cycle = torch.arange(epoch * most, (epoch + 1) * most)
     every = torch.cat([own[cycle % len(own)] for own in members])

@@ -7,6 +7,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from sordino.generators import streams
 from sordino.generators.nets import norm
 from sordino.generators.shape import GeneratorShape
 
@@ -17,9 +18,8 @@ class Halved(nn.Module):
     source: torch.Generator
 
     def forward(self, x: Tensor) -> Tensor:
-        words = torch.empty(-(-x.numel() // 8), dtype=torch.int64, device=x.device)
-        words.random_(-(2**63), None, generator=self.source)
-        kept = words.view(torch.int8)[: x.numel()].as_strided(x.shape, x.stride()) >= 0
+        drawn = streams.words(self.source, -(-x.numel() // 8))
+        kept = drawn.view(torch.int8)[: x.numel()].as_strided(x.shape, x.stride()) >= 0
         return x * kept.to(x.dtype).mul_(2)
 
 

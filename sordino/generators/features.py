@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from sordino import keys
+from sordino.generators import streams
 from sordino.generators.shape import GeneratorState
-from sordino.generators.streams import stream
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -31,7 +31,7 @@ def init(classes: int, noise: int, out: int, key: keys.Key, hidden: int = 512) -
     state = {}
     for name, outputs, inputs in (("first", hidden, noise + classes), ("last", out, hidden)):
         for part, shape in (("weight", (outputs, inputs)), ("bias", (outputs,))):
-            drawn = torch.rand(shape, generator=stream(keys.fold(key, name, part)))
+            drawn = streams.uniform(keys.generator(keys.fold(key, name, part)), *shape)
             state[f"{name}.{part}"] = (2 * drawn - 1) / inputs**0.5
     state |= {"norm.weight": torch.ones(hidden), "norm.bias": torch.zeros(hidden)}
     return state | {"norm.mean": torch.zeros(hidden), "norm.variance": torch.ones(hidden)}

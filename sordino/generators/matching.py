@@ -17,8 +17,8 @@ import torch
 
 from sordino import keys
 from sordino.errors import ConfigError, DataError
+from sordino.generators import streams
 from sordino.generators.shape import GeneratorShape, Trained
-from sordino.generators.streams import stream
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -77,7 +77,7 @@ def discrepancy(x: Tensor, labels: Tensor, prototypes: Sequence[ClassTarget]) ->
         classes = [one.label for one in own if one.label in present]
         if not classes:
             continue
-        at = torch.nonzero(torch.isin(labels, torch.tensor(classes, device=labels.device))).flatten()
+        at = torch.nonzero(torch.isin(labels, torch.tensor(classes))).flatten()
         z, seen = extract(x[at]), labels[at]
         if x.requires_grad and not z.requires_grad:
             raise ConfigError(
@@ -97,7 +97,6 @@ def train(
     prototypes: Sequence[ClassTarget],
     settings: MatchingSettings,
     key: keys.Key,
-    device: torch.device | str = "cpu",
 ) -> Trained:
     """Trains the generator on the classes that have a prototype; of the others it draws anything."""
     if not prototypes:
@@ -109,17 +108,17 @@ def train(
         )
     from sordino.generators import nets
 
-    maker = nets.filled(nets.generator(shape), nets.init(shape, keys.fold(key, "generator")), device)
+    maker = nets.filled(nets.generator(shape), nets.init(shape, keys.fold(key, "generator")))
     weights = list(maker.parameters())
     betas = (settings.beta1, settings.beta2)
     optimiser = torch.optim.Adam(weights, settings.lr, betas, fused=True)
-    source = stream(keys.fold(key, "noise"), device)
+    source = keys.generator(keys.fold(key, "noise"))
     classes = torch.tensor(sorted({one.label for one in prototypes}))
     half = max(1, settings.batch // 2)
     scale, window, before, log = settings.diversity, [], float("inf"), []
     for step in range(1, settings.steps + 1):
-        y = visited(classes, half, keys.fold(key, "labels", step)).to(device)
-        r1, r2 = (torch.randn(half, shape.noise, generator=source, device=device) for _ in range(2))
+        y = visited(classes, half, keys.fold(key, "labels", step))
+        r1, r2 = (streams.normal(source, half, shape.noise) for _ in range(2))
         x = maker(torch.cat([r1, r2]), y.repeat(2))
         matched = discrepancy((x + 1) / 2, y.repeat(2), prototypes)
         spread = diversity(x[:half], x[half:], r1, r2, settings.sign)

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 
 from sordino import keys
 from sordino.errors import NonFiniteModel
+from sordino.generators import streams
 from sordino.generators.shape import GeneratorShape, GeneratorState
-from sordino.generators.streams import stream
 
 DRAWN_AT_ONCE = 256
 
@@ -147,17 +147,17 @@ def fresh_state(net: nn.Module, key: keys.Key) -> GeneratorState:
             place = f"{path}.{name}"
             if name == "weight":
                 mean, std = float(isinstance(module, nn.BatchNorm2d)), 1.0 if isinstance(module, nn.Embedding) else 0.02
-                z = torch.randn(value.shape, generator=stream(keys.fold(key, place)))
+                z = streams.normal(keys.generator(keys.fold(key, place)), *value.shape)
                 state[place] = mean + std * z
             else:
                 state[place] = torch.ones(value.shape) if name == "running_var" else torch.zeros(value.shape)
     return state
 
 
-def filled(net: Any, state: GeneratorState, device: torch.device | str = "cpu") -> Any:
+def filled(net: Any, state: GeneratorState) -> Any:
     """The network with a copy of the state, laid out as convolutions like it."""
     plan = net.state_dict()  # it knows that no batches are counted, which a plain dict does not say
-    plan.update({name: value.to(device, copy=True) for name, value in state.items()})
+    plan.update({name: value.clone() for name, value in state.items()})
     net.load_state_dict(plan, assign=True)
     return net.to(memory_format=torch.channels_last)
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 import torch
 
 from sordino import keys
-from sordino.generators.streams import stream
+from sordino.generators import streams
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -51,28 +51,25 @@ def noise_set(
     source: Source = "stylegan",
     *,
     width: int = 512,
-    device: torch.device | str = "cpu",
 ) -> tuple[Tensor, Tensor]:
     """Images of noise, uint8 [n, h, w, c], and labels, class by class. `width` is the number of feature maps
     (`random_conv` has 64); time grows with its square.
-
-    An accelerator draws other images than a processor; each draws its own ones again.
     """
     from sordino.generators.nets import pixels
 
     latents = FEW if classes <= 50 else MANY
     made = []
     with torch.no_grad():
-        draw = SOURCES[source](classes, latents, side, channels, keys.fold(key, source), width, device)
-        means = latents.between * torch.randn(classes, latents.size, generator=stream(keys.fold(key, "means")))
+        draw = SOURCES[source](classes, latents, side, channels, keys.fold(key, source), width)
+        means = latents.between * streams.normal(keys.generator(keys.fold(key, "means")), classes, latents.size)
         for c in range(classes):
             waiting.info("draws images of noise, once for all clients: class %d of %d", c + 1, classes)
-            draws = stream(keys.fold(key, "class", c), device)
+            draws = keys.generator(keys.fold(key, "class", c))
             for start in range(0, per_class, AT_ONCE):
                 count = min(AT_ONCE, per_class - start)
-                scatter = torch.randn(count, latents.size, generator=draws, device=device)
-                x = draw(c, means[c].to(device) + latents.within * scatter, draws)
-                made.append(pixels(torch.nn.functional.interpolate(x, (side, side), mode="area")).cpu())
+                scatter = streams.normal(draws, count, latents.size)
+                x = draw(c, means[c] + latents.within * scatter, draws)
+                made.append(pixels(torch.nn.functional.interpolate(x, (side, side), mode="area")))
     return torch.cat(made), torch.arange(classes).repeat_interleave(per_class)
 
 
@@ -84,10 +81,10 @@ def _doublings(side: int) -> int:
     return max(0, ceil(log2(side / 4)))
 
 
-def _weights(key: keys.Key, place: str, *shape: int, device: torch.device | str) -> Tensor:
+def _weights(key: keys.Key, place: str, *shape: int) -> Tensor:
     """With equal scale: what comes out varies as much as what goes in."""
     fan = torch.Size(shape[1:]).numel()
-    return (torch.randn(*shape, generator=stream(keys.fold(key, place))) / sqrt(fan)).to(device)
+    return streams.normal(keys.generator(keys.fold(key, place)), *shape) / sqrt(fan)
 
 
 def _doubled(x: Tensor) -> Tensor:
@@ -99,32 +96,30 @@ def _leaky(x: Tensor) -> Tensor:
     return torch.nn.functional.leaky_relu(x, 0.2) * LEAK
 
 
-def _stylegan(
-    classes: int, latents: Latents, side: int, channels: int, key: keys.Key, width: int, device: torch.device | str
-) -> Draw:
+def _stylegan(classes: int, latents: Latents, side: int, channels: int, key: keys.Key, width: int) -> Draw:
     """Styles scale what every convolution reads and are divided out of what it gives; images are summed over the
     resolutions.
     """
     doublings = _doublings(side)
     layers = 1 + 2 * doublings
-    mapping = _weights(key, "mapping", latents.size, latents.size, device=device)
-    constant = torch.randn(1, width, 4, 4, generator=stream(keys.fold(key, "constant"))).to(device)
-    styles = [_weights(key, f"style{i}", width, latents.size, device=device) for i in range(layers)]
-    filters = [_weights(key, f"filter{i}", width, width, 3, 3, device=device) for i in range(layers)]
-    shades = [_weights(key, f"shade{i}", width, latents.size, device=device) for i in range(doublings + 1)]
-    colours = [_weights(key, f"colour{i}", channels, width, 1, 1, device=device) for i in range(doublings + 1)]
+    mapping = _weights(key, "mapping", latents.size, latents.size)
+    constant = streams.normal(keys.generator(keys.fold(key, "constant")), 1, width, 4, 4)
+    styles = [_weights(key, f"style{i}", width, latents.size) for i in range(layers)]
+    filters = [_weights(key, f"filter{i}", width, width, 3, 3) for i in range(layers)]
+    shades = [_weights(key, f"shade{i}", width, latents.size) for i in range(doublings + 1)]
+    colours = [_weights(key, f"colour{i}", channels, width, 1, 1) for i in range(doublings + 1)]
     levels = spread_rows(classes, layers, keys.fold(key, "levels"))
 
     def draw(c: int, z: Tensor, draws: torch.Generator) -> Tensor:
         w = _leaky((z * torch.rsqrt(z.square().mean(1, True) + 1e-8)) @ mapping.T)
-        x, image = constant.expand(len(z), -1, -1, -1), torch.zeros((), device=z.device)
+        x, image = constant.expand(len(z), -1, -1, -1), torch.zeros(())
         for i in range(layers):
             x = _doubled(x) if i % 2 else x
             style = 1 + w @ styles[i].T
             x = torch.nn.functional.conv2d(x * style[:, :, None, None], filters[i], padding=1)
             power = style.square() @ filters[i].square().sum((2, 3)).T
             x = x * torch.rsqrt(power + 1e-8)[:, :, None, None]
-            noise = torch.randn(x.shape, generator=draws, device=x.device)
+            noise = streams.normal(draws, *x.shape)
             x = _leaky(x + float(levels[c, i]) + 0.1 / layers * noise)
             if i % 2 == 0:
                 shade = 1 + w @ shades[i // 2].T
@@ -139,7 +134,7 @@ def spread_rows(classes: int, layers: int, key: keys.Key) -> Tensor:
     """A unit row per class, made so that the columns have little to do with each other: 500 steps down the mean of
     their squared products.
     """
-    rows = torch.randn(classes, layers, generator=stream(key)).requires_grad_()
+    rows = streams.normal(keys.generator(key), classes, layers).requires_grad_()
     others = 1 - torch.eye(layers)
     optimiser = torch.optim.SGD([rows], lr=0.5, momentum=0.9)
     with torch.enable_grad():
@@ -151,13 +146,11 @@ def spread_rows(classes: int, layers: int, key: keys.Key) -> Tensor:
     return torch.nn.functional.normalize(rows).detach()
 
 
-def _random_conv(
-    classes: int, latents: Latents, side: int, channels: int, key: keys.Key, width: int, device: torch.device | str
-) -> Draw:
+def _random_conv(classes: int, latents: Latents, side: int, channels: int, key: keys.Key, width: int) -> Draw:
     width, doublings = min(width, 64), _doublings(side)
-    first = _weights(key, "first", width * 16, latents.size, device=device)
-    filters = [_weights(key, f"filter{i}", width, width, 3, 3, device=device) for i in range(doublings)]
-    last = _weights(key, "last", channels, width, 3, 3, device=device)
+    first = _weights(key, "first", width * 16, latents.size)
+    filters = [_weights(key, f"filter{i}", width, width, 3, 3) for i in range(doublings)]
+    last = _weights(key, "last", channels, width, 3, 3)
 
     def draw(c: int, z: Tensor, draws: torch.Generator) -> Tensor:
         x = _leaky((torch.nn.functional.normalize(z) * sqrt(latents.size)) @ first.T).view(len(z), width, 4, 4)

@@ -1,16 +1,29 @@
-"""Long vectors of random numbers on any device, from one key."""
+"""Long vectors of random numbers from one key: the same ones wherever a run computes."""
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 
-from sordino import keys
+from sordino.device import CPU, here
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
-def stream(key: keys.Key, device: torch.device | str = "cpu") -> torch.Generator:
-    """A generator of random numbers that the key seeds. An accelerator has its own: other numbers than a processor
-    draws, the same ones every time.
-    """
-    if torch.device(device).type == "cpu":
-        return keys.generator(key)
-    return torch.Generator(device).manual_seed(keys.word(key) >> 1)
+def normal(source: torch.Generator, *shape: int) -> Tensor:
+    return here(torch.randn(*shape, generator=source, device=CPU))
+
+
+def uniform(source: torch.Generator, *shape: int) -> Tensor:
+    return here(torch.rand(*shape, generator=source, device=CPU))
+
+
+def integers(source: torch.Generator, below: int, *shape: int) -> Tensor:
+    return here(torch.randint(below, shape, generator=source, device=CPU))
+
+
+def words(source: torch.Generator, count: int) -> Tensor:
+    """Whole numbers of 64 random bits."""
+    return here(torch.empty(count, dtype=torch.int64, device=CPU).random_(-(2**63), None, generator=source))

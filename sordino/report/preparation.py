@@ -282,4 +282,4 @@ def _drawn(run: RunFolder, setup: Setup, count: int) -> tuple[Pixels, NDArray[np
         return nothing
     handed = checkpoint.tensors(run.handed_file)
     made = setup.algorithm.equip(setup.task, handed, count, keys.fold(setup.key, "pictures of a report"))
-    return nothing if made is None else (made.x.numpy(), made.y.numpy())
+    return nothing if made is None else (made.x.cpu().numpy(), made.y.cpu().numpy())

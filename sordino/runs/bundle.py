@@ -159,7 +159,7 @@ def write(folder: Path, setup: Setup, model: Params, columns: Mapping[str, Colum
     from safetensors.torch import save
 
     mine = RunFolder(folder)
-    whole = {name: value.contiguous().clone() for name, value in setup.task.state_dict(model).items()}
+    whole = {name: value.cpu().contiguous().clone() for name, value in setup.task.state_dict(model).items()}
     atomic_write(mine.model_file, save(whole))
     if (told := described(setup, columns)) is None:
         return

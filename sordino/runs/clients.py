@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from sordino import user_code
+from sordino.device import CPU
 from sordino.engine.client_states import States
 from sordino.engine.forks import Forks
 from sordino.engine.shards import PreparedShards
@@ -68,7 +69,7 @@ def threads(setup: Setup) -> int:
     """Those of one process that train clients. What somebody else wrote may keep something beside its arguments, and is
     asked by one thread alone, unless more are wanted.
     """
-    if setup.engine.executor in ("processes", "ranks"):
+    if setup.engine.executor in ("processes", "ranks") or setup.engine.device != CPU:
         return 1
     return 1 if setup.experiment.engine.workers == "auto" and owned(setup) else int(setup.engine.workers)
 

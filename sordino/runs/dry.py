@@ -10,6 +10,7 @@ from pathlib import Path
 
 from sordino import user_code
 from sordino.config import Engine, Experiment
+from sordino.device import CPU
 from sordino.ledger.notes import SYSTEM
 from sordino.ledger.storage import copied
 from sordino.runs.bundle import told_to_nobody
@@ -28,12 +29,16 @@ def choices(asked: Engine, engine: Engine, experiment: Experiment) -> list[str]:
     }
     has = "this processor has" if engine.precision == "bf16" else "this processor lacks"
     why = ORDERED if asked.executor != "auto" else rule.get(engine.executor, "the algorithm asks for it")
-    precise = ORDERED if asked.precision != "auto" else f"{has} instructions that multiply bf16"
+    rule_of_bf16 = (
+        f"{has} instructions that multiply bf16" if engine.device == CPU else "as long as bf16 is not measured there"
+    )
+    precise = ORDERED if asked.precision != "auto" else rule_of_bf16
     several = engine.executor == "processes"
     data, privacy = experiment.data, experiment.privacy
     kept = "real: of the operating system" if privacy.noise == SYSTEM else f"simulated, from the seed {experiment.seed}"
     return [
         f"executor {engine.executor}: {why}",
+        f"device {engine.device}: {_placed(asked, engine)}",
         f"workers {engine.workers}: {'processes' if several else 'threads or forks'} that train clients, each with "
         f"{engine.threads} torch threads",
         f"precision {engine.precision}: {precise}",
@@ -42,6 +47,12 @@ def choices(asked: Engine, engine: Engine, experiment: Experiment) -> list[str]:
         "ledger " + ("in the run folder" if privacy.ledger is None else f"shared: {os.path.abspath(privacy.ledger)}"),
         f"experiment {experiment.digest()[:16]}",
     ]
+
+
+def _placed(asked: Engine, engine: Engine) -> str:
+    if asked.device != "auto":
+        return ORDERED if engine.device != CPU else "the processor, where nothing else is said"
+    return "this machine has no other" if engine.device == CPU else "this machine has one"
 
 
 def _places(path: str | list[str]) -> str:

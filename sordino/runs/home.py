@@ -17,6 +17,7 @@ from sordino import keys
 from sordino.config import Experiment, build, filled, parameters
 from sordino.config.wording import check_keys
 from sordino.data import Split
+from sordino.device import CPU, here, on
 from sordino.errors import ConfigError
 from sordino.keys import Key
 from sordino.ledger.events import Json
@@ -109,7 +110,8 @@ class ServersHome:
             network=asked.network,
         )
         began = time.monotonic()
-        made = source.build(wanted)
+        with on(CPU):  # a source says itself where it draws
+            made = source.build(wanted)
         return made._replace(manifest={**made.manifest, "seconds": round(time.monotonic() - began, 3)})
 
 
@@ -135,4 +137,4 @@ def asked_for(experiment: Experiment) -> CandidateSettings | None:
 
 
 def _examples(x: np.ndarray[Any, Any], y: np.ndarray[Any, Any]) -> Examples:
-    return Examples(torch.from_numpy(np.asarray(x)), torch.from_numpy(np.asarray(y)))
+    return Examples(here(torch.from_numpy(np.asarray(x))), here(torch.from_numpy(np.asarray(y))))

@@ -9,7 +9,8 @@ from sordino.algorithms import ALGORITHMS
 from sordino.algorithms.algorithm import AnyAlgorithm, own_algorithm
 from sordino.algorithms.phases import Phased
 from sordino.config import Engine, Experiment, build, gates
-from sordino.engine.choose_executor import cores, decide
+from sordino.device import CPU
+from sordino.engine.choose_executor import cores, decide, device_of
 from sordino.privacy.readers.open import Open
 from sordino.runs.learning_task import check_learns, problem_of
 from sordino.tasks.problems import Problem
@@ -63,9 +64,11 @@ class Methods:
 
 def decided(given: Engine, algorithm: AnyAlgorithm) -> Engine:
     """[engine] with every `auto` decided."""
-    executor, precision = decide(given.executor, given.precision, not reads_plainly(algorithm))
-    workers = cores() if given.workers == "auto" else given.workers
-    return given.model_copy(update={"executor": executor, "precision": precision, "workers": workers})
+    device = device_of("auto") if given.device == "auto" else given.device
+    executor, precision = decide(given.executor, given.precision, not reads_plainly(algorithm), device)
+    workers = given.workers if given.workers != "auto" else cores() if device == CPU else 1
+    found = {"device": device, "executor": executor, "precision": precision, "workers": workers}
+    return given.model_copy(update=found)
 
 
 def reads_plainly(algorithm: AnyAlgorithm) -> bool:

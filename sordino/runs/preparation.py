@@ -133,7 +133,7 @@ def _hand(half: ServersHalf, folder: Path, handed: Params, begun: Begun | None) 
     """A file that clients in other processes read, and its bytes in the books: one message to everybody."""
     from safetensors.torch import save
 
-    atomic_write(RunFolder(folder).handed_file, save({k: v.contiguous() for k, v in handed.items()}))
+    atomic_write(RunFolder(folder).handed_file, save({k: v.cpu().contiguous() for k, v in handed.items()}))
     config = half.setup.experiment.digest()
     header = wire.Header(HANDED, config, 0, -1, 0, "down")
     each = wire.size(header, wire.schema(handed))

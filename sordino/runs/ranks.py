@@ -185,5 +185,5 @@ def _hear() -> tuple[bytes, bytes]:
     text, body = lengths.tolist()
     data = torch.empty(text + body, dtype=torch.uint8)
     dist.broadcast(data, 0)
-    whole = data.numpy().tobytes()
+    whole = data.cpu().numpy().tobytes()
     return whole[:text], whole[text:]

@@ -17,6 +17,8 @@ from pathlib import Path
 
 from sordino import user_code
 from sordino.config import Experiment
+from sordino.device import on
+from sordino.engine.choose_executor import device_of
 from sordino.errors import ConfigError, RunError
 from sordino.ledger.ledger import Ledger, of_run
 from sordino.ledger.notes import SYSTEM, parsed
@@ -44,6 +46,17 @@ def start(
     """Run an experiment in a new folder. `crash` rehearses: the process is killed in that round, once it is reserved.
     `prepared` is a run whose preparation is taken over.
     """
+    with on(device_of(experiment.engine.device)):
+        return _started(experiment, folder, watch, crash, prepared)
+
+
+def _started(
+    experiment: Experiment,
+    folder: Path,
+    watch: Callable[[Progress], None] | None,
+    crash: int | None,
+    prepared: Path | None,
+) -> Ended:
     simulation = checked(experiment, folder, prepared)
     environment, key = environment_of(simulation.setup.experiment, prepared), simulation.population.data_key
     found(folder, simulation.setup, simulation.agreement(), environment, key, simulation.home.story)
@@ -135,9 +148,10 @@ def resume(
         private.check_place(folder, moved)
     for line in choices(experiment.engine, experiment.engine, experiment):
         _log.info("%s", line)
-    simulation = simulated(experiment, _data_key(experiment, folder))
-    _check_agreement(simulation, folder)
-    return play(simulation, folder, watch, fallback)
+    with on(device_of(experiment.engine.device)):
+        simulation = simulated(experiment, _data_key(experiment, folder))
+        _check_agreement(simulation, folder)
+        return play(simulation, folder, watch, fallback)
 
 
 def _check_agreement(simulation: Simulation, folder: Path) -> None:

@@ -14,6 +14,7 @@ import torch
 
 from sordino.config import Experiment, Privacy
 from sordino.data.schema import Column
+from sordino.device import here
 from sordino.engine.client_states import States
 from sordino.engine.executor import Executor
 from sordino.engine.shards import Shards
@@ -116,7 +117,7 @@ class Simulation(ServersHalf):
     def evaluation(self) -> Evaluation:
         """The evaluator, who has everybody's test examples."""
         setup, test, given = self.setup, self.population.named.test, self.setup.experiment.evaluation
-        examples = Examples(torch.from_numpy(np.asarray(test.x)), torch.from_numpy(np.asarray(test.y)))
+        examples = Examples(here(torch.from_numpy(np.asarray(test.x))), here(torch.from_numpy(np.asarray(test.y))))
         own = metrics_named(given.metrics)
         evaluator = Evaluator(
             setup.task, examples, self.population.shares[1], tuple(given.scores), own, hands_of(setup)

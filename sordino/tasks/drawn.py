@@ -39,11 +39,17 @@ def all_alike(number: int, classes: int, key: Key) -> Tensor:
     return torch.cat([labels, keys.permutation(key, classes)[:rest]])
 
 
-@lru_cache(maxsize=2)
 def noise_examples(
     classes: int, per_class: int, side: int, channels: int, key: int, source: Source, width: int
 ) -> Examples:
     """Images of pure noise with labels, the same for everybody and so made once in a process."""
+    return _made(classes, per_class, side, channels, key, source, width, torch.get_default_device())
+
+
+@lru_cache(maxsize=2)
+def _made(
+    classes: int, per_class: int, side: int, channels: int, key: int, source: Source, width: int, device: torch.device
+) -> Examples:
     return Examples(*noise_set(classes, per_class, side, channels, key, source, width=width))
 
 

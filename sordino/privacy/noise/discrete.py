@@ -77,7 +77,7 @@ def _threshold(digit: int, scale: float) -> np.uint64:
 
 
 def _words(source: NoiseSource, count: int) -> NDArray[np.uint64]:
-    return source.words(count).numpy().view(np.uint64)
+    return source.words(count).cpu().numpy().view(np.uint64)
 
 
 def _check(scale: float) -> None:

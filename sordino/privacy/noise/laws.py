@@ -42,7 +42,8 @@ class GaussianNoise:
     def add(self, values: Tensor, scale: float, source: NoiseSource) -> Tensor:
         if values.is_floating_point():
             return source.gaussian(values, scale)
-        return values + torch.from_numpy(discrete_gaussian(source, values.numel(), scale)).view(values.shape)
+        noise = torch.from_numpy(discrete_gaussian(source, values.numel(), scale))
+        return values + noise.view(values.shape).to(values.device)
 
 
 @dataclass(frozen=True)
@@ -61,4 +62,5 @@ class LaplaceNoise:
     def add(self, values: Tensor, scale: float, source: NoiseSource) -> Tensor:
         if values.is_floating_point():
             return source.laplace(values, scale)
-        return values + torch.from_numpy(discrete_laplace(source, values.numel(), scale)).view(values.shape)
+        noise = torch.from_numpy(discrete_laplace(source, values.numel(), scale))
+        return values + noise.view(values.shape).to(values.device)

@@ -95,7 +95,8 @@ def privunit(vector: Tensor, cap: Cap, source: NoiseSource) -> Tensor:
     # `u` is the part of the sphere that lies higher than V; the component along v is where that is so
     u = torch.where(coin < cap.p, place * cap.part, cap.part + place * (1 - cap.part))
     tail = 2 * torch.minimum(u, 1 - u)
-    square = torch.from_numpy(betainccinv(0.5, (cap.dimension - 1) / 2, tail.numpy())).unsqueeze(1)
+    found = torch.from_numpy(betainccinv(0.5, (cap.dimension - 1) / 2, tail.cpu().numpy()))
+    square = found.to(tail.device).unsqueeze(1)
     along = square.sqrt() * torch.sign(0.5 - u).unsqueeze(1)
     noise = _normal(v.shape, source.child("rest"))
     across = _unit(noise - (noise * v).sum(1, keepdim=True) * v)

@@ -52,7 +52,7 @@ def levels(pixels: Tensor, k: int = GREYS, rounding: Rounding = "nearest") -> Te
     """
     _check_bytes(pixels)
     table = _rule(rounding)(np.arange(256) * (_check_levels(k, 256) - 1), 255).astype(np.uint8)
-    return torch.from_numpy(table[pixels.numpy()])
+    return torch.from_numpy(table[pixels.cpu().numpy()]).to(pixels.device)
 
 
 def from_float(x: Tensor, k: int = GREYS, rounding: Rounding = "nearest") -> Tensor:
@@ -68,8 +68,8 @@ def from_float(x: Tensor, k: int = GREYS, rounding: Rounding = "nearest") -> Ten
             fix="scale the images to [-1, 1] first: 2 * v / 255 - 1 for a byte v",
             code="pixel-out-of-range",
         )
-    steps = np.floor(10_000 * (x.double().numpy() + 1) + 0.5).astype(np.int64)
-    return torch.from_numpy(rule(steps * (_check_levels(k, 256) - 1), 20_000).astype(np.uint8))
+    steps = np.floor(10_000 * (x.double().cpu().numpy() + 1) + 0.5).astype(np.int64)
+    return torch.from_numpy(rule(steps * (_check_levels(k, 256) - 1), 20_000).astype(np.uint8)).to(x.device)
 
 
 def values(index: Tensor, k: int = GREYS, low: float = -1.0, high: float = 1.0) -> Tensor:
@@ -78,7 +78,7 @@ def values(index: Tensor, k: int = GREYS, low: float = -1.0, high: float = 1.0) 
     """
     steps = np.arange(_check_levels(k))
     table = (low * (k - 1 - steps) + high * steps) / (k - 1)
-    return torch.from_numpy(table.astype(np.float32)[index.numpy()])
+    return torch.from_numpy(table.astype(np.float32)[index.cpu().numpy()]).to(index.device)
 
 
 def pooled(images: Tensor, side: int = 7) -> Tensor:
@@ -110,7 +110,7 @@ def flip_probability(epsilon: float, k: int = GREYS) -> float:
 def respond(index: Tensor, epsilon: float, k: int, source: NoiseSource) -> Tensor:
     """Answers at random for values from 0 to k - 1, at a cost of `epsilon` for each."""
     last = threshold(epsilon, k) - 1
-    fits = not index.is_floating_point() and np.can_cast(np.min_scalar_type(k - 1), index.numpy().dtype)
+    fits = not index.is_floating_point() and k - 1 <= torch.iinfo(index.dtype).max
     if not fits or (index.numel() and not 0 <= int(index.min()) <= int(index.max()) < k):
         raise DomainError(
             f"values of type {str(index.dtype).removeprefix('torch.')}, which are not all whole numbers from 0 "
@@ -119,14 +119,14 @@ def respond(index: Tensor, epsilon: float, k: int, source: NoiseSource) -> Tenso
             fix=f"number the values from 0 to {k - 1}",
             code="level-out-of-range",
         )
-    given = index.numpy().reshape(-1)
+    given = index.cpu().numpy().reshape(-1)
     told = given.copy()
     for number, start in enumerate(range(0, len(given), BLOCK)):
         part = told[start : start + BLOCK]
-        words = source.child("block", number).words(len(part)).numpy().view(np.uint64)
+        words = source.child("block", number).words(len(part)).cpu().numpy().view(np.uint64)
         replaced = np.flatnonzero(words >> np.uint64(32) <= np.uint64(last))
         part[replaced] = (words[replaced] & np.uint64(HALF - 1)) * np.uint64(k) >> np.uint64(32)
-    return torch.from_numpy(told.reshape(index.shape))
+    return torch.from_numpy(told.reshape(index.shape)).to(index.device)
 
 
 def threshold(epsilon: float, k: int = GREYS) -> int:

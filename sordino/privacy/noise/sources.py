@@ -29,6 +29,7 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
 from numpy.typing import NDArray
 
 from sordino import keys
+from sordino.device import here
 from sordino.errors import Range, RunError, UnsoundGuarantee, check_range
 from sordino.lazy import Product
 from sordino.types import NoiseSource
@@ -55,14 +56,16 @@ class Counter:
         return Counter(keys.word(keys.fold(self.key, *parts)))
 
     def gaussian(self, values: Tensor, std: float) -> Tensor:
-        noise = torch.randn(values.shape, generator=keys.generator(self.key), dtype=values.dtype)
+        drawn = torch.randn(values.shape, generator=keys.generator(self.key), dtype=values.dtype, device="cpu")
+        noise = drawn.to(values.device)
         if isinstance(values, Product) and values.right is not None:
             return noise.addmm_(values.left.t(), values.right, beta=std)
         return noise.mul_(std).add_(values)
 
     def laplace(self, values: Tensor, scale: float) -> Tensor:
         # the difference of two exponential variables
-        noise = torch.empty((2, *values.shape), dtype=values.dtype).exponential_(generator=keys.generator(self.key))
+        drawn = torch.empty((2, *values.shape), dtype=values.dtype, device="cpu")
+        noise = drawn.exponential_(generator=keys.generator(self.key)).to(values.device)
         return noise[0].sub_(noise[1]).mul_(scale).add_(values)
 
     def coins(self, count: int, probability: float) -> Tensor:
@@ -94,13 +97,13 @@ class System:
     def coins(self, count: int, probability: float) -> Tensor:
         threshold = min(int(probability * 2.0**64), 2**64 - 1)
         return (
-            torch.from_numpy(self._words(count) < np.uint64(threshold))
+            here(torch.from_numpy(self._words(count) < np.uint64(threshold)))
             if probability < 1
             else torch.ones(count, dtype=torch.bool)
         )
 
     def words(self, count: int) -> Tensor:
-        return torch.from_numpy(self._words(count).view(np.int64).copy())
+        return here(torch.from_numpy(self._words(count).view(np.int64).copy()))
 
     def _on_grid(self, values: Tensor, scale: float, table: Callable[[float], Cells]) -> Tensor:
         check_range(
@@ -114,11 +117,11 @@ class System:
         )
         step = grid_step(scale)
         cells = table(round(scale / step, 9))
-        x = values.double().numpy().reshape(-1) / step
+        x = values.double().cpu().numpy().reshape(-1) / step
         whole = np.floor(x)
         drawn = np.searchsorted(cells.thresholds, self._words(len(x)), side="right") + cells.lowest
         over = (self._words(len(x)) >> np.uint64(11)) * 2.0**-53 < cells.carry(drawn, x - whole)
-        return torch.from_numpy((whole + drawn + over) * step).reshape(values.shape)
+        return torch.from_numpy((whole + drawn + over) * step).reshape(values.shape).to(values.device)
 
     def _words(self, count: int) -> NDArray[np.uint64]:
         if self._process != os.getpid():  # first use, or a fork: two processes must never share a stream

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 
 from sordino import tree
+from sordino.device import here
 from sordino.privacy.uplink.stages import Stage
 from sordino.secure.layout import Layout
 from sordino.tree import Tree
@@ -38,8 +39,8 @@ class Quantise(Stage):
         return Bound(l1=l1, l2=min(l1, l2))
 
     def encode(self, x: Tree, bound: Bound, grant: Grant) -> Tree:
-        values, _ = self.layout.encode(tree.flat(tree.formed(x)).detach().numpy(), grant.client)
-        return tree.unflat(torch.from_numpy(values), self.shape(x))
+        values, _ = self.layout.encode(tree.flat(tree.formed(x)).detach().cpu().numpy(), grant.client)
+        return tree.unflat(here(torch.from_numpy(values)), self.shape(x))
 
     def shape(self, x: Tree) -> Tree:
         return tree.map(lambda leaf: torch.zeros(leaf.shape, dtype=torch.int64), x)

@@ -1,0 +1,113 @@
+"""A run on an accelerator: nothing of it is left on the processor, and every draw is the same."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from sordino import device, keys
+from sordino.config import Experiment, validate
+from sordino.engine.choose_executor import device_of
+from sordino.errors import ConfigError
+from sordino.runs import run
+from tests.laws.cases import BY_NAME, CASES
+from tests.laws.test_executors import CLOSE, apart, paid
+from tests.laws.traces import Trace, finished
+from tests.pretended import DEVICE, LeftBehind, accelerator
+
+QUICK = ("gaussian_gdp", "scaffold", "central")
+
+
+@pytest.fixture
+def played(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Experiment], Trace]:
+    """A run on the pretended accelerator."""
+
+    def play(experiment: Experiment) -> Trace:
+        monkeypatch.setattr(run, "device_of", lambda name: str(DEVICE))
+        with accelerator():
+            found = finished(experiment, tmp_path / "away")
+        monkeypatch.undo()
+        return found
+
+    return play
+
+
+def alike(name: str, executor: str = "auto") -> Experiment:
+    return BY_NAME[name].experiment(engine={"executor": executor, "workers": 1, "precision": "fp32"})
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[] if n in QUICK else pytest.mark.slow) for n in BY_NAME])
+def test_a_run_elsewhere_is_the_same_run(name: str, played: Callable[[Experiment], Trace], tmp_path: Path) -> None:
+    """Its numbers are computed by the same processor here, so no byte of it may differ."""
+    assert played(alike(name)) == finished(alike(name), tmp_path / "here")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", QUICK)
+def test_so_is_one_client_after_the_other(name: str, played: Callable[[Experiment], Trace], tmp_path: Path) -> None:
+    assert played(alike(name, "loop")) == finished(alike(name, "loop"), tmp_path / "here")
+
+
+@pytest.mark.parametrize("where", ["sordino.engine.shards.here", "sordino.keys.here"])
+def test_what_is_left_behind_is_found(
+    where: str, played: Callable[[Experiment], Trace], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The broken twins: rows, or drawn numbers, that nobody moves."""
+    monkeypatch.setattr(where, lambda value: value)
+    with pytest.raises(LeftBehind):
+        played(alike("scaffold"))
+
+
+def test_draws_are_the_same_everywhere() -> None:
+    with accelerator(), device.on(str(DEVICE)):
+        there = keys.uniform(5, 4), torch.zeros(2)
+    assert all(one.device == DEVICE for one in there)
+    assert there[0].tolist() == keys.uniform(5, 4).tolist()
+
+
+def test_what_belongs_on_the_processor_stays_there() -> None:
+    with accelerator(), device.on(str(DEVICE)), device.on(device.CPU):
+        assert torch.zeros(2).device.type == keys.uniform(5, 4).device.type == "cpu"
+
+
+@pytest.mark.parametrize(
+    ("name", "code"), [("mps", "device-without-float64"), ("abacus", "unknown-device"), ("xpu", "unknown-device")]
+)
+def test_other_devices_are_refused(name: str, code: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        device_of(name)
+    assert error.value.code == code
+
+
+def test_an_accelerator_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    assert (device_of("auto"), device_of("cuda"), device_of("cuda:0")) == ("cuda", "cuda", "cuda:0")
+    with pytest.raises(ConfigError, match="finds 1 such"):
+        device_of("cuda:1")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert device_of("auto") == "cpu"
+    with pytest.raises(ConfigError):
+        device_of("cuda")
+
+
+@pytest.mark.parametrize("engine", [{"executor": "processes"}, {"executor": "ranks"}, {"workers": 2}])
+def test_one_process_has_it(engine: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError) as error:
+        validate({"engine": {"device": "cuda", **engine}})
+    assert error.value.code == "device-of-one-process"
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no accelerator")
+@pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])
+def test_on_a_real_one_it_is_the_same_but_for_rounding(case: Any, tmp_path: Path) -> None:
+    engine = {"executor": "auto", "workers": 1, "precision": "fp32"}
+    here = finished(case.experiment(engine=engine), tmp_path / "here")
+    away = finished(case.experiment(engine={**engine, "device": "cuda"}), tmp_path / "away")
+    assert [paid(entry) for entry in here.ledger] == [paid(entry) for entry in away.ledger]
+    assert apart(tmp_path / "here", tmp_path / "away") < CLOSE
