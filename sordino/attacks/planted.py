@@ -1,0 +1,121 @@
+"""Gates behind which canaries sit: some of a client's rows give gradients of the attacker's choice, or a client sends an
+upload of its choice. Everything else is the run's own: clip, noise, weights, sum.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sordino import tree
+from sordino.attacks.sources import Twin
+from sordino.privacy.readers.beside_public import taken
+from sordino.privacy.readers.noisy_gradient import NoisyGradient, NoisyShard
+from sordino.privacy.readers.per_example_gradients import slow_sum
+from sordino.privacy.uplink import Uplink
+from sordino.tree import Tree
+from sordino.types import Examples, Grant, Losses, NoiseSource, Params, Received, Shard, Task
+
+Through = Callable[[NoiseSource], NoiseSource]  # a source as the gates are to see it
+
+
+def unchanged(source: NoiseSource) -> NoiseSource:
+    return source
+
+
+@dataclass(frozen=True)
+class Quiet(Twin):
+    """A source without noise, whose coins fall as they would."""
+
+    factor: float = 0.0
+    name: str = "quiet"
+
+    def gaussian(self, values: Tensor, std: float) -> Tensor:
+        return values
+
+    def laplace(self, values: Tensor, scale: float) -> Tensor:
+        return values
+
+
+def _settings(gate: Any) -> dict[str, Any]:
+    return {one.name: vars(gate)[one.name] for one in fields(gate)}
+
+
+# examples -------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class PlantedReader(NoisyGradient):
+    """The reader of a run, some of whose clients hold canaries in the place of their last rows. `planted`: the
+    gradients of these, [canaries, numbers], zero where a coin says that the canary is not there.
+    """
+
+    planted: Mapping[int, Tensor] = field(default_factory=dict)
+    through: Through = unchanged
+    sure: bool = False  # is every canary in every sample?
+
+    @classmethod
+    def of(cls, reader: NoisyGradient, planted: Mapping[int, Tensor], through: Through, sure: bool) -> PlantedReader:
+        return cls(**_settings(reader), planted=planted, through=through, sure=sure)
+
+    def open(self, examples: Examples, grant: Grant, task: Task) -> Shard:
+        grant = replace(grant, source=self.through(grant.source), pool=None)
+        rows = self.planted.get(grant.client, torch.zeros(0, 1))
+        return PlantedShard(self, examples, grant, task, planted=rows, sure=self.sure)
+
+
+@dataclass
+class PlantedShard(NoisyShard):
+    """One client's examples, the last of which are canaries."""
+
+    planted: Tensor = field(default_factory=lambda: torch.zeros(0, 1), repr=False)
+    sure: bool = False
+
+    def _sum(self, rows: Tensor, losses: Losses, params: Params, draws: Tensor) -> Params:
+        if not len(self.planted):
+            return super()._sum(rows, losses, params, draws)
+        reader, first = self._reader, len(self._examples.y) - len(self.planted)
+        assert reader.clip_order is not None
+        mine = rows >= first
+        honest = super()._sum(rows[~mine], losses, params, draws[~mine])
+        chosen = self.planted if self.sure else self.planted[rows[mine] - first]
+        if not len(chosen):
+            return honest
+        canaries = Examples(chosen.to(next(iter(params.values())).dtype), torch.zeros(len(chosen)))
+        added = slow_sum(along, params, canaries, torch.zeros(len(chosen)), reader.clip, reader.clip_order)
+        return tree.add(tree.formed(honest), added)
+
+
+def along(params: Params, x: Tensor, y: Tensor, draws: Tensor) -> Tensor:
+    """The gradient of canary i is row i of x."""
+    return x @ torch.cat([value.reshape(-1) for value in params.values()])
+
+
+# clients --------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class PlantedUplink(Uplink):
+    """The uplink of a run, some of whose clients are canaries: they send a vector of the attacker's choice."""
+
+    planted: Mapping[int, Tensor] = field(default_factory=dict)
+    through: Through = unchanged
+
+    @classmethod
+    def of(cls, uplink: Uplink, planted: Mapping[int, Tensor], through: Through) -> PlantedUplink:
+        return cls(**_settings(uplink), planted=planted, through=through)
+
+    def encode(self, upload: Tree, grant: Grant) -> Tree:
+        chosen = self.planted.get(grant.client)
+        sent = upload if chosen is None else tree.unflat(chosen, upload)
+        return super().encode(sent, replace(grant, source=self.through(grant.source)))
+
+    def receive(  # type: ignore[override]  # the source is the sixth argument, or named
+        self, uploads: Any, zero: Any, weights: Any, expected: float, multiplier: Any, source: NoiseSource, *others: Any,
+        **more: Any,
+    ) -> Received[Any]:  # fmt: skip
+        return super().receive(uploads, zero, weights, expected, multiplier, self.through(source), *others, **more)

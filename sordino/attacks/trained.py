@@ -1,0 +1,245 @@
+"""Attack what was trained: the whole run is played again with canaries in it, and every release of every round counts.
+
+Each promise of the run is held against three lower bounds on what the replay lost. The first takes the canaries of a
+replay for independent of each other, which they are where each direction has noise of its own; the other two need
+nothing but the coins that decided which canaries are there, and are weak. How much the audit would have noticed is
+found out with broken twins: the same replay behind the same claim, with noise that is too small.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from sordino import keys
+from sordino.attacks.assault import check_allowed
+from sordino.attacks.audit import EMPTY, HOLDS, NOTHING, SKIPPED, VIOLATED, compared, gaussian, lost
+from sordino.attacks.bound import Outputs
+from sordino.attacks.canaries import Canaries, CanaryClients, CanaryExamples, CanaryRounds
+from sordino.attacks.one_run import Guesses, epsilon_at_least, mu_at_least
+from sordino.attacks.replay import PhaseStart, preparation
+from sordino.config import Experiment
+from sordino.errors import Range, check_range
+from sordino.ledger.claims import ADVERSARIES
+from sordino.ledger.events import Json
+from sordino.ledger.gaussian_dp import epsilon_of
+from sordino.ledger.statement import Guarantee
+from sordino.runs.private import key_of_data
+from sordino.runs.rehearsal import Rehearsal
+from sordino.runs.simulation import Simulation, settle, simulated
+
+CANARIES = 400
+WRONG = 1e-3  # how likely an audit is to refute a true promise
+FACTORS = (1.5, 2.0, 3.0)  # by which the noise of a broken twin is too small; the first one that is caught ends the search
+BLIND = "no power"  # not even the weakest twin was caught
+FEWEST = 40  # canaries with which anything could be found
+PROVED = ("proved", "conditional")
+KINDS: dict[str, type[Canaries]] = {"example": CanaryExamples, "client": CanaryClients}
+NEEDS = {
+    "at_least": "that the noise of each canary's direction is independent of the others'",
+    "at_least_by_coins": "fair and independent coins, nothing else",
+}
+# said beside every verdict
+UNSEEN = (
+    "the gradients that the network computes: canaries bring their own",
+    "what a preparation released",
+    "how data were read, split and scaled",
+    "what a run writes down",
+)
+
+
+@dataclass(frozen=True)
+class PlayedCanaries:
+    """What the replays of one promise showed."""
+
+    canaries: int
+    right: int  # guesses
+    at_least: float  # epsilon, where canaries are independent
+    at_delta: float
+    claimed_there: float
+    at_least_by_coins: float  # epsilon at the delta of the promise, whatever depends on what
+
+    def refutes(self, claimed: float) -> bool:
+        return self.at_least > self.claimed_there or self.at_least_by_coins > claimed
+
+
+@dataclass(frozen=True)
+class AuditedPromise:
+    """One promise of a whole run, and what was lost of it at least. `played` is empty where no canary can be placed."""
+
+    promise: Guarantee
+    releases: int  # that count about one canary, at most
+    replays: int
+    verdict: str
+    why: str
+    played: PlayedCanaries | None = None
+    caught: float | None = None  # a broken twin: its noise was so many times too small
+    twin: PlayedCanaries | None = None
+    missed: tuple[float, ...] = ()  # broken twins that were not caught
+
+    def to_json(self) -> Json:
+        held = self.promise
+        return {
+            "unit": held.unit,
+            "neighbours": held.neighbours,
+            "adversary": held.adversary,
+            "claimed": held.epsilon,
+            "delta": held.delta,
+            "status": held.status,
+            "releases": self.releases,
+            "replays": self.replays,
+            "verdict": self.verdict,
+            "why": self.why,
+            "played": None if self.played is None else vars(self.played),
+            "power": {
+                "caught": self.caught,
+                "missed": list(self.missed),
+                "twin": None if self.twin is None else vars(self.twin),
+            },
+        }
+
+
+@dataclass(frozen=True)
+class TrainedAudit:
+    algorithm: str
+    rounds: int
+    promises: list[AuditedPromise]
+    unprotected: list[str]  # units and adversaries of whom infinity is claimed
+    wrong: float
+    seed: int
+
+    @property
+    def verdict(self) -> str:
+        """The worst verdict of all promises."""
+        worst = (VIOLATED, BLIND, SKIPPED, HOLDS)
+        return next((one for one in worst if any(p.verdict == one for p in self.promises)), EMPTY)
+
+    def to_json(self) -> Json:
+        return {
+            "algorithm": self.algorithm,
+            "rounds": self.rounds,
+            "verdict": self.verdict,
+            "promises": [one.to_json() for one in self.promises],
+            "unprotected": self.unprotected,
+            "needs": NEEDS,
+            "not_looked_at": list(UNSEEN),
+            "wrong": self.wrong,
+            "simulated": True,
+            "seed": self.seed,
+        }
+
+
+def audit_trained(
+    experiment: Experiment,
+    folder: Path | None = None,
+    canaries: int = CANARIES,
+    seed: int = 0,
+    tell: Callable[[str], object] = lambda what: None,
+) -> TrainedAudit:
+    """Attacks each promise of an experiment, or of the run in a folder, in a replay with canaries."""
+    why = "with fewer canaries not even a run without noise could be told"
+    fix = f"--canaries {CANARIES}"
+    check_range("canaries", canaries, Range(least=FEWEST, whole=True), "too-few-canaries", why=why, fix=fix)
+    check_allowed(experiment, folder)
+    data_key = b"" if folder is None else key_of_data(folder, experiment.privacy.ledger)
+    simulation = simulated(settle(experiment), data_key)
+    guarantees = Rehearsal(simulation.setup, simulation.home).guarantees
+    start = preparation(simulation, bare=False).start
+    found = []
+    for number, promise in enumerate(strongest(guarantees)):
+        tell(f"{promise.unit}, {promise.neighbours}")
+        key = keys.fold(keys.root(seed), "audit-trained", number)
+        found.append(_audited(simulation, promise, canaries, key, start, tell))
+    bare = [f"{row.unit}, {row.adversary}" for row in guarantees if not row.finite]
+    name = str(experiment.algorithm.get("name"))
+    return TrainedAudit(name, simulation.setup.rounds, found, bare, WRONG, seed)
+
+
+def strongest(guarantees: list[Guarantee]) -> list[Guarantee]:
+    """Finite promises, each for the strongest adversary that it is made to."""
+    found: dict[tuple[str, str, object], Guarantee] = {}
+    for row in sorted(guarantees, key=lambda row: ADVERSARIES.index(row.adversary)):
+        if row.finite and row.epsilon > 0:
+            found.setdefault((row.unit, row.neighbours, row.event), row)
+    return list(found.values())
+
+
+def _audited(
+    simulation: Simulation,
+    promise: Guarantee,
+    wanted: int,
+    key: keys.Key,
+    start: PhaseStart,
+    tell: Callable[[str], object],
+) -> AuditedPromise:
+    canaries = placed(simulation, promise, wanted, key)
+    why = "canaries are examples or clients" if canaries is None else canaries.unfit()
+    if promise.status not in PROVED:
+        why = "nothing is proved here that could be refuted"
+    if canaries is None or why:
+        verdict = NOTHING if promise.status not in PROVED else SKIPPED
+        return AuditedPromise(promise, promise.releases, 0, verdict, why)
+    if len(canaries.owners) * canaries.replays < FEWEST:
+        why = f"only {len(canaries.owners) * canaries.replays} canaries have room"
+        return AuditedPromise(promise, promise.releases, 0, SKIPPED, why)
+
+    def play(weak: float) -> PlayedCanaries:
+        return judged(promise, *scores(canaries, weak, start))
+
+    played = play(1.0)
+    if played.refutes(promise.epsilon):
+        why = "more is lost than is claimed"
+        return AuditedPromise(promise, promise.releases, canaries.replays, VIOLATED, why, played)
+    missed: list[float] = []
+    for weak in FACTORS:
+        tell(f"{promise.unit}, {promise.neighbours}: a broken twin, noise / {weak:g}")
+        twin = play(weak)
+        if twin.refutes(promise.epsilon):
+            why = "no more was found than is claimed"
+            return AuditedPromise(
+                promise, promise.releases, canaries.replays, HOLDS, why, played, weak, twin, tuple(missed)
+            )
+        missed.append(weak)
+    why = f"not even noise / {FACTORS[-1]:g} was caught: more canaries, or a promise that allows more, are needed"
+    return AuditedPromise(
+        promise, promise.releases, canaries.replays, BLIND, why, played, None, twin, missed=tuple(missed)
+    )
+
+
+def placed(simulation: Simulation, promise: Guarantee, wanted: int, key: keys.Key) -> Canaries | None:
+    kind = KINDS.get(promise.unit)
+    return kind and kind(simulation, promise.adversary, promise.neighbours, wanted, key)
+
+
+def scores(canaries: Canaries, weak: float, start: PhaseStart) -> tuple[Tensor, Tensor]:
+    """The score of each canary of all replays, and whether it was there."""
+    found = []
+    for number in range(canaries.replays):
+        rounds = CanaryRounds(canaries, number, weak, start)
+        told = rounds.scores()
+        found.append((told[rounds.exposed], rounds.coins[rounds.exposed]))
+    return torch.cat([told for told, _ in found]), torch.cat([coins for _, coins in found])
+
+
+def judged(promise: Guarantee, told: Tensor, there: Tensor) -> PlayedCanaries:
+    """The bounds, at WRONG together: half of it for independent canaries, a quarter for each of the two others."""
+    assert promise.event is not None
+    epsilon, delta = promise.epsilon, promise.delta
+    against = compared(promise.event, promise.neighbours, epsilon, delta)
+    found = lost(promise.event, Outputs(told[~there], told[there]), against, WRONG / 2)
+    guesses = Guesses(len(told), len(told), int(((told > 0.5) == there).sum()))
+    coins = epsilon_at_least(guesses, delta, WRONG / 4)
+    if gaussian(promise.event):
+        coins = max(coins, epsilon_of(mu_at_least(guesses, WRONG / 4), delta))
+    return PlayedCanaries(
+        canaries=len(told),
+        right=guesses.right,
+        at_least=max(0.0, found.epsilon),
+        at_delta=found.delta,
+        claimed_there=against[found.delta],
+        at_least_by_coins=coins,
+    )
