@@ -21,7 +21,7 @@ from sordino import config, keys
 from sordino.algorithms import ALGORITHMS
 from sordino.algorithms.algorithm import Home
 from sordino.attacks import clients, images, records
-from sordino.attacks.bound import Found, Outputs, mu_lost, tuned
+from sordino.attacks.bound import Found, mu_lost, tuned
 from sordino.attacks.pairs import Pair, Powerless
 from sordino.attacks.sources import Weak
 from sordino.budget.plan import Price
@@ -259,7 +259,7 @@ def _attacked(
     nominal = claim.status == "nominal"
     proved = _epsilon(claim.event, delta, claim.neighbours)
     claimed = stated if nominal and stated is not None else proved
-    against = {delta: claimed} if nominal else compared(claim.event, claim.neighbours, claimed, delta)
+    against = _compared(claim, claimed, delta)
     alpha, each = WRONG / max(1, len(pairs)), max(100, trials // max(1, len(pairs)))
     told, found = "", Found(delta, 0.0)
     for number, pair in enumerate(pairs):
@@ -289,6 +289,11 @@ def _attacked(
     )
 
 
+def gaussian(event: Event) -> bool:
+    """Is it Gaussian noise, and nothing else?"""
+    return all(isinstance(leaf, Gaussian) for leaf in _cores(event))
+
+
 def _cores(event: Event) -> Iterator[Event]:
     """Its elementary events; a sample of everybody is none."""
     for leaf in leaves(event):
@@ -300,13 +305,13 @@ def _epsilon(event: Event, delta: float, neighbours: str) -> float:
     return best(event, delta, neighbours).epsilon
 
 
-def compared(event: Event, neighbours: str, claimed: float, delta: float) -> dict[float, float]:
-    """Where bounds are held against a claim: at the delta of the experiment, and of a sample at others, where fewer
+def _compared(claim: Claim, claimed: float, delta: float) -> dict[float, float]:
+    """Where bounds are held against the claim: at the delta of the experiment, and of a sample at others, where fewer
     trials say more.
     """
-    if not any(isinstance(leaf, Poisson) for leaf in _cores(event)):
+    if claim.status == "nominal" or not any(isinstance(leaf, Poisson) for leaf in _cores(claim.event)):
         return {delta: claimed}
-    others = {d: _epsilon(event, d, neighbours) for d in DELTAS if d > delta}
+    others = {d: _epsilon(claim.event, d, claim.neighbours) for d in DELTAS if d > delta}
     return {delta: claimed} | {d: epsilon for d, epsilon in others.items() if epsilon >= LEAST}
 
 
@@ -314,19 +319,7 @@ def _lost(
     claim: Claim, pair: Pair, against: dict[float, float], trials: int, source: NoiseSource, alpha: float
 ) -> Found:
     outputs = pair.outputs(trials, source)
-    if claim.status == "nominal":
-        return tuned(outputs, dict.fromkeys(against, 1.0), alpha)
-    return lost(claim.event, outputs, against, alpha)
-
-
-def lost(event: Event, outputs: Outputs, against: dict[float, float], alpha: float) -> Found:
-    """The bound in the form that fits what is claimed."""
-    if not gaussian(event):
-        return tuned(outputs, against, alpha)
-    (delta,) = against
-    return Found(delta, epsilon_of(max(0.0, mu_lost(outputs, alpha)), delta))
-
-
-def gaussian(event: Event) -> bool:
-    """Is it Gaussian noise and nothing else?"""
-    return all(isinstance(leaf, Gaussian) for leaf in _cores(event))
+    if claim.status != "nominal" and gaussian(claim.event):
+        (delta,) = against
+        return Found(delta, epsilon_of(max(0.0, mu_lost(outputs, alpha)), delta))
+    return tuned(outputs, dict.fromkeys(against, 1.0) if claim.status == "nominal" else against, alpha)

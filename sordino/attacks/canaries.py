@@ -33,10 +33,9 @@ from sordino.keys import Key
 from sordino.privacy.noise.sources import Counter
 from sordino.privacy.readers.noisy_gradient import NoisyGradient
 from sordino.privacy.uplink.one_direction import OneDirection
-from sordino.privacy.uplink.stages import private
 from sordino.runs.simulation import Simulation
 from sordino.tree import Tree
-from sordino.types import Adversary, Grant, Neighbours, Terms
+from sordino.types import Adversary, Neighbours, Terms
 
 ROOM = 40_000_000  # numbers of all directions together
 REPLAYS = 20  # of one audit, at most
@@ -92,6 +91,11 @@ class Canaries(ABC):
         return 1.0
 
     @property
+    def alone(self) -> bool:
+        """Does the owner of a canary send nothing but that?"""
+        return False
+
+    @property
     def gates(self) -> AnyAlgorithm:
         return self.simulation.setup.algorithm
 
@@ -141,8 +145,8 @@ def directions(key: Key, many: int, numbers: int, order: int) -> Tensor:
         return torch.nn.functional.one_hot(keys.permutation(key, numbers)[:many], numbers).float()
     drawn = keys.normal(key, many * numbers).reshape(numbers, many)
     if many <= numbers:
-        return torch.linalg.qr(drawn).Q.T.float().contiguous()
-    return (drawn / drawn.norm(dim=0)).T.float().contiguous()
+        drawn, _ = torch.linalg.qr(drawn)
+    return torch.nn.functional.normalize(drawn, dim=0).T.float().contiguous()
 
 
 @dataclass(frozen=True)
@@ -152,6 +156,10 @@ class CanaryExamples(Canaries):
     def unfit(self) -> str:
         if type(self.gates.read) is not NoisyGradient:
             return "canaries cannot be placed behind this reader"
+        setup = self.simulation.setup
+        zero = self.gates.zero(setup.task, self.gates.broadcast(self.gates.init(setup.task, setup.key)))
+        if self.gates.change(zero) is None:
+            return "what its clients send tells no change of the model"
         if not self.each and (self.gates.uplink.secure is not None or self.gates.uplink.robust):
             return "no single upload can be read, and their sum is no plain one"
         if not self.each and self.simulation.federation(":memory:", "audit").cohort.hidden:
@@ -207,7 +215,7 @@ class CanaryClients(Canaries):
         noise = uplink.noise()
         if noise is None or isinstance(noise, OneDirection) or uplink.as_published is not None:
             return "canaries cannot be placed behind this noise"
-        if uplink.secure is not None or uplink.shared or uplink.robust:
+        if uplink.secure is not None or uplink.shared or uplink.robust or not (self.each or uplink.central):
             return "no single upload can be read, and their sum is no plain one"
         if self.simulation.federation(":memory:", "audit").cohort.personal:
             return "who takes part follows personal budgets"
@@ -239,6 +247,10 @@ class CanaryClients(Canaries):
         run = self.simulation.federation(":memory:", "audit")
         return run.cohort.expected(run.population) / run.population if run.cohort.hidden else 1.0
 
+    @property
+    def alone(self) -> bool:
+        return True
+
     def behind(self, planted: Mapping[int, Tensor], through: Through, sure: bool) -> AnyAlgorithm:
         one = {k: rows[0] for k, rows in planted.items()}
         return self.gates.behind(uplink=PlantedUplink.of(self.gates.uplink, one, through))
@@ -257,14 +269,13 @@ class CanaryClients(Canaries):
 
 @dataclass
 class Beside(Clients):
-    """Clients whose answers are overheard, beside what they would have said without noise: with no canary, and with
-    all of them.
+    """Clients whose answers are overheard; and what some of them would have said without noise, once with no canary
+    and once with all of theirs.
     """
 
     inner: Site
-    quiet: Site
-    loud: Site
-    who: frozenset[int] | None  # of whom this is asked; None: of all
+    without: tuple[Site, Site]
+    asked: frozenset[int] | None  # of whom this is asked; None: of all
     down: Tree = None
     terms: Mapping[int, Terms] = field(default_factory=dict)
     heard: dict[int, Tree] = field(default_factory=dict)
@@ -273,20 +284,18 @@ class Beside(Clients):
 
     def __call__(self, t: int, down: Tree, terms: Mapping[int, Terms]) -> Iterator[tuple[int, Tree]]:
         self.down, self.terms, self.heard = down, terms, {}
-        asked = {k: one for k, one in terms.items() if self.who is None or k in self.who}
+        asked = {k: one for k, one in terms.items() if self.asked is None or k in self.asked}
         before = {k: self.inner.state(k) for k in asked}
-        self.low, self.high = (dict(site(t, down, asked)) for site in self._apart(before))
-        for k, state in before.items():
-            self.inner.states[k] = state
+        self.low, self.high = (self._said(site, t, asked, before) for site in self.without)
         for k, upload in self.inner(t, down, terms):
             self.heard[k] = upload
             yield k, upload
 
-    def _apart(self, before: Mapping[int, Tree]) -> Iterator[Site]:
-        for site in (self.quiet, self.loud):
-            for k, state in before.items():
-                site.states[k] = state
-            yield site
+    def _said(self, site: Site, t: int, asked: Mapping[int, Terms], before: Mapping[int, Tree]) -> dict[int, Tree]:
+        said = dict(site(t, self.down, asked)) if asked else {}
+        for k, state in before.items():  # which the sites share
+            self.inner.states[k] = state
+        return said
 
 
 class CanaryRounds(Replay):
@@ -301,20 +310,23 @@ class CanaryRounds(Replay):
         absent = -ones if canaries.turns else 0 * ones
         chosen = torch.where(self.coins, ones, absent)
         self.algorithm = canaries.behind(canaries.planted(chosen), lambda source: Weak(source, weak), sure=False)
-        self._low = canaries.behind(canaries.planted(0 * ones), lambda source: Quiet(source), sure=False)
-        self._high = canaries.behind(canaries.planted(ones), lambda source: Quiet(source), sure=True)
+        self._low = canaries.behind(canaries.planted(0 * ones), Quiet, sure=False)
+        self._high = canaries.behind(canaries.planted(ones), Quiet, sure=True)
         self.federation = replace(self.federation, algorithm=self.algorithm)
         self.site = self._with(self.algorithm)
         self._moved, self._weight = torch.zeros(many).double(), torch.zeros(many).double()
 
     def scores(self) -> Tensor:
         """Of each canary: about 0 if it was absent, or pointed away, and about 1 if it was there."""
-        who = frozenset(self._canaries.owners) if self._canaries.each else None
-        clients = Beside(self.site, self._with(self._low), self._with(self._high), who)
+        canaries = self._canaries
+        asked = frozenset[int]() if canaries.alone else frozenset(canaries.owners) if canaries.each else None
+        clients = Beside(self.site, (self._with(self._low), self._with(self._high)), asked)
         while self.t < self.simulation.setup.rounds:
             t = self.t
             outcome, _ = self.step(clients)
-            if self._canaries.each:
+            if canaries.alone:
+                clients.low, clients.high = (self._sent(t, gates, clients) for gates in (self._low, self._high))
+            if canaries.each:
                 self._singly(t, clients)
             elif outcome.received is not None and clients.terms:
                 self._together(t, clients, outcome.received.mean)
@@ -328,45 +340,42 @@ class CanaryRounds(Replay):
     def _with(self, algorithm: AnyAlgorithm) -> Site:
         return replace(self.site, algorithm=algorithm, executor="loop")
 
+    def _sent(self, t: int, gates: AnyAlgorithm, clients: Beside) -> dict[int, Tree]:
+        """What all clients send if all canaries do the same; everybody's, where who was drawn is hidden."""
+        uplink, zero = gates.uplink.at(t, clients.down), gates.zero(self.simulation.setup.task, clients.down)
+        owners, others = set(self._canaries.owners), clients.heard.items()
+        here = owners if self._canaries.rate < 1 else owners & set(clients.terms)
+        usual = next(iter(clients.terms.values()), Terms())
+        grants = {k: clients.terms.get(k, usual).granted(k, self.federation.sizes[k], Counter(0)) for k in here}
+        sent = {k: uplink.encode(zero, grant) for k, grant in grants.items()}
+        return {k: upload for k, upload in others if k not in owners} | sent
+
     def _singly(self, t: int, clients: Beside) -> None:
         for k, part in self._canaries.by_client():
             if k in clients.heard:
                 low, high, heard = (
-                    self._seen(t, answers[k], clients.down, k) for answers in (clients.low, clients.high, clients.heard)
+                    self._opened(t, answers[k], clients.down, k)
+                    for answers in (clients.low, clients.high, clients.heard)
                 )
                 self._count(part, low, high, heard, clients.terms[k])
 
-    def _seen(self, t: int, upload: Tree, down: Tree, k: int) -> Tensor:
+    def _opened(self, t: int, upload: Tree, down: Tree, k: int) -> Tensor:
         zero = self.algorithm.zero(self.simulation.setup.task, down)
-        opened = self.algorithm.uplink.at(t, down).opened(upload, zero, self.federation.weights[k])
-        return self._known(opened)
+        return self._known(self.algorithm.uplink.at(t, down).opened(upload, zero, self.federation.weights[k]))
 
     def _together(self, t: int, clients: Beside, mean: Tree) -> None:
-        terms = next(iter(clients.terms.values()))
-        low, here = (self._mean(t, answers, clients) for answers in (clients.low, clients.high))
-        if self._canaries.rate < 1:  # who was drawn is hidden from the attacker
-            others = {k: upload for k, upload in clients.low.items() if k not in self._canaries.owners}
-            uplink = self._high.uplink.at(t, clients.down)
-            zero = self.algorithm.zero(self.simulation.setup.task, clients.down)
-            canaries = {k: uplink.encode(zero, self._grant(k, terms)) for k in self._canaries.owners}
-            here = self._mean(t, others | canaries, clients)
-        self._count(slice(None), low, here, self._known(mean), terms)
-
-    def _grant(self, k: int, terms: Terms) -> Grant:
-        return terms.granted(k, self.federation.sizes[k], Counter(0))
+        low, high = (self._mean(t, answers, clients) for answers in (clients.low, clients.high))
+        self._count(slice(None), low, high, self._known(mean), next(iter(clients.terms.values())))
 
     def _mean(self, t: int, answers: Mapping[int, Tree], clients: Beside) -> Tensor:
-        run, uplink, setup = self.federation, self._low.uplink.at(t, clients.down), self.simulation.setup
-        expected = run.cohort.expected(run.population) * math.fsum(run.weights) / run.population
-        multiplier = next((one.multiplier for one in clients.terms.values()), None)
-        if private(uplink.server) and multiplier is None:
-            multiplier = 1.0
+        """What the server would have made of these answers, without noise."""
+        run, uplink = self.federation, self._low.uplink.at(t, clients.down)
         received: Any = uplink.receive(
             answers,
-            self.algorithm.zero(setup.task, clients.down),
+            self.algorithm.zero(self.simulation.setup.task, clients.down),
             run.weights,
-            expected,
-            multiplier,
+            run.cohort.expected(run.population) * math.fsum(run.weights) / run.population,
+            1.0,
             Quiet(Counter(0)),
             False,
             reach=lambda k: clients.terms[k].reach if k in clients.terms else 1.0,
@@ -379,7 +388,7 @@ class CanaryRounds(Replay):
         return seen
 
     def _count(self, part: slice, low: Tensor, high: Tensor, heard: Tensor, terms: Terms) -> None:
-        towards, canaries = self._canaries.towards[part].double(), self._canaries
+        canaries, towards = self._canaries, self._canaries.towards[part].double()
         whole, moved = towards @ (high - low), towards @ (heard - low)
         if canaries.turns:  # from -whole to whole
             moved = (moved + whole) / 2

@@ -1,4 +1,4 @@
-"""Gates behind which canaries sit: some of a client's rows give gradients of the attacker's choice, or a client sends an
+"""Gates behind which canaries sit: some rows of a client give gradients of the attacker's choice, or a client sends an
 upload of its choice. Everything else is the run's own: clip, noise, weights, sum.
 """
 
@@ -13,10 +13,9 @@ from torch import Tensor
 
 from sordino import tree
 from sordino.attacks.sources import Twin
-from sordino.privacy.readers.beside_public import taken
 from sordino.privacy.readers.noisy_gradient import NoisyGradient, NoisyShard
-from sordino.privacy.readers.per_example_gradients import slow_sum
 from sordino.privacy.uplink import Uplink
+from sordino.privacy.uplink.stages import clip_factor
 from sordino.tree import Tree
 from sordino.types import Examples, Grant, Losses, NoiseSource, Params, Received, Shard, Task
 
@@ -83,16 +82,9 @@ class PlantedShard(NoisyShard):
         mine = rows >= first
         honest = super()._sum(rows[~mine], losses, params, draws[~mine])
         chosen = self.planted if self.sure else self.planted[rows[mine] - first]
-        if not len(chosen):
-            return honest
-        canaries = Examples(chosen.to(next(iter(params.values())).dtype), torch.zeros(len(chosen)))
-        added = slow_sum(along, params, canaries, torch.zeros(len(chosen)), reader.clip, reader.clip_order)
-        return tree.add(tree.formed(honest), added)
-
-
-def along(params: Params, x: Tensor, y: Tensor, draws: Tensor) -> Tensor:
-    """The gradient of canary i is row i of x."""
-    return x @ torch.cat([value.reshape(-1) for value in params.values()])
+        lengths = torch.linalg.vector_norm(chosen.double(), reader.clip_order, dim=1)
+        clipped = (clip_factor(lengths, reader.clip, chosen.dtype)[:, None] * chosen).sum(0)
+        return tree.add(tree.formed(honest), tree.unflat(clipped, params))
 
 
 # clients --------------------------------------------------------------------------------------------------------------
@@ -114,8 +106,15 @@ class PlantedUplink(Uplink):
         sent = upload if chosen is None else tree.unflat(chosen, upload)
         return super().encode(sent, replace(grant, source=self.through(grant.source)))
 
-    def receive(  # type: ignore[override]  # the source is the sixth argument, or named
-        self, uploads: Any, zero: Any, weights: Any, expected: float, multiplier: Any, source: NoiseSource, *others: Any,
+    def receive(
+        self,
+        uploads: Any,
+        zero: Any,
+        weights: Any,
+        expected: float,
+        multiplier: Any,
+        source: NoiseSource,
+        *others: Any,
         **more: Any,
-    ) -> Received[Any]:  # fmt: skip
+    ) -> Received[Any]:
         return super().receive(uploads, zero, weights, expected, multiplier, self.through(source), *others, **more)

@@ -8,7 +8,7 @@ found out with broken twins: the same replay behind the same claim, with noise t
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,25 +17,32 @@ from torch import Tensor
 
 from sordino import keys
 from sordino.attacks.assault import check_allowed
-from sordino.attacks.audit import EMPTY, HOLDS, NOTHING, SKIPPED, VIOLATED, compared, gaussian, lost
-from sordino.attacks.bound import Outputs
+from sordino.attacks.audit import DELTAS, EMPTY, HOLDS, LEAST, NOTHING, SKIPPED, VIOLATED, gaussian
+from sordino.attacks.bound import Found, Outputs, epsilon_lost, mu_lost
 from sordino.attacks.canaries import Canaries, CanaryClients, CanaryExamples, CanaryRounds
 from sordino.attacks.one_run import Guesses, epsilon_at_least, mu_at_least
 from sordino.attacks.replay import PhaseStart, preparation
 from sordino.config import Experiment
 from sordino.errors import Range, check_range
-from sordino.ledger.claims import ADVERSARIES
+from sordino.ledger.accountants import best
+from sordino.ledger.claims import ADVERSARIES, UNITS
 from sordino.ledger.events import Json
 from sordino.ledger.gaussian_dp import epsilon_of
 from sordino.ledger.statement import Guarantee
+from sordino.privacy.readers.noisy_gradient import NoisyGradient
 from sordino.runs.private import key_of_data
 from sordino.runs.rehearsal import Rehearsal
 from sordino.runs.simulation import Simulation, settle, simulated
 
 CANARIES = 400
 WRONG = 1e-3  # how likely an audit is to refute a true promise
-FACTORS = (1.5, 2.0, 3.0)  # by which the noise of a broken twin is too small; the first one that is caught ends the search
+FACTORS = (
+    1.5,
+    2.0,
+    3.0,
+)  # by which the noise of a broken twin is too small; the first one that is caught ends the search
 BLIND = "no power"  # not even the weakest twin was caught
+WIDE = (*DELTAS, 0.4)
 FEWEST = 40  # canaries with which anything could be found
 PROVED = ("proved", "conditional")
 KINDS: dict[str, type[Canaries]] = {"example": CanaryExamples, "client": CanaryClients}
@@ -150,7 +157,8 @@ def audit_trained(
     guarantees = Rehearsal(simulation.setup, simulation.home).guarantees
     start = preparation(simulation, bare=False).start
     found = []
-    for number, promise in enumerate(strongest(guarantees)):
+    own = [row for row in guarantees if promised_itself(simulation, row)]
+    for number, promise in enumerate(strongest(own)):
         tell(f"{promise.unit}, {promise.neighbours}")
         key = keys.fold(keys.root(seed), "audit-trained", number)
         found.append(_audited(simulation, promise, canaries, key, start, tell))
@@ -159,13 +167,25 @@ def audit_trained(
     return TrainedAudit(name, simulation.setup.rounds, found, bare, WRONG, seed)
 
 
-def strongest(guarantees: list[Guarantee]) -> list[Guarantee]:
-    """Finite promises, each for the strongest adversary that it is made to."""
-    found: dict[tuple[str, str, object], Guarantee] = {}
-    for row in sorted(guarantees, key=lambda row: ADVERSARIES.index(row.adversary)):
+def strongest(guarantees: Sequence[Guarantee]) -> list[Guarantee]:
+    """Finite promises, each for the strongest adversary, and for the largest unit, of whom the same is promised."""
+    found: dict[tuple[str, object], Guarantee] = {}
+    for row in sorted(guarantees, key=lambda row: (ADVERSARIES.index(row.adversary), -UNITS.index(row.unit))):
         if row.finite and row.epsilon > 0:
-            found.setdefault((row.unit, row.neighbours, row.event), row)
+            found.setdefault((row.neighbours, row.event), row)
     return list(found.values())
+
+
+def promised_itself(simulation: Simulation, row: Guarantee) -> bool:
+    """Or does the number only follow from a promise about a larger unit, or about other neighbours?"""
+    gates = simulation.setup.whole.phases
+    readers = [gate.algorithm.read for gate in gates]
+    noises = [noise for gate in gates if (noise := gate.algorithm.uplink.noise()) is not None]
+    if row.unit == "client":
+        return not noises or any(noise.neighbours == row.neighbours for noise in noises)
+    plain = [reader for reader in readers if isinstance(reader, NoisyGradient)]
+    offered = any(reader.offer() is not None for reader in readers)
+    return offered and (not plain or any(reader.neighbours == row.neighbours for reader in plain))
 
 
 def _audited(
@@ -212,7 +232,7 @@ def _audited(
 
 def placed(simulation: Simulation, promise: Guarantee, wanted: int, key: keys.Key) -> Canaries | None:
     kind = KINDS.get(promise.unit)
-    return kind and kind(simulation, promise.adversary, promise.neighbours, wanted, key)
+    return None if kind is None else kind(simulation, promise.adversary, promise.neighbours, wanted, key)
 
 
 def scores(canaries: Canaries, weak: float, start: PhaseStart) -> tuple[Tensor, Tensor]:
@@ -225,12 +245,27 @@ def scores(canaries: Canaries, weak: float, start: PhaseStart) -> tuple[Tensor, 
     return torch.cat([told for told, _ in found]), torch.cat([coins for _, coins in found])
 
 
+def curve(promise: Guarantee) -> dict[float, float]:
+    """What is claimed at each delta where the bounds are held against it. A Gaussian claim is one number, mu."""
+    assert promise.event is not None
+    held = {promise.delta: promise.epsilon}
+    if gaussian(promise.event):
+        return held
+    others = (d for d in WIDE if d > promise.delta)
+    found = {d: best(promise.event, d, promise.neighbours).epsilon for d in others}
+    return held | {d: epsilon for d, epsilon in found.items() if epsilon >= LEAST}
+
+
 def judged(promise: Guarantee, told: Tensor, there: Tensor) -> PlayedCanaries:
     """The bounds, at WRONG together: half of it for independent canaries, a quarter for each of the two others."""
     assert promise.event is not None
-    epsilon, delta = promise.epsilon, promise.delta
-    against = compared(promise.event, promise.neighbours, epsilon, delta)
-    found = lost(promise.event, Outputs(told[~there], told[there]), against, WRONG / 2)
+    delta, outputs = promise.delta, Outputs(told[~there], told[there])
+    against = curve(promise)
+    if gaussian(promise.event):
+        found = Found(delta, epsilon_of(max(0.0, mu_lost(outputs, WRONG / 2)), delta))
+    else:  # both error rates are limited once, whatever delta they are looked at
+        lost = [Found(d, epsilon_lost(outputs, 0.5, d, WRONG / 2)) for d in against]
+        found = max(lost, key=lambda one: one.epsilon / against[one.delta])
     guesses = Guesses(len(told), len(told), int(((told > 0.5) == there).sum()))
     coins = epsilon_at_least(guesses, delta, WRONG / 4)
     if gaussian(promise.event):
