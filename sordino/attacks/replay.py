@@ -239,6 +239,8 @@ class PlayedPreparation(NamedTuple):
 
 
 def preparation(simulation: Simulation, bare: bool) -> PlayedPreparation:
+    for mine in (*simulation.preparation, simulation):
+        mine.setup.algorithm.check(mine.home)  # has the server what it asks for?
     start, means = BEGINNING, list[FeatureMean]()
     for mine in simulation.preparation:
         rounds: Rounds = (Bare if bare else Replay)(mine, start=start)

@@ -21,7 +21,7 @@ from sordino.attacks.audit import DELTAS, EMPTY, HOLDS, LEAST, NOTHING, SKIPPED,
 from sordino.attacks.bound import Found, Outputs, epsilon_lost, mu_lost
 from sordino.attacks.canaries import Canaries, CanaryClients, CanaryExamples, CanaryRounds
 from sordino.attacks.one_run import Guesses, epsilon_at_least, mu_at_least
-from sordino.attacks.replay import PhaseStart, preparation
+from sordino.attacks.replay import BEGINNING, PhaseStart, preparation
 from sordino.config import Experiment
 from sordino.errors import Range, check_range
 from sordino.ledger.accountants import best
@@ -151,14 +151,15 @@ def audit_trained(
     why = "with fewer canaries not even a run without noise could be told"
     fix = f"--canaries {CANARIES}"
     check_range("canaries", canaries, Range(least=FEWEST, whole=True), "too-few-canaries", why=why, fix=fix)
-    check_allowed(experiment, folder)
+    check_allowed(
+        experiment, folder, "audit --trained", "a replay draws the noise of a run again, which must be real once"
+    )
     data_key = b"" if folder is None else key_of_data(folder, experiment.privacy.ledger)
     simulation = simulated(settle(experiment), data_key)
     guarantees = Rehearsal(simulation.setup, simulation.home).guarantees
-    start = preparation(simulation, bare=False).start
-    found = []
-    own = [row for row in guarantees if promised_itself(simulation, row)]
-    for number, promise in enumerate(strongest(own)):
+    held = strongest([row for row in guarantees if promised_itself(simulation, row)])
+    start, found = preparation(simulation, bare=False).start if held else BEGINNING, []
+    for number, promise in enumerate(held):
         tell(f"{promise.unit}, {promise.neighbours}")
         key = keys.fold(keys.root(seed), "audit-trained", number)
         found.append(_audited(simulation, promise, canaries, key, start, tell))

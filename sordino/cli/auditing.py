@@ -174,8 +174,8 @@ def _power(one: AuditedPromise) -> str:
         return ""
     missed = f" (noise / {', / '.join(f'{weak:g}' for weak in one.missed)} was not)" if one.missed else ""
     return (
-        f"Power: a broken twin with noise / {one.caught:g} behind the same claim was caught{missed}: it loses "
-        f"{one.twin.at_least:.3g} at {one.twin.at_delta:g} at least, with {one.twin.right} of {one.twin.canaries} right."
+        f"Power: a broken twin with noise / {one.caught:g} behind the same claim was caught{missed}: it loses at least "
+        f"{one.twin.at_least:.3g} at {one.twin.at_delta:g}, with {one.twin.right} of {one.twin.canaries} right."
     )
 
 
