@@ -81,7 +81,7 @@ UNSEEN = (
     "what the algorithm and the model do with examples, which is somebody's code",
     "how data were read, split and scaled",
     "what a run writes down",
-    "the trained model",
+    "what was trained (--trained attacks it)",
 )
 
 

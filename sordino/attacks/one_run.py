@@ -26,7 +26,7 @@ class Guesses(NamedTuple):
     right: int
 
 
-class Curve(Protocol):
+class TradeOff(Protocol):
     """What a mechanism may lose."""
 
     def wrong(self, right: float) -> float:
@@ -34,8 +34,8 @@ class Curve(Protocol):
 
 
 @dataclass(frozen=True)
-class GaussianCurve:
-    """Of Gaussian noise, with neighbours `mu` deviations apart."""
+class GaussianTradeOff:
+    """What Gaussian noise loses of neighbours that lie `mu` deviations apart."""
 
     mu: float
 
@@ -73,7 +73,7 @@ def epsilon_at_least(found: Guesses, delta: float, alpha: float) -> float:
 # a curve --------------------------------------------------------------------------------------------------------------
 
 
-def refuted(curve: Curve, found: Guesses, alpha: float) -> bool:
+def refuted(curve: TradeOff, found: Guesses, alpha: float) -> bool:
     """Are so many right guesses less likely than `alpha` behind this curve? All canaries must have been tried.
 
     Suppose that they are as likely as that. Each right guess of a canary could have been a wrong one, and the curve
@@ -93,7 +93,7 @@ def refuted(curve: Curve, found: Guesses, alpha: float) -> bool:
 
 def mu_at_least(found: Guesses, alpha: float) -> float:
     """The mu that is refuted, where noise is Gaussian; 0 if none is."""
-    return _largest(lambda mu: refuted(GaussianCurve(mu), found, alpha))
+    return _largest(lambda mu: refuted(GaussianTradeOff(mu), found, alpha))
 
 
 def _largest(gone: Callable[[float], bool]) -> float:

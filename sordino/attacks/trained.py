@@ -19,7 +19,8 @@ from sordino import keys
 from sordino.attacks.assault import check_allowed
 from sordino.attacks.audit import DELTAS, EMPTY, HOLDS, LEAST, NOTHING, SKIPPED, VIOLATED, gaussian
 from sordino.attacks.bound import Found, Outputs, epsilon_lost, mu_lost
-from sordino.attacks.canaries import Canaries, CanaryClients, CanaryExamples, CanaryRounds
+from sordino.attacks.canaries import Canaries, CanaryClients, CanaryExamples
+from sordino.attacks.canary_rounds import CanaryRounds
 from sordino.attacks.one_run import Guesses, epsilon_at_least, mu_at_least
 from sordino.attacks.replay import BEGINNING, PhaseStart, preparation
 from sordino.config import Experiment
@@ -53,10 +54,11 @@ NEEDS = {
 # said beside every verdict
 UNSEEN = (
     "the gradients that the network computes: canaries bring their own",
-    "what a preparation released",
+    "noise that two releases share",
     "how data were read, split and scaled",
     "what a run writes down",
 )
+PREPARED = "what a preparation released: no canary was in it"
 
 
 @dataclass(frozen=True)
@@ -116,6 +118,7 @@ class TrainedAudit:
     rounds: int
     promises: list[AuditedPromise]
     unprotected: list[str]  # units and adversaries of whom infinity is claimed
+    not_looked_at: tuple[str, ...]
     wrong: float
     seed: int
 
@@ -133,7 +136,7 @@ class TrainedAudit:
             "promises": [one.to_json() for one in self.promises],
             "unprotected": self.unprotected,
             "needs": NEEDS,
-            "not_looked_at": list(UNSEEN),
+            "not_looked_at": list(self.not_looked_at),
             "wrong": self.wrong,
             "simulated": True,
             "seed": self.seed,
@@ -165,7 +168,8 @@ def audit_trained(
         found.append(_audited(simulation, promise, canaries, key, start, tell))
     bare = [f"{row.unit}, {row.adversary}" for row in guarantees if not row.finite]
     name = str(experiment.algorithm.get("name"))
-    return TrainedAudit(name, simulation.setup.rounds, found, bare, WRONG, seed)
+    unseen = (*UNSEEN, *([PREPARED] if simulation.preparation else []))
+    return TrainedAudit(name, simulation.setup.rounds, found, bare, unseen, WRONG, seed)
 
 
 def strongest(guarantees: Sequence[Guarantee]) -> list[Guarantee]:
@@ -225,7 +229,7 @@ def _audited(
                 promise, promise.releases, canaries.replays, HOLDS, why, played, weak, twin, tuple(missed)
             )
         missed.append(weak)
-    why = f"not even noise / {FACTORS[-1]:g} was caught: more canaries, or a promise that allows more, are needed"
+    why = f"not even noise / {FACTORS[-1]:g} was caught, so this says nothing about the run; more canaries would"
     return AuditedPromise(
         promise, promise.releases, canaries.replays, BLIND, why, played, None, twin, missed=tuple(missed)
     )

@@ -127,7 +127,7 @@ def _trained(experiment: Experiment, folder: Path | None, canaries: int | None, 
 def _show_trained(found: TrainedAudit) -> None:
     from rich.table import Table
 
-    from sordino.attacks.trained import NEEDS, UNSEEN
+    from sordino.attacks.trained import NEEDS
 
     console = Screen(highlight=False)
     if not found.promises:
@@ -146,7 +146,7 @@ def _show_trained(found: TrainedAudit) -> None:
     )
     if found.unprotected:
         console.print(f"Infinity is claimed of: {'; '.join(found.unprotected)}.")
-    console.print(f"[dim]Not looked at: {'; '.join(UNSEEN)}.[/dim]")
+    console.print(f"[dim]Not looked at: {'; '.join(found.not_looked_at)}.[/dim]")
 
 
 def _row_of(one: AuditedPromise) -> tuple[str, ...]:

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from sordino import config, keys, tree
-from sordino.attacks.canaries import Canaries, CanaryClients, CanaryExamples, CanaryRounds, directions
+from sordino.attacks.canaries import Canaries, CanaryClients, CanaryExamples, directions
+from sordino.attacks.canary_rounds import CanaryRounds
 from sordino.attacks.planted import PlantedReader, Quiet
 from sordino.attacks.replay import BEGINNING
 from sordino.privacy.noise.sources import Counter

@@ -11,7 +11,7 @@ from scipy.optimize import linprog
 from scipy.special import ndtr
 from scipy.stats import binom
 
-from sordino.attacks.one_run import GaussianCurve, Guesses, chance, epsilon_at_least, mu_at_least, refuted
+from sordino.attacks.one_run import GaussianTradeOff, Guesses, chance, epsilon_at_least, mu_at_least, refuted
 
 ALPHA = 0.05
 
@@ -96,6 +96,6 @@ def test_independent_gaussian_canaries_are_not_refuted_by_what_they_do() -> None
     of a third is refuted."""
     many, mu = 200, 1.5
     likely = int(binom.isf(ALPHA, many, ndtr(mu / 2)))
-    assert not refuted(GaussianCurve(mu), all_tried(many, likely), ALPHA)
-    assert refuted(GaussianCurve(mu / 3), all_tried(many, likely), ALPHA)
+    assert not refuted(GaussianTradeOff(mu), all_tried(many, likely), ALPHA)
+    assert refuted(GaussianTradeOff(mu / 3), all_tried(many, likely), ALPHA)
     assert mu / 3 < mu_at_least(all_tried(many, likely), ALPHA) < mu
