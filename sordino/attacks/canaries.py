@@ -21,7 +21,9 @@ from sordino import keys, tree
 from sordino.algorithms.algorithm import AnyAlgorithm
 from sordino.attacks.pairs import FAR
 from sordino.attacks.planted import PlantedReader, PlantedUplink, Through
+from sordino.cohorts.kinds import Cohort
 from sordino.keys import Key
+from sordino.ledger.ledger import MEMORY
 from sordino.privacy.readers.noisy_gradient import NoisyGradient
 from sordino.privacy.uplink.one_direction import OneDirection
 from sordino.runs.simulation import Simulation
@@ -76,7 +78,7 @@ class Canaries(ABC):
     def multiplier(self, terms: Terms) -> float:
         """How loud the noise of a round is."""
 
-    @property
+    @cached_property
     def rate(self) -> float:
         """How likely a canary is to be in a sample."""
         return 1.0
@@ -89,6 +91,16 @@ class Canaries(ABC):
     @property
     def gates(self) -> AnyAlgorithm:
         return self.simulation.setup.algorithm
+
+    @cached_property
+    def cohort(self) -> Cohort:
+        return self.simulation.federation(MEMORY, "audit").cohort
+
+    @cached_property
+    def zero(self) -> Tree:
+        """An upload that says nothing."""
+        setup = self.simulation.setup
+        return self.gates.zero(setup.task, self.gates.broadcast(self.gates.init(setup.task, setup.key)))
 
     @property
     def each(self) -> bool:
@@ -147,13 +159,11 @@ class CanaryExamples(Canaries):
     def unfit(self) -> str:
         if type(self.gates.read) is not NoisyGradient:
             return "canaries cannot be placed behind this reader"
-        setup = self.simulation.setup
-        zero = self.gates.zero(setup.task, self.gates.broadcast(self.gates.init(setup.task, setup.key)))
-        if self.gates.change(zero) is None:
+        if self.gates.change(self.zero) is None:
             return "what its clients send tells no change of the model"
         if not self.each and (self.gates.uplink.secure is not None or self.gates.uplink.robust):
             return "no single upload can be read, and their sum is no plain one"
-        if not self.each and self.simulation.federation(":memory:", "audit").cohort.hidden:
+        if not self.each and self.cohort.hidden:
             return "who takes part is hidden"
         return "" if self.owners else "no client has two rows"
 
@@ -182,7 +192,7 @@ class CanaryExamples(Canaries):
     def order(self) -> int:
         return self._reader.clip_order or 2
 
-    @property
+    @cached_property
     def rate(self) -> float:
         return self._reader.sampled or 1.0
 
@@ -208,7 +218,7 @@ class CanaryClients(Canaries):
             return "canaries cannot be placed behind this noise"
         if uplink.secure is not None or uplink.shared or uplink.robust or not (self.each or uplink.central):
             return "no single upload can be read, and their sum is no plain one"
-        if self.simulation.federation(":memory:", "audit").cohort.personal:
+        if self.cohort.personal:
             return "who takes part follows personal budgets"
         return "" if self.owners else "there is one client only"
 
@@ -218,14 +228,9 @@ class CanaryClients(Canaries):
         order = keys.permutation(keys.fold(self.key, "clients"), people).tolist()
         return sorted(order[: min(self.wanted, people // SHARE, ROOM // max(1, self.numbers))])
 
-    @cached_property
-    def _zero(self) -> Tree:
-        setup = self.simulation.setup
-        return self.gates.zero(setup.task, self.gates.broadcast(self.gates.init(setup.task, setup.key)))
-
     @property
     def numbers(self) -> int:
-        return tree.size(self._zero)
+        return tree.size(self.zero)
 
     @property
     def order(self) -> int:
@@ -233,10 +238,10 @@ class CanaryClients(Canaries):
         assert noise is not None
         return noise.mechanism.order
 
-    @property
+    @cached_property
     def rate(self) -> float:
-        run = self.simulation.federation(":memory:", "audit")
-        return run.cohort.expected(run.population) / run.population if run.cohort.hidden else 1.0
+        people = len(self.simulation.setup.public.sizes)
+        return self.cohort.expected(people) / people if self.cohort.hidden else 1.0
 
     @property
     def alone(self) -> bool:

@@ -74,6 +74,7 @@ class CanaryRounds(Replay):
         self._high = canaries.behind(canaries.planted(ones), Quiet, sure=True)
         self.federation = replace(self.federation, algorithm=self.algorithm)
         self.site = self._with(self.algorithm)
+        self._usual = Terms()  # of somebody in the last round in which there was anybody
         self._moved, self._weight = torch.zeros(many).double(), torch.zeros(many).double()
 
     def scores(self) -> Tensor:
@@ -84,11 +85,12 @@ class CanaryRounds(Replay):
         while self.t < self.simulation.setup.rounds:
             t = self.t
             outcome, _ = self.step(clients)
+            self._usual = next(iter(clients.terms.values()), self._usual)
             if canaries.alone:
                 clients.low, clients.high = (self._sent(t, gates, clients) for gates in (self._low, self._high))
             if canaries.each:
                 self._singly(t, clients)
-            elif outcome.received is not None and clients.terms:
+            elif outcome.received is not None and (clients.terms or canaries.rate < 1):
                 self._together(t, clients, outcome.received.mean)
         return self._moved / self._weight.clamp_min(1e-300)
 
@@ -105,8 +107,7 @@ class CanaryRounds(Replay):
         uplink, zero = gates.uplink.at(t, clients.down), gates.zero(self.simulation.setup.task, clients.down)
         owners, others = set(self._canaries.owners), clients.heard.items()
         here = owners if self._canaries.rate < 1 else owners & set(clients.terms)
-        usual = next(iter(clients.terms.values()), Terms())
-        grants = {k: clients.terms.get(k, usual).granted(k, self.federation.sizes[k], Counter(0)) for k in here}
+        grants = {k: clients.terms.get(k, self._usual).granted(k, self.federation.sizes[k], Counter(0)) for k in here}
         sent = {k: uplink.encode(zero, grant) for k, grant in grants.items()}
         return {k: upload for k, upload in others if k not in owners} | sent
 
@@ -125,7 +126,7 @@ class CanaryRounds(Replay):
 
     def _together(self, t: int, clients: Overheard, mean: Tree) -> None:
         low, high = (self._mean(t, answers, clients) for answers in (clients.low, clients.high))
-        self._count(slice(None), low, high, self._known(mean), next(iter(clients.terms.values())))
+        self._count(slice(None), low, high, self._known(mean), self._usual)
 
     def _mean(self, t: int, answers: Mapping[int, Tree], clients: Overheard) -> Tensor:
         """What the server would have made of these answers, without noise."""

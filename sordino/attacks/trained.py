@@ -125,7 +125,7 @@ class TrainedAudit:
     @property
     def verdict(self) -> str:
         """The worst verdict of all promises."""
-        worst = (VIOLATED, BLIND, SKIPPED, HOLDS)
+        worst = (VIOLATED, BLIND, SKIPPED, NOTHING, HOLDS)
         return next((one for one in worst if any(p.verdict == one for p in self.promises)), EMPTY)
 
     def to_json(self) -> Json:
