@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 from sordino import config, keys
-from sordino.attacks.replay import BEGINNING
 from sordino.attacks.trained import CANARIES, WRONG, judged, placed, scores, strongest
 from sordino.ledger.statement import Guarantee
 from sordino.runs.rehearsal import Rehearsal
@@ -74,7 +73,7 @@ def refuted(simulation: Simulation, promise: Guarantee, weak: float, seeds: rang
     for seed in seeds:
         canaries = placed(simulation, promise, CANARIES, keys.fold(keys.root(seed), "study"))
         assert canaries is not None
-        often += judged(promise, *scores(canaries, weak, BEGINNING)).refutes(promise.epsilon)
+        often += judged(promise, *scores(canaries, weak)).refutes(promise.epsilon)
     return Refuted(often, len(seeds), (time.process_time() - begun) / max(1, len(seeds)))
 
 

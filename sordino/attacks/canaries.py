@@ -20,10 +20,11 @@ from torch import Tensor
 from sordino import keys, tree
 from sordino.algorithms.algorithm import AnyAlgorithm
 from sordino.attacks.pairs import FAR
-from sordino.attacks.planted import PlantedReader, PlantedUplink, Through
+from sordino.attacks.planted import PlantedReader, PlantedSums, PlantedUplink, Through
 from sordino.cohorts.kinds import Cohort
 from sordino.keys import Key
 from sordino.ledger.ledger import MEMORY
+from sordino.privacy.readers.class_sums import ClassSums
 from sordino.privacy.readers.noisy_gradient import NoisyGradient
 from sordino.privacy.uplink.one_direction import OneDirection
 from sordino.runs.simulation import Simulation
@@ -75,8 +76,8 @@ class Canaries(ABC):
         """What of an upload, or a mean of uploads, a canary moves."""
 
     @abstractmethod
-    def multiplier(self, terms: Terms) -> float:
-        """How loud the noise of a round is."""
+    def worth(self, terms: Terms) -> float:
+        """How much a round tells: the square of what a canary moves, per deviation of the noise."""
 
     @cached_property
     def rate(self) -> float:
@@ -159,8 +160,9 @@ class CanaryExamples(Canaries):
     def unfit(self) -> str:
         if type(self.gates.read) is not NoisyGradient:
             return "canaries cannot be placed behind this reader"
-        if self.gates.change(self.zero) is None:
-            return "what its clients send tells no change of the model"
+        change = self.gates.change(self.zero)
+        if change is None or tree.size(change) != self.numbers:
+            return "what its clients send does not tell the change of all of the model"
         if not self.each and (self.gates.uplink.secure is not None or self.gates.uplink.robust):
             return "no single upload can be read, and their sum is no plain one"
         if not self.each and self.cohort.hidden:
@@ -169,8 +171,9 @@ class CanaryExamples(Canaries):
 
     @cached_property
     def owners(self) -> list[int]:
-        sizes, wanted = self.simulation.setup.public.sizes, min(self.wanted, ROOM // max(1, self.numbers))
-        room = {k: min(size // SHARE, self.numbers) for k, size in enumerate(sizes) if size >= SHARE}
+        # the same in every phase
+        sizes, wanted = self.simulation.setup.public.sizes, min(self.wanted, ROOM // self._model)
+        room = {k: min(size // SHARE, self._model) for k, size in enumerate(sizes) if size >= SHARE}
         found: list[int] = []
         while room and len(found) < wanted:  # one more at every client that has room
             here = list(room)[: wanted - len(found)]
@@ -178,9 +181,13 @@ class CanaryExamples(Canaries):
             room = {k: left - (k in here) for k, left in room.items() if left > (k in here)}
         return sorted(found)
 
+    @cached_property
+    def _model(self) -> int:
+        return tree.size(self.simulation.setup.task.init(0))
+
     @property
     def numbers(self) -> int:
-        return tree.size(self.simulation.setup.task.init(0))
+        return self._model
 
     @property
     def _reader(self) -> NoisyGradient:
@@ -203,8 +210,60 @@ class CanaryExamples(Canaries):
         change = self.gates.change(upload)
         return None if change is None else tree.flat(change).double()
 
-    def multiplier(self, terms: Terms) -> float:
-        return self._reader.used(terms.multiplier)
+    def worth(self, terms: Terms) -> float:
+        reads = self._reader.reads(self.gates.work, 1)
+        return reads * (self.rate / self._reader.used(terms.multiplier)) ** 2
+
+
+@dataclass(frozen=True)
+class CanaryRowsOfSums(CanaryExamples):
+    """The same rows in a phase that asks for sums per class."""
+
+    def unfit(self) -> str:
+        sums = tree.leaves(self.zero)
+        if type(self.gates.read) is not ClassSums or len(sums) != 1 or len(sums[0]) != self._classes:
+            return "canaries cannot be placed behind this reader"
+        return "" if self.each else "no single upload can be read"
+
+    @property
+    def _classes(self) -> int:
+        return self.simulation.setup.task.labels
+
+    @property
+    def numbers(self) -> int:
+        return tree.size(self.zero)
+
+    @property
+    def order(self) -> int:
+        return 2
+
+    @cached_property
+    def rate(self) -> float:
+        return 1.0
+
+    @cached_property
+    def towards(self) -> Tensor:
+        """The canaries of a client take turns at the classes."""
+        width = self.numbers // self._classes
+        found = torch.zeros(len(self.owners), self._classes, width)
+        for k, part in self.by_client():
+            for label in range(self._classes):
+                mine = torch.arange(part.start, part.stop)[label :: self._classes]
+                found[mine, label] = directions(keys.fold(self.key, k, label), len(mine), width, 2)
+        return found.flatten(1)
+
+    def behind(self, planted: Mapping[int, Tensor], through: Through, sure: bool) -> AnyAlgorithm:
+        reader = self.gates.read
+        assert isinstance(reader, ClassSums)
+        return self.gates.behind(read=PlantedSums.of(reader, planted, through))
+
+    def seen(self, upload: Tree) -> Tensor | None:
+        return tree.flat(upload).double()
+
+    def worth(self, terms: Terms) -> float:
+        reader = self.gates.read
+        assert isinstance(reader, ClassSums)
+        return (reader.clip / (reader.sensitivity * reader.used(terms.multiplier))) ** 2
 
 
 @dataclass(frozen=True)
@@ -254,7 +313,7 @@ class CanaryClients(Canaries):
     def seen(self, upload: Tree) -> Tensor | None:
         return tree.flat(upload).double()
 
-    def multiplier(self, terms: Terms) -> float:
+    def worth(self, terms: Terms) -> float:
         noise = self.gates.uplink.noise()
         typed = None if noise is None else noise.multiplier
-        return typed or terms.multiplier or 1.0
+        return (self.rate / (typed or terms.multiplier or 1.0)) ** 2

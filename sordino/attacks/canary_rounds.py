@@ -7,9 +7,9 @@ by how loud its noise was.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -58,12 +58,38 @@ class Overheard(Clients):
         return said
 
 
+class Scores(NamedTuple):
+    """What was seen of each canary, and how much it was worth, in one phase or in several."""
+
+    moved: Tensor
+    weight: Tensor
+
+    def beside(self, phases: Sequence[Scores]) -> Scores:
+        """The same canaries, with what other phases showed of them."""
+        every = (self, *phases)
+        moved, weight = (torch.stack([one[i] for one in every]).sum(0) for i in (0, 1))
+        return Scores(moved, weight)
+
+    @property
+    def each(self) -> Tensor:
+        """About 0 if a canary was absent, or pointed away, and about 1 if it was there."""
+        return self.moved / self.weight.clamp_min(1e-300)
+
+    @property
+    def exposed(self) -> Tensor:
+        """Which canaries anybody could have seen."""
+        return self.weight > 0
+
+
 class CanaryRounds(Replay):
-    """The whole run with canaries in it; `weak`: behind noise that is so many times too small."""
+    """The training with canaries in it, or a phase before it; `weak`: behind noise that is so many times too small.
+    Coins are those of the replay, noise is that of its phase.
+    """
 
     def __init__(self, canaries: Canaries, number: int, weak: float, start: PhaseStart) -> None:
         simulation, key = canaries.simulation, keys.fold(canaries.key, "replay", number)
-        super().__init__(simulation, key=keys.word(key), start=start)
+        phase = simulation.setup.phase
+        super().__init__(simulation, key=keys.word(keys.fold(key, phase) if phase else key), start=start)
         many = len(canaries.owners)
         self.coins = keys.coin(keys.fold(key, "coins"), many, 0.5).bool()
         self._canaries, ones = canaries, torch.ones(many)
@@ -77,12 +103,12 @@ class CanaryRounds(Replay):
         self._usual = Terms()  # of somebody in the last round in which there was anybody
         self._moved, self._weight = torch.zeros(many).double(), torch.zeros(many).double()
 
-    def scores(self) -> Tensor:
-        """One number for each canary: about 0 if it was absent, or pointed away, and about 1 if it was there."""
+    def scores(self) -> Scores:
+        """How far every release together moved along each canary."""
         canaries = self._canaries
         asked = frozenset[int]() if canaries.alone else frozenset(canaries.owners) if canaries.each else None
         clients = Overheard(self.site, (self._with(self._low), self._with(self._high)), asked)
-        while self.t < self.simulation.setup.rounds:
+        while not self.over:
             t = self.t
             outcome, _ = self.step(clients)
             self._usual = next(iter(clients.terms.values()), self._usual)
@@ -92,12 +118,7 @@ class CanaryRounds(Replay):
                 self._singly(t, clients)
             elif outcome.received is not None and (clients.terms or canaries.rate < 1):
                 self._together(t, clients, outcome.received.mean)
-        return self._moved / self._weight.clamp_min(1e-300)
-
-    @property
-    def exposed(self) -> Tensor:
-        """Which canaries anybody could have seen."""
-        return self._weight > 0
+        return Scores(self._moved, self._weight)
 
     def _with(self, algorithm: AnyAlgorithm) -> Site:
         return replace(self.site, algorithm=algorithm, executor="loop")
@@ -153,6 +174,7 @@ class CanaryRounds(Replay):
         whole, moved = towards @ (high - low), towards @ (heard - low)
         if canaries.turns:  # from -whole to whole
             moved = (moved + whole) / 2
-        loud = canaries.multiplier(terms) ** -2
-        self._moved[part] += loud * whole * moved / canaries.rate
-        self._weight[part] += loud * whole**2
+        seen = whole.abs() > 1e-9 * whole.abs().max().clamp_min(1e-300)  # where it moves anything
+        worth = canaries.worth(terms) * seen
+        self._moved[part] += worth * moved / whole.where(seen, torch.ones_like(whole)) / canaries.rate
+        self._weight[part] += worth

@@ -82,6 +82,8 @@ def refuted(curve: TradeOff, found: Guesses, alpha: float) -> bool:
     """
     many, least = found.canaries, found.right
     assert found.tried == many, "the bound is for guesses of all canaries"
+    if not many:
+        return False
     right, wrong = alpha * least / many, alpha * (many - least) / many
     for i in range(least - 1, -1, -1):
         before, wrong = wrong, max(wrong, curve.wrong(right))

@@ -13,6 +13,8 @@ from torch import Tensor
 
 from sordino import tree
 from sordino.attacks.sources import Twin
+from sordino.privacy.readers.beside_public import taken
+from sordino.privacy.readers.class_sums import ClassSums, SumShard, clipped
 from sordino.privacy.readers.noisy_gradient import NoisyGradient, NoisyShard
 from sordino.privacy.uplink import Uplink
 from sordino.privacy.uplink.stages import clip_factor
@@ -83,8 +85,45 @@ class PlantedShard(NoisyShard):
         honest = super()._sum(rows[~mine], losses, params, draws[~mine])
         chosen = self.planted if self.sure else self.planted[rows[mine] - first]
         lengths = torch.linalg.vector_norm(chosen.double(), reader.clip_order, dim=1)
-        clipped = (clip_factor(lengths, reader.clip, chosen.dtype)[:, None] * chosen).sum(0)
-        return tree.add(tree.formed(honest), tree.unflat(clipped, params))
+        added = (clip_factor(lengths, reader.clip, chosen.dtype)[:, None] * chosen).sum(0)
+        return tree.add(tree.formed(honest), tree.unflat(added, params))
+
+
+# sums per class -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class PlantedSums(ClassSums):
+    """The same for sums per class. `planted`: the statistics of canaries in one row for all classes together, of which
+    each fills the part of its own class.
+    """
+
+    planted: Mapping[int, Tensor] = field(default_factory=dict)
+    through: Through = unchanged
+
+    @classmethod
+    def of(cls, reader: ClassSums, planted: Mapping[int, Tensor], through: Through) -> PlantedSums:
+        return cls(**_settings(reader), planted=planted, through=through)
+
+    def open(self, examples: Examples, grant: Grant, task: Task) -> Shard:
+        grant = replace(grant, source=self.through(grant.source))
+        rows = self.planted.get(grant.client, torch.zeros(0, 1))
+        first = len(examples.y) - len(rows)
+        return PlantedSumShard(self, taken(examples, torch.arange(first)), grant, task, planted=rows)
+
+
+@dataclass
+class PlantedSumShard(SumShard):
+    """One client's examples, and canaries beside them."""
+
+    planted: Tensor = field(default_factory=lambda: torch.zeros(0, 1), repr=False)
+
+    def _sums(self, of: Callable[[Tensor], Tensor], classes: int) -> tuple[Tensor, Tensor]:
+        sums, counts = super()._sums(of, classes)
+        if not len(self.planted):
+            return sums, counts
+        added = clipped(self.planted, self._reader.clip).reshape(len(self.planted), *sums.shape)
+        return sums + added.sum(0), counts + added.ne(0).any(2).sum(0)
 
 
 # clients --------------------------------------------------------------------------------------------------------------

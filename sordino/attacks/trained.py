@@ -9,7 +9,7 @@ found out with broken twins: the same replay behind the same claim, with noise t
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -19,8 +19,8 @@ from sordino import keys
 from sordino.attacks.assault import check_allowed
 from sordino.attacks.audit import DELTAS, EMPTY, HOLDS, LEAST, NOTHING, SKIPPED, VIOLATED, gaussian
 from sordino.attacks.bound import Found, Outputs, epsilon_lost, mu_lost
-from sordino.attacks.canaries import Canaries, CanaryClients, CanaryExamples
-from sordino.attacks.canary_rounds import CanaryRounds
+from sordino.attacks.canaries import Canaries, CanaryClients, CanaryExamples, CanaryRowsOfSums
+from sordino.attacks.canary_rounds import CanaryRounds, Scores
 from sordino.attacks.one_run import Guesses, epsilon_at_least, mu_at_least
 from sordino.attacks.replay import BEGINNING, PhaseStart, preparation
 from sordino.config import Experiment
@@ -30,6 +30,7 @@ from sordino.ledger.claims import ADVERSARIES, UNITS
 from sordino.ledger.events import Json
 from sordino.ledger.gaussian_dp import epsilon_of
 from sordino.ledger.statement import Guarantee
+from sordino.privacy.readers.class_sums import ClassSums
 from sordino.privacy.readers.noisy_gradient import NoisyGradient
 from sordino.runs.private import key_of_data
 from sordino.runs.rehearsal import Rehearsal
@@ -89,6 +90,7 @@ class AuditedPromise:
     caught: float | None = None  # a broken twin: its noise was so many times too small
     twin: PlayedCanaries | None = None
     missed: tuple[float, ...] = ()  # broken twins that were not caught
+    prepared: bool = False  # were canaries in the phases before the training, too?
 
     def to_json(self) -> Json:
         held = self.promise
@@ -101,6 +103,7 @@ class AuditedPromise:
             "status": held.status,
             "releases": self.releases,
             "replays": self.replays,
+            "prepared": self.prepared,
             "verdict": self.verdict,
             "why": self.why,
             "played": None if self.played is None else vars(self.played),
@@ -161,14 +164,15 @@ def audit_trained(
     simulation = simulated(settle(experiment), data_key)
     guarantees = Rehearsal(simulation.setup, simulation.home).guarantees
     held = strongest([row for row in guarantees if promised_itself(simulation, row)])
-    start, found = preparation(simulation, bare=False).start if held else BEGINNING, []
+    prepared, found = preparation(simulation, bare=False) if held else None, []
     for number, promise in enumerate(held):
         tell(f"{promise.unit}, {promise.neighbours}")
         key = keys.fold(keys.root(seed), "audit-trained", number)
-        found.append(_audited(simulation, promise, canaries, key, start, tell))
+        found.append(_audited(simulation, promise, canaries, key, prepared.start if prepared else BEGINNING, tell))
     bare = [f"{row.unit}, {row.adversary}" for row in guarantees if not row.finite]
     name = str(experiment.algorithm.get("name"))
-    unseen = (*UNSEEN, *([PREPARED] if simulation.preparation else []))
+    skipped = simulation.preparation and not all(one.prepared for one in found)
+    unseen = (*UNSEEN, *([PREPARED] if skipped else []))
     return TrainedAudit(name, simulation.setup.rounds, found, bare, unseen, WRONG, seed)
 
 
@@ -212,27 +216,26 @@ def _audited(
         why = f"only {len(canaries.owners) * canaries.replays} canaries have room"
         return AuditedPromise(promise, promise.releases, 0, SKIPPED, why)
 
-    def play(weak: float) -> PlayedCanaries:
-        return judged(promise, *scores(canaries, weak, start))
+    early = earlier(canaries)
 
-    played = play(1.0)
-    if played.refutes(promise.epsilon):
-        why = "more is lost than is claimed"
-        return AuditedPromise(promise, promise.releases, canaries.replays, VIOLATED, why, played)
-    missed: list[float] = []
+    def play(weak: float) -> PlayedCanaries:
+        return judged(promise, *scores(canaries, weak, early, start))
+
+    found = AuditedPromise(
+        promise, promise.releases, canaries.replays, HOLDS, "no more was found than is claimed", play(1.0)
+    )
+    found = replace(found, prepared=bool(early))
+    assert found.played is not None
+    if found.played.refutes(promise.epsilon):
+        return replace(found, verdict=VIOLATED, why="more is lost than is claimed")
     for weak in FACTORS:
         tell(f"{promise.unit}, {promise.neighbours}: a broken twin, noise / {weak:g}")
-        twin = play(weak)
+        found = replace(found, twin=(twin := play(weak)))
         if twin.refutes(promise.epsilon):
-            why = "no more was found than is claimed"
-            return AuditedPromise(
-                promise, promise.releases, canaries.replays, HOLDS, why, played, weak, twin, tuple(missed)
-            )
-        missed.append(weak)
+            return replace(found, caught=weak)
+        found = replace(found, missed=(*found.missed, weak))
     why = f"not even noise / {FACTORS[-1]:g} was caught, so this says nothing about the run; more canaries would"
-    return AuditedPromise(
-        promise, promise.releases, canaries.replays, BLIND, why, played, None, twin, missed=tuple(missed)
-    )
+    return replace(found, verdict=BLIND, why=why)
 
 
 def placed(simulation: Simulation, promise: Guarantee, wanted: int, key: keys.Key) -> Canaries | None:
@@ -240,14 +243,34 @@ def placed(simulation: Simulation, promise: Guarantee, wanted: int, key: keys.Ke
     return None if kind is None else kind(simulation, promise.adversary, promise.neighbours, wanted, key)
 
 
-def scores(canaries: Canaries, weak: float, start: PhaseStart) -> tuple[Tensor, Tensor]:
-    """The score of each canary of all replays, and whether it was there."""
+def scores(
+    canaries: Canaries, weak: float, early: Sequence[Canaries] = (), start: PhaseStart = BEGINNING
+) -> tuple[Tensor, Tensor]:
+    """The score of each canary of all replays, over all phases that it is in, and whether it was there. `start` is
+    where the training begins if no canary is in the phases before it.
+    """
     found = []
     for number in range(canaries.replays):
-        rounds = CanaryRounds(canaries, number, weak, start)
-        told = rounds.scores()
-        found.append((told[rounds.exposed], rounds.coins[rounds.exposed]))
+        begun, phases = start, list[Scores]()
+        for here in early:
+            phase = CanaryRounds(here, number, weak, begun)
+            phases.append(phase.scores())
+            begun = phase.end
+        rounds = CanaryRounds(canaries, number, weak, begun)
+        seen = rounds.scores().beside(phases)
+        found.append((seen.each[seen.exposed], rounds.coins[seen.exposed]))
     return torch.cat([told for told, _ in found]), torch.cat([coins for _, coins in found])
+
+
+def earlier(canaries: Canaries) -> list[Canaries]:
+    """The same canaries in the phases before the training; nothing where one of these has no room for them."""
+    found: list[Canaries] = []
+    for phase in canaries.simulation.preparation:
+        here: Canaries = replace(canaries, simulation=phase)
+        if isinstance(canaries, CanaryExamples) and isinstance(phase.setup.algorithm.read, ClassSums):
+            here = CanaryRowsOfSums(phase, canaries.adversary, canaries.neighbours, canaries.wanted, canaries.key)
+        found.append(here)
+    return [] if any(here.unfit() for here in found) else found
 
 
 def curve(promise: Guarantee) -> dict[float, float]:

@@ -10,9 +10,10 @@ import torch
 from sordino import config, keys, tree
 from sordino.attacks.canaries import Canaries, CanaryClients, CanaryExamples, directions
 from sordino.attacks.canary_rounds import CanaryRounds
-from sordino.attacks.planted import PlantedReader, Quiet
+from sordino.attacks.planted import PlantedReader, PlantedSums, Quiet
 from sordino.attacks.replay import BEGINNING
 from sordino.privacy.noise.sources import Counter
+from sordino.privacy.readers.class_sums import ClassSums
 from sordino.privacy.readers.noisy_gradient import NoisyGradient
 from sordino.runs.simulation import Simulation, settle, simulated
 from sordino.tasks.quadratic import Quadratic
@@ -60,6 +61,25 @@ def test_a_canary_gives_its_direction_at_the_clip_in_the_place_of_a_row_and_move
     assert torch.equal(sums(others, rows), sums(reader, rows))
 
 
+@pytest.mark.parametrize("count", [0.0, 0.5])
+def test_a_canary_in_a_sum_fills_the_part_of_its_class(count: float) -> None:
+    """Ten rows of two classes, the last three of which are canaries: one of class 0, one of class 1, one absent."""
+    rows, labels = keys.normal(KEY, 30).reshape(10, 3).double(), torch.tensor([0, 1] * 5)
+    far = torch.zeros(3, 2, 3)
+    far[0, 0, 1] = far[1, 1, 2] = 1e3
+    grant, task = Grant(0, 10, 10, Quiet(Counter(1)), 1.0), Quadratic(3)
+
+    def told(reader: ClassSums, many: int) -> tuple[torch.Tensor, torch.Tensor]:
+        return reader.open(Examples(rows[:many], labels[:many]), grant, task).by_class(lambda x: x, 2)
+
+    plain = ClassSums(clip=2.0, count=count)
+    (sums, counts), (honest, held) = told(PlantedSums.of(plain, {0: far.flatten(1)}, lambda s: s), 10), told(plain, 7)
+    moved = torch.zeros(2, 3).double()
+    moved[0, 1] = moved[1, 2] = 2.0
+    assert torch.allclose(sums - honest, moved, atol=1e-4)
+    assert count == 0 or torch.equal(counts - held, torch.ones(2).double())
+
+
 KINDS: dict[str, tuple[type[Canaries], str, str, tuple[str, ...]]] = {
     "a row": (CanaryExamples, "server", "replace", ("algorithm=gaussian_gdp",)),
     "a row, in steps": (CanaryExamples, "server", "replace", ("algorithm=noisy_steps",)),
@@ -80,8 +100,9 @@ def test_without_noise_scores_are_the_coins(name: str) -> None:
     found = canaries(name)
     assert found.unfit() == ""
     played = CanaryRounds(found, 0, 1e9, BEGINNING)
-    told = played.scores()
-    assert bool(played.exposed.all())
+    seen = played.scores()
+    told = seen.each
+    assert bool(seen.exposed.all())
     assert len(told) == len(found.owners) == (2 if isinstance(found, CanaryClients) else 16)
     assert torch.allclose(told, played.coins.double(), atol=0.02)
 
@@ -93,7 +114,7 @@ def test_who_is_drawn_in_secret_counts_by_the_rate() -> None:
     assert found.rate == 0.5
     for number in range(3):
         played = CanaryRounds(found, number, 1e9, BEGINNING)
-        told = played.scores()
+        told = played.scores().each
         assert torch.allclose(told, (2 * told).round() / 2, atol=0.02)
         assert bool((told[~played.coins].abs() < 0.02).all())
 
@@ -102,7 +123,7 @@ def test_replays_share_directions_and_nothing_else() -> None:
     found = canaries("a row")
     first, again, other = (CanaryRounds(found, number, 1.0, BEGINNING) for number in (0, 0, 1))
     assert torch.equal(first.coins, again.coins)
-    assert torch.equal(first.scores(), again.scores())
+    assert torch.equal(first.scores().each, again.scores().each)
     assert not torch.equal(first.coins, other.coins)
 
 

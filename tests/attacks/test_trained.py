@@ -16,8 +16,10 @@ import torch
 
 from sordino import config, keys
 from sordino.attacks.audit import HOLDS, VIOLATED
-from sordino.attacks.replay import preparation
-from sordino.attacks.trained import BLIND, TrainedAudit, audit_trained, curve, judged, strongest
+from sordino.attacks.canaries import CanaryExamples
+from sordino.attacks.canary_rounds import CanaryRounds
+from sordino.attacks.replay import BEGINNING, preparation
+from sordino.attacks.trained import BLIND, TrainedAudit, audit_trained, curve, earlier, judged, scores, strongest
 from sordino.errors import SordinoError
 from sordino.ledger.events import Gaussian, Laplace, Repeat
 from sordino.ledger.gaussian_dp import epsilon_of
@@ -51,7 +53,7 @@ def promise(event: Gaussian | Laplace | Repeat, epsilon: float, delta: float = 1
     )
 
 
-def scores(mu: float, many: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
+def made_up(mu: float, many: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Canaries as Gaussian noise shows them, `mu` deviations apart."""
     coins = keys.coin(keys.fold(keys.root(seed), "coins"), many, 0.5).bool()
     return coins + keys.normal(keys.root(seed), many) / mu, coins
@@ -61,13 +63,13 @@ def scores(mu: float, many: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]
 def test_a_true_claim_is_not_refuted_and_a_third_of_its_noise_is(mu: float) -> None:
     """Of 15 sound runs one is refuted with probability 0.015; experiments/audit_trained plays 100 whole ones."""
     held = promise(Gaussian(1 / mu), epsilon_of(mu, 1e-5))
-    assert not any(judged(held, *scores(mu, 200, seed)).refutes(held.epsilon) for seed in range(15))
-    assert all(judged(held, *scores(3 * mu, 200, seed)).refutes(held.epsilon) for seed in range(5))
+    assert not any(judged(held, *made_up(mu, 200, seed)).refutes(held.epsilon) for seed in range(15))
+    assert all(judged(held, *made_up(3 * mu, 200, seed)).refutes(held.epsilon) for seed in range(5))
 
 
 def test_what_needs_coins_alone_says_less_than_what_needs_independence() -> None:
     held = promise(Gaussian(1.0), epsilon_of(1.0, 1e-5))
-    found = judged(held, *scores(1.0, 1000, 0))
+    found = judged(held, *made_up(1.0, 1000, 0))
     assert 0 < found.at_least_by_coins < found.at_least < held.epsilon
 
 
@@ -112,6 +114,33 @@ def test_a_run_behind_a_broken_gate_is_refuted(monkeypatch: pytest.MonkeyPatch) 
     found = audit_trained(config.load(None, [*TINY, "algorithm=gaussian_gdp"]), canaries=256)
     assert found.verdict == VIOLATED
     assert found.promises[0].caught is None  # no twin is needed
+
+
+PREPARED = (
+    "algorithm=slaug_fl",
+    "variant=rigorous_b",
+    "rounds=1",
+    "private_steps=1",
+    "algorithm.rate=1.0",
+    'data={source="digits",probe=5}',
+    'candidates={source="procedural",per_class=4}',
+    'partition={scheme="iid",clients=3}',
+    "privacy={epsilon=10,delta=1e-4}",
+)
+
+
+@pytest.mark.slow
+def test_canaries_are_in_every_phase_and_their_coins_are_read_from_all_of_them() -> None:
+    """Without noise a score is its coin, in the preparation alone and in the whole run."""
+    made = simulated(config.load({}, PREPARED))
+    canaries = CanaryExamples(made, "server", "add_remove", 60, keys.root(1))
+    (early,) = earlier(canaries)
+    phase = CanaryRounds(early, 0, 1e9, BEGINNING)
+    alone = phase.scores()
+    told, there = scores(canaries, 1e9, [early])
+    assert torch.equal(phase.coins, there)
+    for found in (alone.each, told):
+        assert torch.allclose(found, there.double(), atol=0.05)
 
 
 @pytest.mark.slow
