@@ -81,7 +81,7 @@ def test_a_claim_that_is_not_gaussian_is_looked_at_at_several_deltas() -> None:
     assert list(points.values()) == sorted(points.values(), reverse=True)
     assert list(curve(promise(Gaussian(1.0), 3.0))) == [1e-5]
     # without noise, of a claim of 2: refuted at whatever delta presses hardest
-    told, there = scores(1e9, 400, 1)
+    told, there = made_up(1e9, 400, 1)
     found = judged(held, told, there)
     assert found.right == 400
     assert found.at_least > found.claimed_there == points[found.at_delta]
