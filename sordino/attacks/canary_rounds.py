@@ -58,17 +58,17 @@ class Overheard(Clients):
         return said
 
 
-class Scores(NamedTuple):
+class CanaryScores(NamedTuple):
     """What was seen of each canary, and how much it was worth, in one phase or in several."""
 
     moved: Tensor
     weight: Tensor
 
-    def beside(self, phases: Sequence[Scores]) -> Scores:
+    def beside(self, phases: Sequence[CanaryScores]) -> CanaryScores:
         """The same canaries, with what other phases showed of them."""
         every = (self, *phases)
         moved, weight = (torch.stack([one[i] for one in every]).sum(0) for i in (0, 1))
-        return Scores(moved, weight)
+        return CanaryScores(moved, weight)
 
     @property
     def each(self) -> Tensor:
@@ -103,7 +103,7 @@ class CanaryRounds(Replay):
         self._usual = Terms()  # of somebody in the last round in which there was anybody
         self._moved, self._weight = torch.zeros(many).double(), torch.zeros(many).double()
 
-    def scores(self) -> Scores:
+    def scores(self) -> CanaryScores:
         """How far every release together moved along each canary."""
         canaries = self._canaries
         asked = frozenset[int]() if canaries.alone else frozenset(canaries.owners) if canaries.each else None
@@ -118,7 +118,7 @@ class CanaryRounds(Replay):
                 self._singly(t, clients)
             elif outcome.received is not None and (clients.terms or canaries.rate < 1):
                 self._together(t, clients, outcome.received.mean)
-        return Scores(self._moved, self._weight)
+        return CanaryScores(self._moved, self._weight)
 
     def _with(self, algorithm: AnyAlgorithm) -> Site:
         return replace(self.site, algorithm=algorithm, executor="loop")

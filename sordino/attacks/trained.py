@@ -20,7 +20,7 @@ from sordino.attacks.assault import check_allowed
 from sordino.attacks.audit import DELTAS, EMPTY, HOLDS, LEAST, NOTHING, SKIPPED, VIOLATED, gaussian
 from sordino.attacks.bound import Found, Outputs, epsilon_lost, mu_lost
 from sordino.attacks.canaries import Canaries, CanaryClients, CanaryExamples, CanaryRowsOfSums
-from sordino.attacks.canary_rounds import CanaryRounds, Scores
+from sordino.attacks.canary_rounds import CanaryRounds, CanaryScores
 from sordino.attacks.one_run import Guesses, epsilon_at_least, mu_at_least
 from sordino.attacks.replay import BEGINNING, PhaseStart, preparation
 from sordino.config import Experiment
@@ -251,7 +251,7 @@ def scores(
     """
     found = []
     for number in range(canaries.replays):
-        begun, phases = start, list[Scores]()
+        begun, phases = start, list[CanaryScores]()
         for here in early:
             phase = CanaryRounds(here, number, weak, begun)
             phases.append(phase.scores())
