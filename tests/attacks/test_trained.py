@@ -19,7 +19,7 @@ from sordino.attacks.audit import HOLDS, VIOLATED
 from sordino.attacks.canaries import CanaryExamples
 from sordino.attacks.canary_rounds import CanaryRounds
 from sordino.attacks.replay import BEGINNING, preparation
-from sordino.attacks.trained import BLIND, TrainedAudit, audit_trained, curve, earlier, judged, scores, strongest
+from sordino.attacks.trained import BLIND, TrainedAudit, audit_trained, curve, earlier, judged, strongest
 from sordino.errors import SordinoError
 from sordino.ledger.events import Gaussian, Laplace, Repeat
 from sordino.ledger.gaussian_dp import epsilon_of
@@ -121,6 +121,7 @@ PREPARED = (
     "variant=rigorous_b",
     "rounds=1",
     "private_steps=1",
+    "algorithm.gan_epochs=1",
     "algorithm.rate=1.0",
     'data={source="digits",probe=5}',
     'candidates={source="procedural",per_class=4}',
@@ -130,17 +131,17 @@ PREPARED = (
 
 
 @pytest.mark.slow
-def test_canaries_are_in_every_phase_and_their_coins_are_read_from_all_of_them() -> None:
-    """Without noise a score is its coin, in the preparation alone and in the whole run."""
+def test_canaries_are_in_the_phases_too_with_the_coins_of_the_replay() -> None:
+    """Without noise a score is its coin, in the preparation as in the training."""
     made = simulated(config.load({}, PREPARED))
     canaries = CanaryExamples(made, "server", "add_remove", 60, keys.root(1))
     (early,) = earlier(canaries)
     phase = CanaryRounds(early, 0, 1e9, BEGINNING)
-    alone = phase.scores()
-    told, there = scores(canaries, 1e9, [early])
-    assert torch.equal(phase.coins, there)
-    for found in (alone.each, told):
-        assert torch.allclose(found, there.double(), atol=0.05)
+    told = phase.scores()
+    training = CanaryRounds(canaries, 0, 1e9, phase.end)
+    assert torch.equal(phase.coins, training.coins)
+    for found in (told, training.scores(), training.scores().beside([told])):
+        assert torch.allclose(found.each, phase.coins.double(), atol=0.05)
 
 
 @pytest.mark.slow
