@@ -23,15 +23,19 @@ from sordino.runs.folder import RunFolder
 from sordino.runs.private import key_of_data
 from sordino.runs.simulation import settle, simulated
 
+IN_A_FILE = "attacks draw images of the training data and keep them in a file"
 
-def check_allowed(experiment: Experiment, folder: Path | None = None) -> None:
-    """Refuses runs of real people: nothing of their data may be drawn, or written down."""
+
+def check_allowed(
+    experiment: Experiment, folder: Path | None = None, verb: str = "attack", why: str = IN_A_FILE
+) -> None:
+    """Refuses runs of real people: nothing of their data may be drawn, or written down, and no noise drawn again."""
     between = folder is not None and bool(RunFolder(folder).environment.site)
     if experiment.privacy.noise == SYSTEM or between:
         raise PrivacyError(
             "this run protects real people, and is not attacked",
-            why="attacks draw images of the training data and keep them in a file; between sites nobody has these data",
-            fix="attack the same experiment as a simulation, on data that you may show: `sordino attack "
+            why=f"{why}; between sites nobody has these data",
+            fix=f"attack the same experiment as a simulation, on data that you may show: `sordino {verb} "
             "EXPERIMENT.toml privacy.noise=counter`",
             code="attack-on-real-run",
         )

@@ -81,7 +81,7 @@ UNSEEN = (
     "what the algorithm and the model do with examples, which is somebody's code",
     "how data were read, split and scaled",
     "what a run writes down",
-    "the trained model",
+    "what was trained (--trained attacks it)",
 )
 
 
@@ -289,6 +289,11 @@ def _attacked(
     )
 
 
+def gaussian(event: Event) -> bool:
+    """Is it Gaussian noise, and nothing else?"""
+    return all(isinstance(leaf, Gaussian) for leaf in _cores(event))
+
+
 def _cores(event: Event) -> Iterator[Event]:
     """Its elementary events; a sample of everybody is none."""
     for leaf in leaves(event):
@@ -314,7 +319,7 @@ def _lost(
     claim: Claim, pair: Pair, against: dict[float, float], trials: int, source: NoiseSource, alpha: float
 ) -> Found:
     outputs = pair.outputs(trials, source)
-    if claim.status != "nominal" and all(isinstance(leaf, Gaussian) for leaf in _cores(claim.event)):
+    if claim.status != "nominal" and gaussian(claim.event):
         (delta,) = against
         return Found(delta, epsilon_of(max(0.0, mu_lost(outputs, alpha)), delta))
     return tuned(outputs, dict.fromkeys(against, 1.0) if claim.status == "nominal" else against, alpha)

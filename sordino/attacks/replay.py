@@ -125,6 +125,19 @@ class Rounds(ABC):
             self.round()
         return self
 
+    @property
+    def over(self) -> bool:
+        """Is the training, or this phase before it, at its end?"""
+        phase = self.algorithm
+        return phase.over(self.server) if isinstance(phase, Phase) else self.t >= self.simulation.setup.rounds
+
+    @property
+    def end(self) -> PhaseStart:
+        """What the next phase begins from."""
+        phase = self.algorithm
+        assert isinstance(phase, Phase)
+        return PhaseStart(phase.result(self.server), self.site.states.trees())
+
     def told(self, t: int, upload: Tree, down: Tree, client: int, held: int) -> Params | None:
         """The change of the model that a single upload tells. In a game a client weighs what it holds there."""
         run, uplink = self.federation, self.algorithm.uplink.at(t, down)
@@ -239,15 +252,17 @@ class PlayedPreparation(NamedTuple):
 
 
 def preparation(simulation: Simulation, bare: bool) -> PlayedPreparation:
+    for mine in (*simulation.preparation, simulation):
+        mine.setup.algorithm.check(mine.home)  # has the server what it asks for?
     start, means = BEGINNING, list[FeatureMean]()
     for mine in simulation.preparation:
         rounds: Rounds = (Bare if bare else Replay)(mine, start=start)
         phase = rounds.algorithm
         assert isinstance(phase, Phase)
-        while not phase.over(rounds.server):
+        while not rounds.over:
             rounds.round()
         means += phase.means(rounds.server, mine.setup.task)
-        start = PhaseStart(phase.result(rounds.server), rounds.site.states.trees())
+        start = rounds.end
     return PlayedPreparation(start, means)
 
 

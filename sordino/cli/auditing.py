@@ -1,7 +1,8 @@
-"""`sordino audit`: attack what an experiment promises."""
+"""`sordino audit`: attack what an experiment promises, at its gates or in a replay of the whole run."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -11,14 +12,17 @@ from rich.markup import escape
 from sordino.cli.options import Json, Verbose
 from sordino.cli.screen import Screen, say
 from sordino.cli.words import experiment_and_changes
+from sordino.errors import ConfigError
 
 if TYPE_CHECKING:
     from rich.table import Table
 
     from sordino.attacks.audit import AttackedPromise, Audit
+    from sordino.attacks.trained import AuditedPromise, TrainedAudit
+    from sordino.config import Experiment
 
 STYLES = {"holds": "green", "caught": "green", "VIOLATED": "bold red", "escaped": "bold red"}
-ENDS = {"VIOLATED": 4, "escaped": 2}  # other verdicts are no failure
+ENDS = {"VIOLATED": 4, "escaped": 2, "no power": 2}  # other verdicts are no failure
 SAYS = {
     "holds": "No claim was refuted: this attack did not do better than was claimed.",
     "holds in part": "No claim was refuted, but [bold]the run as a whole is not protected[/]: a phase of it claims "
@@ -49,17 +53,32 @@ def audit(
     twin: Annotated[
         bool, typer.Option("--twin", help="Attack a broken twin, with 30% less noise: it must be caught.")
     ] = False,
+    trained: Annotated[
+        bool,
+        typer.Option(
+            "--trained", help="Attack what was trained: play the whole run again, with canaries and broken twins."
+        ),
+    ] = False,
+    canaries: Annotated[
+        int | None, typer.Option(help="With --trained: examples or clients to guess about. [default: 400]")
+    ] = None,
     as_json: Json = False,
     verbose: Verbose = False,
 ) -> None:
     """Attack the promises of an experiment on worst-case neighbours. Exit code 4 where a claim is refuted.
 
-    Nothing is trained: the experiment's own gates release made-up uploads and gradients, and a proved lower bound on
-    what that loses is held against the claim.
+    Nothing is trained, but with --trained: the experiment's own gates release made-up uploads and gradients, and a
+    proved lower bound on what that loses is held against the claim.
     """
     from sordino.attacks import audit as attacks
 
-    experiment = attacks.experiment_of(*experiment_and_changes(what or []))
+    name, changes = experiment_and_changes(what or [])
+    experiment = attacks.experiment_of(name, changes)
+    if trained:
+        _check_alone(trials is not None, system, twin)
+        folder = Path(name) if name is not None and Path(name).is_dir() and not changes else None
+        _trained(experiment, folder, canaries, seed, as_json)
+        return
     with Console(stderr=True, quiet=as_json).status("reading") as status:
         found = attacks.audit(
             experiment,
@@ -75,6 +94,89 @@ def audit(
         _show(found)
     if found.verdict in ENDS:
         raise typer.Exit(ENDS[found.verdict])
+
+
+def _check_alone(trials: bool, system: bool, twin: bool) -> None:
+    """Refuses what has no meaning beside --trained."""
+    for option, given in (("--trials", trials), ("--system", system), ("--twin", twin)):
+        if given:
+            raise ConfigError(
+                f"{option} beside --trained",
+                why="it attacks single releases; a replay has canaries, noise from a seed, and broken twins anyway",
+                fix=f"leave out {option}, or --trained; --canaries says how much is tried",
+                code="not-with-trained",
+            )
+
+
+def _trained(experiment: Experiment, folder: Path | None, canaries: int | None, seed: int, as_json: bool) -> None:
+    from sordino.attacks.trained import CANARIES, audit_trained
+
+    with Console(stderr=True, quiet=as_json).status("reading") as status:
+        many = CANARIES if canaries is None else canaries
+        found = audit_trained(
+            experiment, folder, many, seed, lambda subject: status.update(f"playing the run again ({subject})")
+        )
+    if as_json:
+        say(found.to_json())
+    else:
+        _show_trained(found)
+    if found.verdict in ENDS:
+        raise typer.Exit(ENDS[found.verdict])
+
+
+def _show_trained(found: TrainedAudit) -> None:
+    from rich.table import Table
+
+    from sordino.attacks.trained import NEEDS
+
+    console = Screen(highlight=False)
+    if not found.promises:
+        console.print(f"{escape(found.algorithm)}: {found.verdict}.")
+        return
+    table = Table("unit", "against", "claimed", "at least", "by coins alone", "right guesses", "verdict")
+    for one in found.promises:
+        table.add_row(*_row_of(one), f"[{STYLES.get(one.verdict, 'yellow')}]{one.verdict}[/]")
+    console.print(table)
+    for one in found.promises:
+        console.print(f"{one.promise.unit}, {one.promise.neighbours}: {escape(one.why)}. {_power(one)}".rstrip())
+    console.print(
+        f"Each promise is of the whole run of {found.rounds} rounds. Each verdict is wrong with probability "
+        f"{found.wrong:.0e} at most. At least: needs {NEEDS['at_least']}. By coins alone: needs "
+        f"{NEEDS['at_least_by_coins']}."
+    )
+    if found.unprotected:
+        console.print(f"Infinity is claimed of: {'; '.join(found.unprotected)}.")
+    console.print(f"[dim]Not looked at: {'; '.join(found.not_looked_at)}.[/dim]")
+
+
+def _row_of(one: AuditedPromise) -> tuple[str, ...]:
+    from sordino.ledger.claims import standing
+
+    held, played = one.promise, one.played
+    claimed = f"{held.epsilon:.3g}, {standing(held.status, True)}, at {held.delta:g}"
+    if played is None:
+        return f"{held.unit}, {held.neighbours}", held.adversary, claimed, "", "", ""
+    if played.at_delta != held.delta:
+        claimed += f"\n{played.claimed_there:.3g} at {played.at_delta:g}"
+    return (
+        f"{held.unit}, {held.neighbours}",
+        held.adversary,
+        claimed,
+        f"{played.at_least:.3g} at {played.at_delta:g}",
+        f"{played.at_least_by_coins:.3g} at {held.delta:g}",
+        f"{played.right} of {played.canaries}",
+    )
+
+
+def _power(one: AuditedPromise) -> str:
+    """What it would have noticed."""
+    if one.caught is None or one.twin is None:
+        return ""
+    missed = f" (noise / {', / '.join(f'{weak:g}' for weak in one.missed)} was not)" if one.missed else ""
+    return (
+        f"Power: a broken twin with noise / {one.caught:g} behind the same claim was caught{missed}: it loses at least "
+        f"{one.twin.at_least:.3g} at {one.twin.at_delta:g}, with {one.twin.right} of {one.twin.canaries} right."
+    )
 
 
 def _show(found: Audit) -> None:

@@ -114,17 +114,22 @@ class SumShard(Covered[ClassSums]):
         self._spend()
         reader = self._reader
         multiplier = reader.used(self._grant.multiplier)
-
-        def clipped(x: Tensor) -> Tensor:
-            z = alone(of, x).double()
-            norm = torch.linalg.vector_norm(z, dim=1, keepdim=True)
-            factor = (reader.clip / (norm * SLACK).clamp_min(torch.finfo(torch.float64).tiny)).clamp_max(1.0)
-            return torch.where(torch.isfinite(norm), z * factor, 0.0)  # a row that is no number counts as the origin
-
         with self._task.still():
-            sums, counts = class_sums(clipped, self._examples, classes)
+            sums, counts = self._sums(of, classes)
         told = torch.cat([sums, counts[:, None] * (reader.count * reader.clip)], 1) if reader.count else sums
         noisy = reader.mechanism.add(told, multiplier * reader.sensitivity, self._grant.source.child("classes"))
         if not reader.count:
             return noisy, torch.full_like(counts, math.nan)
         return noisy[:, :-1], noisy[:, -1] / (reader.count * reader.clip)
+
+    def _sums(self, of: Callable[[Tensor], Tensor], classes: int) -> tuple[Tensor, Tensor]:
+        """The sums of clipped rows, and how many they are, before any noise."""
+        return class_sums(lambda x: clipped(alone(of, x), self._reader.clip), self._examples, classes)
+
+
+def clipped(z: Tensor, radius: float) -> Tensor:
+    """Each row cut to this length, in float64; a row that is no number counts as the origin."""
+    z = z.double()
+    norm = torch.linalg.vector_norm(z, dim=1, keepdim=True)
+    factor = (radius / (norm * SLACK).clamp_min(torch.finfo(torch.float64).tiny)).clamp_max(1.0)
+    return torch.where(torch.isfinite(norm), z * factor, 0.0)

@@ -1,0 +1,308 @@
+"""Attack what was trained: the whole run is played again with canaries in it, and every release of every round counts.
+
+Each promise of the run is held against three lower bounds on what the replay lost. The first takes the canaries of a
+replay for independent of each other, which they are where each direction has noise of its own; the other two need
+nothing but the coins that decided which canaries are there, and are weak. How much the audit would have noticed is
+found out with broken twins: the same replay behind the same claim, with noise that is too small.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from sordino import keys
+from sordino.attacks.assault import check_allowed
+from sordino.attacks.audit import DELTAS, EMPTY, HOLDS, LEAST, NOTHING, SKIPPED, VIOLATED, gaussian
+from sordino.attacks.bound import Found, Outputs, epsilon_lost, mu_lost
+from sordino.attacks.canaries import Canaries, CanaryClients, CanaryExamples, CanaryRowsOfSums
+from sordino.attacks.canary_rounds import CanaryRounds, CanaryScores
+from sordino.attacks.one_run import Guesses, epsilon_at_least, mu_at_least
+from sordino.attacks.replay import BEGINNING, PhaseStart, preparation
+from sordino.config import Experiment
+from sordino.errors import Range, check_range
+from sordino.ledger.accountants import best
+from sordino.ledger.claims import ADVERSARIES, UNITS
+from sordino.ledger.events import Json
+from sordino.ledger.gaussian_dp import epsilon_of
+from sordino.ledger.statement import Guarantee
+from sordino.privacy.readers.class_sums import ClassSums
+from sordino.privacy.readers.noisy_gradient import NoisyGradient
+from sordino.runs.private import key_of_data
+from sordino.runs.rehearsal import Rehearsal
+from sordino.runs.simulation import Simulation, settle, simulated
+
+CANARIES = 400
+WRONG = 1e-3  # how likely an audit is to refute a true promise
+FACTORS = (
+    1.5,
+    2.0,
+    3.0,
+)  # by which the noise of a broken twin is too small; the first one that is caught ends the search
+BLIND = "no power"  # not even the weakest twin was caught
+WIDE = (*DELTAS, 0.4)
+FEWEST = 40  # canaries with which anything could be found
+PROVED = ("proved", "conditional")
+KINDS: dict[str, type[Canaries]] = {"example": CanaryExamples, "client": CanaryClients}
+NEEDS = {
+    "at_least": "that the noise of each canary's direction is independent of the others'",
+    "at_least_by_coins": "fair and independent coins, nothing else",
+}
+# said beside every verdict
+UNSEEN = (
+    "the gradients that the network computes: canaries bring their own",
+    "noise that two releases share",
+    "how data were read, split and scaled",
+    "what a run writes down",
+)
+PREPARED = "what a preparation released: no canary was in it"
+
+
+@dataclass(frozen=True)
+class PlayedCanaries:
+    """What the replays of one promise showed."""
+
+    canaries: int
+    right: int  # guesses
+    at_least: float  # epsilon, where canaries are independent
+    at_delta: float
+    claimed_there: float
+    at_least_by_coins: float  # epsilon at the delta of the promise, whatever depends on what
+
+    def refutes(self, claimed: float) -> bool:
+        return self.at_least > self.claimed_there or self.at_least_by_coins > claimed
+
+
+@dataclass(frozen=True)
+class AuditedPromise:
+    """One promise of a whole run, and what was lost of it at least. `played` is empty where no canary can be placed."""
+
+    promise: Guarantee
+    releases: int  # that count about one canary, at most
+    replays: int
+    verdict: str
+    why: str
+    played: PlayedCanaries | None = None
+    caught: float | None = None  # a broken twin: its noise was so many times too small
+    twin: PlayedCanaries | None = None
+    missed: tuple[float, ...] = ()  # broken twins that were not caught
+    prepared: bool = False  # were canaries in the phases before the training, too?
+
+    def to_json(self) -> Json:
+        held = self.promise
+        return {
+            "unit": held.unit,
+            "neighbours": held.neighbours,
+            "adversary": held.adversary,
+            "claimed": held.epsilon,
+            "delta": held.delta,
+            "status": held.status,
+            "releases": self.releases,
+            "replays": self.replays,
+            "prepared": self.prepared,
+            "verdict": self.verdict,
+            "why": self.why,
+            "played": None if self.played is None else vars(self.played),
+            "power": {
+                "caught": self.caught,
+                "missed": list(self.missed),
+                "twin": None if self.twin is None else vars(self.twin),
+            },
+        }
+
+
+@dataclass(frozen=True)
+class TrainedAudit:
+    algorithm: str
+    rounds: int
+    promises: list[AuditedPromise]
+    unprotected: list[str]  # units and adversaries of whom infinity is claimed
+    not_looked_at: tuple[str, ...]
+    wrong: float
+    seed: int
+
+    @property
+    def verdict(self) -> str:
+        """The worst verdict of all promises."""
+        worst = (VIOLATED, BLIND, SKIPPED, NOTHING, HOLDS)
+        return next((one for one in worst if any(p.verdict == one for p in self.promises)), EMPTY)
+
+    def to_json(self) -> Json:
+        return {
+            "algorithm": self.algorithm,
+            "rounds": self.rounds,
+            "verdict": self.verdict,
+            "promises": [one.to_json() for one in self.promises],
+            "unprotected": self.unprotected,
+            "needs": NEEDS,
+            "not_looked_at": list(self.not_looked_at),
+            "wrong": self.wrong,
+            "simulated": True,
+            "seed": self.seed,
+        }
+
+
+def audit_trained(
+    experiment: Experiment,
+    folder: Path | None = None,
+    canaries: int = CANARIES,
+    seed: int = 0,
+    tell: Callable[[str], object] = lambda what: None,
+) -> TrainedAudit:
+    """Attacks each promise of an experiment, or of the run in a folder, in a replay with canaries."""
+    why = "with fewer canaries not even a run without noise could be told"
+    fix = f"--canaries {CANARIES}"
+    check_range("canaries", canaries, Range(least=FEWEST, whole=True), "too-few-canaries", why=why, fix=fix)
+    check_allowed(
+        experiment, folder, "audit --trained", "a replay draws the noise of a run again, which must be real once"
+    )
+    data_key = b"" if folder is None else key_of_data(folder, experiment.privacy.ledger)
+    simulation = simulated(settle(experiment), data_key)
+    guarantees = Rehearsal(simulation.setup, simulation.home).guarantees
+    held = strongest([row for row in guarantees if promised_itself(simulation, row)])
+    prepared, found = preparation(simulation, bare=False) if held else None, []
+    for number, promise in enumerate(held):
+        tell(f"{promise.unit}, {promise.neighbours}")
+        key = keys.fold(keys.root(seed), "audit-trained", number)
+        found.append(_audited(simulation, promise, canaries, key, prepared.start if prepared else BEGINNING, tell))
+    bare = [f"{row.unit}, {row.adversary}" for row in guarantees if not row.finite]
+    name = str(experiment.algorithm.get("name"))
+    skipped = simulation.preparation and not all(one.prepared for one in found)
+    unseen = (*UNSEEN, *([PREPARED] if skipped else []))
+    return TrainedAudit(name, simulation.setup.rounds, found, bare, unseen, WRONG, seed)
+
+
+def strongest(guarantees: Sequence[Guarantee]) -> list[Guarantee]:
+    """Finite promises, each for the strongest adversary, and for the largest unit, of whom the same is promised."""
+    found: dict[tuple[str, object], Guarantee] = {}
+    for row in sorted(guarantees, key=lambda row: (ADVERSARIES.index(row.adversary), -UNITS.index(row.unit))):
+        if row.finite and row.epsilon > 0:
+            found.setdefault((row.neighbours, row.event), row)
+    return list(found.values())
+
+
+def promised_itself(simulation: Simulation, row: Guarantee) -> bool:
+    """Or does the number only follow from a promise about a larger unit, or about other neighbours?"""
+    gates = simulation.setup.whole.phases
+    readers = [gate.algorithm.read for gate in gates]
+    noises = [noise for gate in gates if (noise := gate.algorithm.uplink.noise()) is not None]
+    if row.unit == "client":
+        return not noises or any(noise.neighbours == row.neighbours for noise in noises)
+    plain = [reader for reader in readers if isinstance(reader, NoisyGradient)]
+    offered = any(reader.offer() is not None for reader in readers)
+    return offered and (not plain or any(reader.neighbours == row.neighbours for reader in plain))
+
+
+def _audited(
+    simulation: Simulation,
+    promise: Guarantee,
+    wanted: int,
+    key: keys.Key,
+    start: PhaseStart,
+    tell: Callable[[str], object],
+) -> AuditedPromise:
+    canaries = placed(simulation, promise, wanted, key)
+    why = "canaries are examples or clients" if canaries is None else canaries.unfit()
+    if promise.status not in PROVED:
+        why = "nothing is proved here that could be refuted"
+    if canaries is None or why:
+        verdict = NOTHING if promise.status not in PROVED else SKIPPED
+        return AuditedPromise(promise, promise.releases, 0, verdict, why)
+    if len(canaries.owners) * canaries.replays < FEWEST:
+        why = f"only {len(canaries.owners) * canaries.replays} canaries have room"
+        return AuditedPromise(promise, promise.releases, 0, SKIPPED, why)
+
+    early = earlier(canaries)
+
+    def play(weak: float) -> PlayedCanaries:
+        return judged(promise, *scores(canaries, weak, early, start))
+
+    found = AuditedPromise(
+        promise, promise.releases, canaries.replays, HOLDS, "no more was found than is claimed", play(1.0)
+    )
+    found = replace(found, prepared=bool(early))
+    assert found.played is not None
+    if found.played.refutes(promise.epsilon):
+        return replace(found, verdict=VIOLATED, why="more is lost than is claimed")
+    for weak in FACTORS:
+        tell(f"{promise.unit}, {promise.neighbours}: a broken twin, noise / {weak:g}")
+        found = replace(found, twin=(twin := play(weak)))
+        if twin.refutes(promise.epsilon):
+            return replace(found, caught=weak)
+        found = replace(found, missed=(*found.missed, weak))
+    why = f"not even noise / {FACTORS[-1]:g} was caught, so this says nothing about the run; more canaries would"
+    return replace(found, verdict=BLIND, why=why)
+
+
+def placed(simulation: Simulation, promise: Guarantee, wanted: int, key: keys.Key) -> Canaries | None:
+    kind = KINDS.get(promise.unit)
+    return None if kind is None else kind(simulation, promise.adversary, promise.neighbours, wanted, key)
+
+
+def scores(
+    canaries: Canaries, weak: float, early: Sequence[Canaries] = (), start: PhaseStart = BEGINNING
+) -> tuple[Tensor, Tensor]:
+    """The score of each canary of all replays, over all phases that it is in, and whether it was there. `start` is
+    where the training begins if no canary is in the phases before it.
+    """
+    found = []
+    for number in range(canaries.replays):
+        begun, phases = start, list[CanaryScores]()
+        for here in early:
+            phase = CanaryRounds(here, number, weak, begun)
+            phases.append(phase.scores())
+            begun = phase.end
+        rounds = CanaryRounds(canaries, number, weak, begun)
+        seen = rounds.scores().beside(phases)
+        found.append((seen.each[seen.exposed], rounds.coins[seen.exposed]))
+    return torch.cat([told for told, _ in found]), torch.cat([coins for _, coins in found])
+
+
+def earlier(canaries: Canaries) -> list[Canaries]:
+    """The same canaries in the phases before the training; nothing where one of these has no room for them."""
+    found: list[Canaries] = []
+    for phase in canaries.simulation.preparation:
+        here: Canaries = replace(canaries, simulation=phase)
+        if isinstance(canaries, CanaryExamples) and isinstance(phase.setup.algorithm.read, ClassSums):
+            here = CanaryRowsOfSums(phase, canaries.adversary, canaries.neighbours, canaries.wanted, canaries.key)
+        found.append(here)
+    return [] if any(here.unfit() for here in found) else found
+
+
+def curve(promise: Guarantee) -> dict[float, float]:
+    """What is claimed at each delta where the bounds are held against it. A Gaussian claim is one number, mu."""
+    assert promise.event is not None
+    held = {promise.delta: promise.epsilon}
+    if gaussian(promise.event):
+        return held
+    others = (d for d in WIDE if d > promise.delta)
+    found = {d: best(promise.event, d, promise.neighbours).epsilon for d in others}
+    return held | {d: epsilon for d, epsilon in found.items() if epsilon >= LEAST}
+
+
+def judged(promise: Guarantee, told: Tensor, there: Tensor) -> PlayedCanaries:
+    """The bounds, at WRONG together: half of it for independent canaries, a quarter for each of the two others."""
+    assert promise.event is not None
+    delta, outputs = promise.delta, Outputs(told[~there], told[there])
+    against = curve(promise)
+    if gaussian(promise.event):
+        found = Found(delta, epsilon_of(max(0.0, mu_lost(outputs, WRONG / 2)), delta))
+    else:  # both error rates are limited once, whatever delta they are looked at
+        lost = [Found(d, epsilon_lost(outputs, 0.5, d, WRONG / 2)) for d in against]
+        found = max(lost, key=lambda one: one.epsilon / against[one.delta])
+    guesses = Guesses(len(told), len(told), int(((told > 0.5) == there).sum()))
+    coins = epsilon_at_least(guesses, delta, WRONG / 4)
+    if gaussian(promise.event):
+        coins = max(coins, epsilon_of(mu_at_least(guesses, WRONG / 4), delta))
+    return PlayedCanaries(
+        canaries=len(told),
+        right=guesses.right,
+        at_least=max(0.0, found.epsilon),
+        at_delta=found.delta,
+        claimed_there=against[found.delta],
+        at_least_by_coins=coins,
+    )
