@@ -38,11 +38,8 @@ from sordino.runs.simulation import Simulation, settle, simulated
 
 CANARIES = 400
 WRONG = 1e-3  # how likely an audit is to refute a true promise
-FACTORS = (
-    1.5,
-    2.0,
-    3.0,
-)  # by which the noise of a broken twin is too small; the first one that is caught ends the search
+# by which the noise of a broken twin is too small; the first one that is caught ends the search
+FACTORS = (1.5, 2.0, 3.0)
 BLIND = "no power"  # not even the weakest twin was caught
 WIDE = (*DELTAS, 0.4)
 FEWEST = 40  # canaries with which anything could be found
