@@ -19,7 +19,7 @@ HEAD = 'source = "nobody"\nquick = { row = "one", set = ["rounds=1"] }\n'
 ONE = '[[row]]\nname = "one"\nset = []\nseeds = 2\n'
 TWO = '[[row]]\nname = "two"\nset = ["algorithm.lr=0.5"]\nseeds = 1\n'
 CLAIM = '[[claim]]\nasks = "is it so"\nrows = ["one"]\n'
-PROGRAM = '[[program]]\nfile = "count.py"\nwrites = "count.md"\nminutes = 1\n'
+PROGRAM = '[[program]]\nfile = "count.py"\nwrites = "count.md"\nshows = "How many"\nminutes = 1\n'
 STATED = {
     "unit": "example",
     "adversary": "server",
@@ -171,7 +171,7 @@ def test_a_program_is_run_where_its_file_is_missing(tmp_path: Path) -> None:
     assert heard == ["count.py has written count.md"]
     assert (tmp_path / "mine" / "count.md").read_text() == "1"
     assert list(running.run_quick([one], 1, None)) == []
-    assert "[count.md](mine/count.md) in about 1 minute" in written.block(one)
+    assert "[mine/count.md](mine/count.md) in about 1 minute" in written.block(one)
 
 
 def test_a_damaged_line_is_named(tmp_path: Path) -> None:

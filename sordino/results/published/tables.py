@@ -55,6 +55,7 @@ class TableProgram(_Declared):
 
     file: str
     writes: str
+    shows: str
     minutes: float = Field(gt=0)  # about, on one core
     images: str = ""  # the data set whose folder it is given
 
@@ -299,4 +300,5 @@ def keep(file: Path, run: MeasuredRun) -> None:
 def spread(values: Sequence[float], digits: int = 2) -> str:
     """Mean and standard deviation over seeds."""
     mean, wide = statistics.mean(values), len(values) > 1
-    return f"{mean:.{digits}f}" + (f" ± {statistics.stdev(values):.{digits}f}" if wide else "")
+    form = f".{digits}f" if abs(mean) < 1e6 else ".1e"  # the loss of a model that diverged
+    return f"{mean:{form}}" + (f" ± {statistics.stdev(values):{form}}" if wide else "")

@@ -40,7 +40,7 @@ def block(table: PublishedTable) -> str:
     opening = " ".join((f"Source: {sheet.source}.", *(f"{head.capitalize()}: {text}." for head, text in heads.items())))
     if table.rows and not rows:
         return f"{opening}\n\nNothing of it has been run yet. {_ending(table)}\n"
-    parts = [opening, _claims(table), _measured(table, rows, heads), _ending(table)]
+    parts = [opening, _claims(table), _measured(table, rows, heads), *_programs(table), _ending(table)]
     return "\n\n".join(filter(None, parts)) + "\n"
 
 
@@ -94,11 +94,19 @@ def _ending(table: PublishedTable) -> str:
     if table.rows and table.sheet.minutes is not None:
         told.append(f"A run takes about {lasting(table.sheet.minutes)} on one core.")
     for one in table.sheet.program:
-        file = f"[{one.writes}]({table.name}/{one.writes})"
-        told.append(
-            f"`{one.file}` writes {file} in about {lasting(one.minutes)}; {asked} runs it where that is missing."
-        )
+        place = f"{table.name}/{one.writes}"
+        told.append(f"`{one.file}` writes [{place}]({place}) in about {lasting(one.minutes)}, where it is missing.")
     return " ".join(told)
+
+
+def _programs(table: PublishedTable) -> list[str]:
+    """What programs measured: their files, but for the table of a folder without rows."""
+    parts = []
+    for one in table.sheet.program:
+        file = table.folder / one.writes
+        text = file.read_text(encoding="utf-8").strip() if table.rows and file.exists() else ""
+        parts += [f"{one.shows} (`{one.file}`){':' if text else '.'}", *[text] * bool(text)]
+    return parts
 
 
 def so_many(many: int) -> str:
