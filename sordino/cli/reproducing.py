@@ -77,16 +77,17 @@ def reproduce(
 
 def _show(out: Screen, table: PublishedTable, whole: bool) -> None:
     """One table. Not whole: only rows that somebody else has a number for."""
-    from sordino.results.published.written import lasting
+    from sordino.results.published.written import in_all, lasting
 
     left, wanted = len(table.missing()), sum(row.seeds for row in table.rows)
     about = f", about {lasting(table.sheet.minutes)} each" if table.sheet.minutes is not None else ""
     tries = len(table.untuned())
     trials = f"; before them {tries} to choose {table.sheet.tune.key}" if table.sheet.tune is not None and tries else ""
     out.print(f"\n[bold]{escape(table.name)}[/bold]: {escape(table.sheet.source)}")
+    more = f"; what is missing takes{in_all(table).removeprefix(',')}" if in_all(table) else ""
     asked = f"sordino reproduce {escape(table.name)}"
     if table.rows:
-        out.print(f"{asked}: {wanted - left} of {wanted} runs are kept{about}{trials}")
+        out.print(f"{asked}: {wanted - left} of {wanted} runs are kept{about}{trials}{more}")
     for program in table.sheet.program:
         there = "missing" if program in table.unwritten() else "there"
         out.print(f"{asked}: {program.file} writes {program.writes}, {there}; about {lasting(program.minutes)}")
@@ -143,6 +144,7 @@ def _told(table: PublishedTable) -> dict[str, Any]:
         "experiment": str(table.experiment()) if table.rows else None,
         "minutes_about": sheet.minutes,
         "missing": len(table.missing()),
+        "minutes_left": table.left(),
         "untuned": len(table.untuned()),
         "claims": [claim.model_dump() | {"ours": shown(table, claim)} for claim in sheet.claim],
         "programs": [one.model_dump() | {"missing": one in table.unwritten()} for one in sheet.program],

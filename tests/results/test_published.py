@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from sordino import config
-from sordino.errors import ConfigError, DataError, RunError
+from sordino.errors import ConfigError, DataError, NonFiniteModel, RunError
 from sordino.results.published import running, tables, written
 from tests.helpers.command_line import spoken
 
@@ -232,6 +232,40 @@ def test_each_row_takes_the_step_that_was_best_with_another_seed(
     assert "| 0.1 |" in written.everything(done)
     running.run_missing(done, 1, None, lambda line: None)
     assert len(asked) == 4
+
+
+def test_a_step_at_which_the_model_diverges_is_not_chosen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def run(one: object, row: object, words: tuple[str, ...], seed: int, data: object) -> dict[str, Any]:
+        if words[-1] == "algorithm.lr=0.1":
+            raise NonFiniteModel("the model is no longer finite")
+        return found(0.3)
+
+    monkeypatch.setattr(running, "_found", run)
+    text = HEAD + 'tune = { key = "algorithm.lr", values = [0.1, 0.01], seed = 100 }\n' + ONE
+    done = running.run_missing(table(tmp_path, text), 1, None, lambda line: None)
+    assert {run.tuned for run in done.runs} == {0.01}
+    assert [run.status for run in done.tuning] == ["diverged", "none"]
+    monkeypatch.undo()
+    failed = type("Done", (), {"returncode": 6, "stdout": '{"error": {"what": "", "code": "model-not-finite"}}'})
+    monkeypatch.setattr(running.subprocess, "run", lambda *_, **__: failed)
+    with pytest.raises(NonFiniteModel):
+        running._found(done, done.rows[0], (), 0, None)
+
+
+def test_a_run_of_other_settings_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(running, "_found", lambda *_: found(0.5))
+    running.run_missing(table(tmp_path, HEAD + TWO.replace("two", "one")), 1, None, lambda line: None)
+    with pytest.raises(RunError, match="'one', seed 0, was run with other settings") as refused:
+        table(tmp_path, HEAD + TWO.replace("two", "one").replace("0.5", "0.6"))
+    assert refused.value.code == "row-changed"
+
+
+def test_how_long_the_rest_takes(tmp_path: Path) -> None:
+    (tmp_path / tables.RESULTS).write_text(kept("one", 0, 1.0, seconds=90.0))
+    assert table(tmp_path, HEAD + ONE).left() == 1.5
+    assert table(tmp_path, HEAD + ONE + TWO).left() is None
+    one = table(tmp_path, "minutes = 160\n" + HEAD + ONE + TWO)
+    assert "runs the 2 runs that are missing, about 2.7 hours on one core." in written.block(one)
 
 
 def test_images_are_looked_for_where_the_reader_says(tmp_path: Path) -> None:

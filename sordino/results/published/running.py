@@ -20,7 +20,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from sordino.errors import DataError, RunError
+from sordino.errors import DataError, NonFiniteModel, RunError
 from sordino.results.published.tables import (
     RESULTS,
     TUNING,
@@ -56,7 +56,7 @@ def run_missing(table: PublishedTable, jobs: int, data: Path | None, heard: Call
     tune = table.sheet.tune
     if tune is not None:
         trials: list[Callable[[], MeasuredRun]] = [
-            lambda row=row, value=value: _one(table, row, tune.seed, data, value)  # type: ignore[misc]
+            lambda row=row, value=value: _tried(table, row, tune.seed, data, value)  # type: ignore[misc]
             for row, value in table.untuned()
         ]
         for run in _side_by_side(trials, jobs):
@@ -137,7 +137,17 @@ def _one(table: PublishedTable, row: PublishedRow, seed: int, data: Path | None,
     tune, begun = table.sheet.tune, time.monotonic()
     words = row.set if tune is None or tuned is None else (*row.set, f"{tune.key}={tuned}")
     found = _found(table, row, words, seed, data)
-    return measured(found, row.name, seed, table, tuned, time.monotonic() - begun)
+    run = measured(found, row.name, seed, table, tuned, time.monotonic() - begun)
+    return run.model_copy(update={"set": row.set})
+
+
+def _tried(table: PublishedTable, row: PublishedRow, seed: int, data: Path | None, value: float) -> MeasuredRun:
+    """A trial. A step at which the model diverges is no reason to stop: it is kept as one that nobody chooses."""
+    try:
+        return _one(table, row, seed, data, value)
+    except NonFiniteModel:
+        facts = {"final": 0.0, "last": 0.0, "epsilon": "inf", "status": "diverged", "subject": "-", "bytes_up": 0}
+        return MeasuredRun.model_validate(facts | {"name": row.name, "seed": seed, "tuned": value})
 
 
 def _found(table: PublishedTable, row: PublishedRow, words: Sequence[str], seed: int, data: Path | None) -> Any:
@@ -154,7 +164,8 @@ def _found(table: PublishedTable, row: PublishedRow, words: Sequence[str], seed:
         error = json.loads(done.stdout)["error"]
     except (ValueError, LookupError):
         error = {"what": done.stderr.strip().rpartition("\n")[2] or f"it ended with {done.returncode}"}
-    kind = DataError if done.returncode == DataError.exit_code else RunError
+    diverged = NonFiniteModel if error.get("code") == "model-not-finite" else RunError
+    kind = DataError if done.returncode == DataError.exit_code else diverged
     raise kind(
         f"{table.name}, {row.name!r}, seed {seed}: {error['what']}",
         why=error.get("why", ""),

@@ -115,6 +115,7 @@ class MeasuredRun(_Declared):
     delta: float | None = None
     tuned: float | None = None
     seconds: float | None = None
+    set: tuple[str, ...] | None = None  # what its row changed when it was run
 
 
 @dataclass(frozen=True)
@@ -154,6 +155,17 @@ class PublishedTable:
         """The row that is run to see that this table can be run, and how it is cut; None where no rows are."""
         told = self.sheet.quick
         return None if told is None else (next(row for row in self.rows if row.name == told.row), told.set)
+
+    def minutes(self, row: PublishedRow) -> float | None:
+        """How long a run of it takes on one core: measured, or about; None where nobody knows."""
+        noted = [run.seconds for run in self.of(row) if run.seconds is not None]
+        return statistics.mean(noted) / 60 if noted else row.minutes if row.minutes is not None else self.sheet.minutes
+
+    def left(self) -> float | None:
+        """Minutes until nothing is missing; None where it is not known of every row."""
+        each = [self.minutes(row) for row, _ in (*self.missing(), *self.untuned())]
+        known = [minutes for minutes in each if minutes is not None]
+        return None if len(known) < len(each) else sum(known)
 
     def unwritten(self) -> list[TableProgram]:
         """The programs whose file is not there."""
@@ -203,6 +215,7 @@ def read(folder: Path) -> PublishedTable:
     _check(folder / ROWS, sheet)
     runs, tuning = _runs(folder / RESULTS), _runs(folder / TUNING)
     _once(folder / RESULTS, [(run.name, f"seed {run.seed}") for run in runs])
+    _same(folder / RESULTS, runs, sheet.row)
     _once(folder / TUNING, [(run.name, f"{run.tuned:g}" if run.tuned is not None else "") for run in tuning])
     return PublishedTable(folder, sheet, runs, tuning)
 
@@ -246,6 +259,18 @@ def _once(file: Path, runs: Sequence[tuple[str, str]]) -> None:
             why="one run would be counted as two",
             fix="remove one of the lines",
             code="run-twice",
+        )
+
+
+def _same(file: Path, runs: Sequence[MeasuredRun], rows: Sequence[PublishedRow]) -> None:
+    """A run of other settings says nothing of its row."""
+    now = {row.name: row.set for row in rows}
+    if other := next((run for run in runs if run.set is not None and run.set != now.get(run.name, run.set)), None):
+        raise RunError(
+            f"{file}: {other.name!r}, seed {other.seed}, was run with other settings than its row has now",
+            why=f"then {' '.join(other.set or ())}, now {' '.join(now[other.name])}",
+            fix="remove the lines of this row, so that it is run again, or give the row another name",
+            code="row-changed",
         )
 
 

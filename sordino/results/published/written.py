@@ -86,13 +86,11 @@ def shown(table: PublishedTable, claim: PublishedClaim) -> str:
 
 
 def _ending(table: PublishedTable) -> str:
-    asked, left = f"`sordino reproduce {table.name}`", len(table.missing()) + len(table.untuned())
-    told = (
-        [f"{asked} {f'runs the {so_many(left)} missing' if left else 'finds nothing missing'}."] if table.rows else []
-    )
-    told += [f"All columns: [table.md]({table.name}/table.md)."] if table.rows else []
-    if table.rows and table.sheet.minutes is not None:
-        told.append(f"A run takes about {lasting(table.sheet.minutes)} on one core.")
+    left, told = len(table.missing()) + len(table.untuned()), []
+    if table.rows:
+        does = f"runs the {so_many(left)} missing{in_all(table)}" if left else "finds nothing missing"
+        told += [f"`sordino reproduce {table.name}` {does}.", f"All columns: [table.md]({table.name}/table.md)."]
+        told += [f"A run takes about {lasting(about)} on one core."] if (about := table.sheet.minutes) else []
     for one in table.sheet.program:
         place = f"{table.name}/{one.writes}"
         told.append(f"`{one.file}` writes [{place}]({place}) in about {lasting(one.minutes)}, where it is missing.")
@@ -113,7 +111,16 @@ def so_many(many: int) -> str:
     return "1 run that is" if many == 1 else f"{many} runs that are"
 
 
+def in_all(table: PublishedTable) -> str:
+    """How long what is missing takes, if it is known."""
+    left = table.left()
+    return f", about {lasting(left)} on one core" if left else ""
+
+
 def lasting(minutes: float) -> str:
+    if minutes >= 120:
+        return f"{minutes / 60:.1f} hours"
+    minutes = round(minutes, None if minutes > 10 else 1)
     return f"{60 * minutes:.0f} seconds" if minutes < 1 else "1 minute" if minutes == 1 else f"{minutes:g} minutes"
 
 
@@ -124,12 +131,9 @@ def _others_told(table: PublishedTable) -> dict[str, str]:
 
 
 def minutes(table: PublishedTable, row: PublishedRow) -> str:
-    """How long one run takes: measured, or about, or not known."""
-    noted = [run.seconds for run in table.of(row) if run.seconds is not None]
-    if noted:
-        return f"{statistics.mean(noted) / 60:.1f}"
-    about = row.minutes if row.minutes is not None else table.sheet.minutes
-    return NOTHING if about is None else f"about {about:g}"
+    about = table.minutes(row)
+    measured = any(run.seconds is not None for run in table.of(row))
+    return NOTHING if about is None else f"{about:.1f}" if measured else f"about {about:g}"
 
 
 def others(row: PublishedRow, head: str) -> str:
