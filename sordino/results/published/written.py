@@ -79,7 +79,8 @@ def shown(table: PublishedTable, claim: PublishedClaim) -> str:
         if not mine or (claim.minus and not both):
             cells.append("not run")
         elif claim.minus:
-            cells.append(f"{'+' * (statistics.mean(both) > 0)}{spread(both, 1)} (n = {len(both)})")
+            apart = spread(both, 1)
+            cells.append(f"{'' if apart.startswith('-') else '+'}{apart} (n = {len(both)})")
         else:
             cells.append(spread(list(mine.values()), 1))
     return "; ".join(cells)
