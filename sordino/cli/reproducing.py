@@ -11,6 +11,7 @@ from rich.markup import escape
 
 from sordino.cli.options import Json, Quiet, Verbose
 from sordino.cli.screen import Screen, say
+from sordino.errors import ConfigError
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -41,6 +42,13 @@ def reproduce(
     """The tables of `experiments/`: published numbers beside ours. With a name, run what is missing of one."""
     from sordino.results.published import tables
 
+    if quick + dry + rewrite > 1:
+        raise ConfigError(
+            "--quick, --dry-run and --rewrite exclude each other",
+            why="the first runs rows, the second runs and writes nothing, the third writes pages",
+            fix="give one of them",
+            code="options-exclude",
+        )
     root = tables.place()
     chosen = tables.every(root) if name is None else [tables.named(root, name)]
     if quick:
@@ -69,16 +77,26 @@ def reproduce(
 
 def _show(out: Screen, table: PublishedTable, whole: bool) -> None:
     """One table. Not whole: only rows that somebody else has a number for."""
+    from sordino.results.published.written import in_all, lasting
+
     left, wanted = len(table.missing()), sum(row.seeds for row in table.rows)
-    about = f", about {table.sheet.minutes:g} minutes each" if table.sheet.minutes is not None else ""
+    about = f", about {lasting(table.sheet.minutes)} each" if table.sheet.minutes is not None else ""
     tries = len(table.untuned())
     trials = f"; before them {tries} to choose {table.sheet.tune.key}" if table.sheet.tune is not None and tries else ""
     out.print(f"\n[bold]{escape(table.name)}[/bold]: {escape(table.sheet.source)}")
-    out.print(f"sordino reproduce {escape(table.name)}: {wanted - left} of {wanted} runs are kept{about}{trials}")
+    more = f"; what is missing takes{in_all(table).removeprefix(',')}" if in_all(table) else ""
+    asked = f"sordino reproduce {escape(table.name)}"
+    if table.rows:
+        out.print(f"{asked}: {wanted - left} of {wanted} runs are kept{about}{trials}{more}")
+    for program in table.sheet.program:
+        there = "missing" if program in table.unwritten() else "there"
+        out.print(f"{asked}: {program.file} writes {program.writes}, {there}; about {lasting(program.minutes)}")
     for head, text in (("published", table.sheet.published), ("yardstick", table.sheet.yardstick)):
         if text:
             out.print(f"{head}: {escape(text)}")
-    if whole or any(row.published or row.yardstick for row in table.rows):
+    if whole and table.sheet.claim:
+        out.print(_claims(table))
+    if (whole and table.rows) or any(row.published or row.yardstick for row in table.rows):
         out.print(_rows(table, whole))
 
 
@@ -101,8 +119,21 @@ def _rows(table: PublishedTable, whole: bool) -> Table:
     return shown
 
 
+def _claims(table: PublishedTable) -> Table:
+    from rich.table import Table
+
+    from sordino.results.published.written import shown
+
+    said = Table("what is asked", "published", "ours", "why")
+    for claim in table.sheet.claim:
+        said.add_row(*map(escape, (claim.asks, claim.published, shown(table, claim), claim.why)))
+    return said
+
+
 def _told(table: PublishedTable) -> dict[str, Any]:
     """Everything of a table as numbers."""
+    from sordino.results.published.written import shown
+
     sheet = table.sheet
     return {
         "name": table.name,
@@ -110,9 +141,13 @@ def _told(table: PublishedTable) -> dict[str, Any]:
         "published": sheet.published,
         "yardstick": sheet.yardstick,
         "command": f"sordino reproduce {table.name}",
-        "experiment": str(table.experiment()),
+        "experiment": str(table.experiment()) if table.rows else None,
         "minutes_about": sheet.minutes,
         "missing": len(table.missing()),
+        "minutes_left": table.left(),
+        "untuned": len(table.untuned()),
+        "claims": [claim.model_dump() | {"ours": shown(table, claim)} for claim in sheet.claim],
+        "programs": [one.model_dump() | {"missing": one in table.unwritten()} for one in sheet.program],
         "rows": [
             row.model_dump()
             | {"runs": [run.model_dump(exclude={"curve"}, exclude_unset=True) for run in table.of(row)]}

@@ -6,6 +6,7 @@ The headline is the final round and the mean of the last ones, never the best ro
 from __future__ import annotations
 
 import json
+import math
 import statistics
 import subprocess
 import sys
@@ -19,13 +20,14 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from sordino.errors import DataError, RunError
+from sordino.errors import DataError, NonFiniteModel, RunError
 from sordino.results.published.tables import (
     RESULTS,
     TUNING,
     MeasuredRun,
     PublishedRow,
     PublishedTable,
+    TableProgram,
     keep,
     read,
 )
@@ -54,7 +56,7 @@ def run_missing(table: PublishedTable, jobs: int, data: Path | None, heard: Call
     tune = table.sheet.tune
     if tune is not None:
         trials: list[Callable[[], MeasuredRun]] = [
-            lambda row=row, value=value: _one(table, row, tune.seed, data, value)  # type: ignore[misc]
+            lambda row=row, value=value: _tried(table, row, tune.seed, data, value)  # type: ignore[misc]
             for row, value in table.untuned()
         ]
         for run in _side_by_side(trials, jobs):
@@ -69,14 +71,36 @@ def run_missing(table: PublishedTable, jobs: int, data: Path | None, heard: Call
         keep(table.folder / RESULTS, run)
         write(read(table.folder))
         heard(f"{run.name:40s} seed {run.seed}  {run.final:.2f}")
+    for program in table.unwritten():
+        _write(table, program, data)
+        heard(f"{program.file} has written {program.writes}")
     table = read(table.folder)
     write(table)
     return table
 
 
 def run_quick(tables: Sequence[PublishedTable], jobs: int, data: Path | None) -> Iterator[QuickResult]:
-    """One cut row of each table. Nothing is kept."""
-    yield from _side_by_side([lambda table=table: _cut(table, data) for table in tables], jobs)  # type: ignore[misc]
+    """One cut row of each table that has rows. Nothing is kept."""
+    cut = [
+        lambda table=table, row=quick[0], words=quick[1]: _cut(table, row, words, data)
+        for table in tables
+        if (quick := table.quick()) is not None
+    ]
+    yield from _side_by_side(cut, jobs)
+
+
+def _write(table: PublishedTable, program: TableProgram, data: Path | None) -> None:
+    given = [str((data or Path(SHIPPED)) / program.images)] if program.images else []
+    command = [sys.executable, str(table.folder / program.file), *given]
+    done = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, check=False)
+    if done.returncode != 0 or program in table.unwritten():
+        raise RunError(
+            f"{table.name}: {program.file} ended with {done.returncode}, and {program.writes} "
+            f"is {'not ' if program in table.unwritten() else ''}there",
+            why=done.stderr.strip().rpartition("\n")[2],
+            fix="say with --data where mnist/ and cifar10/ are" if given else "",
+            code="program-failed",
+        )
 
 
 def _side_by_side(work: Iterable[Callable[[], Any]], jobs: int) -> Iterator[Any]:
@@ -98,8 +122,8 @@ def _side_by_side(work: Iterable[Callable[[], Any]], jobs: int) -> Iterator[Any]
         raise failed
 
 
-def _cut(table: PublishedTable, data: Path | None) -> QuickResult:
-    row, cut, begun = table.quick(), table.sheet.quick.set, time.monotonic()
+def _cut(table: PublishedTable, row: PublishedRow, cut: tuple[str, ...], data: Path | None) -> QuickResult:
+    begun = time.monotonic()
     try:
         found = _found(table, row, (*row.set, *cut), 0, data)
     except (DataError, RunError) as error:
@@ -113,7 +137,17 @@ def _one(table: PublishedTable, row: PublishedRow, seed: int, data: Path | None,
     tune, begun = table.sheet.tune, time.monotonic()
     words = row.set if tune is None or tuned is None else (*row.set, f"{tune.key}={tuned}")
     found = _found(table, row, words, seed, data)
-    return measured(found, row.name, seed, table, tuned, time.monotonic() - begun)
+    run = measured(found, row.name, seed, table, tuned, time.monotonic() - begun)
+    return run.model_copy(update={"set": row.set})
+
+
+def _tried(table: PublishedTable, row: PublishedRow, seed: int, data: Path | None, value: float) -> MeasuredRun:
+    """A trial. A step at which the model diverges is no reason to stop: it is kept as one that nobody chooses."""
+    try:
+        return _one(table, row, seed, data, value)
+    except NonFiniteModel:
+        facts = {"final": 0.0, "last": 0.0, "epsilon": "inf", "status": "diverged", "subject": "-", "bytes_up": 0}
+        return MeasuredRun.model_validate(facts | {"name": row.name, "seed": seed, "tuned": value})
 
 
 def _found(table: PublishedTable, row: PublishedRow, words: Sequence[str], seed: int, data: Path | None) -> Any:
@@ -130,7 +164,8 @@ def _found(table: PublishedTable, row: PublishedRow, words: Sequence[str], seed:
         error = json.loads(done.stdout)["error"]
     except (ValueError, LookupError):
         error = {"what": done.stderr.strip().rpartition("\n")[2] or f"it ended with {done.returncode}"}
-    kind = DataError if done.returncode == DataError.exit_code else RunError
+    diverged = NonFiniteModel if error.get("code") == "model-not-finite" else RunError
+    kind = DataError if done.returncode == DataError.exit_code else diverged
     raise kind(
         f"{table.name}, {row.name!r}, seed {seed}: {error['what']}",
         why=error.get("why", ""),
@@ -160,7 +195,7 @@ def measured(
         "seed": seed,
         "final": 100 * accuracy[-1],
         "last": 100 * statistics.mean(accuracy[-last:]),
-        "loss": statistics.mean([m["loss"] for m in metrics if "loss" in m][-last:]),
+        "loss": _finite(statistics.mean([m["loss"] for m in metrics if "loss" in m][-last:])),
         "epsilon": stated["epsilon"],
         "status": stated["status"],
         "subject": f"{stated['unit']}, {stated['adversary']}",
@@ -168,7 +203,7 @@ def measured(
         "bytes_up": sum(m["bytes_up"] for m in metrics),
         "slot_gib": sum(m["payload"] for m in metrics) / 2**30,
         "curve": [[m["round"], round(100 * m["accuracy"], 3)] for m in metrics if "accuracy" in m],
-        "norm": [m["model_norm"] for m in metrics if "model_norm" in m][-1],
+        "norm": _finite([m["model_norm"] for m in metrics if "model_norm" in m][-1]),
         "also": beside(metrics, last),
         "before": sum(m["bytes_up"] + m["bytes_down"] for m in found["preparation"]),
         "flops": sum(m.get("device_flops", 0) for m in (*found["preparation"], *metrics)),
@@ -178,6 +213,11 @@ def measured(
         "seconds": round(seconds, 1),
     }
     return MeasuredRun.model_validate(facts | ({} if tuned is None else {"tuned": tuned}))
+
+
+def _finite(value: float) -> float | None:
+    """A loss or a norm without bound has no place in a table of numbers."""
+    return value if math.isfinite(value) else None
 
 
 def waited(found: dict[str, Any], target: float) -> tuple[int, int] | None:
@@ -199,7 +239,10 @@ def beside(metrics: list[dict[str, Any]], last: int) -> dict[str, float]:
 
 
 def strongest(guarantees: list[dict[str, Any]]) -> dict[str, Any]:
-    """The finite row about the largest unit and the strongest adversary; a row of the server's where none is finite."""
+    """The finite row about the largest unit and the strongest adversary; the first finite one about a part of an
+    example where there is no other; the first row where nothing is finite.
+    """
     order = [(unit, adversary) for unit in ("client", "example") for adversary in ("server", "participants", "public")]
     by = {(g["unit"], g["adversary"]): g for g in guarantees}
-    return next((by[key] for key in order if key in by and by[key]["epsilon"] != "inf"), guarantees[0])
+    ranked = [*(by[key] for key in order if key in by), *guarantees]
+    return next((one for one in ranked if one["epsilon"] != "inf"), guarantees[0])

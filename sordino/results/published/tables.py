@@ -1,7 +1,7 @@
 """A table of published numbers, as its folder declares it.
 
-`rows.toml` says where the numbers come from and what each row changes in the experiment beside it; `results.jsonl`
-holds one line for each finished run.
+`rows.toml` says where the numbers come from, what each row changes in the experiment beside it, what is asked of the
+rows, and which programs measure what no run can; `results.jsonl` holds one line for each finished run.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import statistics
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -40,6 +40,26 @@ class PublishedRow(_Declared):
     slot_gib: float | None = None  # printed in the source: GiB that a client in all rounds sends
 
 
+class PublishedClaim(_Declared):
+    """What is asked, the published number, and the rows that show how it is here: as they are, or beside `minus`."""
+
+    asks: str
+    published: str = "-"
+    rows: tuple[str, ...] = Field(min_length=1)
+    minus: str = ""  # a row that each of them is compared with, seed by seed
+    why: str = ""
+
+
+class TableProgram(_Declared):
+    """A program of the folder that writes a file beside it, for what is no accuracy of a run."""
+
+    file: str
+    writes: str
+    shows: str
+    minutes: float = Field(gt=0)  # about, on one core
+    images: str = ""  # the data set whose folder it is given
+
+
 class QuickRow(_Declared):
     """The row that shows in seconds that a table can be run, and how it is cut for that."""
 
@@ -64,9 +84,11 @@ class _Sheet(_Declared):
     last: int = Field(10, ge=1)
     targets: tuple[float, ...] = ()
     traffic: bool = False
-    quick: QuickRow
+    quick: QuickRow | None = None
     tune: TunedStep | None = None
-    row: tuple[PublishedRow, ...] = Field(min_length=1)
+    row: tuple[PublishedRow, ...] = ()
+    claim: tuple[PublishedClaim, ...] = ()
+    program: tuple[TableProgram, ...] = ()
 
 
 class MeasuredRun(_Declared):
@@ -93,6 +115,7 @@ class MeasuredRun(_Declared):
     delta: float | None = None
     tuned: float | None = None
     seconds: float | None = None
+    set: tuple[str, ...] | None = None  # what its row changed when it was run
 
 
 @dataclass(frozen=True)
@@ -128,14 +151,30 @@ class PublishedTable:
             )
         return found[0]
 
-    def quick(self) -> PublishedRow:
-        """The row that is run to see that this table can be run."""
-        return next(row for row in self.rows if row.name == self.sheet.quick.row)
+    def quick(self) -> tuple[PublishedRow, tuple[str, ...]] | None:
+        """The row that is run to see that this table can be run, and how it is cut; None where no rows are."""
+        told = self.sheet.quick
+        return None if told is None else (next(row for row in self.rows if row.name == told.row), told.set)
+
+    def minutes(self, row: PublishedRow) -> float | None:
+        """How long a run of it takes on one core: measured, or about; None where nobody knows."""
+        noted = [run.seconds for run in self.of(row) if run.seconds is not None]
+        return statistics.mean(noted) / 60 if noted else row.minutes if row.minutes is not None else self.sheet.minutes
+
+    def left(self) -> float | None:
+        """Minutes until nothing is missing; None where it is not known of every row."""
+        each = [self.minutes(row) for row, _ in (*self.missing(), *self.untuned())]
+        known = [minutes for minutes in each if minutes is not None]
+        return None if len(known) < len(each) else sum(known)
+
+    def unwritten(self) -> list[TableProgram]:
+        """The programs whose file is not there."""
+        return [program for program in self.sheet.program if not (self.folder / program.writes).exists()]
 
     def missing(self) -> list[tuple[PublishedRow, int]]:
         """What is still to be run: every row has its first seed before one has its second."""
         done = {(run.name, run.seed) for run in self.runs}
-        most = max(row.seeds for row in self.rows)
+        most = max((row.seeds for row in self.rows), default=0)
         return [(r, s) for s in range(most) for r in self.rows if s < r.seeds and (r.name, s) not in done]
 
     def untuned(self) -> list[tuple[PublishedRow, float]]:
@@ -169,23 +208,38 @@ def read(folder: Path) -> PublishedTable:
         sheet = _Sheet.model_validate(told)
     except pydantic.ValidationError as error:
         keys: dict[str, tuple[str, ...]] = {name: tuple(_Sheet.model_fields) for name in told}
-        nested: Mapping[str, type[BaseModel]] = {"row": PublishedRow, "quick": QuickRow, "tune": TunedStep}
+        nested: dict[str, type[BaseModel]] = {"row": PublishedRow, "quick": QuickRow, "tune": TunedStep}
+        nested |= {"claim": PublishedClaim, "program": TableProgram}
         keys |= {place: tuple(model.model_fields) for place, model in nested.items()}
         raise wrong(error, str(folder / ROWS), keys) from None
     _check(folder / ROWS, sheet)
-    return PublishedTable(folder, sheet, _runs(folder / RESULTS), _runs(folder / TUNING))
+    runs, tuning = _runs(folder / RESULTS), _runs(folder / TUNING)
+    _once(folder / RESULTS, [(run.name, f"seed {run.seed}") for run in runs])
+    _same(folder / RESULTS, runs, sheet.row)
+    _once(folder / TUNING, [(run.name, f"{run.tuned:g}" if run.tuned is not None else "") for run in tuning])
+    return PublishedTable(folder, sheet, runs, tuning)
 
 
 def _check(file: Path, sheet: _Sheet) -> None:
     names = [row.name for row in sheet.row]
     if twice := next((name for name in names if names.count(name) > 1), None):
         raise ConfigError(f"{file} has two rows called {twice!r}", fix="rename one of them", code="row-twice")
-    if sheet.quick.row not in names:
+    if not names and not sheet.program:
         raise ConfigError(
-            f"{file}: quick.row = {sheet.quick.row!r} is no row",
-            fix="name a row of this table that is quick to run",
-            code="unknown-row",
+            f"{file} has no row",
+            why="a table is measured by runs, or by a program of its own",
+            fix="write a [[row]], or a [[program]] with the file that it writes",
+            code="empty-table",
         )
+    if names and sheet.quick is None:
+        raise ConfigError(f"{file} has no quick row", fix='write quick = { row = "...", set = [...] }', code="no-quick")
+    quick = () if sheet.quick is None else (("quick.row", sheet.quick.row, "that is quick to run"),)
+    said = [(f"the claim {claim.asks!r}", row) for claim in sheet.claim for row in (*claim.rows, claim.minus) if row]
+    for where, name, which in (*quick, *((where, row, "that shows it") for where, row in said)):
+        if name not in names:
+            raise ConfigError(
+                f"{file}: {where} = {name!r} is no row", fix=f"name a row of this table {which}", code="unknown-row"
+            )
     for what, told in (("published", sheet.published), ("yardstick", sheet.yardstick)):
         given = next((row.name for row in sheet.row if (row.published if what == "published" else row.yardstick)), None)
         if given is not None and not told:
@@ -195,6 +249,29 @@ def _check(file: Path, sheet: _Sheet) -> None:
                 fix=f'write {what} = "..." at the top of the file: which table of which paper, and what is measured',
                 code="number-without-source",
             )
+
+
+def _once(file: Path, runs: Sequence[tuple[str, str]]) -> None:
+    """A run that is kept twice would count as two."""
+    if twice := next((run for run in runs if runs.count(run) > 1), None):
+        raise RunError(
+            f"{file} holds {twice[0]!r}, {twice[1]}, twice",
+            why="one run would be counted as two",
+            fix="remove one of the lines",
+            code="run-twice",
+        )
+
+
+def _same(file: Path, runs: Sequence[MeasuredRun], rows: Sequence[PublishedRow]) -> None:
+    """A run of other settings says nothing of its row."""
+    now = {row.name: row.set for row in rows}
+    if other := next((run for run in runs if run.set is not None and run.set != now.get(run.name, run.set)), None):
+        raise RunError(
+            f"{file}: {other.name!r}, seed {other.seed}, was run with other settings than its row has now",
+            why=f"then {' '.join(other.set or ())}, now {' '.join(now[other.name])}",
+            fix="remove the lines of this row, so that it is run again, or give the row another name",
+            code="row-changed",
+        )
 
 
 def _runs(file: Path) -> tuple[MeasuredRun, ...]:
@@ -245,6 +322,8 @@ def keep(file: Path, run: MeasuredRun) -> None:
         out.write(json.dumps(run.model_dump(exclude_unset=True)) + "\n")
 
 
-def spread(values: Sequence[float]) -> str:
+def spread(values: Sequence[float], digits: int = 2) -> str:
     """Mean and standard deviation over seeds."""
-    return f"{statistics.mean(values):.2f} ± {statistics.stdev(values):.2f}" if len(values) > 1 else f"{values[0]:.2f}"
+    mean, wide = statistics.mean(values), len(values) > 1
+    form = f".{digits}f" if abs(mean) < 1e6 else ".1e"  # the loss of a model that diverged
+    return f"{mean:{form}}" + (f" ± {statistics.stdev(values):{form}}" if wide else "")

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import re
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
-from sordino.results.published.tables import MeasuredRun, PublishedRow, PublishedTable, spread
+from sordino.results.published.tables import MeasuredRun, PublishedClaim, PublishedRow, PublishedTable, spread
 
 NOTHING = "-"
+PROMISED = ("epsilon", "of one, against", "neighbours, delta", "status")
 
 
 def write(table: PublishedTable) -> None:
     """Both places, from the runs that are kept."""
-    (table.folder / "table.md").write_text(everything(table), encoding="utf-8")
+    if table.rows:  # without rows a program writes it
+        (table.folder / "table.md").write_text(everything(table), encoding="utf-8")
     page = table.folder.parent / "README.md"
     if page.exists():
         text = page.read_text(encoding="utf-8")
@@ -33,32 +35,94 @@ def with_block(text: str, table: PublishedTable) -> str:
 
 
 def block(table: PublishedTable) -> str:
-    """Published, ours, why: one line for each row that has been run."""
+    """What is asked of the rows, and published, ours, why for each row that has been run."""
     sheet, rows, heads = table.sheet, [row for row in table.rows if table.of(row)], _others_told(table)
-    told = (f"{head.capitalize()}: {text}." for head, text in heads.items())
-    explained, timed = any(row.why for row in rows), any(run.seconds is not None for run in table.runs)
-    columns = ["row", "n", *heads, "ours", f"ours, mean of last {sheet.last}", "epsilon", "of one, against", "status"]
-    columns += [*_tuned_head(table), *_cost_heads(sheet.targets), *["minutes a run"] * timed, *["why"] * explained]
-    opening = " ".join((f"Source: {sheet.source}.", *told))
-    if not rows:
+    opening = " ".join((f"Source: {sheet.source}.", *(f"{head.capitalize()}: {text}." for head, text in heads.items())))
+    if table.rows and not rows:
         return f"{opening}\n\nNothing of it has been run yet. {_ending(table)}\n"
-    lines = [opening, "", _line(columns), "|" + "---|" * len(columns)]
+    parts = [opening, _claims(table), _measured(table, rows, heads), *_programs(table), _ending(table)]
+    return "\n\n".join(filter(None, parts)) + "\n"
+
+
+def _measured(table: PublishedTable, rows: Sequence[PublishedRow], heads: Iterable[str]) -> str:
+    sheet = table.sheet
+    explained, timed = any(row.why for row in rows), any(run.seconds is not None for run in table.runs)
+    columns = ["row", "n", *heads, "ours", *_last_head(table), *PROMISED]
+    columns += [*_tuned_head(table), *_cost_heads(sheet.targets), *["minutes a run"] * timed, *["why"] * explained]
+    lines = [columns, ["---"] * len(columns)]
     for row in rows:
         runs = table.of(row)
         facts = [row.name, str(len(runs)), *(others(row, head) for head in heads)]
-        facts += [spread([run.final for run in runs]), spread([run.last for run in runs]), *_promise(runs)]
+        facts += [spread([run.final for run in runs]), *_last(table, runs), *_promise(runs)]
         facts += _tuned(table, runs)
         facts += _costs(runs, sheet.targets) if sheet.targets else []
         facts += [minutes(table, row)] * timed + [row.why or NOTHING] * explained
-        lines.append(_line(facts))
-    return "\n".join([*lines, "", _ending(table)]) + "\n"
+        lines.append(facts)
+    return "\n".join(map(_line, lines)) if rows else ""
+
+
+def _claims(table: PublishedTable) -> str:
+    """What is asked of the rows, and how they are here."""
+    claims = table.sheet.claim
+    lines = [["what is asked", "published", "ours", "why"], ["---"] * 4]
+    lines += [[claim.asks, claim.published, shown(table, claim), claim.why or NOTHING] for claim in claims]
+    return "\n".join(map(_line, lines)) if claims else ""
+
+
+def shown(table: PublishedTable, claim: PublishedClaim) -> str:
+    """The rows of a claim: means of the last rounds, or differences seed by seed, over the seeds that both have."""
+    by = {row.name: {run.seed: run.last for run in table.of(row)} for row in table.rows}
+    cells = []
+    for name in claim.rows:
+        mine, other = by[name], by[claim.minus] if claim.minus else {}
+        both = [mine[seed] - other[seed] for seed in sorted(mine.keys() & other.keys())]
+        if not mine or (claim.minus and not both):
+            cells.append("not run")
+        elif claim.minus:
+            apart = spread(both, 1)
+            cells.append(f"{'' if apart.startswith('-') else '+'}{apart} (n = {len(both)})")
+        else:
+            cells.append(spread(list(mine.values()), 1))
+    return "; ".join(cells)
 
 
 def _ending(table: PublishedTable) -> str:
-    left = len(table.missing()) + len(table.untuned())
-    about = "" if table.sheet.minutes is None else f" A run takes about {table.sheet.minutes:g} minutes on one core."
-    found = f"runs the {left} runs that are missing" if left else "finds nothing missing"
-    return f"`sordino reproduce {table.name}` {found}. All columns: [table.md]({table.name}/table.md).{about}"
+    left, told = len(table.missing()) + len(table.untuned()), []
+    if table.rows:
+        does = f"runs the {so_many(left)} missing{in_all(table)}" if left else "finds nothing missing"
+        told += [f"`sordino reproduce {table.name}` {does}.", f"All columns: [table.md]({table.name}/table.md)."]
+        told += [f"A run takes about {lasting(about)} on one core."] if (about := table.sheet.minutes) else []
+    for one in table.sheet.program:
+        place = f"{table.name}/{one.writes}"
+        told.append(f"`{one.file}` writes [{place}]({place}) in about {lasting(one.minutes)}, where it is missing.")
+    return " ".join(told)
+
+
+def _programs(table: PublishedTable) -> list[str]:
+    """What programs measured: their files, but for the table of a folder without rows."""
+    parts = []
+    for one in table.sheet.program:
+        file = table.folder / one.writes
+        text = file.read_text(encoding="utf-8").strip() if table.rows and file.exists() else ""
+        parts += [f"{one.shows} (`{one.file}`){':' if text else '.'}", *[text] * bool(text)]
+    return parts
+
+
+def so_many(many: int) -> str:
+    return "1 run that is" if many == 1 else f"{many} runs that are"
+
+
+def in_all(table: PublishedTable) -> str:
+    """How long what is missing takes, if it is known."""
+    left = table.left()
+    return f", about {lasting(left)} on one core" if left else ""
+
+
+def lasting(minutes: float) -> str:
+    if minutes >= 120:
+        return f"{minutes / 60:.1f} hours"
+    minutes = round(minutes, None if minutes > 10 else 1)
+    return f"{60 * minutes:.0f} seconds" if minutes < 1 else "1 minute" if minutes == 1 else f"{minutes:g} minutes"
 
 
 def _others_told(table: PublishedTable) -> dict[str, str]:
@@ -68,12 +132,9 @@ def _others_told(table: PublishedTable) -> dict[str, str]:
 
 
 def minutes(table: PublishedTable, row: PublishedRow) -> str:
-    """How long one run takes: measured, or about, or not known."""
-    noted = [run.seconds for run in table.of(row) if run.seconds is not None]
-    if noted:
-        return f"{statistics.mean(noted) / 60:.1f}"
-    about = row.minutes if row.minutes is not None else table.sheet.minutes
-    return NOTHING if about is None else f"about {about:g}"
+    about = table.minutes(row)
+    measured = any(run.seconds is not None for run in table.of(row))
+    return NOTHING if about is None else f"{about:.1f}" if measured else f"about {about:g}"
 
 
 def others(row: PublishedRow, head: str) -> str:
@@ -81,9 +142,24 @@ def others(row: PublishedRow, head: str) -> str:
     return " / ".join(f"{value:.2f}" for value in numbers) or NOTHING
 
 
-def _promise(runs: Sequence[MeasuredRun]) -> tuple[str, str, str]:
-    epsilon = runs[0].epsilon
-    return epsilon if isinstance(epsilon, str) else f"{epsilon:.3f}", runs[0].subject, runs[0].status
+def _last_head(table: PublishedTable) -> list[str]:
+    """The mean of the last rounds, where they are more than the final one."""
+    return [f"ours, mean of last {table.sheet.last}"] * (table.sheet.last > 1)
+
+
+def _last(table: PublishedTable, runs: Sequence[MeasuredRun]) -> list[str]:
+    return [spread([run.last for run in runs])] * (table.sheet.last > 1)
+
+
+def _promise(runs: Sequence[MeasuredRun]) -> list[str]:
+    """Epsilon from the least to the largest seed, with whom it is about: early runs did not keep their neighbours."""
+    finite = [run.epsilon for run in runs if not isinstance(run.epsilon, str)]
+    ends = [f"{value:.3f}" for value in ((min(finite), max(finite)) if finite else ())]
+    told = [*dict.fromkeys(ends), *["inf"] * (len(finite) < len(runs))]
+    neighbours = {f"{run.neighbours}, {run.delta:g}" for run in runs if run.neighbours is not None and run.delta}
+    of, status = ({getattr(run, what) for run in runs} for what in ("subject", "status"))
+    cells = (of, neighbours if finite else (), status)
+    return [" to ".join(told), *("; ".join(sorted(cell)) or NOTHING for cell in cells)]
 
 
 def _line(cells: Sequence[str]) -> str:
@@ -93,12 +169,11 @@ def _line(cells: Sequence[str]) -> str:
 def everything(table: PublishedTable) -> str:
     """All columns, one line for each row that has been run."""
     sheet, beside = table.sheet, _others_told(table)
-    heads = ["row", "n", "final accuracy", f"mean of last {sheet.last}", "loss", *beside]
-    heads += ["epsilon", "of one, against", "status"]
+    heads = ["row", "n", "final accuracy", f"mean of last {sheet.last}", "loss", *beside, *PROMISED]
     heads += _tuned_head(table)
     heads += ["beside it", "model norm", "GiB up per slot", "published GiB"] if sheet.traffic else []
     heads += _cost_heads(sheet.targets)
-    lines = [_line(heads), "|" + "---|" * len(heads)]
+    lines = [_line(heads), _line(["---"] * len(heads))]
     for row in table.rows:
         runs = table.of(row)
         if not runs:
@@ -116,7 +191,8 @@ def everything(table: PublishedTable) -> str:
 
 def _sent(row: PublishedRow, runs: Sequence[MeasuredRun]) -> list[str]:
     """The other models that were evaluated, the model's norm, and what a client that is always there sends."""
-    also = "; ".join(f"{name} {value:.2f}" for name, value in runs[0].also.items()) or NOTHING
+    found = {name: [run.also[name] for run in runs if name in run.also] for name in runs[0].also}
+    also = "; ".join(f"{name} {spread(values)}" for name, values in found.items()) or NOTHING
     norms = [run.norm for run in runs if run.norm is not None]
     sent = [run.slot_gib for run in runs if run.slot_gib is not None]
     told = NOTHING if row.slot_gib is None else str(row.slot_gib)
@@ -128,7 +204,8 @@ def _tuned_head(table: PublishedTable) -> list[str]:
 
 
 def _tuned(table: PublishedTable, runs: Sequence[MeasuredRun]) -> list[str]:
-    return [] if table.sheet.tune is None else [NOTHING if runs[0].tuned is None else f"{runs[0].tuned:g}"]
+    chosen = sorted({f"{run.tuned:g}" for run in runs if run.tuned is not None})
+    return [] if table.sheet.tune is None else ["; ".join(chosen) or NOTHING]
 
 
 def _cost_heads(targets: Sequence[float]) -> list[str]:
