@@ -20,6 +20,7 @@ from tests.laws.traces import Trace, finished
 from tests.pretended import DEVICE, LeftBehind, accelerator
 
 QUICK = ("gaussian_gdp", "scaffold", "central")
+ONE_EACH = {str((case.algorithm["name"], case.uplink)): case.name for case in reversed(CASES)}  # algorithm and gate
 
 
 @pytest.fixture
@@ -40,7 +41,10 @@ def alike(name: str, executor: str = "auto") -> Experiment:
     return BY_NAME[name].experiment(engine={"executor": executor, "workers": 1, "precision": "fp32"})
 
 
-@pytest.mark.parametrize("name", [pytest.param(n, marks=[] if n in QUICK else pytest.mark.slow) for n in BY_NAME])
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(n, marks=[] if n in QUICK else pytest.mark.slow) for n in sorted({*QUICK, *ONE_EACH.values()})],
+)
 def test_a_run_elsewhere_is_the_same_run(name: str, played: Callable[[Experiment], Trace], tmp_path: Path) -> None:
     """Its numbers are computed by the same processor here, so no byte of it may differ."""
     assert played(alike(name)) == finished(alike(name), tmp_path / "here")
