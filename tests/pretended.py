@@ -14,9 +14,29 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode, return_and_correct_aliasing
-from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
+from torch.utils.backend_registration import (
+    _DummyBackendModule,
+    _DummyPrivateUse1Hook,
+    _setup_privateuseone_for_python_backend,
+)
 
-_setup_privateuseone_for_python_backend("pretended")
+
+class _Nothing(_DummyBackendModule):
+    """What torch finds of the pretended kind: no other test shall compute there."""
+
+    def is_available(self) -> bool:
+        return False
+
+    def device_count(self) -> int:
+        return 0
+
+
+class _NoHook(_DummyPrivateUse1Hook):
+    def is_available(self) -> bool:
+        return False
+
+
+_setup_privateuseone_for_python_backend("pretended", _Nothing(), _NoHook())
 DEVICE = torch.device("pretended", 0)
 MOVES = {"aten::copy_", "aten::_to_copy", "aten::_local_scalar_dense"}
 INDEXED = {"aten::index", "aten::index_put", "aten::index_put_", "aten::_unsafe_index"}  # by rows that may lie anywhere

@@ -18,7 +18,7 @@ class Halved(nn.Module):
     source: torch.Generator
 
     def forward(self, x: Tensor) -> Tensor:
-        drawn = streams.words(self.source, -(-x.numel() // 8))
+        drawn = streams.words(self.source, -(-x.numel() // 8)).to(x.device)
         kept = drawn.view(torch.int8)[: x.numel()].as_strided(x.shape, x.stride()) >= 0
         return x * kept.to(x.dtype).mul_(2)
 

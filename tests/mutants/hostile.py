@@ -32,7 +32,7 @@ HOSTILE = [
     one(
         "the same coins in every run",
         "cohorts/draws.py",
-        "return self._source.words(count).numpy().view(np.uint64)",
+        "return self._source.words(count).cpu().numpy().view(np.uint64)",
         "return keys.words(count, count)",
         TWO_TELL,
     ),
