@@ -98,8 +98,17 @@ def test_who_is_late_cannot_be_taken_out_of_a_sum(tmp_path: Path, monkeypatch: p
     assert refusal.value.code == "ranks-send-sums"
 
 
-def test_a_median_of_norms_needs_single_uploads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("name", "more"),
+    [
+        ("udp", {}),  # a median of norms
+        ("fedavg", {"uplink": {"server": [{"name": "median", "f": 1}]}, "cohort": {"name": "everyone"}}),
+    ],
+)
+def test_some_need_single_uploads(
+    name: str, more: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("RANK", "0")
     with pytest.raises(SordinoError) as refusal:
-        start(BY_NAME["udp"].experiment(engine={"executor": "ranks"}), tmp_path / "run")
+        start(BY_NAME[name].experiment(engine={"executor": "ranks"}, **more), tmp_path / "run")
     assert refusal.value.code == "ranks-send-sums"
