@@ -163,7 +163,7 @@ def filled(net: Any, state: GeneratorState) -> Any:
 
 
 def read(net: nn.Module) -> GeneratorState:
-    state = {k: v.detach().to("cpu", copy=True).contiguous() for k, v in net.state_dict().items()}
+    state = {k: v.detach().clone().contiguous() for k, v in net.state_dict().items()}
     if not all(bool(v.isfinite().all()) for v in state.values()):
         raise NonFiniteModel(
             "the generator is no longer finite",
