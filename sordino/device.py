@@ -9,9 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -39,3 +41,33 @@ def on(name: str) -> Iterator[None]:
 def here(value: Tensor) -> Tensor:
     """A tensor that was made elsewhere, of bytes or of numpy's numbers, where this run computes."""
     return value if _at is None else value.to(_at)
+
+
+@contextmanager
+def drawing() -> Iterator[None]:
+    """While somebody draws from torch's own generator: that of the processor, wherever the numbers are needed."""
+    if _at is None:
+        yield
+        return
+    with _DrawnByTheProcessor():  # type: ignore[no-untyped-call]
+        yield
+
+
+class _DrawnByTheProcessor(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Takes every operation that draws to the processor, and what it gives back again."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if torch.Tag.nondeterministic_seeded not in func.tags:
+            return func(*args, **(kwargs or {}))
+        flat, spec = pytree.tree_flatten((args, kwargs or {}))
+        ordered, named = pytree.tree_unflatten([_on_the_processor(one) for one in flat], spec)
+        found = func(*ordered, **named)
+        if func._schema.is_mutable:  # it was drawn into its first argument
+            return args[0].copy_(found)
+        return pytree.tree_map_only(torch.Tensor, here, found)
+
+
+def _on_the_processor(value: Any) -> Any:
+    if isinstance(value, torch.device):
+        return torch.device(CPU)
+    return value.to(CPU) if isinstance(value, torch.Tensor) else value

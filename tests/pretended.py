@@ -38,7 +38,7 @@ class _NoHook(_DummyPrivateUse1Hook):
 
 _setup_privateuseone_for_python_backend("pretended", _Nothing(), _NoHook())
 DEVICE = torch.device("pretended", 0)
-MOVES = {"aten::copy_", "aten::_to_copy", "aten::_local_scalar_dense"}
+MOVES = {"aten::copy_", "aten::_to_copy", "aten::to", "aten::_local_scalar_dense"}
 INDEXED = {"aten::index", "aten::index_put", "aten::index_put_", "aten::_unsafe_index"}  # by rows that may lie anywhere
 
 
@@ -88,13 +88,15 @@ def _computed(func: Any, args: Any, kwargs: Any) -> Any:
     if name in INDEXED and behind and not isinstance(args[0], Away):
         raise LeftBehind(f"{name} of a tensor on the CPU")
     asked = kwargs.get("device")
+    if torch.Tag.nondeterministic_seeded in func.tags and (away or asked == DEVICE):
+        raise LeftBehind(f"{name} with the accelerator's own generator, which draws other numbers")
     there = away if asked is None else torch.device(asked) == DEVICE
     ordered, named = _here(flat, spec)
     found = func(*ordered, **named)
     if name == "aten::_local_scalar_dense":
         return found
     found = pytree.tree_map(lambda one: Away(one) if there and isinstance(one, torch.Tensor) else one, found)
-    if name == "aten::_to_copy":
+    if name in ("aten::_to_copy", "aten::to"):
         return found
     return return_and_correct_aliasing(func, args, kwargs, found) if away else found
 

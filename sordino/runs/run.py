@@ -68,6 +68,7 @@ def checked(experiment: Experiment, folder: Path, prepared: Path | None = None, 
     """A run that may begin in this folder: every refusal happens here, before anything exists. `dry`: a ledger that it
     would share is not touched either.
     """
+    device_of(experiment.engine.device)
     given = settle(experiment)
     engine = decided(given.engine, Methods(given).training)
     experiment = given.model_copy(update={"engine": engine})

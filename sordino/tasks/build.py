@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from sordino import user_code
+from sordino.device import drawing
 from sordino.errors import ConfigError, DataError, SordinoError
 
 if TYPE_CHECKING:
@@ -54,7 +55,8 @@ def _drawing(seed: int) -> Iterator[None]:
             torch.default_generator.manual_seed(seed)
             random.seed(seed)
             np.random.seed(seed % 2**32)
-            yield
+            with drawing():
+                yield
     finally:
         random.setstate(plain)
         np.random.set_state(numbers)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from sordino import keys
+from sordino.device import drawing
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
 def draws(passing: Callable[[], object]) -> bool:
     """Does this pass move torch's generator?"""
-    with torch.random.fork_rng(devices=[]), torch.no_grad():
+    with torch.random.fork_rng(devices=[]), torch.no_grad(), drawing():
         before = torch.get_rng_state()
         passing()
         return not torch.equal(before, torch.get_rng_state())
@@ -29,4 +30,5 @@ def seeded(drawn: Tensor) -> Iterator[None]:
     """Torch's generator, seeded by the keys of all examples together; nobody else's draws are moved."""
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(int(torch.as_tensor(keys.fold(drawn, "own draws")).sum()))
-        yield
+        with drawing():
+            yield

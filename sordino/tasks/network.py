@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from sordino import keys
+from sordino.device import drawing
 from sordino.errors import ConfigError
 from sordino.privacy.readers.per_example_gradients import Recorder
 from sordino.tasks.augment import AUGMENT
@@ -88,8 +89,8 @@ class NetworkOnRows:
         if self._chain is None:
             for _, p in self._trained:
                 p.data = p.data.clone()  # `gradient` has put somebody's weights there
-        with torch.random.fork_rng(devices=[]):
-            torch.default_generator.manual_seed(keys.word(key))  # of other devices nothing is drawn
+        with torch.random.fork_rng(devices=[]), drawing():
+            torch.default_generator.manual_seed(keys.word(key))
             for module in self._net.modules():
                 reset = getattr(module, "reset_parameters", None)
                 if callable(reset):

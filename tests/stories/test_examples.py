@@ -51,10 +51,14 @@ def test_own_model_and_data(tmp_path: Path) -> None:
     clinics, open_ = found["clinics"], found["open"]
     assert clinics.receipt.simulated is False  # the example asks for real noise
     assert "simulated" not in clinics.promise
-    assert clinics.accuracy is not None
     # the majority class alone is 0.63. The noise is the system's, so each run is another: of 112, two were at 0.8 or
-    # below, the worst at 0.76
-    assert clinics.accuracy > 0.66
+    # below, so that the second best of three is with a probability of about 0.001
+    place = tmp_path / "own_model_and_data"
+    for again in ("second", "third"):
+        command = [sys.executable, "-m", "sordino", "run", "clinics.toml", "-q", "--out", f"runs/0000-00-00-{again}"]
+        assert subprocess.run(command, cwd=place, check=False).returncode == 0
+    three = [one.accuracy for name, one in runs(place).items() if name in ("clinics", "second", "third")]
+    assert sorted(three)[1] > 0.8
     server = clinics.privacy[(clinics.privacy.unit == "example") & (clinics.privacy.adversary == "server")].iloc[0]
     assert server.status == "proved"
     assert 3.99 < server.epsilon <= 4.0
