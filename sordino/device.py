@@ -2,7 +2,8 @@
 
 While a run is `on` a device, whatever is made without further words lies there: data, models, what clients keep, clips,
 noise, sums. What leaves a run, and what random numbers are drawn from, is on the processor, so a device changes no draw
-and nothing of what is written but the last bits of what was computed.
+(but a dropout that follows how a tensor lies in memory: `generators.discriminator`), and nothing of what is written
+but the last bits of what was computed.
 """
 
 from __future__ import annotations

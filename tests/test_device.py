@@ -22,7 +22,7 @@ from tests.pretended import DEVICE, LeftBehind, accelerator
 
 QUICK = ("gaussian_gdp", "scaffold", "central")
 ONE_EACH = {str((case.algorithm["name"], case.uplink)): case.name for case in reversed(CASES)}  # algorithm and gate
-# last bits of its model differ, why is not known: single layers and their gradients do not
+# the dropout of its discriminator follows how a tensor lies in memory, which is another way there: another mask
 TAKEN_APART = {"slaug_fl"}
 
 
