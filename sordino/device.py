@@ -10,11 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import TorchDispatchMode
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -50,22 +49,28 @@ def drawing() -> Iterator[None]:
     if _at is None:
         yield
         return
-    with _DrawnByTheProcessor():  # type: ignore[no-untyped-call]
+    with _by_the_processor()():
         yield
 
 
-class _DrawnByTheProcessor(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Takes every operation that draws to the processor, and what it gives back again."""
+@cache
+def _by_the_processor() -> Any:
+    """A mode of torch that takes every operation that draws to the processor, and what it gives back again."""
+    from torch.utils import _pytree as pytree  # who only looks at runs needs no torch
+    from torch.utils._python_dispatch import TorchDispatchMode
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if torch.Tag.nondeterministic_seeded not in func.tags:
-            return func(*args, **(kwargs or {}))
-        flat, spec = pytree.tree_flatten((args, kwargs or {}))
-        ordered, named = pytree.tree_unflatten([_on_the_processor(one) for one in flat], spec)
-        found = func(*ordered, **named)
-        if func._schema.is_mutable:  # it was drawn into its first argument
-            return args[0].copy_(found)
-        return pytree.tree_map_only(torch.Tensor, here, found)
+    class DrawnByTheProcessor(TorchDispatchMode):  # type: ignore[no-untyped-call]
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if torch.Tag.nondeterministic_seeded not in func.tags:
+                return func(*args, **(kwargs or {}))
+            flat, spec = pytree.tree_flatten((args, kwargs or {}))
+            ordered, named = pytree.tree_unflatten([_on_the_processor(one) for one in flat], spec)
+            found = func(*ordered, **named)
+            if func._schema.is_mutable:  # it was drawn into its first argument
+                return args[0].copy_(found)
+            return pytree.tree_map_only(torch.Tensor, here, found)
+
+    return DrawnByTheProcessor
 
 
 def _on_the_processor(value: Any) -> Any:
