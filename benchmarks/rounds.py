@@ -1,5 +1,5 @@
 """What one round costs on sordino and on everything else at hand, in the same run: python benchmarks/rounds.py [w1 w2
-w3 w4] [--peers DIR].
+w3 w4 w5] [--peers DIR].
 
 `workloads` says what is done, `sides/` how each side does it. Every side is a process of its own; they take turns, one
 round each, and medians are compared. A side that did not learn the same in its warm-up round, or did not add the same
@@ -70,6 +70,7 @@ SIDES = {
     "w2u": [*OPEN, Side("sordino", SORDINO), Side("sordino, loop", SORDINO, {"executor": "loop"}), *PEERS[1:2]],
     "w3": [*PRIVATE, Side("sordino", SORDINO), Side("sordino, loop", SORDINO, {"executor": "loop"}), *LIMITS, NOISE],
     "w4": [*PRIVATE, Side("sordino", SORDINO), *LIMITS, NOISE],
+    "w5": [Side("sordino", SORDINO), *LIMITS],
 }
 
 
@@ -168,7 +169,8 @@ def row(side: Side, ran: Running | None, absent: str) -> dict[str, Any]:
 def guard(w: Workload, rows: Sequence[dict[str, Any]]) -> list[str]:
     """Who did other work than the reference, and how it shows."""
     ran = [one for one in rows if not one.get("absent") and not one["limit"]]
-    first, found = next(one for one in ran if one["reference"]), []
+    first = next((one for one in ran if one["reference"]), ran[0])
+    found: list[str] = []
     for one in ran:
         shares = {"its weights moved": one["moved"] / first["moved"]}  # under noise: how much of that there was
         if w.noise < 1e-3:  # else one round's loss is mostly noise

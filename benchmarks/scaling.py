@@ -1,8 +1,9 @@
-"""How time and memory grow: python benchmarks/scaling.py [cohort clients private model] [--repeats 3].
+"""How time and memory grow: python benchmarks/scaling.py [cohort clients private million model] [--repeats 3].
 
     cohort    clients per round, of 1000, each one epoch of 60 images             MLP 784-200-10
     clients   registered clients, 100 a round, each one step on 4 small images    MLP 64-200-10
     private   the same with noise at every client                                 MLP 64-200-10
+    million   clients per round, of 1,000,000, as in `clients`                    MLP 64-200-10
     model     hidden units, 20 clients a round as in `cohort`                     MLP 784-H-10
 
 Every point is a process of its own. A series ends where a point takes more than a minute.
@@ -45,6 +46,10 @@ SERIES: dict[str, tuple[list[int], Callable[[int], Point]]] = {
     "cohort": ([10, 30, 100, 300, 1000], lambda n: Point(replace(W2, cohort=n))),
     "clients": ([10**3, 10**4, 10**5, 10**6], lambda n: Point(replace(W2, **SMALL, clients=n, batch=4, steps=1))),
     "private": ([10**3, 10**4, 10**5, 10**6], lambda n: Point(replace(W3, **SMALL, clients=n))),
+    "million": (
+        [10**2, 10**3, 10**4],
+        lambda n: Point(replace(W2, **SMALL, clients=10**6, batch=4, steps=1, cohort=n)),
+    ),
     "model": ([50, 200, 800, 3200], lambda n: Point(replace(W2, cohort=20), hidden=n)),
 }
 COLUMNS = ["start s", "round CPU s", "round wall s", "peak MB", "of torch + data", "bytes per idle client"]

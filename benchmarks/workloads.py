@@ -12,6 +12,9 @@ in environments of their own.
          (the work people have)
     w4   as w3 with 3 such steps and 20 clients a round: after the first step no two clients stand at the same weights
          (privacy)
+    w5   as w1, by PFLDyn with prototypes: 25 steps, each on two batches of 50. Nobody else runs it, so it stands beside
+         its own arithmetic only
+         (personalisation)
 
 Pixels are half random, half a pattern of their class: time does not see it, and a side that trains less is found out by
 its loss.
@@ -49,6 +52,7 @@ class Workload:
         0.0  # noise over the sensitivity of the sum, which is twice the clip where one example is replaced
     )
     spread: float = 0.0  # of the logarithm of sizes; 0: all are equal
+    method: str = ""  # by its name in sordino, where it is another one than follows from the rest
 
     @property
     def noise(self) -> float:
@@ -99,6 +103,7 @@ WORKLOADS = {
         Workload("w2u", (28, 28, 1), 1000, 60, 100, "mlp", 0.1, batch=10, steps=6, spread=0.75),
         Workload("w3", (28, 28, 1), 1000, 60, 100, "mlp", 0.1, batch=None, steps=1, clip=1.0, multiplier=1.0),
         Workload("w4", (28, 28, 1), 1000, 60, 20, "mlp", 0.1, batch=None, steps=3, clip=1.0, multiplier=1.0),
+        Workload("w5", (32, 32, 3), 100, 500, 10, "cnn", 0.1, batch=100, steps=25, method="pfl_dyn"),
     )
 }
 

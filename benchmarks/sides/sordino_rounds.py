@@ -64,7 +64,9 @@ def prepared(w: Workload, data: Data, **tables: Any) -> Any:
 def table(w: Workload) -> dict[str, Any]:
     effort: dict[str, Any] = {"lr": w.lr, "batch_size": w.batch or "full"}
     effort |= {"local_epochs": 1} if w.spread else {"local_steps": w.steps}
-    if w.clip is None:
+    if w.method:
+        algorithm: dict[str, Any] = {"name": w.method, "lr": w.lr, "local_steps": w.steps, "batch_size": w.batch // 2}
+    elif w.clip is None:
         algorithm = {"name": "fedavg", **effort}
     else:
         name = "gaussian_gdp" if w.steps == 1 else "noisy_steps"

@@ -31,7 +31,7 @@ WINDOW = 256  # neighbours that are put in order, and divided, at a time
 WORTH = 8  # clients: with fewer of them one call gains little
 AT_HAND = 8  # units at most whose examples are gathered at a time
 PARTS = 4  # of those that are left, one is the next part
-UPLOADS = 1 << 24  # numbers in the uploads of one unit
+UPLOADS = 1 << 22  # numbers in the uploads of one unit
 
 
 class Member(NamedTuple):
