@@ -6,14 +6,10 @@ What an algorithm promises is not typed here: a small run of it is made, and its
 
 from __future__ import annotations
 
-import ast
 import enum
 import functools
 import inspect
-import json
-import re
 import tempfile
-import textwrap
 import typing
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -21,14 +17,14 @@ from types import ModuleType, UnionType
 from typing import Any
 
 import typer.main
-from marking import code, joined, table, toctree
+from marking import code, first_line, joined, own_doc, plain, prose, table, toctree
 from pydantic import BaseModel
+from python_page import python
+from receipt_page import receipt
 
 import sordino
-from sordino import config, errors, types
+from sordino import config
 from sordino.algorithms import ALGORITHMS
-from sordino.algorithms.algorithm import Algorithm, Home, Known
-from sordino.algorithms.phases import Phase
 from sordino.budget.schedules import SCHEDULES
 from sordino.cli.main import app
 from sordino.cohorts.by_budget import COHORTS
@@ -38,11 +34,8 @@ from sordino.ledger.statement import Guarantee
 from sordino.partition.schemes import SCHEMES
 from sordino.report.tables import epsilon_text
 from sordino.report.words import merged, sentence
-from sordino.results.comparison import Comparison
-from sordino.results.one_run import Result
 from sordino.runs.catalogue import catalogue
 from sordino.runs.listing import strongest
-from sordino.runs.receipt_schema import receipt_schema
 from sordino.tasks.nets import NETS
 
 ROOT = Path(__file__).parents[1]
@@ -292,147 +285,6 @@ def arguments(made: Callable[..., Any]) -> str:
         if name not in GIVEN
     ]
     return f"`{', '.join(listed)}`" if listed else ""
-
-
-# the receipt ----------------------------------------------------------------------------------------------------------
-
-
-def receipt() -> str:
-    schema = receipt_schema()
-    shapes = schema["$defs"]
-    parts = [
-        "# privacy.json",
-        "The receipt of a run: what it promised and spent, to whom, under which assumptions. This page is made from "
-        "the types that write it; `sordino privacy schema` prints the same as a JSON Schema. A receipt has "
-        "no other fields, and a field that says no more than its default is left out. "
-        "[Verify, sign, share](../guide/verify.md) says what the file proves and what not.",
-        table(("field", "type", "", "meaning"), shape_rows(schema)),
-    ]
-    events = shapes.pop("Event")["oneOf"]
-    for name, shape in sorted(shapes.items()):
-        parts += [f"## {name}", plain(shape["description"]), table(("field", "type", "", "meaning"), shape_rows(shape))]
-    rows = [
-        (f"`{one['properties']['kind']['const']}`", event_fields(one["properties"]), plain(one["description"]))
-        for one in events
-    ]
-    return joined(
-        *parts,
-        "## Event",
-        "What happened to the data. Its `kind` says what else it has.",
-        table(("kind", "fields", "meaning"), rows),
-    )
-
-
-def shape_rows(shape: Mapping[str, Any]) -> list[tuple[str, str, str, str]]:
-    return [
-        (f"`{name}`", shape_type(kind), "" if name in shape["required"] else "optional", plain(kind["description"]))
-        for name, kind in shape["properties"].items()
-    ]
-
-
-def event_fields(properties: Mapping[str, Any]) -> str:
-    return ", ".join(f"`{name}` ({shape_type(kind)})" for name, kind in properties.items() if name != "kind")
-
-
-def shape_type(kind: Mapping[str, Any]) -> str:
-    """The type of a field, in words."""
-    if "anyOf" in kind:
-        return " or ".join(dict.fromkeys(map(shape_type, kind["anyOf"])))
-    if "$ref" in kind:
-        name = kind["$ref"].rpartition("/")[2]
-        return f"[{name}](#{name.lower()})"
-    if "enum" in kind:
-        return ", ".join(f"`{choice}`" for choice in kind["enum"])
-    if "const" in kind:
-        return f"`{json.dumps(kind['const'])}`"
-    if kind["type"] == "array":
-        return f"list of {shape_type(kind['items'])}" if "items" in kind else "list"
-    if kind["type"] == "object":
-        return f"names with {shape_type(kind['additionalProperties'])}"
-    return str(kind["type"])
-
-
-# Python ---------------------------------------------------------------------------------------------------------------
-
-
-def python() -> str:
-    parts = ["# Python", "Everything below is public: names reached otherwise may change."]
-    parts += ["## `sordino`"]
-    for name in sordino.__all__:
-        made = getattr(sordino, name)
-        if callable(made):
-            parts += member(f"sordino.{name}", made)
-    parts += ["## Results"]
-    parts += member("Result", Result)
-    parts += member("Comparison", Comparison)
-    parts += ["## The words of an algorithm", prose(types.__doc__ or "")]
-    for made in (Algorithm, Phase, Known, Home):
-        parts += member(made.__name__, made)
-    for name in (
-        "Reader",
-        "Shard",
-        "Batch",
-        "Task",
-        "Received",
-        "Grant",
-        "Work",
-        "Claim",
-        "Bound",
-        "Offer",
-    ):
-        parts += member(name, getattr(types, name))
-    parts += ["## Errors", code(inspect.cleandoc(errors.__doc__ or ""), "text")]
-    parts += member("SordinoError", errors.SordinoError)
-    return joined(*parts)
-
-
-def member(name: str, made: Any) -> list[str]:
-    """The lines of the source that say what it takes: fields and method heads, no bodies."""
-    lines = textwrap.dedent(inspect.getsource(made)).splitlines()
-    node = ast.parse("\n".join(lines)).body[0]
-    kept = head(node, lines) if isinstance(node, ast.FunctionDef) else [lines[node.lineno - 1]]
-    for part in node.body if isinstance(node, ast.ClassDef) else []:
-        if isinstance(part, ast.AnnAssign) and not ast.unparse(part.target).startswith("_"):
-            kept += lines[part.lineno - 1 : part.end_lineno]
-        elif isinstance(part, ast.FunctionDef) and (not part.name.startswith("_") or part.name == "__init__"):
-            said = (ast.get_docstring(part) or "").partition("\n")[0]
-            kept += ["", *([f"    # {said}"] if said else []), *head(part, lines)]
-    return [f"### `{name}`", prose(own_doc(made)), code("\n".join(kept))]
-
-
-def head(function: ast.FunctionDef, lines: list[str]) -> list[str]:
-    """Decorators and signature as they stand."""
-    first = min([function.lineno, *(decorator.lineno for decorator in function.decorator_list)])
-    body = function.body[0]
-    if lines[body.lineno - 1][: body.col_offset].strip():  # `def f(): ...` has its body in its head
-        return lines[first - 1 : body.lineno]
-    *above, last = [line for line in lines[first - 1 : body.lineno - 1] if line.strip()]
-    return [*above, f"{last} ..."]
-
-
-def prose(text: str) -> str:
-    """A docstring as Markdown: indented passages are code, the rest is plain words."""
-    blocks = []
-    for block in re.split(r"\n\s*\n", inspect.cleandoc(text)):
-        aligned = any(line.startswith("  ") for line in block.splitlines()) or "   " in block
-        blocks.append(code(textwrap.dedent(block), "text") if aligned else plain(block))
-    return joined(*blocks).strip()
-
-
-def plain(text: str) -> str:
-    """Words as they are: what Markdown would take for markup is escaped, except inside backticks."""
-    pieces = re.split(r"(`[^`]*`)", " ".join(text.split()))
-    return "".join(p if p.startswith("`") else re.sub(r"([\\*_<>\[\]#])", r"\\\1", p) for p in pieces)
-
-
-def first_line(text: str) -> str:
-    return plain(inspect.cleandoc(text).split("\n\n")[0])
-
-
-def own_doc(made: Any) -> str:
-    """A docstring that somebody wrote: dataclasses and named tuples invent theirs."""
-    text = (made.__dict__.get("__doc__") if inspect.isclass(made) else made.__doc__) or ""
-    return "" if text.startswith(f"{getattr(made, '__name__', '')}(") else inspect.cleandoc(text)
 
 
 def parameter_rows(where: str, name: str) -> list[tuple[str, str, str, str]]:

@@ -40,14 +40,26 @@ class Lazy:
 
     @property
     @abstractmethod
-    def dtype(self) -> torch.dtype: ...
+    def alike(self) -> Matrix:
+        """One of the same kind of number at the same place."""
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.alike.dtype  # type: ignore[no-any-return]
 
     @property
     @abstractmethod
     def shape(self) -> torch.Size: ...
 
+    @property
+    def device(self) -> torch.device:
+        return self.alike.device  # type: ignore[no-any-return]
+
     def numel(self) -> int:
         return self.shape.numel()
+
+    def is_floating_point(self) -> bool:
+        return self.dtype.is_floating_point
 
     def added_to(self, y: Matrix, factor: float) -> Matrix:
         """The sum y + factor * self."""
@@ -83,8 +95,8 @@ class Zero(Lazy):
         self.like = like
 
     @property
-    def dtype(self) -> torch.dtype:
-        return self.like.dtype  # type: ignore[no-any-return]
+    def alike(self) -> Matrix:
+        return self.like
 
     @property
     def shape(self) -> torch.Size:
@@ -109,8 +121,8 @@ class Product(Lazy):
         self.left, self.right = left, right  # [n, rows], [n, columns]
 
     @property
-    def dtype(self) -> torch.dtype:
-        return self.left.dtype
+    def alike(self) -> Matrix:
+        return self.left
 
     @property
     def shape(self) -> torch.Size:
@@ -129,9 +141,9 @@ class Product(Lazy):
         if isinstance(y, Lazy) or self.left.dtype != y.dtype:
             return super().add_to(y, factor)
         if self.right is None:
-            return torch.addmv(y, self.left.t(), _ones(self.left.shape[0], y.dtype, y.device), alpha=factor)
-        if y.numel() < SMALL:  # a new one costs as little, and vmap knows how
-            return torch.addmm(y, self.left.t(), self.right, alpha=factor)
+            return torch.add(y, self.left.sum(0), alpha=factor)
+        if y.numel() < SMALL:  # a new one costs as little; vmap has no addmm of its own
+            return torch.add(y, self.left.t() @ self.right, alpha=factor)
         return y.addmm_(self.left.t(), self.right, alpha=factor)
 
     def scaled(self, factor: float | Tensor) -> Product:
@@ -161,7 +173,7 @@ class ClientRows:
     @cached_property
     def largest(self) -> float:
         """The absolute value that no number of a row exceeds."""
-        return float(self.x.abs().max()) if self.x.numel() else 0.0
+        return _largest(self.x)
 
     def times(self, weight: Matrix, bias: Tensor | None, index: Index) -> Tensor:
         """What a linear layer makes of some of the rows."""
@@ -174,8 +186,8 @@ class ClientRows:
         if self._gram is None:
             self._gram = self.x @ self.x.t()
         assert self._through is not None
-        out = torch.addmm(self._through[index], self._gram[index], weight.way.c)
-        return out if bias is None else out + bias
+        out = (self._gram[index] @ weight.way.c).add_(self._through[index])
+        return out if bias is None else out.add_(bias)
 
 
 class Part:
@@ -206,8 +218,8 @@ class Span(Lazy):
         self.rows, self.c, self.index = rows, c, index  # c: [rows, out]
 
     @property
-    def dtype(self) -> torch.dtype:
-        return self.c.dtype
+    def alike(self) -> Matrix:
+        return self.c
 
     @property
     def shape(self) -> torch.Size:
@@ -253,7 +265,7 @@ class Span(Lazy):
 
     def finite(self) -> bool:
         """It is where the factors are too small for it to be otherwise: nothing has to be multiplied out."""
-        most = float(self.c.abs().max()) * self.rows.largest * len(self.c) if self.c.numel() else 0.0
+        most = _largest(self.c) * self.rows.largest * len(self.c)
         return most < torch.finfo(self.dtype).max / 2 or super().finite()
 
     def kept(self) -> Span:
@@ -270,8 +282,8 @@ class Scaled(Lazy):
         self.x, self.factor = x, factor
 
     @property
-    def dtype(self) -> torch.dtype:
-        return self.x.dtype
+    def alike(self) -> Matrix:
+        return self.x
 
     @property
     def shape(self) -> torch.Size:
@@ -291,6 +303,9 @@ class Scaled(Lazy):
             return Scaled(self.x, factor * self.factor)
         return Scaled(self.x * factor, self.factor)
 
+    def finite(self) -> bool:
+        return finite(self.x) if abs(self.factor) <= 1 else super().finite()
+
     def kept(self) -> Scaled:
         return self
 
@@ -305,8 +320,8 @@ class Moved(Lazy):
         self._whole: Tensor | None = None
 
     @property
-    def dtype(self) -> torch.dtype:
-        return self.start.dtype
+    def alike(self) -> Matrix:
+        return self.start
 
     @property
     def shape(self) -> torch.Size:
@@ -354,9 +369,12 @@ def _taking() -> Any:
     return Take
 
 
-@cache
-def _ones(count: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    return torch.ones(count, dtype=dtype, device=device)
+def _largest(x: Tensor) -> float:
+    """The absolute value that no number of it exceeds; not a number where one of them is none."""
+    if not x.numel():
+        return 0.0
+    low, high = x.aminmax()
+    return max(abs(float(low)), abs(float(high)))
 
 
 def finite(value: Matrix) -> bool:
