@@ -16,6 +16,7 @@ from sordino.version import __version__
 
 if TYPE_CHECKING:
     from sordino.attacks.audit import Audit
+    from sordino.attacks.audited import TrainedAudit
     from sordino.results.comparison import Comparison
     from sordino.results.one_run import Result
     from sordino.results.prediction import Predicted
@@ -23,7 +24,18 @@ if TYPE_CHECKING:
     from sordino.runs.play import Ended
     from sordino.runs.verify import Verdict
 
-__all__ = ["__version__", "audit", "compare", "open_run", "plan", "predict", "resume", "run", "verify"]
+__all__ = [
+    "__version__",
+    "audit",
+    "audit_trained",
+    "compare",
+    "open_run",
+    "plan",
+    "predict",
+    "resume",
+    "run",
+    "verify",
+]
 
 
 def run(
@@ -93,12 +105,13 @@ def audit(
     noise_seed: int = 0,
     system: bool = False,
     twin: bool = False,
+    short: float | None = None,
     **settings: Any,
 ) -> Audit:
     """Attacks what an experiment, a run folder or an algorithm by its name promises, on worst-case neighbours.
 
     Nothing is trained. `trials`: releases of either neighbour (30,000); `system`: noise that no seed repeats; `twin`:
-    attack a broken twin, which must be caught.
+    attack a broken twin, which must be caught; `short`: the share of its noise that the twin lacks (0.3).
     """
     from sordino.attacks import audit as attacks
     from sordino.user_code import lent
@@ -106,7 +119,30 @@ def audit(
     plain, objects = _told(settings)
     with lent(objects):
         made = attacks.experiment_of(experiment, overrides, plain)
-        return attacks.audit(made, attacks.TRIALS if trials is None else trials, noise_seed, system, twin)
+        draws, lacks = attacks.TRIALS if trials is None else trials, attacks.SHORT if short is None else short
+        return attacks.audit(made, draws, noise_seed, system, twin, short=lacks)
+
+
+def audit_trained(
+    experiment: str | Path | Mapping[str, Any] | None = None,
+    *overrides: str,
+    canaries: int | None = None,
+    seed: int = 0,
+    **settings: Any,
+) -> TrainedAudit:
+    """Attacks what an experiment, or the run in a folder, has trained: the whole run is played again with canaries.
+
+    `canaries`: examples or clients to guess about (400); `seed`: of their coins.
+    """
+    from sordino.attacks import audit as attacks
+    from sordino.attacks.trained import CANARIES, audit_trained
+    from sordino.user_code import lent
+
+    plain, objects = _told(settings)
+    with lent(objects):
+        made = attacks.experiment_of(experiment, overrides, plain)
+        folder = attacks.unchanged_run(experiment, bool(overrides or settings))
+        return audit_trained(made, folder, CANARIES if canaries is None else canaries, seed)
 
 
 def compare(

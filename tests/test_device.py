@@ -20,7 +20,7 @@ from tests.laws.test_executors import CLOSE, apart, paid
 from tests.laws.traces import Trace, finished
 from tests.pretended import DEVICE, LeftBehind, accelerator
 
-QUICK = ("gaussian_gdp", "scaffold", "central")
+QUICK = ("gaussian_gdp", "scaffold")
 ONE_EACH = {str((case.algorithm["name"], case.uplink)): case.name for case in reversed(CASES)}  # algorithm and gate
 # the dropout of its discriminator follows how a tensor lies in memory, which is another way there: another mask
 TAKEN_APART = {"slaug_fl"}
@@ -46,7 +46,10 @@ def alike(name: str, executor: str = "auto") -> Experiment:
 
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(n, marks=[] if n in QUICK else pytest.mark.slow) for n in sorted({*QUICK, *ONE_EACH.values()})],
+    [
+        pytest.param(n, marks=[] if n in QUICK else pytest.mark.slow)
+        for n in sorted({*QUICK, "central", *ONE_EACH.values()})
+    ],
 )
 def test_a_run_elsewhere_is_the_same_run(name: str, played: Callable[[Experiment], Trace], tmp_path: Path) -> None:
     """Its numbers are computed by the same processor here, so no byte of it may differ."""
@@ -58,7 +61,7 @@ def test_a_run_elsewhere_is_the_same_run(name: str, played: Callable[[Experiment
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", QUICK)
+@pytest.mark.parametrize("name", [*QUICK, pytest.param("central", marks=pytest.mark.slow)])
 def test_so_is_one_client_after_the_other(name: str, played: Callable[[Experiment], Trace], tmp_path: Path) -> None:
     assert played(alike(name, "loop")) == finished(alike(name, "loop"), tmp_path / "here")
 

@@ -6,8 +6,8 @@ FedProx, its updates clipped as whole vectors and summed, one Gaussian vector pe
 nothing; DP-FedAvg is DP-Prox with mu = 0, its stragglers are dropped by [stragglers] policy = "drop".
 
 Deviations: `rigorous` (default) draws a hidden Poisson cohort and divides by its expected size; `published` divides by
-those who answered and accounts for a cohort of fixed size as if it were a Poisson sample, which is said with every
-number; `noise_placement = "per_client"` is the other reading of Algorithm 2.
+those who answered and accounts for a cohort of fixed size as if it were a Poisson sample. That proves nothing, and an
+audit refutes it: what it prints is `nominal`. `noise_placement = "per_client"` is the other reading of Algorithm 2.
 """
 
 from __future__ import annotations

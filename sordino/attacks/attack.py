@@ -27,7 +27,7 @@ class Attack(ABC):
     """One way to get at data of a run. Its docstring's first sentence says what it does."""
 
     sees: ClassVar[Adversary]  # the weakest attacker who can do it
-    costly: ClassVar[bool] = False  # does it train whole runs? Then it waits to be asked for
+    costly: ClassVar[bool] = False  # does it play whole runs, or a round many times? Then it waits to be asked for
     names: ClassVar[dict[str, type[Attack]]] = {}
 
     def __init_subclass__(cls, name: str = "", **others: object) -> None:

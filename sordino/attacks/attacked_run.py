@@ -228,11 +228,33 @@ class AttackedRun:
             many = sum(held.get(k, self.setup.public.sizes[k]) for k in heard.answered)
         if change is None:
             return None
-        gradient = tree.scale(-1 / self._distance(client), change)
-        key = keys.fold(self.key, "view", client)
-        return UpdateView(
-            self.setup.task, heard.before, gradient, min(many, MANY), pictures(self.elsewhere.x), self.elsewhere.y, key
-        )
+        gradient = tree.scale(-1 / self._distance(len(self.rows[client].y)), change)
+        return self._update(heard.before, gradient, min(many, MANY), keys.fold(self.key, "view", client))
+
+    def _update(self, before: Params, gradient: Params, images: int, key: Key) -> UpdateView:
+        known = self.elsewhere
+        return UpdateView(self.setup.task, before, gradient, images, pictures(known.x), known.y, key)
+
+    def sided(self, bare: bool, number: int, much: Callable[[Tensor], Tensor]) -> list[tuple[UpdateView, bool]]:
+        """Every upload of the round in which each client holds the half of its images that has most of a property, or
+        the other half, as its coin says; and, for the judge, the coin. `number`: of the replay, which has coins and
+        noise of its own.
+        """
+        key = keys.fold(self.key, "sided", number)
+        coins = keys.coin(key, len(self.setup.public.sizes), 0.5).tolist()
+
+        def half(client: int, own: Examples) -> Examples:
+            order = much(pictures(own.x)).argsort(descending=bool(coins[client]), stable=True)
+            return taken(own, order[: max(1, len(own.y) // 2)])
+
+        kind = Bare if bare else Replay
+        rounds = kind(self.simulation, half, keys.word(key), self.prepared.start).until(self.asked.round - 1)
+        heard, found = rounds.round(), []
+        for client, change in heard.each.items():
+            held = max(1, len(raw(self.simulation)[client].y) // 2)
+            gradient = tree.scale(-1 / self._distance(held), change)
+            found.append((self._update(heard.before, gradient, min(held, MANY), key), bool(coins[client])))
+        return found
 
     # what a preparation tells -----------------------------------------------------------------------------------------
 
@@ -315,10 +337,10 @@ class AttackedRun:
         held, rows = self.simulation.population.named.test, next(iter(raw(self.simulation).values()))
         return rows._replace(x=torch.from_numpy(held.x[:]), y=torch.from_numpy(held.y[:]))
 
-    def _distance(self, client: int) -> float:
+    def _distance(self, images: int) -> float:
         """How far a client walks per unit of gradient: its step, as often as it takes one. Both are public."""
         algorithm = self.setup.algorithm
-        return (algorithm.step_size or 1.0) * algorithm.work.count(len(self.rows[client].y))
+        return (algorithm.step_size or 1.0) * algorithm.work.count(images)
 
 
 def _held(row: Guarantee) -> Held:

@@ -41,7 +41,7 @@ from sordino.types import Claim, NoiseSource
 
 TRIALS = 30_000  # of either neighbour
 WRONG = 1e-4  # how likely an audit is to refute a true claim
-SHORT = 0.7  # the noise of a broken twin, of what its claim says
+SHORT = 0.3  # of the noise that its claim says, a broken twin lacks
 # a sampled claim is pressed hardest where sampling and noise matter equally
 DELTAS = (1e-3, 1e-2, 0.03, 0.06, 0.1, 0.2)
 LEAST = 0.02  # an epsilon below which two deltas are not compared
@@ -92,6 +92,7 @@ class Audit:
     unprotected: list[str]  # those of them that claim infinity
     subjects: list[AttackedPromise]
     twin: bool
+    short: float  # of its noise, what the twin lacks
     noise: str
     seed: int
     simulated: bool  # the experiment's own noise comes from a seed
@@ -116,6 +117,7 @@ class Audit:
             "subjects": subjects,
             "not_looked_at": list(UNSEEN),
             "twin": self.twin,
+            "short": self.short,
             "noise": self.noise,
             "simulated": self.simulated,
             "seed": self.seed,
@@ -129,16 +131,19 @@ def audit(
     system: bool = False,
     twin: bool = False,
     tell: Callable[[str], object] = lambda what: None,
+    short: float = SHORT,
 ) -> Audit:
-    """Attacks the promises of an experiment. `twin`: the same attack on noise that is 30% too small behind the same
-    claim, which must be caught. `system`: noise that cannot be repeated.
+    """Attacks the promises of an experiment. `twin`: the same attack on a twin that lacks the share `short` of its
+    noise behind the same claim, which must be caught. `system`: noise that cannot be repeated.
     """
     why = "an audit with fewer trials cannot refute any claim"
     check_range("trials", trials, Range(least=100, whole=True), "too-few-trials", why=why, fix=f"--trials {TRIALS}")
+    why = "a twin that lacks nothing is not broken, and one that lacks everything has no noise"
+    check_range("short", short, Range(above=0, below=1), "no-such-twin", why=why, fix=f"--short {SHORT}")
     simulation = simulated(settle(experiment))
     setup = simulation.setup
     drawn: NoiseSource = System() if system else Counter(keys.word(keys.fold(keys.root(seed), "audit")))
-    source = Weak(drawn, 1 / SHORT) if twin else drawn
+    source = Weak(drawn, 1 / (1 - short)) if twin else drawn
     stages = [(other.phase or TRAINING, list(_promises(other, simulation.home))) for other in setup.whole.phases]
     unprotected = [phase for phase, promises in stages if not promises]
     found, delta = [], setup.experiment.privacy.delta
@@ -149,8 +154,22 @@ def audit(
         tell(f"{phase}: {claim.unit}, {claim.neighbours}")
         found.append(_attacked(phase, claim, stated, pairs, delta, trials, source.child(number), twin))
     phases = [phase for phase, _ in stages]
-    simulated_ = experiment.privacy.noise != SYSTEM
-    return Audit(str(experiment.algorithm.get("name")), phases, unprotected, found, twin, drawn.name, seed, simulated_)
+    return Audit(
+        algorithm=str(experiment.algorithm.get("name")),
+        phases=phases,
+        unprotected=unprotected,
+        subjects=found,
+        twin=twin,
+        short=short if twin else 0.0,
+        noise=drawn.name,
+        seed=seed,
+        simulated=experiment.privacy.noise != SYSTEM,
+    )
+
+
+def unchanged_run(word: str | Path | Mapping[str, object] | None, changed: bool) -> Path | None:
+    """The folder of the run that a word names, where it is meant as it was played."""
+    return Path(word) if isinstance(word, str | Path) and Path(word).is_dir() and not changed else None
 
 
 def experiment_of(
@@ -216,7 +235,8 @@ def _promises(setup: Setup, home: Home) -> Iterator[tuple[Claim, float | None, l
     for claim in mine:
         assert stand is not None
         shown, delta = setup.algorithm.uplink.as_published, setup.experiment.privacy.delta
-        stated = None if shown is None else shown.stated(1, delta, min(setup.public.sizes)).epsilon
+        typed = _share(setup, price) if setup.algorithm.uplink.published else None
+        stated = typed if shown is None else shown.stated(1, delta, min(setup.public.sizes)).epsilon
         yield claim, stated, clients.pairs(stand, claim)
     federation.ledger.close()
 

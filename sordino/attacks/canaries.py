@@ -27,6 +27,7 @@ from sordino.ledger.ledger import MEMORY
 from sordino.privacy.readers.class_sums import ClassSums
 from sordino.privacy.readers.noisy_gradient import NoisyGradient
 from sordino.privacy.uplink.one_direction import OneDirection
+from sordino.privacy.uplink.secure_stages import Encrypted
 from sordino.runs.simulation import Simulation
 from sordino.tree import Tree
 from sordino.types import Adversary, Neighbours, Terms
@@ -275,8 +276,10 @@ class CanaryClients(Canaries):
         noise = uplink.noise()
         if noise is None or isinstance(noise, OneDirection) or uplink.as_published is not None:
             return "canaries cannot be placed behind this noise"
-        if uplink.secure is not None or uplink.shared or uplink.robust or not (self.each or uplink.central):
+        if uplink.robust or not (self.each or uplink.central):
             return "no single upload can be read, and their sum is no plain one"
+        if isinstance(uplink.secure, Encrypted):
+            return "sums of ciphertexts take too long to be played again"
         if self.cohort.personal:
             return "who takes part follows personal budgets"
         return "" if self.owners else "there is one client only"

@@ -23,6 +23,7 @@ from sordino.attacks.sources import Weak
 from sordino.engine.executor import Clients
 from sordino.engine.site import Site
 from sordino.privacy.noise.sources import Counter
+from sordino.privacy.uplink import Uplink
 from sordino.tree import Tree
 from sordino.types import Terms
 
@@ -81,6 +82,14 @@ class CanaryScores(NamedTuple):
         return self.weight > 0
 
 
+class QuietUpload(NamedTuple):
+    """What a client that sends nothing of its own says without noise: the same in every round, if its terms are."""
+
+    uplink: Uplink
+    terms: Terms
+    upload: Tree
+
+
 class CanaryRounds(Replay):
     """The training with canaries in it, or a phase before it; `weak`: behind noise that is so many times too small.
     Coins are those of the replay, noise is that of its phase.
@@ -99,8 +108,10 @@ class CanaryRounds(Replay):
         self._low = canaries.behind(canaries.planted(0 * ones), Quiet, sure=False)
         self._high = canaries.behind(canaries.planted(ones), Quiet, sure=True)
         self.federation = replace(self.federation, algorithm=self.algorithm)
-        self.site = self._with(self.algorithm)
+        # a planted upload takes the place of a trained one, so clients may train together; a planted row may not
+        self.site = replace(self.site, algorithm=self.algorithm) if canaries.alone else self._with(self.algorithm)
         self._usual = Terms()  # of somebody in the last round in which there was anybody
+        self._quiet: dict[tuple[bool, int], QuietUpload] = {}
         self._moved, self._weight = torch.zeros(many).double(), torch.zeros(many).double()
 
     def scores(self) -> CanaryScores:
@@ -128,8 +139,14 @@ class CanaryRounds(Replay):
         uplink, zero = gates.uplink.at(t, clients.down), gates.zero(self.simulation.setup.task, clients.down)
         owners, others = set(self._canaries.owners), clients.heard.items()
         here = owners if self._canaries.rate < 1 else owners & set(clients.terms)
-        grants = {k: clients.terms.get(k, self._usual).granted(k, self.federation.sizes[k], Counter(0)) for k in here}
-        sent = {k: uplink.encode(zero, grant) for k, grant in grants.items()}
+        sent = {}
+        for k in here:
+            terms = clients.terms.get(k, self._usual)
+            known = self._quiet.get((gates is self._high, k))
+            if known is None or known.uplink is not uplink or known.terms != terms:
+                upload = uplink.encode(zero, terms.granted(k, self.federation.sizes[k], Counter(0)))
+                known = self._quiet[gates is self._high, k] = QuietUpload(uplink, terms, upload)
+            sent[k] = known.upload
         return {k: upload for k, upload in others if k not in owners} | sent
 
     def _singly(self, t: int, clients: Overheard) -> None:

@@ -1,19 +1,22 @@
 """One client's worst case: an upload far beyond every bound against another one, against none, or against its absence.
 
 Everything passes the uplink's own `encode` and `receive`. Big models are attacked through a small upload with the same
-fields and layers: the claim does not depend on how many numbers there are.
+fields and layers: the claim does not depend on how many numbers there are. The call is made for many draws at once
+(`torch.vmap`), each with noise of its own; where a gate leaves torch on its way, as PrivUnit does, one by one.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import fields, replace
+from functools import partial
 from typing import Any
 
 import torch
 
 from sordino import tree
 from sordino.attacks.pairs import FAR, Pair, Release
-from sordino.attacks.sources import Silent, Weak
+from sordino.attacks.sources import Lanes, Silent, Weak
 from sordino.budget.plan import Price
 from sordino.engine.server import Federation
 from sordino.ledger.events import Nothing, Poisson
@@ -25,7 +28,19 @@ from sordino.runs.setup import Setup
 from sordino.tree import Tree
 from sordino.types import Claim, NoiseSource
 
-MOST = 512  # numbers of an upload
+MOST = 64  # numbers of an upload
+MANY = 1000  # draws of one call
+Call = Callable[[NoiseSource], torch.Tensor]  # of the gates, as a run makes it: the numbers that one draw shows
+
+
+class ThisRound(Uplink):
+    """The uplink of one round, after which no other follows: what the server works out from a release for its next
+    round shows no more than the release does.
+    """
+
+    @property
+    def learns(self) -> bool:
+        return False
 
 
 class Stand:
@@ -34,10 +49,17 @@ class Stand:
     def __init__(self, setup: Setup, federation: Federation, client: int, price: Price | None) -> None:
         algorithm = setup.algorithm
         down = algorithm.broadcast(algorithm.init(setup.task, setup.key))
-        self.uplink: Uplink = algorithm.uplink.at(0, down)
+        first: Uplink = algorithm.uplink.at(0, down)
+        self.uplink = ThisRound(**{one.name: vars(first)[one.name] for one in fields(first)})
         self.zero = smaller(algorithm.zero(setup.task, down))
         self.grant = federation.terms(client, price).granted(client, federation.sizes[client], Silent())
         self._federation, self._plan = federation, setup.plan
+
+    @property
+    def hidden(self) -> float:
+        """The rate of the sample for which a published formula takes the cohort."""
+        offer = self._plan.offer
+        return offer.rate if self.uplink.published and offer is not None else 1.0
 
     def upload(self, length: float) -> Tree:
         """An upload of the attacker's choice: spread over all numbers, or in a single one where the 1-norm counts,
@@ -55,14 +77,15 @@ class Stand:
         upload = self.upload(length)
         typed, spent = self.uplink.noise(), self.grant.multiplier
 
-        def release(source: NoiseSource) -> torch.Tensor:
+        def call(source: NoiseSource) -> torch.Tensor:
             """A direction has no noise that could be too small; its broken twin is one that spends more."""
             grant = replace(self.grant, source=source)
             if isinstance(source, Weak) and isinstance(typed, OneDirection) and spent is not None:
                 grant = replace(self.grant, source=source.inner, multiplier=spent / source.factor)
             return _seen(self.uplink.encode(upload, grant))
 
-        return release
+        many = at_once(call)
+        return lambda source: drawn(call, source, many)
 
     def summed(self, length: float | None, rate: float) -> Release:
         """The server's sum with a client among others that send nothing; None means that it is absent. `rate` is
@@ -82,22 +105,55 @@ class Stand:
         expected = federation.cohort.expected(people) * weight / people
         multiplier = self._plan.quietest if self.uplink.personal else self.grant.multiplier
 
-        def release(source: NoiseSource) -> torch.Tensor:
-            drawn = rate == 1 or bool(source.child("coin").coins(1, rate))
+        def call(uploads: dict[int, Any], source: NoiseSource) -> torch.Tensor:
             received = self.uplink.receive(
-                others | mine if drawn else others,
+                uploads,
                 self.zero,
                 federation.weights,
                 expected,
                 multiplier,
-                source.child("server"),
+                source,
                 each=False,
                 weight=weight,
                 reach=lambda _: self.grant.reach,
             )
             return _seen(received.mean)
 
+        present, absent = partial(call, others | mine), partial(call, others)
+        many = min(map(at_once, (present, absent)))
+
+        def release(source: NoiseSource) -> torch.Tensor:
+            """The hidden coins of all draws first: they say in which of them the client is there."""
+            if rate == 1:
+                return drawn(present, source.child("server"), many)
+            coins = source.child("coin").coins(many, rate).bool()
+            sides = ((present, coins, "server"), (absent, ~coins, "without it"))
+            parts = [drawn(one, source.child(name), int(where.sum())) for one, where, name in sides if where.any()]
+            return torch.cat(parts)[torch.cat([where.nonzero()[:, 0] for _, where, _ in sides]).argsort()]
+
         return release
+
+
+def at_once(call: Call) -> int:
+    """How many draws one call can make: MANY where all that it does to its noise is torch, and all that it draws is
+    from its source.
+    """
+    try:
+        drawn(call, Silent(), 2, "error")
+    except RuntimeError:  # of vmap: a tensor became a number of Python or numpy, or there is a draw of the gate's own
+        return 1
+    return MANY
+
+
+def drawn(call: Call, source: NoiseSource, many: int, others: str = "same") -> torch.Tensor:
+    """So many draws, [draws, numbers seen]. `others`: what `vmap` does where anybody draws; a source has drawn for all
+    lanes together by then.
+    """
+    if many == 1:
+        return call(source)[None]
+    lanes = torch.vmap(lambda lane: call(Lanes(source, lane, many)), randomness=others)
+    seen: torch.Tensor = lanes(torch.arange(many))
+    return seen
 
 
 def pairs(stand: Stand, claim: Claim) -> list[Pair]:
@@ -115,7 +171,7 @@ def pairs(stand: Stand, claim: Claim) -> list[Pair]:
     if not private(stand.uplink.server):
         assert against is not None, "presence is not hidden from whoever receives uploads"
         return [Pair(told, stand.encoded(against), stand.encoded(far))]
-    rate = claim.event.rate if isinstance(claim.event, Poisson) else 1.0
+    rate = claim.event.rate if isinstance(claim.event, Poisson) else stand.hidden
     return [Pair(told, stand.summed(against, rate), stand.summed(far, rate))]
 
 
@@ -147,4 +203,4 @@ def smaller(upload: Tree) -> Tree:
 
 
 def _seen(found: Tree) -> torch.Tensor:
-    return tree.flat(tree.map(lambda leaf: leaf.double(), found))[None]
+    return tree.flat(tree.map(lambda leaf: leaf.double(), found))

@@ -8,6 +8,7 @@ from typing import Literal
 
 from sordino.ledger.claims import Adversary, Neighbours, Status, Unit
 from sordino.ledger.facts import Epsilon, Fact, Number
+from sordino.runs.shapes import LeftInRun
 
 Verdict = Literal["broken", "reached", "stopped", "no power", "not tried"]
 FORMAT = 1
@@ -78,13 +79,12 @@ class AttackFinding(Fact):
     whole: bool = False  # was the whole run played, in place of listening to one round?
 
 
-class Assault(Fact):
+class Assault(LeftInRun):
     """What attackers reached of one run: the content of attack.json."""
 
     warning: str = WARNING
     format: int = FORMAT
     algorithm: str
-    experiment: str  # its digest
     round: int
     clients: tuple[int, ...]
     images: int  # that each attacked client holds in the attacked round; 0: all that it has

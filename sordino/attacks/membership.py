@@ -61,7 +61,15 @@ def _sides(scores: Tensor, inside: Tensor) -> TwoSides:
 
 
 def told(finding: AttackFinding, seen: TwoSides, control: TwoSides | None, bound: Held | None) -> AttackFinding:
-    """The finding with its figures, its curve and its verdict: that of the area under the curve."""
+    """The finding with hits at few false alarms beside the area under the curve, whose verdict it has."""
+    found = by_area(finding, seen, control, "members", bound)
+    return found.beside(measured=(*found.measured, *(_rate(seen, control, alarms) for alarms in ALARMS)))
+
+
+def by_area(
+    finding: AttackFinding, seen: TwoSides, control: TwoSides | None, whom: str, bound: Held | None = None
+) -> AttackFinding:
+    """The finding with the area under the curve, the curve, and the verdict on the area. `whom`: the first side."""
     found = separation(*seen, 1 - LEVEL)
     free = None if control is None else separation(*control, 1 - LEVEL)
     area = BesideGuess(
@@ -73,22 +81,21 @@ def told(finding: AttackFinding, seen: TwoSides, control: TwoSides | None, bound
         high=found.high,
         level=LEVEL,
     )
-    rates = [_rate(seen, control, alarms) for alarms in ALARMS]
-    verdict, why = _verdict(found.low, None if free is None else free.low)
+    verdict, why = _verdict(found.low, None if free is None else free.low, whom)
     curve = Roc(points=roc(seen), control=() if control is None else roc(control), bound=bound)
-    return finding.beside(verdict=verdict, why=why, measured=(area, *rates), roc=curve)
+    return finding.beside(verdict=verdict, why=why, measured=(area,), roc=curve)
 
 
-def _verdict(low: float, control: float | None) -> tuple[Verdict, str]:
+def _verdict(low: float, control: float | None, whom: str) -> tuple[Verdict, str]:
     """Chance is refuted where the whole interval lies above it."""
     if control is not None and control <= CHANCE:
         return "no power", BLIND
     if low > CHANCE:
-        return "reached", "members are told from others better than by chance"
+        return "reached", f"{whom} are told from others better than by chance"
     known = "while it succeeds on the run without protection"
     if control is None:
         known = "and what it does to the run without protection is not known"
-    return "stopped", f"members are not told from others, {known}"
+    return "stopped", f"{whom} are not told from others, {known}"
 
 
 def _rate(seen: TwoSides, control: TwoSides | None, alarms: float) -> BesideGuess:

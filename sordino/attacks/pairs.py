@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 import torch
@@ -33,6 +34,7 @@ class Pair:
     with_: Release
     by: Literal["direction", "energy"] = "direction"
     score: Callable[[Tensor], Tensor] | None = None  # where the attacker knows better what to look at
+    rate: float = 1.0  # how likely each number holds anything at all of what is looked for, by a coin of its own
 
     def outputs(self, draws: int, source: NoiseSource) -> Outputs:
         """The scores of at least so many releases of either neighbour, each under noise of its own."""
@@ -56,4 +58,15 @@ class Pair:
         length = ((centres[1] - origin) * towards).sum(1)
         if not bool((torch.isfinite(length) & (length > 0)).all()):
             raise Powerless
+        if self.rate < 1:
+            return partial(likelihood, origin=origin, towards=towards, std=std, rate=self.rate)
         return lambda seen: ((seen - origin) * towards).sum(1) / length
+
+
+def likelihood(seen: Tensor, origin: Tensor, towards: Tensor, std: Tensor, rate: float) -> Tensor:
+    """How much likelier each release is where every number went `towards` by a coin than where none did: the best that
+    a test can look at (Neyman and Pearson). In logarithms, under Gaussian noise; `towards` counts per variance.
+    """
+    shift = towards * std
+    told = (seen - origin) / std * shift - shift**2 / 2
+    return torch.logaddexp(told + math.log(rate), torch.tensor(math.log1p(-rate), dtype=told.dtype)).sum(1)

@@ -12,12 +12,12 @@ import torch
 from torch import Tensor
 
 from sordino import tree
-from sordino.attacks.sources import Twin
+from sordino.attacks.sources import Silent, Twin
 from sordino.privacy.readers.beside_public import taken
 from sordino.privacy.readers.class_sums import ClassSums, SumShard, clipped
 from sordino.privacy.readers.noisy_gradient import NoisyGradient, NoisyShard
 from sordino.privacy.uplink import Uplink
-from sordino.privacy.uplink.stages import clip_factor
+from sordino.privacy.uplink.stages import Noise, Stage, clip_factor
 from sordino.tree import Tree
 from sordino.types import Examples, Grant, Losses, NoiseSource, Params, Received, Shard, Task
 
@@ -138,6 +138,9 @@ class PlantedUplink(Uplink):
 
     @classmethod
     def of(cls, uplink: Uplink, planted: Mapping[int, Tensor], through: Through) -> PlantedUplink:
+        if uplink.grid is not None:  # noise on a grid is drawn from coins, so its scale is what is changed
+            level = float(through(Silent(1.0)).gaussian(torch.zeros(()), 1.0))
+            uplink = replace(uplink, client=_louder(uplink.client, level), server=_louder(uplink.server, level))
         return cls(**_settings(uplink), planted=planted, through=through)
 
     def encode(self, upload: Tree, grant: Grant) -> Tree:
@@ -157,3 +160,9 @@ class PlantedUplink(Uplink):
         **more: Any,
     ) -> Received[Any]:
         return super().receive(uploads, zero, weights, expected, multiplier, self.through(source), *others, **more)
+
+
+def _louder(stages: tuple[Stage, ...], level: float) -> tuple[Stage, ...]:
+    """The stages with noise that is `level` times as loud; without any, where that is nothing."""
+    kept = [stage for stage in stages if level > 0 or not isinstance(stage, Noise)]
+    return tuple(replace(stage, louder=level * stage.louder) if isinstance(stage, Noise) else stage for stage in kept)

@@ -83,7 +83,10 @@ def gradients(reader: NoisyGradient, work: Work, client: int, multiplier: float 
     here = release(towards)
     read = (here(Silent()) != release(against)(Silent())).any(1)  # who is in a subset, or a batch, is public
     return Pair(
-        WORDS[reader.neighbours], lambda source: release(against)(source)[read], lambda source: here(source)[read]
+        WORDS[reader.neighbours],
+        lambda source: release(against)(source)[read],
+        lambda source: here(source)[read],
+        rate=1.0 if reader.neighbours == "replace" else reader.sampled or 1.0,
     )
 
 

@@ -39,6 +39,33 @@ class Silent:
 
 
 @dataclass(frozen=True)
+class Lanes:
+    """A source for one call that `torch.vmap` makes many times at once: each lane gets noise of its own, and whatever
+    the call does with it, it does for each lane alone. `lane`: the numbers of the lanes, as `vmap` hands them in.
+    """
+
+    inner: NoiseSource
+    lane: Tensor
+    many: int
+    name: str = "lanes"
+
+    def child(self, *parts: int | str) -> NoiseSource:
+        return Lanes(self.inner.child(*parts), self.lane, self.many)
+
+    def gaussian(self, values: Tensor, std: float) -> Tensor:
+        return self.inner.gaussian(values.expand(self.many, *values.shape), std)[self.lane]
+
+    def laplace(self, values: Tensor, scale: float) -> Tensor:
+        return self.inner.laplace(values.expand(self.many, *values.shape), scale)[self.lane]
+
+    def coins(self, count: int, probability: float) -> Tensor:
+        return self.inner.coins(self.many * count, probability).reshape(self.many, count)[self.lane]
+
+    def words(self, count: int) -> Tensor:
+        return self.inner.words(self.many * count).reshape(self.many, count)[self.lane]
+
+
+@dataclass(frozen=True)
 class Twin:
     """A source that is broken somewhere, by `factor`; everything else is the inner one's."""
 

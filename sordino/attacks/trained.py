@@ -9,7 +9,7 @@ found out with broken twins: the same replay behind the same claim, with noise t
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -17,7 +17,8 @@ from torch import Tensor
 
 from sordino import keys
 from sordino.attacks.assault import check_allowed
-from sordino.attacks.audit import DELTAS, EMPTY, HOLDS, LEAST, NOTHING, SKIPPED, VIOLATED, gaussian
+from sordino.attacks.audit import DELTAS, LEAST, gaussian
+from sordino.attacks.audited import AuditedPromise, Noticed, PlayedCanaries, TrainedAudit, TrainedVerdict
 from sordino.attacks.bound import Found, Outputs, epsilon_lost, mu_lost
 from sordino.attacks.canaries import Canaries, CanaryClients, CanaryExamples, CanaryRowsOfSums
 from sordino.attacks.canary_rounds import CanaryRounds, CanaryScores
@@ -27,7 +28,6 @@ from sordino.config import Experiment
 from sordino.errors import Range, check_range
 from sordino.ledger.accountants import best
 from sordino.ledger.claims import ADVERSARIES, UNITS
-from sordino.ledger.events import Json
 from sordino.ledger.gaussian_dp import epsilon_of
 from sordino.ledger.statement import Guarantee
 from sordino.privacy.readers.class_sums import ClassSums
@@ -40,15 +40,11 @@ CANARIES = 400
 WRONG = 1e-3  # how likely an audit is to refute a true promise
 # by which the noise of a broken twin is too small; the first one that is caught ends the search
 FACTORS = (1.5, 2.0, 3.0)
-BLIND = "no power"  # not even the weakest twin was caught
+BLIND: TrainedVerdict = "no power"  # not even the weakest twin was caught
 WIDE = (*DELTAS, 0.4)
 FEWEST = 40  # canaries with which anything could be found
 PROVED = ("proved", "conditional")
 KINDS: dict[str, type[Canaries]] = {"example": CanaryExamples, "client": CanaryClients}
-NEEDS = {
-    "at_least": "that the noise of each canary's direction is independent of the others'",
-    "at_least_by_coins": "fair and independent coins, nothing else",
-}
 # said beside every verdict
 UNSEEN = (
     "the gradients that the network computes: canaries bring their own",
@@ -57,90 +53,6 @@ UNSEEN = (
     "what a run writes down",
 )
 PREPARED = "what a preparation released: no canary was in it"
-
-
-@dataclass(frozen=True)
-class PlayedCanaries:
-    """What the replays of one promise showed."""
-
-    canaries: int
-    right: int  # guesses
-    at_least: float  # epsilon, where canaries are independent
-    at_delta: float
-    claimed_there: float
-    at_least_by_coins: float  # epsilon at the delta of the promise, whatever depends on what
-
-    def refutes(self, claimed: float) -> bool:
-        return self.at_least > self.claimed_there or self.at_least_by_coins > claimed
-
-
-@dataclass(frozen=True)
-class AuditedPromise:
-    """One promise of a whole run, and what was lost of it at least. `played` is empty where no canary can be placed."""
-
-    promise: Guarantee
-    releases: int  # that count about one canary, at most
-    replays: int
-    verdict: str
-    why: str
-    played: PlayedCanaries | None = None
-    caught: float | None = None  # a broken twin: its noise was so many times too small
-    twin: PlayedCanaries | None = None
-    missed: tuple[float, ...] = ()  # broken twins that were not caught
-    prepared: bool = False  # were canaries in the phases before the training, too?
-
-    def to_json(self) -> Json:
-        held = self.promise
-        return {
-            "unit": held.unit,
-            "neighbours": held.neighbours,
-            "adversary": held.adversary,
-            "claimed": held.epsilon,
-            "delta": held.delta,
-            "status": held.status,
-            "releases": self.releases,
-            "replays": self.replays,
-            "prepared": self.prepared,
-            "verdict": self.verdict,
-            "why": self.why,
-            "played": None if self.played is None else vars(self.played),
-            "power": {
-                "caught": self.caught,
-                "missed": list(self.missed),
-                "twin": None if self.twin is None else vars(self.twin),
-            },
-        }
-
-
-@dataclass(frozen=True)
-class TrainedAudit:
-    algorithm: str
-    rounds: int
-    promises: list[AuditedPromise]
-    unprotected: list[str]  # units and adversaries of whom infinity is claimed
-    not_looked_at: tuple[str, ...]
-    wrong: float
-    seed: int
-
-    @property
-    def verdict(self) -> str:
-        """The worst verdict of all promises."""
-        worst = (VIOLATED, BLIND, SKIPPED, NOTHING, HOLDS)
-        return next((one for one in worst if any(p.verdict == one for p in self.promises)), EMPTY)
-
-    def to_json(self) -> Json:
-        return {
-            "algorithm": self.algorithm,
-            "rounds": self.rounds,
-            "verdict": self.verdict,
-            "promises": [one.to_json() for one in self.promises],
-            "unprotected": self.unprotected,
-            "needs": NEEDS,
-            "not_looked_at": list(self.not_looked_at),
-            "wrong": self.wrong,
-            "simulated": True,
-            "seed": self.seed,
-        }
 
 
 def audit_trained(
@@ -170,7 +82,19 @@ def audit_trained(
     name = str(experiment.algorithm.get("name"))
     skipped = simulation.preparation and not all(one.prepared for one in found)
     unseen = (*UNSEEN, *([PREPARED] if skipped else []))
-    return TrainedAudit(name, simulation.setup.rounds, found, bare, unseen, WRONG, seed)
+    worst: tuple[TrainedVerdict, ...] = ("VIOLATED", BLIND, "not attacked", "proves nothing", "holds")
+    none: TrainedVerdict = "nothing to audit: infinity is claimed"
+    return TrainedAudit(
+        algorithm=name,
+        experiment=experiment.digest(),
+        rounds=simulation.setup.rounds,
+        verdict=next((one for one in worst if any(each.verdict == one for each in found)), none),
+        promises=tuple(found),
+        unprotected=tuple(bare),
+        not_looked_at=unseen,
+        wrong=WRONG,
+        seed=seed,
+    )
 
 
 def strongest(guarantees: Sequence[Guarantee]) -> list[Guarantee]:
@@ -203,36 +127,43 @@ def _audited(
     tell: Callable[[str], object],
 ) -> AuditedPromise:
     canaries = placed(simulation, promise, wanted, key)
-    why = "canaries are examples or clients" if canaries is None else canaries.unfit()
+    found = AuditedPromise(
+        unit=promise.unit,
+        neighbours=promise.neighbours,
+        adversary=promise.adversary,
+        claimed=promise.epsilon,
+        delta=promise.delta,
+        status=promise.status,
+        releases=promise.releases,
+        replays=0,
+        verdict="not attacked",
+        why="canaries are examples or clients" if canaries is None else canaries.unfit(),
+    )
     if promise.status not in PROVED:
-        why = "nothing is proved here that could be refuted"
-    if canaries is None or why:
-        verdict = NOTHING if promise.status not in PROVED else SKIPPED
-        return AuditedPromise(promise, promise.releases, 0, verdict, why)
+        return found.beside(verdict="proves nothing", why="nothing is proved here that could be refuted")
+    if canaries is None or found.why:
+        return found
     if len(canaries.owners) * canaries.replays < FEWEST:
-        why = f"only {len(canaries.owners) * canaries.replays} canaries have room"
-        return AuditedPromise(promise, promise.releases, 0, SKIPPED, why)
-
+        return found.beside(why=f"only {len(canaries.owners) * canaries.replays} canaries have room")
     early = earlier(canaries)
 
     def play(weak: float) -> PlayedCanaries:
         return judged(promise, *scores(canaries, weak, early, start))
 
-    found = AuditedPromise(
-        promise, promise.releases, canaries.replays, HOLDS, "no more was found than is claimed", play(1.0)
-    )
-    found = replace(found, prepared=bool(early))
-    assert found.played is not None
-    if found.played.refutes(promise.epsilon):
-        return replace(found, verdict=VIOLATED, why="more is lost than is claimed")
+    played = play(1.0)
+    found = found.beside(replays=canaries.replays, prepared=bool(early), played=played)
+    if played.refutes(promise.epsilon):
+        return found.beside(verdict="VIOLATED", why="more is lost than is claimed")
+    missed: tuple[float, ...] = ()
     for weak in FACTORS:
         tell(f"{promise.unit}, {promise.neighbours}: a broken twin, noise / {weak:g}")
-        found = replace(found, twin=(twin := play(weak)))
+        twin = play(weak)
         if twin.refutes(promise.epsilon):
-            return replace(found, caught=weak)
-        found = replace(found, missed=(*found.missed, weak))
+            power = Noticed(caught=weak, missed=missed, twin=twin)
+            return found.beside(verdict="holds", why="no more was found than is claimed", power=power)
+        missed = (*missed, weak)
     why = f"not even noise / {FACTORS[-1]:g} was caught, so this says nothing about the run; more canaries would"
-    return replace(found, verdict=BLIND, why=why)
+    return found.beside(verdict=BLIND, why=why, power=Noticed(missed=missed, twin=twin))
 
 
 def placed(simulation: Simulation, promise: Guarantee, wanted: int, key: keys.Key) -> Canaries | None:

@@ -71,7 +71,7 @@ def attack(
     """
     from sordino.attacks.assault import assault, write
     from sordino.attacks.attacked_run import AttackSettings
-    from sordino.attacks.audit import experiment_of
+    from sordino.attacks.audit import experiment_of, unchanged_run
 
     if list_:
         from sordino.attacks.methods import ATTACKS
@@ -84,7 +84,7 @@ def attack(
         return
     name, changes = experiment_and_changes(what or [])
     experiment = experiment_of(name, changes)
-    folder = Path(name) if name is not None and Path(name).is_dir() and not changes else None
+    folder = unchanged_run(name, bool(changes))
     asked = AttackSettings(round_, images, victims, shadows, seed=seed, attackers=attackers)
     with Console(stderr=True, quiet=as_json).status("reading") as status:
         found = assault(

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from sordino.attacks.audit import AttackedPromise, Audit
-    from sordino.attacks.trained import AuditedPromise, TrainedAudit
+    from sordino.attacks.audited import TrainedAudit
     from sordino.config import Experiment
 
 STYLES = {"holds": "green", "caught": "green", "VIOLATED": "bold red", "escaped": "bold red"}
@@ -31,9 +31,9 @@ SAYS = {
     "proves nothing": "Nothing is proved here: the number claimed is what its source prints. Where the attack never "
     "errs, more --trials find more.",
     "not attacked": "Not every claim could be attacked: this audit knows no worst case for it.",
-    "caught": "Caught: with 30% less noise behind the same claims the attack refutes them.",
-    "escaped": "[bold red]Not caught:[/] these claims are so small that so few trials cannot tell 30% less noise. "
-    "Give more --trials.",
+    "caught": "Caught: with {short:.0%} less noise behind the same claims the attack refutes them.",
+    "escaped": "[bold red]Not caught:[/] these claims are so small that so few trials cannot tell {short:.0%} "
+    "less noise. Give more --trials.",
 }
 
 
@@ -51,8 +51,12 @@ def audit(
         bool, typer.Option("--system", help="Noise from the operating system, which no seed repeats.")
     ] = False,
     twin: Annotated[
-        bool, typer.Option("--twin", help="Attack a broken twin, with 30% less noise: it must be caught.")
+        bool,
+        typer.Option("--twin", help="Attack a broken twin, with less noise behind the same claim: it must be caught."),
     ] = False,
+    short: Annotated[
+        float | None, typer.Option(help="With --twin: the share of its noise that the twin lacks. [default: 0.3]")
+    ] = None,
     trained: Annotated[
         bool,
         typer.Option(
@@ -74,9 +78,16 @@ def audit(
 
     name, changes = experiment_and_changes(what or [])
     experiment = attacks.experiment_of(name, changes)
+    if short is not None and not twin:
+        raise ConfigError(
+            "--short without --twin",
+            why="it says how much noise a broken twin lacks, and none is attacked",
+            fix="add --twin, or leave out --short",
+            code="short-without-twin",
+        )
     if trained:
         _check_alone(trials is not None, system, twin)
-        folder = Path(name) if name is not None and Path(name).is_dir() and not changes else None
+        folder = attacks.unchanged_run(name, bool(changes))
         _trained(experiment, folder, canaries, seed, as_json)
         return
     with Console(stderr=True, quiet=as_json).status("reading") as status:
@@ -87,6 +98,7 @@ def audit(
             system,
             twin,
             lambda subject: status.update(f"attacking ({subject})"),
+            attacks.SHORT if short is None else short,
         )
     if as_json:
         say(found.to_json())
@@ -109,6 +121,7 @@ def _check_alone(trials: bool, system: bool, twin: bool) -> None:
 
 
 def _trained(experiment: Experiment, folder: Path | None, canaries: int | None, seed: int, as_json: bool) -> None:
+    from sordino.attacks.audited import write
     from sordino.attacks.trained import CANARIES, audit_trained
 
     with Console(stderr=True, quiet=as_json).status("reading") as status:
@@ -116,10 +129,13 @@ def _trained(experiment: Experiment, folder: Path | None, canaries: int | None, 
         found = audit_trained(
             experiment, folder, many, seed, lambda subject: status.update(f"playing the run again ({subject})")
         )
+    written = None if folder is None else write(found, folder)
     if as_json:
         say(found.to_json())
     else:
         _show_trained(found)
+        if written is not None:
+            Screen().print(f"written: {written}", highlight=False, soft_wrap=True, markup=False)
     if found.verdict in ENDS:
         raise typer.Exit(ENDS[found.verdict])
 
@@ -127,56 +143,22 @@ def _trained(experiment: Experiment, folder: Path | None, canaries: int | None, 
 def _show_trained(found: TrainedAudit) -> None:
     from rich.table import Table
 
-    from sordino.attacks.trained import NEEDS
+    from sordino.attacks.audited import COLUMNS
 
     console = Screen(highlight=False)
     if not found.promises:
         console.print(f"{escape(found.algorithm)}: {found.verdict}.")
         return
-    table = Table("unit", "against", "claimed", "at least", "by coins alone", "right guesses", "verdict")
+    table = Table(*COLUMNS)
     for one in found.promises:
-        table.add_row(*_row_of(one), f"[{STYLES.get(one.verdict, 'yellow')}]{one.verdict}[/]")
+        table.add_row(*one.in_figures, f"[{STYLES.get(one.verdict, 'yellow')}]{one.verdict}[/]")
     console.print(table)
     for one in found.promises:
-        console.print(f"{one.promise.unit}, {one.promise.neighbours}: {escape(one.why)}. {_power(one)}".rstrip())
-    console.print(
-        f"Each promise is of the whole run of {found.rounds} rounds. Each verdict is wrong with probability "
-        f"{found.wrong:.0e} at most. At least: needs {NEEDS['at_least']}. By coins alone: needs "
-        f"{NEEDS['at_least_by_coins']}."
-    )
+        console.print(f"{one.unit}, {one.neighbours}: {escape(one.why)}. {one.noticed}".rstrip())
+    console.print(found.meaning)
     if found.unprotected:
         console.print(f"Infinity is claimed of: {'; '.join(found.unprotected)}.")
     console.print(f"[dim]Not looked at: {'; '.join(found.not_looked_at)}.[/dim]")
-
-
-def _row_of(one: AuditedPromise) -> tuple[str, ...]:
-    from sordino.ledger.claims import standing
-
-    held, played = one.promise, one.played
-    claimed = f"{held.epsilon:.3g}, {standing(held.status, True)}, at {held.delta:g}"
-    if played is None:
-        return f"{held.unit}, {held.neighbours}", held.adversary, claimed, "", "", ""
-    if played.at_delta != held.delta:
-        claimed += f"\n{played.claimed_there:.3g} at {played.at_delta:g}"
-    return (
-        f"{held.unit}, {held.neighbours}",
-        held.adversary,
-        claimed,
-        f"{played.at_least:.3g} at {played.at_delta:g}",
-        f"{played.at_least_by_coins:.3g} at {held.delta:g}",
-        f"{played.right} of {played.canaries}",
-    )
-
-
-def _power(one: AuditedPromise) -> str:
-    """What it would have noticed."""
-    if one.caught is None or one.twin is None:
-        return ""
-    missed = f" (noise / {', / '.join(f'{weak:g}' for weak in one.missed)} was not)" if one.missed else ""
-    return (
-        f"Power: a broken twin with noise / {one.caught:g} behind the same claim was caught{missed}: it loses at least "
-        f"{one.twin.at_least:.3g} at {one.twin.at_delta:g}, with {one.twin.right} of {one.twin.canaries} right."
-    )
 
 
 def _show(found: Audit) -> None:
@@ -194,7 +176,8 @@ def _show(found: Audit) -> None:
     if len(found.phases) == 1:
         console.print(_table(found.subjects, found.simulated))
     console.print(
-        f"{SAYS[found.verdict]} Each bound is wrong with probability {1 - found.subjects[0].confidence:.0e} at most.",
+        f"{SAYS[found.verdict].format(short=found.short)} Each bound is wrong with probability "
+        f"{1 - found.subjects[0].confidence:.0e} at most.",
         highlight=False,
     )
     console.print(f"[dim]Not looked at: {'; '.join(UNSEEN)}.[/dim]", highlight=False)

@@ -17,7 +17,6 @@ from sordino.report.pictures import Pixels, png
 from sordino.report.tables import epsilon_text
 from sordino.report.words import WHO
 from sordino.runs.folder import RunFolder
-from sordino.runs.shapes import parsed
 
 SIDE = 64  # of an image in a picture, about
 GAP = 4
@@ -61,8 +60,8 @@ def drawn(found: Assault, folder: Path) -> list[Path]:
 
 def told(folder: Path) -> Assault | None:
     """What the run's attack.json says; None where there is none."""
-    path = RunFolder(folder).attack_file
-    return parsed(path, path.read_text(encoding="utf-8"), Assault, ANEW) if path.exists() else None
+    run = RunFolder(folder)
+    return run.found(run.attack_file, Assault, ANEW)
 
 
 # a section of a page --------------------------------------------------------------------------------------------------

@@ -7,6 +7,8 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
+from sordino.attacks import audited
+from sordino.attacks.audited import TrainedAudit
 from sordino.attacks.findings import Assault
 from sordino.evaluate.preparation_cost import in_front
 from sordino.evaluate.rows import RoundRow
@@ -89,6 +91,7 @@ class RunFacts(Fact):
     commands: tuple[str, ...]
     environment: Environment
     ledger_head: str
+    audit: TrainedAudit | None = None  # of what was trained, where somebody has tried
     attackers: Assault | None = None  # what they reached, where somebody has tried
 
     def called(self, client: int) -> str:
@@ -169,6 +172,7 @@ def gather(folder: Path, evaluator: bool = False) -> RunFacts:
         ),
         environment=_passed_on(run.environment),
         ledger_head=spent.ledger_head,
+        audit=audited.told(folder) if all_ else None,
         attackers=told(folder) if all_ else None,
     )
 

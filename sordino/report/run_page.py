@@ -43,7 +43,7 @@ def write(folder: Path, out: Path | None = None, facts: RunFacts | None = None, 
 
 def page(facts: RunFacts) -> str:
     """The page of one run."""
-    told = facts.beside(attackers=None)  # their section is taken over as it stands, and needs no script
+    told = facts.beside(audit=None, attackers=None)  # their sections are taken over as they stand, without a script
     return assemble(
         f"sordino: {facts.name}", told, still.of_run(facts), "web/curves.js", "web/prepared.js", "web/run.js"
     )

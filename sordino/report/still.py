@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, TypeVar
 from sordino.evaluate.headlines import HEADLINES
 from sordino.evaluate.measures import headline, last_scored, scores
 from sordino.evaluate.rows import RoundRow
-from sordino.report import palette
-from sordino.report.attackers import section
+from sordino.report import attackers, audit_section, palette
 from sordino.report.markup import Html, joined, listed, table, tag
 from sordino.report.run_facts import RunFacts
 from sordino.report.tables import bytes_text, epsilon_text
@@ -38,7 +37,8 @@ def of_run(facts: RunFacts) -> Html:
             _section("What can still be learned, by whom", promises(facts.guarantees)),
             _listed("Phase by phase", facts.by_phase),
             _listed("What this rests on", facts.assumptions),
-            Html("") if facts.attackers is None else section(facts.attackers),
+            Html("") if facts.audit is None else audit_section.section(facts.audit),
+            Html("") if facts.attackers is None else attackers.section(facts.attackers),
             _section("Learning", *_learning(facts)),
             _section("Privacy spent", *_privacy(facts)),
             _section("Do it again", tag("pre", "\n".join(facts.commands))),

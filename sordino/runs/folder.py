@@ -20,10 +20,11 @@ from sordino.ledger.facts import Fact
 from sordino.ledger.storage import lock
 from sordino.letters.events import Event
 from sordino.runs.private import FOLDER
-from sordino.runs.shapes import FORMAT, RECEIPT_FORMAT, Environment, Receipt, parsed
+from sordino.runs.shapes import FORMAT, RECEIPT_FORMAT, Environment, LeftInRun, Receipt, parsed
 from sordino.version import __version__
 
 F = TypeVar("F", bound=Fact)
+AboutRun = TypeVar("AboutRun", bound=LeftInRun)
 FROM_A_COPY = "put the file back from a copy, or start the run again in another folder"
 LOCKS = Path("/proc/locks")  # of Linux: who holds what, readable without holding anything
 
@@ -59,6 +60,7 @@ class RunFolder:
     events_file = _Named("events.jsonl")  # between sites: one object for each thing that happened
     log_file = _Named("log.txt")  # what the user was told of a run and no table shows
     attack_file = _Named("attack.json")  # what attackers reached, with images of the training data
+    audit_file = _Named("audit.json")  # what an audit of the trained run found
     page_file = _Named("report.html")
     lock_file = _Named(".lock")
     own_ledger = _Named("ledger.sqlite")
@@ -125,6 +127,15 @@ class RunFolder:
     def public_events(self) -> list[Event]:
         """What may be told to whom the statement names."""
         return _rows(self.events_file, Event)
+
+    def found(self, path: Path, kind: type[AboutRun], fix: str) -> AboutRun | None:
+        """What an attack or an audit of this run has left; None where there is none."""
+        if not path.exists():
+            return None
+        told = parsed(path, _text(path), kind, fix)
+        if told.experiment != self.experiment.digest():
+            raise damaged(path, "it is about another experiment than this run's", fix)
+        return told
 
     def notes(self) -> list[str]:
         return _text(self.log_file).splitlines() if self.log_file.exists() else []

@@ -12,7 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -24,20 +24,25 @@ from sordino.config import Experiment
 from sordino.engine import wire
 from sordino.engine.choose_executor import cores
 from sordino.engine.server import Federation
+from sordino.engine.site import Site
 from sordino.errors import SordinoError
 from sordino.ledger.events import Json
 from sordino.ledger.facts import Fact
 from sordino.ledger.notes import SYSTEM
 from sordino.ledger.statement import Guarantee, Key, unspent
+from sordino.runs.clients import forks_of
 from sordino.runs.noise_level import ExpectedNoise, expected_noise, loud_enough, multiplier
 from sordino.runs.population import Population
 from sordino.runs.private import throwaway
 from sordino.runs.rehearsal import Rehearsal
 from sordino.runs.setup import Setup
 from sordino.runs.simulation import Simulation, settle, simulated
+from sordino.tree import Tree
+from sordino.types import Terms
 
 LIKELY_STEP = 0.1  # of a method that does not say
-SAMPLE = 4  # clients that are timed: an engine that pools them should show it
+SAMPLE = 4  # clients that are timed at first
+ENOUGH = 0.2  # seconds: clients that take less are timed again, four times as many: an engine trains them together
 PATIENCE = 5.0  # seconds: work that took longer is not timed a second time
 
 
@@ -277,8 +282,8 @@ class Forecast:
         visits = Counter(k for granted in self.rounds for k in granted)
         effort = sum(times * _effort(self.setup, k) for k, times in visits.items())
         engine, evaluation = self.setup.engine, experiment.evaluation
-        # threads of this process were at work when it was timed
-        hands = min(int(engine.workers), cores()) if engine.executor == "processes" else 1
+        # it was timed with one pair of hands where forks will help, with all threads elsewhere
+        hands = min(int(engine.workers), cores()) if engine.executor == "processes" or forks_of(self.setup) else 1
         last = max(0, experiment.rounds - max(1, evaluation.final))
         evaluations = last // evaluation.every + experiment.rounds - last
         return (timed.work * effort / timed.effort / hands + timed.evaluation * evaluations) / 60
@@ -335,11 +340,6 @@ def _time(simulation: Simulation, run: Federation) -> Seconds:
     then one evaluation.
     """
     setup = simulation.setup
-    able = [k for k, times in enumerate(setup.plan.exposures) if times] or list(range(len(setup.public.sizes)))
-    start = max(0, (len(able) - SAMPLE) // 2)
-    chosen = sorted(able, key=lambda k: (setup.public.sizes[k], k))[start : start + SAMPLE]
-    epochs, zero = setup.algorithm.work.epochs, setup.plan.currency.zero()
-    terms = {k: run.terms(k, setup.plan.price(k, 0, zero), 1 if epochs else None) for k in chosen}
     server = setup.state("server")
     algorithm, last = setup.algorithm, setup.preparation[-1] if setup.preparation else None
     handed = algorithm.handed(last.result(last.state("server")) if last is not None else None, simulation.home)
@@ -348,14 +348,33 @@ def _time(simulation: Simulation, run: Federation) -> Seconds:
         algorithm.broadcast(server),
         simulation.evaluation(),
     )
-    effort = sum(_effort(setup, k) for k in chosen) // (epochs or 1)
+    if forks_of(setup):
+        clients.hands = None
+    able = [k for k, times in enumerate(setup.plan.exposures) if times] or list(range(len(setup.public.sizes)))
+    able.sort(key=lambda k: (setup.public.sizes[k], k))
+    epochs, zero = algorithm.work.epochs, setup.plan.currency.zero()
+    many, most = SAMPLE, max(SAMPLE, int(setup.cohort.expected(len(setup.public.sizes))))
     before = torch.get_num_threads()
     torch.set_num_threads(setup.experiment.engine.threads)
     try:
-        work = _second_time(lambda: list(clients(0, down, terms)))
+        while True:
+            start = max(0, (len(able) - many) // 2)
+            chosen = able[start : start + many]
+            terms = {k: run.terms(k, setup.plan.price(k, 0, zero), 1 if epochs else None) for k in chosen}
+            work = _second_time(partial(_played, clients, down, terms))
+            if work > ENOUGH or 4 * many > min(most, len(able)):
+                break
+            many *= 4
+        effort = sum(_effort(setup, k) for k in chosen) // (epochs or 1)
         return Seconds(len(chosen), work, effort, _second_time(lambda: evaluate(0, server, clients.score)))
     finally:
         torch.set_num_threads(before)
+
+
+def _played(clients: Site, down: Tree, terms: Mapping[int, Terms]) -> None:
+    """A round of these clients, of which nothing is kept."""
+    for _ in clients(0, down, terms):
+        pass
 
 
 def _second_time(work: Callable[[], object]) -> float:

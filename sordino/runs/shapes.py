@@ -184,6 +184,12 @@ class Lifetime(Fact):
     currency: str
 
 
+class LeftInRun(Fact):
+    """What somebody found out about a run afterwards, and left in its folder."""
+
+    experiment: str  # its digest
+
+
 def parsed(path: Path, text: str, kind: type[F], fix: str) -> F:
     """The fact in a text."""
     try:

@@ -100,7 +100,7 @@ def test_a_pull_ends_between_the_own_optimum_and_the_global_model() -> None:
 
 def test_a_large_pull_ends_at_the_global_model() -> None:
     def gap(pull: float) -> float:
-        run = quadratics(ditto(pull, personal_lr=0.5 / (1 + pull))).play(20)
+        run = quadratics(ditto(pull, personal_lr=0.5 / (1 + pull))).play(12)
         return float(max((own(run, k) - run.w).norm() for k in range(CLIENTS)))
 
     far = gap(10)

@@ -29,7 +29,7 @@ def made(name: str) -> Experiment:
     return tiny(uplink=LEARNS)
 
 
-@pytest.mark.parametrize("name", ["vhl", "slaug_fl"])
+@pytest.mark.parametrize("name", ["vhl", pytest.param("slaug_fl", marks=pytest.mark.slow)])
 def test_hooks_of_an_algorithm_are_asked_behind_an_uplink_that_learns(name: str, tmp_path: Path) -> None:
     """It trains, and stopped after a round it goes on to the same bytes: what was learnt is in the checkpoint."""
     whole = start(made(name), tmp_path / "whole")

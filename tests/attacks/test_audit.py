@@ -1,13 +1,12 @@
 """The audit: what it claims to find is there, what holds is not refuted, and a broken gate is.
 
 The noise is seeded. A sound claim is refuted with probability 1e-4 per subject, over the choice of the seed; the twins,
-whose noise is 30% too small behind the same claim, were caught with every one of ten seeds at the numbers of trials of
-the fast tier.
+whose noise is 30% too small behind the same claim, were caught with every one of ten seeds at the numbers of trials in
+the tables; the slow tier draws 10^5 where that takes seconds.
 """
 
 from __future__ import annotations
 
-import json
 import math
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,8 @@ from sordino.attacks import audit as attacks
 from sordino.attacks import clients
 from sordino.attacks.audit import audit, experiment_of
 from sordino.attacks.bound import Outputs, epsilon_lost, errors, mu_lost, tuned, upper
-from sordino.attacks.pairs import Pair
+from sordino.attacks.pairs import Pair, likelihood
+from sordino.attacks.separation import separation
 from sordino.attacks.sources import Silent
 from sordino.errors import SordinoError
 from sordino.ledger.gaussian_dp import epsilon_of
@@ -29,7 +29,6 @@ from sordino.privacy.noise.sources import Counter
 from sordino.privacy.uplink.stages import Clip, Noise
 from sordino.runs.simulation import simulated
 from sordino.types import NoiseSource
-from tests.helpers.command_line import spoken
 
 slow = pytest.mark.slow
 
@@ -99,6 +98,25 @@ def test_a_pair_is_told_apart_as_well_as_the_noise_allows() -> None:
     assert blind < 0.8 * best < lost <= best
 
 
+def test_sampled_numbers_are_weighed_by_their_likelihood() -> None:
+    """Against the densities of torch. Four reads that each have a row by a coin of a fifth are told apart better than
+    by their sum: over 40 seeds by 0.042 ± 0.0013 in the area under the curve.
+    """
+    noise, shift, rate = torch.distributions.Normal(0.0, 1.0), 3.0, 0.2
+    coins = keys.coin(keys.root(1), 80_000, rate).double().reshape(-1, 4)
+    without, there = (normal(seed, 80_000).reshape(-1, 4) for seed in (2, 3))
+    there = there + shift * coins
+    scores = [
+        likelihood(seen, torch.zeros(4), torch.full((4,), shift), torch.ones(4), rate) for seen in (without, there)
+    ]
+    moved = torch.distributions.Normal(shift, 1.0)
+    mixed = ((1 - rate) * noise.log_prob(there).exp() + rate * moved.log_prob(there).exp()).log() - noise.log_prob(
+        there
+    )
+    assert torch.allclose(scores[1], mixed.sum(1), atol=1e-5)
+    assert separation(scores[1], scores[0]).auc > separation(there.sum(1), without.sum(1)).auc + 0.033
+
+
 def test_a_silent_source_shows_centre_and_scale() -> None:
     values = torch.zeros(3)
     assert Silent().child("x").gaussian(values, 2.0).tolist() == [0, 0, 0]
@@ -138,6 +156,7 @@ ALSO: dict[str, tuple[list[str], int]] = {
     "noisy_steps": (["algorithm=noisy_steps", "multiplier=0.5", "local_epochs=2", "batch_size=50"], 10_000),
     "dp_prox": (["algorithm=dp_prox", "multiplier=0.5", *HALF], 3_500),
     "gaussian_sampled": (["algorithm=gaussian_sampled", "multiplier=0.4", "rate=0.5"], 20_000),
+    "dp_scaffold": (["algorithm=dp_scaffold", "multiplier=0.4", "rate=0.2", "local_steps=4"], 20_000),
     "whole_update": (["algorithm=whole_update", "multiplier=0.3", "algorithm.noise=laplace"], 4_000),
     "zero_out at the client": (["algorithm=whole_update", "multiplier=0.3", "neighbours=zero_out"], 5_000),
     "zero_out at the server": (["algorithm=dp_prox", "multiplier=0.3", "neighbours=zero_out"], 5_000),
@@ -160,6 +179,9 @@ ALSO: dict[str, tuple[list[str], int]] = {
     ),
 }
 
+# of which 10^5 draws take minutes; of the others seconds
+SLOW_TO_DRAW = ("privunit", "local_sample", "local_sample, hidden", "noisy_steps", "step_level", "dp_scaffold")
+
 
 def audited(words: list[str], trials: int, **more: Any) -> attacks.Audit:
     return audit(config.load({}, words), trials, **more)
@@ -168,6 +190,7 @@ def audited(words: list[str], trials: int, **more: Any) -> attacks.Audit:
 @pytest.mark.parametrize("name", [*STAYS, *(pytest.param(name, marks=slow) for name in ALSO)])
 def test_a_sound_gate_stays_below_its_claim_and_its_twin_is_caught(name: str) -> None:
     words, trials = (STAYS | ALSO)[name]
+    trials = trials if name in (*STAYS, *SLOW_TO_DRAW) else 100_000
     (one,) = audited(words, trials).subjects
     assert (one.status, one.verdict) == ("proved", "holds")
     assert (
@@ -222,6 +245,17 @@ def test_what_is_nominal_proves_nothing(words: list[str]) -> None:
 
 
 @pytest.mark.slow
+@slow
+def test_a_cohort_of_fixed_size_is_no_poisson_sample() -> None:
+    """What the formula charges for one round is lost at that delta, and more; with the right denominator it holds."""
+    words = ["algorithm=dp_prox", "rounds=20", "privacy={epsilon=8.0}", 'partition={scheme="iid",clients=10}']
+    (one,) = audited([*words, "variant=published", 'cohort={name="random",size=5}'], 100_000).subjects
+    assert (one.status, one.verdict, one.claimed) == ("nominal", "proves nothing", pytest.approx(0.4))
+    assert one.at_least > one.claimed
+    (sound,) = audited([*words, 'cohort={name="poisson",rate=0.5}'], 100_000).subjects
+    assert (sound.status, sound.verdict) == ("proved", "holds")
+
+
 def test_each_way_to_tell_published_noise_apart_works() -> None:
     """Its direction, its absence, and its loudness: for the last one a hundred times the difference, which few draws
     must see.
@@ -330,57 +364,15 @@ def test_too_few_trials_are_refused() -> None:
     assert refused.value.code == "too-few-trials"
 
 
-SOUND = ("gaussian_gdp", "multiplier=0.5", "privacy={delta=1e-5}", "--trials", 5000)
+@pytest.mark.parametrize("short", [0.0, 1.0, math.nan])
+def test_a_twin_lacks_some_of_its_noise(short: float) -> None:
+    with pytest.raises(SordinoError) as refused:
+        audited(["algorithm=gaussian_gdp"], 100, twin=True, short=short)
+    assert refused.value.code == "no-such-twin"
 
 
-def test_the_verb_prints_one_object(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    said = spoken(capsys, monkeypatch, "audit", *SOUND, "--json")
-    found = json.loads(said.out)
-    assert (said.code, said.err) == (0, "")
-    assert found.keys() == {
-        "algorithm",
-        "verdict",
-        "phases",
-        "unprotected",
-        "subjects",
-        "not_looked_at",
-        "twin",
-        "noise",
-        "seed",
-        "simulated",
-    }
-    assert (found["verdict"], found["algorithm"], found["noise"]) == ("holds", "gaussian_gdp", "counter")
-    (one,) = found["subjects"]
-    assert {"unit", "neighbours", "adversary", "attack", "status", "claimed", "delta"} <= one.keys()
-    assert {"at_least", "at_delta", "claimed_there", "trials", "confidence", "verdict"} <= one.keys()
-    assert one["at_least"] <= one["claimed"] == pytest.approx(epsilon_of(2.0, 1e-5))
-
-
-def test_the_verb_says_what_it_found(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    assert "No claim was refuted" in spoken(capsys, monkeypatch, "audit", *SOUND).out
-    assert "Caught" in spoken(capsys, monkeypatch, "audit", *SOUND, "--twin").out
-    said = spoken(capsys, monkeypatch, "audit", "fedavg")
-    assert (said.code, said.out.strip()) == (0, "fedavg: nothing to audit: infinity is claimed.")
-
-
-def test_the_verb_ends_with_4_where_a_claim_is_refuted(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    owner, method, broken, _ = BREAKS["half the noise"]
-    monkeypatch.setattr(owner, method, broken)
-    said = spoken(capsys, monkeypatch, "audit", *SOUND)
-    assert said.code == 4
-    assert "Refuted" in said.out
-
-
-def test_the_verb_ends_with_2_where_the_twin_escapes_or_the_subject_is_unknown(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    weak = ("gaussian_gdp", "multiplier=50.0", "privacy={delta=1e-5}", "--trials", 200)  # nobody sees 30% of so little
-    said = spoken(capsys, monkeypatch, "audit", *weak, "--twin")
-    assert said.code == 2
-    assert "--trials" in said.out
-    said = spoken(capsys, monkeypatch, "audit", "gaussian_gpd")
-    assert said.code == 2
-    assert "unknown-subject" in said.err
-    assert spoken(capsys, monkeypatch, "audit", "fedavg", "udp").code == 2
+def test_ten_percent_less_noise_is_caught_with_draws_enough() -> None:
+    """Of a mu of 2: missed with probability below 1e-4; a hundredth of the draws does not show it."""
+    words = ["algorithm=gaussian_gdp", "multiplier=0.5", "rounds=1", "privacy={delta=1e-5}"]
+    assert audited(words, 60_000, twin=True, short=0.1).verdict == "caught"
+    assert audited(words, 600, twin=True, short=0.1).verdict == "escaped"

@@ -65,7 +65,7 @@ _weights = st.lists(st.floats(0, 1e6, allow_subnormal=False), min_size=1, max_si
 
 
 @given(_weights, st.integers(0, 10**15))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=80, deadline=None)
 def test_integer_shares_spend_the_cap_exactly(weights: list[float], cap: int) -> None:
     check_split(integer_shares, list(Explicit(tuple(weights)).shares(len(weights))), cap)
 
@@ -103,7 +103,7 @@ def check_adaptive(adaptive: Adaptive, exposures: int, triggers: list[bool]) -> 
 
 
 @given(st.integers(1, 60), st.lists(st.booleans(), min_size=60, max_size=60), st.floats(0, 3))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=80, deadline=None)
 def test_adaptive_never_overspends_and_never_starves(exposures: int, triggers: list[bool], growth: float) -> None:
     check_adaptive(Adaptive(growth=growth), exposures, triggers)
 

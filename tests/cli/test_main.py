@@ -198,18 +198,20 @@ def test_what_was_spent_is_read_from_a_receipt_only_if_the_ledger_knows_every_wo
 LIGHT = """
 import sys
 from sordino.cli.main import app
-for words in (["algorithms"], ["algorithms", "fedprox"], ["schema"], ["list", "{place}"], ["show", "{run}"],
-              ["data", "list"], ["privacy", "spent", "{run}"]):
-    app(words, standalone_mode=False)
+for words in ("algorithms", "algorithms fedprox", "schema", "list {place}", "show {run}", "data list", "privacy spent {run}"):
+    app(words.split(), standalone_mode=False)
     assert not {{"torch", "scipy", "sklearn", "dp_accounting", "pyarrow", "safetensors", "pandas"}} & set(sys.modules)
+"""
+PLANS = """
 for words in (["privacy", "verify", "{run}"], ["privacy", "spent", "{run}", "--by-client"], ["report", "{run}"]):
     app(words, standalone_mode=False)  # they make the plan again, and train nothing
     assert not {{"torch", "sklearn", "pandas"}} & set(sys.modules), words
 """
 
 
-def test_verbs_that_only_look_load_nothing_heavy(run: Path, tmp_path: Path) -> None:
-    program = LIGHT.format(place=tmp_path, run=shutil.copytree(run, tmp_path / "run"))  # a report binds its page
+@pytest.mark.parametrize("program", [LIGHT, pytest.param(LIGHT + PLANS, marks=pytest.mark.slow)], ids=["show", "plan"])
+def test_verbs_that_only_look_load_nothing_heavy(program: str, run: Path, tmp_path: Path) -> None:
+    program = program.format(place=tmp_path, run=shutil.copytree(run, tmp_path / "run"))  # a report binds its page
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
 
@@ -265,9 +267,8 @@ def test_every_verb_has_words_of_its_own() -> None:
 
 # the disk -------------------------------------------------------------------------------------------------------------
 
-
 ROUNDS = 12
-LIMITS = [300, 2_000, 10_000, 30_000]
+LIMITS = [300, pytest.param(2_000, marks=pytest.mark.slow), 10_000, pytest.param(30_000, marks=pytest.mark.slow)]
 
 
 @pytest.fixture(scope="module")

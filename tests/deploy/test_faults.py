@@ -129,7 +129,7 @@ def dying(moment: str, before: bool, times: int, step: int) -> Iterator[list[int
 
 
 @pytest.mark.parametrize("moment", MOMENTS)
-@pytest.mark.parametrize("before", [True, False], ids=["before", "after"])
+@pytest.mark.parametrize("before", [pytest.param(True, id="before", marks=SLOW), pytest.param(False, id="after")])
 @pytest.mark.parametrize("name", [STATEFUL, *(pytest.param(n, marks=SLOW) for n in (PRIVATE, PHASED))])
 def test_a_site_that_dies_anywhere_and_comes_back_changes_nothing(
     moment: str, before: bool, name: str, tmp_path: Path
@@ -193,7 +193,7 @@ class Away(InProcess):
         return super().send(to, letter)
 
 
-@pytest.mark.parametrize("name", [STATEFUL, PRIVATE, "gaussian_gdp_adaptive"])
+@pytest.mark.parametrize("name", [STATEFUL, PRIVATE, pytest.param("gaussian_gdp_adaptive", marks=SLOW)])
 def test_who_is_cut_off_misses_its_rounds_and_the_others_go_on(name: str, tmp_path: Path) -> None:
     """And everybody's receipt holds, though the experiment plans that nobody is away."""
     carriers: list[Away] = []

@@ -137,7 +137,7 @@ FORGED: dict[str, Forge] = {
 
 @pytest.mark.parametrize(
     "name",
-    ["gaussian_gdp", "dp_prox", *(pytest.param(n, marks=pytest.mark.slow) for n in ("whole_update", "scaffold"))],
+    ["gaussian_gdp", *(pytest.param(n, marks=pytest.mark.slow) for n in ("dp_prox", "whole_update", "scaffold"))],
 )
 def test_a_forged_round_is_refused_and_costs_nothing(name: str, tmp_path: Path) -> None:
     with serving(name, tmp_path) as server:

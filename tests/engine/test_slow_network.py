@@ -92,8 +92,8 @@ SLAUG: Table = {
     "algorithm": {
         "name": "slaug_fl",
         "keep": 10,
-        "gan_epochs": 2,
-        "prepare_epochs": 2,
+        "gan_epochs": 1,
+        "prepare_epochs": 1,
         "local_epochs": 1,
         "batch_size": 32,
     },
@@ -101,11 +101,12 @@ SLAUG: Table = {
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("quick_workers")
 def test_so_is_a_run_that_prepares(tmp_path: Path) -> None:
     start(made(executor="loop", **SLAUG), tmp_path / "loop")
-    start(made({"latency_ms": 5.0, "up_mbit": 50.0}, **SLAUG), tmp_path / "ten")
-    assert torch.allclose(model(tmp_path / "loop"), model(tmp_path / "ten"), rtol=0, atol=1e-5)
-    assert RunFolder(tmp_path / "loop").prepared() == RunFolder(tmp_path / "ten").prepared()
+    start(made({"latency_ms": 5.0, "up_mbit": 50.0}, workers=4, **SLAUG), tmp_path / "four")
+    assert torch.allclose(model(tmp_path / "loop"), model(tmp_path / "four"), rtol=0, atol=1e-5)
+    assert RunFolder(tmp_path / "loop").prepared() == RunFolder(tmp_path / "four").prepared()
 
 
 @pytest.mark.slow

@@ -50,7 +50,7 @@ def test_a_good_message_survives_bit_for_bit() -> None:
 DTYPES = [getattr(torch, name.removeprefix("torch.")) for name in wire._DTYPES]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(
     st.lists(st.tuples(st.sampled_from(DTYPES), st.lists(st.integers(0, 4), max_size=3)), max_size=5),
     st.randoms(use_true_random=False),

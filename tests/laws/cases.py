@@ -265,8 +265,7 @@ CASES = [
         {"name": "dp_prox", "variant": "published", "clip": 1.0, "local_epochs": 1, "batch_size": 32, "lr": 0.2},
         privacy={"epsilon": 8.0, "delta": 1e-3},
         cohort={"name": "random", "size": 2},
-        protects="central",
-        status="conditional",
+        printed="client",
     ),
     Case(
         "dp_fedavg",

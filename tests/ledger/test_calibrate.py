@@ -63,7 +63,7 @@ def test_exact_numbers() -> None:
 
 
 @given(st.floats(1e-3, 50), st.floats(1e-12, 0.3), st.integers(1, 500))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 def test_exact_noise_never_overshoots_and_is_tight(epsilon: float, delta: float, times: int) -> None:
     mu = math.sqrt(times) / exact_multiplier(epsilon, delta, times)
     assert delta_of(epsilon, mu) <= delta * (1 + 1e-9)

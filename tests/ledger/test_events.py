@@ -46,7 +46,7 @@ _events = st.recursive(
 
 
 @given(_events)
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 def test_json_returns_an_equal_event(event: Event) -> None:
     assert from_json(json.loads(json.dumps(to_json(event)))) == event
 

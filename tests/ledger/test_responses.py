@@ -64,13 +64,13 @@ def by(name: str, event: Event, delta: float, **more: Any) -> float:
 
 
 @given(_events)
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 def test_json_returns_an_equal_event(event: Event) -> None:
     assert from_json(json.loads(json.dumps(to_json(event)))) == event
 
 
 @given(st.lists(_events, max_size=4))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 def test_compact_keeps_every_leaf_also_when_done_twice(events: list[Event]) -> None:
     whole = Together(tuple(events))
     assert leaves(compact(events)) == leaves(whole)
@@ -78,7 +78,7 @@ def test_compact_keeps_every_leaf_also_when_done_twice(events: list[Event]) -> N
 
 
 @given(_events, st.integers(1, 9), st.integers(1, 9))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 def test_what_was_drawn_once_counts_once_however_often_it_is_seen(event: Event, rounds: int, again: int) -> None:
     once = Once("answers", event)
     wanted = leaves(once)

@@ -312,8 +312,8 @@ MUTANTS = [
     one(
         "a published guarantee called proved",
         "privacy/uplink/rules.py",
-        '"conditional" if self.published else "proved"',
-        '"proved"',
+        'nothing, "nominal", (self.published,))',
+        'event, "proved", (self.published,))',
         f"{PERSONAL_RUNS}::test_published_dp_prox_plays_every_round_and_spends_what_it_was_granted[12]",
     ),
     one(
@@ -386,7 +386,7 @@ MUTANTS = [
         "algorithms/scaffold.py",
         "statistics=task.statistics), tree.sub(c, c_i)",
         "statistics=task.statistics), tree.sub(c_i, c)",
-        "tests/algorithms/test_algorithms.py",
+        "tests/algorithms/test_algorithms.py::test_scaffold_reaches_the_optimum_that_fedavg_misses",
     ),
     # presets: what a user sets
     one(

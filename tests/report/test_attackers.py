@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import stat
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 
 import sordino
 from sordino import config
+from sordino.attacks import audited
 from sordino.attacks.assault import assault
 from sordino.attacks.attacked_run import AttackSettings
 from sordino.attacks.findings import PictureRow
@@ -65,12 +67,30 @@ def test_a_replay_that_differs_is_no_replay(run: Path) -> None:
     assert refusal.value.code == "replay-differs"
 
 
-def test_an_edited_file_is_refused(tmp_path: Path) -> None:
-    assert told(tmp_path) is None
-    (tmp_path / "attack.json").write_text('{"format": 1, "found": "everything"}')
+@pytest.mark.parametrize(("name", "reads"), [("attack.json", told), ("audit.json", audited.told)])
+def test_an_edited_file_is_refused(tmp_path: Path, name: str, reads: Callable[[Path], object]) -> None:
+    assert reads(tmp_path) is None
+    (tmp_path / name).write_text('{"format": 1, "found": "everything"}')
     with pytest.raises(RunError) as refusal:
-        told(tmp_path)
+        reads(tmp_path)
     assert refusal.value.code == "run-file-damaged"
+
+
+def test_an_audit_leaves_a_file_and_a_section(run: Path, tmp_path: Path, cli: Callable[..., Said]) -> None:
+    assert "What an audit found" not in page(gather(run))
+    said = cli("audit", run, "--trained", "--canaries", 40, "--json")
+    assert json.loads(said.out) == json.loads((run / "audit.json").read_text())
+    found = audited.told(run)
+    assert found is not None
+    shown = page(gather(run))
+    for text in ("What an audit found", found.verdict, found.promises[0].in_figures[3], "by coins alone"):
+        assert text in shown
+    assert not sordino.verify(run).wrong
+    other = tmp_path / "other"
+    sordino.run(SETTINGS, "rounds=1", out=other)
+    shutil.copy(run / "audit.json", other)
+    with pytest.raises(RunError, match="another experiment"):
+        audited.told(other)
 
 
 def test_pictures_are_the_images_side_by_side() -> None:

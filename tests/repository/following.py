@@ -14,6 +14,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -189,13 +190,18 @@ def spoken(text: str) -> str:
     return FENCE.sub("", text)
 
 
+@cache
+def said_by_the_program() -> Any:
+    return typer.main.get_command(app)
+
+
 def wrong_commands(text: str) -> list[str]:
     """Inline commands whose verb or option does not exist."""
     wrong = []
     for quoted in CODE.findall(spoken(text)):
         if not quoted.startswith("sordino "):
             continue
-        command: Any = typer.main.get_command(app)
+        command: Any = said_by_the_program()
         for word in quoted.split()[1:]:
             if word.startswith("--"):
                 known = {name for p in command.params for name in p.opts} | {

@@ -26,7 +26,7 @@ from pathlib import Path
 import pytest
 
 from sordino.errors import DataError
-from tests.repository.following import DOCS, ROOT, Broken, blocks, follow, script, spoken, wrong_commands
+from tests.repository.following import DOCS, ROOT, Broken, follow, script, spoken, wrong_commands
 
 MADE = {"_build", "generated"}
 
@@ -55,34 +55,23 @@ def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 NAMES = [path.relative_to(ROOT).as_posix() for path in PAGES]
 
 
-LONG = [
-    name for name in NAMES if any("slow" in block.told for block in blocks((ROOT / name).read_text(encoding="utf-8")))
-]
-
-
-def read(page: str, desk: Path, patient: bool) -> None:
+def read(page: str, desk: Path, patient: bool = True) -> None:
     if page.startswith("examples/"):  # an example is read where it lies
         shutil.copytree((ROOT / page).parent, desk / "example")
         os.chdir(desk / "example")
     follow((ROOT / page).read_text(encoding="utf-8"), page, patient)
 
 
-FIRST = (
-    "docs/guide/own-algorithm.md",
-    "docs/guide/own-parts.md",
-    "docs/guide/exit-codes.md",
-)  # quick enough to be followed at every change; the others are in the slow tier
-
-
-@pytest.mark.parametrize("page", [pytest.param(n, marks=[pytest.mark.slow] * (n not in FIRST)) for n in NAMES])
+@pytest.mark.parametrize("page", ["docs/guide/own-algorithm.md", "docs/guide/exit-codes.md"])
 def test_a_page_does_what_it_says(page: str, desk: Path) -> None:
+    """What is quick of it, at every change: the slow tier follows all of all pages."""
     read(page, desk, patient=False)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("page", LONG)
+@pytest.mark.parametrize("page", NAMES)
 def test_a_page_does_all_that_it_says(page: str, desk: Path) -> None:
-    read(page, desk, patient=True)
+    read(page, desk)
 
 
 BROKEN = {
@@ -194,23 +183,22 @@ def test_generated_pages_say_what_receipts_say(tmp_path: Path) -> None:
 FETCHED = re.compile(r"""<(?:script|img|link|iframe)[^>]*?(?:src|href)="((?:https?:)?//[^"]+)""")
 
 
+@pytest.fixture
+def site(tmp_path: Path) -> Path:
+    """As `make docs` has built it, without a warning, where nothing has changed since; else it is built here."""
+    made, sources = DOCS / "_build" / "whole", [ROOT / "sordino", DOCS, ROOT / "experiments"]
+    files = [file for source in sources for kind in ("py", "md", "toml", "css") for file in source.rglob(f"*.{kind}")]
+    newest = max(file.stat().st_mtime for file in files if not MADE & set(file.parts))
+    if made.exists() and made.stat().st_mtime > newest:
+        return DOCS / "_build" / "html"
+    command = [sys.executable, "-m", "sphinx", "-W", "-q", "-b", "html", "-d", str(tmp_path / "trees")]
+    subprocess.run([*command, str(DOCS), str(tmp_path / "site")], check=True)
+    return tmp_path / "site"
+
+
 @pytest.mark.slow
-def test_the_site_is_built_without_a_warning_and_fetches_nothing(tmp_path: Path) -> None:
-    command = [
-        sys.executable,
-        "-m",
-        "sphinx",
-        "-W",
-        "-q",
-        "-b",
-        "html",
-        "-d",
-        str(tmp_path / "trees"),
-        str(DOCS),
-        str(tmp_path / "site"),
-    ]
-    subprocess.run(command, check=True)
-    pages = list((tmp_path / "site").rglob("*.html"))
+def test_the_site_is_built_without_a_warning_and_fetches_nothing(site: Path) -> None:
+    pages = list(site.rglob("*.html"))
     assert len(pages) > len(PAGES)
     assert [found for page in pages for found in FETCHED.findall(page.read_text(encoding="utf-8"))] == []
     assert FETCHED.findall('<script src="https://cdn.example/x.js">') == ["https://cdn.example/x.js"]

@@ -362,6 +362,9 @@ def test_python_plans_audits_and_compares_tables(tmp_path: Path) -> None:
     attacked = sordino.audit(small, "algorithm=gaussian_gdp", trials=200, **{"privacy.epsilon": 2.0})
     assert attacked.subjects
     assert attacked.verdict != "VIOLATED"
+    played = sordino.audit_trained(small, "algorithm=gaussian_gdp", canaries=40, **{"privacy.epsilon": 2.0})
+    assert [one.claimed for one in played.promises] == [pytest.approx(2.0)]
+    assert played.verdict not in ("", "VIOLATED")
     table = {**small, "algorithm": {"name": "fedavg"}}
     other = {**table, "name": "two", "algorithm": {"name": "fedprox"}}
     compared = sordino.compare({**table, "name": "one"}, other, seeds=1, out=tmp_path / "c")

@@ -296,7 +296,7 @@ def test_the_command_lists_what_there_is(capsys: pytest.CaptureFixture[str], mon
     assert spoken(capsys, monkeypatch, "reproduce", "cuga").code == 2
     assert spoken(capsys, monkeypatch, "reproduce", "--quick", "--dry-run").code == 2
     shown = spoken(capsys, monkeypatch, "reproduce", "robust", "--dry-run").out
-    assert "attack.py writes table.md, there; about 10 minutes" in shown
+    assert "attack.py writes table.md, there; about 30 minutes" in shown
 
 
 def test_an_installed_package_says_where_the_tables_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

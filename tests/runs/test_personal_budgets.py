@@ -96,8 +96,9 @@ def test_published_dp_prox_plays_every_round_and_spends_what_it_was_granted(roun
     assert found.rounds == rounds
     assert [row.answered for row in open_run(tmp_path / "run").metrics] == [size] * rounds
     row = next(r for r in found.guarantees if (r.unit, r.adversary) == ("client", "participants"))
-    assert row.status == "conditional"
-    assert 0.9 * epsilon < row.epsilon <= epsilon
+    assert (row.status, row.epsilon) == ("nominal", math.inf)
+    assert row.nominal_epsilon is not None
+    assert 0.9 * epsilon < row.nominal_epsilon <= epsilon
     planned = sampled_multiplier(epsilon, DELTA, size / clients, rounds, "pld")
     assert parts.setup.plan.quietest == pytest.approx(planned, rel=1e-3)
     assert planned < 0.9 * exact_multiplier(epsilon, DELTA, rounds)  # control: unsampled, it is another number

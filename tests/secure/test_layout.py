@@ -205,7 +205,7 @@ def test_a_message_survives_its_bytes(body: bytes, count: int) -> None:
     assert read(message.pack(), HEADER) == message
 
 
-@settings(max_examples=200)
+@settings(max_examples=80)
 @given(st.integers(0, len(Sealed(HEADER, b"12345678").pack()) - 1))
 def test_a_message_that_was_cut_is_malformed(length: int) -> None:
     with pytest.raises(MalformedCiphertext):

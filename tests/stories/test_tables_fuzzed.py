@@ -17,7 +17,7 @@ from sordino.runs.run import start
 from sordino.runs.simulation import simulated
 from tests.stories.table_fuzzer import table
 
-FAST, WHOLE = 20, 700
+FAST, WHOLE = 20, 400
 
 
 def ends(seed: int, folder: Path) -> str:
@@ -55,4 +55,4 @@ def test_a_few_tables_are_refused_or_run(tmp_path: Path) -> None:
 def test_many_tables_are_refused_or_run(tmp_path: Path) -> None:
     ended = found(range(FAST, WHOLE), tmp_path)
     assert [one for one in ended if "Traceback" in one] == []
-    assert ended.count("ran") > 25
+    assert ended.count("ran") > 13

@@ -79,16 +79,21 @@ class PaddedShard(Covered[Open]):
         return torch.where(slots < self.rows, drawn, last).argsort(stable=True)
 
     def _batch(self, ready: tuple[Ready, Tensor], slots: Tensor, start: int | Tensor, size: int) -> PaddedBatch:
+        # what is sure of all clients of the stack needs no numbers of its own
+        sure = self.fewest - start if isinstance(start, int) else 0
+        if sure >= size:
+            return PaddedBatch(self, ready)
         own = (slots < self.rows).to(torch.float32)
-        return PaddedBatch(self, ready, own / (self.rows - start).clamp(1, size), start < self.rows)
+        share = own / (self.rows - start).clamp(1, size)
+        return PaddedBatch(self, ready, share, None if sure > 0 else start < self.rows)
 
 
 @dataclass(slots=True, eq=False, repr=False)
 class PaddedBatch:
     _shard: PaddedShard
     _ready: tuple[Ready, Tensor]
-    _share: Tensor  # of each row in the mean
-    live: Tensor
+    _share: Tensor | None = None  # of each row in the mean; None: the same of all
+    live: Tensor | None = None
 
     def grad(self, losses: Losses, params: Params) -> Params:
         task = self._shard._task

@@ -37,8 +37,8 @@ class Links:
     denominator: Literal["received", "expected"] | None = (
         None  # None: expected where the server adds noise, else received
     )
-    # why a published set-up that is not proved is allowed all the same: said with every claim, whose status is
-    # `conditional`
+    # why the formula of a publication, by which the noise is sized, proves nothing: said with every claim, whose status
+    # is `nominal`
     published: str = ""
 
     def __post_init__(self) -> None:
@@ -146,12 +146,16 @@ class Links:
             used = noise.multiplier if noise.multiplier is not None else multiplier
             assert used is not None
             event = noise.mechanism.event(used * noise.louder)
-            status: Status = "conditional" if self.published else "proved"
-            because = (*([self.published] if self.published else []), *self._assumed(), *noise.assumptions)
+            if self.published:
+                nothing = NonPrivate(NOMINAL)
+                return [
+                    Claim("client", noise.neighbours, a, nothing, "nominal", (self.published,)) for a in ADVERSARIES
+                ]
+            because = (*self._assumed(), *noise.assumptions)
             made = [
                 _nothing(noise.neighbours, a, RAW)
                 if self.central and a == "server"
-                else self._seen_by(a, Claim("client", noise.neighbours, a, event, status, because), amplify)
+                else self._seen_by(a, Claim("client", noise.neighbours, a, event, "proved", because), amplify)
                 for a in ADVERSARIES
             ]
         return [self._unread(claim, multiplier) for claim in made]

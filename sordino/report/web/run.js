@@ -5,14 +5,14 @@ const counted = rows.every(row => "bytes_up" in row); // of a hidden cohort nobo
 const front = facts.before ? [facts.before] : []; // what came before the first round, as a round 0
 const called = k => (facts.names || [])[k] ?? String(k);
 const DASHES = facts.dashes, COLOURS = facts.colours;
-const attackers = document.getElementById("attackers"); // a section that needs no script
+const ready = ["audit", "attackers"].map(id => document.getElementById(id)).filter(Boolean); // need no script
 
 head(facts.name, facts.lead, facts.notice);
 headline();
 promises(section("What can still be learned, by whom"), facts.guarantees);
 told("Phase by phase", facts.by_phase);
 told("What this rests on", facts.assumptions);
-if (attackers) main.append(attackers);
+main.append(...ready);
 learning(section("Learning", "div", { class: "grid" }));
 if (facts.prepared) prepared(section("Before round 1", "div", { class: "grid" }), facts.prepared);
 privacy(section("Privacy spent", "div", { class: "grid" }));

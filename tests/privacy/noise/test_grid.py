@@ -164,7 +164,7 @@ def cut_first(x: Floats, step: float) -> Floats:
     st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=30),
     st.integers(-20, 20),
 )
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_cutting_one_vector_toward_zero_shortens_it(x: list[float], exponent: int) -> None:
     values = np.array(x)
     cut = cut_first(values, 2.0**exponent)
@@ -224,9 +224,8 @@ def test_the_table_is_exact_to_what_the_receipt_says(law: str, scale: float) -> 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("law", LAWS)
-@pytest.mark.parametrize("scale", [4096.0, 8191.9])
-def test_every_cell_of_the_table_is_exact(law: str, scale: float) -> None:
-    assert table_error(law, scale, table(law, scale), every=1) <= TABLE_ERROR
+def test_every_cell_of_the_table_is_exact(law: str) -> None:
+    assert table_error(law, 4096.0, table(law, 4096.0), every=1) <= TABLE_ERROR
 
 
 @pytest.mark.parametrize("law", LAWS)

@@ -229,7 +229,7 @@ class Frozen(System):
 
 @pytest.mark.slow
 def test_spawned_processes_share_no_stream() -> None:
-    assert distinct(coins_of_processes("spawn", [System() for _ in range(8)]))
+    assert distinct(coins_of_processes("spawn", [System() for _ in range(3)]))
 
 
 # ---------------------------------------------------------------- where it is added

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
@@ -44,6 +44,7 @@ def far(a: Params, b: Params) -> float:
 
 
 @pytest.mark.parametrize("net", NETS)
+@settings(deadline=None, max_examples=25)
 @given(
     rows=st.integers(1, 9),
     more=st.integers(0, 9),
@@ -60,11 +61,11 @@ def test_the_steps_are_those_of_the_client_alone(
     params = task.init(keys.root(2))
     wanted = [batch.grad(task.losses, params) for batch in alone.batches(work, key)]
     steps = list(padded.batches(work, key))
-    live = [step for step in steps if step.live]
+    live = [step for step in steps if step.live is None or step.live]  # None: sure of every client of the stack
     assert len(live) == len(wanted) == work.count(rows)
     assert all(far(step.grad(task.losses, params), g) < 1e-5 for step, g in zip(live, wanted, strict=True))
-    assert all(float(step._share.sum()) == pytest.approx(1.0) for step in live)
-    assert all(not step._share.any() for step in steps if not step.live)
+    shares = [(step in live, step._share) for step in steps if step._share is not None]
+    assert all(float(share.sum()) == pytest.approx(float(own)) for own, share in shares)
 
 
 def test_what_only_one_client_can_answer_ends_the_stack() -> None:

@@ -64,7 +64,7 @@ values = st.one_of(
 )
 
 
-@settings(deadline=None, derandomize=True, max_examples=150)
+@settings(deadline=None, derandomize=True, max_examples=60)
 @given(
     st.lists(st.lists(values, min_size=1, max_size=6), min_size=1, max_size=5),
     st.sampled_from(["equal", "energy"]),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import pytest
@@ -162,6 +162,31 @@ def test_f_false_uploads_stay_without_effect_and_the_plain_mean_does_not(name: s
     if math.isfinite(what):
         plain = mean((), [*false, *good]).double().numpy()
         assert ((plain < x.min(0)) | (plain > x.max(0))).all()
+
+
+RULES: dict[str, Callable[[int], RobustStage]] = {"median": CoordinateMedian, "trimmed mean": TrimmedMean}
+
+
+@pytest.mark.parametrize("cases", [30, pytest.param(2_000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", RULES)
+def test_each_coordinate_stays_between_the_honest_ones(name: str, cases: int) -> None:
+    """For any number of false uploads up to the bound, of any size, in any order. One that holds no number is no
+    upload: it counts as zeros, and as false.
+    """
+    draw = np.random.default_rng(21)
+    worst = [0.0, -0.0, 1.0, -1e3, 1e30, -3e38, 5e-324, math.nan, math.inf, -math.inf]
+    for _ in range(cases):
+        count = int(draw.integers(1, 14))
+        f = int(draw.integers(0, (count - 1) // 2 + 1))
+        good = honest(count - f, int(draw.integers(1 << 30)))
+        numbers = torch.from_numpy(draw.choice(worst, (f, 7))).float()
+        false = [tree.unflat(row, ZERO) for row in numbers]
+        sent = [*good, *false]
+        mixed_up = [sent[i] for i in draw.permutation(count)]
+        found, x = mean((RULES[name](f),), mixed_up), torch.stack([tree.flat(one) for one in good])
+        assert bool((found >= x.min(0).values - 1e-5).all())
+        assert bool((found <= x.max(0).values + 1e-5).all())
+        assert torch.allclose(found, mean((RULES[name](f),), sent), atol=1e-6)
 
 
 def test_one_false_upload_too_many_breaks_a_median() -> None:

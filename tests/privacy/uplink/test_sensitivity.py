@@ -5,14 +5,14 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -91,7 +91,7 @@ CENTRAL: dict[str, tuple[Uplink, str]] = {
 FIRST_CENTRAL = {"2-add_remove-plain", "1-add_remove-weighed", "2-zero_out-weighed", "1-replace-plain"}
 
 
-@pytest.mark.parametrize(("name", "count"), tiers(CENTRAL, FIRST_CENTRAL, 150, 400))
+@pytest.mark.parametrize(("name", "count"), tiers(CENTRAL, FIRST_CENTRAL, 80, 400))
 def test_a_central_sum_moves_by_its_sensitivity_and_never_further(name: str, count: int) -> None:
     uplink, relation = CENTRAL[name]
     assert tight(central_ratio(uplink, relation, count))
@@ -158,7 +158,7 @@ class Deaf(Clip):
 COORDINATES = st.floats(-1e30, 1e30) | st.floats(-2.0, 2.0) | st.sampled_from([math.inf, -math.inf, math.nan])
 
 
-def stays_within_its_reach(clip: type[Clip]) -> None:
+def stays_within_its_reach(clip: type[Clip], phases: Iterable[Phase] = tuple(Phase)) -> None:
     """The checker: no upload of a client is longer than its own share of the radius, and none is cut that need not be."""
 
     @given(
@@ -168,7 +168,7 @@ def stays_within_its_reach(clip: type[Clip]) -> None:
         st.floats(1e-3, 1e3),
         st.floats(1e-6, 1.0),
     )
-    @settings(max_examples=150, deadline=None, database=None)
+    @settings(max_examples=60, deadline=None, database=None, phases=phases)
     def check(values: list[float], dtype: torch.dtype, order: Literal[1, 2], radius: float, reach: float) -> None:
         x = tree.map(lambda leaf: leaf.to(dtype), tree.unflat(torch.tensor(values, dtype=DOUBLE), ZERO))
         sent = clip(radius, order, personal=True).encode(x, Bound(), Grant(0, 1, 1, Still(), Z, reach=reach))
@@ -186,7 +186,7 @@ def test_a_personal_clip_stays_within_its_reach() -> None:
 
 def test_a_personal_clip_that_ignores_its_reach_is_caught() -> None:
     with pytest.raises(AssertionError):
-        stays_within_its_reach(Deaf)
+        stays_within_its_reach(Deaf, [Phase.generate])
 
 
 def test_a_central_sum_hides_who_took_part() -> None:
@@ -255,5 +255,5 @@ def test_a_mean_by_realised_count_is_caught() -> None:
 
 def test_add_remove_noise_for_replaced_clients_is_caught() -> None:
     uplink, _ = CENTRAL["2-add_remove-plain"]
-    assert central_ratio(uplink, "replace", count=300) == pytest.approx(2, rel=1e-2)
-    assert local_ratio(LOCAL["gaussian, zero_out"], count=400, relation="replace") == pytest.approx(2, rel=1e-2)
+    assert central_ratio(uplink, "replace", count=100) == pytest.approx(2, rel=1e-2)
+    assert local_ratio(LOCAL["gaussian, zero_out"], count=200, relation="replace") == pytest.approx(2, rel=1e-2)

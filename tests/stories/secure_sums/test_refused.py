@@ -312,7 +312,7 @@ def test_noise_that_does_not_fit_is_refused_before_anything_is_masked() -> None:
     assert refusal.value.code == "share-too-narrow"
 
 
-@settings(deadline=None, derandomize=True, max_examples=200)
+@settings(deadline=None, derandomize=True, max_examples=80)
 @given(st.lists(st.integers(-(2**12), 2**12), min_size=1, max_size=9), st.integers(6, 12))
 def test_noise_larger_than_an_upload_travels_in_pieces(noise: list[int], bits: int) -> None:
     layout = Layout(bits, 16)
