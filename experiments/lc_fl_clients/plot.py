@@ -1,10 +1,12 @@
-"""Accuracy over the number of clients, one line for each epsilon: python experiments/lc_fl_clients/plot.py writes
-clients.png.
+"""Accuracy over the number of clients, for each epsilon a line through the means of its seeds.
+
+python experiments/lc_fl_clients/plot.py writes clients.png.
 """
 
 from __future__ import annotations
 
 import json
+import statistics
 from pathlib import Path
 
 import matplotlib.pyplot as plt
@@ -19,15 +21,16 @@ LOOKS = {
 
 
 def main() -> None:
-    found: dict[str, list[tuple[int, float]]] = {}
+    found: dict[str, dict[int, list[float]]] = {}
     for line in (HERE / "results.jsonl").read_text().splitlines():
         row = json.loads(line)
         people, budget = row["name"].split(" clients, ")
-        found.setdefault(budget, []).append((int(people.replace(",", "")), row["final"]))
+        found.setdefault(budget, {}).setdefault(int(people.replace(",", "")), []).append(row["final"])
     figure, axes = plt.subplots(figsize=(6.4, 4.2), layout="constrained")
     for budget, points in found.items():
         colour, marker, line, size = LOOKS[budget]
-        people, accuracy = zip(*sorted(points), strict=True)
+        people = sorted(points)
+        accuracy = [statistics.mean(points[many]) for many in people]
         told = "no clip, no noise" if budget == "no noise" else budget
         axes.plot(people, accuracy, color=colour, marker=marker, markersize=size, linestyle=line, label=told)
     axes.set(xscale="log", xlabel="clients that share the 60,000 images", ylabel="test accuracy after 20 rounds, %")
